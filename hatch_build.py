@@ -1,4 +1,5 @@
-"""The build hook: with TSX_COMPILE=1 a wheel has the hot path compiled by mypyc beside the same modules as Python.
+"""The build hook: with TSX_COMPILE=1 a wheel has the hot path compiled by mypyc beside the same
+modules as Python.
 
 TSX_COMPILE=1 python -m build --wheel    a wheel for this Python and this platform; without the variable, or without a
                                          C compiler, it is pure, for all of them
@@ -18,7 +19,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
 RUNTIME = ROOT / "runtime"
-LIBRARY = "tsx_runtime.hot_path"  # the extension that holds the code of all modules; `version.is_compiled` looks for it
+# the extension that holds the code of all modules; `version.is_compiled` looks for it
+LIBRARY = "tsx_runtime.hot_path"
 MODULES = (  # docs/concepts/decisions/08-mypyc-modules.md says how they were chosen
     "wire",
     "worker/channel",
@@ -53,7 +55,10 @@ class CompiledHotPath(BuildHookInterface[Any]):
             )
             return
         build_data.update(pure_python=False, infer_tag=True)
-        build_data["force_include"] |= {str(path): str(path.relative_to(self._built.name)) for path in extensions(Path(self._built.name))}
+        build_data["force_include"] |= {
+            str(path): str(path.relative_to(self._built.name))
+            for path in extensions(Path(self._built.name))
+        }
 
     def _is_wanted(self) -> bool:
         return os.environ.get("TSX_COMPILE", "") not in ("", "0")
@@ -64,19 +69,34 @@ class NoCompiler(Exception):
 
 
 def compile_into(target: Path, modules: Iterable[str] = MODULES) -> None:
-    """Put the extensions where the packages are, or will be: an import finds them before the modules. Raises NoCompiler."""
+    """Put the extensions where the packages are, or will be: an import finds them before the
+    modules. Raises NoCompiler.
+    """
     try:
         from mypyc.build import mypycify  # here, because pure wheels are built without it
         from setuptools import Distribution
         from setuptools.command.build_ext import build_ext
         from setuptools.errors import BaseError, CCompilerError
     except ImportError as error:
-        raise NoCompiler(f"The hot path is not compiled: {error}. `pip install mypy setuptools`.") from error
+        raise NoCompiler(
+            f"The hot path is not compiled: {error}. `pip install mypy setuptools`."
+        ) from error
     with tempfile.TemporaryDirectory() as temporary:
         config = Path(temporary, "mypy.ini")
-        config.write_text(CONFIG.format(path=":".join(str(ROOT / room) for room in ("archiver", "runtime", "cli", "templates"))))
+        config.write_text(
+            CONFIG.format(
+                path=":".join(
+                    str(ROOT / room) for room in ("archiver", "runtime", "cli", "templates")
+                )
+            )
+        )
         sources = [str(RUNTIME / "tsx_runtime" / f"{module}.py") for module in modules]
-        made = mypycify([f"--config-file={config}", *sources], target_dir=temporary, group_name=LIBRARY, debug_level="0")
+        made = mypycify(
+            [f"--config-file={config}", *sources],
+            target_dir=temporary,
+            group_name=LIBRARY,
+            debug_level="0",
+        )
         command = build_ext(Distribution({"ext_modules": made}))
         command.build_lib, command.build_temp = str(target), temporary
         command.ensure_finalized()

@@ -1,9 +1,11 @@
-"""Packs, verifies and opens a large file, each in a process of its own, and prints the peak of its resident memory.
+"""Packs, verifies and opens a large file, each in a process of its own, and prints the peak of its
+resident memory.
 
     python benchmarks/archive_memory.py [--gigabytes 4] [--format default] [--directory DIR]
 
-The file is sparse in its second half and random in its first, so it costs half its size on disk (twice: it is stored as it
-does not compress), and again when it is opened. Promised: under 300 MB for 4 GB.
+The file is sparse in its second half and random in its first, so it costs half its size on disk
+(twice: it is stored as it does not compress), and again when it is opened. Promised: under 300 MB
+for 4 GB.
 """
 
 from __future__ import annotations
@@ -18,14 +20,18 @@ from pathlib import Path
 
 PROMISED_MB = 300
 STEPS = {
-    "pack": "write_archive(ArchiveSpec('big', 'handler.py', serialized_file='weights.bin'), Path('out'), format=FORMAT)",
+    "pack": (
+        "write_archive(ArchiveSpec('big', 'handler.py', serialized_file='weights.bin'),"
+        " Path('out'), format=FORMAT)"
+    ),
     "verify": "assert verify_archive(next(Path('out').iterdir())) == []",
     "open": "open_archive(next(Path('out').iterdir()), cache=Path('cache')).close()",
     "open again": "open_archive(next(Path('out').iterdir()), cache=Path('cache')).close()",
 }
 
 
-# In kilobytes. On Linux ru_maxrss begins with what the parent had, so the process's own mark is read.
+# In kilobytes. On Linux ru_maxrss begins with what the parent had, so the process's own mark is
+# read.
 PEAK = """
 import re, resource, sys
 if sys.platform == "linux":
@@ -36,16 +42,25 @@ else:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gigabytes", type=float, default=4.0)
-    parser.add_argument("--format", default="default", choices=["default", "zip-store", "tgz", "no-archive"])
-    parser.add_argument("--directory", type=Path, help="where to work; needs room for three times the size")
+    parser.add_argument(
+        "--format", default="default", choices=["default", "zip-store", "tgz", "no-archive"]
+    )
+    parser.add_argument(
+        "--directory", type=Path, help="where to work; needs room for three times the size"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
         directory = Path(name)
         (directory / "handler.py").write_text("def handle(data, context):\n    return data\n")
         write_weights(directory / "weights.bin", int(arguments.gigabytes * 1e9))
-        peaks = [measure(step, code.replace("FORMAT", repr(arguments.format)), directory) for step, code in STEPS.items()]
+        peaks = [
+            measure(step, code.replace("FORMAT", repr(arguments.format)), directory)
+            for step, code in STEPS.items()
+        ]
     return 0 if max(peaks) < PROMISED_MB else 1
 
 
@@ -61,9 +76,17 @@ def write_weights(path: Path, size: int) -> None:
 def measure(step: str, code: str, directory: Path) -> float:
     begun = time.monotonic()
     program = f"from pathlib import Path\nfrom tsx_archiver import *\n{code}\n{PEAK}"
-    done = subprocess.run([sys.executable, "-c", program], cwd=directory, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=directory,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     peak = int(done.stdout) / 1000
-    print(f"{step:12} {peak:6.0f} MB resident at most   {time.monotonic() - begun:6.1f} s", flush=True)
+    print(
+        f"{step:12} {peak:6.0f} MB resident at most   {time.monotonic() - begun:6.1f} s", flush=True
+    )
     return peak
 
 

@@ -1,6 +1,8 @@
-"""Clients that attack a server from outside, each in a process of its own: `python benchmarks/attackers.py NAME HOST:PORT SECONDS`.
+"""Clients that attack a server from outside, each in a process of its own: `python
+benchmarks/attackers.py NAME HOST:PORT SECONDS`.
 
-What each does is its docstring. Each stops by itself after the given seconds, and prints how many requests and bytes it sent.
+What each does is its docstring. Each stops by itself after the given seconds, and prints how many
+requests and bytes it sent.
 """
 
 from __future__ import annotations
@@ -20,8 +22,12 @@ from typing import NamedTuple
 
 RECEIVE = 1 << 16
 HOST = b"Host: 127.0.0.1\r\n"
-HANDSHAKE = b"GET /predictions/busy HTTP/1.1\r\n%bUpgrade: websocket\r\nConnection: Upgrade\r\n" % HOST
-HANDSHAKE += b"Sec-WebSocket-Key: %b\r\nSec-WebSocket-Version: 13\r\n\r\n" % base64.b64encode(bytes(16))
+HANDSHAKE = (
+    b"GET /predictions/busy HTTP/1.1\r\n%bUpgrade: websocket\r\nConnection: Upgrade\r\n" % HOST
+)
+HANDSHAKE += b"Sec-WebSocket-Key: %b\r\nSec-WebSocket-Version: 13\r\n\r\n" % base64.b64encode(
+    bytes(16)
+)
 CHUNKED = b"POST /predictions/busy HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n" % HOST
 SOURCE = "127.0.0.2"  # so that the server can tell the attackers from its other clients
 Sent = tuple[int, int]  # requests, bytes
@@ -36,7 +42,13 @@ class Attack(NamedTuple):
 def request(line: bytes, body: bytes = b"", *headers: bytes, length: int | None = None) -> bytes:
     size = len(body) if length is None else length
     framing = b"Content-Length: %d\r\n" % size if size else b""
-    return b"%b HTTP/1.1\r\n%b%b%b\r\n%b" % (line, HOST, b"".join(header + b"\r\n" for header in headers), framing, body)
+    return b"%b HTTP/1.1\r\n%b%b%b\r\n%b" % (
+        line,
+        HOST,
+        b"".join(header + b"\r\n" for header in headers),
+        framing,
+        body,
+    )
 
 
 def connect(address: tuple[str, int], head: bytes = b"") -> socket.socket:
@@ -55,7 +67,14 @@ def frame(opcode: int, body: bytes = b"") -> bytes:
 
 
 def push(
-    address: tuple[str, int], seconds: float, connections: int, endless: bytes, *, reads: bool, most: int = 1 << 62, head: bytes = b""
+    address: tuple[str, int],
+    seconds: float,
+    connections: int,
+    endless: bytes,
+    *,
+    reads: bool,
+    most: int = 1 << 62,
+    head: bytes = b"",
 ) -> Sent:
     """Send `head`, then `endless` again and again, on each connection, and wait for no answer."""
     until, sent = time.monotonic() + seconds, 0
@@ -83,7 +102,9 @@ def push(
                 with suppress(OSError):  # as an attacker does, it comes again
                     again = connect(address, head)
                     again.setblocking(False)
-                    selector.register(again, selectors.EVENT_WRITE | (selectors.EVENT_READ if reads else 0), [0])
+                    selector.register(
+                        again, selectors.EVENT_WRITE | (selectors.EVENT_READ if reads else 0), [0]
+                    )
                     opened.append(again)
         if sent >= most:
             time.sleep(0.05)
@@ -93,7 +114,9 @@ def push(
 
 
 def ask(address: tuple[str, int], seconds: float, connections: int, words: Iterator[bytes]) -> Sent:
-    """Requests one after the other on each connection, each as soon as the answer before has begun to come."""
+    """Requests one after the other on each connection, each as soon as the answer before has begun
+    to come.
+    """
     until, asked, sent = time.monotonic() + seconds, 0, 0
     selector = selectors.DefaultSelector()
     for _ in range(connections):
@@ -153,31 +176,54 @@ def pipelined_livez(address: tuple[str, int], seconds: float) -> Sent:
 
 def pipelined_predictions(address: tuple[str, int], seconds: float) -> Sent:
     """One connection sends 50 MB of small predictions ahead, and reads the answers."""
-    return push(address, seconds, 1, request(b"POST /predictions/busy", b"1") * 4000, reads=True, most=50 << 20)
+    return push(
+        address,
+        seconds,
+        1,
+        request(b"POST /predictions/busy", b"1") * 4000,
+        reads=True,
+        most=50 << 20,
+    )
 
 
 def parts(address: tuple[str, int], seconds: float) -> Sent:
     """4 connections send forms of 100,000 parts to /invocations."""
     part = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
-    form = request(b"POST /invocations", part * 100_000 + b"--b--\r\n", b"Content-Type: multipart/form-data; boundary=b")
+    form = request(
+        b"POST /invocations",
+        part * 100_000 + b"--b--\r\n",
+        b"Content-Type: multipart/form-data; boundary=b",
+    )
     return ask(address, seconds, 4, repeat(form))
 
 
 def fields(address: tuple[str, int], seconds: float) -> Sent:
     """4 connections send forms of 500,000 fields to /invocations."""
-    form = request(b"POST /invocations", b"a=1&" * 500_000, b"Content-Type: application/x-www-form-urlencoded")
+    form = request(
+        b"POST /invocations", b"a=1&" * 500_000, b"Content-Type: application/x-www-form-urlencoded"
+    )
     return ask(address, seconds, 4, repeat(form))
 
 
 def traffic(address: tuple[str, int], seconds: float) -> Sent:
     """4 connections set the traffic of a model to 400,000 versions."""
     document = b'{"weights": {%b}}' % b",".join(b'"%d": 1' % number for number in range(400_000))
-    return ask(address, seconds, 4, repeat(request(b"PUT /models/quiet/traffic", document, b"Content-Type: application/json")))
+    return ask(
+        address,
+        seconds,
+        4,
+        repeat(request(b"PUT /models/quiet/traffic", document, b"Content-Type: application/json")),
+    )
 
 
 def silent_bodies(address: tuple[str, int], seconds: float) -> Sent:
     """200 connections send 6.4 of 6.5 MB and then nothing more."""
-    return hold(address, seconds, 200, request(b"POST /predictions/busy", bytes(6_400_000), length=6_500_000))
+    return hold(
+        address,
+        seconds,
+        200,
+        request(b"POST /predictions/busy", bytes(6_400_000), length=6_500_000),
+    )
 
 
 def unread_answers(address: tuple[str, int], seconds: float) -> Sent:
@@ -217,7 +263,14 @@ def websocket_empty_fragments(address: tuple[str, int], seconds: float) -> Sent:
 
 def websocket_small_fragments(address: tuple[str, int], seconds: float) -> Sent:
     """4 WebSocket connections send messages in fragments of one byte."""
-    return push(address, seconds, 4, frame(0x00, b"1") * 10_000, reads=True, head=HANDSHAKE + frame(0x02, b"1"))
+    return push(
+        address,
+        seconds,
+        4,
+        frame(0x00, b"1") * 10_000,
+        reads=True,
+        head=HANDSHAKE + frame(0x02, b"1"),
+    )
 
 
 def websocket_messages(address: tuple[str, int], seconds: float) -> Sent:
@@ -232,12 +285,16 @@ def small_chunks(address: tuple[str, int], seconds: float) -> Sent:
 
 def trailers(address: tuple[str, int], seconds: float) -> Sent:
     """4 connections send endless trailers after a chunked body."""
-    return push(address, seconds, 4, b"a:b\r\n" * 10_000, reads=True, head=CHUNKED + b"1\r\n1\r\n0\r\n")
+    return push(
+        address, seconds, 4, b"a:b\r\n" * 10_000, reads=True, head=CHUNKED + b"1\r\n1\r\n0\r\n"
+    )
 
 
 def header_lines(address: tuple[str, int], seconds: float) -> Sent:
     """4 connections send heads of 10,000 lines."""
-    return ask(address, seconds, 4, repeat(request(b"POST /predictions/busy", b"1", *[b"a:"] * 10_000)))
+    return ask(
+        address, seconds, 4, repeat(request(b"POST /predictions/busy", b"1", *[b"a:"] * 10_000))
+    )
 
 
 def streams(address: tuple[str, int], seconds: float) -> Sent:
@@ -246,12 +303,17 @@ def streams(address: tuple[str, int], seconds: float) -> Sent:
 
 
 def grpc_messages(address: tuple[str, int], seconds: float) -> Sent:
-    """4 gRPC connections send small requests on a stream, for a model that there is not, as fast as they are taken."""
+    """4 gRPC connections send small requests on a stream, for a model that there is not, as fast as
+    they are taken.
+    """
     import grpc  # here, because only this attack needs it
 
     from tsx_runtime.grpc.protos import grpc_predict_v2_pb2
 
-    message, until = grpc_predict_v2_pb2.ModelInferRequest(model_name="none").SerializeToString(), time.monotonic() + seconds
+    message, until = (
+        grpc_predict_v2_pb2.ModelInferRequest(model_name="none").SerializeToString(),
+        time.monotonic() + seconds,
+    )
     answers = [0] * 4
 
     def attack(number: int) -> None:
@@ -298,7 +360,9 @@ def main() -> None:
     name, address, seconds = sys.argv[1:]
     host, _, port = address.rpartition(":")
     if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # it takes what the other processes on its core leave
+        os.sched_setscheduler(
+            0, os.SCHED_IDLE, os.sched_param(0)
+        )  # it takes what the other processes on its core leave
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     asked, sent = ATTACKS[name].run((host, int(port)), float(seconds))

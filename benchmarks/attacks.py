@@ -1,16 +1,19 @@
-"""What a quiet model's clients notice while others attack the server: goodput, latency, and how much the front end grows.
+"""What a quiet model's clients notice while others attack the server: goodput, latency, and how
+much the front end grows.
 
     python benchmarks/attacks.py [--seconds 12] [--only NAME ...] [--tsx COMMAND]
     python benchmarks/attacks.py --soak 30
 
-The server runs on one core and the clients, good and bad, on another, so that the server has the same processor with and without an
-attack. The good client asks a quiet model at a fixed rate and is content with answers within a second. `--tsx` measures the command of
-another environment, such as that of an older version. Attacks are in `attackers.py`; only 127.0.0.1 is attacked.
+The server runs on one core and the clients, good and bad, on another, so that the server has the
+same processor with and without an attack. The good client asks a quiet model at a fixed rate and is
+content with answers within a second. `--tsx` measures the command of another environment, such as
+that of an older version. Attacks are in `attackers.py`; only 127.0.0.1 is attacked.
 
-`--soak` has the attackers take turns, two at a time, for so many minutes, against a server as it is where other machines can connect:
-what one client may take is limited, and the attackers have another address than the good client. Its front end has one core; its
-workers and the good client have the other, of which the attackers get what is left. It exits 1 where the good client's p99 is more than
-three times that of the turns without attackers, or a process of the server is not flat.
+`--soak` has the attackers take turns, two at a time, for so many minutes, against a server as it is
+where other machines can connect: what one client may take is limited, and the attackers have
+another address than the good client. Its front end has one core; its workers and the good client
+have the other, of which the attackers get what is left. It exits 1 where the good client's p99 is
+more than three times that of the turns without attackers, or a process of the server is not flat.
 """
 
 from __future__ import annotations
@@ -89,9 +92,15 @@ class Watched:
 
 
 @contextmanager
-def served(directory: Path, archives: list[Path], worker_core: int = 0, **settings: object) -> Iterator[servers.Server]:
+def served(
+    directory: Path, archives: list[Path], worker_core: int = 0, **settings: object
+) -> Iterator[servers.Server]:
     """The front end on the first core, with both models loaded."""
-    grpc = {"enable_grpc": "true", "grpc_inference_port": GRPC_PORTS[0], "grpc_management_port": GRPC_PORTS[1]}
+    grpc = {
+        "enable_grpc": "true",
+        "grpc_inference_port": GRPC_PORTS[0],
+        "grpc_management_port": GRPC_PORTS[1],
+    }
     with servers.tsx(directory, *archives, **grpc, **settings) as server:
         for model in ("quiet", "busy"):
             servers.first_answer(server, f"/predictions/{model}", b"1")
@@ -108,14 +117,26 @@ def family(server: servers.Server) -> list[psutil.Process]:
 
 
 def attack(server: servers.Server, name: str, seconds: float) -> subprocess.Popen[str]:
-    urls = {"inference": server.inference, "management": server.management, "grpc": f"grpc://127.0.0.1:{GRPC_PORTS[0]}"}
+    urls = {
+        "inference": server.inference,
+        "management": server.management,
+        "grpc": f"grpc://127.0.0.1:{GRPC_PORTS[0]}",
+    }
     address = urlsplit(urls[ATTACKS[name].role]).netloc
-    command = [sys.executable, str(Path(__file__).with_name("attackers.py")), name, address, str(seconds)]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("attackers.py")),
+        name,
+        address,
+        str(seconds),
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def ask(server: servers.Server, seconds: float, body: Path) -> openloop.Result:
-    return openloop.run(f"{server.inference}/predictions/quiet", RATE, seconds, 32, body, limit_ms=LIMIT_MS)
+    return openloop.run(
+        f"{server.inference}/predictions/quiet", RATE, seconds, 32, body, limit_ms=LIMIT_MS
+    )
 
 
 def measure(directory: Path, archives: list[Path], name: str | None, seconds: float) -> None:
@@ -124,15 +145,31 @@ def measure(directory: Path, archives: list[Path], name: str | None, seconds: fl
         attacker = attack(server, name, seconds) if name is not None else None
         result = ask(server, seconds, directory / "body")
         did = attacker.communicate(timeout=seconds + 60)[0].strip() if attacker is not None else ""
-        figures = f"{result.goodput:.1f}", f"{result.goodput / RATE:.0%}", f"{result.p50:.1f}", f"{result.p99:.1f}", f"{result.most:.0f}"
+        figures = (
+            f"{result.goodput:.1f}",
+            f"{result.goodput / RATE:.0%}",
+            f"{result.p50:.1f}",
+            f"{result.p99:.1f}",
+            f"{result.most:.0f}",
+        )
         print(ROW.format(name or "(none)", *figures, f"{watched.growth():+.0f}", did), flush=True)
 
 
-def soak(directory: Path, archives: list[Path], minutes: float, attacks: list[str], turn: float = 20.0) -> bool:
-    """Whether the good client hardly noticed, and every process of the server is flat. Each round begins with a turn without attackers."""
+def soak(
+    directory: Path, archives: list[Path], minutes: float, attacks: list[str], turn: float = 20.0
+) -> bool:
+    """Whether the good client hardly noticed, and every process of the server is flat.
+
+    Each round begins with a turn without attackers.
+    """
     with served(directory, archives, CLIENT_CORE, **LIMITS) as server:
-        plan = openloop.planned(f"{server.inference}/predictions/quiet", RATE, turn, 32, directory / "body")
-        pairs: list[Sequence[str]] = [(), *(attacks[at : at + 2] for at in range(0, len(attacks), 2))]
+        plan = openloop.planned(
+            f"{server.inference}/predictions/quiet", RATE, turn, 32, directory / "body"
+        )
+        pairs: list[Sequence[str]] = [
+            (),
+            *(attacks[at : at + 2] for at in range(0, len(attacks), 2)),
+        ]
         looks: dict[str, list[Usage]] = {}
         alone, attacked = Histogram(), Histogram()
         rounds, begin = 0, time.monotonic()
@@ -145,11 +182,16 @@ def soak(directory: Path, archives: list[Path], minutes: float, attacks: list[st
                 for attacker in attackers:
                     attacker.communicate(timeout=60)
                 row = openloop.row(plan, measured, LIMIT_MS)
-                reported = f"goodput {row.goodput:.1f}/s, p50 {row.p50:.1f} ms, p99 {row.p99:.1f} ms, most {row.most:.0f} ms"
+                reported = (
+                    f"goodput {row.goodput:.1f}/s, p50 {row.p50:.1f} ms, p99 {row.p99:.1f} ms, most"
+                    f" {row.most:.0f} ms"
+                )
                 print(f"{rounds} {' and '.join(names) or '(none)'}: {reported}", flush=True)
             for process in family(server):
                 used = process.memory_info().rss, process.num_fds(), process.num_threads()
-                looks.setdefault(f"{process.name()} {process.pid}", []).append(Usage(time.monotonic(), *used))
+                looks.setdefault(f"{process.name()} {process.pid}", []).append(
+                    Usage(time.monotonic(), *used)
+                )
         return verdict(rounds, alone, attacked, looks)
 
 
@@ -159,8 +201,12 @@ def merge(histogram: Histogram, other: Histogram) -> None:
     histogram.greatest = max(histogram.greatest, other.greatest)
 
 
-def verdict(rounds: int, alone: Histogram, attacked: Histogram, looks: dict[str, list[Usage]]) -> bool:
-    """Print it. A process is looked at after the first fifth of the rounds, in which caches and heaps fill."""
+def verdict(
+    rounds: int, alone: Histogram, attacked: Histogram, looks: dict[str, list[Usage]]
+) -> bool:
+    """Print it. A process is looked at after the first fifth of the rounds, in which caches and
+    heaps fill.
+    """
     flat = True
     for name, used in looks.items():
         kept = used[len(used) // 5 :]
@@ -168,34 +214,64 @@ def verdict(rounds: int, alone: Histogram, attacked: Histogram, looks: dict[str,
             continue
         flat = flat and not rising(kept)
         first, last, rate = kept[0].memory / MIB, kept[-1].memory / MIB, mib_per_hour(kept)
-        print(f"{name}: {first:.1f} -> {last:.1f} MiB ({rate:+.1f} an hour) {', '.join(rising(kept)) or 'flat'}")
+        print(
+            f"{name}: {first:.1f} -> {last:.1f} MiB ({rate:+.1f} an hour)"
+            f" {', '.join(rising(kept)) or 'flat'}"
+        )
     for name, of in (("alone", alone), ("attacked", attacked)):
-        print(f"{name}: {len(of)} answers, " + ", ".join(f"p{100 * q:g} {1000 * of.quantile(q):.1f} ms" for q in (0.5, 0.9, 0.99, 0.999)))
+        print(
+            f"{name}: {len(of)} answers, "
+            + ", ".join(
+                f"p{100 * q:g} {1000 * of.quantile(q):.1f} ms" for q in (0.5, 0.9, 0.99, 0.999)
+            )
+        )
     ratio = attacked.quantile(0.99) / alone.quantile(0.99)
     print(f"p99 under attack is {ratio:.1f} times the undisturbed one (at most 3)")
     return flat and ratio <= 3
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS))
-    parser.add_argument("--tsx", type=Path, help="the command that is measured; that of this environment if not set")
-    parser.add_argument("--soak", type=float, metavar="MINUTES", help="all attackers in turn for so long")
+    parser.add_argument(
+        "--tsx", type=Path, help="the command that is measured; that of this environment if not set"
+    )
+    parser.add_argument(
+        "--soak", type=float, metavar="MINUTES", help="all attackers in turn for so long"
+    )
     options = parser.parse_args()
     if options.tsx is not None:
         servers.TSX = options.tsx.absolute()
     os.sched_setaffinity(0, {CLIENT_CORE})
-    print(f"{machine.describe()}; good client: {RATE:g} requests/s, content within {LIMIT_MS:g} ms\n")
+    print(
+        f"{machine.describe()}; good client: {RATE:g} requests/s, content within {LIMIT_MS:g} ms\n"
+    )
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         (directory / "handler.py").write_text(HANDLER)
         (directory / "body").write_bytes(b"1")
         config = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8, "jobQueueSize": 50}
-        archives = [servers.archive(directory, name, "--handler", directory / "handler.py", config=config) for name in ("quiet", "busy")]
+        archives = [
+            servers.archive(directory, name, "--handler", directory / "handler.py", config=config)
+            for name in ("quiet", "busy")
+        ]
         if options.soak:
             return 0 if soak(directory, archives, options.soak, options.only) else 1
-        print(ROW.format("attack", "goodput", "of all", "p50 ms", "p99 ms", "most ms", "growth MiB", "the attacker sent"))
+        print(
+            ROW.format(
+                "attack",
+                "goodput",
+                "of all",
+                "p50 ms",
+                "p99 ms",
+                "most ms",
+                "growth MiB",
+                "the attacker sent",
+            )
+        )
         for name in (None, *options.only):
             measure(directory, archives, name, options.seconds)
     print(f"\n{json.dumps({name: ATTACKS[name].does for name in options.only}, indent=1)}")

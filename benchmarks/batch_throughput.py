@@ -1,14 +1,19 @@
-"""How many rows/s `tsx batch` answers, beside the bare loop of the same handler and the server at its best: an image and a transformer.
+"""How many rows/s `tsx batch` answers, beside the bare loop of the same handler and the server at
+its best: an image and a transformer.
 
-    python benchmarks/batch_throughput.py [image] [tokens] [--rows N] [--rounds 5] [--batch 32] [--seconds 5] [--json FILE]
+    python benchmarks/batch_throughput.py [image] [tokens] [--rows N] [--rounds 5] [--batch 32]
+    [--seconds 5] [--json FILE]
 
-All three have one copy of the model with one thread, and batches of the same size; `tsx batch` may find its own with --batch 0.
+All three have one copy of the model with one thread, and batches of the same size; `tsx batch` may
+find its own with --batch 0.
 
 bare    the handler called on batches of all rows, which are in memory before; what it returns is thrown away. No process of tsx.
 batch   `tsx batch`: rows from files, answers to JSON lines, by its own summary: from the first row read to the last one on the disk.
-online  `tsx serve` under `wrk`, at the number of connections that was best in a first pass over all of CONNECTIONS.
+online  `tsx serve` under `wrk`, at the number of connections that was best in a first pass over all
+of CONNECTIONS.
 
-They run in turns, in another order each round; the ratios are those of each round, and what counts is their median.
+They run in turns, in another order each round; the ratios are those of each round, and what counts
+is their median.
 """
 
 from __future__ import annotations
@@ -51,7 +56,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--bare", nargs=2, type=Path, metavar=("DIRECTORY", "BODIES"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--bare", nargs=2, type=Path, metavar=("DIRECTORY", "BODIES"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.bare:
         bare_loop(*options.bare, options.batch or 32, options.rows)
@@ -68,13 +75,25 @@ def main() -> None:
     for words in noise.disturbed():
         print(f"NOT QUIET: {words}")
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine.describe(), "noise": noise.samples, "models": results}, indent=1))
+        options.json.write_text(
+            json.dumps(
+                {"machine": machine.describe(), "noise": noise.samples, "models": results}, indent=1
+            )
+        )
 
 
-def measure(name: str, place: Path, options: argparse.Namespace, noise: machine.Noise) -> dict[str, Any]:
-    rows = (make_image if name == "image" else make_tokens)(place, options.rows or ROWS[name], options.batch or 32)
+def measure(
+    name: str, place: Path, options: argparse.Namespace, noise: machine.Noise
+) -> dict[str, Any]:
+    rows = (make_image if name == "image" else make_tokens)(
+        place, options.rows or ROWS[name], options.batch or 32
+    )
     directory, bodies = place / "unpacked", place / "bodies"
-    subprocess.run([servers.TSX, "archive", "unpack", rows.archive, directory], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [servers.TSX, "archive", "unpack", rows.archive, directory],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     bodies.mkdir()
     for number, body in enumerate(rows.bodies):
         (bodies / str(number)).write_bytes(body)
@@ -103,36 +122,78 @@ def measure(name: str, place: Path, options: argparse.Namespace, noise: machine.
             noise.sample()
             order = [*ways][number % 3 :] + [*ways][: number % 3]
             turns.append({way: ways[way]() for way in order})
-    return {"rows": count, "batch_size": options.batch, "connections": best, "rounds": turns, "ratios": ratios(turns)}
+    return {
+        "rows": count,
+        "batch_size": options.batch,
+        "connections": best,
+        "rounds": turns,
+        "ratios": ratios(turns),
+    }
 
 
 def ratios(turns: Sequence[dict[str, float]]) -> dict[str, float]:
     """Medians over the rounds."""
-    return {way: machine.median([turn["batch"] / turn[way] for turn in turns]) for way in ("bare", "online")}
+    return {
+        way: machine.median([turn["batch"] / turn[way] for turn in turns])
+        for way in ("bare", "online")
+    }
 
 
 def show(name: str, found: dict[str, Any]) -> None:
-    rates = {way: machine.median([turn[way] for turn in found["rounds"]]) for way in ("bare", "batch", "online")}
+    rates = {
+        way: machine.median([turn[way] for turn in found["rounds"]])
+        for way in ("bare", "batch", "online")
+    }
     text = ", ".join(f"{way} {rate:,.0f} rows/s" for way, rate in rates.items())
     verdict = "holds" if found["ratios"]["bare"] >= PROMISED else "DOES NOT HOLD"
     print(f"{name}: {text} (at {found['connections']} connections)")
     print(
-        f"  batch is {found['ratios']['bare']:.1%} of bare, {found['ratios']['online']:.1%} of online; {PROMISED:.0%} of bare {verdict}",
+        f"  batch is {found['ratios']['bare']:.1%} of bare, {found['ratios']['online']:.1%} of"
+        f" online; {PROMISED:.0%} of bare {verdict}",
         flush=True,
     )
 
 
 def bare(directory: Path, bodies: Path, batch_size: int, count: int) -> float:
-    command = [sys.executable, __file__, "--bare", directory, bodies, "--batch", str(batch_size), "--rows", str(count)]
-    return float(subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    command = [
+        sys.executable,
+        __file__,
+        "--bare",
+        directory,
+        bodies,
+        "--batch",
+        str(batch_size),
+        "--rows",
+        str(count),
+    ]
+    return float(
+        subprocess.run(
+            list(map(str, command)), check=True, capture_output=True, text=True
+        ).stdout.splitlines()[-1]
+    )
 
 
 def batch(rows: Rows, place: Path, batch_size: int) -> float:
     size = ("--batch-size", batch_size) if batch_size else ()
-    command = [servers.TSX, "batch", rows.archive, rows.inputs, "-o", place / "out.jsonl", "--workers", 1, *size, *rows.words]
+    command = [
+        servers.TSX,
+        "batch",
+        rows.archive,
+        rows.inputs,
+        "-o",
+        place / "out.jsonl",
+        "--workers",
+        1,
+        *size,
+        *rows.words,
+    ]
     environment = {**servers.clean_environment(), "TSX_CACHE_DIR": str(place / "cache")}
     command += ["--restart", "--json"]
-    found = json.loads(subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True, env=environment).stdout)
+    found = json.loads(
+        subprocess.run(
+            list(map(str, command)), check=True, capture_output=True, text=True, env=environment
+        ).stdout
+    )
     if found["errors"]:
         raise RuntimeError(f"{found['errors']} rows failed")
     return float(found["rows_per_second"])
@@ -141,11 +202,19 @@ def batch(rows: Rows, place: Path, batch_size: int) -> float:
 def bare_loop(directory: Path, bodies: Path, batch_size: int, count: int) -> None:
     """Prints rows/s."""
     model = handler_efficiency.load(directory, batch_size)
-    contents = [file.read_bytes() for file in sorted(bodies.iterdir(), key=lambda file: int(file.name))]
+    contents = [
+        file.read_bytes() for file in sorted(bodies.iterdir(), key=lambda file: int(file.name))
+    ]
     model.context.begin([f"id-{number}\r\n\r\n" for number in range(batch_size)])
 
     def answer(begin: int) -> None:
-        model.entry.call([{"body": bytearray(contents[row % len(contents)])} for row in range(begin, begin + batch_size)], model.context)
+        model.entry.call(
+            [
+                {"body": bytearray(contents[row % len(contents)])}
+                for row in range(begin, begin + batch_size)
+            ],
+            model.context,
+        )
 
     for _ in range(3):
         answer(0)
@@ -168,7 +237,15 @@ def make_image(place: Path, count: int, batch_size: int) -> Rows:
     net = ResNet18(widths=WIDTHS).eval()
     torch.jit.save(torch.jit.trace(net, torch.zeros(1, 3, 224, 224)), place / "net.pt")  # type: ignore[no-untyped-call]  # torch's
     config = {"batchSize": batch_size, "threads": handler_efficiency.THREADS}
-    archive = servers.archive(place, "image", "--serialized-file", place / "net.pt", "--handler", "image_classifier", config=config)
+    archive = servers.archive(
+        place,
+        "image",
+        "--serialized-file",
+        place / "net.pt",
+        "--handler",
+        "image_classifier",
+        config=config,
+    )
     files = place / "rows"
     files.mkdir()
     random, bodies = np.random.default_rng(0), list[bytes]()
@@ -190,9 +267,13 @@ def make_tokens(place: Path, count: int, batch_size: int) -> Rows:
 
     archive = handler_efficiency.make_tokens(place, place / "body", batch_size)
     random = np.random.default_rng(0)
-    bodies = [random.integers(0, 1000, 64, dtype=np.int64).tobytes() for _ in range(min(KINDS, count))]
+    bodies = [
+        random.integers(0, 1000, 64, dtype=np.int64).tobytes() for _ in range(min(KINDS, count))
+    ]
     inputs = place / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"tokens": [bodies[number % len(bodies)] for number in range(count)]}), inputs)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"tokens": [bodies[number % len(bodies)] for number in range(count)]}), inputs
+    )
     return Rows(archive, bodies, inputs, ("--field", "tokens"))
 
 

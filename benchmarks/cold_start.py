@@ -1,4 +1,5 @@
-"""How long a person waits: for `tsx --help`, and from `tsx serve` to the first answer, beside importing torch.
+"""How long a person waits: for `tsx --help`, and from `tsx serve` to the first answer, beside
+importing torch.
 
 python benchmarks/cold_start.py [--rounds 5]
 """
@@ -44,7 +45,11 @@ def seconds(command: list[str | Path]) -> float:
 
 
 def printed_seconds(program: str) -> float:
-    return float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout)
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", program], check=True, capture_output=True, text=True
+        ).stdout
+    )
 
 
 def to_first_answer(*model: str | Path) -> float:
@@ -56,7 +61,9 @@ def to_first_answer(*model: str | Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     noise = machine.Noise()
@@ -65,7 +72,9 @@ def main() -> None:
         "import torch": lambda: seconds([sys.executable, "-c", "import torch"]),
         "load digits.pth": lambda: printed_seconds(LOAD_EAGER),
         "load digits.pt2": lambda: printed_seconds(LOAD_EXPORTED),
-        "serve digits.pth": lambda: to_first_answer(DIGITS / "digits.pth", "--model-file", DIGITS / "model.py", *HANDLER),
+        "serve digits.pth": lambda: to_first_answer(
+            DIGITS / "digits.pth", "--model-file", DIGITS / "model.py", *HANDLER
+        ),
         "serve digits.pt2": lambda: to_first_answer(DIGITS / "digits.pt2", *HANDLER),
     }
     taken: dict[str, list[float]] = {name: [] for name in measures}
@@ -77,13 +86,17 @@ def main() -> None:
             taken[name].append(measure())
     median = {name: machine.median(values) for name, values in taken.items()}
     print(f"{machine.describe()}; medians of {options.rounds} rounds\n")
-    print(f"tsx --help: {median['help']:.3f} s (at most 0.2); python -c 'import torch': {median['import torch']:.3f} s")
+    print(
+        f"tsx --help: {median['help']:.3f} s (at most 0.2); python -c 'import torch':"
+        f" {median['import torch']:.3f} s"
+    )
     for file in ("digits.pth", "digits.pt2"):
         allowed = 1.5 * median["import torch"] + median[f"load {file}"]
         needed = median[f"serve {file}"]
         print(
-            f"tsx serve {file} to the first answer: {needed:.3f} s; allowed are 1.5 x {median['import torch']:.3f} s "
-            f"+ {median[f'load {file}']:.3f} s to load = {allowed:.3f} s: ratio {needed / allowed:.2f} (at most 1)"
+            f"tsx serve {file} to the first answer: {needed:.3f} s; allowed are 1.5 x"
+            f" {median['import torch']:.3f} s + {median[f'load {file}']:.3f} s to load ="
+            f" {allowed:.3f} s: ratio {needed / allowed:.2f} (at most 1)"
         )
     print(f"\n{noise}")
 

@@ -1,11 +1,14 @@
-"""What a flood of requests that are refused does to a quiet model: its goodput alone, and under floods with limits per client off and on.
+"""What a flood of requests that are refused does to a quiet model: its goodput alone, and under
+floods with limits per client off and on.
 
-    python benchmarks/flood.py [--seconds 10] [--rounds 3] [--server-cores 0,1] [--attacker-cores 2,3]
+    python benchmarks/flood.py [--seconds 10] [--rounds 3] [--server-cores 0,1] [--attacker-cores
+    2,3]
 
-The quiet model takes 20 ms for a batch and is asked 45 times a second; an answer later than `--limit-ms` is of no use. The attacker
-sends the same request over and over on 64 connections, the next one as soon as the one before is answered. Name the cores of the
-server and of the attacker, and each has as many in every round, alone or not; else they share all there are. What was promised: the
-quiet model keeps 80 % of its goodput.
+The quiet model takes 20 ms for a batch and is asked 45 times a second; an answer later than
+`--limit-ms` is of no use. The attacker sends the same request over and over on 64 connections, the
+next one as soon as the one before is answered. Name the cores of the server and of the attacker,
+and each has as many in every round, alone or not; else they share all there are. What was promised:
+the quiet model keeps 80 % of its goodput.
 """
 
 from __future__ import annotations
@@ -32,7 +35,11 @@ import servers
 HANDLER = Path(__file__).parent / "models" / "slow.py"
 TOKEN = "quiet-and-right"
 ATTACKER = "127.0.0.2"  # another client than 127.0.0.1; macOS has no such address
-LIMITS = {"max_connections_per_client": 64, "max_requests_per_client": 1000, "max_failed_tokens": 10}  # below what an attacker takes
+LIMITS = {
+    "max_connections_per_client": 64,
+    "max_requests_per_client": 1000,
+    "max_failed_tokens": 10,
+}  # below what an attacker takes
 
 
 class Flood(NamedTuple):
@@ -57,8 +64,12 @@ class Row(NamedTuple):
     refused: float  # a second, of the attacker's
 
 
-def attack(host: str, port: int, request: bytes, connections: int, cores: Sequence[int], pipe: Connection) -> None:
-    """Until something comes through the pipe; then the number of answers and of connections that the server closed goes back."""
+def attack(
+    host: str, port: int, request: bytes, connections: int, cores: Sequence[int], pipe: Connection
+) -> None:
+    """Until something comes through the pipe; then the number of answers and of connections that
+    the server closed goes back.
+    """
     pin(os.getpid(), cores)
     selector = selectors.DefaultSelector()
     answers = closed = 0
@@ -92,17 +103,24 @@ def attack(host: str, port: int, request: bytes, connections: int, cores: Sequen
 
 
 @contextlib.contextmanager
-def flooding(server: servers.Server, flood: Flood | None, connections: int, cores: Sequence[int]) -> Iterator[list[int]]:
+def flooding(
+    server: servers.Server, flood: Flood | None, connections: int, cores: Sequence[int]
+) -> Iterator[list[int]]:
     """The list gets how many answers the attacker had."""
     counted: list[int] = []
     if flood is None:
         yield counted
         return
     address = urlsplit(server.inference)
-    request = f"POST {flood.path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {flood.token}\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+    request = (
+        f"POST {flood.path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer"
+        f" {flood.token}\r\nContent-Length: 2\r\n\r\n{{}}".encode()
+    )
     here, there = multiprocessing.Pipe()
     arguments = (address.hostname, address.port, request, connections, cores, there)
-    process = multiprocessing.get_context("spawn").Process(target=attack, args=arguments, daemon=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=attack, args=arguments, daemon=True
+    )
     process.start()
     try:
         time.sleep(1)  # it has all its connections, and the server has seen each head
@@ -121,25 +139,44 @@ def pin(pid: int, cores: Sequence[int]) -> None:
             process.cpu_affinity(list(cores))
 
 
-def measure(server: servers.Server, body: Path, flood: Flood | None, limits: str, options: argparse.Namespace) -> Row:
+def measure(
+    server: servers.Server,
+    body: Path,
+    flood: Flood | None,
+    limits: str,
+    options: argparse.Namespace,
+) -> Row:
     goodputs, p99s, rates = [], [], []
     headers = (f"Authorization: Bearer {TOKEN}",)
     for _ in range(options.rounds):
         began = time.monotonic()
         with flooding(server, flood, options.connections, options.attacker_cores) as counted:
             url = f"{server.inference}/predictions/quiet"
-            result = openloop.run(url, options.rate, options.seconds, 16, body, headers=headers, limit_ms=options.limit_ms)
+            result = openloop.run(
+                url,
+                options.rate,
+                options.seconds,
+                16,
+                body,
+                headers=headers,
+                limit_ms=options.limit_ms,
+            )
         goodputs.append(result.goodput)
         p99s.append(result.p99)
         rates.append(sum(counted) / (time.monotonic() - began))
-    return Row(limits, flood.name if flood else "alone", *(machine.median(column) for column in (goodputs, p99s, rates)))
+    return Row(
+        limits,
+        flood.name if flood else "alone",
+        *(machine.median(column) for column in (goodputs, p99s, rates)),
+    )
 
 
 def table(rows: list[Row]) -> str:
     alone = {row.limits: row.goodput for row in rows if row.flood == "alone"}
     lines = ["| limits | flood | goodput/s | of alone | p99 ms | refusals/s |", "|---" * 6 + "|"]
     lines += [
-        f"| {row.limits} | {row.flood} | {row.goodput:.1f} | {row.goodput / alone[row.limits]:.0%} | {row.p99:.1f} | {row.refused:,.0f} |"
+        f"| {row.limits} | {row.flood} | {row.goodput:.1f} | {row.goodput / alone[row.limits]:.0%}"
+        f" | {row.p99:.1f} | {row.refused:,.0f} |"
         for row in rows
     ]
     return "\n".join(lines)
@@ -150,11 +187,19 @@ def cores(text: str) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=10, help="of each round")
-    parser.add_argument("--rounds", type=int, default=3, help="of each case; the medians are printed")
-    parser.add_argument("--rate", type=float, default=45, help="requests a second for the quiet model")
-    parser.add_argument("--limit-ms", type=float, default=200, help="after which an answer is of no use")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of each case; the medians are printed"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=45, help="requests a second for the quiet model"
+    )
+    parser.add_argument(
+        "--limit-ms", type=float, default=200, help="after which an answer is of no use"
+    )
     parser.add_argument("--connections", type=int, default=64, help="of the attacker")
     parser.add_argument("--server-cores", type=cores, default=[], help="such as 0,1")
     parser.add_argument("--attacker-cores", type=cores, default=[], help="such as 2,3")
@@ -166,7 +211,9 @@ def main() -> None:
         body.write_bytes(b'{"x":1}')
         config: dict[str, object] = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8}
         quiet = servers.archive(directory, "quiet", "--handler", HANDLER, config=config)
-        busy = servers.archive(directory, "busy", "--handler", HANDLER, config=config | {"jobQueueSize": 4})
+        busy = servers.archive(
+            directory, "busy", "--handler", HANDLER, config=config | {"jobQueueSize": 4}
+        )
         for limits, values in (("off", {}), ("on", LIMITS)):
             given = {**values, "inference_token": TOKEN}
             with servers.tsx(directory, quiet, busy, **given) as server:
@@ -174,7 +221,8 @@ def main() -> None:
                 pin(server.process.pid, options.server_cores)
                 rows += [measure(server, body, flood, limits, options) for flood in (None, *FLOODS)]
     print(
-        f"{machine.describe()}; medians of {options.rounds} rounds of {options.seconds:g} s at {options.rate:g} requests/s\n\n{table(rows)}"
+        f"{machine.describe()}; medians of {options.rounds} rounds of {options.seconds:g} s at"
+        f" {options.rate:g} requests/s\n\n{table(rows)}"
     )
 
 

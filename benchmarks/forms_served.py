@@ -1,11 +1,15 @@
-"""How much of what a runtime reaches by itself is left when `tsx serve` runs the same graph: ResNet-18's shape in int8.
+"""How much of what a runtime reaches by itself is left when `tsx serve` runs the same graph:
+ResNet-18's shape in int8.
 
-    python benchmarks/forms_served.py [openvino-int8] [onnx-int8] [--seconds 4] [--rounds 5] [--batch 8] [--threads 1] [--connections 32]
+    python benchmarks/forms_served.py [openvino-int8] [onnx-int8] [--seconds 4] [--rounds 5]
+    [--batch 8] [--threads 1] [--connections 32]
 
-The bare loop is a process that runs the form's graph by the library's own API on one array in memory, with batches of the same size and as
-many threads. Served, each image is a request over HTTP with its bytes as the body. Both run in turns. `wall` is requests/s served divided
-by requests/s bare. With only two cores, the front end and the load generator take time from the model; `cpu` leaves that out: it is the
-processor time per request of the bare loop divided by that of the worker process.
+The bare loop is a process that runs the form's graph by the library's own API on one array in
+memory, with batches of the same size and as many threads. Served, each image is a request over HTTP
+with its bytes as the body. Both run in turns. `wall` is requests/s served divided by requests/s
+bare. With only two cores, the front end and the load generator take time from the model; `cpu`
+leaves that out: it is the processor time per request of the bare loop divided by that of the worker
+process.
 """
 
 from __future__ import annotations
@@ -46,7 +50,9 @@ def main() -> None:
         bare_loop(options.bare, options)
         return
     print(machine.describe())
-    print(f"{'form':16}{'bare/s':>10}{'served/s':>10}{'wall':>8}{'bare us':>10}{'worker us':>10}{'cpu':>8}{'batch':>8}")
+    print(
+        f"{'form':16}{'bare/s':>10}{'served/s':>10}{'wall':>8}{'bare us':>10}{'worker us':>10}{'cpu':>8}{'batch':>8}"
+    )
     noise = machine.Noise()
     for form in options.forms or FORMS:
         with tempfile.TemporaryDirectory() as place:
@@ -56,16 +62,22 @@ def main() -> None:
         wall = statistics.median(after.rate / before.rate for before, after in rounds)
         processor = statistics.median(before.cpu / after.cpu for before, after in rounds)
         batch = statistics.median(after.batch for _, after in rounds)
-        print(f"{form:16}{rate[0]:10.0f}{rate[1]:10.0f}{wall:8.1%}{cpu[0]:10.1f}{cpu[1]:10.1f}{processor:8.1%}{batch:8.1f}", flush=True)
+        print(
+            f"{form:16}{rate[0]:10.0f}{rate[1]:10.0f}{wall:8.1%}{cpu[0]:10.1f}{cpu[1]:10.1f}{processor:8.1%}{batch:8.1f}",
+            flush=True,
+        )
     print(noise)
 
 
-def measure(form: str, place: Path, options: argparse.Namespace, noise: machine.Noise) -> list[tuple[Round, Round]]:
+def measure(
+    form: str, place: Path, options: argparse.Namespace, noise: machine.Noise
+) -> list[tuple[Round, Round]]:
     files = make_model(form, place, options)
     body, script = place / "body", place / "post.lua"
     body.write_bytes(pixels(1).tobytes())
     script.write_text(
-        f'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/octet-stream"\nwrk.body = io.open("{body}", "rb"):read("*a")\n'
+        'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/octet-stream"\nwrk.body ='
+        f' io.open("{body}", "rb"):read("*a")\n'
     )
     command = [
         sys.executable,
@@ -81,20 +93,30 @@ def measure(form: str, place: Path, options: argparse.Namespace, noise: machine.
     ]
     rounds = []
     metrics = f"http://127.0.0.1:{servers.free_ports(1)[0]}"
-    with servers.tsx(place, place / "resnet", job_queue_size=1000, metrics_address=metrics) as server:
+    with servers.tsx(
+        place, place / "resnet", job_queue_size=1000, metrics_address=metrics
+    ) as server:
         servers.first_answer(server, "/predictions/resnet", body.read_bytes())
         served(server, metrics, "resnet", script, options)  # warms up
         if "is not used" in (log := (place / "tsx.log").read_text()):
             raise RuntimeError(f"the form was not served:\n{log}")
         for _ in range(options.rounds):
             noise.sample()
-            bare = Round(**json.loads(subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout))
+            bare = Round(
+                **json.loads(
+                    subprocess.run(
+                        list(map(str, command)), check=True, capture_output=True, text=True
+                    ).stdout
+                )
+            )
             rounds.append((bare, served(server, metrics, "resnet", script, options)))
     return rounds
 
 
 def make_model(form: str, place: Path, options: argparse.Namespace) -> Path:
-    """An archive's directory `resnet` that serves this form; returns the directory of the form's files."""
+    """An archive's directory `resnet` that serves this form; returns the directory of the form's
+    files.
+    """
     import torch
 
     sys.path.insert(0, str(MODELS))
@@ -108,10 +130,20 @@ def make_model(form: str, place: Path, options: argparse.Namespace) -> Path:
 
     config = {"batchSize": options.batch, "threads": options.threads, "forms": [form]}
     archive = servers.archive(
-        place, "resnet", "--handler", MODELS / "resnet_bytes.py", "--extra-files", MODELS / "resnet18.py", config=config
+        place,
+        "resnet",
+        "--handler",
+        MODELS / "resnet_bytes.py",
+        "--extra-files",
+        MODELS / "resnet18.py",
+        config=config,
     )
     directory, device = place / "resnet", torch.device("cpu")
-    subprocess.run([servers.TSX, "archive", "unpack", archive, directory], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [servers.TSX, "archive", "unpack", archive, directory],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     model, kind = make(), known_forms()[form]
     calls = [ModelCall((torch.from_numpy(pixels(rows)),), {}, rows) for rows in CALIBRATION]
     signature = Signature.of(model, calls)
@@ -130,7 +162,11 @@ def pixels(rows: int) -> Any:
 
 def bare_loop(files: Path, options: argparse.Namespace) -> None:
     """Prints a `Round` as JSON."""
-    run = openvino_loop(files, options.threads) if (files / "model.xml").exists() else onnx_loop(files, options.threads)
+    run = (
+        openvino_loop(files, options.threads)
+        if (files / "model.xml").exists()
+        else onnx_loop(files, options.threads)
+    )
     batch = pixels(options.batch)
     for _ in range(3):
         run(batch)
@@ -138,7 +174,10 @@ def bare_loop(files: Path, options: argparse.Namespace) -> None:
     while (took := time.perf_counter() - started) < options.seconds:
         run(batch)
         done += options.batch
-    print(json.dumps(Round(done / took, (time.process_time() - cpu) / done, options.batch)._asdict()), flush=True)
+    print(
+        json.dumps(Round(done / took, (time.process_time() - cpu) / done, options.batch)._asdict()),
+        flush=True,
+    )
     os._exit(0)  # does not wait for threads of the library
 
 
@@ -146,7 +185,12 @@ def openvino_loop(files: Path, threads: int) -> Callable[[Any], Any]:
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # no events are sent
     import openvino
 
-    settings = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "bf16"}
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": "bf16",
+    }
     request = openvino.compile_model(files / "model.xml", "CPU", settings).create_infer_request()
     return lambda batch: request.infer([batch], share_inputs=True)[0]
 
@@ -156,7 +200,9 @@ def onnx_loop(files: Path, threads: int) -> Callable[[Any], Any]:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(str(files / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(files / "model.onnx"), options, providers=["CPUExecutionProvider"]
+    )
     (entry,) = session.get_inputs()
     return lambda batch: session.run(None, {entry.name: batch})[0]
 

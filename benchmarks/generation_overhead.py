@@ -1,10 +1,12 @@
-"""What a token costs on its way from transformers' continuous batching to the text that a client gets, beside the bare loop.
+"""What a token costs on its way from transformers' continuous batching to the text that a client
+gets, beside the bare loop.
 
-The bare loop counts the tokens that the manager hands out, with attention as transformers computes it. The engine adds admission,
-streams and its sampler; the generator adds text, stop strings and metrics. Rounds alternate in one process; the result is the median
-of their ratios.
+The bare loop counts the tokens that the manager hands out, with attention as transformers computes
+it. The engine adds admission, streams and its sampler; the generator adds text, stop strings and
+metrics. Rounds alternate in one process; the result is the median of their ratios.
 
-    python benchmarks/generation_overhead.py [--hidden 512 --layers 8] [--sequences 1 8 32] [--tokens 64] [--rounds 5]
+    python benchmarks/generation_overhead.py [--hidden 512 --layers 8] [--sequences 1 8 32]
+    [--tokens 64] [--rounds 5]
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Bare:
     async def run(self, prompt: list[int], tokens: int) -> None:
         name = next(self._names)
         done = asyncio.get_running_loop().create_future()
-        self.manager.register_result_handler(name, lambda output: done.set_result(None) if output.is_finished() else None)
+        self.manager.register_result_handler(
+            name, lambda output: done.set_result(None) if output.is_finished() else None
+        )
         self.manager.add_request(prompt, name, max_new_tokens=tokens, streaming=True)
         await done
 
@@ -76,15 +80,24 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     tokenizer = bpe_tokenizer()
-    sizes = {"hidden_size": options.hidden, "intermediate_size": 4 * options.hidden, "num_hidden_layers": options.layers}
+    sizes = {
+        "hidden_size": options.hidden,
+        "intermediate_size": 4 * options.hidden,
+        "num_hidden_layers": options.layers,
+    }
     model = llama(len(tokenizer), -1, tokenizer.pad_token_id, initializer_range=0.05, **sizes)
     model.generation_config.eos_token_id = -1
     torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
-    print(f"{sum(each.numel() for each in model.parameters()) / 1e6:.1f} million parameters, {torch.get_num_threads()} threads")
+    print(
+        f"{sum(each.numel() for each in model.parameters()) / 1e6:.1f} million parameters,"
+        f" {torch.get_num_threads()} threads"
+    )
     bare = Bare(copy.deepcopy(model))
     engine = TransformersEngine(model, {}, HuggingFaceConfig(), [])
     await engine.start()
-    generator = TextGenerator(tokenizer, engine, None, len(tokenizer), GenerationMetrics(Metrics("m"), "1"))
+    generator = TextGenerator(
+        tokenizer, engine, None, len(tokenizer), GenerationMetrics(Metrics("m"), "1")
+    )
     prompt = tokenizer("Beautiful is better than ugly. Explicit is")["input_ids"]
     sampling = Sampling(max_tokens=options.tokens, temperature=0.0)
 
@@ -106,14 +119,18 @@ async def main() -> None:
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(options.rounds + 1):
             for name, way in ways.items():
-                AttentionInterface.register("sdpa", sdpa_attention_forward if name == "bare" else attend)
+                AttentionInterface.register(
+                    "sdpa", sdpa_attention_forward if name == "bare" else attend
+                )
                 began = time.perf_counter()
                 await asyncio.gather(*(way() for _ in range(sequences)))
                 if turn:  # the first warms up
                     rates[name].append(sequences * options.tokens / (time.perf_counter() - began))
         line = [f"{sequences:3} sequences: bare {statistics.median(rates['bare']):7.0f} tokens/s"]
         for name in ("engine", "generator"):
-            ratio = statistics.median(one / other for one, other in zip(rates[name], rates["bare"], strict=True))
+            ratio = statistics.median(
+                one / other for one, other in zip(rates[name], rates["bare"], strict=True)
+            )
             line.append(f"{name} {100 * (1 / ratio - 1):+5.1f} %")
         print(", ".join(line), flush=True)
     await engine.close()

@@ -1,11 +1,15 @@
-"""Text generation beside `transformers serve` with its own continuous batching: tokens a second and time to the first token.
+"""Text generation beside `transformers serve` with its own continuous batching: tokens a second and
+time to the first token.
 
-    python benchmarks/generation_peers.py [--clients 1 8 32] [--seconds 6] [--rounds 3] [--hidden 256 --layers 4] [--leave 1000]
+    python benchmarks/generation_peers.py [--clients 1 8 32] [--seconds 6] [--rounds 3] [--hidden
+    256 --layers 4] [--leave 1000]
         [--device cuda --dtype bfloat16]
 
-Both serve the same small Llama on all cores, or on the same GPU, by OpenAI's chat completions as event streams, in turns; prompts of 4 to
-60 words, 32 tokens each, greedily. Clients are connections of one process that read the events and keep the time of each. With --leave, so
-many clients of tsx then connect, read three tokens and leave, 50 at a time: the cache must be free again, and the worker's memory flat.
+Both serve the same small Llama on all cores, or on the same GPU, by OpenAI's chat completions as
+event streams, in turns; prompts of 4 to 60 words, 32 tokens each, greedily. Clients are connections
+of one process that read the events and keep the time of each. With --leave, so many clients of tsx
+then connect, read three tokens and leave, 50 at a time: the cache must be free again, and the
+worker's memory flat.
 """
 
 from __future__ import annotations
@@ -70,19 +74,33 @@ class Peer(NamedTuple):
 def body_of(peer: Peer, number: int) -> bytes:
     words = random.Random(number)
     text = " ".join(words.choices(WORDS, k=words.randint(4, 60)))
-    order = {"model": peer.model, "messages": [{"role": "user", "content": text}], "max_tokens": TOKENS, "temperature": 0, "stream": True}
+    order = {
+        "model": peer.model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "stream": True,
+    }
     return json.dumps(order | {"stream_options": {"include_usage": True}}).encode()
 
 
 async def ask(peer: Peer, number: int, leave_after: int | None = None) -> Answer:
-    """One request on a connection of its own. Raises ValueError for an answer that is no stream of tokens."""
+    """One request on a connection of its own.
+
+    Raises ValueError for an answer that is no stream of tokens.
+    """
     host = urlsplit(peer.url)
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection(host.hostname, host.port)
     try:
         body = body_of(peer, number)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host.netloc}\r\ncontent-type: application/json\r\n"
-        writer.write(head.encode() + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host.netloc}\r\ncontent-type:"
+            " application/json\r\n"
+        )
+        writer.write(
+            head.encode() + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
         first, events, usage = 0.0, 0, None
         while line := await reader.readline():
             if not line.startswith(b"data: {"):
@@ -99,7 +117,9 @@ async def ask(peer: Peer, number: int, leave_after: int | None = None) -> Answer
                 if events == leave_after:
                     break
         took = time.perf_counter() - began
-        return Answer(first or took, took, usage["completion_tokens"] if usage else events)  # a prompt may have nothing behind it
+        return Answer(
+            first or took, took, usage["completion_tokens"] if usage else events
+        )  # a prompt may have nothing behind it
     finally:
         writer.close()
 
@@ -129,7 +149,9 @@ def transformers_serve(model: Path, directory: Path, device: str) -> Iterator[Pe
         "--port",
         str(port),
     ]
-    with running([*command, "--host", "127.0.0.1"], directory, clean_environment(), "transformers serve"):
+    with running(
+        [*command, "--host", "127.0.0.1"], directory, clean_environment(), "transformers serve"
+    ):
         yield Peer("transformers serve", f"http://127.0.0.1:{port}", str(model))
 
 
@@ -147,7 +169,11 @@ async def ready(peer: Peer) -> None:
 def generation_metrics(metrics: str) -> dict[str, float]:
     """Those of text generation, by name."""
     text = urllib.request.urlopen(metrics + "/metrics", timeout=10).read().decode()
-    lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith("tsx_generation_") and "_bucket" not in line]
+    lines = [
+        line.rpartition(" ")
+        for line in text.splitlines()
+        if line.startswith("tsx_generation_") and "_bucket" not in line
+    ]
     return {name.partition("{")[0]: float(value) for name, _, value in lines}
 
 
@@ -170,31 +196,49 @@ async def leaving(peer: Peer, many: int, process: psutil.Process, metrics: str) 
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--device", default="cpu", help="of transformers serve; tsx takes the GPU where there is one (cpu)")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="of transformers serve; tsx takes the GPU where there is one (cpu)",
+    )
     parser.add_argument("--dtype", default="float32", help="of the weights (float32)")
-    parser.add_argument("--leave", type=int, default=0, help="clients that leave after three tokens")
+    parser.add_argument(
+        "--leave", type=int, default=0, help="clients that leave after three tokens"
+    )
     options = parser.parse_args()
     print(machine.describe())
     noise = machine.Noise()
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
-        shape = {"hidden_size": options.hidden, "intermediate_size": 2 * options.hidden, "num_hidden_layers": options.layers}
+        shape = {
+            "hidden_size": options.hidden,
+            "intermediate_size": 2 * options.hidden,
+            "num_hidden_layers": options.layers,
+        }
         shape |= {"num_attention_heads": options.heads, "num_key_value_heads": options.heads // 2}
         model = tiny_llama(place / "llama", **shape, dtype=options.dtype)
         metrics = f"http://127.0.0.1:{free_ports(1)[0]}"
         settings = {"disable_token_authorization": True, "metrics_address": metrics}
-        with tsx(place, model, **settings) as server, transformers_serve(model, place, options.device) as other:
+        with (
+            tsx(place, model, **settings) as server,
+            transformers_serve(model, place, options.device) as other,
+        ):
             peers = [Peer("tsx", server.inference, "llama"), other]
             for peer in peers:
                 await ready(peer)
-            print("\n| clients | server | tokens/s | TTFT p50 ms | TTFT p99 ms | answers/s |\n|---|---|---|---|---|---|")
+            print(
+                "\n| clients | server | tokens/s | TTFT p50 ms | TTFT p99 ms | answers/s"
+                " |\n|---|---|---|---|---|---|"
+            )
             for clients in options.clients:
                 rounds: dict[str, list[tuple[float, ...]]] = {peer.name: [] for peer in peers}
                 for _ in range(options.rounds):
@@ -206,10 +250,18 @@ async def main() -> None:
                         firsts = sorted(1000 * each.first for each in answers)
                         tail = firsts[min(len(firsts) - 1, len(firsts) * 99 // 100)]
                         tokens = sum(each.tokens for each in answers) / took
-                        rounds[peer.name].append((tokens, statistics.median(firsts), tail, len(answers) / took))
+                        rounds[peer.name].append(
+                            (tokens, statistics.median(firsts), tail, len(answers) / took)
+                        )
                 for name, found in rounds.items():
-                    tokens, middle, tail, rate = (statistics.median(column) for column in zip(*found, strict=True))
-                    print(f"| {clients} | {name} | {tokens:,.0f} | {middle:.1f} | {tail:.1f} | {rate:.1f} |", flush=True)
+                    tokens, middle, tail, rate = (
+                        statistics.median(column) for column in zip(*found, strict=True)
+                    )
+                    print(
+                        f"| {clients} | {name} | {tokens:,.0f} | {middle:.1f} | {tail:.1f} |"
+                        f" {rate:.1f} |",
+                        flush=True,
+                    )
             if options.leave:
                 await leaving(peers[0], options.leave, psutil.Process(server.process.pid), metrics)
     print(f"\n{noise}")

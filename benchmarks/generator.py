@@ -1,9 +1,11 @@
-"""What the load generator of `tsx bench` can do beside wrk: how many requests it drives, and whether both tell the same of one server.
+"""What the load generator of `tsx bench` can do beside wrk: how many requests it drives, and
+whether both tell the same of one server.
 
     python benchmarks/generator.py [--seconds 5] [--rounds 5] [--connections 64]
 
-Against the fastest server here, tsx with a handler that answers OK, it is to drive 60 % of what wrk does. Against one that is slower than
-both, batches of 8 in 20 ms, their throughput and p99 are to agree within 5 %. The two take turns; the medians of the rounds are compared.
+Against the fastest server here, tsx with a handler that answers OK, it is to drive 60 % of what wrk
+does. Against one that is slower than both, batches of 8 in 20 ms, their throughput and p99 are to
+agree within 5 %. The two take turns; the medians of the rounds are compared.
 """
 
 from __future__ import annotations
@@ -44,16 +46,30 @@ class Case(NamedTuple):
 
 CASES = (
     Case("ok", "a handler that answers OK", {"minWorkers": 1, "maxWorkers": 1, "batchSize": 64}),
-    Case("slow", "a handler that takes 20 ms for 8 requests", {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8}),
+    Case(
+        "slow",
+        "a handler that takes 20 ms for 8 requests",
+        {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8},
+    ),
 )
 
 
 def ours(url: str, model: str, connections: int, seconds: float) -> tuple[Figures, str | None]:
     """And why the figures tell of the generator, where they do."""
-    plan = LoadPlan(url, model, (Payload(BODY, "application/json"),), connections=connections, seconds=seconds, warm_up=WARM_UP)
+    plan = LoadPlan(
+        url,
+        model,
+        (Payload(BODY, "application/json"),),
+        connections=connections,
+        seconds=seconds,
+        warm_up=WARM_UP,
+    )
     reported = measure(plan)
     assert reported.ok == reported.sent, reported
-    return Figures(reported.throughput, reported.latency.p50_ms, reported.latency.p99_ms), reported.generator.limited
+    return (
+        Figures(reported.throughput, reported.latency.p50_ms, reported.latency.p99_ms),
+        reported.generator.limited,
+    )
 
 
 def theirs(url: str, model: str, connections: int, seconds: float, body: Path) -> Figures:
@@ -69,7 +85,9 @@ def compare(case: Case, directory: Path, options: argparse.Namespace) -> tuple[F
     """(wrk, ours)"""
     body = directory / "body"
     body.write_bytes(BODY)
-    packed = servers.archive(directory, case.model, "--handler", MODELS / f"{case.model}.py", config=case.config)
+    packed = servers.archive(
+        directory, case.model, "--handler", MODELS / f"{case.model}.py", config=case.config
+    )
     found: list[tuple[Figures, Figures]] = []
     with servers.tsx(directory, packed) as server:
         servers.first_answer(server, f"/predictions/{case.model}", BODY)
@@ -77,24 +95,36 @@ def compare(case: Case, directory: Path, options: argparse.Namespace) -> tuple[F
             both = {}
             for who in ("wrk", "tsx") if number % 2 else ("tsx", "wrk"):
                 if who == "wrk":
-                    both[who] = theirs(server.inference, case.model, options.connections, options.seconds, body)
+                    both[who] = theirs(
+                        server.inference, case.model, options.connections, options.seconds, body
+                    )
                 else:
-                    both[who], limited = ours(server.inference, case.model, options.connections, options.seconds)
+                    both[who], limited = ours(
+                        server.inference, case.model, options.connections, options.seconds
+                    )
                     if limited:
                         print(f"({limited})")
             found.append((both["wrk"], both["tsx"]))
-            shown = ", ".join(f"{who} {it.rate:,.0f}/s p50 {it.p50:.2f} p99 {it.p99:.2f} ms" for who, it in both.items())
+            shown = ", ".join(
+                f"{who} {it.rate:,.0f}/s p50 {it.p50:.2f} p99 {it.p99:.2f} ms"
+                for who, it in both.items()
+            )
             print(f"{case.model}, round {number + 1}: {shown}", flush=True)
     return median([first for first, _ in found]), median([second for _, second in found])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--connections", type=int, default=64)
     options = parser.parse_args()
-    print(f"{machine.describe()}; {options.connections} connections, medians of {options.rounds} rounds of {options.seconds:g} s")
+    print(
+        f"{machine.describe()}; {options.connections} connections, medians of {options.rounds}"
+        f" rounds of {options.seconds:g} s"
+    )
     busy = machine.busy_before()
     if busy:
         print(f"not quiet: {busy}")
@@ -103,15 +133,28 @@ def main() -> None:
     for case in CASES:
         with tempfile.TemporaryDirectory() as name:
             rows.append((case, *compare(case, Path(name), options)))
-    print("\n| server | wrk requests/s | tsx bench | ratio | wrk p99 ms | tsx bench | ratio |\n" + "|---" * 7 + "|")
+    print(
+        "\n| server | wrk requests/s | tsx bench | ratio | wrk p99 ms | tsx bench | ratio |\n"
+        + "|---" * 7
+        + "|"
+    )
     for case, first, second in rows:
-        cells = f"{first.rate:,.0f} | {second.rate:,.0f} | {second.rate / first.rate:.2f} | {first.p99:.2f} | {second.p99:.2f}"
+        cells = (
+            f"{first.rate:,.0f} | {second.rate:,.0f} | {second.rate / first.rate:.2f} |"
+            f" {first.p99:.2f} | {second.p99:.2f}"
+        )
         print(f"| {case.text} | {cells} | {second.p99 / first.p99:.2f} |")
     (_, quick, our_quick), (_, slow, our_slow) = rows
     apart = max(abs(our_slow.rate / slow.rate - 1), abs(our_slow.p99 / slow.p99 - 1))
     driven = our_quick.rate / quick.rate
-    print(f"\ndrives {driven:.0%} of what wrk drives ({'kept' if driven >= LEAST else 'broken'}: {LEAST:.0%})")
-    print(f"agrees with wrk within {apart:.1%} on the slower server ({'kept' if apart <= APART else 'broken'}: {APART:.0%})")
+    print(
+        f"\ndrives {driven:.0%} of what wrk drives ({'kept' if driven >= LEAST else 'broken'}:"
+        f" {LEAST:.0%})"
+    )
+    print(
+        f"agrees with wrk within {apart:.1%} on the slower server"
+        f" ({'kept' if apart <= APART else 'broken'}: {APART:.0%})"
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""How much of what a handler reaches in a bare loop is left when it is served: `image_classifier` on a JPEG, and a transformer.
+"""How much of what a handler reaches in a bare loop is left when it is served: `image_classifier`
+on a JPEG, and a transformer.
 
-    python benchmarks/handler_efficiency.py [image] [tokens] [--seconds 2] [--rounds 3] [--batch 32] [--connections 128]
+    python benchmarks/handler_efficiency.py [image] [tokens] [--seconds 2] [--rounds 3] [--batch 32]
+    [--connections 128]
 
-The bare loop runs the same archive's handler in a process of its own, on batches of the same size, with the same one thread of torch.
-Both run in turns. `wall` is requests/s served by requests/s bare. On a machine whose other cores are busy, or where there are only
-two, the front end and the load take time from the model; `cpu` does not see that: it is the processor's time per request of the bare
-loop by that of the worker process, so what it is short of 100 % is all that the worker does besides the handler.
+The bare loop runs the same archive's handler in a process of its own, on batches of the same size,
+with the same one thread of torch. Both run in turns. `wall` is requests/s served by requests/s
+bare. On a machine whose other cores are busy, or where there are only two, the front end and the
+load take time from the model; `cpu` does not see that: it is the processor's time per request of
+the bare loop by that of the worker process, so what it is short of 100 % is all that the worker
+does besides the handler.
 """
 
 from __future__ import annotations
@@ -48,13 +52,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--connections", type=int, default=128)
-    parser.add_argument("--bare", nargs=2, type=Path, metavar=("DIRECTORY", "BODY"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--bare", nargs=2, type=Path, metavar=("DIRECTORY", "BODY"), help=argparse.SUPPRESS
+    )
     options = parser.parse_args()
     if options.bare:
         bare_loop(*options.bare, options.batch, options.seconds)
         return
     print(machine.describe())
-    print(f"{'model':8}{'bare/s':>10}{'served/s':>10}{'wall':>8}{'bare us':>10}{'worker us':>10}{'cpu':>8}{'batch':>8}")
+    print(
+        f"{'model':8}{'bare/s':>10}{'served/s':>10}{'wall':>8}{'bare us':>10}{'worker us':>10}{'cpu':>8}{'batch':>8}"
+    )
     noise = machine.Noise()
     for name in options.models or ("image", "tokens"):
         with tempfile.TemporaryDirectory() as place:
@@ -70,16 +78,37 @@ def main() -> None:
     print(noise)
 
 
-def measure(name: str, place: Path, options: argparse.Namespace, noise: machine.Noise) -> list[tuple[Round, Round]]:
+def measure(
+    name: str, place: Path, options: argparse.Namespace, noise: machine.Noise
+) -> list[tuple[Round, Round]]:
     body = place / "body"
-    archive = make_image(place, body, options.batch) if name == "image" else make_tokens(place, body, options.batch)
+    archive = (
+        make_image(place, body, options.batch)
+        if name == "image"
+        else make_tokens(place, body, options.batch)
+    )
     directory = place / "unpacked"
-    subprocess.run([servers.TSX, "archive", "unpack", archive, directory], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [servers.TSX, "archive", "unpack", archive, directory],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     script = place / "post.lua"
     script.write_text(
-        f'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/octet-stream"\nwrk.body = io.open("{body}", "rb"):read("*a")\n'
+        'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/octet-stream"\nwrk.body ='
+        f' io.open("{body}", "rb"):read("*a")\n'
     )
-    command = [sys.executable, __file__, "--bare", directory, body, "--batch", str(options.batch), "--seconds", str(options.seconds)]
+    command = [
+        sys.executable,
+        __file__,
+        "--bare",
+        directory,
+        body,
+        "--batch",
+        str(options.batch),
+        "--seconds",
+        str(options.seconds),
+    ]
     rounds = []
     metrics = f"http://127.0.0.1:{servers.free_ports(1)[0]}"
     with servers.tsx(place, archive, job_queue_size=1000, metrics_address=metrics) as server:
@@ -87,12 +116,20 @@ def measure(name: str, place: Path, options: argparse.Namespace, noise: machine.
         served(server, metrics, name, script, options)  # warms up
         for _ in range(options.rounds):
             noise.sample()
-            bare = Round(**json.loads(subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout))
+            bare = Round(
+                **json.loads(
+                    subprocess.run(
+                        list(map(str, command)), check=True, capture_output=True, text=True
+                    ).stdout
+                )
+            )
             rounds.append((bare, served(server, metrics, name, script, options)))
     return rounds
 
 
-def served(server: servers.Server, metrics: str, name: str, script: Path, options: argparse.Namespace) -> Round:
+def served(
+    server: servers.Server, metrics: str, name: str, script: Path, options: argparse.Namespace
+) -> Round:
     (worker,) = json.loads(server.call(f"/models/{name}", management=True))[0]["workers"]
     process = psutil.Process(worker["pid"])
     before, started = batches(metrics), process.cpu_times()
@@ -119,7 +156,10 @@ def batches(metrics: str) -> tuple[float, float]:
     """How many the worker has answered, and how many requests were in them."""
     with urllib.request.urlopen(f"{metrics}/metrics", timeout=60) as answer:
         text = answer.read().decode()
-    found = [re.search(rf"^tsx_batch_size_{what}\{{.*\}} (\S+)$", text, re.MULTILINE) for what in ("count", "sum")]
+    found = [
+        re.search(rf"^tsx_batch_size_{what}\{{.*\}} (\S+)$", text, re.MULTILINE)
+        for what in ("count", "sum")
+    ]
     return tuple(float(match[1]) if match else 0.0 for match in found)  # type: ignore[return-value]  # two of them
 
 
@@ -131,10 +171,14 @@ def make_image(place: Path, body: Path, batch: int) -> Path:
     layers: list[torch.nn.Module] = []
     for before, after in ((3, 16), (16, 32), (32, 64)):
         layers += [torch.nn.Conv2d(before, after, 3, stride=2, padding=1), torch.nn.ReLU()]
-    net = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 10)).eval()
+    net = torch.nn.Sequential(
+        *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 10)
+    ).eval()
     torch.jit.save(torch.jit.trace(net, torch.zeros(1, 3, 224, 224)), place / "net.pt")  # type: ignore[no-untyped-call]  # torch's
     file = io.BytesIO()
-    Image.effect_noise((32, 32), 80).convert("RGB").resize((320, 280)).save(file, "JPEG", quality=90)
+    Image.effect_noise((32, 32), 80).convert("RGB").resize((320, 280)).save(
+        file, "JPEG", quality=90
+    )
     body.write_bytes(file.getvalue())
     return servers.archive(
         place,
@@ -208,7 +252,10 @@ def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
     while (took := time.perf_counter() - started) < seconds:
         model.entry.call(list(rows), model.context)
         done += batch
-    print(json.dumps(Round(done / took, (time.process_time() - cpu) / done, batch)._asdict()), flush=True)
+    print(
+        json.dumps(Round(done / took, (time.process_time() - cpu) / done, batch)._asdict()),
+        flush=True,
+    )
     os._exit(0)  # no thread of a library is waited for
 
 

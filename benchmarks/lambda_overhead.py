@@ -2,9 +2,11 @@
 
     python benchmarks/lambda_overhead.py [--invocations 300] [--rounds 5]
 
-Warm: digits behind a Runtime API on loopback (`tsx check`'s own), by AWS's client and by tsx's, beside a function that calls the same
-handler straight from AWS's client, in turns; and the handler in a plain loop. Cold: fresh processes, in turns, each as the entry of the
-image begins, with a clock between its steps; what is compiled is in the page cache, which on a real cold start it is not.
+Warm: digits behind a Runtime API on loopback (`tsx check`'s own), by AWS's client and by tsx's,
+beside a function that calls the same handler straight from AWS's client, in turns; and the handler
+in a plain loop. Cold: fresh processes, in turns, each as the entry of the image begins, with a
+clock between its steps; what is compiled is in the page cache, which on a real cold start it is
+not.
 """
 
 from __future__ import annotations
@@ -28,14 +30,25 @@ from tsx_cli.check.lambda_host import Host
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits"
 IMAGE = (DIGITS / "images" / "7.png").read_bytes()
-PACK = ("digits", "--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py", "--extra-files", DIGITS / "index_to_name.json")
+PACK = (
+    "digits",
+    "--model-file",
+    DIGITS / "model.py",
+    "--handler",
+    DIGITS / "handler.py",
+    "--extra-files",
+    DIGITS / "index_to_name.json",
+)
 
 EVENT = {
     "version": "2.0",
     "rawPath": "/predictions/digits",
     "rawQueryString": "",
     "headers": {"content-type": "image/png"},
-    "requestContext": {"http": {"method": "POST", "path": "/predictions/digits", "sourceIp": "127.0.0.1"}, "stage": "$default"},
+    "requestContext": {
+        "http": {"method": "POST", "path": "/predictions/digits", "sourceIp": "127.0.0.1"},
+        "stage": "$default",
+    },
     "body": base64.b64encode(IMAGE).decode(),
     "isBase64Encoded": True,
 }
@@ -96,19 +109,35 @@ def ready(place: Path) -> Path:
 
 
 def variables(place: Path, model: Path, more: Mapping[str, str]) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "AWS_"))}
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "AWS_"))
+    }
     return own | {"TSX_MODEL_DIR": str(model), "TSX_CACHE_DIR": str(place / "unpacked"), **more}
 
 
-def measure_warm(place: Path, model: Path, invocations: int, rounds: int, noise: machine.Noise) -> None:
+def measure_warm(
+    place: Path, model: Path, invocations: int, rounds: int, noise: machine.Noise
+) -> None:
     (place / "bare.py").write_text(BARE)
     threads = str(len(os.sched_getaffinity(0)))
     entry = [sys.executable, "-m", "tsx_runtime.targets.entry"]
-    bare = {"MODEL": str(model), "THREADS": threads, "PYTHONPATH": os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])}
+    bare = {
+        "MODEL": str(model),
+        "THREADS": threads,
+        "PYTHONPATH": os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")]),
+    }
     hosts = {
-        "the handler, by awslambdaric": Host([sys.executable, "-m", "awslambdaric", "bare.handler"], place, variables(place, model, bare)),
-        "tsx, by awslambdaric": Host(entry, place, variables(place, model, {"TSX_LAMBDA_RUNTIME": "awslambdaric"})),
-        "tsx, by its own client": Host(entry, place, variables(place, model, {"TSX_LAMBDA_RUNTIME": "tsx"})),
+        "the handler, by awslambdaric": Host(
+            [sys.executable, "-m", "awslambdaric", "bare.handler"],
+            place,
+            variables(place, model, bare),
+        ),
+        "tsx, by awslambdaric": Host(
+            entry, place, variables(place, model, {"TSX_LAMBDA_RUNTIME": "awslambdaric"})
+        ),
+        "tsx, by its own client": Host(
+            entry, place, variables(place, model, {"TSX_LAMBDA_RUNTIME": "tsx"})
+        ),
     }
     taken: dict[str, list[float]] = {name: [] for name in hosts}
     answers = set()
@@ -132,12 +161,19 @@ def measure_warm(place: Path, model: Path, invocations: int, rounds: int, noise:
         for host in hosts.values():
             host.close()
     command = [sys.executable, "-c", PLAIN, str(place), json.dumps(EVENT), str(3 * invocations)]
-    plain = float(subprocess.run(command, env=variables(place, model, bare), check=True, capture_output=True, text=True).stdout)
+    plain = float(
+        subprocess.run(
+            command, env=variables(place, model, bare), check=True, capture_output=True, text=True
+        ).stdout
+    )
     print(f"warm, medians of {rounds} turns of {invocations} invocations, ms:\n")
     print("| | an invocation | beyond the handler's own time |\n|---|---|---|")
     print(f"| the handler in a plain loop | {plain * 1000:.2f} | |")
     for name, times in taken.items():
-        print(f"| {name} | {machine.median(times) * 1000:.2f} | {(machine.median(times) - plain) * 1000:.2f} |")
+        print(
+            f"| {name} | {machine.median(times) * 1000:.2f} |"
+            f" {(machine.median(times) - plain) * 1000:.2f} |"
+        )
 
 
 def measure_cold(place: Path, model: Path, rounds: int, noise: machine.Noise) -> None:
@@ -155,7 +191,10 @@ def measure_cold(place: Path, model: Path, rounds: int, noise: machine.Noise) ->
     ways: dict[str, tuple[Path, dict[str, str]]] = {
         "as tsx deploy makes the image": (model, {}),
         "the .mar itself, unpacked at the start": (packed, {"FRESH": "1"}),
-        "nothing compiled beforehand": (model, {"PYTHONPYCACHEPREFIX": str(place / "none"), "PYTHONDONTWRITEBYTECODE": "1"}),
+        "nothing compiled beforehand": (
+            model,
+            {"PYTHONPYCACHEPREFIX": str(place / "none"), "PYTHONDONTWRITEBYTECODE": "1"},
+        ),
         "one thread for torch": (model, {"OMP_NUM_THREADS": "1"}),
         "with a warm-up in the archive": (warm, {}),
     }
@@ -168,18 +207,34 @@ def measure_cold(place: Path, model: Path, rounds: int, noise: machine.Noise) ->
             cache = place / f"unpacked-{turn}" if "FRESH" in more else place / "unpacked"
             env = variables(place, directory, {**more, "TSX_CACHE_DIR": str(cache)})
             command = [sys.executable, "-c", COLD, str(time.time()), "torch", json.dumps(EVENT)]
-            reported = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+            reported = subprocess.run(
+                command,
+                env=env,
+                check=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            ).stdout
             if turn:  # what the disk holds is in memory from here on, for all alike
                 taken[name].append(json.loads(reported))
-    print(f"\ncold, medians of {rounds} rounds, ms:\n\n| | {' | '.join(STEPS)} | until the first answer |\n|{'---|' * (len(STEPS) + 2)}")
+    print(
+        f"\ncold, medians of {rounds} rounds, ms:\n\n| | {' | '.join(STEPS)} | until the first"
+        f" answer |\n|{'---|' * (len(STEPS) + 2)}"
+    )
     for name, times in taken.items():
         steps = [machine.median(step) * 1000 for step in zip(*times, strict=True)]
         whole = machine.median([sum(each[:-1]) for each in times]) * 1000
-        print(f"| {name} | {' | '.join(f'{step:.0f}' if step >= 10 else f'{step:.1f}' for step in steps)} | {whole:.0f} |")
+        print(
+            f"| {name} |"
+            f" {' | '.join(f'{step:.0f}' if step >= 10 else f'{step:.1f}' for step in steps)} |"
+            f" {whole:.0f} |"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--invocations", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

@@ -1,11 +1,13 @@
-"""What large bodies cost: throughput, processor time, and memory for each byte in flight; and what shared memory would save.
+"""What large bodies cost: throughput, processor time, and memory for each byte in flight; and what
+shared memory would save.
 
     python benchmarks/large_bodies.py [--sizes 128K 1M 10M 100M] [--connections 4] [--seconds 3]
     python benchmarks/large_bodies.py --transport
 
-Each size is sent to a `tsx serve` of its own, whose handler returns the length of the body. Memory is the most that a process had resident
-during the load, less what it had before, by the bytes of all bodies that were under way (connections x size). `--transport` moves bodies
-between two processes through a socket pair, as tsx does, and through shared memory, in turns. Needs Linux.
+Each size is sent to a `tsx serve` of its own, whose handler returns the length of the body. Memory
+is the most that a process had resident during the load, less what it had before, by the bytes of
+all bodies that were under way (connections x size). `--transport` moves bodies between two
+processes through a socket pair, as tsx does, and through shared memory, in turns. Needs Linux.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def measure(size: int, connections: int, seconds: float) -> Cost:
         directory = Path(place)
         config = {"minWorkers": 1, "maxWorkers": 1, "batchSize": connections}
         archive = servers.archive(directory, "length", "--handler", HANDLER, config=config)
-        with servers.tsx(directory, archive, max_request_size=2 * size, worker_preload=False) as server:  # the handler needs no torch
+        with servers.tsx(
+            directory, archive, max_request_size=2 * size, worker_preload=False
+        ) as server:  # the handler needs no torch
             servers.first_answer(server, "/predictions/length", b"x")
             (worker,) = json.loads(server.call("/models/length", management=True))[0]["workers"]
             processes = [psutil.Process(server.process.pid), psutil.Process(worker["pid"])]
@@ -66,8 +70,14 @@ def measure(size: int, connections: int, seconds: float) -> Cost:
             started = time.perf_counter()
             done = load(server, size, connections, seconds)
             rate = done / (time.perf_counter() - started)
-            cpu = [(cpu_seconds(process) - begun) / done for process, begun in zip(processes, before, strict=True)]
-            memory = [(peak(process.pid) - rest) / (connections * size) for process, rest in zip(processes, resting, strict=True)]
+            cpu = [
+                (cpu_seconds(process) - begun) / done
+                for process, begun in zip(processes, before, strict=True)
+            ]
+            memory = [
+                (peak(process.pid) - rest) / (connections * size)
+                for process, rest in zip(processes, resting, strict=True)
+            ]
     return Cost(rate, cpu, memory)
 
 
@@ -85,7 +95,10 @@ def load(server: servers.Server, size: int, connections: int, seconds: float) ->
                 connection.request("POST", "/predictions/length", body)
                 answer = connection.getresponse()
                 content = answer.read()
-                assert (answer.status, content) == (200, str(size).encode()), (answer.status, content[:500])
+                assert (answer.status, content) == (200, str(size).encode()), (
+                    answer.status,
+                    content[:500],
+                )
                 counts[number] += 1
         except Exception as error:  # the boundary of a thread: told below
             failures.append(error)
@@ -118,13 +131,20 @@ def peak(pid: int) -> int:
 
 
 def served(sizes: list[int], connections: int, seconds: float) -> None:
-    print("| body | requests/s | MB/s | front end CPU ms | worker CPU ms | front end memory | worker memory |")
+    print(
+        "| body | requests/s | MB/s | front end CPU ms | worker CPU ms | front end memory | worker"
+        " memory |"
+    )
     print("|---" * 7 + "|")
     for size in sizes:
         cost = measure(size, connections, seconds)
         cpu = " | ".join(f"{1000 * each:.2f}" for each in cost.cpu)
         memory = " | ".join(f"{each:.2f}" for each in cost.memory)
-        print(f"| {in_words(size)} | {cost.rate:,.0f} | {cost.rate * size / 1e6:,.0f} | {cpu} | {memory} |", flush=True)
+        print(
+            f"| {in_words(size)} | {cost.rate:,.0f} | {cost.rate * size / 1e6:,.0f} | {cpu} |"
+            f" {memory} |",
+            flush=True,
+        )
 
 
 # Between two processes
@@ -215,16 +235,38 @@ def in_words(size: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", type=in_bytes, default=[in_bytes(text) for text in ("128K", "1M", "10M", "100M")])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        type=in_bytes,
+        default=[in_bytes(text) for text in ("128K", "1M", "10M", "100M")],
+    )
     parser.add_argument("--connections", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=3, help="of load for each size, after a third of it, or a second, as warm-up")
-    parser.add_argument("--rounds", type=int, default=3, help="of --transport; the medians are printed")
-    parser.add_argument("--transport", action="store_true", help="between two processes only: a socket pair beside shared memory")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=3,
+        help="of load for each size, after a third of it, or a second, as warm-up",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of --transport; the medians are printed"
+    )
+    parser.add_argument(
+        "--transport",
+        action="store_true",
+        help="between two processes only: a socket pair beside shared memory",
+    )
     options = parser.parse_args()
     noise = machine.Noise()
     noise.sample()
-    what = f"medians of {options.rounds} rounds" if options.transport else f"{options.connections} connections, one worker"
+    what = (
+        f"medians of {options.rounds} rounds"
+        if options.transport
+        else f"{options.connections} connections, one worker"
+    )
     print(f"{machine.describe()}; {what}\n")
     if options.transport:
         transport(options.sizes, options.rounds)

@@ -1,9 +1,11 @@
-"""How a request spends its microseconds, layer by layer: the real code of front end and worker, without sockets between.
+"""How a request spends its microseconds, layer by layer: the real code of front end and worker,
+without sockets between.
 
-    python benchmarks/layers.py [--batch 64] [--seconds 2] [--body 7] [--new-heads] [--routed weights] [--traced 0.01]
+    python benchmarks/layers.py [--batch 64] [--seconds 2] [--body 7] [--new-heads] [--routed
+    weights] [--traced 0.01]
 
-What the kernel takes for sockets is not in it: `benchmarks/peers` measures the whole. Numbers are of one processor of this machine;
-compare them only within one run, or side by side.
+What the kernel takes for sockets is not in it: `benchmarks/peers` measures the whole. Numbers are
+of one processor of this machine; compare them only within one run, or side by side.
 """
 
 from __future__ import annotations
@@ -76,10 +78,21 @@ class Wire(asyncio.Transport):
 
 
 class Layers:
-    """One connection a request, a dispatcher, a channel and a worker's batch code, driven step by step."""
+    """One connection a request, a dispatcher, a channel and a worker's batch code, driven step by
+    step.
+    """
 
-    def __init__(self, batch: int, body: bytes, new_heads: bool, routed: str | None = None, tracer: Tracer | None = None) -> None:
-        self.spent = dict.fromkeys(("read and submit", "assign and send", "worker", "receive and answer"), 0.0)
+    def __init__(
+        self,
+        batch: int,
+        body: bytes,
+        new_heads: bool,
+        routed: str | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.spent = dict.fromkeys(
+            ("read and submit", "assign and send", "worker", "receive and answer"), 0.0
+        )
         self.requests = 0
         self.beside = 0.0  # seconds of processor time of other threads
         self.dispatcher = Dispatcher("ok", BatchLimits(batch), Bounds(10 * batch))
@@ -87,7 +100,10 @@ class Layers:
         route = _route(self.dispatcher, ROUTED.get(routed or ""))
         hidden = SimpleNamespace(of=lambda name: frozenset())
         registry: Any = SimpleNamespace(
-            route=lambda name, version, headers: route.by_head(headers), models={}, on_change=[], hidden_headers=hidden
+            route=lambda name, version, headers: route.by_head(headers),
+            models={},
+            on_change=[],
+            hidden_headers=hidden,
         )
         counts = ResponseCounts()
         app = ServerApp("layers", counts, Settings())
@@ -123,7 +139,14 @@ class Layers:
         decoded = wire.decode(wire.decode_header(frame), memoryview(frame)[wire.HEADER.size :])
         began = time.monotonic()
         outcome = answer_batch(self.model, decoded.items, lambda *_: None, began=began)
-        reply = b"".join(wire.encode(wire.Kind.REPLY, decoded.batch, outcome.answers, step_times.times(began, time.monotonic(), [])))
+        reply = b"".join(
+            wire.encode(
+                wire.Kind.REPLY,
+                decoded.batch,
+                outcome.answers,
+                step_times.times(began, time.monotonic(), []),
+            )
+        )
         marks.append(marks[-1] + time.thread_time() - start)
         start = time.thread_time()
         for at in range(0, len(reply), 65536):
@@ -142,7 +165,14 @@ def _route(dispatcher: Dispatcher, traffic: Traffic | None) -> Any:
     """A version, or where something is said of its traffic, a split of two with one queue."""
     plan = SimpleNamespace(strategy=SimpleNamespace(sequences=None))
     versions: dict[str, Any] = {
-        number: SimpleNamespace(name="ok", version=number, submit=dispatcher.submit, client_timeout=0.0, plan=plan, stats=dispatcher.stats)
+        number: SimpleNamespace(
+            name="ok",
+            version=number,
+            submit=dispatcher.submit,
+            client_timeout=0.0,
+            plan=plan,
+            stats=dispatcher.stats,
+        )
         for number in VERSIONS
     }
     if traffic is not None:
@@ -170,7 +200,9 @@ async def measure(options: argparse.Namespace, tracer: Tracer | None = None) -> 
 def measure_traced(options: argparse.Namespace) -> Layers:
     """With spans that are sent to a collector, a process of its own which throws them away."""
     answers, port = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("spawn").Process(target=_collect, args=(port,), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=_collect, args=(port,), daemon=True
+    )
     process.start()
     sender = Sender(f"http://127.0.0.1:{answers.recv()}/v1/traces")
     try:
@@ -201,21 +233,42 @@ def _body(options: argparse.Namespace) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch", type=int, default=64, help="requests that arrive together")
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--body", type=int, default=7, help="bytes of a body")
-    parser.add_argument("--new-heads", action="store_true", help="each request has a header of its own, so that no head is known")
-    parser.add_argument("--routed", choices=ROUTED, help="how requests are split between two versions; without it there is one version")
-    parser.add_argument("--traced", type=float, default=0.0, help="share of the requests that are traced; needs the extra otel")
+    parser.add_argument(
+        "--new-heads",
+        action="store_true",
+        help="each request has a header of its own, so that no head is known",
+    )
+    parser.add_argument(
+        "--routed",
+        choices=ROUTED,
+        help="how requests are split between two versions; without it there is one version",
+    )
+    parser.add_argument(
+        "--traced",
+        type=float,
+        default=0.0,
+        help="share of the requests that are traced; needs the extra otel",
+    )
     options = parser.parse_args()
     layers = measure_traced(options) if options.traced else asyncio.run(measure(options))
-    print(f"{machine.describe()}; batches of {options.batch}, bodies of {options.body} bytes, {layers.requests:,} requests")
+    print(
+        f"{machine.describe()}; batches of {options.batch}, bodies of {options.body} bytes,"
+        f" {layers.requests:,} requests"
+    )
     for name, seconds in layers.spent.items():
         print(f"{name:20} {1e6 * seconds / layers.requests:6.2f} us a request")
     print(f"{'all':20} {1e6 * sum(layers.spent.values()) / layers.requests:6.2f} us a request")
     if options.traced:
-        print(f"{'beside it':20} {1e6 * layers.beside / layers.requests:6.2f} us a request, of the thread that sends")
+        print(
+            f"{'beside it':20} {1e6 * layers.beside / layers.requests:6.2f} us a request, of the"
+            " thread that sends"
+        )
 
 
 if __name__ == "__main__":

@@ -17,13 +17,22 @@ STEADY = 1.2  # times the least
 
 
 def describe() -> str:
-    return f"{date.today().isoformat()}, {os.cpu_count()} cores, {processor()}, {platform.system()}, Python {platform.python_version()}"
+    return (
+        f"{date.today().isoformat()}, {os.cpu_count()} cores, {processor()}, {platform.system()},"
+        f" Python {platform.python_version()}"
+    )
 
 
 def processor() -> str:
     info = Path("/proc/cpuinfo")
     names = (
-        [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+        [
+            line.partition(":")[2].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
+        if info.exists()
+        else []
     )
     return names[0] if names else platform.machine()
 
@@ -31,11 +40,17 @@ def processor() -> str:
 def busy_before() -> str | None:
     """What else the machine does before anything was started; None where it idles."""
     share = psutil.cpu_percent(1.0)
-    return f"{share:.0f} % of the cores were at work before anything was started" if share > BUSY_PERCENT else None
+    return (
+        f"{share:.0f} % of the cores were at work before anything was started"
+        if share > BUSY_PERCENT
+        else None
+    )
 
 
 class Noise:
-    """Times a fixed piece of work between the rounds: on a quiet machine it always takes the same time."""
+    """Times a fixed piece of work between the rounds: on a quiet machine it always takes the same
+    time.
+    """
 
     def __init__(self) -> None:
         self.samples: list[float] = []
@@ -50,13 +65,18 @@ class Noise:
     def disturbed(self) -> list[str]:
         """What says that something else was at work meanwhile; empty on a quiet machine."""
         least, typical = min(self.samples), sorted(self.samples)[len(self.samples) * 9 // 10]
-        return [f"a fixed computation took {typical / least - 1:.0%} longer in a tenth of its runs"] if typical > STEADY * least else []
+        return (
+            [f"a fixed computation took {typical / least - 1:.0%} longer in a tenth of its runs"]
+            if typical > STEADY * least
+            else []
+        )
 
     def __str__(self) -> str:
         least, most = min(self.samples), max(self.samples)
         return (
-            f"noise: a fixed computation took {least * 1000:.0f} to {most * 1000:.0f} ms ({most / least - 1:.0%} apart), "
-            f"load average {min(self.loads):.1f} to {max(self.loads):.1f}"
+            f"noise: a fixed computation took {least * 1000:.0f} to {most * 1000:.0f} ms"
+            f" ({most / least - 1:.0%} apart), load average {min(self.loads):.1f} to"
+            f" {max(self.loads):.1f}"
         )
 
 

@@ -1,9 +1,11 @@
-"""An open loop as the benchmarks here want it: the load generator of `tsx bench`, a URL and a file, and figures in one row.
+"""An open loop as the benchmarks here want it: the load generator of `tsx bench`, a URL and a file,
+and figures in one row.
 
-Every planned request ends as exactly one of: accepted (2xx), refused (429, 503), an error (by its status, or `closed`), unanswered (no
-answer five seconds after the end), unsent (no connection was free for it until the end). Latency counts from the planned time. A
-connection carries one request at a time, so a server never has more than `connections` at once: to fill a queue, give more than it has
-places.
+Every planned request ends as exactly one of: accepted (2xx), refused (429, 503), an error (by its
+status, or `closed`), unanswered (no answer five seconds after the end), unsent (no connection was
+free for it until the end). Latency counts from the planned time. A connection carries one request
+at a time, so a server never has more than `connections` at once: to fill a queue, give more than it
+has places.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Result(NamedTuple):
     errors: dict[str, int]
     unanswered: int
     unsent: int
-    goodput: float  # accepted answers that came within the seconds, and within `limit_ms` of their planned times, per second
+    # accepted answers that came within the seconds, and within `limit_ms` of their planned times,
+    # per second
+    goodput: float
     p50: float
     p90: float
     p99: float
@@ -62,9 +66,18 @@ def run(
 
 
 def planned(
-    url: str, rate: float, seconds: float, connections: int, body: Path, *, poisson: bool = False, headers: Sequence[str] = ()
+    url: str,
+    rate: float,
+    seconds: float,
+    connections: int,
+    body: Path,
+    *,
+    poisson: bool = False,
+    headers: Sequence[str] = (),
 ) -> LoadPlan:
-    given = [(name, value.strip()) for name, _, value in (header.partition(":") for header in headers)]
+    given = [
+        (name, value.strip()) for name, _, value in (header.partition(":") for header in headers)
+    ]
     content_type = next((value for name, value in given if name.lower() == "content-type"), None)
     payload = Payload(body.read_bytes(), content_type, tuple(given))
     return LoadPlan(
@@ -80,11 +93,36 @@ def planned(
 
 def row(plan: LoadPlan, reported: Round, limit_ms: float | None) -> Result:
     latency, side = reported.latency, reported.generator
-    within = sum(count for end, count in reported.histogram if limit_ms is not None and end <= limit_ms)
-    in_time = reported.throughput if limit_ms is None else min(reported.throughput, within / reported.seconds)
+    within = sum(
+        count for end, count in reported.histogram if limit_ms is not None and end <= limit_ms
+    )
+    in_time = (
+        reported.throughput
+        if limit_ms is None
+        else min(reported.throughput, within / reported.seconds)
+    )
     return Result(
-        *(plan.rate or 0.0, plan.seconds, "Poisson" if plan.arrivals == "poisson" else "constant", plan.connections),
-        *(reported.sent + reported.unsent, reported.ok, reported.refused, reported.errors, reported.unanswered, reported.unsent),
+        *(
+            plan.rate or 0.0,
+            plan.seconds,
+            "Poisson" if plan.arrivals == "poisson" else "constant",
+            plan.connections,
+        ),
+        *(
+            reported.sent + reported.unsent,
+            reported.ok,
+            reported.refused,
+            reported.errors,
+            reported.unanswered,
+            reported.unsent,
+        ),
         *(in_time, latency.p50_ms, latency.p90_ms, latency.p99_ms, latency.p999_ms, latency.max_ms),
-        *(reported.refused_p99_ms, side.waited, side.late_p99_ms, side.cpu, side.starved, side.limited),
+        *(
+            reported.refused_p99_ms,
+            side.waited,
+            side.late_p99_ms,
+            side.cpu,
+            side.starved,
+            side.limited,
+        ),
     )

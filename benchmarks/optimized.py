@@ -1,11 +1,13 @@
-"""What `tsx optimize` finds for four models, each trained here or in examples/: which form wins, how much faster than the archive's own
-model it is in the same run, and what it loses.
+"""What `tsx optimize` finds for four models, each trained here or in examples/: which form wins,
+how much faster than the archive's own model it is in the same run, and what it loses.
 
-    python benchmarks/optimized.py [digits] [detector] [resnet18] [bert] [--time-limit 10m] [--directory DIR]
+    python benchmarks/optimized.py [digits] [detector] [resnet18] [bert] [--time-limit 10m]
+    [--directory DIR]
 
-resnet18 and bert are trained once into the directory (minutes): on the digits of scikit-learn in 224 x 224 pixels, and on synthetic texts
-of eight topics. The guard compares held-out rows with labels: top1>=-0.5% for digits, resnet18 and bert, map>=-0.5% for the boxes of the
-detector. Each run leaves its report in the directory.
+resnet18 and bert are trained once into the directory (minutes): on the digits of scikit-learn in
+224 x 224 pixels, and on synthetic texts of eight topics. The guard compares held-out rows with
+labels: top1>=-0.5% for digits, resnet18 and bert, map>=-0.5% for the boxes of the detector. Each
+run leaves its report in the directory.
 """
 
 from __future__ import annotations
@@ -53,7 +55,18 @@ def main() -> None:
 
 def optimize(subject: Subject, run: Path, limit: str) -> dict[str, Any]:
     """The results.json of a run, resumed where one has begun."""
-    words = [servers.TSX, "optimize", subject.archive, "--input", subject.inputs, *subject.guard, "--time-limit", limit, "--output", run]
+    words = [
+        servers.TSX,
+        "optimize",
+        subject.archive,
+        "--input",
+        subject.inputs,
+        *subject.guard,
+        "--time-limit",
+        limit,
+        "--output",
+        run,
+    ]
     if (run / "journal.jsonl").exists():
         words = [servers.TSX, "optimize", subject.archive, "--resume", run, "--time-limit", limit]
     subprocess.run(list(map(str, words)), check=False, stdout=sys.stderr)
@@ -62,24 +75,47 @@ def optimize(subject: Subject, run: Path, limit: str) -> dict[str, Any]:
 
 
 def show(name: str, results: dict[str, Any]) -> None:
-    print(f"\n{name}: {results['limit']}, {results['held_out_rows']} held-out rows; best: {results['best'] or 'the archive as it is'}")
+    print(
+        f"\n{name}: {results['limit']}, {results['held_out_rows']} held-out rows; best:"
+        f" {results['best'] or 'the archive as it is'}"
+    )
     ratios = "".join(f"{f'x at {size}':>20}" for size in results["batch_sizes"])
     print(f"{'form':20}{ratios}{'loss':>9}{'at most':>9}{'MiB':>8}{'files':>8}{'load s':>8}  state")
     for form in sorted(results["forms"], key=lambda each: -(each["speedup"] or 0.0)):
         if not form["sizes"]:
             print(f"{form['name']:20}  {form['state']}: {form['reason'].partition(chr(10))[0]}")
             continue
-        ratios = "".join(f"{each['ratio']:8.2f} [{each['low']:.2f}, {each['high']:.2f}]".rjust(20) for each in form["sizes"])
-        loss = "" if form["guard"] is None else f"{form['guard']['loss']:9.2%}{form['guard']['loss_bound']:9.2%}"
+        ratios = "".join(
+            f"{each['ratio']:8.2f} [{each['low']:.2f}, {each['high']:.2f}]".rjust(20)
+            for each in form["sizes"]
+        )
+        loss = (
+            ""
+            if form["guard"] is None
+            else f"{form['guard']['loss']:9.2%}{form['guard']['loss_bound']:9.2%}"
+        )
         needs = f"{form['memory_mib'] or 0:8.0f}{form['size_mib'] or 0:8.1f}{form['load_seconds'] or 0:8.1f}"
         print(f"{form['name']:20}{ratios}{loss:18}{needs}  {form['state']}", flush=True)
 
 
 def digits(place: Path) -> Subject:
-    labels = _digits_inputs(place / "inputs", ROWS, 8, json.loads((DIGITS / "index_to_name.json").read_text()))
-    files = ("--serialized-file", DIGITS / "digits.pth", "--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
-    archive = servers.archive(place, "digits", *files, "--extra-files", DIGITS / "index_to_name.json")
-    return Subject(archive, place / "inputs", [*_labelled(place, labels), "--max-loss", "top1>=-0.5%"])
+    labels = _digits_inputs(
+        place / "inputs", ROWS, 8, json.loads((DIGITS / "index_to_name.json").read_text())
+    )
+    files = (
+        "--serialized-file",
+        DIGITS / "digits.pth",
+        "--model-file",
+        DIGITS / "model.py",
+        "--handler",
+        DIGITS / "handler.py",
+    )
+    archive = servers.archive(
+        place, "digits", *files, "--extra-files", DIGITS / "index_to_name.json"
+    )
+    return Subject(
+        archive, place / "inputs", [*_labelled(place, labels), "--max-loss", "top1>=-0.5%"]
+    )
 
 
 def detector(place: Path) -> Subject:
@@ -91,8 +127,17 @@ def detector(place: Path) -> Subject:
     for number in range(ROWS // 2):
         drawing = draw(HELD_OUT_SEED + number)
         drawing.image.save(inputs / f"{number:04}.png")
-        labels[f"{number:04}.png"] = [{NAMES[label]: [side / SIZE for side in box]} for label, box in drawing.things]
-    files = ("--serialized-file", DETECTOR / "detector.pth", "--model-file", DETECTOR / "model.py", "--handler", DETECTOR / "handler.py")
+        labels[f"{number:04}.png"] = [
+            {NAMES[label]: [side / SIZE for side in box]} for label, box in drawing.things
+        ]
+    files = (
+        "--serialized-file",
+        DETECTOR / "detector.pth",
+        "--model-file",
+        DETECTOR / "model.py",
+        "--handler",
+        DETECTOR / "handler.py",
+    )
     more = f"{DETECTOR / 'decoding.py'},{DETECTOR / 'index_to_name.json'}"
     archive = servers.archive(place, "detector", *files, "--extra-files", more)
     return Subject(archive, inputs, [*_labelled(place, labels), "--max-loss", "map>=-0.5%"])
@@ -106,16 +151,34 @@ def resnet18(place: Path) -> Subject:
     if not weights.exists():
         split = _split()
         pixels = torch.from_numpy(split.train_pixels)[:, None] / 255
-        mean, deviation = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+        mean, deviation = (
+            torch.tensor(values)[:, None, None]
+            for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        )
 
         def batch(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            large = torch.nn.functional.interpolate(pixels[rows], (side, side), mode="bicubic").clamp(0, 1)
+            large = torch.nn.functional.interpolate(
+                pixels[rows], (side, side), mode="bicubic"
+            ).clamp(0, 1)
             return (((large - mean) / deviation).to(memory_format=torch.channels_last),)
 
         _train(ResNet18(), batch, torch.from_numpy(split.train_labels), weights, steps=120, size=24)
-    labels = _digits_inputs(place / "inputs", ROWS // 2, side, {str(digit): str(digit) for digit in range(10)})
-    files = ("--serialized-file", weights, "--model-file", MODELS / "resnet18.py", "--handler", "image_classifier")
-    return Subject(servers.archive(place, "resnet18", *files), place / "inputs", [*_labelled(place, labels), "--max-loss", "top1>=-0.5%"])
+    labels = _digits_inputs(
+        place / "inputs", ROWS // 2, side, {str(digit): str(digit) for digit in range(10)}
+    )
+    files = (
+        "--serialized-file",
+        weights,
+        "--model-file",
+        MODELS / "resnet18.py",
+        "--handler",
+        "image_classifier",
+    )
+    return Subject(
+        servers.archive(place, "resnet18", *files),
+        place / "inputs",
+        [*_labelled(place, labels), "--max-loss", "top1>=-0.5%"],
+    )
 
 
 def bert(place: Path) -> Subject:
@@ -137,12 +200,30 @@ def bert(place: Path) -> Subject:
     for number, (text, topic) in enumerate(zip(texts[6000:], topics[6000:], strict=True)):
         (inputs / f"{number:04}.txt").write_text(text)
         labels[f"{number:04}.txt"] = f"topic {topic}"
-    files = ("--serialized-file", weights, "--model-file", MODELS / "bert.py", "--handler", MODELS / "bert_handler.py")
-    archive = servers.archive(place, "bert", *files, "--extra-files", f"{MODELS / 'bert_layer.py'},{MODELS / 'bert_tokens.py'}")
+    files = (
+        "--serialized-file",
+        weights,
+        "--model-file",
+        MODELS / "bert.py",
+        "--handler",
+        MODELS / "bert_handler.py",
+    )
+    archive = servers.archive(
+        place,
+        "bert",
+        *files,
+        "--extra-files",
+        f"{MODELS / 'bert_layer.py'},{MODELS / 'bert_tokens.py'}",
+    )
     return Subject(archive, inputs, [*_labelled(place, labels), "--max-loss", "top1>=-0.5%"])
 
 
-SUBJECTS: dict[str, Callable[[Path], Subject]] = {"digits": digits, "detector": detector, "resnet18": resnet18, "bert": bert}
+SUBJECTS: dict[str, Callable[[Path], Subject]] = {
+    "digits": digits,
+    "detector": detector,
+    "resnet18": resnet18,
+    "bert": bert,
+}
 
 
 def _split() -> Any:
@@ -153,7 +234,9 @@ def _split() -> Any:
 
 
 def _digits_inputs(place: Path, rows: int, side: int, names: dict[str, str]) -> dict[str, str]:
-    """Writes the held-out images in that size, several times with different noise; returns the label of each file."""
+    """Writes the held-out images in that size, several times with different noise; returns the
+    label of each file.
+    """
     import numpy as np
     from PIL import Image
 
@@ -161,14 +244,20 @@ def _digits_inputs(place: Path, rows: int, side: int, names: dict[str, str]) -> 
     split, chance, labels = _split(), np.random.default_rng(0), {}
     for number in range(rows):
         row = number % len(split.test_pixels)
-        noisy = np.clip(split.test_pixels[row] + chance.normal(0, 8, (8, 8)), 0, 255).astype(np.uint8)
-        Image.fromarray(noisy).resize((side, side), Image.Resampling.BICUBIC).save(place / f"{number:04}.png")
+        noisy = np.clip(split.test_pixels[row] + chance.normal(0, 8, (8, 8)), 0, 255).astype(
+            np.uint8
+        )
+        Image.fromarray(noisy).resize((side, side), Image.Resampling.BICUBIC).save(
+            place / f"{number:04}.png"
+        )
         labels[f"{number:04}.png"] = names[str(split.test_labels[row])]
     return labels
 
 
 def _texts(topics: int, count: int) -> tuple[list[str], list[int]]:
-    """Synthetic texts: 6 to 60 common words, some words of one topic, and fewer of another topic."""
+    """Synthetic texts: 6 to 60 common words, some words of one topic, and fewer of another
+    topic.
+    """
     chance = random.Random(0)
     common = [f"word{number}" for number in range(500)]
     own = [[f"topic{topic}-{number}" for number in range(60)] for topic in range(topics)]
@@ -187,7 +276,15 @@ def _texts(topics: int, count: int) -> tuple[list[str], list[int]]:
     return texts, found
 
 
-def _train(model: Any, batch: Callable[[Any], tuple[Any, ...]], labels: Any, path: Path, *, steps: int, size: int) -> None:
+def _train(
+    model: Any,
+    batch: Callable[[Any], tuple[Any, ...]],
+    labels: Any,
+    path: Path,
+    *,
+    steps: int,
+    size: int,
+) -> None:
     import torch
 
     torch.manual_seed(0)
@@ -203,7 +300,11 @@ def _train(model: Any, batch: Callable[[Any], tuple[Any, ...]], labels: Any, pat
         optimizer.step()
         schedule.step()
         if step % 20 == 0:
-            print(f"training {path.stem}: step {step} of {steps}, loss {loss.item():.3f}", file=sys.stderr, flush=True)
+            print(
+                f"training {path.stem}: step {step} of {steps}, loss {loss.item():.3f}",
+                file=sys.stderr,
+                flush=True,
+            )
     torch.save(model.eval().state_dict(), path)
 
 

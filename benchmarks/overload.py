@@ -2,14 +2,16 @@
 
     python benchmarks/overload.py [--seconds 4] [--rounds 3] [--slo 'p99<50ms']
 
-The handler sleeps 20 ms for a batch of any size, so that its capacity is far below the front end's and the generator's: what
-falls is the model's goodput, and nothing else. Capacity is measured first, by asking for more than the sleep allows. Then each load
-is offered by clients that wait for ever, and by clients that name the time they have (`x-tsx-timeout-ms`): there, only an answer
-within that time counts. What was promised: at 200 %, goodput within 10 % of its peak, and a bounded p99.
+The handler sleeps 20 ms for a batch of any size, so that its capacity is far below the front end's
+and the generator's: what falls is the model's goodput, and nothing else. Capacity is measured
+first, by asking for more than the sleep allows. Then each load is offered by clients that wait for
+ever, and by clients that name the time they have (`x-tsx-timeout-ms`): there, only an answer within
+that time counts. What was promised: at 200 %, goodput within 10 % of its peak, and a bounded p99.
 
-With --slo, a latency target is compared with fixed batch sizes and queues, of tsx, TorchServe and Mosec, in turn, under arrivals that step
-up, rise and come in bursts, from 50 to 200 % of what batches of half the target's time can do. Each request adds --request-ms to its batch.
-The peers have environments of their own, as in `benchmarks/peers`.
+With --slo, a latency target is compared with fixed batch sizes and queues, of tsx, TorchServe and
+Mosec, in turn, under arrivals that step up, rise and come in bursts, from 50 to 200 % of what
+batches of half the target's time can do. Each request adds --request-ms to its batch. The peers
+have environments of their own, as in `benchmarks/peers`.
 """
 
 from __future__ import annotations
@@ -57,13 +59,19 @@ class Row(NamedTuple):
     limited: str | None
 
 
-def offer(server: servers.Server, body: Path, rate: float, seconds: float, case: Case) -> openloop.Result:
+def offer(
+    server: servers.Server, body: Path, rate: float, seconds: float, case: Case
+) -> openloop.Result:
     """By more connections than the queue has places, so that it fills."""
     url = f"{server.inference}/predictions/slow"
-    return openloop.run(url, rate, seconds, 512, body, headers=case.headers, limit_ms=case.limit_ms, poisson=True)
+    return openloop.run(
+        url, rate, seconds, 512, body, headers=case.headers, limit_ms=case.limit_ms, poisson=True
+    )
 
 
-def measure(server: servers.Server, body: Path, capacity: float, case: Case, rounds: int, seconds: float) -> list[Row]:
+def measure(
+    server: servers.Server, body: Path, capacity: float, case: Case, rounds: int, seconds: float
+) -> list[Row]:
     rows = []
     for load in LOADS:
         results = [offer(server, body, capacity * load / 100, seconds, case) for _ in range(rounds)]
@@ -71,26 +79,50 @@ def measure(server: servers.Server, body: Path, capacity: float, case: Case, rou
             assert not result.errors, result.errors
             assert not result.unanswered, f"{result.unanswered} requests were never answered"
         columns = [
-            (result.planned / seconds, result.goodput, result.refused / seconds, result.p50, result.p99, result.refused_p99)
+            (
+                result.planned / seconds,
+                result.goodput,
+                result.refused / seconds,
+                result.p50,
+                result.p99,
+                result.refused_p99,
+            )
             for result in results
         ]
         medians = [machine.median(column) for column in zip(*columns, strict=True)]
-        rows.append(Row(load, *medians, next((result.limited for result in results if result.limited), None)))
+        rows.append(
+            Row(
+                load, *medians, next((result.limited for result in results if result.limited), None)
+            )
+        )
     return rows
 
 
 def table(rows: list[Row]) -> str:
     peak = max(row.goodput for row in rows)
-    lines = ["| load | offered/s | goodput/s | of its peak | refused/s | p50 ms | p99 ms | refusals p99 ms |", "|---" * 8 + "|"]
+    lines = [
+        (
+            "| load | offered/s | goodput/s | of its peak | refused/s | p50 ms | p99 ms | refusals"
+            " p99 ms |"
+        ),
+        "|---" * 8 + "|",
+    ]
     for row in rows:
-        cells = f"{row.load} % | {row.offered:,.0f} | {row.goodput:,.0f} | {row.goodput / peak:.1%} | {row.refused:,.0f}"
+        cells = (
+            f"{row.load} % | {row.offered:,.0f} | {row.goodput:,.0f} | {row.goodput / peak:.1%} |"
+            f" {row.refused:,.0f}"
+        )
         lines.append(f"| {cells} | {row.p50:.1f} | {row.p99:.1f} | {row.refused_p99:.1f} |")
         if row.limited:
-            lines.append(f"(at {row.load} % the numbers say nothing about the server: {row.limited})")
+            lines.append(
+                f"(at {row.load} % the numbers say nothing about the server: {row.limited})"
+            )
     return "\n".join(lines)
 
 
-SHAPES: dict[str, Callable[[float], float]] = {  # the share of the capacity that is offered, by the share of the time
+SHAPES: dict[
+    str, Callable[[float], float]
+] = {  # the share of the capacity that is offered, by the share of the time
     "step": lambda at: 0.5 if at < 0.3 else 1.5,
     "ramp": lambda at: 0.5 + 1.5 * at,
     "bursts": lambda at: 2.0 if at * 10 % 2 < 0.8 else 0.5,
@@ -117,7 +149,9 @@ class Setting(NamedTuple):
 
 
 def settings_of(target: str, half: int) -> list[Setting]:
-    """tsx with the target and with fixed settings; of the peers those two of the same sizes that do best."""
+    """tsx with the target and with fixed settings; of the peers those two of the same sizes that do
+    best.
+    """
     sizes = ((1, 100), (half, half), (half, 100), (2 * half, half))
     fixed = [{"batchSize": size, "jobQueueSize": queue} for size, queue in sizes]
     peers = [Setting(peer, config) for peer in ("TorchServe", "Mosec") for config in fixed[1:3]]
@@ -131,76 +165,154 @@ def serving(setting: Setting, directory: Path) -> Iterator[tuple[servers.Server,
     place = environments.default_place()
     if setting.server == "Mosec":
         environment, port = environments.made("Mosec", place), servers.free_ports(1)[0]
-        command: list[str | Path] = [environment / "bin" / "python", Path(__file__).parent / "peers" / "mosec_server.py"]
-        command += ["--address", "127.0.0.1", "--port", str(port), "--log-level", "error", "--capacity", str(config["jobQueueSize"])]
+        command: list[str | Path] = [
+            environment / "bin" / "python",
+            Path(__file__).parent / "peers" / "mosec_server.py",
+        ]
+        command += [
+            "--address",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--log-level",
+            "error",
+            "--capacity",
+            str(config["jobQueueSize"]),
+        ]
         path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        variables = {"PATH": path, "BENCHMARK_MODEL": str(HANDLER), "BENCHMARK_BATCH": str(config["batchSize"]), "TMPDIR": str(directory)}
-        with servers.running(command, directory, servers.foreign_environment() | variables, "mosec", patience=5) as process:
+        variables = {
+            "PATH": path,
+            "BENCHMARK_MODEL": str(HANDLER),
+            "BENCHMARK_BATCH": str(config["batchSize"]),
+            "TMPDIR": str(directory),
+        }
+        with servers.running(
+            command, directory, servers.foreign_environment() | variables, "mosec", patience=5
+        ) as process:
             yield servers.Server("Mosec", process, f"http://127.0.0.1:{port}", ""), "/inference"
         return
     if setting.server == "TorchServe":
         environments.program("java", "openjdk-17-jre-headless")
-        packed = servers.archive(directory, "slow", "--handler", HANDLER, config=config | {"maxBatchDelay": 1})
-        with servers.torchserve(directory, packed, environments.made("TorchServe", place)) as server:
+        packed = servers.archive(
+            directory, "slow", "--handler", HANDLER, config=config | {"maxBatchDelay": 1}
+        )
+        with servers.torchserve(
+            directory, packed, environments.made("TorchServe", place)
+        ) as server:
             yield server, "/predictions/slow"
         return
-    with servers.tsx(directory, servers.archive(directory, "slow", "--handler", HANDLER, config=config)) as server:
+    with servers.tsx(
+        directory, servers.archive(directory, "slow", "--handler", HANDLER, config=config)
+    ) as server:
         yield server, "/predictions/slow"
 
 
 def compare_with_target(body: bytes, options: argparse.Namespace) -> None:
-    """One server at a time, after a warm-up at half of the capacity, in which a target's curve is learned and Java compiles."""
+    """One server at a time, after a warm-up at half of the capacity, in which a target's curve is
+    learned and Java compiles.
+    """
     target = latency_target(options.slo)
     first, each = options.batch_ms / 1000, options.request_ms / 1000
     half = max(1, int((target.seconds / 2 - first) / each))
     capacity = half / (first + each * half)
-    print(f"{machine.describe()}; a batch of n takes {options.batch_ms:g} + {options.request_ms:g} n ms; 100 %: {capacity:,.0f}/s\n")
-    print("| server | arrivals | offered/s | of all within the target | of the accepted | goodput/s | refused/s | p99 ms |")
+    print(
+        f"{machine.describe()}; a batch of n takes {options.batch_ms:g} + {options.request_ms:g} n"
+        f" ms; 100 %: {capacity:,.0f}/s\n"
+    )
+    print(
+        "| server | arrivals | offered/s | of all within the target | of the accepted | goodput/s |"
+        " refused/s | p99 ms |"
+    )
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for setting in settings_of(options.slo, half):
         if setting.server not in options.servers.split(","):
             continue
         try:
-            with tempfile.TemporaryDirectory() as name, serving(setting, Path(name)) as (server, path):
+            with (
+                tempfile.TemporaryDirectory() as name,
+                serving(setting, Path(name)) as (server, path),
+            ):
                 servers.first_answer(server, path, body)
-                offered_by("warm-up", server.inference + path, body, capacity, target.seconds, options)
+                offered_by(
+                    "warm-up", server.inference + path, body, capacity, target.seconds, options
+                )
                 for shape in options.arrivals.split(","):
                     print(
-                        f"| {setting} | {offered_by(shape, server.inference + path, body, capacity, target.seconds, options)} |", flush=True
+                        f"| {setting} |"
+                        f" {offered_by(shape, server.inference + path, body, capacity, target.seconds, options)} |",
+                        flush=True,
                     )
         except environments.Missing as missing:
             print(f"{setting} is left out: {missing}", flush=True)
 
 
-def offered_by(shape: str, url: str, body: bytes, capacity: float, bound: float, options: argparse.Namespace) -> str:
+def offered_by(
+    shape: str, url: str, body: bytes, capacity: float, bound: float, options: argparse.Namespace
+) -> str:
     due = arrivals(SHAPES.get(shape, lambda at: 0.5), capacity, options.seconds)
     payloads = [Payload(body, "application/octet-stream", (), at=at) for at in due]
-    plan = LoadPlan(url, "", payloads, "post", mode="open", connections=512, arrivals="recorded", seconds=options.seconds, warm_up=0.0)
+    plan = LoadPlan(
+        url,
+        "",
+        payloads,
+        "post",
+        mode="open",
+        connections=512,
+        arrivals="recorded",
+        seconds=options.seconds,
+        warm_up=0.0,
+    )
     found = openloop.row(plan, generate(plan), bound * 1000)
-    failed = f" ({', '.join(f'{count} times {error}' for error, count in found.errors.items())})" if found.errors else ""
+    failed = (
+        f" ({', '.join(f'{count} times {error}' for error, count in found.errors.items())})"
+        if found.errors
+        else ""
+    )
     kept = found.goodput * found.seconds
     cells = (
-        f"{shape} | {len(due) / options.seconds:,.0f} | {kept / len(due):.1%} | {kept / max(1, found.accepted):.1%} | {found.goodput:,.0f}"
+        f"{shape} | {len(due) / options.seconds:,.0f} | {kept / len(due):.1%} |"
+        f" {kept / max(1, found.accepted):.1%} | {found.goodput:,.0f}"
     )
     return f"{cells} | {found.refused / options.seconds:,.0f}{failed} | {found.p99:.1f}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=4, help="of load in each round")
-    parser.add_argument("--rounds", type=int, default=3, help="at each load; the medians are printed")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="at each load; the medians are printed"
+    )
     parser.add_argument("--batch", type=int, default=8, help="requests of one batch")
     parser.add_argument("--batch-ms", type=float, default=20, help="that a batch takes")
     parser.add_argument("--queue", type=int, default=100, help="requests that may wait")
-    parser.add_argument("--timeout-ms", type=int, default=150, help="that the client with a deadline waits")
-    parser.add_argument("--slo", help="compare this latency target, such as p99<50ms, with fixed settings")
-    parser.add_argument("--request-ms", type=float, default=0.5, help="with --slo, that each request adds to its batch")
-    parser.add_argument("--servers", default="tsx,TorchServe,Mosec", help="with --slo: those that take part")
-    parser.add_argument("--arrivals", default=",".join(SHAPES), help="with --slo: how requests arrive")
+    parser.add_argument(
+        "--timeout-ms", type=int, default=150, help="that the client with a deadline waits"
+    )
+    parser.add_argument(
+        "--slo", help="compare this latency target, such as p99<50ms, with fixed settings"
+    )
+    parser.add_argument(
+        "--request-ms",
+        type=float,
+        default=0.5,
+        help="with --slo, that each request adds to its batch",
+    )
+    parser.add_argument(
+        "--servers", default="tsx,TorchServe,Mosec", help="with --slo: those that take part"
+    )
+    parser.add_argument(
+        "--arrivals", default=",".join(SHAPES), help="with --slo: how requests arrive"
+    )
     options = parser.parse_args()
     cases = [
         Case("clients wait for ever", (), None),
-        Case(f"clients wait {options.timeout_ms} ms", (f"x-tsx-timeout-ms: {options.timeout_ms}",), options.timeout_ms),
+        Case(
+            f"clients wait {options.timeout_ms} ms",
+            (f"x-tsx-timeout-ms: {options.timeout_ms}",),
+            options.timeout_ms,
+        ),
     ]
     os.environ["BENCHMARK_BATCH_SECONDS"] = str(options.batch_ms / 1000)  # for the handler
     if options.slo:
@@ -216,10 +328,19 @@ def main() -> None:
         with servers.tsx(directory, packed, job_queue_size=options.queue) as server:
             servers.first_answer(server, "/predictions/slow", body.read_bytes())
             beyond = 1500 * options.batch / options.batch_ms  # requests/s
-            most = [offer(server, body, beyond, options.seconds, cases[0]).goodput for _ in range(options.rounds)]
+            most = [
+                offer(server, body, beyond, options.seconds, cases[0]).goodput
+                for _ in range(options.rounds)
+            ]
             capacity = machine.median(most)
-            print(f"{machine.describe()}; medians of {options.rounds} rounds of {options.seconds:g} s, Poisson arrivals")
-            what = f"one worker, batches of {options.batch} in {options.batch_ms:g} ms, a queue of {options.queue}"
+            print(
+                f"{machine.describe()}; medians of {options.rounds} rounds of {options.seconds:g}"
+                " s, Poisson arrivals"
+            )
+            what = (
+                f"one worker, batches of {options.batch} in {options.batch_ms:g} ms, a queue of"
+                f" {options.queue}"
+            )
             print(f"{what}: {capacity:,.0f} requests/s\n")
             for case in cases:
                 rows = measure(server, body, capacity, case, options.rounds, options.seconds)

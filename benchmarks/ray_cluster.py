@@ -1,4 +1,5 @@
-"""Proofs with a real Ray cluster of three nodes on this machine: lost nodes, autoscaling, many models, throughput by replicas.
+"""Proofs with a real Ray cluster of three nodes on this machine: lost nodes, autoscaling, many
+models, throughput by replicas.
 
     python benchmarks/ray_cluster.py [lost] [scaling] [many] [throughput] [--json FILE]
 
@@ -6,7 +7,8 @@
                 that says so
     scaling     from no replica to three and back, without a failed request
     many        100 archives over two replicas that hold ten each
-    throughput  of a model that computes, with one replica and with two: at least 1.5 times as much (on two idle cores)
+    throughput  of a model that computes, with one replica and with two: at least 1.5 times as much
+    (on two idle cores)
 
 What was promised is asserted; the figures are printed, or written as JSON.
 """
@@ -62,10 +64,14 @@ def handle(data, context):
 
 
 class Nodes:
-    """A head that holds the proxy and the ingresses, and two nodes with a slot for a replica each."""
+    """A head that holds the proxy and the ingresses, and two nodes with a slot for a replica
+    each.
+    """
 
     def __init__(self) -> None:
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **NODE, "include_dashboard": False})
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 2, **NODE, "include_dashboard": False}
+        )
         self.others = [self.add(), self.add()]
 
     def add(self) -> Any:
@@ -98,21 +104,43 @@ def archives(place: Path, names: list[str]) -> list[dict[str, Any]]:
     handler.write_text(HANDLER)
     with contextlib.redirect_stdout(io.StringIO()):
         for name in names:
-            assert tsx(["archive", "--name", name, "--handler", str(handler), "-o", str(place / f"{name}.mar")]) == 0
+            assert (
+                tsx(
+                    [
+                        "archive",
+                        "--name",
+                        name,
+                        "--handler",
+                        str(handler),
+                        "-o",
+                        str(place / f"{name}.mar"),
+                    ]
+                )
+                == 0
+            )
     return [{"name": name, "source": str(place / f"{name}.mar")} for name in names]
 
 
 def deploy(place: Path, models: list[dict[str, Any]], **more: Any) -> None:
     settings = {"cache_dir": str(place / "cache"), "worker_preload": False}
     head = {"ingress_replicas": 1, "ingress_resources": {"node:__internal_head__": 0.001}}
-    args = {"name": "app", "models": models, "settings": settings, "replica": {"num_cpus": 0.1}, **head, **more}
+    args = {
+        "name": "app",
+        "models": models,
+        "settings": settings,
+        "replica": {"num_cpus": 0.1},
+        **head,
+        **more,
+    }
     serve.run(build(args), name="app", route_prefix="/app")
 
 
 class Load:
     """Clients in threads, each of which sends its next request when it has the answer."""
 
-    def __init__(self, clients: int, ask: Callable[[httpx.Client, int], tuple[str, httpx.Response]]) -> None:
+    def __init__(
+        self, clients: int, ask: Callable[[httpx.Client, int], tuple[str, httpx.Response]]
+    ) -> None:
         self.answers: Counter[tuple[str, int]] = Counter()
         self.bodies: set[str] = set()
         self._ask, self._over = ask, threading.Event()
@@ -134,7 +162,9 @@ class Load:
         return self.answers
 
 
-def ask_model(client: httpx.Client, model: str = "m", method: str = "POST", **headers: str) -> httpx.Response:
+def ask_model(
+    client: httpx.Client, model: str = "m", method: str = "POST", **headers: str
+) -> httpx.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return client.request(method, f"http://127.0.0.1:{HTTP}/app/predictions/{model}", headers=named)
 
@@ -182,7 +212,9 @@ def scaling(nodes: Nodes, place: Path) -> dict[str, Any]:
         "metrics_interval_s": 0.5,
         "look_back_period_s": 2.0,
     }
-    deploy(place, archives(place, ["m"]), autoscaling={"min_replicas": 0, "max_replicas": 3, **quick})
+    deploy(
+        place, archives(place, ["m"]), autoscaling={"min_replicas": 0, "max_replicas": 3, **quick}
+    )
     assert replicas() == 0
     load = Load(8, lambda client, number: ("all", ask_model(client, x_work="sleep 0.1")))
     up = until(lambda: replicas() == 3)
@@ -215,7 +247,11 @@ def many(nodes: Nodes, place: Path) -> dict[str, Any]:
     begun = time.monotonic()
     with ThreadPoolExecutor(8) as clients:
         assert all(clients.map(right, wanted))
-    return {"models": len(names), "requests": len(wanted), "requests/s": len(wanted) / (time.monotonic() - begun)}
+    return {
+        "models": len(names),
+        "requests": len(wanted),
+        "requests/s": len(wanted) / (time.monotonic() - begun),
+    }
 
 
 def throughput(nodes: Nodes, place: Path) -> dict[str, Any]:
@@ -238,7 +274,9 @@ PROOFS = {"lost": lost, "scaling": scaling, "many": many, "throughput": throughp
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("proofs", nargs="*", choices=[*PROOFS, []], help="all, if none is named")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     options = parser.parse_args()

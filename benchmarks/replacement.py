@@ -1,10 +1,12 @@
-"""What clients notice while `tsx serve --replace` replaces a server: requests that fail, and the longest wait.
+"""What clients notice while `tsx serve --replace` replaces a server: requests that fail, and the
+longest wait.
 
     python benchmarks/replacement.py [--replacements 3] [--connections 32] [--rate 500]
 
-Two loads at once, each by the generator of `tsx bench`: keep-alive connections that ask without a pause, and an open loop at a steady rate.
-Meanwhile one server after the other takes over the addresses of the last. The exit code is 1 where any request is refused, answered with
-an error or not answered.
+Two loads at once, each by the generator of `tsx bench`: keep-alive connections that ask without a
+pause, and an open loop at a steady rate. Meanwhile one server after the other takes over the
+addresses of the last. The exit code is 1 where any request is refused, answered with an error or
+not answered.
 """
 
 from __future__ import annotations
@@ -27,27 +29,59 @@ from tsx_cli.bench.model.results import Round
 from tsx_cli.bench.workload.payloads import Payload
 
 HANDLER = Path(__file__).parent / "models" / "ok.py"
-SECONDS = 8.0  # of load for a replacement: most of it is the start of the new server, beside the load
+SECONDS = (
+    8.0  # of load for a replacement: most of it is the start of the new server, beside the load
+)
 BODY = b"x" * 7
 
 
 @contextmanager
-def serving(directory: Path, addresses: dict[str, str], *words: str | Path) -> Iterator[servers.Server]:
+def serving(
+    directory: Path, addresses: dict[str, str], *words: str | Path
+) -> Iterator[servers.Server]:
     environment = servers.clean_environment() | addresses
-    environment |= {"TSX_ENABLE_GRPC": "false", "TSX_CACHE_DIR": str(directory / "cache"), "TSX_STATE_DIR": str(directory / "state")}
+    environment |= {
+        "TSX_ENABLE_GRPC": "false",
+        "TSX_CACHE_DIR": str(directory / "cache"),
+        "TSX_STATE_DIR": str(directory / "state"),
+    }
     with servers.running([servers.TSX, "serve", *words], directory, environment, "tsx") as process:
-        yield servers.Server("tsx", process, addresses["TSX_INFERENCE_ADDRESS"], addresses["TSX_MANAGEMENT_ADDRESS"])
+        yield servers.Server(
+            "tsx", process, addresses["TSX_INFERENCE_ADDRESS"], addresses["TSX_MANAGEMENT_ADDRESS"]
+        )
 
 
 def replaced(directory: Path, options: argparse.Namespace) -> tuple[list[Round], list[float]]:
-    """What came of both loads, and the seconds of each replacement, until the old server has ended."""
-    packed = servers.archive(directory, "ok", "--handler", HANDLER, config={"batchSize": 64, "jobQueueSize": 1000})
+    """What came of both loads, and the seconds of each replacement, until the old server has
+    ended.
+    """
+    packed = servers.archive(
+        directory, "ok", "--handler", HANDLER, config={"batchSize": 64, "jobQueueSize": 1000}
+    )
     names = ("TSX_INFERENCE_ADDRESS", "TSX_MANAGEMENT_ADDRESS", "TSX_METRICS_ADDRESS")
-    addresses = {name: f"http://127.0.0.1:{port}" for name, port in zip(names, servers.free_ports(3), strict=True)}
-    url, payloads = f"{addresses[names[0]]}/predictions/ok", [Payload(BODY, "application/octet-stream")]
+    addresses = {
+        name: f"http://127.0.0.1:{port}"
+        for name, port in zip(names, servers.free_ports(3), strict=True)
+    }
+    url, payloads = (
+        f"{addresses[names[0]]}/predictions/ok",
+        [Payload(BODY, "application/octet-stream")],
+    )
     seconds = SECONDS * options.replacements
-    closed = LoadPlan(url, "", payloads, "post", connections=options.connections, seconds=seconds, warm_up=0.0)
-    paced = LoadPlan(url, "", payloads, "post", mode="open", rate=options.rate, connections=256, seconds=seconds, warm_up=0.0)
+    closed = LoadPlan(
+        url, "", payloads, "post", connections=options.connections, seconds=seconds, warm_up=0.0
+    )
+    paced = LoadPlan(
+        url,
+        "",
+        payloads,
+        "post",
+        mode="open",
+        rate=options.rate,
+        connections=256,
+        seconds=seconds,
+        warm_up=0.0,
+    )
     with ExitStack() as held:
         old = held.enter_context(serving(directory, addresses, packed))
         servers.first_answer(old, "/predictions/ok", BODY)
@@ -60,12 +94,16 @@ def replaced(directory: Path, options: argparse.Namespace) -> tuple[list[Round],
             old.process.wait()
             took.append(time.monotonic() - start)
             old = new
-        assert time.monotonic() - begun < seconds, f"{options.replacements} replacements took longer than the load: {took}"
+        assert time.monotonic() - begun < seconds, (
+            f"{options.replacements} replacements took longer than the load: {took}"
+        )
         return [load.result() for load in loads], took
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--replacements", type=int, default=3)
     parser.add_argument("--connections", type=int, default=32, help="that ask without a pause")
     parser.add_argument("--rate", type=float, default=500, help="of the open loop")
@@ -73,13 +111,31 @@ def main() -> None:
     print(machine.describe())
     with tempfile.TemporaryDirectory() as name:
         rounds, took = replaced(Path(name), options)
-    print(f"{options.replacements} replacements, in {', '.join(f'{each:.1f}' for each in took)} s each\n")
-    print("| load | requests | answered | refused | errors | not answered | p50 ms | p99 ms | longest ms |\n" + "|---" * 9 + "|")
-    for load, each in zip((f"{options.connections} connections", f"{options.rate:g}/s"), rounds, strict=True):
+    print(
+        f"{options.replacements} replacements, in {', '.join(f'{each:.1f}' for each in took)} s"
+        " each\n"
+    )
+    print(
+        "| load | requests | answered | refused | errors | not answered | p50 ms | p99 ms | longest"
+        " ms |\n" + "|---" * 9 + "|"
+    )
+    for load, each in zip(
+        (f"{options.connections} connections", f"{options.rate:g}/s"), rounds, strict=True
+    ):
         failed = ", ".join(f"{count} {error}" for error, count in each.errors.items()) or "0"
-        cells = f"{load} | {each.sent:,} | {each.ok:,} | {each.refused} | {failed} | {each.unanswered}"
-        print(f"| {cells} | {each.latency.p50_ms:.2f} | {each.latency.p99_ms:.1f} | {each.latency.max_ms:.0f} |")
-    sys.exit(any(each.refused or each.errors or each.unanswered or each.ok != each.sent for each in rounds))
+        cells = (
+            f"{load} | {each.sent:,} | {each.ok:,} | {each.refused} | {failed} | {each.unanswered}"
+        )
+        print(
+            f"| {cells} | {each.latency.p50_ms:.2f} | {each.latency.p99_ms:.1f} |"
+            f" {each.latency.max_ms:.0f} |"
+        )
+    sys.exit(
+        any(
+            each.refused or each.errors or each.unanswered or each.ok != each.sent
+            for each in rounds
+        )
+    )
 
 
 if __name__ == "__main__":

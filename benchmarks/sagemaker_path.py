@@ -1,10 +1,13 @@
-"""What SageMaker's path makes of a directory in the toolkit's layout, beside the toolkit's own loop of one request at a time.
+"""What SageMaker's path makes of a directory in the toolkit's layout, beside the toolkit's own loop
+of one request at a time.
 
-    python benchmarks/sagemaker_path.py [mlp] [encoder] [--connections 16,64] [--rounds 5] [--seconds 2]
+    python benchmarks/sagemaker_path.py [mlp] [encoder] [--connections 16,64] [--rounds 5]
+    [--seconds 2]
 
-Both serve the same directory, with one process for the model and one thread of torch: tsx by the entry of its image, as SageMaker starts
-it, asked at `/invocations`; the loop is `toolkit_loop.py`. They run side by side and are asked in turns; the ratio of each pair of turns
-is what is told, as its median and its range. Before anything is timed their answers are compared.
+Both serve the same directory, with one process for the model and one thread of torch: tsx by the
+entry of its image, as SageMaker starts it, asked at `/invocations`; the loop is `toolkit_loop.py`.
+They run side by side and are asked in turns; the ratio of each pair of turns is what is told, as
+its median and its range. Before anything is timed their answers are compared.
 """
 
 from __future__ import annotations
@@ -26,13 +29,18 @@ import servers
 import wrk
 
 LOOP = Path(__file__).with_name("toolkit_loop.py")
-ONE_THREAD = "import torch\nfrom torch import nn\n\ntorch.set_num_threads(1)\ntorch.manual_seed(0)\n\n"
+ONE_THREAD = (
+    "import torch\nfrom torch import nn\n\ntorch.set_num_threads(1)\ntorch.manual_seed(0)\n\n"
+)
 PROGRAMS = {  # with the toolkit's own input_fn, predict_fn and output_fn
-    "mlp": """
+    "mlp": (
+        """
 def model_fn(model_dir):
     return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-""",
-    "encoder": """
+"""
+    ),
+    "encoder": (
+        """
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
@@ -44,7 +52,8 @@ class Encoder(nn.Module):
 
 def model_fn(model_dir):
     return Encoder()
-""",
+"""
+    ),
 }
 SHAPES = {"mlp": (1, 784), "encoder": (1, 32, 64)}
 NPY = "application/x-npy"
@@ -61,7 +70,10 @@ def main() -> None:
     if busy := machine.busy_before():
         print(busy)
     print(machine.describe())
-    print(f"{'model':8}{'connections':>12}{'tsx/s':>10}{'loop/s':>10}{'tsx p50':>9}{'loop p50':>9}   times the requests/s")
+    print(
+        f"{'model':8}{'connections':>12}{'tsx/s':>10}{'loop/s':>10}{'tsx p50':>9}{'loop p50':>9}  "
+        " times the requests/s"
+    )
     noise = machine.Noise()
     for name in options.models or PROGRAMS:
         with tempfile.TemporaryDirectory() as place, both(Path(place), name) as urls:
@@ -71,7 +83,14 @@ def main() -> None:
     print(noise)
 
 
-def compared(name: str, urls: list[str], script: Path, connections: int, options: argparse.Namespace, noise: machine.Noise) -> str:
+def compared(
+    name: str,
+    urls: list[str],
+    script: Path,
+    connections: int,
+    options: argparse.Namespace,
+    noise: machine.Noise,
+) -> str:
     for url in urls:
         load(url, script, connections, 1)  # warms up
     turns = []
@@ -85,7 +104,10 @@ def compared(name: str, urls: list[str], script: Path, connections: int, options
     rates = [machine.median([each.rate for each in side]) for side in (ours, theirs)]
     p50 = [machine.median([each.p50 for each in side]) for side in (ours, theirs)]
     reported = f"{machine.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    return f"{name:8}{connections:12}{rates[0]:10.0f}{rates[1]:10.0f}{p50[0]:9.2f}{p50[1]:9.2f}   {reported}"
+    return (
+        f"{name:8}{connections:12}{rates[0]:10.0f}{rates[1]:10.0f}{p50[0]:9.2f}{p50[1]:9.2f}  "
+        f" {reported}"
+    )
 
 
 @contextmanager
@@ -97,16 +119,25 @@ def both(place: Path, name: str) -> Iterator[list[str]]:
     (code.parent / "model-config.yaml").write_text("independentRows: true\n")
     ours, theirs = servers.free_ports(2)
     environment = servers.clean_environment()
-    own = {"SAGEMAKER_BASE_DIR": str(place), "SAGEMAKER_BIND_TO_PORT": str(ours), "TSX_TARGET": "sagemaker", "TSX_JOB_QUEUE_SIZE": "1000"}
+    own = {
+        "SAGEMAKER_BASE_DIR": str(place),
+        "SAGEMAKER_BIND_TO_PORT": str(ours),
+        "TSX_TARGET": "sagemaker",
+        "TSX_JOB_QUEUE_SIZE": "1000",
+    }
     entry = [sys.executable, "-m", "tsx_runtime.targets.entry", "serve"]
     loop = [sys.executable, LOOP, str(place / "model"), str(theirs)]
     with (
-        servers.running(entry, place, {**environment, **own, "TSX_CACHE_DIR": str(place / "cache")}, "tsx") as tsx,
+        servers.running(
+            entry, place, {**environment, **own, "TSX_CACHE_DIR": str(place / "cache")}, "tsx"
+        ) as tsx,
         servers.running(loop, place, environment, "loop") as other,
     ):
         urls = [f"http://127.0.0.1:{port}" for port in (ours, theirs)]
         processes = (tsx, other)
-        answers = [first_answer(url, process, name) for url, process in zip(urls, processes, strict=True)]
+        answers = [
+            first_answer(url, process, name) for url, process in zip(urls, processes, strict=True)
+        ]
         np.testing.assert_allclose(*answers, rtol=TOLERANCE, atol=TOLERANCE)
         yield [f"{url}/invocations" for url in urls]
 
@@ -135,7 +166,17 @@ def lua(place: Path, name: str) -> Path:
 
 
 def load(url: str, script: Path, connections: int, seconds: float) -> wrk.Round:
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", f"--timeout={wrk.PATIENCE}s", "--latency", "-s", str(script), url]
+    command = [
+        "wrk",
+        "-t1",
+        f"-c{connections}",
+        f"-d{seconds:g}s",
+        f"--timeout={wrk.PATIENCE}s",
+        "--latency",
+        "-s",
+        str(script),
+        url,
+    ]
     return wrk.parse(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 

@@ -1,12 +1,15 @@
-"""Whether `tsx bench` finds a configuration about as good as the best of its grid, in a fraction of the time, also on a machine that is
-not quiet: an exhaustive measurement of the grid first, then searches, judged by the exhaustive figures.
+"""Whether `tsx bench` finds a configuration about as good as the best of its grid, in a fraction of
+the time, also on a machine that is not quiet: an exhaustive measurement of the grid first, then
+searches, judged by the exhaustive figures.
 
-    python benchmarks/search_quality.py detector.mar --exhaustive 25m --directory docs/reference/bench/detector
-    python benchmarks/search_quality.py detector.mar --searches 5 --time-limit 100s --directory docs/reference/bench/detector
-    python benchmarks/search_quality.py detector.mar --searches 5 --time-limit 100s --stress --directory docs/reference/bench/detector
+    python benchmarks/search_quality.py detector.mar --exhaustive 25m --directory
+    docs/reference/bench/detector python benchmarks/search_quality.py detector.mar --searches 5
+    --time-limit 100s --directory docs/reference/bench/detector python benchmarks/search_quality.py
+    detector.mar --searches 5 --time-limit 100s --stress --directory docs/reference/bench/detector
 
-The first can be interrupted; the same command goes on where it ended. It leaves exhaustive.json in the directory, and
-exhaustive.csv for people. `--stress` runs `stress-ng --cpu 1` beside each search, and ends it by its process id.
+The first can be interrupted; the same command goes on where it ended. It leaves exhaustive.json in
+the directory, and exhaustive.csv for people. `--stress` runs `stress-ng --cpu 1` beside each
+search, and ends it by its process id.
 """
 
 from __future__ import annotations
@@ -30,12 +33,26 @@ from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Results, read_results
 from tsx_cli.bench.search.run_options import seconds
 
-GRID = ("--slo", "p99<100ms", "--batch-sizes", "1..32", "--workers", "1..16", "--precision", "fp32,bf16")
+GRID = (
+    "--slo",
+    "p99<100ms",
+    "--batch-sizes",
+    "1..32",
+    "--workers",
+    "1..16",
+    "--precision",
+    "fp32,bf16",
+)
 TOLERANCE = ("--tolerance", "rtol=0.05,atol=0.05")
-ROUND = "1s"  # of the exhaustive measurement; as long again for the warm-up, which counts where it turns out to be none
+# of the exhaustive measurement; as long again for the warm-up, which counts where it turns out to
+# be none
+ROUND = "1s"
 START = 10.0  # seconds: a run that ends earlier than so long before its limit was not ended by it
 TABLE, ROWS = "exhaustive.json", "exhaustive.csv"
-WITHIN, STRESSED = 0.95, 0.9  # of the best of the table, on the quiet machine and beside another process
+WITHIN, STRESSED = (
+    0.95,
+    0.9,
+)  # of the best of the table, on the quiet machine and beside another process
 TENTH = 0.1
 
 
@@ -45,7 +62,9 @@ def bench(words: Sequence[str], limit: float) -> None:
 
 
 def exhaustive(archive: Path, directory: Path, limit: float, words: Sequence[str]) -> None:
-    """Each configuration with a server of its own, up and down the loads to its best within the bound, which is measured twice."""
+    """Each configuration with a server of its own, up and down the loads to its best within the
+    bound, which is measured twice.
+    """
     run = directory / "exhaustive-run"
     began = time.monotonic()
     if (run / "journal.jsonl").exists():
@@ -54,13 +73,22 @@ def exhaustive(archive: Path, directory: Path, limit: float, words: Sequence[str
         words = [str(archive), *words, "--exhaustive", "--duration", ROUND, "--output", str(run)]
     bench(words, limit)
     results = read_results(run / "results.json")
-    before = json.loads((directory / TABLE).read_text())["seconds"] if (directory / TABLE).exists() else 0.0
+    before = (
+        json.loads((directory / TABLE).read_text())["seconds"]
+        if (directory / TABLE).exists()
+        else 0.0
+    )
     table = rows(results)
     took = time.monotonic() - began
     left = [str(trial.how()) for trial in results.trials if trial.state == "predicted"]
     if not left and took > limit - START:
         left = [str(results.trials[-1].how())]  # which was begun, and perhaps not at its best load
-    content = {"machine": machine.describe(), "seconds": round(before + took, 1), "missing": left, "rows": table}
+    content = {
+        "machine": machine.describe(),
+        "seconds": round(before + took, 1),
+        "missing": left,
+        "rows": table,
+    }
     content["disturbed"] = results.disturbed.says
     directory.mkdir(parents=True, exist_ok=True)
     (directory / TABLE).write_text(json.dumps(content, indent=1) + "\n")
@@ -68,7 +96,10 @@ def exhaustive(archive: Path, directory: Path, limit: float, words: Sequence[str
         writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(table)
-    print(f"{len(table)} configurations in {content['seconds']:.0f} s: {directory / TABLE}", flush=True)
+    print(
+        f"{len(table)} configurations in {content['seconds']:.0f} s: {directory / TABLE}",
+        flush=True,
+    )
     if left:
         print(f"{len(left)} are missing, such as {left[0]}: the same command goes on with them")
     else:
@@ -76,7 +107,9 @@ def exhaustive(archive: Path, directory: Path, limit: float, words: Sequence[str
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
-    """A row for each configuration that was begun, the best first; the throughput of what never held the bound is 0."""
+    """A row for each configuration that was begun, the best first; the throughput of what never
+    held the bound is 0.
+    """
     found = []
     for trial in results.trials:
         if trial.state == "predicted":
@@ -104,7 +137,9 @@ def stressed(really: bool, limit: float) -> Iterator[None]:
     program = shutil.which("stress-ng")
     if program is None:
         raise SystemExit("stress-ng is not installed: apt install stress-ng")
-    process = subprocess.Popen([program, "--cpu", "1", "--timeout", f"{2 * limit + 60:.0f}s", "--quiet"])
+    process = subprocess.Popen(
+        [program, "--cpu", "1", "--timeout", f"{2 * limit + 60:.0f}s", "--quiet"]
+    )
     try:
         yield
     finally:
@@ -112,12 +147,21 @@ def stressed(really: bool, limit: float) -> Iterator[None]:
         process.wait()
 
 
-def searches(archive: Path, directory: Path, number: int, limit: float, stress: bool, words: Sequence[str]) -> bool:
+def searches(
+    archive: Path, directory: Path, number: int, limit: float, stress: bool, words: Sequence[str]
+) -> bool:
     """Whether enough of them found what is good enough."""
     table = json.loads((directory / TABLE).read_text())
-    quiet = {Configuration(**{name: row[name] for name in Configuration().as_json()}): row["throughput"] for row in table["rows"]}
+    quiet = {
+        Configuration(**{name: row[name] for name in Configuration().as_json()}): row["throughput"]
+        for row in table["rows"]
+    }
     best, needed, good = max(quiet, key=lambda how: quiet[how]), STRESSED if stress else WITHIN, 0
-    print(f"best of the table: {best}, {quiet[best]:.1f} requests/s; {len(quiet)} configurations in {table['seconds']:.0f} s\n", flush=True)
+    print(
+        f"best of the table: {best}, {quiet[best]:.1f} requests/s; {len(quiet)} configurations in"
+        f" {table['seconds']:.0f} s\n",
+        flush=True,
+    )
     lines = []
     for at in range(number):
         with tempfile.TemporaryDirectory() as place, stressed(stress, limit):
@@ -131,25 +175,40 @@ def searches(archive: Path, directory: Path, number: int, limit: float, stress: 
         chosen = "none" if how is None else str(how)
         tied = f", tied with {len(results.tied)}" if results.tied else ""
         lines.append(
-            f"{at + 1}: {chosen}{tied}: {quiet.get(how, 0.0) if how else 0.0:.1f} requests/s in the table, {share:.1%} of the best; "
-            f"{took:.0f} s, {took / table['seconds']:.1%} of the exhaustive time; "
-            f"{sum(bool(trial.points) for trial in results.trials)} configurations measured; {results.disturbed.says or 'undisturbed'}"
+            f"{at + 1}: {chosen}{tied}: {quiet.get(how, 0.0) if how else 0.0:.1f} requests/s in the"
+            f" table, {share:.1%} of the best; {took:.0f} s, {took / table['seconds']:.1%} of the"
+            f" exhaustive time; {sum(bool(trial.points) for trial in results.trials)}"
+            f" configurations measured; {results.disturbed.says or 'undisturbed'}"
         )
         print(f"\n{lines[-1]}\n", flush=True)
     print("\n".join(lines))
     short = limit <= TENTH * table["seconds"]
-    print(f"\n{good} of {number} within {1 - needed:.0%} of the best; the time limit is {'' if short else 'not '}under a tenth of it")
+    print(
+        f"\n{good} of {number} within {1 - needed:.0%} of the best; the time limit is"
+        f" {'' if short else 'not '}under a tenth of it"
+    )
     return short and good >= number - number // 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("archive", type=Path)
-    parser.add_argument("--exhaustive", metavar="TIME", help="measure the grid, for at most so long")
-    parser.add_argument("--searches", type=int, default=0, help="how many searches are judged by it")
+    parser.add_argument(
+        "--exhaustive", metavar="TIME", help="measure the grid, for at most so long"
+    )
+    parser.add_argument(
+        "--searches", type=int, default=0, help="how many searches are judged by it"
+    )
     parser.add_argument("--time-limit", default="100s", help="of each search")
     parser.add_argument("--stress", action="store_true", help="beside stress-ng --cpu 1")
-    parser.add_argument("--directory", type=Path, default=Path("docs/reference/bench/detector"), help="where the table is kept")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path("docs/reference/bench/detector"),
+        help="where the table is kept",
+    )
     parser.epilog = "Options after -- are those of tsx bench, instead of the detector's grid."
     own, words = sys.argv[1:], [*GRID, *TOLERANCE]
     if "--" in own:
@@ -161,7 +220,9 @@ def main() -> None:
         exhaustive(given.archive, given.directory, seconds(given.exhaustive, "--exhaustive"), words)
     if given.searches:
         limit = seconds(given.time_limit, "--time-limit")
-        raise SystemExit(not searches(given.archive, given.directory, given.searches, limit, given.stress, words))
+        raise SystemExit(
+            not searches(given.archive, given.directory, given.searches, limit, given.stress, words)
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The servers that are measured, started by their own commands on free ports of loopback, and ended when the measurement is."""
+"""The servers that are measured, started by their own commands on free ports of loopback, and ended
+when the measurement is.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +32,39 @@ class Server(NamedTuple):
     inference: str
     management: str
 
-    def call(self, path: str, body: bytes | None = None, *, management: bool = False, method: str | None = None) -> bytes:
+    def call(
+        self,
+        path: str,
+        body: bytes | None = None,
+        *,
+        management: bool = False,
+        method: str | None = None,
+    ) -> bytes:
         headers = {} if body is None else {"Content-Type": "application/octet-stream"}
-        request = urllib.request.Request((self.management if management else self.inference) + path, body, headers, method=method)
+        request = urllib.request.Request(
+            (self.management if management else self.inference) + path, body, headers, method=method
+        )
         with urllib.request.urlopen(request, timeout=START_SECONDS) as answer:
             content: bytes = answer.read()
             return content
 
     def proportional_memory(self) -> dict[int, int]:
-        """Bytes of each process of the server's tree, what is shared divided among those that share it (PSS)."""
+        """Bytes of each process of the server's tree, what is shared divided among those that share
+        it (PSS).
+        """
         root = psutil.Process(self.process.pid)
-        return {process.pid: process.memory_full_info().pss for process in [root, *root.children(recursive=True)]}
+        return {
+            process.pid: process.memory_full_info().pss
+            for process in [root, *root.children(recursive=True)]
+        }
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports of loopback that nothing listens on. The system gives none of them to who asks it for any port, so that nobody
-    comes by one before it is used; and another process finds others."""
+    """So many ports of loopback that nothing listens on.
+
+    The system gives none of them to who asks it for any port, so that nobody
+    comes by one before it is used; and another process finds others.
+    """
     found: list[int] = []
     while len(found) < count:
         port = next(_ports(os.getpid()))
@@ -56,8 +75,12 @@ def free_ports(count: int) -> list[int]:
 
 
 @cache
-def _ports(process: int, low: int = 10_000, high: int = 32_000, stride: int = 1009) -> Iterator[int]:
-    """All between the two, below those that Linux and macOS give out by themselves; processes with neighbouring numbers begin far apart."""
+def _ports(
+    process: int, low: int = 10_000, high: int = 32_000, stride: int = 1009
+) -> Iterator[int]:
+    """All between the two, below those that Linux and macOS give out by themselves; processes with
+    neighbouring numbers begin far apart.
+    """
     begin = process * stride % (high - low)
     return itertools.cycle(low + (begin + step) % (high - low) for step in range(high - low))
 
@@ -80,27 +103,44 @@ def tsx(directory: Path, *arguments: str | Path, **settings: object) -> Iterator
 
 @contextmanager
 def torchserve(directory: Path, archive: Path, environment_of_peer: Path) -> Iterator[Server]:
-    """TorchServe as fast as its settings make it: no log lines per request, no tokens, no metrics of the machine, a long queue."""
+    """TorchServe as fast as its settings make it: no log lines per request, no tokens, no metrics
+    of the machine, a long queue.
+    """
     place = directory / "torchserve"
     place.mkdir(exist_ok=True)
-    quiet = "status = error\nrootLogger.level = error\nappender.a.type = Null\nappender.a.name = a\nrootLogger.appenderRef.a.ref = a\n"
+    quiet = (
+        "status = error\nrootLogger.level = error\nappender.a.type = Null\nappender.a.name ="
+        " a\nrootLogger.appenderRef.a.ref = a\n"
+    )
     (place / "log4j2.properties").write_text(quiet)
-    command = [environment_of_peer / "bin" / "torchserve", "--log-config", place / "log4j2.properties"]
-    with _torchserve_command("TorchServe", command, place, archive, patience=5) as server:  # its Java does not hear of the end
+    command = [
+        environment_of_peer / "bin" / "torchserve",
+        "--log-config",
+        place / "log4j2.properties",
+    ]
+    with _torchserve_command(
+        "TorchServe", command, place, archive, patience=5
+    ) as server:  # its Java does not hear of the end
         yield server
 
 
 @contextmanager
 def tsx_torchserve(directory: Path, archive: Path) -> Iterator[Server]:
-    """tsx's `torchserve` command, with the same settings but its own log: a line for each request, and the metric log."""
+    """tsx's `torchserve` command, with the same settings but its own log: a line for each request,
+    and the metric log.
+    """
     place = directory / "tsx-torchserve"
     place.mkdir(exist_ok=True)
-    with _torchserve_command("tsx-torchserve", [TSX.with_name("torchserve")], place, archive, patience=20) as server:
+    with _torchserve_command(
+        "tsx-torchserve", [TSX.with_name("torchserve")], place, archive, patience=20
+    ) as server:
         yield server
 
 
 @contextmanager
-def _torchserve_command(name: str, command: list[str | Path], place: Path, archive: Path, patience: float) -> Iterator[Server]:
+def _torchserve_command(
+    name: str, command: list[str | Path], place: Path, archive: Path, patience: float
+) -> Iterator[Server]:
     inference, management, metrics, grpc, grpc_management = free_ports(5)
     (place / "config.properties").write_text(
         f"inference_address=http://127.0.0.1:{inference}\nmanagement_address=http://127.0.0.1:{management}\n"
@@ -108,7 +148,14 @@ def _torchserve_command(name: str, command: list[str | Path], place: Path, archi
         f"model_store={archive.parent}\nload_models={archive.name}\njob_queue_size=1000\n"
         "disable_token_authorization=true\ndisable_system_metrics=true\n"
     )
-    command = [*command, "--start", "--foreground", "--ncs", "--ts-config", place / "config.properties"]
+    command = [
+        *command,
+        "--start",
+        "--foreground",
+        "--ncs",
+        "--ts-config",
+        place / "config.properties",
+    ]
     environment = foreign_environment() | {
         "PATH": f"{Path(command[0]).parent}{os.pathsep}{os.environ['PATH']}",
         "TEMP": str(place),
@@ -117,23 +164,34 @@ def _torchserve_command(name: str, command: list[str | Path], place: Path, archi
         "TSX_CACHE_DIR": str(place / "cache"),
     }
     with running(command, place, environment, name.lower(), patience) as process:
-        yield Server(name, process, f"http://127.0.0.1:{inference}", f"http://127.0.0.1:{management}")
+        yield Server(
+            name, process, f"http://127.0.0.1:{inference}", f"http://127.0.0.1:{management}"
+        )
 
 
 @contextmanager
 def running(
-    command: Sequence[str | Path], directory: Path, environment: dict[str, str], name: str, patience: float = 20
+    command: Sequence[str | Path],
+    directory: Path,
+    environment: dict[str, str],
+    name: str,
+    patience: float = 20,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process and all that it starts; whatever is left of them `patience` seconds after the end is killed."""
+    """A process and all that it starts; whatever is left of them `patience` seconds after the end
+    is killed.
+    """
     log = directory / f"{name}.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=directory, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=directory, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
         family = psutil.Process(process.pid)
         try:
             yield process
         except OSError as error:
             raise RuntimeError(
-                f"{name} does not answer ({error}); it printed at last:\n{log.read_text(errors='replace')[-3000:]}"
+                f"{name} does not answer ({error}); it printed at"
+                f" last:\n{log.read_text(errors='replace')[-3000:]}"
             ) from error
         finally:
             members = [family, *family.children(recursive=True)] if family.is_running() else []
@@ -158,18 +216,30 @@ def first_answer(server: Server, path: str, body: bytes | None) -> bytes:
 
 
 def foreign_environment() -> dict[str, str]:
-    """For programs of another Python environment: where this one finds its modules is nothing to them."""
-    return {name: value for name, value in clean_environment().items() if not name.startswith("PYTHON")}
+    """For programs of another Python environment: where this one finds its modules is nothing to
+    them.
+    """
+    return {
+        name: value for name, value in clean_environment().items() if not name.startswith("PYTHON")
+    }
 
 
 def clean_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_"))}
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_"))
+    }
 
 
 def archive(
-    directory: Path, name: str, *arguments: str | Path, config: dict[str, object] | None = None, packer: Path | None = None
+    directory: Path,
+    name: str,
+    *arguments: str | Path,
+    config: dict[str, object] | None = None,
+    packer: Path | None = None,
 ) -> Path:
-    """Pack an archive by tsx's `torch-model-archiver`, or by the program that is named: every server here reads either."""
+    """Pack an archive by tsx's `torch-model-archiver`, or by the program that is named: every
+    server here reads either.
+    """
     if config is not None:
         (directory / "model-config.yaml").write_text(json.dumps(config))  # JSON is YAML
         arguments += ("--config-file", directory / "model-config.yaml")
@@ -186,5 +256,10 @@ def archive(
         "zip-store",
         "--force",
     ]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=foreign_environment() if packer else None)
+    subprocess.run(
+        command,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env=foreign_environment() if packer else None,
+    )
     return directory / f"{name}.mar"

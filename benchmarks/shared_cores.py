@@ -1,11 +1,13 @@
-"""How near the default number of threads comes to the best one set by hand: alone, beside another model, beside busy processes.
+"""How near the default number of threads comes to the best one set by hand: alone, beside another
+model, beside busy processes.
 
     python benchmarks/shared_cores.py [small] [large] [--seconds 3] [--rounds 5] [--connections 8]
 
-Three servers hold the same model: with tsx's default, and with `threads` of 1 and of all cores. They get the load in turns; the others
-idle meanwhile. Each has another model as well, with the same setting. `small` is three convolutions on 32 x 32 pixels, `large` the same
-on 224 x 224 with four times the channels. The last column is the default's throughput by that of the better of the
-two others in the same rounds.
+Three servers hold the same model: with tsx's default, and with `threads` of 1 and of all cores.
+They get the load in turns; the others idle meanwhile. Each has another model as well, with the same
+setting. `small` is three convolutions on 32 x 32 pixels, `large` the same on 224 x 224 with four
+times the channels. The last column is the default's throughput by that of the better of the two
+others in the same rounds.
 """
 
 from __future__ import annotations
@@ -31,15 +33,22 @@ SPIN = "while True: pass"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="*", metavar="small|large", default=list(MODELS))
     parser.add_argument("--seconds", type=float, default=3, help="of load in each turn")
     parser.add_argument("--rounds", type=int, default=5, help="whose medians are printed")
     parser.add_argument("--connections", type=int, default=8)
     options = parser.parse_args()
     noise = machine.Noise()
-    print(f"{machine.describe()}; medians of {options.rounds} rounds of {options.seconds:g} s, {options.connections} connections")
-    print(f"{'model':7}{'case':24}{'default':>10}{'1 thread':>10}{f'{CORES} threads':>11}{'of the best':>13}")
+    print(
+        f"{machine.describe()}; medians of {options.rounds} rounds of {options.seconds:g} s,"
+        f" {options.connections} connections"
+    )
+    print(
+        f"{'model':7}{'case':24}{'default':>10}{'1 thread':>10}{f'{CORES} threads':>11}{'of the best':>13}"
+    )
     for model in options.models:
         with tempfile.TemporaryDirectory() as name:
             measure(model, Path(name), options, noise)
@@ -54,7 +63,9 @@ def measure(model: str, place: Path, options: argparse.Namespace, noise: machine
         running = []
         for number, config in enumerate(variants):
             (own := place / str(number)).mkdir()
-            server = held.enter_context(servers.tsx(own, *(pack(model, own, name, config) for name in ("model", "other"))))
+            server = held.enter_context(
+                servers.tsx(own, *(pack(model, own, name, config) for name in ("model", "other")))
+            )
             for name in ("model", "other"):
                 servers.first_answer(server, f"/predictions/{name}", body.read_bytes())
             running.append(server)
@@ -66,9 +77,14 @@ def measure(model: str, place: Path, options: argparse.Namespace, noise: machine
                     with beside(case, server, body):
                         url = f"{server.inference}/predictions/model"
                         wrk.load(url, options.connections, 2, body)
-                        own_rates.append(wrk.load(url, options.connections, options.seconds, body).rate)
+                        own_rates.append(
+                            wrk.load(url, options.connections, options.seconds, body).rate
+                        )
             default, one, every = map(machine.median, rates)
-            print(f"{model:7}{case:24}{default:10,.0f}{one:10,.0f}{every:11,.0f}{default / max(one, every):13.0%}", flush=True)
+            print(
+                f"{model:7}{case:24}{default:10,.0f}{one:10,.0f}{every:11,.0f}{default / max(one, every):13.0%}",
+                flush=True,
+            )
 
 
 @contextmanager
@@ -78,9 +94,22 @@ def beside(case: str, server: servers.Server, body: Path) -> Iterator[None]:
         return
     commands = [[sys.executable, "-c", SPIN]] * CORES
     if case == "beside another model":
-        commands = [["wrk", "-t1", "-c2", "-d60s", "-s", str(wrk.SCRIPT), f"{server.inference}/predictions/other"]]
+        commands = [
+            [
+                "wrk",
+                "-t1",
+                "-c2",
+                "-d60s",
+                "-s",
+                str(wrk.SCRIPT),
+                f"{server.inference}/predictions/other",
+            ]
+        ]
     environment = servers.clean_environment() | {"BODY": str(body)}
-    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) for command in commands]
+    processes = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        for command in commands
+    ]
     try:
         yield
     finally:
@@ -96,11 +125,24 @@ def pack(model: str, place: Path, name: str, config: dict[str, object]) -> Path:
     layers: list[torch.nn.Module] = []
     for before, after in ((3, channels), (channels, 2 * channels), (2 * channels, 4 * channels)):
         layers += [torch.nn.Conv2d(before, after, 3, stride=2, padding=1), torch.nn.ReLU()]
-    net = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4 * channels, 10)).eval()
+    net = torch.nn.Sequential(
+        *layers,
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(4 * channels, 10),
+    ).eval()
     torch.jit.save(torch.jit.trace(net, torch.zeros(1, 3, pixels, pixels)), place / f"{name}.pt")  # type: ignore[no-untyped-call]  # torch's
     handler = place / "handler.py"
     handler.write_text(HANDLER)
-    return servers.archive(place, name, "--serialized-file", place / f"{name}.pt", "--handler", handler, config={"batchSize": 8, **config})
+    return servers.archive(
+        place,
+        name,
+        "--serialized-file",
+        place / f"{name}.pt",
+        "--handler",
+        handler,
+        config={"batchSize": 8, **config},
+    )
 
 
 HANDLER = """

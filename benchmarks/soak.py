@@ -1,10 +1,12 @@
-"""Whether a server that works for long stays as it was: memory, file descriptors and threads of each of its processes.
+"""Whether a server that works for long stays as it was: memory, file descriptors and threads of
+each of its processes.
 
     python benchmarks/soak.py [--minutes 30]
 
-Two models are asked steadily in every way that clients have: small and large requests, streams, errors, a connection for each
-request, clients that leave before their answer, readers of metrics. Exits 1 when a process is not flat, is gone or is new, or when a
-request was not answered as it should be. Needs Linux.
+Two models are asked steadily in every way that clients have: small and large requests, streams,
+errors, a connection for each request, clients that leave before their answer, readers of metrics.
+Exits 1 when a process is not flat, is gone or is new, or when a request was not answered as it
+should be. Needs Linux.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ class Leaver(Client):
 
     async def ask(self, order: str = "") -> Answer | None:
         _, writer = await self.connect()
-        writer.write(b"POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 4\r\n\r\ngone" % self.path.encode())
+        writer.write(
+            b"POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 4\r\n\r\ngone"
+            % self.path.encode()
+        )
         await writer.drain()
         self.drop()
         return None
@@ -73,15 +78,26 @@ def clients(server: Server, tallies: dict[str, Tally]) -> list[Client]:
     made: list[Client] = [Reader(server)]
     for model, tally in tallies.items():
         made += [Client(port, model, tally) for _ in range(8)]
-        made += [Client(port, model, tally, f"pad {'x' * (200 << 10)}"), Fresh(port, model, tally), Leaver(port, model, tally)]
-    streaming, failing = MODELS  # not the same: a failure in its batch breaks a stream off that has begun
-    made += [Client(port, streaming, tallies[streaming], "parts 5"), Client(port, failing, tallies[failing], "fail")]
+        made += [
+            Client(port, model, tally, f"pad {'x' * (200 << 10)}"),
+            Fresh(port, model, tally),
+            Leaver(port, model, tally),
+        ]
+    streaming, failing = (
+        MODELS  # not the same: a failure in its batch breaks a stream off that has begun
+    )
+    made += [
+        Client(port, streaming, tallies[streaming], "parts 5"),
+        Client(port, failing, tallies[failing], "fail"),
+    ]
     return made
 
 
 async def soak(directory: Path, minutes: float) -> tuple[list[Look], dict[str, Tally]]:
     config = json.dumps({"minWorkers": 2, "maxWorkers": 2, "batchSize": 8})
-    server = await servers.start(directory, [pack(directory, model, config) for model in MODELS], {})
+    server = await servers.start(
+        directory, [pack(directory, model, config) for model in MODELS], {}
+    )
     tallies = {model: Tally() for model in MODELS}
     looks: list[Look] = []
     try:
@@ -105,10 +121,15 @@ async def _look_on(server: Server, seconds: float, looks: list[Look]) -> None:
 
 def table(looks: Sequence[Look]) -> bool:
     """Print a row for each process; whether all are flat."""
-    print(ROW.format("process", "MiB", "at end", "MiB an hour", "files", "at end", "threads", "at end", ""))
+    print(
+        ROW.format(
+            "process", "MiB", "at end", "MiB an hour", "files", "at end", "threads", "at end", ""
+        )
+    )
     kept = looks[int(WARM_UP * len(looks)) :]
     flat = [
-        _row(name, [look[name] for look in kept if name in look], len(kept)) for name in sorted({name for look in kept for name in look})
+        _row(name, [look[name] for look in kept if name in look], len(kept))
+        for name in sorted({name for look in kept for name in look})
     ]
     return all(flat)
 
@@ -134,12 +155,17 @@ def problems(tallies: dict[str, Tally]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=30)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         looks, tallies = asyncio.run(soak(Path(place), options.minutes))
-    print(f"{machine.describe()}; {options.minutes:g} minutes, of which the first {WARM_UP:.0%} are not looked at\n")
+    print(
+        f"{machine.describe()}; {options.minutes:g} minutes, of which the first {WARM_UP:.0%} are"
+        " not looked at\n"
+    )
     flat = table(looks)
     sent = sum(tally.sent for tally in tallies.values())
     errors = sum((tally.statuses for tally in tallies.values()), start=Tally().statuses)

@@ -1,10 +1,12 @@
-"""What SageMaker's PyTorch toolkit does with requests, made anew from its description: one process, and one request at a time.
+"""What SageMaker's PyTorch toolkit does with requests, made anew from its description: one process,
+and one request at a time.
 
     python benchmarks/toolkit_loop.py DIRECTORY PORT
 
-It loads a directory in the toolkit's layout once, and then calls `transform` for each request: input_fn, predict_fn, output_fn, its own
-or the program's, whatever else is waiting. The front end in Java and its socket to this process are left out, and HTTP is read by the
-parser and the event loop that tsx uses itself: what is compared is the loop.
+It loads a directory in the toolkit's layout once, and then calls `transform` for each request:
+input_fn, predict_fn, output_fn, its own or the program's, whatever else is waiting. The front end
+in Java and its socket to this process are left out, and HTTP is read by the parser and the event
+loop that tsx uses itself: what is compared is the loop.
 """
 
 from __future__ import annotations
@@ -71,14 +73,21 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         body, kind = b"", JSON
         if self._parser.get_method() == b"POST":
-            answer, kind = self._transformer.transform(self._body, self._headers["content-type"], self._headers.get("accept", ""))
+            answer, kind = self._transformer.transform(
+                self._body, self._headers["content-type"], self._headers.get("accept", "")
+            )
             body = answer if isinstance(answer, bytes) else answer.encode()
-        self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (kind.encode(), len(body), body))
+        self._transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (kind.encode(), len(body), body)
+        )
 
 
 async def serve(directory: Path, port: int) -> None:
     transformer = Transformer(directory)
-    server = await asyncio.get_running_loop().create_server(lambda: Connection(transformer), "127.0.0.1", port)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Connection(transformer), "127.0.0.1", port
+    )
     await server.serve_forever()
 
 

@@ -26,8 +26,20 @@ class NotAnswered(RuntimeError):
 
 def load(url: str, connections: int, seconds: float, body: Path) -> Round:
     """Raises NotAnswered."""
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", f"--timeout={PATIENCE}s", "--latency", "-s", str(SCRIPT), url]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"BODY": str(body)})
+    command = [
+        "wrk",
+        "-t1",
+        f"-c{connections}",
+        f"-d{seconds:g}s",
+        f"--timeout={PATIENCE}s",
+        "--latency",
+        "-s",
+        str(SCRIPT),
+        url,
+    ]
+    finished = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"BODY": str(body)}
+    )
     if finished.returncode:
         raise NotAnswered(finished.stderr.strip() or finished.stdout.strip())
     return parse(finished.stdout)

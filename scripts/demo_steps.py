@@ -1,4 +1,7 @@
-"""The steps of scripts/demo, with the real commands: archive, serve, ask, stop. Exits 1 and says why when one goes wrong."""
+"""The steps of scripts/demo, with the real commands: archive, serve, ask, stop.
+
+Exits 1 and says why when one goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def settings_of_the_demo() -> dict[str, str]:
-    """The environment for the commands: free ports, everything below .demo/, and none of the user's own tsx settings."""
+    """The environment for the commands: free ports, everything below .demo/, and none of the user's
+    own tsx settings.
+    """
     inference, management, metrics = free_ports(3)
     own = {name: value for name, value in os.environ.items() if not name.startswith("TSX_")}
     return own | {
@@ -64,13 +69,31 @@ def settings_of_the_demo() -> dict[str, str]:
 def archive(environment: dict[str, str]) -> Path:
     made = PLACE / "digits.mar"
     made.unlink(missing_ok=True)
-    command = ["archive", DIGITS / "digits.pth", "--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py"]
+    command = [
+        "archive",
+        DIGITS / "digits.pth",
+        "--model-file",
+        DIGITS / "model.py",
+        "--handler",
+        DIGITS / "handler.py",
+    ]
     command += ["--config-file", DIGITS / "model-config.yaml"]
-    step(1, "Pack the trained weights, the network, the handler and the names of the classes into one file", "tsx", *command)
-    finished = subprocess.run([TSX, *command], cwd=PLACE, env=environment, capture_output=True, text=True, check=False)
+    step(
+        1,
+        "Pack the trained weights, the network, the handler and the names of the classes into one"
+        " file",
+        "tsx",
+        *command,
+    )
+    finished = subprocess.run(
+        [TSX, *command], cwd=PLACE, env=environment, capture_output=True, text=True, check=False
+    )
     say(finished.stdout + finished.stderr)
     if finished.returncode != 0 or not made.is_file():
-        raise DemoFailed(f"tsx archive ended with exit code {finished.returncode} and made {'a' if made.is_file() else 'no'} digits.mar")
+        raise DemoFailed(
+            f"tsx archive ended with exit code {finished.returncode} and made"
+            f" {'a' if made.is_file() else 'no'} digits.mar"
+        )
     return made
 
 
@@ -80,15 +103,26 @@ def serve(made: Path, environment: dict[str, str], held: ExitStack) -> subproces
     log = PLACE / "server.log"
     started = time.monotonic()
     output = held.enter_context(log.open("wb"))
-    server = subprocess.Popen([TSX, "serve", made], cwd=PLACE, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    server = subprocess.Popen(
+        [TSX, "serve", made], cwd=PLACE, env=environment, stdout=output, stderr=subprocess.STDOUT
+    )
     held.callback(lambda: server.poll() is None and server.kill())
     while not healthy(environment["TSX_INFERENCE_ADDRESS"]):
         if server.poll() is not None:
-            raise DemoFailed(f"the server ended with exit code {server.returncode}; its output:\n{log.read_text(errors='replace')}")
+            raise DemoFailed(
+                f"the server ended with exit code {server.returncode}; its"
+                f" output:\n{log.read_text(errors='replace')}"
+            )
         if time.monotonic() > started + START_SECONDS:
-            raise DemoFailed(f"the server was not ready after {START_SECONDS} s; its output:\n{log.read_text(errors='replace')}")
+            raise DemoFailed(
+                f"the server was not ready after {START_SECONDS} s; its"
+                f" output:\n{log.read_text(errors='replace')}"
+            )
         time.sleep(0.05)
-    say(f"Ready after {time.monotonic() - started:.1f} s at {environment['TSX_INFERENCE_ADDRESS']}; what it prints is in .demo/server.log")
+    say(
+        f"Ready after {time.monotonic() - started:.1f} s at {environment['TSX_INFERENCE_ADDRESS']};"
+        " what it prints is in .demo/server.log"
+    )
     return server
 
 
@@ -105,24 +139,40 @@ def drawn(image: Path) -> str:
     with Image.open(image) as picture:
         grey = picture.convert("L")
         return "\n".join(
-            "".join(" .:-=+*#%@"[int(grey.getpixel((x, y))) * 9 // 255] * 2 for x in range(grey.width)).rstrip() for y in range(grey.height)
+            "".join(
+                " .:-=+*#%@"[int(grey.getpixel((x, y))) * 9 // 255] * 2 for x in range(grey.width)
+            ).rstrip()
+            for y in range(grey.height)
         )
 
 
 def ask(environment: dict[str, str], digit: int) -> dict[str, float]:
     url = f"{environment['TSX_INFERENCE_ADDRESS']}/predictions/digits"
-    request = urllib.request.Request(url, data=(DIGITS / "images" / f"{digit}.png").read_bytes(), headers={"Content-Type": "image/png"})
+    request = urllib.request.Request(
+        url,
+        data=(DIGITS / "images" / f"{digit}.png").read_bytes(),
+        headers={"Content-Type": "image/png"},
+    )
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             labels: dict[str, float] = json.load(answer)
             return labels
     except urllib.error.HTTPError as error:
-        raise DemoFailed(f"the server answered {error.code}: {error.read().decode(errors='replace')}") from error
+        raise DemoFailed(
+            f"the server answered {error.code}: {error.read().decode(errors='replace')}"
+        ) from error
 
 
 def ask_one(environment: dict[str, str]) -> None:
     image = DIGITS / "images" / f"{ASKED}.png"
-    step(3, "Send it a picture that it has never seen", "curl", environment["TSX_INFERENCE_ADDRESS"] + "/predictions/digits", "-T", image)
+    step(
+        3,
+        "Send it a picture that it has never seen",
+        "curl",
+        environment["TSX_INFERENCE_ADDRESS"] + "/predictions/digits",
+        "-T",
+        image,
+    )
     say(drawn(image))
     labels = ask(environment, ASKED)
     for label, probability in labels.items():
@@ -140,9 +190,13 @@ def stop(server: subprocess.Popen[bytes]) -> None:
     try:
         code = server.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        raise DemoFailed(f"the server was still there {STOP_SECONDS} s after it was asked to stop") from None
+        raise DemoFailed(
+            f"the server was still there {STOP_SECONDS} s after it was asked to stop"
+        ) from None
     if code != 0:
-        raise DemoFailed(f"the server stopped with exit code {code}; its output is in .demo/server.log")
+        raise DemoFailed(
+            f"the server stopped with exit code {code}; its output is in .demo/server.log"
+        )
     _, left = psutil.wait_procs(workers, timeout=STOP_SECONDS)
     if left:
         raise DemoFailed(f"the server left processes behind: {', '.join(map(str, left))}")

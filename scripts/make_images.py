@@ -1,6 +1,8 @@
-"""Takes the pictures of README.md from the running product: `python -m scripts.make_images`, on a quiet machine, in about five minutes.
+"""Takes the pictures of README.md from the running product: `python -m scripts.make_images`, on a
+quiet machine, in about five minutes.
 
-docs/images/page.png is the web page of a server under load, docs/images/report.png the report of a short `tsx bench`.
+docs/images/page.png is the web page of a server under load, docs/images/report.png the report of a
+short `tsx bench`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,18 @@ IMAGES = ROOT / "docs" / "images"
 DIGITS = ROOT / "examples" / "digits"
 ARCHIVE = ["archive", "digits.pth", "--model-file", "model.py", "--handler", "handler.py"]
 CONFIG = "batchSize: 16\nthreads: 1\n"
-BENCH = ["--slo", "p99<100ms", "--input", DIGITS / "images", "--workers", "1", "--threads", "1", "--batch-sizes", "1,4,16"]
+BENCH = [
+    "--slo",
+    "p99<100ms",
+    "--input",
+    DIGITS / "images",
+    "--workers",
+    "1",
+    "--threads",
+    "1",
+    "--batch-sizes",
+    "1,4,16",
+]
 BENCH += ["--connections", "1,4,16,64", "--duration", "1s", "--rounds", "2", "--time-limit", "4m"]
 LOAD_SECONDS = 75  # the charts show the last minute
 CLIENTS = 8
@@ -50,7 +63,10 @@ def take_page(browser: Any, place: Path) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme="light")
     with serving(["serve", place / "digits.mar", *FREE_PORTS], place, {}) as server:
         ended = threading.Event()
-        clients = [threading.Thread(target=load, args=(server.address("predictions"), ended)) for _ in range(CLIENTS)]
+        clients = [
+            threading.Thread(target=load, args=(server.address("predictions"), ended))
+            for _ in range(CLIENTS)
+        ]
         for client in clients:
             client.start()
         try:

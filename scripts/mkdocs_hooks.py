@@ -1,4 +1,6 @@
-"""What mkdocs.yml needs beside plugins: pages keep their place in the repository, and comments of attributes are their documentation."""
+"""What mkdocs.yml needs beside plugins: pages keep their place in the repository, and comments of
+attributes are their documentation.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
-MARKED = re.compile(r"^```(\w+) (?:run|write (\S+))$", re.MULTILINE)  # tests/docs/test_documentation.py runs these
+MARKED = re.compile(
+    r"^```(\w+) (?:run|write (\S+))$", re.MULTILINE
+)  # tests/docs/test_documentation.py runs these
 ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
 BOOSTS = {  # of a page's rank in the search: what looks up or records stands behind what explains
     "docs/start/faq.md": 2.0,
@@ -38,32 +42,50 @@ BOUNDS = {"gt": "more than", "ge": "at least", "le": "at most"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Sources are named as in the repository, so that a relative link means the same there and on the site.
+    """Sources are named as in the repository, so that a relative link means the same there and on
+    the site.
 
-    The pages of docs/ are at the root of the site; what they link to outside docs/ comes along, below `repository/`.
+    The pages of docs/ are at the root of the site; what they link to outside docs/ comes along,
+    below `repository/`.
     """
     root = Path(config.config_file_path).parent
     place = (str(root), config.site_dir, config.use_directory_urls)
-    addresses = {f"docs/{file.src_uri}": file.dest_uri for file in files if file.src_dir == config.docs_dir}
+    addresses = {
+        f"docs/{file.src_uri}": file.dest_uri for file in files if file.src_dir == config.docs_dir
+    }
     found: dict[str, File] = {}
     waiting = list(addresses)
     while waiting:
         path = waiting.pop()
         if path in found or not (root / path).is_file():
             continue
-        found[path] = File(path, *place, dest_uri=addresses.get(path) or f"repository/{File(path, *place).dest_uri}")
+        found[path] = File(
+            path,
+            *place,
+            dest_uri=addresses.get(path) or f"repository/{File(path, *place).dest_uri}",
+        )
         if path.endswith(".md"):
             links = LINK.findall((root / path).read_text(encoding="utf-8"))
-            waiting += [posixpath.normpath(posixpath.join(posixpath.dirname(path), link)) for link in links]
+            waiting += [
+                posixpath.normpath(posixpath.join(posixpath.dirname(path), link)) for link in links
+            ]
     return Files([*(file for file in files if file.src_dir != config.docs_dir), *found.values()])
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Markers of tested blocks become the name of the file that is written, or nothing; `\\|` in a table's code becomes `|`."""
-    boost = next((boost for paths, boost in BOOSTS.items() if fnmatch.fnmatch(page.file.src_uri, paths)), 1.0)
+    """Markers of tested blocks become the name of the file that is written, or nothing; `\\|` in a
+    table's code becomes `|`.
+    """
+    boost = next(
+        (boost for paths, boost in BOOSTS.items() if fnmatch.fnmatch(page.file.src_uri, paths)), 1.0
+    )
     page.meta.setdefault("search", {"boost": boost})
-    markdown = MARKED.sub(lambda block: f"```{block[1]}" + (f' title="{block[2]}"' if block[2] else ""), markdown)
-    return ROW.sub(lambda row: re.sub(r"`[^`]+`", lambda code: code[0].replace(r"\|", "|"), row[0]), markdown)
+    markdown = MARKED.sub(
+        lambda block: f"```{block[1]}" + (f' title="{block[2]}"' if block[2] else ""), markdown
+    )
+    return ROW.sub(
+        lambda row: re.sub(r"`[^`]+`", lambda code: code[0].replace(r"\|", "|"), row[0]), markdown
+    )
 
 
 def on_post_build(config: MkDocsConfig) -> None:
@@ -74,16 +96,25 @@ def on_post_build(config: MkDocsConfig) -> None:
             old = site / page.relative_to(site / folder)
             if not old.exists():
                 old.parent.mkdir(parents=True, exist_ok=True)
-                old.write_text(REDIRECT.format(posixpath.relpath(page.parent, old.parent) + "/"), encoding="utf-8")
+                old.write_text(
+                    REDIRECT.format(posixpath.relpath(page.parent, old.parent) + "/"),
+                    encoding="utf-8",
+                )
 
 
 class AttributesFromSource(griffe.Extension):
-    """An attribute is documented by the `description` of its pydantic `Field`, or by the comment behind it or, in a module, above it."""
+    """An attribute is documented by the `description` of its pydantic `Field`, or by the comment
+    behind it or, in a module, above it.
+    """
 
-    def on_attribute_instance(self, *, node: ast.AST | griffe.ObjectNode, attr: griffe.Attribute, **kwargs: Any) -> None:
+    def on_attribute_instance(
+        self, *, node: ast.AST | griffe.ObjectNode, attr: griffe.Attribute, **kwargs: Any
+    ) -> None:
         if attr.docstring is not None or not isinstance(node, ast.Assign | ast.AnnAssign):
             return
-        if isinstance(node.value, ast.Name) and node.value.id == attr.name:  # a parameter of __init__
+        if (
+            isinstance(node.value, ast.Name) and node.value.id == attr.name
+        ):  # a parameter of __init__
             attr.value = None
         text = _field(node, attr) or _comment(node, _lines(Path(str(attr.filepath))))
         if text:
@@ -92,12 +123,16 @@ class AttributesFromSource(griffe.Extension):
 
 def _field(node: ast.Assign | ast.AnnAssign, attr: griffe.Attribute) -> str:
     call = node.value
-    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Field"):
+    if not (
+        isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Field"
+    ):
         return ""
     if isinstance(attr.value, griffe.ExprCall):
         attr.value = attr.value.arguments[0]  # the default
     given = {keyword.arg: keyword.value for keyword in call.keywords}
-    bounds = ", ".join(f"{words} {ast.unparse(given[name])}" for name, words in BOUNDS.items() if name in given)
+    bounds = ", ".join(
+        f"{words} {ast.unparse(given[name])}" for name, words in BOUNDS.items() if name in given
+    )
     described = given.get("description")
     text = str(described.value) if isinstance(described, ast.Constant) else ""
     return f"{text} ({bounds})" if bounds else text

@@ -1,6 +1,8 @@
-"""Writes the generated parts of the documentation: rooms, floors, settings, the schema of a benchmark's results, infra/iam.
+"""Writes the generated parts of the documentation: rooms, floors, settings, the schema of a
+benchmark's results, infra/iam.
 
-Run it after a file or a setting is added, removed or changed. With --check it writes nothing and says whether a part is out of date.
+Run it after a file or a setting is added, removed or changed. With --check it writes nothing and
+says whether a part is out of date.
 """
 
 from __future__ import annotations
@@ -26,9 +28,14 @@ PACKAGES = [
     "templates/tsx_templates",
 ]
 ELSEWHERE = {
-    "packages": "Two more distributions: tsx-client, and the modules of TorchServe that users import",
+    "packages": (
+        "Two more distributions: tsx-client, and the modules of TorchServe that users import"
+    ),
     "examples": "digits and detector are small models, plugins has one plugin of each kind",
-    "infra": "Compose file, Prometheus rules, Grafana dashboard, KServe runtime, IAM policies, Kubernetes role",
+    "infra": (
+        "Compose file, Prometheus rules, Grafana dashboard, KServe runtime, IAM policies,"
+        " Kubernetes role"
+    ),
     "scripts": "What people and CI call: demo, test, release, generators",
     "tests": "Same folders as the code; support/ is shared by several tests",
     "benchmarks": "Speed, memory, overload and faults, measured side by side",
@@ -63,13 +70,18 @@ def floors() -> str:
     imports: dict[str, set[str]] = {}
     for name, others in may_import.items():
         room = _room(name)
-        imports.setdefault(room, set()).update(_room(other) for other in others if _room(other) != room)
+        imports.setdefault(room, set()).update(
+            _room(other) for other in others if _room(other) != room
+        )
 
     @cache
     def height(room: str) -> int:
         return 1 + max((height(other) for other in imports[room]), default=0)
 
-    rows = [sorted(room for room in imports if height(room) == number) for number in range(max(map(height, imports)), 0, -1)]
+    rows = [
+        sorted(room for room in imports if height(room) == number)
+        for number in range(max(map(height, imports)), 0, -1)
+    ]
     return "".join(f"1. {', '.join(f'`{room}`' for room in row)}\n" for row in rows)
 
 
@@ -79,7 +91,9 @@ def _room(module: str) -> str:
 
 
 def rooms() -> str:
-    """The folders one sees first: the packages, the rooms of the runtime, and what is not a package."""
+    """The folders one sees first: the packages, the rooms of the runtime, and what is not a
+    package.
+    """
     found = []
     for package in PACKAGES:
         found.append((0, package, first_sentence(ROOT / package / "__init__.py")))
@@ -93,7 +107,9 @@ def rooms() -> str:
 def settings_table() -> str:
     lines = ["| setting | default | what it is |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        default = "not set" if field.default is None else f"`{json.dumps(field.default, default=str)}`"
+        default = (
+            "not set" if field.default is None else f"`{json.dumps(field.default, default=str)}`"
+        )
         lines.append(f"| `{name}` | {default} | {field.description} |")
     return "\n".join(lines) + "\n"
 
@@ -101,7 +117,10 @@ def settings_table() -> str:
 def limits_table() -> str:
     lines = ["| key | name | default | what it is |", "|---|---|---|---|"]
     for name, limit in LIMITS.items():
-        lines.append(f"| `{limit.key}` | `{name}` | `{limit.setting or limit.default}` | {limit.description} |")
+        lines.append(
+            f"| `{limit.key}` | `{name}` | `{limit.setting or limit.default}` |"
+            f" {limit.description} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -121,8 +140,14 @@ def results_schema() -> str:
 
 def main() -> int:
     stale = []
-    policies = {f"infra/iam/{name}.json": json.dumps(each, indent=2) + "\n" for name, each in documents().items()}
-    for path, content in {"docs/reference/bench-results.schema.json": results_schema(), **policies}.items():
+    policies = {
+        f"infra/iam/{name}.json": json.dumps(each, indent=2) + "\n"
+        for name, each in documents().items()
+    }
+    for path, content in {
+        "docs/reference/bench-results.schema.json": results_schema(),
+        **policies,
+    }.items():
         whole = ROOT / path
         if not whole.is_file() or whole.read_text(encoding="utf-8") != content:
             stale.append(path)
@@ -141,7 +166,9 @@ def main() -> int:
             if "--check" not in sys.argv[1:]:
                 file.write_text(wanted, encoding="utf-8")
     if stale and "--check" in sys.argv[1:]:
-        print(f"out of date: {', '.join(stale)}; run `python scripts/update_docs.py`", file=sys.stderr)
+        print(
+            f"out of date: {', '.join(stale)}; run `python scripts/update_docs.py`", file=sys.stderr
+        )
         return 1
     return 0
 

@@ -1,9 +1,10 @@
-"""Write the hashed requirements that images install (`templates/tsx_templates/locks`) from pyproject.toml and constraints.txt.
+"""Write the hashed requirements that images install (`templates/tsx_templates/locks`) from
+pyproject.toml and constraints.txt.
 
 Run it after either changed; it needs `uv`. Torch and what it
 brings for GPUs are left out: their files differ from index to index.
-`base.txt` is everything that tsx always needs; a file named after an extra holds what that extra adds;
-`sbom.txt` is the tool that lists what is installed.
+`base.txt` is everything that tsx always needs; a file named after an extra holds what that extra
+adds; `sbom.txt` is the tool that lists what is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "templates" / "tsx_templates" / "locks"
-EXTRAS = ("audio", "bench", "explain", "gpu", "grpc", "keystore", "lambda", "onnx", "openvino", "otel", "peft", "rules", "transformers")
+EXTRAS = (
+    "audio",
+    "bench",
+    "explain",
+    "gpu",
+    "grpc",
+    "keystore",
+    "lambda",
+    "onnx",
+    "openvino",
+    "otel",
+    "peft",
+    "rules",
+    "transformers",
+)
 SBOM_TOOL = "cyclonedx-bom==7.5.0"
 OF_TORCH = re.compile(r"(torch|triton|nvidia-(?!ml-py=)[\w-]+|cuda-[\w-]+)==")
 HEAD = "# Made by scripts/update_locks.py: do not edit.\n"
@@ -23,9 +38,21 @@ HEAD = "# Made by scripts/update_locks.py: do not edit.\n"
 
 def compiled(*arguments: str, source: str = "pyproject.toml", text: str | None = None) -> list[str]:
     """The pinned packages, each with its hashes, as blocks of lines."""
-    command = ["uv", "pip", "compile", source, "--universal", "--python-version", "3.10", "--generate-hashes", "--quiet"]
+    command = [
+        "uv",
+        "pip",
+        "compile",
+        source,
+        "--universal",
+        "--python-version",
+        "3.10",
+        "--generate-hashes",
+        "--quiet",
+    ]
     command += ["--no-header", "--no-annotate", "--constraint", "constraints.txt", *arguments]
-    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, input=text, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         sys.exit(done.stderr)
     blocks = re.split(r"\n(?=[\w.-]+==)", done.stdout.strip("\n"))
@@ -39,7 +66,9 @@ def main() -> None:
     for extra in EXTRAS:
         locks[extra] = [block for block in compiled("--extra", extra) if block not in base]
     for name, blocks in locks.items():
-        (LOCKS / f"{name}.txt").write_text(HEAD + "".join(f"{block}\n" for block in blocks), encoding="utf-8")
+        (LOCKS / f"{name}.txt").write_text(
+            HEAD + "".join(f"{block}\n" for block in blocks), encoding="utf-8"
+        )
         print(f"{name}.txt: {len(blocks)} packages")
 
 

@@ -1,4 +1,5 @@
-"""Makes the modules of runtime/tsx_runtime/grpc/protos from its .proto files, by protoc of the package grpcio-tools.
+"""Makes the modules of runtime/tsx_runtime/grpc/protos from its .proto files, by protoc of the
+package grpcio-tools.
 
 Run it after a .proto file changed, with the release that constraints.txt pins.
 With --check it writes nothing and says whether that is needed.
@@ -24,13 +25,26 @@ def made() -> dict[Path, str]:
     for proto in sorted(PROTOS.glob("*.proto")):
         with tempfile.TemporaryDirectory() as directory:
             descriptors = Path(directory) / "set"
-            words = ["protoc", f"-I{PROTOS}", f"-I{WELL_KNOWN}", "--include_imports", f"--descriptor_set_out={descriptors}"]
+            words = [
+                "protoc",
+                f"-I{PROTOS}",
+                f"-I{WELL_KNOWN}",
+                "--include_imports",
+                f"--descriptor_set_out={descriptors}",
+            ]
             if protoc.main([*words, f"--pyi_out={directory}", proto.name]):
                 raise SystemExit(f"protoc refuses {proto}")
             files = FileDescriptorSet.FromString(descriptors.read_bytes()).file
             module = PROTOS / f"{proto.stem}_pb2.py"
-            found[module] = "".join(lines(proto.name, [(file.name, file.SerializeToString(deterministic=True)) for file in files]))
-            found[module.with_suffix(".pyi")] = (Path(directory) / f"{proto.stem}_pb2.pyi").read_text()
+            found[module] = "".join(
+                lines(
+                    proto.name,
+                    [(file.name, file.SerializeToString(deterministic=True)) for file in files],
+                )
+            )
+            found[module.with_suffix(".pyi")] = (
+                Path(directory) / f"{proto.stem}_pb2.pyi"
+            ).read_text()
     return found
 
 
@@ -44,7 +58,9 @@ def lines(name: str, files: list[tuple[str, bytes]]) -> Iterator[str]:
 
 def main(check: bool) -> int:
     wanted = made()
-    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+    stale = [
+        path for path, text in wanted.items() if not path.is_file() or path.read_text() != text
+    ]
     for path in stale:
         print(f"{path.name} is not what its .proto file makes" if check else f"wrote {path.name}")
         if not check:

@@ -1,4 +1,6 @@
-"""What tests of several rooms need: free ports, the environment of a person who has set nothing, a server of its own."""
+"""What tests of several rooms need: free ports, the environment of a person who has set nothing, a
+server of its own.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from tsx_runtime.shared.cores import cpu_count
 if TYPE_CHECKING:
     from tests.support.platforms.aws import Account
 
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asks for GPUs so that the processes that are forked later can still use them
+os.environ.setdefault(
+    "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
+)  # asks for GPUs so that the processes that are forked later can still use them
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -39,24 +43,40 @@ def without_own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """What servers keep, they do not keep in the tester's home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        patch.delenv("KUBERNETES_SERVICE_HOST", raising=False)  # in a pod, directories of root are trusted whatever their mode
+        patch.delenv(
+            "KUBERNETES_SERVICE_HOST", raising=False
+        )  # in a pod, directories of root are trusted whatever their mode
         yield
 
 
 @pytest.fixture(autouse=True, scope="session")
 def with_torch_for_workers() -> Iterator[None]:
-    """A process has one fork server, for all its tests: it has torch and all, whichever test is the first to start a worker.
+    """A process has one fork server, for all its tests: it has torch and all, whichever test is the
+    first to start a worker.
 
-    Without it each worker of a test that needs torch would import it anew, two seconds of the processor every time.
+    Without it each worker of a test that needs torch would import it anew, two seconds of the
+    processor every time.
     """
     ask_for, fork = forkserver.set_forkserver_preload, forkserver.connect_to_new_process
     ask_for([PRELOAD_EXPORTED])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forkserver, "connect_to_new_process", lambda descriptors: _begun.append("a worker") or fork(descriptors))
+        patch.setattr(
+            forkserver,
+            "connect_to_new_process",
+            lambda descriptors: _begun.append("a worker") or fork(descriptors),
+        )
         patch.setattr(hidden_credentials, "Popen", fork_servers.start_for_multiprocessing)
-        patch.setattr(forkserver, "os", SimpleNamespace(**{**vars(os), "waitpid": fork_servers.wait_for_fork_server}))
-        patch.setattr(forkserver, "set_forkserver_preload", lambda modules: ask_for([PRELOAD_EXPORTED]))
-        patch.delenv("VIRTUAL_ENV", raising=False)  # of the tester's own environment, which workers would have from the fork server
+        patch.setattr(
+            forkserver,
+            "os",
+            SimpleNamespace(**{**vars(os), "waitpid": fork_servers.wait_for_fork_server}),
+        )
+        patch.setattr(
+            forkserver, "set_forkserver_preload", lambda modules: ask_for([PRELOAD_EXPORTED])
+        )
+        patch.delenv(
+            "VIRTUAL_ENV", raising=False
+        )  # of the tester's own environment, which workers would have from the fork server
         yield
 
 
@@ -78,34 +98,52 @@ def forked_programs() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_ssl_context() -> Iterator[None]:
-    """Each client of httpx reads the system's certificates anew, which takes 25 ms of the processor."""
+    """Each client of httpx reads the system's certificates anew, which takes 25 ms of the
+    processor.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context))
+        patch.setattr(
+            "httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context)
+        )
         yield
 
 
 @pytest.fixture(scope="session")
 def account() -> Iterator[Account]:
-    """One AWS of moto's, which a test empties first. A second one beside it would not hear the clients that the first has made."""
+    """One AWS of moto's, which a test empties first.
+
+    A second one beside it would not hear the clients that the first has made.
+    """
     from tests.support.platforms.aws import aws
 
     with aws() as account:
         yield account
 
 
-# No test asserts speed. What decides whether a change lands draws the same examples each time; whoever works on it draws new ones.
-settings.register_profile("everyday", deadline=None, max_examples=30, derandomize="CI" in os.environ)
-settings.register_profile("nightly", deadline=None, max_examples=500)  # pytest --hypothesis-profile nightly
+# No test asserts speed. What decides whether a change lands draws the same examples each time;
+# whoever works on it draws new ones.
+settings.register_profile(
+    "everyday", deadline=None, max_examples=30, derandomize="CI" in os.environ
+)
+settings.register_profile(
+    "nightly", deadline=None, max_examples=500
+)  # pytest --hypothesis-profile nightly
 settings.load_profile("everyday")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="only tests that start no process and take less than a second")
+    parser.addoption(
+        "--fast",
+        action="store_true",
+        help="only tests that start no process and take less than a second",
+    )
 
 
-# torch compiles and runs a program to find out if the processor has the instructions that it says it has, and headers that few tests need
+# torch compiles and runs a program to find out if the processor has the instructions that it says
+# it has, and headers that few tests need
 os.environ |= {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-LONG = {  # files of few tests that take many seconds: whole benchmarks, compilers, ranks that import torch
+# files of few tests that take many seconds: whole benchmarks, compilers, ranks that import torch
+LONG = {
     "tests/benchmarks/test_large_bodies.py",
     "tests/cli/batch/test_command.py",
     "tests/cli/bench/commands/test_forms.py",
@@ -122,7 +160,9 @@ LONG = {  # files of few tests that take many seconds: whole benchmarks, compile
     "tests/runtime/worker/forms/kinds/test_compile.py",
     "tests/runtime/worker/forms/kinds/test_int8.py",
 }
-gc.disable()  # until the tests are there: what their modules make stays, and to look through it again and again takes a fifth of the time
+# until the tests are there: what their modules make stays, and to look through it again and again
+# takes a fifth of the time
+gc.disable()
 
 
 def pytest_collection_finish() -> None:
@@ -133,14 +173,20 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("fast"):
         return
-    slow = [item for item in items if "processes" in getattr(item, "fixturenames", ()) or item.get_closest_marker("slow")]
+    slow = [
+        item
+        for item in items
+        if "processes" in getattr(item, "fixturenames", ()) or item.get_closest_marker("slow")
+    ]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in set(slow)]
 
 
 @pytest.fixture(scope="session")
 def processes() -> None:
-    """A test uses it, itself or by its fixtures, that starts processes: `scripts/test --fast` leaves it out."""
+    """A test uses it, itself or by its fixtures, that starts processes: `scripts/test --fast`
+    leaves it out.
+    """
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -150,9 +196,13 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(autouse=True)
 def no_unmarked_process(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With --fast, a test that starts a process fails, itself or by a fixture: it should use the fixture `processes`."""
+    """With --fast, a test that starts a process fails, itself or by a fixture: it should use the
+    fixture `processes`.
+    """
     yield
-    assert not (_begun and request.config.getoption("fast")), f"it starts {_begun}: add pytest.mark.usefixtures('processes')"
+    assert not (_begun and request.config.getoption("fast")), (
+        f"it starts {_begun}: add pytest.mark.usefixtures('processes')"
+    )
 
 
 _begun: list[str] = []  # processes of the test that runs
@@ -168,7 +218,9 @@ sys.addaudithook(_note_process)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: two more than there are cores, since tests often wait: for processes that they started, for a time limit to pass."""
+    """For `-n auto`: two more than there are cores, since tests often wait: for processes that they
+    started, for a time limit to pass.
+    """
     return cpu_count() + 2
 
 
@@ -184,16 +236,20 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
         def begin(self: Any, command: Sequence[str], model: Any) -> None:
             self.popen = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            super(gateway_io.Popen2IOMaster, self).__init__(self.popen.stdin, self.popen.stdout, execmodel=model)
+            super(gateway_io.Popen2IOMaster, self).__init__(
+                self.popen.stdin, self.popen.stdout, execmodel=model
+            )
 
         gateway_io.Popen2IOMaster.__init__ = begin
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests are dealt out by files, those with the most tests first; pages and trials share nothing and are dealt out one by one.
+    """Tests are dealt out by files, those with the most tests first; pages and trials share nothing
+    and are dealt out one by one.
 
-    What takes long begins; the short trials fill the end, where a file would keep one process busy and leave the others idle.
+    What takes long begins; the short trials fill the end, where a file would keep one process busy
+    and leave the others idle.
     """
     from xdist.scheduler import LoadFileScheduling
 
@@ -201,17 +257,34 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         begun = False
 
         def _split_scope(self, nodeid: str) -> str:
-            if nodeid.startswith("tests/differential/"):  # one process, which starts TorchServe once
+            if nodeid.startswith(
+                "tests/differential/"
+            ):  # one process, which starts TorchServe once
                 return "tests/differential/"
-            return nodeid if nodeid.startswith(("tests/docs/", "tests/chaos/")) else super()._split_scope(nodeid)
+            return (
+                nodeid
+                if nodeid.startswith(("tests/docs/", "tests/chaos/"))
+                else super()._split_scope(nodeid)
+            )
 
         def _assign_work_unit(self, node: Any) -> None:
             if not self.begun:
                 self.begun = True
-                trials = sorted((scope for scope in self.workqueue if scope.startswith("tests/chaos/")), key=len, reverse=True)
+                trials = sorted(
+                    (scope for scope in self.workqueue if scope.startswith("tests/chaos/")),
+                    key=len,
+                    reverse=True,
+                )
                 for scope in trials:  # its name lists the trials, so the longest comes first
                     self.workqueue.move_to_end(scope)
-                for scope in [*trials[:1], *(scope for scope in self.workqueue if "test_what_a_page_shows" in scope or scope in LONG)]:
+                for scope in [
+                    *trials[:1],
+                    *(
+                        scope
+                        for scope in self.workqueue
+                        if "test_what_a_page_shows" in scope or scope in LONG
+                    ),
+                ]:
                     self.workqueue.move_to_end(scope, last=False)
             super()._assign_work_unit(node)
 
@@ -220,9 +293,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Half a character in what a test printed would not get from the process of the test to the one that reports."""
+    """Half a character in what a test printed would not get from the process of the test to the one
+    that reports.
+    """
     report = yield
-    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
     return report
 
 
@@ -261,7 +338,9 @@ def until() -> Callable[[Callable[[], object]], None]:
 
 @pytest.fixture
 def short_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For what makes sockets in it: their paths have an end after a hundred characters, most of which `tmp_path` takes."""
+    """For what makes sockets in it: their paths have an end after a hundred characters, most of
+    which `tmp_path` takes.
+    """
     return tmp_path_factory.mktemp("t")
 
 
@@ -280,8 +359,12 @@ def logging_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture
-def user_environment(processes: None, tmp_path: Path, free_ports: Callable[[int], list[int]]) -> dict[str, str]:
-    """Environment variables for commands: this Python's scripts first on the PATH, a cache of its own, three free addresses."""
+def user_environment(
+    processes: None, tmp_path: Path, free_ports: Callable[[int], list[int]]
+) -> dict[str, str]:
+    """Environment variables for commands: this Python's scripts first on the PATH, a cache of its
+    own, three free addresses.
+    """
     inference, management, metrics = (f"http://127.0.0.1:{port}" for port in free_ports(3))
     return clean(
         {
@@ -295,7 +378,11 @@ def user_environment(processes: None, tmp_path: Path, free_ports: Callable[[int]
 
 
 @pytest.fixture
-def start_server(processes: None) -> Iterator[Callable[[Sequence[str | Path], Path, Mapping[str, str]], Running]]:
+def start_server(
+    processes: None,
+) -> Iterator[Callable[[Sequence[str | Path], Path, Mapping[str, str]], Running]]:
     """Start a server and wait until it answers; none outlives the test."""
     with ExitStack() as held:
-        yield lambda command, directory, environment: held.enter_context(started(command, directory, environment))
+        yield lambda command, directory, environment: held.enter_context(
+            started(command, directory, environment)
+        )

@@ -1,4 +1,6 @@
-"""The rooms stay apart: imports point down the floors of docs/concepts/architecture.md, and importing anything changes nothing."""
+"""The rooms stay apart: imports point down the floors of docs/concepts/architecture.md, and
+importing anything changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,41 @@ ROOMS = {
     "tsx_client": ROOT / "packages" / "tsx-client" / "src",
 }
 
-# What each part may import besides itself: the floors below it. `tsx_runtime` itself is the package's empty top.
-WIRE = {"tsx_runtime.errors", "tsx_runtime.heap", "tsx_runtime.recordings", "tsx_runtime.version", "tsx_runtime.wire"}
+# What each part may import besides itself: the floors below it. `tsx_runtime` itself is the
+# package's empty top.
+WIRE = {
+    "tsx_runtime.errors",
+    "tsx_runtime.heap",
+    "tsx_runtime.recordings",
+    "tsx_runtime.version",
+    "tsx_runtime.wire",
+}
 SHARED = WIRE | {"tsx_archiver", "tsx_templates", "tsx_runtime.sandbox", "tsx_runtime.shared"}
 SETTINGS = SHARED | {"tsx_runtime.settings", "tsx_runtime.plugins"}
 PRELOADS = {"tsx_runtime.worker.launch.preload", "tsx_runtime.worker.launch.preload_export"}
-WORKER_BASE = WIRE | {"tsx_archiver", "tsx_runtime.shared", "tsx_runtime.worker.exceptions", "tsx_runtime.worker.channel"}
+WORKER_BASE = WIRE | {
+    "tsx_archiver",
+    "tsx_runtime.shared",
+    "tsx_runtime.worker.exceptions",
+    "tsx_runtime.worker.channel",
+}
 HANDLER_API = WORKER_BASE | {"tsx_runtime.worker.handler_api"}
 CODECS = HANDLER_API | {"tsx_runtime.worker.diagnostics", "tsx_runtime.worker.codecs"}
 GENERATION = CODECS | {"tsx_runtime.worker.generation"}
 OPENAI = GENERATION | {"tsx_runtime.worker.openai"}
 HANDLERS = OPENAI | {"tsx_runtime.worker.forms", "tsx_runtime.worker.handlers"}
 EXECUTION = HANDLERS | {"tsx_runtime.worker.execution"}
-ARCHIVER_BASE = {"tsx_archiver.errors", "tsx_archiver.limits", "tsx_archiver.names", "tsx_archiver.quantities"}
-CORE = SETTINGS | PRELOADS | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.launch.entry"}
+ARCHIVER_BASE = {
+    "tsx_archiver.errors",
+    "tsx_archiver.limits",
+    "tsx_archiver.names",
+    "tsx_archiver.quantities",
+}
+CORE = (
+    SETTINGS
+    | PRELOADS
+    | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.launch.entry"}
+)
 WORKFLOWS = CORE | {"tsx_runtime.workflows"}
 JOBS = WORKFLOWS | {"tsx_runtime.jobs"}
 METRICS = JOBS | {"tsx_runtime.metrics"}
@@ -67,19 +90,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.sandbox": WIRE | {"tsx_runtime.shared"},
     "tsx_runtime.plugins": WIRE | {"tsx_runtime.shared"},
     "tsx_runtime.settings": SHARED,
-    # All that the core knows of a worker: the function that its process starts with, and the names of what the fork server imports.
+    # All that the core knows of a worker: the function that its process starts with, and the names
+    # of what the fork server imports.
     "tsx_runtime.worker.launch.entry": {"tsx_runtime.worker"},
     "tsx_runtime.worker.launch.preload_export": {"tsx_runtime.worker", *PRELOADS},
     "tsx_runtime.worker.launch.preload": {"tsx_runtime.worker"},
     "tsx_runtime.worker.exceptions": {"tsx_runtime.errors"},
     "tsx_runtime.worker.channel": WIRE | {"tsx_runtime.shared"},
-    # TorchServe's module names, for modules of every room; and its functions, of which one asks a handler's module.
+    # TorchServe's module names, for modules of every room; and its functions, of which one asks a
+    # handler's module.
     "tsx_runtime.worker.handler_api.ts_shim": {"tsx_runtime.worker", "tsx_runtime.version"},
     "tsx_runtime.worker.handler_api.utils": WORKER_BASE | {"tsx_runtime.worker.handlers"},
     "tsx_runtime.worker.handler_api": WORKER_BASE,
     "tsx_runtime.worker.diagnostics": HANDLER_API,
     "tsx_runtime.worker.codecs": CODECS,
-    "tsx_runtime.worker.forms.build": EXECUTION | {"tsx_runtime.worker.forms", "tsx_runtime.worker.model_loading"},
+    "tsx_runtime.worker.forms.build": EXECUTION
+    | {"tsx_runtime.worker.forms", "tsx_runtime.worker.model_loading"},
     "tsx_runtime.worker.forms": CODECS | {"tsx_runtime.worker.handlers.models"},
     "tsx_runtime.worker.openai": OPENAI,
     "tsx_runtime.worker.generation": GENERATION,
@@ -87,7 +113,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.worker.execution": HANDLERS,
     "tsx_runtime.worker.model_loading": EXECUTION,
     "tsx_runtime.worker.main": EXECUTION | {"tsx_runtime.worker.model_loading"},
-    "tsx_runtime.worker": WIRE | {"tsx_archiver", "tsx_runtime.shared", "tsx_runtime.worker.launch.entry", *PRELOADS},
+    "tsx_runtime.worker": WIRE
+    | {"tsx_archiver", "tsx_runtime.shared", "tsx_runtime.worker.launch.entry", *PRELOADS},
     "tsx_runtime.sources": SETTINGS,
     "tsx_runtime.core": CORE,
     "tsx_runtime.workflows": CORE,
@@ -102,7 +129,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_cli": TARGETS | {"tsx_client"},
 }
 
-# The rooms of a package, from the top floor down: a room imports what stands below it, and no other of its own floor.
+# The rooms of a package, from the top floor down: a room imports what stands below it, and no other
+# of its own floor.
 FLOORS: dict[str, list[set[str]]] = {
     "tsx_runtime.core": [
         {"registry"},
@@ -122,8 +150,14 @@ FLOORS: dict[str, list[set[str]]] = {
         {"connection_clock", "turns"},
     ],
 }
-PACKAGES = ("tsx_archiver", "tsx_cli", "tsx_client", "tsx_runtime")  # whose files import each other in no circle
-# The floors inside the command line, the lowest first: what stands in one row may import the rows above it, and not its neighbours.
+PACKAGES = (
+    "tsx_archiver",
+    "tsx_cli",
+    "tsx_client",
+    "tsx_runtime",
+)  # whose files import each other in no circle
+# The floors inside the command line, the lowest first: what stands in one row may import the rows
+# above it, and not its neighbours.
 CLI_FLOORS: Mapping[str, Sequence[str]] = {
     "tsx_cli": (
         "common",
@@ -184,8 +218,12 @@ MODULES = dict(files())
 
 
 def part(module: str) -> str | None:
-    """The entry of MAY_IMPORT that a module of ours belongs to; None for the empty top of tsx_runtime and for foreign modules."""
-    return next((name for name in MAY_IMPORT if module == name or module.startswith(name + ".")), None)
+    """The entry of MAY_IMPORT that a module of ours belongs to; None for the empty top of
+    tsx_runtime and for foreign modules.
+    """
+    return next(
+        (name for name in MAY_IMPORT if module == name or module.startswith(name + ".")), None
+    )
 
 
 def is_below(module: str, parts: Iterable[str]) -> bool:
@@ -194,7 +232,9 @@ def is_below(module: str, parts: Iterable[str]) -> bool:
 
 @cache
 def imported(module: str) -> list[tuple[str, int]]:
-    """Every module that a file names in an import, at any depth, with its line; `from package import module` counts as the module."""
+    """Every module that a file names in an import, at any depth, with its line; `from package
+    import module` counts as the module.
+    """
     file = MODULES[module]
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     found = []
@@ -208,20 +248,28 @@ def imported(module: str) -> list[tuple[str, int]]:
                 base = ".".join([*above, base] if base else above)
             inner = [f"{base}.{alias.name}" for alias in node.names]
             found += [(name if name in MODULES else base, node.lineno) for name in inner]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in MODULES:
-            found.append((node.value, node.lineno))  # a module named in text is one that will be imported
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in MODULES
+        ):
+            found.append(
+                (node.value, node.lineno)
+            )  # a module named in text is one that will be imported
     return found
 
 
 def test_imports_point_down_the_floors() -> None:
     homeless = {module for module in MODULES if part(module) is None} - {"tsx_runtime"}
-    assert not homeless, "these stand on no floor: add them to MAY_IMPORT and to docs/concepts/architecture.md"
+    assert not homeless, (
+        "these stand on no floor: add them to MAY_IMPORT and to docs/concepts/architecture.md"
+    )
     upward = [
         f"{module}, line {line}: {name}"
         for module in MODULES
         if (here := part(module)) is not None
         for name, line in imported(module)
-        if name.partition(".")[0] in ROOMS and name != "tsx_runtime" and not is_below(name, MAY_IMPORT[here] | {here})
+        if name.partition(".")[0] in ROOMS
+        and name != "tsx_runtime"
+        and not is_below(name, MAY_IMPORT[here] | {here})
     ]
     assert not upward
 
@@ -239,8 +287,17 @@ def test_rooms_of_a_package_import_those_below_them(package: str) -> None:
     def room(module: str) -> str:
         return module.removeprefix(package + ".").partition(".")[0]
 
-    arrows = [(module, other) for module, others in within(package).items() for other in others if room(module) != room(other)]
-    assert not [f"{module} -> {other}" for module, other in arrows if floor[room(module)] >= floor[room(other)]]
+    arrows = [
+        (module, other)
+        for module, others in within(package).items()
+        for other in others
+        if room(module) != room(other)
+    ]
+    assert not [
+        f"{module} -> {other}"
+        for module, other in arrows
+        if floor[room(module)] >= floor[room(other)]
+    ]
 
 
 def test_a_folder_has_at_most_15_modules() -> None:
@@ -251,7 +308,9 @@ def test_a_folder_has_at_most_15_modules() -> None:
 def test_no_two_classes_share_a_name() -> None:
     found: dict[str, list[str]] = defaultdict(list)
     for module, file in MODULES.items():
-        if module.startswith("tsx_") and not module.startswith("tsx_client"):  # whose users see no other names
+        if module.startswith("tsx_") and not module.startswith(
+            "tsx_client"
+        ):  # whose users see no other names
             for node in ast.parse(file.read_text()).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found[node.name].append(module)
@@ -267,9 +326,19 @@ def test_no_files_of_a_package_import_each_other_in_a_circle(package: str) -> No
 
 
 def floor(room: str, module: str) -> tuple[int, str] | None:
-    """The row of CLI_FLOORS and the name in it that a module belongs to; None for the room's own top and for other rooms."""
-    rows = {f"{room}.{name}": number for number, row in enumerate(CLI_FLOORS[room]) for name in row.split()}
-    name = max((name for name in rows if module == name or module.startswith(f"{name}.")), key=len, default=None)
+    """The row of CLI_FLOORS and the name in it that a module belongs to; None for the room's own
+    top and for other rooms.
+    """
+    rows = {
+        f"{room}.{name}": number
+        for number, row in enumerate(CLI_FLOORS[room])
+        for name in row.split()
+    }
+    name = max(
+        (name for name in rows if module == name or module.startswith(f"{name}.")),
+        key=len,
+        default=None,
+    )
     return None if name is None else (rows[name], name)
 
 
@@ -292,21 +361,38 @@ TEMPORARY = {"TemporaryDirectory", "mkdtemp", "mkstemp", "NamedTemporaryFile"}
 UNCHECKED = {"tsx_archiver.storage.cache"}  # which checks the directory itself
 
 
-def test_temporary_files_are_made_in_a_directory_that_was_chosen_and_not_in_whatever_tmpdir_names() -> None:
+def test_temporary_files_are_made_in_a_directory_that_was_chosen_and_not_in_whatever_tmpdir_names() -> (
+    None
+):
     calls = (
         (module, {argument.arg for argument in node.keywords})
         for module, path in files()
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and (getattr(node.func, "attr", None) or getattr(node.func, "id", None)) in TEMPORARY
+        if isinstance(node, ast.Call)
+        and (getattr(node.func, "attr", None) or getattr(node.func, "id", None)) in TEMPORARY
     )
     assert {module for module, arguments in calls if "dir" not in arguments} == UNCHECKED
 
 
 def test_only_workers_import_torch_and_its_kin() -> None:
     heavy = []
-    for module in (name for name in MODULES if name in CORE - PRELOADS or not is_below(name, ["tsx_runtime.worker"])):
-        allowed = NUMERIC if module.startswith("tsx_cli.bench.") else {"numpy"} if module in COUNT else set()
-        found = [(line, name) for name, line in imported(module) if name.partition(".")[0] in HEAVY - allowed]
+    for module in (
+        name
+        for name in MODULES
+        if name in CORE - PRELOADS or not is_below(name, ["tsx_runtime.worker"])
+    ):
+        allowed = (
+            NUMERIC
+            if module.startswith("tsx_cli.bench.")
+            else {"numpy"}
+            if module in COUNT
+            else set()
+        )
+        found = [
+            (line, name)
+            for name, line in imported(module)
+            if name.partition(".")[0] in HEAVY - allowed
+        ]
         heavy += [f"{module}, line {line}: {name}" for line, name in found]
     assert not heavy
 
@@ -367,23 +453,52 @@ def test_a_bare_import_has_no_effect(module: str, tmp_path: Path) -> None:
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    assert json.loads(finished.stdout) == {"heavy": [], "threads": 1, "did": [], "handlers_kept": True, "root_handlers": 0}
+    assert json.loads(finished.stdout) == {
+        "heavy": [],
+        "threads": 1,
+        "did": [],
+        "handlers_kept": True,
+        "root_handlers": 0,
+    }
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("module", ["tsx_archiver.opening", "tsx_archiver.torch_model_archiver", "tsx_runtime.worker.main"])
+@pytest.mark.parametrize(
+    "module",
+    ["tsx_archiver.opening", "tsx_archiver.torch_model_archiver", "tsx_runtime.worker.main"],
+)
 def test_pydantic_is_imported_only_to_read_a_model_configuration(module: str) -> None:
     """A model's own environment may have pydantic 1."""
-    subprocess.run([sys.executable, "-c", f"import {module}, sys; assert 'pydantic' not in sys.modules"], timeout=60, check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"import {module}, sys; assert 'pydantic' not in sys.modules"],
+        timeout=60,
+        check=True,
+    )
 
 
 @pytest.mark.usefixtures("processes")
 def test_help_imports_neither_torch_nor_the_server() -> None:
     finished = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "tsx_cli", "--help"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-X", "importtime", "-m", "tsx_cli", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert "serve" in finished.stdout
-    loaded = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines() if line.startswith("import time:")}
+    loaded = {
+        line.rpartition("|")[2].strip()
+        for line in finished.stderr.splitlines()
+        if line.startswith("import time:")
+    }
     assert "typer" in loaded
-    assert not loaded & {"torch", "numpy", "fastapi", "uvicorn", "pydantic", "boto3", "tsx_runtime.core.registry.registry"}
+    assert not loaded & {
+        "torch",
+        "numpy",
+        "fastapi",
+        "uvicorn",
+        "pydantic",
+        "boto3",
+        "tsx_runtime.core.registry.registry",
+    }

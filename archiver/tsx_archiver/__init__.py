@@ -12,14 +12,33 @@ if TYPE_CHECKING:
         CacheError,
         InvalidConfig,
     )
-    from tsx_archiver.inspecting import Finding, Inspection, inspect_archive, read_member, verify_archive
+    from tsx_archiver.inspecting import (
+        Finding,
+        Inspection,
+        inspect_archive,
+        read_member,
+        verify_archive,
+    )
     from tsx_archiver.limits import Limits
     from tsx_archiver.metadata.manifest import Manifest, handler_fault, split_handler
-    from tsx_archiver.metadata.modelconfig import ModelConfig, TorchRun, WarmUp, load_model_config, parse_model_config
+    from tsx_archiver.metadata.modelconfig import (
+        ModelConfig,
+        TorchRun,
+        WarmUp,
+        load_model_config,
+        parse_model_config,
+    )
     from tsx_archiver.metadata.modelfile import ModelFile, describe_model_file
     from tsx_archiver.metadata.safejson import load_json
     from tsx_archiver.metadata.safeyaml import load_yaml_file
-    from tsx_archiver.names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_inside, is_model_name, shown
+    from tsx_archiver.names import (
+        ARCHIVE_SUFFIXES,
+        DEFAULT_VERSION,
+        default_model_name,
+        is_inside,
+        is_model_name,
+        shown,
+    )
     from tsx_archiver.opening import OpenArchive, open_archive, refuse_foreign_link
     from tsx_archiver.packing import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
     from tsx_archiver.rewriting import rewrite_archive
@@ -67,7 +86,8 @@ __all__ = [
     "write_archive",
 ]
 
-# Imported when one of their names is asked for: for their help, commands need a light module of this package and none of these.
+# Imported when one of their names is asked for: for their help, commands need a light module of
+# this package and none of these.
 _MODULES = (
     "errors",
     "inspecting",

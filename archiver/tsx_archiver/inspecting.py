@@ -14,7 +14,13 @@ from tsx_archiver.containers.base import ArchiveFile, Member, root_of
 from tsx_archiver.containers.formats import open_container
 from tsx_archiver.errors import CorruptMember, InvalidConfig, WrongChecksum
 from tsx_archiver.limits import MIB, Limits
-from tsx_archiver.metadata.forms import FORMS_FILE, LARGEST_FILE, InvalidForms, KeptForms, parse_forms
+from tsx_archiver.metadata.forms import (
+    FORMS_FILE,
+    LARGEST_FILE,
+    InvalidForms,
+    KeptForms,
+    parse_forms,
+)
 from tsx_archiver.metadata.manifest import Manifest
 from tsx_archiver.metadata.modelfile import ModelFile, describe_model_stream
 from tsx_archiver.metadata.safeyaml import MAX_BYTES as MAX_CONFIG_BYTES
@@ -47,7 +53,10 @@ class MemberInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `tsx archive inspect` shows. `form` is mar, tar.gz or directory; `model` describes the serialized file, if there is one."""
+    """What `tsx archive inspect` shows.
+
+    `form` is mar, tar.gz or directory; `model` describes the serialized file, if there is one.
+    """
 
     source: Path
     form: str
@@ -61,7 +70,10 @@ class Inspection:
 
 
 class Finding(NamedTuple):
-    """A finding of `verify_archive`. A fault makes the archive unusable; other findings inform its author."""
+    """A finding of `verify_archive`.
+
+    A fault makes the archive unusable; other findings inform its author.
+    """
 
     is_fault: bool
     member: str | None
@@ -79,19 +91,31 @@ class _Source(NamedTuple):
 
 
 def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # noqa: B008
-    """Reads the list of members, the manifest, the configuration and the head of the model file. Raises ArchiveError."""
+    """Reads the list of members, the manifest, the configuration and the head of the model file.
+
+    Raises ArchiveError.
+    """
     path = Path(path)
     with _opened(path, limits) as source:
         checksums = source.manifest.checksums
         members = [
-            MemberInfo(source.inside(member), member.size, member.packed, checksums.get(source.inside(member)))
+            MemberInfo(
+                source.inside(member),
+                member.size,
+                member.packed,
+                checksums.get(source.inside(member)),
+            )
             for member in source.container.members
             if not member.is_directory
         ]
         config, problems = _config(source)
         present = {member.name: None for member in members}
         forms, problems_of_forms = _forms(source, config)
-        problems += source.manifest.missing_files(present) + config.missing_warm_up(present) + problems_of_forms
+        problems += (
+            source.manifest.missing_files(present)
+            + config.missing_warm_up(present)
+            + problems_of_forms
+        )
         return Inspection(
             path,
             source.form,
@@ -106,24 +130,32 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
 
 
 def manifest_of(path: Path, *, limits: Limits = Limits()) -> Manifest:  # noqa: B008
-    """Reads the list of members and the manifest, which takes as long as a `.tar.gz` is large. Raises ArchiveError."""
+    """Reads the list of members and the manifest, which takes as long as a `.tar.gz` is large.
+
+    Raises ArchiveError.
+    """
     with _opened(path, limits) as source:
         return source.manifest
 
 
 def read_member(path: Path, name: str, *, most: int, limits: Limits = Limits()) -> bytes | None:  # noqa: B008
-    """The bytes of a small file; None where there is none. Raises ArchiveError, also for one of more than `most` bytes."""
+    """The bytes of a small file; None where there is none. Raises ArchiveError, also for one of
+    more than `most` bytes.
+    """
     with _opened(Path(path), limits) as source:
         content = source.container.read(f"{source.root}/{name}" if source.root else name, most + 1)
     if content is not None and len(content) > most:
-        raise CorruptMember(f"{path}: {shown(name)} has more than {most} bytes. Pack the model again.")
+        raise CorruptMember(
+            f"{path}: {shown(name)} has more than {most} bytes. Pack the model again."
+        )
     return content
 
 
 def verify_archive(path: Path, limits: Limits = Limits()) -> list[Finding]:  # noqa: B008
     """Reads every byte of the archive and compares it with what the archive says.
 
-    Raises ArchiveError where the archive cannot be read at all or is unsafe; returns the rest, faults first.
+    Raises ArchiveError where the archive cannot be read at all or is unsafe; returns the rest,
+    faults first.
     """
     path = Path(path)
     with _opened(path, limits) as source:
@@ -133,7 +165,12 @@ def verify_archive(path: Path, limits: Limits = Limits()) -> list[Finding]:  # n
         except InvalidConfig as error:
             findings.append(Finding(True, source.manifest.config_file, error.message))
         else:
-            problems += config.missing_warm_up({source.inside(member) for member in source.container.members}) + _forms(source, config)[1]
+            problems += (
+                config.missing_warm_up(
+                    {source.inside(member) for member in source.container.members}
+                )
+                + _forms(source, config)[1]
+            )
             findings += [Finding(False, source.manifest.config_file, text) for text in problems]
         present = {source.inside(member): None for member in source.container.members}
         findings += [Finding(True, None, text) for text in source.manifest.missing_files(present)]
@@ -154,7 +191,14 @@ def _check_members(source: _Source, path: Path) -> list[Finding]:
             if name in checksums and found != checksums[name].lower():
                 raise wrong_checksum(path, name, checksums[name], found)
             if checksums and name not in checksums and name != MANIFEST_PATH:
-                findings.append(Finding(False, name, f"{shown(name)} was added after packing: the manifest has no sha-256 for it"))
+                findings.append(
+                    Finding(
+                        False,
+                        name,
+                        f"{shown(name)} was added after packing: the manifest has no sha-256"
+                        " for it",
+                    )
+                )
         except StopIteration:
             break
         except WrongChecksum as error:
@@ -163,20 +207,35 @@ def _check_members(source: _Source, path: Path) -> list[Finding]:
             findings.append(Finding(True, None, error.message))
             break
     if not checksums:
-        text = "the manifest has no sha-256 of its members, because another archiver wrote it; only lengths and CRCs were checked"
+        text = (
+            "the manifest has no sha-256 of its members, because another archiver wrote it; only"
+            " lengths and CRCs were checked"
+        )
         findings.append(Finding(False, None, text))
-    missing = sorted(set(checksums) - seen) if not any(finding.is_fault and finding.member is None for finding in findings) else []
-    return findings + [Finding(True, name, f"{shown(name)} is missing, and the manifest has a sha-256 for it") for name in missing]
+    missing = (
+        sorted(set(checksums) - seen)
+        if not any(finding.is_fault and finding.member is None for finding in findings)
+        else []
+    )
+    return findings + [
+        Finding(True, name, f"{shown(name)} is missing, and the manifest has a sha-256 for it")
+        for name in missing
+    ]
 
 
 def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
-    from tsx_archiver.metadata.modelconfig import ModelConfig, parse_model_config  # here: it imports pydantic
+    from tsx_archiver.metadata.modelconfig import (
+        ModelConfig,
+        parse_model_config,
+    )  # here: it imports pydantic
 
     name = source.manifest.config_file or (None if source.manifest.data else DEFAULT_CONFIG)
     if name is None:
         return ModelConfig(), []
     inner = normal(name)
-    content = source.container.read(f"{source.root}/{inner}" if source.root else inner, MAX_CONFIG_BYTES + 1)
+    content = source.container.read(
+        f"{source.root}/{inner}" if source.root else inner, MAX_CONFIG_BYTES + 1
+    )
     if content is None:
         return ModelConfig(), []
     config, problems = parse_model_config(load_yaml(content, source=name))
@@ -184,7 +243,9 @@ def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
 
 
 def _forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:
-    content = source.container.read(f"{source.root}/{FORMS_FILE}" if source.root else FORMS_FILE, LARGEST_FILE + 1)
+    content = source.container.read(
+        f"{source.root}/{FORMS_FILE}" if source.root else FORMS_FILE, LARGEST_FILE + 1
+    )
     try:
         kept = KeptForms() if content is None else parse_forms(content)
     except InvalidForms as error:
@@ -193,9 +254,18 @@ def _forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:
 
 
 def _model(source: _Source, path: Path) -> ModelFile | None:
-    """Looking into a model file needs to seek, which a compressed member does not allow: it is copied to a temporary file."""
+    """Looking into a model file needs to seek, which a compressed member does not allow: it is
+    copied to a temporary file.
+    """
     name = source.manifest.serialized_file
-    member = next((member for member in source.container.members if name and source.inside(member) == normal(name)), None)
+    member = next(
+        (
+            member
+            for member in source.container.members
+            if name and source.inside(member) == normal(name)
+        ),
+        None,
+    )
     if member is None or member.is_directory:
         return None
     inner = Path(normal(str(name)))
@@ -204,7 +274,10 @@ def _model(source: _Source, path: Path) -> ModelFile | None:
             return describe_model_stream(file, inner)
     if member.size > _LARGEST_LOOKED_INTO:
         return ModelFile(
-            inner, "unknown", member.size, problem=f"{inner} is too large to read inside the archive; unpack the archive first."
+            inner,
+            "unknown",
+            member.size,
+            problem=f"{inner} is too large to read inside the archive; unpack the archive first.",
         )
     with tempfile.TemporaryFile() as copy:
         for other, stream in source.container.stream():
@@ -233,14 +306,20 @@ def _opened(path: Path, limits: Limits) -> Iterator[_Source]:
 
 
 class _Directory:
-    """A directory with the interface of a container; its files are trusted, since they are the caller's own."""
+    """A directory with the interface of a container; its files are trusted, since they are the
+    caller's own.
+    """
 
     form = "directory"
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        files = sorted(file for file in root.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
-        self.members = [Member(file.relative_to(root).as_posix(), file.stat().st_size, None) for file in files]
+        files = sorted(
+            file for file in root.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+        )
+        self.members = [
+            Member(file.relative_to(root).as_posix(), file.stat().st_size, None) for file in files
+        ]
 
     def stream(self) -> Iterator[tuple[Member, BinaryIO]]:
         for member in self.members:

@@ -13,8 +13,8 @@ MAX_MANIFEST_BYTES = 16 * MIB
 class Limits:
     """The limits of `open_archive` and `verify_archive`; sizes in bytes.
 
-    What a machine can bear is no bomb: members with a higher ratio, or a whole .tar.gz, may unpack to `ratio_floor` together.
-    Deflate cannot exceed a ratio of 1032.
+    What a machine can bear is no bomb: members with a higher ratio, or a whole .tar.gz, may unpack
+    to `ratio_floor` together. Deflate cannot exceed a ratio of 1032.
     """
 
     members: int = 100_000
@@ -34,6 +34,8 @@ def human(size: int) -> str:
     value = float(size)
     for unit in ("bytes", "kB", "MB", "GB"):
         if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "bytes" or value >= 100 else f"{value:.1f} {unit}"
+            return (
+                f"{value:.0f} {unit}" if unit == "bytes" or value >= 100 else f"{value:.1f} {unit}"
+            )
         value /= 1000
     return f"{value:.1f} TB"

@@ -1,4 +1,6 @@
-"""A model whose files lie elsewhere as a directory like an unpacked archive: code copied, all else linked."""
+"""A model whose files lie elsewhere as a directory like an unpacked archive: code copied, all else
+linked.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tsx_archiver.packing import PackingPlan
 from tsx_archiver.storage.cache import Cache, as_cache
 
 
-def link_members(plan: PackingPlan, directory: Path, *, hard: bool = False, copy: bool = False) -> dict[str, int]:
+def link_members(
+    plan: PackingPlan, directory: Path, *, hard: bool = False, copy: bool = False
+) -> dict[str, int]:
     """Fill `directory`, and return the sizes of the files that are no links.
 
     `hard`: with hard links where the file system has them. `copy`: with copies, as unpacked.
@@ -25,7 +29,11 @@ def link_members(plan: PackingPlan, directory: Path, *, hard: bool = False, copy
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(member.source, bytes):
             target.write_bytes(member.source)
-        elif copy or ".py" in (target.suffix, member.source.suffix) or member.name == plan.manifest["model"].get("configFile"):
+        elif (
+            copy
+            or ".py" in (target.suffix, member.source.suffix)
+            or member.name == plan.manifest["model"].get("configFile")
+        ):
             # A worker runs no code that a link leads to, and a server reads no configuration there.
             shutil.copyfile(member.source, target)
         elif not hard or not _linked(member.source, target):
@@ -39,13 +47,17 @@ def link_members(plan: PackingPlan, directory: Path, *, hard: bool = False, copy
 
 
 def open_linked(plan: PackingPlan, source: str, cache: Path | Cache | None) -> OpenArchive:
-    """In the cache, once for all servers that open the same; no byte of it is copied. Raises ArchiveError.
+    """In the cache, once for all servers that open the same; no byte of it is copied.
 
-    `source` says which files, and that they never change. What a hard link leads to stays until the entry goes, and isolated workers can
-    read it; a link to another file system has neither.
+    Raises ArchiveError.
+
+    `source` says which files, and that they never change. What a hard link leads to stays until the
+    entry goes, and isolated workers can read it; a link to another file system has neither.
     """
     store = as_cache(cache)
-    digest = hashlib.sha256(json.dumps([source, plan.manifest, sorted(member.name for member in plan.members)]).encode()).hexdigest()
+    digest = hashlib.sha256(
+        json.dumps([source, plan.manifest, sorted(member.name for member in plan.members)]).encode()
+    ).hexdigest()
     entry = store.open(digest, lambda target: link_members(plan, target, hard=True))
     try:
         opened = open_archive(entry.files)

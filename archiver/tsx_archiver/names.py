@@ -31,19 +31,26 @@ def is_model_name(name: str) -> bool:
 
 
 def model_name_from(text: str) -> str:
-    """Turn the name of a directory or of a published model into a model's name; `my-net.v2` stays."""
+    """Turn the name of a directory or of a published model into a model's name; `my-net.v2`
+    stays.
+    """
     return re.sub(r"[^A-Za-z0-9_.-]", "_", text).lstrip("_.-") or "model"
 
 
 def default_model_name(path: PurePath | str) -> str:
     """Derive a model's name from its file's, without the suffix: `my-net.pt2` is `my-net`."""
     name = PurePath(path).name
-    suffix = next((suffix for suffix in ARCHIVE_SUFFIXES if name.lower().endswith(suffix)), PurePath(name).suffix)
+    suffix = next(
+        (suffix for suffix in ARCHIVE_SUFFIXES if name.lower().endswith(suffix)),
+        PurePath(name).suffix,
+    )
     return model_name_from(name[: len(name) - len(suffix)])
 
 
 def unnamed_archive_name(path: PurePath | str) -> str:
-    """Name the model of an archive whose manifest has no name, as TorchServe does: `my-net.mar` is `my_net`."""
+    """Name the model of an archive whose manifest has no name, as TorchServe does: `my-net.mar` is
+    `my_net`.
+    """
     return re.sub(r"\W", "_", default_model_name(path))
 
 
@@ -62,7 +69,9 @@ def path_fault(name: str) -> str | None:
     parts = name.split("/")
     if ".." in parts:
         return "it leaves the directory with '..'"
-    if os.name == "nt" and (":" in name or any(part.rstrip(". ") != part for part in parts if part not in ("", "."))):
+    if os.name == "nt" and (
+        ":" in name or any(part.rstrip(". ") != part for part in parts if part not in ("", "."))
+    ):
         return "Windows would read it as another name"
     try:
         sizes = [len(part.encode()) for part in parts]
@@ -74,10 +83,17 @@ def path_fault(name: str) -> str | None:
 
 
 def is_inside(path: Path, directory: Path) -> bool:
-    """Whether the path, with all links followed, lies in the directory. Of what is not there, whether it would."""
+    """Whether the path, with all links followed, lies in the directory.
+
+    Of what is not there, whether it would.
+    """
     try:
         return path.resolve().is_relative_to(directory.resolve())
-    except (OSError, RuntimeError, ValueError):  # links that lead in a circle, and what no file can be called
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # links that lead in a circle, and what no file can be called
         return False
 
 
@@ -89,7 +105,8 @@ def safe_member_name(name: str, source: str) -> str:
     fault = path_fault(name)
     if fault:
         raise UnsafePath(
-            f"{source}: member {shown(name)} is refused: {fault}. Nothing was unpacked. Get it from a source you trust, or pack it again."
+            f"{source}: member {shown(name)} is refused: {fault}. Nothing was unpacked. Get it from"
+            " a source you trust, or pack it again."
         )
     return normal(name)
 
@@ -100,7 +117,9 @@ def normal(name: str) -> str:
 
 
 def collision_key(name: str) -> str:
-    """Equal for two names that some file system holds for one: they differ by case or by Unicode normalisation only."""
+    """Equal for two names that some file system holds for one: they differ by case or by Unicode
+    normalisation only.
+    """
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 

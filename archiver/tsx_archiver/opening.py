@@ -27,7 +27,15 @@ from tsx_archiver.errors import (
 from tsx_archiver.limits import MAX_MANIFEST_BYTES, MIB, Limits
 from tsx_archiver.metadata.manifest import Manifest, parse_manifest
 from tsx_archiver.metadata.modelfile import describe_model_stream
-from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, is_inside, normal, shown, similar_file, unnamed_archive_name
+from tsx_archiver.names import (
+    MANIFEST_DIRECTORIES,
+    MANIFEST_PATH,
+    is_inside,
+    normal,
+    shown,
+    similar_file,
+    unnamed_archive_name,
+)
 from tsx_archiver.storage.cache import Cache, CacheEntry, as_cache, release
 from tsx_archiver.storage.copying import copy_plain
 from tsx_archiver.storage.digest import file_digest, file_state
@@ -54,7 +62,12 @@ class LockedDirectory:
     def __enter__(self: DirectoryT) -> DirectoryT:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -62,8 +75,8 @@ class LockedDirectory:
 class OpenArchive(LockedDirectory):
     """A model that is ready to be loaded; `directory` stays as long as this is open.
 
-    `problems` are texts about what will probably not do what the archive's author meant; `digest` is the sha-256 of the
-    archive file, None for a directory.
+    `problems` are texts about what will probably not do what the archive's author meant; `digest`
+    is the sha-256 of the archive file, None for a directory.
     """
 
     source: Path
@@ -74,7 +87,9 @@ class OpenArchive(LockedDirectory):
     digest: str | None = None
 
 
-Opening: TypeAlias = Callable[[str, int, int], None]  # the step (reading, unpacking), bytes so far, bytes in all
+Opening: TypeAlias = Callable[
+    [str, int, int], None
+]  # the step (reading, unpacking), bytes so far, bytes in all
 
 
 def open_archive(
@@ -87,9 +102,10 @@ def open_archive(
 ) -> OpenArchive:
     """Open a .mar, .model, .tar.gz, .tgz (detected by their bytes, not their names) or directory.
 
-    Archives are unpacked into `cache` (default: the user's cache directory), directories are used where they are.
-    `name` is the model's name where the manifest gives none; by default it is made from the file's name.
-    Everything unsafe is refused before a byte is written; raises ArchiveError.
+    Archives are unpacked into `cache` (default: the user's cache directory), directories are used
+    where they are. `name` is the model's name where the manifest gives none; by default it is made
+    from the file's name. Everything unsafe is refused before a byte is written; raises
+    ArchiveError.
     """
     source = Path(source)
     default_name = name or unnamed_archive_name(source.absolute())
@@ -112,7 +128,9 @@ def open_archive(
 
 
 def is_directory(source: Path) -> bool:
-    """False as well where that is unknown: `open_source` then says why (Path.is_dir raises for some reasons and hides others)."""
+    """False as well where that is unknown: `open_source` then says why (Path.is_dir raises for some
+    reasons and hides others).
+    """
     try:
         return stat.S_ISDIR(source.stat().st_mode)
     except (OSError, ValueError):
@@ -127,23 +145,38 @@ def open_source(source: Path) -> BinaryIO:
         return source.open("rb")
     except (FileNotFoundError, NotADirectoryError) as error:
         near = similar_file(source) or "."
-        raise ArchiveNotFound(f"{source} does not exist{near} Check the path, or pack a model with 'tsx archive'.") from error
+        raise ArchiveNotFound(
+            f"{source} does not exist{near} Check the path, or pack a model with 'tsx archive'."
+        ) from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise ArchiveNotFound(f"{shown(str(source))} does not exist: its name is too long for a file. Check the path.") from error
+            raise ArchiveNotFound(
+                f"{shown(str(source))} does not exist: its name is too long for a file. Check the"
+                " path."
+            ) from error
         if error.errno == errno.ELOOP:
-            raise CannotOpen(f"{source} cannot be opened: its symbolic links form a loop. Point them to a file.") from error
-        raise CannotOpen(f"{source} cannot be opened ({error.strerror}). Check its permissions.") from error
+            raise CannotOpen(
+                f"{source} cannot be opened: its symbolic links form a loop. Point them to a file."
+            ) from error
+        raise CannotOpen(
+            f"{source} cannot be opened ({error.strerror}). Check its permissions."
+        ) from error
     except ValueError as error:  # a NUL, or what cannot be encoded
-        raise ArchiveNotFound(f"{shown(str(source))} does not exist: no file can have this name. Check the path.") from error
+        raise ArchiveNotFound(
+            f"{shown(str(source))} does not exist: no file can have this name. Check the path."
+        ) from error
 
 
 def read_manifest(container: ArchiveFile, root: str, default_name: str, source: Path) -> Manifest:
     """The manifest of an archive; without one, the archive must at least look like a model's."""
-    content = container.read(f"{root}/{MANIFEST_PATH}" if root else MANIFEST_PATH, MAX_MANIFEST_BYTES)
+    content = container.read(
+        f"{root}/{MANIFEST_PATH}" if root else MANIFEST_PATH, MAX_MANIFEST_BYTES
+    )
     if content is not None:
         return parse_manifest(content, default_name=default_name, source=str(source))
-    _refuse_foreign([member.name for member in container.members if not member.is_directory], source)
+    _refuse_foreign(
+        [member.name for member in container.members if not member.is_directory], source
+    )
     return Manifest(default_name=default_name)
 
 
@@ -152,7 +185,10 @@ def refuse_model_file(file: BinaryIO, source: Path) -> None:
     kind = describe_model_stream(file, source).kind
     file.seek(0)
     if kind != "unknown":
-        raise ForeignFile(f"{source} is a model file ({kind}), not an archive. Pack it with 'tsx archive {source.name}'.")
+        raise ForeignFile(
+            f"{source} is a model file ({kind}), not an archive. Pack it with 'tsx archive"
+            f" {source.name}'."
+        )
 
 
 def unpack_file(
@@ -163,9 +199,11 @@ def unpack_file(
     checksums_in: Callable[[ArchiveFile, str], Mapping[str, str]],
     progress: Opening = lambda step, done, total: None,
 ) -> tuple[CacheEntry, str]:
-    """The archive's content, unpacked in the cache once for all processes that open it, and its sha-256.
+    """The archive's content, unpacked in the cache once for all processes that open it, and its
+    sha-256.
 
-    `checksums_in(container, root)` looks at the archive before anything is written, and returns what its manifest says of its members.
+    `checksums_in(container, root)` looks at the archive before anything is written, and returns
+    what its manifest says of its members.
     """
     state = file_state(file)
     store = as_cache(cache)
@@ -178,11 +216,15 @@ def unpack_file(
             checksums = checksums_in(container, root)
             total = sum(member.size for member in container.members)
             store.check_room(total)
-            sizes = _unpack(container, target, root, checksums, source, _counter(progress, "unpacking", total))
+            sizes = _unpack(
+                container, target, root, checksums, source, _counter(progress, "unpacking", total)
+            )
         finally:
             container.close()
         if file_state(file) != state:
-            raise CorruptMember(f"{source} changed while it was unpacked. Try again once nothing writes to it.")
+            raise CorruptMember(
+                f"{source} changed while it was unpacked. Try again once nothing writes to it."
+            )
         return sizes
 
     return store.open(digest, make), digest
@@ -200,7 +242,12 @@ def _counter(progress: Opening, step: str, total: int) -> Callable[[int], None]:
 
 
 def _unpack(
-    container: ArchiveFile, target: Path, root: str, checksums: Mapping[str, str], source: Path, count: Callable[[int], None]
+    container: ArchiveFile,
+    target: Path,
+    root: str,
+    checksums: Mapping[str, str],
+    source: Path,
+    count: Callable[[int], None],
 ) -> dict[str, int]:
     """Write every member below `target`, which is new and ours; returns the sizes by name."""
     sizes = {}
@@ -215,7 +262,10 @@ def _unpack(
             raise wrong_checksum(source, name, checksums[name], found)
         sizes[member.name] = member.size
     if unseen:
-        raise WrongChecksum(f"{source}: the manifest has a sha-256 for {shown(min(unseen))}, which is missing. Pack the model again.")
+        raise WrongChecksum(
+            f"{source}: the manifest has a sha-256 for {shown(min(unseen))}, which is missing. Pack"
+            " the model again."
+        )
     for member in container.members:
         if member.is_directory:
             (target / member.name).mkdir(parents=True, exist_ok=True)
@@ -224,12 +274,15 @@ def _unpack(
 
 def wrong_checksum(source: Path, name: str, expected: str, found: str) -> WrongChecksum:
     return WrongChecksum(
-        f"{source}: the sha-256 of {shown(name)} is {found[:16]}..., not the manifest's {expected[:16]}...: it is damaged or was changed. "
-        "Copy or download the file again, or pack the model again."
+        f"{source}: the sha-256 of {shown(name)} is {found[:16]}..., not the manifest's"
+        f" {expected[:16]}...: it is damaged or was changed. Copy or download the file again, or"
+        " pack the model again."
     )
 
 
-def _write(stream: BinaryIO, path: Path, size: int, source: str, name: str, count: Callable[[int], None]) -> str:
+def _write(
+    stream: BinaryIO, path: Path, size: int, source: str, name: str, count: Callable[[int], None]
+) -> str:
     """Copy exactly `size` bytes to a new file, and return their sha-256."""
     digest = hashlib.sha256()
     left = size
@@ -238,7 +291,15 @@ def _write(stream: BinaryIO, path: Path, size: int, source: str, name: str, coun
         digest.update(piece)
         count(len(piece))
 
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o644)
+    fd = os.open(
+        path,
+        os.O_RDWR
+        | os.O_CREAT
+        | os.O_EXCL
+        | getattr(os, "O_NOFOLLOW", 0)
+        | getattr(os, "O_BINARY", 0),
+        0o644,
+    )
     with open(fd, "w+b", buffering=0) as out:
         copy_plain(stream, out, size, take)
         left -= out.tell()
@@ -249,7 +310,10 @@ def _write(stream: BinaryIO, path: Path, size: int, source: str, name: str, coun
             take(chunk)
             out.write(chunk)
     if left:
-        raise CorruptMember(f"{source}: {shown(name)} does not have the declared {size} bytes. Copy or download the file again.")
+        raise CorruptMember(
+            f"{source}: {shown(name)} does not have the declared {size} bytes. Copy or download the"
+            " file again."
+        )
     return digest.hexdigest()
 
 
@@ -260,17 +324,38 @@ def _open_directory(directory: Path, default_name: str, source: Path | None = No
         manifest = directory_manifest(root, default_name, source or directory)
         config, problems = _config(root, manifest)
     except OSError as error:
-        raise CannotOpen(f"{error.filename} cannot be read ({error.strerror}). Check its permissions.") from error
-    named = [name for name in (manifest.handler_file, manifest.serialized_file, manifest.model_file, manifest.requirements_file) if name]
-    present = {normal(name): None for name in [*named, manifest.config_file or ""] if name and (root / name).exists()}
+        raise CannotOpen(
+            f"{error.filename} cannot be read ({error.strerror}). Check its permissions."
+        ) from error
+    named = [
+        name
+        for name in (
+            manifest.handler_file,
+            manifest.serialized_file,
+            manifest.model_file,
+            manifest.requirements_file,
+        )
+        if name
+    ]
+    present = {
+        normal(name): None
+        for name in [*named, manifest.config_file or ""]
+        if name and (root / name).exists()
+    }
     problems += manifest.missing_files(present)
-    problems += config.missing_warm_up({entry.file for entry in config.warmup or () if (root / entry.file).is_file()})
+    problems += config.missing_warm_up(
+        {entry.file for entry in config.warmup or () if (root / entry.file).is_file()}
+    )
     return OpenArchive(source or directory, root.absolute(), manifest, config, problems)
 
 
 def model_root(directory: Path) -> Path:
     """The directory itself, or the only one inside it (contract 3.1)."""
-    tops = [path for path in directory.iterdir() if not path.name.startswith(".") and path.name != "__MACOSX"]
+    tops = [
+        path
+        for path in directory.iterdir()
+        if not path.name.startswith(".") and path.name != "__MACOSX"
+    ]
     if len(tops) == 1 and tops[0].is_dir() and tops[0].name not in MANIFEST_DIRECTORIES:
         return tops[0]
     return directory
@@ -281,17 +366,25 @@ def directory_manifest(root: Path, default_name: str, source: Path) -> Manifest:
     refuse_foreign_link(path, root, source)
     if path.is_file():
         if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise CorruptMember(f"{path} has {path.stat().st_size} bytes; at most {MAX_MANIFEST_BYTES} are read. Pack the model again.")
+            raise CorruptMember(
+                f"{path} has {path.stat().st_size} bytes; at most {MAX_MANIFEST_BYTES} are read."
+                " Pack the model again."
+            )
         return parse_manifest(path.read_bytes(), default_name=default_name, source=str(source))
     _refuse_foreign([entry.name for entry in root.iterdir() if entry.is_file()], source)
     return Manifest(default_name=default_name)
 
 
 def refuse_foreign_link(path: Path, root: Path, source: Path) -> None:
-    """What the server reads of a directory lies in it: an error quotes values, and a link may lead to any file. Raises UnsafePath."""
+    """What the server reads of a directory lies in it: an error quotes values, and a link may lead
+    to any file. Raises UnsafePath.
+    """
     if not is_inside(path, root):
         name = shown(str(path.relative_to(root)))
-        raise UnsafePath(f"{source}: {name} is a link to a file outside the model's directory. Replace the link with the file.")
+        raise UnsafePath(
+            f"{source}: {name} is a link to a file outside the model's directory. Replace the link"
+            " with the file."
+        )
 
 
 def _refuse_foreign(names: list[str], source: Path) -> None:
@@ -299,13 +392,19 @@ def _refuse_foreign(names: list[str], source: Path) -> None:
         raise EmptyArchive(f"{source} contains no files. Check the path.")
     if not any(name.endswith((".py", *MODEL_SUFFIXES)) for name in names):
         raise ForeignFile(
-            f"{source} is not a model archive: it has neither {MANIFEST_PATH} nor a handler or model file. Pack it with 'tsx archive'."
+            f"{source} is not a model archive: it has neither {MANIFEST_PATH} nor a handler or"
+            " model file. Pack it with 'tsx archive'."
         )
 
 
 def _config(root: Path, manifest: Manifest) -> tuple[ModelConfig, list[str]]:
-    """The configuration that the manifest names; without any manifest, the one of the usual name."""
-    from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config  # here: it imports pydantic
+    """The configuration that the manifest names; without any manifest, the one of the usual
+    name.
+    """
+    from tsx_archiver.metadata.modelconfig import (
+        ModelConfig,
+        load_model_config,
+    )  # here: it imports pydantic
 
     name = manifest.config_file or (None if manifest.data else DEFAULT_CONFIG)
     if name is None or not (root / name).is_file():
@@ -314,5 +413,7 @@ def _config(root: Path, manifest: Manifest) -> tuple[ModelConfig, list[str]]:
     try:
         config, problems = load_model_config(root / name)
     except InvalidConfig as error:
-        raise InvalidConfig(error.message.replace(str(root / name), f"{name} of {manifest.model_name}", 1)) from error
+        raise InvalidConfig(
+            error.message.replace(str(root / name), f"{name} of {manifest.model_name}", 1)
+        ) from error
     return config, [f"{name}: {problem}" for problem in problems]

@@ -11,12 +11,26 @@ from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from tsx_archiver.errors import CannotPack, DuplicateInput, InputMissing, InvalidConfig, InvalidModelName
+from tsx_archiver.errors import (
+    CannotPack,
+    DuplicateInput,
+    InputMissing,
+    InvalidConfig,
+    InvalidModelName,
+)
 from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, split_handler
 from tsx_archiver.metadata.mlmodel import PYFUNC, PYTORCH
 from tsx_archiver.metadata.onnx_file import data_files
-from tsx_archiver.names import DEFAULT_VERSION, MANIFEST_PATH, collision_key, is_model_name, path_fault, shown, similar_file
+from tsx_archiver.names import (
+    DEFAULT_VERSION,
+    MANIFEST_PATH,
+    collision_key,
+    is_model_name,
+    path_fault,
+    shown,
+    similar_file,
+)
 
 BUILTIN_HANDLERS = (
     "base_handler",
@@ -35,7 +49,9 @@ BUILTIN_HANDLERS = (
 RUNTIMES = ("python", "python3", "LSP")
 _HANDLER_SUFFIX = {"LSP": ".so"}
 CPP_HANDLERS = ("BaseHandler", "TorchScriptHandler")  # that TorchServe's C++ backend has itself
-_SKIPPED_DIRECTORIES = ("__pycache__",)  # compiled files hold timestamps, and are compiled again anyway
+_SKIPPED_DIRECTORIES = (
+    "__pycache__",
+)  # compiled files hold timestamps, and are compiled again anyway
 
 Warn = Callable[[str], None]
 
@@ -44,12 +60,12 @@ Warn = Callable[[str], None]
 class ArchiveSpec:
     """The input of packing; the fields are the flags of torch-model-archiver (contract 3.2).
 
-    `handler` is a name that comes with the server, or `path/file.py`, `path/file` or either with `:function`.
-    `model_file` is a path, or `path/file.py:Class`.
-    `extra_files` is a comma list as on the command line, or a sequence of paths; patterns are expanded, a directory stands
-    for its content.
-    `contents` are files that exist in memory only, by their name in the archive; `files` those that have another name there.
-    `extra_manifest` is carried over into the manifest where it says something that the other fields do not.
+    `handler` is a name that comes with the server, or `path/file.py`, `path/file` or either with
+    `:function`. `model_file` is a path, or `path/file.py:Class`. `extra_files` is a comma list as
+    on the command line, or a sequence of paths; patterns are expanded, a directory stands for its
+    content. `contents` are files that exist in memory only, by their name in the archive; `files`
+    those that have another name there. `extra_manifest` is carried over into the manifest where it
+    says something that the other fields do not.
     """
 
     model_name: str
@@ -84,8 +100,8 @@ class PackingPlan(NamedTuple):
 def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
     """Check everything and find every file; raises ArchiveError.
 
-    What is doubtful but does not stop an archive (a pattern without a match, a key or value in model-config.yaml that the server will not
-    use) goes to `warn`; without one it raises as well.
+    What is doubtful but does not stop an archive (a pattern without a match, a key or value in
+    model-config.yaml that the server will not use) goes to `warn`; without one it raises as well.
     """
     _check_names(spec)
     members = Members()
@@ -110,7 +126,9 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
     for name, content in spec.contents.items():
         members.add(PlannedMember(name, content, len(content)), f"contents {name}")
     for name, source, _ in members.sorted():
-        if isinstance(source, Path) and (name.endswith(".onnx") or name == model.get("serializedFile")):
+        if isinstance(source, Path) and (
+            name.endswith(".onnx") or name == model.get("serializedFile")
+        ):
             for location, data_file in data_files(source).items():
                 data_name = (PurePosixPath(name).parent / location).as_posix()
                 if data_name not in members:
@@ -132,16 +150,25 @@ class Members:
     def add(self, member: PlannedMember, origin: str) -> None:
         fault = path_fault(member.name)
         if fault:
-            raise CannotPack(f"{origin}: {shown(member.name)} cannot be a name in an archive: {fault}. Rename the file.")
+            raise CannotPack(
+                f"{origin}: {shown(member.name)} cannot be a name in an archive: {fault}. Rename"
+                " the file."
+            )
         key = collision_key(member.name)
         if key == collision_key(self._manifest_path):
             own = self._manifest_path
-            raise DuplicateInput(f"{origin} would overwrite the archive's own {own}. Leave it out of the extra files.")
+            raise DuplicateInput(
+                f"{origin} would overwrite the archive's own {own}. Leave it out of the extra"
+                " files."
+            )
         twin = self._members.get(key)
         if twin is None:
             self._members[key] = (member, origin)
         elif not _same_file(twin[0].source, member.source):
-            raise DuplicateInput(f"{twin[1]} and {origin} would both be {member.name} in the archive. Rename one of them.")
+            raise DuplicateInput(
+                f"{twin[1]} and {origin} would both be {member.name} in the archive. Rename one of"
+                " them."
+            )
 
     def __contains__(self, name: str) -> bool:
         return collision_key(name) in self._members
@@ -151,7 +178,9 @@ class Members:
         if path.is_dir():
             raise InputMissing(f"The {what} {path} is a directory. Name the file in it.")
         if not path.exists():
-            raise InputMissing(f"The {what} {path} does not exist{similar_file(path) or '.'} Check the path.")
+            raise InputMissing(
+                f"The {what} {path} does not exist{similar_file(path) or '.'} Check the path."
+            )
         self.add(planned_file(path.name, path), str(path))
         return path.name
 
@@ -169,21 +198,30 @@ class Members:
                 above = self._members.get("/".join(key.split("/")[:depth]))
                 if above is not None:
                     raise DuplicateInput(
-                        f"{above[1]} would be a file where {origin} needs a directory ({member.name}). Rename one of them."
+                        f"{above[1]} would be a file where {origin} needs a directory"
+                        f" ({member.name}). Rename one of them."
                     )
-        return sorted((member for member, _ in self._members.values()), key=lambda member: member.name)
+        return sorted(
+            (member for member, _ in self._members.values()), key=lambda member: member.name
+        )
 
 
 def _check_names(spec: ArchiveSpec) -> None:
     if not is_model_name(spec.model_name):
         raise InvalidModelName(
             "Model name contains special characters.\n"
-            rf"The allowed regular expression filter for model name is: ^[A-Za-z0-9][A-Za-z0-9_\-.]*$ (given: {shown(spec.model_name)})"
+            r"The allowed regular expression filter for model name is:"
+            rf" ^[A-Za-z0-9][A-Za-z0-9_\-.]*$ (given: {shown(spec.model_name)})"
         )
     if not spec.version or path_fault(spec.version) or "/" in spec.version:
-        raise CannotPack(f"The version {shown(spec.version)} cannot be used: a version is part of URLs. Use a form such as 1.0.")
+        raise CannotPack(
+            f"The version {shown(spec.version)} cannot be used: a version is part of URLs. Use a"
+            " form such as 1.0."
+        )
     if spec.runtime not in RUNTIMES:
-        raise CannotPack(f"The runtime {shown(spec.runtime)} is unknown. Use one of {', '.join(RUNTIMES)}.")
+        raise CannotPack(
+            f"The runtime {shown(spec.runtime)} is unknown. Use one of {', '.join(RUNTIMES)}."
+        )
 
 
 def _add_handler(spec: ArchiveSpec, members: Members) -> str:
@@ -196,7 +234,8 @@ def _add_handler(spec: ArchiveSpec, members: Members) -> str:
     if not path.is_file():
         near = difflib.get_close_matches(spec.handler, BUILTIN_HANDLERS, n=1)
         raise InputMissing(
-            f"The handler {spec.handler} is neither a file ({path} does not exist) nor one of {', '.join(BUILTIN_HANDLERS)}. "
+            f"The handler {spec.handler} is neither a file ({path} does not exist) nor one of"
+            f" {', '.join(BUILTIN_HANDLERS)}. "
             + (f"Did you mean {near[0]}?" if near else "Check it.")
         )
     members.add_file(path, "handler")
@@ -234,14 +273,19 @@ def extra_paths(extra: str | Sequence[Path | str] | None, warn: Warn | None) -> 
             yield from map(Path, found)
         else:
             near = similar_file(Path(text)) or "."
-            raise InputMissing(f"The extra file {text} does not exist{near} Check the path; several are separated by commas.")
+            raise InputMissing(
+                f"The extra file {text} does not exist{near} Check the path; several are separated"
+                " by commas."
+            )
 
 
 def _walk(directory: Path, above: frozenset[str]) -> Iterator[Path]:
     """Every file below, links followed, but no directory inside itself."""
     real = os.path.realpath(directory)
     if real in above:
-        raise CannotPack(f"{directory} is a link to one of its parent directories. Remove the link.")
+        raise CannotPack(
+            f"{directory} is a link to one of its parent directories. Remove the link."
+        )
     for path in sorted(directory.iterdir()):
         if not path.is_dir():
             yield path
@@ -258,20 +302,35 @@ def planned_file(name: str, path: Path) -> PlannedMember:
 
 
 def _same_file(one: Path | bytes, other: Path | bytes) -> bool:
-    return one.samefile(other) if isinstance(one, Path) and isinstance(other, Path) else one == other
+    return (
+        one.samefile(other) if isinstance(one, Path) and isinstance(other, Path) else one == other
+    )
 
 
 def _merged(manifest: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in extra.items() if key not in (CHECKSUMS_KEY, "archiverVersion", "model") and key not in manifest}
-    model = {key: value for key, value in (extra.get("model") or {}).items() if key not in manifest["model"] and not key.endswith("File")}
+    kept = {
+        key: value
+        for key, value in extra.items()
+        if key not in (CHECKSUMS_KEY, "archiverVersion", "model") and key not in manifest
+    }
+    model = {
+        key: value
+        for key, value in (extra.get("model") or {}).items()
+        if key not in manifest["model"] and not key.endswith("File")
+    }
     return {**manifest, "model": {**manifest["model"], **model}, **kept}
 
 
 def created_on() -> str:
     """The time in SOURCE_DATE_EPOCH, as reproducible builds give it, or else always the same one.
 
-    The same inputs must give the same bytes, so neither the clock nor the files' own times, which a checkout changes, can be used.
+    The same inputs must give the same bytes, so neither the clock nor the files' own times, which a
+    checkout changes, can be used.
     """
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
-    moment = datetime.fromtimestamp(int(epoch), timezone.utc) if epoch.isdigit() else datetime(1980, 1, 1, tzinfo=timezone.utc)
+    moment = (
+        datetime.fromtimestamp(int(epoch), timezone.utc)
+        if epoch.isdigit()
+        else datetime(1980, 1, 1, tzinfo=timezone.utc)
+    )
     return moment.strftime("%d/%m/%Y %H:%M:%S")

@@ -16,7 +16,13 @@ def progress_bar(title: str, *, shown: bool) -> Iterator[Progress | None]:
         return
     # Here, because rich takes longer to import than a small archive to write.
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
     from rich.progress import Progress as Bar
 
     columns = (
@@ -29,4 +35,6 @@ def progress_bar(title: str, *, shown: bool) -> Iterator[Progress | None]:
     )
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda member, done, total: bar.update(task, description=member, completed=done, total=total)
+        yield lambda member, done, total: bar.update(
+            task, description=member, completed=done, total=total
+        )

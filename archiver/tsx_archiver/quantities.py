@@ -1,4 +1,7 @@
-"""Quantities as text: a time such as `10m`, a size such as `100MB`, a share such as `20%`. Each reader raises ValueError for other text."""
+"""Quantities as text: a time such as `10m`, a size such as `100MB`, a share such as `20%`.
+
+Each reader raises ValueError for other text.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,32 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)", re.ASCII)
-_SECONDS = {"": 1.0, "us": 1e-6, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {
+    "": 1.0,
+    "us": 1e-6,
+    "ms": 0.001,
+    "s": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
 _POWERS = {"": 0, "b": 0, "k": 1, "kb": 1, "m": 2, "mb": 2, "g": 3, "gb": 3, "t": 4, "tb": 4}
 
 
 def parse_seconds(text: str) -> float:
     """A number without a unit is one of seconds."""
-    return _parse(text, _SECONDS, "it must be a number of seconds, or a string such as 30m, 12h or 7d")
+    return _parse(
+        text, _SECONDS, "it must be a number of seconds, or a string such as 30m, 12h or 7d"
+    )
 
 
 def parse_bytes(text: str, *, kilo: int = 1000) -> int:
     sizes = {unit: kilo**power for unit, power in _POWERS.items()}
     sizes |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)}
-    return int(_parse(text, sizes, "it must be a number of bytes, or a string such as 100MB or 2GB"))
+    return int(
+        _parse(text, sizes, "it must be a number of bytes, or a string such as 100MB or 2GB")
+    )
 
 
 def parse_percent(text: str) -> float:

@@ -1,4 +1,6 @@
-"""Adds, replaces or removes files in an existing archive, atomically; the other members and their digests stay unchanged."""
+"""Adds, replaces or removes files in an existing archive, atomically; the other members and their
+digests stay unchanged.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,23 @@ from tsx_archiver.containers.formats import open_container
 from tsx_archiver.containers.zip import ZipContainer
 from tsx_archiver.errors import CannotPack, CorruptMember
 from tsx_archiver.limits import MIB, Limits
-from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, collision_key, normal, path_fault, shown
-from tsx_archiver.opening import directory_manifest, is_directory, model_root, open_source, read_manifest, refuse_model_file, wrong_checksum
+from tsx_archiver.names import (
+    MANIFEST_DIRECTORIES,
+    MANIFEST_PATH,
+    collision_key,
+    normal,
+    path_fault,
+    shown,
+)
+from tsx_archiver.opening import (
+    directory_manifest,
+    is_directory,
+    model_root,
+    open_source,
+    read_manifest,
+    refuse_model_file,
+    wrong_checksum,
+)
 from tsx_archiver.packing import PlannedMember, planned_file
 from tsx_archiver.storage.atomic_file import beside, whole_file
 from tsx_archiver.storage.digest import file_digest, file_state
@@ -47,31 +64,48 @@ def rewrite_archive(
     model: Mapping[str, str] | None = None,
     limits: Limits = Limits(),  # noqa: B008
 ) -> None:
-    """Give the members named in `replace` these bytes, adding those that are not there; raises ArchiveError and leaves what there was.
+    """Give the members named in `replace` these bytes, adding those that are not there; raises
+    ArchiveError and leaves what there was.
 
-    `remove` names members, and directories with all that is in them; it comes first, so that a new member may take a removed one's place.
-    `model` is merged into the manifest's `model`, where there is a manifest. The form stays as it is (.mar, .tar.gz or directory), and
-    so does each member's compression. The same archive and the same bytes give the same archive. Works in constant memory.
+    `remove` names members, and directories with all that is in them; it comes first, so that a new
+    member may take a removed one's place. `model` is merged into the manifest's `model`, where
+    there is a manifest. The form stays as it is (.mar, .tar.gz or directory), and so does each
+    member's compression. The same archive and the same bytes give the same archive. Works in
+    constant memory.
     """
     path = Path(path)
     names = {normal(name): content for name, content in replace.items()}
     for name in (*replace, *remove):
-        made = normal(name) == MANIFEST_PATH or (name in remove and normal(name) in MANIFEST_DIRECTORIES)
+        made = normal(name) == MANIFEST_PATH or (
+            name in remove and normal(name) in MANIFEST_DIRECTORIES
+        )
         fault = "the archiver writes it" if made else path_fault(name) or path_fault(normal(name))
         if fault:
-            raise CannotPack(f"{shown(name)} cannot be put into an archive, or removed from one: {fault}.")
+            raise CannotPack(
+                f"{shown(name)} cannot be put into an archive, or removed from one: {fault}."
+            )
     try:
-        change = _Change({name: _planned(name, content) for name, content in names.items()}, frozenset(map(normal, remove)), model or {})
+        change = _Change(
+            {name: _planned(name, content) for name, content in names.items()},
+            frozenset(map(normal, remove)),
+            model or {},
+        )
         if is_directory(path):
             _rewrite_directory(path, change)
         else:
             _rewrite_file(path.resolve(), change, limits)
     except OSError as error:
-        raise CannotPack(f"{path} cannot be written: {error.strerror} ({error.filename or path}).") from error
+        raise CannotPack(
+            f"{path} cannot be written: {error.strerror} ({error.filename or path})."
+        ) from error
 
 
 def _planned(name: str, content: Content) -> PlannedMember:
-    return PlannedMember(name, content, len(content)) if isinstance(content, bytes) else planned_file(name, content)
+    return (
+        PlannedMember(name, content, len(content))
+        if isinstance(content, bytes)
+        else planned_file(name, content)
+    )
 
 
 class _Change(NamedTuple):
@@ -103,7 +137,10 @@ class _SourceArchive(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A member of the new archive, by its name inside the root. Its source is the old archive if its bytes are unchanged."""
+    """A member of the new archive, by its name inside the root.
+
+    Its source is the old archive if its bytes are unchanged.
+    """
 
     member: PlannedMember
     stream: BinaryIO
@@ -117,24 +154,41 @@ def _rewrite_file(path: Path, change: _Change, limits: Limits) -> None:
         held.callback(container.close)
         root = root_of(container.members)
         manifest = read_manifest(container, root, path.name, path)
-        old = _SourceArchive(path, container, root, manifest.data, {normal(name): digest for name, digest in manifest.checksums.items()})
+        old = _SourceArchive(
+            path,
+            container,
+            root,
+            manifest.data,
+            {normal(name): digest for name, digest in manifest.checksums.items()},
+        )
         _refuse_collisions(old, change)
         with whole_file(path) as out:
             _write(old, change, out, path.stat().st_size)
             shutil.copymode(path, out.name)
             if file_state(file) != state:
-                raise CorruptMember(f"{path} changed while it was read. Try again once nothing writes to it.")
+                raise CorruptMember(
+                    f"{path} changed while it was read. Try again once nothing writes to it."
+                )
 
 
 def _refuse_collisions(old: _SourceArchive, change: _Change) -> None:
-    """On some systems, names that differ only in case are the same file. No name may be both a file and a directory."""
+    """On some systems, names that differ only in case are the same file.
+
+    No name may be both a file and a directory.
+    """
     names = (old.inside(member.name) for member in old.container.members if not member.is_directory)
     present = {collision_key(name): name for name in names if not change.removes(name)}
     for name in sorted(change.new):
         key = collision_key(name)
-        twin = next((present[above] for above in _directories(key) if above in present), present.get(key, name))
+        twin = next(
+            (present[above] for above in _directories(key) if above in present),
+            present.get(key, name),
+        )
         if twin != name or any(inner.startswith(f"{key}/") for inner in present):
-            raise CannotPack(f"{old.path} holds {shown(twin)} where {shown(name)} would be added. Rename one of them.")
+            raise CannotPack(
+                f"{old.path} holds {shown(twin)} where {shown(name)} would be added. Rename one of"
+                " them."
+            )
         present[key] = name
 
 
@@ -177,8 +231,13 @@ def _fill(old: _SourceArchive, change: _Change, sink: Sink, prefix: str) -> None
 
 
 def _parts(old: _SourceArchive, change: _Change) -> Iterator[_Part]:
-    """The old members in their order, without the manifest; a new one stands before the first whose name is greater."""
-    new = sorted(change.new.keys() - {old.inside(member.name) for member in old.container.members if not member.is_directory})
+    """The old members in their order, without the manifest; a new one stands before the first whose
+    name is greater.
+    """
+    new = sorted(
+        change.new.keys()
+        - {old.inside(member.name) for member in old.container.members if not member.is_directory}
+    )
     for member, stream in old.container.stream():
         name = old.inside(member.name)
         if name == MANIFEST_PATH:
@@ -199,24 +258,34 @@ def _given(member: PlannedMember) -> Iterator[_Part]:
 
 
 def _rewrite_directory(path: Path, change: _Change) -> None:
-    """Every new file is written beside its place first; then all take their names, and what is removed goes last."""
+    """Every new file is written beside its place first; then all take their names, and what is
+    removed goes last.
+    """
     root = model_root(path)
     manifest = directory_manifest(root, path.name, path)
-    gone = {file for name in change.removed for file in _files(root / name)} - {root / name for name in change.new}
+    gone = {file for name in change.removed for file in _files(root / name)} - {
+        root / name for name in change.new
+    }
     made: dict[str, Path] = {}
     try:
         for member in change.new.values():
             _lay(root, member, made)
         data = dict(manifest.data)
         if data and (change.model or manifest.checksums):
-            checksums = {name: digest for name, digest in manifest.checksums.items() if not change.removes(normal(name))}
+            checksums = {
+                name: digest
+                for name, digest in manifest.checksums.items()
+                if not change.removes(normal(name))
+            }
             if manifest.checksums:
                 for name, partial in made.items():
                     with partial.open("rb") as file:
                         checksums[name] = file_digest(file, partial)
             changed = {**data, "model": {**(data.get("model") or {}), **change.model}}
             content = (
-                manifest_content(changed, checksums) if manifest.checksums else json.dumps(changed, indent=2, ensure_ascii=False).encode()
+                manifest_content(changed, checksums)
+                if manifest.checksums
+                else json.dumps(changed, indent=2, ensure_ascii=False).encode()
             )
             _lay(root, PlannedMember(MANIFEST_PATH, content, len(content)), made)
         for name, partial in made.items():

@@ -18,29 +18,62 @@ _SHOW_PROGRESS_FROM = 256 * MIB
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="torch-model-archiver", description="Torch Model Archiver Tool")
-    parser.add_argument("--model-name", required=True, help="name of the model; the archive is called <name>.mar")
-    parser.add_argument("--serialized-file", help="weights (.pt, .pth, .safetensors), a TorchScript, .pt2 or .onnx file")
-    parser.add_argument("--model-file", help="Python file with the model's class, or file.py:Class; needed for weights")
-    parser.add_argument("--handler", required=True, help=f"Python file, file.py:function, or one of {', '.join(BUILTIN_HANDLERS)}")
-    parser.add_argument("--extra-files", help="comma-separated files, patterns and directories; a directory's content is packed")
-    parser.add_argument("--runtime", choices=RUNTIMES, default="python", help="language of the handler (default: python)")
-    parser.add_argument("--export-path", default=".", help="directory for the archive (default: the current one)")
+    parser = argparse.ArgumentParser(
+        prog="torch-model-archiver", description="Torch Model Archiver Tool"
+    )
+    parser.add_argument(
+        "--model-name", required=True, help="name of the model; the archive is called <name>.mar"
+    )
+    parser.add_argument(
+        "--serialized-file",
+        help="weights (.pt, .pth, .safetensors), a TorchScript, .pt2 or .onnx file",
+    )
+    parser.add_argument(
+        "--model-file",
+        help="Python file with the model's class, or file.py:Class; needed for weights",
+    )
+    parser.add_argument(
+        "--handler",
+        required=True,
+        help=f"Python file, file.py:function, or one of {', '.join(BUILTIN_HANDLERS)}",
+    )
+    parser.add_argument(
+        "--extra-files",
+        help="comma-separated files, patterns and directories; a directory's content is packed",
+    )
+    parser.add_argument(
+        "--runtime",
+        choices=RUNTIMES,
+        default="python",
+        help="language of the handler (default: python)",
+    )
+    parser.add_argument(
+        "--export-path", default=".", help="directory for the archive (default: the current one)"
+    )
     parser.add_argument(
         "--archive-format",
         choices=FORMATS,
         default="default",
-        help="default: <name>.mar, compressed; zip-store: <name>.mar, uncompressed; tgz: <name>.tar.gz; no-archive: a directory <name>",
+        help=(
+            "default: <name>.mar, compressed; zip-store: <name>.mar, uncompressed; tgz:"
+            " <name>.tar.gz; no-archive: a directory <name>"
+        ),
     )
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite an archive of that name")
+    parser.add_argument(
+        "-f", "--force", action="store_true", help="overwrite an archive of that name"
+    )
     parser.add_argument("-v", "--version", required=True, help="version of the model")
-    parser.add_argument("-r", "--requirements-file", help="requirements.txt with what the model needs")
+    parser.add_argument(
+        "-r", "--requirements-file", help="requirements.txt with what the model needs"
+    )
     parser.add_argument("-c", "--config-file", help="YAML file with the model's configuration")
     return parser
 
 
 def spec_of(flags: Any) -> ArchiveSpec:
-    """From parsed flags, or from anything else that has their names; a file that is empty is none."""
+    """From parsed flags, or from anything else that has their names; a file that is empty is
+    none.
+    """
     return ArchiveSpec(
         model_name=flags.model_name,
         handler=flags.handler,
@@ -57,7 +90,12 @@ def spec_of(flags: Any) -> ArchiveSpec:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
-        _write(spec_of(arguments), Path(arguments.export_path), arguments.archive_format, arguments.force)
+        _write(
+            spec_of(arguments),
+            Path(arguments.export_path),
+            arguments.archive_format,
+            arguments.force,
+        )
     except ArchiveError as error:
         print(f"ERROR - {error.message}", file=sys.stderr)
         return 1
@@ -70,8 +108,12 @@ def _write(spec: ArchiveSpec, export_path: Path, archive_format: Format, force: 
         warn(f"Overwriting {path} ...")
     plan = plan_archive(spec, warn=lambda text: None)  # warned about when it is planned for writing
     size = sum(member.size for member in plan.members)
-    with progress_bar(f"Packing {path.name}", shown=size >= _SHOW_PROGRESS_FROM and sys.stderr.isatty()) as progress:
-        write_archive(spec, export_path, format=archive_format, force=force, progress=progress, warn=warn)
+    with progress_bar(
+        f"Packing {path.name}", shown=size >= _SHOW_PROGRESS_FROM and sys.stderr.isatty()
+    ) as progress:
+        write_archive(
+            spec, export_path, format=archive_format, force=force, progress=progress, warn=warn
+        )
 
 
 def warn(text: str) -> None:

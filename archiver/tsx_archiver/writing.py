@@ -27,19 +27,29 @@ from tsx_archiver.storage.copying import LEAST, InputFile, copy_plain
 Format: TypeAlias = Literal["default", "zip-store", "tgz", "no-archive"]
 FORMATS: tuple[Format, ...] = ("default", "zip-store", "tgz", "no-archive")
 
-# Arguments: the name of the member being read, the bytes read so far, all bytes. Called at least once a member.
+# Arguments: the name of the member being read, the bytes read so far, all bytes. Called at least
+# once a member.
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 # Goes up when the same inputs begin to give other bytes.
 ARCHIVER_VERSION = "tsx-2"
 
 SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
-_FILE_SUFFIXES = {"default": (".mar", ".model"), "zip-store": (".mar", ".model"), "tgz": (".tar.gz", ".tgz"), "no-archive": ()}
+_FILE_SUFFIXES = {
+    "default": (".mar", ".model"),
+    "zip-store": (".mar", ".model"),
+    "tgz": (".tar.gz", ".tgz"),
+    "no-archive": (),
+}
 DEFLATE_LEVEL = 6
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 _FILE_MODE = 0o644
 _BLOCK = 4096
-_PADDING = struct.Struct("<3H")  # an extra field of zip: its id, its size without both, the alignment; zeros follow, as zipalign has it
+_PADDING = struct.Struct(
+    "<3H"
+    # an extra field of zip: its id, its size without both, the alignment; zeros follow, as zipalign
+    # has it
+)
 _PADDING_ID = 0xD935
 _SAMPLES = 16
 _SAMPLE_SIZE = 64 * 1024
@@ -58,29 +68,46 @@ def write_archive(
 ) -> Path:
     """Pack, and return the path of the archive.
 
-    `destination` is the archive itself where it ends like one of that format, else the directory for `<model name>.mar`, made if missing.
-    For `warn` see `plan_archive`. Raises ArchiveError, and leaves no partial output.
+    `destination` is the archive itself where it ends like one of that format, else the directory
+    for `<model name>.mar`, made if missing. For `warn` see `plan_archive`. Raises ArchiveError, and
+    leaves no partial output.
     """
     if format not in FORMATS:
-        raise CannotPack(f"The archive format {format!r} is unknown. Use one of {', '.join(FORMATS)}.")
+        raise CannotPack(
+            f"The archive format {format!r} is unknown. Use one of {', '.join(FORMATS)}."
+        )
     path = output_path(spec.model_name, destination, format)
     write_plan(plan_archive(spec, warn=warn), path, format, force=force, progress=progress)
     return path
 
 
 def write_plan(
-    plan: PackingPlan, path: Path, format: Format = "default", *, force: bool = False, progress: Progress | None = None, kind: str = "model"
+    plan: PackingPlan,
+    path: Path,
+    format: Format = "default",
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    kind: str = "model",
 ) -> None:
     """Write the planned archive to `path`; raises as `write_archive` does."""
     try:
         if path.exists() and not force:
-            raise OutputExists(f"{path} already exists.\nPlease specify --force/-f option to overwrite the {kind} archive output file.")
+            raise OutputExists(
+                f"{path} already exists.\nPlease specify --force/-f option to overwrite the {kind}"
+                " archive output file."
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_and_replace(plan, path, format, progress)
     except (FileExistsError, NotADirectoryError) as error:
-        raise CannotPack(f"{path} cannot be written: {error.filename} is no directory. Choose another place for the archive.") from error
+        raise CannotPack(
+            f"{path} cannot be written: {error.filename} is no directory. Choose another place for"
+            " the archive."
+        ) from error
     except OSError as error:
-        raise CannotPack(f"{path} cannot be written: {error.strerror} ({error.filename or path}).") from error
+        raise CannotPack(
+            f"{path} cannot be written: {error.strerror} ({error.filename or path})."
+        ) from error
 
 
 def output_path(model_name: str, destination: Path, format: Format) -> Path:
@@ -95,7 +122,9 @@ class Sink(Protocol):
         """Take exactly `member.size` bytes from `stream`."""
 
 
-def _write_and_replace(plan: PackingPlan, path: Path, format: Format, progress: Progress | None) -> None:
+def _write_and_replace(
+    plan: PackingPlan, path: Path, format: Format, progress: Progress | None
+) -> None:
     if format == "no-archive":
         with _new_directory(path) as directory:
             _fill(plan, _DirectorySink(directory), progress)
@@ -130,7 +159,9 @@ def manifest_content(manifest: Mapping[str, Any], checksums: Mapping[str, str]) 
     return json.dumps(complete, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
-def _reporter(progress: Progress | None, name: str, before: int, total: int) -> Callable[[int], None]:
+def _reporter(
+    progress: Progress | None, name: str, before: int, total: int
+) -> Callable[[int], None]:
     def report(count: int) -> None:
         if progress is not None:
             progress(name, before + count, total)
@@ -139,7 +170,9 @@ def _reporter(progress: Progress | None, name: str, before: int, total: int) -> 
 
 
 class CountingStream:
-    """The bytes of one input while it is packed: hashed, reported, and checked against the planned size."""
+    """The bytes of one input while it is packed: hashed, reported, and checked against the planned
+    size.
+    """
 
     def __init__(self, raw: BinaryIO, member: PlannedMember, report: Callable[[int], None]) -> None:
         self._raw = raw
@@ -162,7 +195,9 @@ class CountingStream:
         return chunk
 
     def copy_to(self, out: BinaryIO) -> int | None:
-        """All of it, in the kernel, and its CRC-32; None, and nothing was done, where that cannot be."""
+        """All of it, in the kernel, and its CRC-32; None, and nothing was done, where that cannot
+        be.
+        """
         return copy_plain(self._raw, out, self._member.size, self._take)
 
     def _take(self, piece: bytes | memoryview) -> None:
@@ -175,16 +210,23 @@ class CountingStream:
             raise self._changed()
 
     def _changed(self) -> CannotPack:
-        return CannotPack(f"{self._member.source!s} changed while it was packed. Pack again once nothing writes to it.")
+        return CannotPack(
+            f"{self._member.source!s} changed while it was packed. Pack again once nothing writes"
+            " to it."
+        )
 
 
 Stream: TypeAlias = CountingStream | BytesIO
 
 
 class ZipSink:
-    """Large stored members begin on a block of the file system, where `copy_file_range` can share the blocks of their files."""
+    """Large stored members begin on a block of the file system, where `copy_file_range` can share
+    the blocks of their files.
+    """
 
-    def __init__(self, archive: zipfile.ZipFile, file: BinaryIO, stored: Callable[[PlannedMember], bool]) -> None:
+    def __init__(
+        self, archive: zipfile.ZipFile, file: BinaryIO, stored: Callable[[PlannedMember], bool]
+    ) -> None:
         """`archive` writes to `file`."""
         self._zip = archive
         self._file = file
@@ -196,14 +238,21 @@ class ZipSink:
         info.external_attr = (0o100000 | _FILE_MODE) << 16
         info.file_size = member.size  # decides on zip64 before the data is written
         info.compress_type = zipfile.ZIP_STORED if self._stored(member) else zipfile.ZIP_DEFLATED
-        if info.compress_type == zipfile.ZIP_STORED and member.size >= LEAST and isinstance(stream, CountingStream):
+        if (
+            info.compress_type == zipfile.ZIP_STORED
+            and member.size >= LEAST
+            and isinstance(stream, CountingStream)
+        ):
             self._add_aligned(info, stream)
             return
         with self._zip.open(info, "w") as out:
             shutil.copyfileobj(stream, out, MIB)
 
     def _add_aligned(self, info: zipfile.ZipInfo, stream: CountingStream) -> None:
-        """By hand: `zipfile` writes only what passes through it. The padding is in the member's own header, not in the directory."""
+        """By hand: `zipfile` writes only what passes through it.
+
+        The padding is in the member's own header, not in the directory.
+        """
         file = self._file
         info.header_offset = file.seek(self._zip.start_dir)
         info.compress_size, info.CRC = info.file_size, 0
@@ -228,12 +277,24 @@ def _copy(stream: CountingStream, out: BinaryIO) -> int:
     return crc
 
 
-def _write_zip(plan: PackingPlan, file: BinaryIO, progress: Progress | None, *, stored: bool) -> None:
+def _write_zip(
+    plan: PackingPlan, file: BinaryIO, progress: Progress | None, *, stored: bool
+) -> None:
     limits = Limits()
     with new_zip(file) as archive:
-        _fill(plan, ZipSink(archive, file, lambda member: stored or not worth_deflating(member)), progress)
-        dense = sum(info.file_size for info in archive.infolist() if limits.is_dense(info.file_size, info.compress_size))
-    if dense > limits.ratio_floor:  # so much repetition that the samples missed: readers would take it for a zip bomb
+        _fill(
+            plan,
+            ZipSink(archive, file, lambda member: stored or not worth_deflating(member)),
+            progress,
+        )
+        dense = sum(
+            info.file_size
+            for info in archive.infolist()
+            if limits.is_dense(info.file_size, info.compress_size)
+        )
+    if (
+        dense > limits.ratio_floor
+    ):  # so much repetition that the samples missed: readers would take it for a zip bomb
         file.seek(0)
         file.truncate()
         _write_zip(plan, file, progress, stored=True)
@@ -249,14 +310,18 @@ class TarSink:
         self._top = top
 
     def add(self, member: PlannedMember, stream: Stream) -> None:
-        info = tarfile.TarInfo(f"{self._top}/{member.name}" if self._top else member.name)  # its defaults: no owner, no time
+        info = tarfile.TarInfo(
+            f"{self._top}/{member.name}" if self._top else member.name
+        )  # its defaults: no owner, no time
         info.size = member.size
         info.mode = _FILE_MODE
         self._tar.addfile(info, cast(BinaryIO, stream))
 
 
 def _write_tar(plan: PackingPlan, file: BinaryIO, progress: Progress | None) -> None:
-    """gzip has one level for the whole stream, so the bulk of the bytes decides whether to compress."""
+    """gzip has one level for the whole stream, so the bulk of the bytes decides whether to
+    compress.
+    """
     deflatable = sum(member.size for member in plan.members if worth_deflating(member))
     level = DEFLATE_LEVEL if 2 * deflatable >= sum(member.size for member in plan.members) else 0
     _gzip_tar(plan, file, progress, level)
@@ -293,7 +358,9 @@ class _DirectorySink:
 
 
 def worth_deflating(member: PlannedMember) -> bool:
-    """Weights are stored: deflating gigabytes takes minutes and saves a few percent. Of other files, samples spread over them decide.
+    """Weights are stored: deflating gigabytes takes minutes and saves a few percent.
+
+    Of other files, samples spread over them decide.
 
     Bytes that compress beyond what readers allow are stored as well.
     """
@@ -307,7 +374,9 @@ def worth_deflating(member: PlannedMember) -> bool:
             sample = file.read(min(_SAMPLE_SIZE, member.size - start))
             packed += len(zlib.compress(sample, DEFLATE_LEVEL))
             size += len(sample)
-    return packed < _WORTH_DEFLATING * size and (member.size <= Limits().ratio_floor or size <= Limits().ratio * packed)
+    return packed < _WORTH_DEFLATING * size and (
+        member.size <= Limits().ratio_floor or size <= Limits().ratio * packed
+    )
 
 
 @contextmanager
@@ -321,7 +390,9 @@ def opened_source(source: Path | bytes) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _new_directory(path: Path) -> Iterator[Path]:
-    """A directory beside `path` that takes its name once it is whole; what had the name goes last."""
+    """A directory beside `path` that takes its name once it is whole; what had the name goes
+    last.
+    """
     partial, old = beside(path), beside(path)
     partial.mkdir(parents=True)
     try:

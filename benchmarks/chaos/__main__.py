@@ -1,4 +1,5 @@
-"""The long form of the chaos suite: every fault several times, under heavier load, and a table of what came out.
+"""The long form of the chaos suite: every fault several times, under heavier load, and a table of
+what came out.
 
     python -m benchmarks.chaos [--short] [WORDS OF A SCENARIO'S NAME ...]
 
@@ -23,17 +24,35 @@ def row(report: Report) -> str:
     errors = ", ".join(f"{count} x {status}" for status, count in report.errors.items()) or "none"
     sent = report.sent
     recovered = f"{1000 * report.recovery:,.0f} ms"
-    return ROW.format(report.scenario, sent["victim"], sent["bystander"], errors, recovered, f"{report.complete:.2f} s")
+    return ROW.format(
+        report.scenario,
+        sent["victim"],
+        sent["bystander"],
+        errors,
+        recovered,
+        f"{report.complete:.2f} s",
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="WORD", help="only scenarios whose name has one of these words")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="WORD", help="only scenarios whose name has one of these words"
+    )
     parser.add_argument("--short", action="store_true", help="as heavy as in the tests")
     options = parser.parse_args()
     known = [*workers.SCENARIOS, *clients.SCENARIOS, *surroundings.SCENARIOS, *stop.SCENARIOS]
-    chosen = [scenario for scenario in known if not options.names or any(name in scenario.name for name in options.names)]
-    print(ROW.format("fault", "victim", "bystander", "the victim's errors", "answers", "complete"), flush=True)
+    chosen = [
+        scenario
+        for scenario in known
+        if not options.names or any(name in scenario.name for name in options.names)
+    ]
+    print(
+        ROW.format("fault", "victim", "bystander", "the victim's errors", "answers", "complete"),
+        flush=True,
+    )
     failed = 0
     for scenario in chosen:
         if reason := scenario.why_not():

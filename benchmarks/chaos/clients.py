@@ -17,18 +17,24 @@ HEAD = b"POST /predictions/victim HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 
 
 async def slow_clients(trial: Trial) -> None:
-    """Connections that say nothing, or send their headers or their body byte by byte: while the others are served, each is ended."""
+    """Connections that say nothing, or send their headers or their body byte by byte: while the
+    others are served, each is ended.
+    """
     sockets: list[socket.socket] = []
     for number in range(trial.scale.slow_clients):
         sockets += await _connect(trial, 1)
         if number % 3:
-            sockets[-1].send(HEAD[:1] if number % 3 == 1 else HEAD + b"content-length: 1000\r\n\r\nh")
+            sockets[-1].send(
+                HEAD[:1] if number % 3 == 1 else HEAD + b"content-length: 1000\r\n\r\nh"
+            )
     for byte in HEAD[1:9]:
         for sock in sockets[1::3]:
             _try_to_send(sock, bytes([byte]))
         for sock in sockets[2::3]:
             _try_to_send(sock, b"h")
-        await asyncio.gather(*(tally.good(2 * trial.scale.clients) for tally in trial.tallies.values()))
+        await asyncio.gather(
+            *(tally.good(2 * trial.scale.clients) for tally in trial.tallies.values())
+        )
     ends = Counter(await asyncio.wait_for(asyncio.gather(*map(_read_to_end, sockets)), LATE))
     silent = len(sockets[::3])
     expected = {b"": silent, b"HTTP/1.1 408": len(sockets) - silent}
@@ -88,7 +94,9 @@ async def never_read_answers(trial: Trial) -> None:
 
 
 async def _not_read(trial: Trial, sockets: list[socket.socket], order: str, each: int) -> None:
-    """Ask on each of the connections and read nothing: what is not read must not pile up in the server."""
+    """Ask on each of the connections and read nothing: what is not read must not pile up in the
+    server.
+    """
     trial.unanswered += len(sockets) * each
     trial.tallies["victim"].sent += len(sockets) * each
     front_end = psutil.Process(trial.server.process.pid)
@@ -100,7 +108,10 @@ async def _not_read(trial: Trial, sockets: list[socket.socket], order: str, each
     for _ in range(10):
         await trial.tallies["bystander"].good(3 * trial.scale.clients)
         most = max(most, front_end.memory_info().rss)
-    trial.check(most - before < MOST, f"the front end grew by {(most - before) >> 20} MiB for what is not read")
+    trial.check(
+        most - before < MOST,
+        f"the front end grew by {(most - before) >> 20} MiB for what is not read",
+    )
     for sock in sockets:
         sock.close()
 
@@ -110,13 +121,19 @@ async def _connect(trial: Trial, count: int) -> list[socket.socket]:
     for _ in range(count):
         sock = socket.socket()
         sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", trial.server.ports["inference"]))
+        await asyncio.get_running_loop().sock_connect(
+            sock, ("127.0.0.1", trial.server.ports["inference"])
+        )
         sockets.append(sock)
     return sockets
 
 
 SCENARIOS = (
-    Scenario("many slow clients", slow_clients, settings=dict.fromkeys(("header_timeout", "body_timeout", "keep_alive_timeout"), 2)),
+    Scenario(
+        "many slow clients",
+        slow_clients,
+        settings=dict.fromkeys(("header_timeout", "body_timeout", "keep_alive_timeout"), 2),
+    ),
     Scenario("clients leave in the middle of their requests", half_a_body),
     Scenario("clients leave before they are answered", leave_before_the_answer),
     Scenario("clients leave in the middle of their answers", leave_in_the_answer),

@@ -21,11 +21,20 @@ class Usage(NamedTuple):
 
 def mib_per_hour(used: Sequence[Usage]) -> float:
     """The slope of the straight line that fits best; memory also falls, so its ends say little."""
-    return statistics.linear_regression([each.at for each in used], [each.memory / MIB for each in used]).slope * 3600
+    return (
+        statistics.linear_regression(
+            [each.at for each in used], [each.memory / MIB for each in used]
+        ).slope
+        * 3600
+    )
 
 
 def rising(used: Sequence[Usage]) -> list[str]:
-    """What is not flat. Files and threads rise when there are never again as few as there were at most in the first third."""
+    """What is not flat.
+
+    Files and threads rise when there are never again as few as there were at most in the first
+    third.
+    """
     third = max(1, len(used) // 3)
     first, last = used[:third], used[-third:]
     hours = (used[-1].at - used[0].at) / 3600

@@ -1,4 +1,6 @@
-"""Answers each request with its number, after doing what it orders: `17`, `18 exit`, `19 flood 8`. Packed into an archive as it stands."""
+"""Answers each request with its number, after doing what it orders: `17`, `18 exit`, `19 flood 8`.
+Packed into an archive as it stands.
+"""
 
 import ctypes
 import os
@@ -97,7 +99,13 @@ def large(idx, context, megabytes):
 
 def stream(idx, context, pieces, kilobytes):
     for _ in range(int(pieces)):
-        send_intermediate_predict_response(["x" * (int(kilobytes) << 10)], {idx: context.get_request_id(idx)}, "a piece", 200, context)
+        send_intermediate_predict_response(
+            ["x" * (int(kilobytes) << 10)],
+            {idx: context.get_request_id(idx)},
+            "a piece",
+            200,
+            context,
+        )
 
 
 def channels():
@@ -113,7 +121,9 @@ def channels():
 def parts(idx, context, times):
     """The number as an answer in parts: blanks are none of it."""
     for _ in range(int(times)):
-        send_intermediate_predict_response([""], {idx: context.get_request_id(idx)}, "a part", 200, context)
+        send_intermediate_predict_response(
+            [""], {idx: context.get_request_id(idx)}, "a part", 200, context
+        )
 
 
 def note(idx, context, path, number):
@@ -166,7 +176,17 @@ def random_frame(idx, context, seed):
     """A header that is right, and nothing behind it that is."""
     chance = random.Random(int(seed))
     body = chance.randbytes(chance.randrange(1, 5000))
-    send(HEADER.pack(chance.choice((REPLY, PIECE)), 1, 0, chance.randrange(100), chance.randrange(len(body) // 12 + 1), len(body)) + body)
+    send(
+        HEADER.pack(
+            chance.choice((REPLY, PIECE)),
+            1,
+            0,
+            chance.randrange(100),
+            chance.randrange(len(body) // 12 + 1),
+            len(body),
+        )
+        + body
+    )
 
 
 def send(frame):
@@ -182,6 +202,15 @@ ORDERS = {
     for obey in (
         *(die, freeze, leave, segfault, loop, fail, wait),
         *(exhaust_memory, leak_memory, leak_files, flood, large, stream, parts, note, pad),
-        *(close_channel, shut_channel, half_frame, half_frame_and_on, endless_frame, stray_frame, random_bytes, random_frame),
+        *(
+            close_channel,
+            shut_channel,
+            half_frame,
+            half_frame_and_on,
+            endless_frame,
+            stray_frame,
+            random_bytes,
+            random_frame,
+        ),
     )
 }

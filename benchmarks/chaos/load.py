@@ -1,4 +1,6 @@
-"""Steady load over keep-alive connections, in which every request has a number of its own that its answer must repeat."""
+"""Steady load over keep-alive connections, in which every request has a number of its own that its
+answer must repeat.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,19 @@ class _Waiter:
 
 @dataclass
 class Tally:
-    """What the clients of one model sent, and what became of it. Each request ends in `statuses` or in `lost`."""
+    """What the clients of one model sent, and what became of it.
+
+    Each request ends in `statuses` or in `lost`.
+    """
 
     sent: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
-    lost: list[str] = field(default_factory=list)  # the connection ended, or the time was over, before an answer
-    wrong: list[str] = field(default_factory=list)  # an answer that is not this request's, or more than one
+    lost: list[str] = field(
+        default_factory=list
+    )  # the connection ended, or the time was over, before an answer
+    wrong: list[str] = field(
+        default_factory=list
+    )  # an answer that is not this request's, or more than one
     _waiters: list[_Waiter] = field(default_factory=list)
 
     @property
@@ -46,7 +55,9 @@ class Tally:
         return {status: count for status, count in sorted(self.statuses.items()) if status != 200}
 
     async def good(self, count: int = 1) -> float:
-        """Wait for so many good answers to requests that are sent from now on; the seconds that the last of them took to come."""
+        """Wait for so many good answers to requests that are sent from now on; the seconds that the
+        last of them took to come.
+        """
         waiter = _Waiter(time.monotonic(), count, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         return await asyncio.wait_for(waiter.done, LATE)
@@ -58,7 +69,10 @@ class Tally:
         elif answer.status == 200:
             self.wrong.append(f"request {number.decode()} was answered {answer.body[:60]!r}")
         elif not _is_error(answer):
-            self.wrong.append(f"request {number.decode()} got {answer.status} with {answer.body[:60]!r}, which is not the error JSON")
+            self.wrong.append(
+                f"request {number.decode()} got {answer.status} with {answer.body[:60]!r}, which is"
+                " not the error JSON"
+            )
 
     def _tell(self, sent_at: float) -> None:
         if not self._waiters:
@@ -78,7 +92,8 @@ def _is_error(answer: Answer) -> bool:
 
 
 class Client:
-    """One keep-alive connection with one request under way at a time; connects when it first has to.
+    """One keep-alive connection with one request under way at a time; connects when it first has
+    to.
 
     `habit` is what it has the handler do where nothing else is ordered.
     """
@@ -98,7 +113,9 @@ class Client:
         return self._reader, self._writer
 
     async def ask(self, order: str = "") -> Answer | None:
-        """Send one request and count its answer; None where there was none. The handler obeys the order, if there is one."""
+        """Send one request and count its answer; None where there was none. The handler obeys the
+        order, if there is one.
+        """
         order = order or self.habit
         reader, writer = await self.connect()
         number = b"%d" % next(_numbers)
@@ -106,14 +123,22 @@ class Client:
         self.tally.sent += 1
         sent_at = time.monotonic()
         try:
-            writer.write(b"POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n%s" % (self.path.encode(), len(body), body))
+            writer.write(
+                b"POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n%s"
+                % (self.path.encode(), len(body), body)
+            )
             answer, stays = await asyncio.wait_for(read_answer(reader), LATE)
         except (OSError, EOFError, asyncio.TimeoutError, TimeoutError) as error:
-            self.tally.lost.append(f"request {body.decode()!r} of {self.path}: {type(error).__name__} {error}")
+            self.tally.lost.append(
+                f"request {body.decode()!r} of {self.path}: {type(error).__name__} {error}"
+            )
             self.drop()
             return None
         except (ValueError, asyncio.LimitOverrunError) as error:
-            self.tally.wrong.append(f"request {body.decode()!r} of {self.path} was answered by what is not HTTP: {error}")
+            self.tally.wrong.append(
+                f"request {body.decode()!r} of {self.path} was answered by what is not HTTP:"
+                f" {error}"
+            )
             self.drop()
             return None
         self.tally.add(number, sent_at, answer)
@@ -140,7 +165,9 @@ class Client:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[Answer, bool]:
-    """A whole answer, and whether the connection stays open. Raises EOFError when it ends before."""
+    """A whole answer, and whether the connection stays open. Raises EOFError when it ends
+    before.
+    """
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     if b"\r\ntransfer-encoding: chunked\r\n" in head:
         body = b"".join([chunk async for chunk in _chunks(reader)])
@@ -157,13 +184,17 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 class Load:
-    """Clients that ask, each once an interval, or as often as they are answered where that is slower."""
+    """Clients that ask, each once an interval, or as often as they are answered where that is
+    slower.
+    """
 
     def __init__(self, clients: Sequence[Client], interval: float) -> None:
         self.clients = clients
         self.interval = interval
         self._over = asyncio.Event()
-        self._tasks = [asyncio.create_task(self._ask(client, number)) for number, client in enumerate(clients)]
+        self._tasks = [
+            asyncio.create_task(self._ask(client, number)) for number, client in enumerate(clients)
+        ]
 
     async def during(self, work: Coroutine[Any, Any, None]) -> None:
         """Do `work`; give it up, and raise, when a client fails meanwhile."""

@@ -1,4 +1,6 @@
-"""A control group in which the kernel kills for want of memory, where this machine lets one be made (as root, mostly)."""
+"""A control group in which the kernel kills for want of memory, where this machine lets one be made
+(as root, mostly).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ class MemoryGroup:
 
     def limit(self, size: int) -> None:
         (self._directory / self._limit_file).write_text(str(size))
-        for swap, most in (("memory.memsw.limit_in_bytes", size), ("memory.swap.max", 0)):  # no swapping instead, where there is any
+        for swap, most in (
+            ("memory.memsw.limit_in_bytes", size),
+            ("memory.swap.max", 0),
+        ):  # no swapping instead, where there is any
             with suppress(OSError):
                 (self._directory / swap).write_text(str(most))
 
@@ -76,7 +81,9 @@ def memory_group(limit: int) -> Iterator[MemoryGroup]:
 
 
 def _places() -> Iterator[tuple[Path, str, str]]:
-    """Where a group may be made, with its files for the limit and for what was killed: version 1 of control groups, then version 2."""
+    """Where a group may be made, with its files for the limit and for what was killed: version 1 of
+    control groups, then version 2.
+    """
     for line in Path(f"/proc/{os.getpid()}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):

@@ -13,7 +13,9 @@ from .load import LATE, read_answer
 from .server import Server
 from .trial import BYSTANDER, UNEXPECTED, VICTIM, Report, Scale, Scenario, start
 
-BEFORE = 1.0  # seconds; who has waited that long for an answer when the stop is asked for was accepted for certain
+# seconds; who has waited that long for an answer when the stop is asked for was accepted for
+# certain
+BEFORE = 1.0
 _numbers = itertools.count(1)
 
 
@@ -22,7 +24,9 @@ class Seen:
     """What became of each request, by its number."""
 
     answered: dict[int, int] = field(default_factory=dict)  # with which status
-    unanswered: dict[int, float] = field(default_factory=dict)  # the connection ended instead; when it was sent
+    unanswered: dict[int, float] = field(
+        default_factory=dict
+    )  # the connection ended instead; when it was sent
     enough: asyncio.Event = field(default_factory=asyncio.Event)
     sent: Counter[str] = field(default_factory=Counter)  # by model
 
@@ -36,7 +40,10 @@ async def stop_under_load(scenario: Scenario, scale: Scale, directory: Path) -> 
         try:
             await _stop(server, scale, place / "ran", report)
         except (OSError, RuntimeError, TimeoutError, asyncio.TimeoutError) as error:
-            report.problems.append(f"{type(error).__name__}: {error}; the log ends with {server.log.read_text(errors='replace')[-1000:]}")
+            report.problems.append(
+                f"{type(error).__name__}: {error}; the log ends with"
+                f" {server.log.read_text(errors='replace')[-1000:]}"
+            )
         finally:
             await server.kill()
     return report
@@ -45,7 +52,11 @@ async def stop_under_load(scenario: Scenario, scale: Scale, directory: Path) -> 
 async def _stop(server: Server, scale: Scale, ran: Path, report: Report) -> None:
     seen = Seen()
     enough = 20 * scale.clients
-    asking = [asyncio.create_task(_ask(server, model, ran, seen, enough)) for model in (VICTIM, BYSTANDER) for _ in range(scale.clients)]
+    asking = [
+        asyncio.create_task(_ask(server, model, ran, seen, enough))
+        for model in (VICTIM, BYSTANDER)
+        for _ in range(scale.clients)
+    ]
     try:
         await asyncio.wait_for(seen.enough.wait(), LATE)
         asked = time.monotonic()
@@ -59,7 +70,11 @@ async def _stop(server: Server, scale: Scale, ran: Path, report: Report) -> None
         report.sent[model] += count
     report.problems += _problems(seen, _numbers_in(ran), asked)
     log = server.log.read_text(errors="replace")
-    report.problems += [f"the log says: {line[:300]}" for line in log.splitlines() if any(words in line for words in UNEXPECTED)][:5]
+    report.problems += [
+        f"the log says: {line[:300]}"
+        for line in log.splitlines()
+        if any(words in line for words in UNEXPECTED)
+    ][:5]
     if code != 0:
         report.problems.append(f"the server ended with exit code {code}")
     if left := await server.left_over():
@@ -69,7 +84,10 @@ async def _stop(server: Server, scale: Scale, ran: Path, report: Report) -> None
 def _problems(seen: Seen, ran: set[int], asked: float) -> list[str]:
     problems = []
     if refused := {number: status for number, status in seen.answered.items() if status != 200}:
-        problems.append(f"{len(refused)} requests were refused after they were accepted: {Counter(refused.values())}")
+        problems.append(
+            f"{len(refused)} requests were refused after they were accepted:"
+            f" {Counter(refused.values())}"
+        )
     if lost := ran - set(seen.answered):
         problems.append(f"{len(lost)} requests ran and were not answered")
     if lost := {number for number, sent in seen.unanswered.items() if sent < asked - BEFORE}:
@@ -84,7 +102,10 @@ def _numbers_in(file: Path) -> set[int]:
 
 
 async def _ask(server: Server, model: str, ran: Path, seen: Seen, enough: int) -> None:
-    """One request after the other, without a pause, until no connection is taken any more. Who finds its own closed makes another."""
+    """One request after the other, without a pause, until no connection is taken any more.
+
+    Who finds its own closed makes another.
+    """
     while True:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.ports["inference"])
@@ -97,7 +118,10 @@ async def _ask(server: Server, model: str, ran: Path, seen: Seen, enough: int) -
                 body = f"{number} note {ran} {number}".encode()
                 seen.sent[model] += 1
                 seen.unanswered[number] = time.monotonic()
-                head = f"POST /predictions/{model} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
+                head = (
+                    f"POST /predictions/{model} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length:"
+                    f" {len(body)}\r\n\r\n"
+                )
                 writer.write(head.encode() + body)
                 answer, stays = await read_answer(reader)
                 del seen.unanswered[number]
@@ -105,12 +129,17 @@ async def _ask(server: Server, model: str, ran: Path, seen: Seen, enough: int) -
                 if len(seen.answered) >= enough:
                     seen.enough.set()
         except (OSError, EOFError):
-            pass  # closed, before or in the middle of an answer: the request stays among the unanswered
+            # closed, before or in the middle of an answer: the request stays among the unanswered
+            pass
         finally:
             writer.transport.abort()
 
 
 SCENARIOS = (
     Scenario("the server is told to stop", settings={"drain_timeout": 30}, instead=stop_under_load),
-    Scenario("the server is told to stop, and goes on for a second", settings={"shutdown_delay": 1}, instead=stop_under_load),
+    Scenario(
+        "the server is told to stop, and goes on for a second",
+        settings={"shutdown_delay": 1},
+        instead=stop_under_load,
+    ),
 )

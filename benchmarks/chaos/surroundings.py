@@ -1,4 +1,6 @@
-"""What can go wrong around the workers: the fork server, the log, file descriptors, other models."""
+"""What can go wrong around the workers: the fork server, the log, file descriptors, other
+models.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +35,24 @@ async def kill_fork_server(trial: Trial) -> None:
 
 
 async def no_descriptors(trial: Trial) -> None:
-    """More connections than the server may hold: those that it has are served on, and afterwards it takes new ones."""
+    """More connections than the server may hold: those that it has are served on, and afterwards it
+    takes new ones.
+    """
     server = trial.server
     victims = await server.pids("victim")
     held = psutil.Process(server.process.pid).num_fds()
     server.limit_files(held + 20)
-    sockets = [socket.create_connection(("127.0.0.1", server.ports["inference"])) for _ in range(100)]
+    sockets = [
+        socket.create_connection(("127.0.0.1", server.ports["inference"])) for _ in range(100)
+    ]
     try:
-        await asyncio.gather(*(tally.good(10 * trial.scale.clients) for tally in trial.tallies.values()))
+        await asyncio.gather(
+            *(tally.good(10 * trial.scale.clients) for tally in trial.tallies.values())
+        )
         os.kill(victims[0], signal.SIGKILL)  # the new worker's socket is a descriptor, too
-        await asyncio.gather(*(tally.good(10 * trial.scale.clients) for tally in trial.tallies.values()))
+        await asyncio.gather(
+            *(tally.good(10 * trial.scale.clients) for tally in trial.tallies.values())
+        )
     finally:
         for sock in sockets:
             sock.close()
@@ -51,7 +61,9 @@ async def no_descriptors(trial: Trial) -> None:
 
 
 async def no_descriptor_for_a_worker(trial: Trial) -> None:
-    """The only worker dies while none can be started; when one can, it is, and who waited is answered."""
+    """The only worker dies while none can be started; when one can, it is, and who waited is
+    answered.
+    """
     server = trial.server
     (victim,) = await server.pids("victim")
     server.limit_files(3)
@@ -68,25 +80,42 @@ async def no_descriptor_for_a_worker(trial: Trial) -> None:
 
 
 async def full_disk(trial: Trial) -> None:
-    """Nothing that is logged can be written, and much is: a failure, a death, a start, what a handler prints."""
+    """Nothing that is logged can be written, and much is: a failure, a death, a start, what a
+    handler prints.
+    """
     await trial.order("fail", 500)
     await trial.order("leave", 500)
     await trial.order("flood 1", 200)
 
 
 async def manage(trial: Trial) -> None:
-    """Models come and go, and the victim has more workers and fewer, while all of them are asked."""
+    """Models come and go, and the victim has more workers and fewer, while all of them are
+    asked.
+    """
     server = trial.server
-    pack(trial.directory, "third", json.dumps({"minWorkers": 1, "maxWorkers": 1}), f"{trial.round + 1}.0")
+    pack(
+        trial.directory,
+        "third",
+        json.dumps({"minWorkers": 1, "maxWorkers": 1}),
+        f"{trial.round + 1}.0",
+    )
     await server.manage("POST", "/models?url=third.mar&initial_workers=1&synchronous=true")
     for workers in (4, 1, 3, 2):
-        await server.manage("PUT", f"/models/victim?min_worker={workers}&max_worker={workers}&synchronous=true")
+        await server.manage(
+            "PUT", f"/models/victim?min_worker={workers}&max_worker={workers}&synchronous=true"
+        )
         await trial.tallies["victim"].good(trial.scale.clients)
     for count in (50, 1):
-        asking = [asyncio.create_task(server.call("POST", "/predictions/third", b"%d" % number)) for number in range(count)]
+        asking = [
+            asyncio.create_task(server.call("POST", "/predictions/third", b"%d" % number))
+            for number in range(count)
+        ]
         await server.manage("DELETE", "/models/third")
         answers = await asyncio.gather(*asking)
-        trial.check({answer.status for answer in answers} <= {200, 404, 503}, f"a model that is removed answers {answers}")
+        trial.check(
+            {answer.status for answer in answers} <= {200, 404, 503},
+            f"a model that is removed answers {answers}",
+        )
         await server.manage("POST", "/models?url=third.mar&initial_workers=1&synchronous=true")
     await server.manage("DELETE", "/models/third")
 
@@ -96,21 +125,34 @@ async def crash_loop(trial: Trial) -> None:
     for name, text in (("crashing", CRASHES), ("broken", "import not_there\n")):
         handler = trial.directory / f"{name}.py"
         handler.write_text(text)
-        pack(trial.directory, name, json.dumps({"minWorkers": 2, "maxWorkers": 2, "maxRetryTimeoutInSec": 2}), handler=handler)
-        await trial.server.call("POST", f"/models?url={name}.mar&initial_workers=2&synchronous=false", role="management")
+        pack(
+            trial.directory,
+            name,
+            json.dumps({"minWorkers": 2, "maxWorkers": 2, "maxRetryTimeoutInSec": 2}),
+            handler=handler,
+        )
+        await trial.server.call(
+            "POST", f"/models?url={name}.mar&initial_workers=2&synchronous=false", role="management"
+        )
 
     async def given_up() -> bool:
-        return all(worker["status"] == "FAILED" for worker in await trial.server.workers("crashing"))
+        return all(
+            worker["status"] == "FAILED" for worker in await trial.server.workers("crashing")
+        )
 
     await trial.eventually("the crashing model is given up", given_up)
     described = (await trial.server.manage("GET", "/models/crashing"))[0]
-    trial.check(bool(described.get("lastError")), "nothing says why the crashing model was given up")
+    trial.check(
+        bool(described.get("lastError")), "nothing says why the crashing model was given up"
+    )
     for name in ("crashing", "broken"):
         await trial.server.call("DELETE", f"/models/{name}", role="management")
 
 
 async def unread_output(trial: Trial) -> None:
-    """More is written than a pipe holds, by a worker and by the server that logs its end: neither waits for a reader."""
+    """More is written than a pipe holds, by a worker and by the server that logs its end: neither
+    waits for a reader.
+    """
     await trial.order("flood 1", 200)
     await trial.order("leave", 500)
 
@@ -129,7 +171,12 @@ def unread_pipe(held: ExitStack) -> int:
 SCENARIOS = (
     Scenario("the fork server is killed, then a worker", kill_fork_server, DEATH),
     Scenario("the server has no file descriptors left", no_descriptors, DEATH),
-    Scenario("no worker can be started for a while", no_descriptor_for_a_worker, DEATH, {"minWorkers": 1, "maxWorkers": 1}),
+    Scenario(
+        "no worker can be started for a while",
+        no_descriptor_for_a_worker,
+        DEATH,
+        {"minWorkers": 1, "maxWorkers": 1},
+    ),
     Scenario("the disk for the logs is full", full_disk, DEATH, output=dev_full),
     Scenario("nobody reads what the server prints", unread_output, DEATH, output=unread_pipe),
     Scenario("models are registered, scaled and removed", manage),

@@ -1,4 +1,6 @@
-"""One trial: two models under load, a fault done to one of them, and what must be true during it and afterwards."""
+"""One trial: two models under load, a fault done to one of them, and what must be true during it
+and afterwards.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from .server import Counted, Server
 
 HANDLER = Path(__file__).with_name("handler.py")
 VICTIM, BYSTANDER = "victim", "bystander"
-UNEXPECTED = ("failed unexpectedly", "supervision failed", "exception was never retrieved", "Exception in callback")  # in the log
+UNEXPECTED = (
+    "failed unexpectedly",
+    "supervision failed",
+    "exception was never retrieved",
+    "Exception in callback",
+)  # in the log
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,9 @@ class Scale:
     rounds: int  # how many times the fault is done
     slow_clients: int
     megabytes: int  # of what floods, or is never read
-    preload: bool  # workers from a process that has torch imported, as it is by default; without it a server starts sooner
+    # workers from a process that has torch imported, as it is by default; without it a server
+    # starts sooner
+    preload: bool
 
 
 SHORT = Scale(clients=4, interval=0.05, rounds=1, slow_clients=500, megabytes=24, preload=False)
@@ -43,16 +52,24 @@ async def nothing(trial: Trial) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fault. `allowed`: what clients of the victim may get besides 200; nobody else gets anything else."""
+    """A fault. `allowed`: what clients of the victim may get besides 200; nobody else gets anything
+    else.
+    """
 
     name: str
     fault: Callable[[Trial], Awaitable[None]] = nothing
     allowed: frozenset[int] = frozenset()
     victim: Mapping[str, object] = field(default_factory=dict)  # model-config.yaml
     settings: Mapping[str, object] = field(default_factory=dict)
-    output: Callable[[ExitStack], int] | None = None  # a file descriptor for stdout and stderr of the server
-    own_server: bool = False  # what it leaves behind would be seen by the next trial on the same server
-    instead: Callable[[Scenario, Scale, Path], Awaitable[Report]] | None = None  # of the usual trial, where the server does not outlive it
+    output: Callable[[ExitStack], int] | None = (
+        None  # a file descriptor for stdout and stderr of the server
+    )
+    own_server: bool = (
+        False  # what it leaves behind would be seen by the next trial on the same server
+    )
+    instead: Callable[[Scenario, Scale, Path], Awaitable[Report]] | None = (
+        None  # of the usual trial, where the server does not outlive it
+    )
     why_not: Callable[[], str | None] = lambda: None  # why this machine does not let it be tried
 
 
@@ -61,7 +78,8 @@ class Report:
     scenario: str
     sent: dict[str, int]
     errors: dict[int, int]  # of the victim's clients, by status
-    recovery: float  # seconds from the fault's end to the victim's next good answer; the longest of all rounds
+    # seconds from the fault's end to the victim's next good answer; the longest of all rounds
+    recovery: float
     complete: float  # seconds until all its workers were there again
     problems: list[str]
 
@@ -69,7 +87,9 @@ class Report:
 class Trial:
     """What a fault is given: a server, the load on it, and ways to do harm."""
 
-    def __init__(self, server: Server, scale: Scale, directory: Path, before: Mapping[str, Counted]) -> None:
+    def __init__(
+        self, server: Server, scale: Scale, directory: Path, before: Mapping[str, Counted]
+    ) -> None:
         """`before`: what the server counted until now."""
         self.server = server
         self.before = before
@@ -79,7 +99,9 @@ class Trial:
         self.problems: list[str] = []
         self.round = 0
         self.recovery = self.complete = 0.0
-        self.unanswered = 0  # requests of clients that left on purpose; the server may have counted them or not
+        self.unanswered = (
+            0  # requests of clients that left on purpose; the server may have counted them or not
+        )
 
     def client(self, model: str = VICTIM) -> Client:
         return Client(self.server.ports["inference"], model, self.tallies[model])
@@ -91,19 +113,31 @@ class Trial:
         await client.close()
         if answer is None:
             raise RuntimeError(f"'{order}' was not answered")
-        self.check(answer.status == expected, f"'{order}' was answered {answer.status}, not {expected}: {answer.body[:300].decode()}")
+        self.check(
+            answer.status == expected,
+            f"'{order}' was answered {answer.status}, not {expected}: {answer.body[:300].decode()}",
+        )
         return answer
 
     def report(self, scenario: Scenario) -> Report:
         sent = {name: tally.sent for name, tally in self.tallies.items()}
-        return Report(scenario.name, sent, self.tallies[VICTIM].errors, self.recovery, self.complete, self.problems)
+        return Report(
+            scenario.name,
+            sent,
+            self.tallies[VICTIM].errors,
+            self.recovery,
+            self.complete,
+            self.problems,
+        )
 
     def check(self, holds: bool, problem: str) -> None:
         if not holds:
             self.problems.append(problem)
 
     async def eventually(self, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
-        """States of the server can be asked for, not waited for; what takes long is asked for ever more rarely."""
+        """States of the server can be asked for, not waited for; what takes long is asked for ever
+        more rarely.
+        """
         end, pause = time.monotonic() + LATE, 0.02
         while not await holds():
             if time.monotonic() > end:
@@ -135,15 +169,28 @@ async def run_in_turn(scenarios: Sequence[Scenario], scale: Scale, directory: Pa
         server = await start(scenarios[0], scale, directory, output)
         try:
             for scenario in scenarios:
-                trial = Trial(server, scale, directory, {model: await server.counted(model) for model in (VICTIM, BYSTANDER)})
+                trial = Trial(
+                    server,
+                    scale,
+                    directory,
+                    {model: await server.counted(model) for model in (VICTIM, BYSTANDER)},
+                )
                 try:
                     await _under_load(trial, scenario)
                     await _compare(trial, scenario)
                     if scenario is scenarios[-1]:
                         await _look_back(trial)
-                except (OSError, EOFError, RuntimeError, TimeoutError, asyncio.TimeoutError) as error:  # from a server that is ill
+                except (
+                    OSError,
+                    EOFError,
+                    RuntimeError,
+                    TimeoutError,
+                    asyncio.TimeoutError,
+                ) as error:  # from a server that is ill
                     log = server.log.read_text(errors="replace")
-                    trial.problems.append(f"{type(error).__name__}: {error}; the log ends with {log[-1000:]}")
+                    trial.problems.append(
+                        f"{type(error).__name__}: {error}; the log ends with {log[-1000:]}"
+                    )
                 reports.append(trial.report(scenario))
                 if trial.problems:
                     break
@@ -152,16 +199,31 @@ async def run_in_turn(scenarios: Sequence[Scenario], scale: Scale, directory: Pa
     return reports
 
 
-async def start(scenario: Scenario, scale: Scale, directory: Path, output: int | None = None) -> Server:
-    settings = {"worker_preload": str(scale.preload).lower(), "default_startup_timeout": 60, **scenario.settings}
-    victim = pack(directory, VICTIM, json.dumps({"minWorkers": 2, "maxWorkers": 2, "batchSize": 8, **scenario.victim}))
-    bystander = pack(directory, BYSTANDER, json.dumps({"minWorkers": 1, "maxWorkers": 1, "batchSize": 8}))
+async def start(
+    scenario: Scenario, scale: Scale, directory: Path, output: int | None = None
+) -> Server:
+    settings = {
+        "worker_preload": str(scale.preload).lower(),
+        "default_startup_timeout": 60,
+        **scenario.settings,
+    }
+    victim = pack(
+        directory,
+        VICTIM,
+        json.dumps({"minWorkers": 2, "maxWorkers": 2, "batchSize": 8, **scenario.victim}),
+    )
+    bystander = pack(
+        directory, BYSTANDER, json.dumps({"minWorkers": 1, "maxWorkers": 1, "batchSize": 8})
+    )
     return await servers.start(directory, [victim, bystander], settings, output=output)
 
 
 async def _under_load(trial: Trial, scenario: Scenario) -> None:
     scale = trial.scale
-    load = Load([trial.client(model) for model in trial.tallies for _ in range(scale.clients)], scale.interval)
+    load = Load(
+        [trial.client(model) for model in trial.tallies for _ in range(scale.clients)],
+        scale.interval,
+    )
     try:
         await load.during(_rounds(trial, scenario))
     finally:
@@ -182,10 +244,13 @@ async def _rounds(trial: Trial, scenario: Scenario) -> None:
 
 
 async def _compare(trial: Trial, scenario: Scenario) -> None:
-    """Both sides have counted: each request was answered exactly once, and only the victim's clients saw errors."""
+    """Both sides have counted: each request was answered exactly once, and only the victim's
+    clients saw errors.
+    """
     for model, tally in trial.tallies.items():
         trial.check(
-            tally.sent == tally.answered + trial.unanswered * (model == VICTIM), f"{model}: {tally.sent} sent, {tally.answered} answered"
+            tally.sent == tally.answered + trial.unanswered * (model == VICTIM),
+            f"{model}: {tally.sent} sent, {tally.answered} answered",
         )
         trial.problems += [f"{model}: {problem}" for problem in [*tally.lost, *tally.wrong][:5]]
         allowed = scenario.allowed if model == VICTIM else frozenset()
@@ -196,16 +261,23 @@ async def _compare(trial: Trial, scenario: Scenario) -> None:
         if model == VICTIM and trial.unanswered:
             more = sum(theirs.values()) - sum(ours.values())
             trial.check(
-                0 <= more <= trial.unanswered, f"{model}: clients got {ours}, the server gave {theirs}, and {trial.unanswered} left"
+                0 <= more <= trial.unanswered,
+                f"{model}: clients got {ours}, the server gave {theirs}, and {trial.unanswered}"
+                " left",
             )
         else:
-            trial.check(theirs == ours, f"{model}: clients got {ours}, the server says that it gave {theirs}")
+            trial.check(
+                theirs == ours,
+                f"{model}: clients got {ours}, the server says that it gave {theirs}",
+            )
     ping = await trial.server.call("GET", "/ping")
     trial.check(ping.status == 200, f"/ping says {ping.status} {ping.body.decode()}")
 
 
 async def _counted(trial: Trial, model: str) -> Counted:
-    """The server's numbers, once it has answered or refused all that it accepted: clients that left did not wait for it."""
+    """The server's numbers, once it has answered or refused all that it accepted: clients that left
+    did not wait for it.
+    """
 
     async def quiet() -> bool:
         counted = await trial.server.counted(model)
@@ -219,18 +291,37 @@ async def _counted(trial: Trial, model: str) -> Counted:
 async def _look_back(trial: Trial) -> None:
     """Nothing is left of the server, neither now nor after its end."""
     trial.check(not (zombies := trial.server.zombies()), f"zombies: {zombies}")
-    missing = {*await trial.server.pids(VICTIM)} - {process.pid for process in trial.server.processes()}
+    missing = {*await trial.server.pids(VICTIM)} - {
+        process.pid for process in trial.server.processes()
+    }
     trial.check(not missing, f"these workers could not be found after the server's end: {missing}")
     code = await trial.server.stop()
     trial.check(code == 0, f"the server ended with exit code {code}")
-    trial.check(not (left := await trial.server.left_over()), f"processes outlived the server: {left}")
+    trial.check(
+        not (left := await trial.server.left_over()), f"processes outlived the server: {left}"
+    )
     log = trial.server.log.read_text(errors="replace")
-    trial.problems += [f"the log says: {line[:300]}" for line in log.splitlines() if any(words in line for words in UNEXPECTED)][:5]
+    trial.problems += [
+        f"the log says: {line[:300]}"
+        for line in log.splitlines()
+        if any(words in line for words in UNEXPECTED)
+    ][:5]
 
 
-def pack(directory: Path, name: str, config: str, version: str = "1.0", handler: Path = HANDLER) -> Path:
+def pack(
+    directory: Path, name: str, config: str, version: str = "1.0", handler: Path = HANDLER
+) -> Path:
     """An archive by the `torch-model-archiver` that everyone's scripts call."""
     (directory / "model-config.yaml").write_text(config)  # JSON is YAML
-    words = ["--model-name", name, "--version", version, "--handler", handler, "--config-file", directory / "model-config.yaml"]
+    words = [
+        "--model-name",
+        name,
+        "--version",
+        version,
+        "--handler",
+        handler,
+        "--config-file",
+        directory / "model-config.yaml",
+    ]
     pack_archive([*map(str, words), "--export-path", str(directory), "--force"])
     return directory / f"{name}.mar"

@@ -1,4 +1,6 @@
-"""What can befall a worker: from outside, by its own handler, and on its connection to the server."""
+"""What can befall a worker: from outside, by its own handler, and on its connection to the
+server.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ import psutil
 from .memory_group import memory_group, why_not
 from .trial import Scenario, Trial
 
-DEATH = frozenset({500, 507})  # WorkerDied; OutOfResources where it was SIGKILL, which is what the kernel sends
+DEATH = frozenset(
+    {500, 507}
+)  # WorkerDied; OutOfResources where it was SIGKILL, which is what the kernel sends
 SOON = {"responseTimeout": 1}
 PROGRAM = {"useVenv": True}  # workers are not forked
 
@@ -51,7 +55,10 @@ async def out_of_memory(trial: Trial) -> None:
         client = trial.client()
         answer = await client.ask("leak_memory 96")
         await client.close()
-        good = answer is not None and answer.status in (200, 507)  # 200: with others in its batch, it was tried again elsewhere
+        good = answer is not None and answer.status in (
+            200,
+            507,
+        )  # 200: with others in its batch, it was tried again elsewhere
         trial.check(good, f"who used up the memory got {answer}")
         trial.check(group.kills() == 1, f"the kernel killed {group.kills()} processes")
         await gone(trial, pid)
@@ -65,7 +72,10 @@ async def out_of_memory(trial: Trial) -> None:
 async def memory_error(trial: Trial) -> None:
     before = await trial.server.pids("victim")
     await trial.order("exhaust_memory", 507)
-    trial.check(await trial.server.pids("victim") == before, "a MemoryError, which the worker survives, cost the worker")
+    trial.check(
+        await trial.server.pids("victim") == before,
+        "a MemoryError, which the worker survives, cost the worker",
+    )
 
 
 async def leak_memory(trial: Trial) -> None:
@@ -96,7 +106,11 @@ async def replace_often(trial: Trial) -> None:
 
 async def recycled(trial: Trial) -> float:
     samples = await trial.server.samples()
-    return sum(value for name, labels, value in samples if name == "tsx_worker_recycles_total" and labels["model_name"] == "victim")
+    return sum(
+        value
+        for name, labels, value in samples
+        if name == "tsx_worker_recycles_total" and labels["model_name"] == "victim"
+    )
 
 
 async def leak_files(trial: Trial) -> None:
@@ -120,8 +134,12 @@ async def random_frames(trial: Trial) -> None:
 
 
 async def poisoned_batch(trial: Trial, poison: str) -> None:
-    """Hold the only worker, have 32 requests wait, one of them poisoned, and let go: 31 answers and one error."""
-    gate = Path(tempfile.mkdtemp(dir=trial.directory)) / "gate"  # not the one that an earlier trial has opened
+    """Hold the only worker, have 32 requests wait, one of them poisoned, and let go: 31 answers and
+    one error.
+    """
+    gate = (
+        Path(tempfile.mkdtemp(dir=trial.directory)) / "gate"
+    )  # not the one that an earlier trial has opened
     holder = trial.client()
     held = asyncio.create_task(holder.ask(f"wait {gate}"))
 
@@ -130,7 +148,10 @@ async def poisoned_batch(trial: Trial, poison: str) -> None:
 
     await trial.eventually("the worker is held", begun)
     clients = [trial.client() for _ in range(32)]
-    asking = [asyncio.create_task(client.ask(poison if number == 13 else "")) for number, client in enumerate(clients)]
+    asking = [
+        asyncio.create_task(client.ask(poison if number == 13 else ""))
+        for number, client in enumerate(clients)
+    ]
 
     async def waiting() -> bool:
         described = (await trial.server.manage("GET", "/models/victim"))[0]
@@ -142,7 +163,10 @@ async def poisoned_batch(trial: Trial, poison: str) -> None:
     await held
     statuses = [answer.status if answer else None for answer in answers]
     good = statuses.count(200)
-    trial.check(good == 31 and statuses[13] != 200, f"of a batch with one poisonous request {good} were answered well: {statuses}")
+    trial.check(
+        good == 31 and statuses[13] != 200,
+        f"of a batch with one poisonous request {good} were answered well: {statuses}",
+    )
     for client in [holder, *clients]:
         await client.close()
 
@@ -168,7 +192,13 @@ SCENARIOS = (
     Scenario("a worker that is a program is stopped by SIGSTOP", stop_one, victim=PROGRAM),
     Scenario("a worker is stopped by SIGSTOP", stop_one),
     _order("the handler is killed as the kernel does when memory is out", "die", 507),
-    Scenario("the kernel kills a worker for its memory", out_of_memory, DEATH, {"minWorkers": 1, "maxWorkers": 1}, why_not=why_not),
+    Scenario(
+        "the kernel kills a worker for its memory",
+        out_of_memory,
+        DEATH,
+        {"minWorkers": 1, "maxWorkers": 1},
+        why_not=why_not,
+    ),
     Scenario("memory is out in the handler, which survives it", memory_error, frozenset({507})),
     _order("the handler ends its process", "leave", 500),
     _order("the handler crashes by a segmentation fault", "segfault", 500),
@@ -176,9 +206,20 @@ SCENARIOS = (
     _order("the handler stops its own process", "freeze", 500, SOON),
     _order("the handler floods stdout and stderr", "flood {megabytes}", 200),
     Scenario("the handler leaks memory", leak_memory),
-    Scenario("workers that leak memory are replaced", leak_until_replaced, victim={"maxWorkerMemory": 700}),
-    Scenario("workers are replaced again and again", replace_often, victim={"maxWorkerRequests": 60}),
-    Scenario("the handler leaks file descriptors until it has none", leak_files, frozenset({500}), own_server=True),
+    Scenario(
+        "workers that leak memory are replaced",
+        leak_until_replaced,
+        victim={"maxWorkerMemory": 700},
+    ),
+    Scenario(
+        "workers are replaced again and again", replace_often, victim={"maxWorkerRequests": 60}
+    ),
+    Scenario(
+        "the handler leaks file descriptors until it has none",
+        leak_files,
+        frozenset({500}),
+        own_server=True,
+    ),
     _order("the handler closes the connection to the server", "close_channel", 500),
     _order("the connection to a worker ends, and the worker does not", "shut_channel", 500),
     _order("a worker ends in the middle of a frame", "half_frame", 500),

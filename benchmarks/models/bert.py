@@ -1,4 +1,6 @@
-"""A text classifier of the shape of a small BERT: takes int64 tokens and their mask (batch, length), returns logits (batch, classes)."""
+"""A text classifier of the shape of a small BERT: takes int64 tokens and their mask (batch,
+length), returns logits (batch, classes).
+"""
 
 import torch
 from bert_layer import WIDTH, Layer
@@ -10,12 +12,18 @@ WORDS, LAYERS, LONGEST, CLASSES = 8192, 6, 128, 8
 class Bert(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places, self.norm = nn.Embedding(WORDS, WIDTH), nn.Embedding(LONGEST, WIDTH), nn.LayerNorm(WIDTH)
+        self.words, self.places, self.norm = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.Embedding(LONGEST, WIDTH),
+            nn.LayerNorm(WIDTH),
+        )
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        features = self.norm(self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device)))
+        features = self.norm(
+            self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        )
         shown = mask[:, None, None, :].bool()
         for layer in self.layers:
             features = layer(features, shown)

@@ -12,11 +12,16 @@ class TopicHandler(BaseHandler):
 
     def preprocess(self, data: Any) -> Any:
         texts = (row.get("data") or row.get("body") for row in data)
-        return padded([tokens_of(text if isinstance(text, str) else bytes(text).decode()) for text in texts])
+        return padded(
+            [tokens_of(text if isinstance(text, str) else bytes(text).decode()) for text in texts]
+        )
 
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode():
             return self.model(**{name: tensor.to(self.device) for name, tensor in data.items()})
 
     def postprocess(self, data: Any) -> list[Any]:
-        return [{f"topic {place}": value for place, value in enumerate(row)} for row in torch.softmax(data.float(), 1).tolist()]
+        return [
+            {f"topic {place}": value for place, value in enumerate(row)}
+            for row in torch.softmax(data.float(), 1).tolist()
+        ]

@@ -1,4 +1,6 @@
-"""A layer of the text classifier in bert.py: attention and two linear layers, each with a shortcut and a norm."""
+"""A layer of the text classifier in bert.py: attention and two linear layers, each with a shortcut
+and a norm.
+"""
 
 import torch
 from torch import nn
@@ -16,8 +18,19 @@ class Layer(nn.Module):
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         batch, length, _ = features.shape
-        query, key, value = self.attention(features).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
-        seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).reshape(batch, length, WIDTH)
+        query, key, value = (
+            self.attention(features)
+            .view(batch, length, 3, HEADS, WIDTH // HEADS)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
+        seen = (
+            functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            .transpose(1, 2)
+            .reshape(batch, length, WIDTH)
+        )
         features = self.first_norm(features + self.out(seen))
-        result: torch.Tensor = self.second_norm(features + self.down(functional.gelu(self.up(features))))
+        result: torch.Tensor = self.second_norm(
+            features + self.down(functional.gelu(self.up(features)))
+        )
         return result

@@ -1,4 +1,6 @@
-"""A convolutional network of some 10 ms a request on raw pixels, on one thread: what the front end takes is little beside it."""
+"""A convolutional network of some 10 ms a request on raw pixels, on one thread: what the front end
+takes is little beside it.
+"""
 
 import numpy as np
 import torch
@@ -16,7 +18,9 @@ def start():
         layers += [torch.nn.Conv2d(channels, more, 3, stride=2, padding=1), torch.nn.ReLU()]
         layers += [torch.nn.Conv2d(more, more, 3, padding=1), torch.nn.ReLU()]
         channels = more
-    model = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(channels, 10)).eval()
+    model = torch.nn.Sequential(
+        *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(channels, 10)
+    ).eval()
 
 
 def sample():
@@ -26,6 +30,11 @@ def sample():
 def handle(data, context):
     if data is None:
         return start()
-    rows = torch.frombuffer(bytearray().join(row["body"] for row in data), dtype=torch.uint8).view(-1, 3, SIDE, SIDE).float() / 255
+    rows = (
+        torch.frombuffer(bytearray().join(row["body"] for row in data), dtype=torch.uint8)
+        .view(-1, 3, SIDE, SIDE)
+        .float()
+        / 255
+    )
     with torch.inference_mode():
         return model(rows).softmax(1).tolist()

@@ -11,7 +11,9 @@ class Encoder(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.words = torch.nn.Embedding(WORDS, WIDTH)
-        layer = torch.nn.TransformerEncoderLayer(WIDTH, nhead=4, dim_feedforward=4 * WIDTH, batch_first=True)
+        layer = torch.nn.TransformerEncoderLayer(
+            WIDTH, nhead=4, dim_feedforward=4 * WIDTH, batch_first=True
+        )
         self.layers = torch.nn.TransformerEncoder(layer, num_layers=2)
         self.head = torch.nn.Linear(WIDTH, 10)
 

@@ -1,4 +1,6 @@
-"""A Hugging Face model as users serve it without tsx: `python huggingface_peer.py FastAPI|LitServe DIRECTORY TASK PORT PROCESSES`."""
+"""A Hugging Face model as users serve it without tsx: `python huggingface_peer.py FastAPI|LitServe
+DIRECTORY TASK PORT PROCESSES`.
+"""
 
 import os
 import socket
@@ -64,8 +66,18 @@ if server == "LitServe":  # whose processes with the model import this module ag
 
 
 def serve_litserve():
-    served = litserve.LitServer(Model(max_batch_size=16, batch_timeout=0.005), accelerator=DEVICE, workers_per_device=int(processes))
-    served.run(host="127.0.0.1", port=int(port), num_api_servers=1, generate_client_file=False, log_level="error")
+    served = litserve.LitServer(
+        Model(max_batch_size=16, batch_timeout=0.005),
+        accelerator=DEVICE,
+        workers_per_device=int(processes),
+    )
+    served.run(
+        host="127.0.0.1",
+        port=int(port),
+        num_api_servers=1,
+        generate_client_file=False,
+        log_level="error",
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ def start():
     for more in (16, 32, 64):
         layers += [torch.nn.Conv2d(channels, more, 3, stride=2, padding=1), torch.nn.ReLU()]
         channels = more
-    model = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(channels, 10)).eval()
+    model = torch.nn.Sequential(
+        *layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(channels, 10)
+    ).eval()
 
 
 def sample():
@@ -29,11 +31,16 @@ def sample():
 
 
 def pixels(body):
-    return np.asarray(Image.open(io.BytesIO(body)).convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+    return np.asarray(
+        Image.open(io.BytesIO(body)).convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    )
 
 
 def answers(bodies):
-    rows = torch.from_numpy(np.stack([pixels(body) for body in bodies])).permute(0, 3, 1, 2).float() / 255
+    rows = (
+        torch.from_numpy(np.stack([pixels(body) for body in bodies])).permute(0, 3, 1, 2).float()
+        / 255
+    )
     with torch.inference_mode():
         return model(rows).softmax(1).tolist()
 

@@ -1,4 +1,6 @@
-"""Three layers on 784 floats, which come as raw float32; one thread, so that every server gives the model the same."""
+"""Three layers on 784 floats, which come as raw float32; one thread, so that every server gives the
+model the same.
+"""
 
 import numpy as np
 import torch
@@ -10,7 +12,13 @@ def start():
     global model
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)]
+    layers = [
+        torch.nn.Linear(784, 256),
+        torch.nn.ReLU(),
+        torch.nn.Linear(256, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 10),
+    ]
     model = torch.nn.Sequential(*layers).eval()
 
 

@@ -1,4 +1,6 @@
-"""A convolutional network of the shape of ResNet-18: takes float32 (batch, 3, height, width), returns logits (batch, classes)."""
+"""A convolutional network of the shape of ResNet-18: takes float32 (batch, 3, height, width),
+returns logits (batch, classes).
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -10,7 +12,9 @@ WIDTHS = (64, 64, 64, 128, 128, 256, 256, 512, 512)
 
 
 def convolution(before: int, after: int, side: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(before, after, side, stride, side // 2, bias=False), nn.BatchNorm2d(after))
+    return nn.Sequential(
+        nn.Conv2d(before, after, side, stride, side // 2, bias=False), nn.BatchNorm2d(after)
+    )
 
 
 class ResNet18(nn.Module):
@@ -22,7 +26,9 @@ class ResNet18(nn.Module):
             stride = after // before  # where the width doubles, the sides halve
             self.first.append(nn.Sequential(convolution(before, after, 3, stride), nn.ReLU()))
             self.second.append(convolution(after, after, 3, 1))
-            self.shortcuts.append(nn.Identity() if stride == 1 else convolution(before, after, 1, stride))
+            self.shortcuts.append(
+                nn.Identity() if stride == 1 else convolution(before, after, 1, stride)
+            )
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""ResNet-18's shape on raw pixels, 3 x 224 x 224 bytes, with random weights; the handler does nothing but run it."""
+"""ResNet-18's shape on raw pixels, 3 x 224 x 224 bytes, with random weights; the handler does
+nothing but run it.
+"""
 
 import torch
 from resnet18 import ResNet18
@@ -23,7 +25,9 @@ class Handler(BaseHandler):
         self.initialized = True
 
     def preprocess(self, data):
-        return torch.frombuffer(bytearray().join(row["body"] for row in data), dtype=torch.uint8).view(-1, 3, 224, 224)
+        return torch.frombuffer(
+            bytearray().join(row["body"] for row in data), dtype=torch.uint8
+        ).view(-1, 3, 224, 224)
 
     def postprocess(self, data):
         return data.argmax(1).tolist()

@@ -1,4 +1,5 @@
-"""Takes the same time for a batch of any size, as a GPU nearly does, without using the processor: its capacity is known.
+"""Takes the same time for a batch of any size, as a GPU nearly does, without using the processor:
+its capacity is known.
 
 With BENCHMARK_REQUEST_SECONDS, each request adds to it.
 """

@@ -1,4 +1,6 @@
-"""Takes 8 ms and 1.5 ms for each request of a batch, without the processor, as with a GPU: its times hang on nothing else."""
+"""Takes 8 ms and 1.5 ms for each request of a batch, without the processor, as with a GPU: its
+times hang on nothing else.
+"""
 
 import time
 

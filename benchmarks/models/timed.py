@@ -1,4 +1,6 @@
-"""Loads as BaseHandler does and answers with what that took, so that loading can be told from starting."""
+"""Loads as BaseHandler does and answers with what that took, so that loading can be told from
+starting.
+"""
 
 import os
 import time
@@ -17,4 +19,7 @@ class Timed(BaseHandler):
         return torch.ones(len(data), 1)
 
     def postprocess(self, output):
-        return [{"seconds": self.seconds, "pid": os.getpid(), "answer": value} for value in output.flatten().tolist()]
+        return [
+            {"seconds": self.seconds, "pid": os.getpid(), "answer": value}
+            for value in output.flatten().tolist()
+        ]

@@ -13,4 +13,6 @@ class Tokens(BaseHandler):
         self.model = Encoder().eval()
 
     def preprocess(self, data):
-        return torch.from_numpy(np.stack([np.frombuffer(row["body"], dtype=np.int64) for row in data]))
+        return torch.from_numpy(
+            np.stack([np.frombuffer(row["body"], dtype=np.int64) for row in data])
+        )

@@ -2,7 +2,8 @@
 
     python bare.py MODEL BODY SECONDS
 
-Prints one JSON object, with the handler's answer to BODY and its requests/s. A BODY that does not exist is made: the model's own sample.
+Prints one JSON object, with the handler's answer to BODY and its requests/s. A BODY that does not
+exist is made: the model's own sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The peers' own environments: made from PyPI when first needed, kept, and made anew when they are to hold something else."""
+"""The peers' own environments: made from PyPI when first needed, kept, and made anew when they are
+to hold something else.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,15 @@ def made(name: str, place: Path) -> Path:
     given = os.environ.get(f"TSX_PEER_{name.upper()}")
     if given:
         return Path(given)
-    wanted = f"Python {platform.python_version()}: {' '.join(REQUIREMENTS[name])}\n{CONSTRAINTS.read_text()}"
+    wanted = (
+        f"Python {platform.python_version()}:"
+        f" {' '.join(REQUIREMENTS[name])}\n{CONSTRAINTS.read_text()}"
+    )
     environment = place / name.lower()
     label = environment / "made-of.txt"  # written last: half an environment has none
-    if label.exists() and set(label.read_text().splitlines()) <= set(wanted.splitlines()):  # a pin that came since is of something else
+    if label.exists() and set(label.read_text().splitlines()) <= set(
+        wanted.splitlines()
+    ):  # a pin that came since is of something else
         return environment
     print(f"making {environment}", file=sys.stderr)
     shutil.rmtree(environment, ignore_errors=True)
@@ -67,7 +74,9 @@ def install(environment: Path, name: str) -> None:
         check=False,
     )
     if finished.returncode:
-        said = [line for line in finished.stderr.splitlines() if line.startswith("ERROR")] or [f"pip ended with {finished.returncode}"]
+        said = [line for line in finished.stderr.splitlines() if line.startswith("ERROR")] or [
+            f"pip ended with {finished.returncode}"
+        ]
         raise Missing(f"pip could not install {REQUIREMENTS[name][0]} ({said[-1]})")
 
 

@@ -1,4 +1,6 @@
-"""Who takes part: how each server is started on a model, where it answers, and which of its processes is the front end."""
+"""Who takes part: how each server is started on a model, where it answers, and which of its
+processes is the front end.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,18 @@ BATCH = 64
 PEERS = ("tsx", "tsx-torchserve", "TorchServe", "Mosec", "LitServe")
 CHOSEN = {
     "tsx": "its defaults, a queue of 1000",
-    "tsx-torchserve": "its `torchserve` command: a log line for each request, the metric log, no token check, a queue of 1000",
-    "TorchServe": "maxBatchDelay 1 ms, no access log, no token check, no metrics of the machine, a queue of 1000",
+    "tsx-torchserve": (
+        "its `torchserve` command: a log line for each request, the metric log, no token check, a"
+        " queue of 1000"
+    ),
+    "TorchServe": (
+        "maxBatchDelay 1 ms, no access log, no token check, no metrics of the machine, a queue of"
+        " 1000"
+    ),
     "Mosec": "max_wait_time 1 ms (the least it takes), its queue of 1024",
-    "LitServe": "batch_timeout 1 ms (with 0 its worker spins), one API server, bodies as bytes, no log",
+    "LitServe": (
+        "batch_timeout 1 ms (with 0 its worker spins), one API server, bodies as bytes, no log"
+    ),
 }
 
 
@@ -53,7 +63,9 @@ class Contender(NamedTuple):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """The others stand still meanwhile: LitServe's worker looks for work a thousand times a second. tsx idles by itself."""
+        """The others stand still meanwhile: LitServe's worker looks for work a thousand times a
+        second. tsx idles by itself.
+        """
         if not self.name.startswith("tsx"):
             self.signal(signal.SIGCONT)
         try:
@@ -64,8 +76,19 @@ class Contender(NamedTuple):
 
 
 @contextmanager
-def contender(name: str, place: Path, directory: Path, model: Path, archive: Path, body: bytes, expected: object) -> Iterator[Contender]:
-    """Starts a server and holds it to the expected answer; between turns it stands still. Raises Missing, or RuntimeError."""
+def contender(
+    name: str,
+    place: Path,
+    directory: Path,
+    model: Path,
+    archive: Path,
+    body: bytes,
+    expected: object,
+) -> Iterator[Contender]:
+    """Starts a server and holds it to the expected answer; between turns it stands still.
+
+    Raises Missing, or RuntimeError.
+    """
     path = {"Mosec": "/inference", "LitServe": "/predict"}.get(name, f"/predictions/{model.stem}")
     with started(name, place, directory, model, archive) as server:
         answer = read(servers.first_answer(server, path, body))
@@ -80,7 +103,9 @@ def contender(name: str, place: Path, directory: Path, model: Path, archive: Pat
             each.signal(signal.SIGCONT)  # who stands still does not hear that it is to end
 
 
-def started(name: str, place: Path, directory: Path, model: Path, archive: Path) -> AbstractContextManager[servers.Server]:
+def started(
+    name: str, place: Path, directory: Path, model: Path, archive: Path
+) -> AbstractContextManager[servers.Server]:
     if name == "tsx":
         return servers.tsx(directory, archive, job_queue_size=1000)
     if name == "tsx-torchserve":
@@ -96,10 +121,22 @@ def foreign(name: str, environment: Path, directory: Path, model: Path) -> Itera
     """A peer whose server is a program of Python, with one worker and batches of up to 64."""
     port = servers.free_ports(1)[0]
     arguments = {
-        "Mosec": ["mosec_server.py", "--address", "127.0.0.1", "--port", str(port), "--log-level", "error"],
+        "Mosec": [
+            "mosec_server.py",
+            "--address",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--log-level",
+            "error",
+        ],
         "LitServe": ["litserve_server.py", str(port)],
     }[name]
-    command: list[str | Path] = [environment / "bin" / "python", HERE / arguments[0], *arguments[1:]]
+    command: list[str | Path] = [
+        environment / "bin" / "python",
+        HERE / arguments[0],
+        *arguments[1:],
+    ]
     variables = servers.foreign_environment() | {
         "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "BENCHMARK_MODEL": str(model),
@@ -119,11 +156,18 @@ def front_end(server: servers.Server, path: str, body: bytes) -> list[psutil.Pro
             connection.request("POST", path, body, {"Content-Type": "application/octet-stream"})
             connection.getresponse().read()
         root = psutil.Process(server.process.pid)
-        return [process for process in [root, *root.children(recursive=True)] if holds_connections(process, address.port)]
+        return [
+            process
+            for process in [root, *root.children(recursive=True)]
+            if holds_connections(process, address.port)
+        ]
 
 
 def holds_connections(process: psutil.Process, port: int | None) -> bool:
-    return any(each.laddr and each.laddr.port == port and each.status == "ESTABLISHED" for each in process.net_connections("tcp"))
+    return any(
+        each.laddr and each.laddr.port == port and each.status == "ESTABLISHED"
+        for each in process.net_connections("tcp")
+    )
 
 
 def read(answer: bytes) -> object:

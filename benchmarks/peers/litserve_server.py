@@ -1,4 +1,6 @@
-"""The model of BENCHMARK_MODEL behind LitServe on the port that is given; runs in LitServe's own environment."""
+"""The model of BENCHMARK_MODEL behind LitServe on the port that is given; runs in LitServe's own
+environment.
+"""
 
 import importlib
 import os
@@ -18,7 +20,9 @@ class Model(litserve.LitAPI):
         self.model = importlib.import_module(MODEL.stem)
         self.model.start()
 
-    def decode_request(self, request: Annotated[bytes, Body(media_type="application/octet-stream")]):
+    def decode_request(
+        self, request: Annotated[bytes, Body(media_type="application/octet-stream")]
+    ):
         return request
 
     def batch(self, inputs):
@@ -37,4 +41,10 @@ class Model(litserve.LitAPI):
 if __name__ == "__main__":
     api = Model(max_batch_size=64, batch_timeout=0.001)
     server = litserve.LitServer(api, accelerator="cpu", devices=1, workers_per_device=1)
-    server.run(host="127.0.0.1", port=int(sys.argv[1]), num_api_servers=1, generate_client_file=False, log_level="error")
+    server.run(
+        host="127.0.0.1",
+        port=int(sys.argv[1]),
+        num_api_servers=1,
+        generate_client_file=False,
+        log_level="error",
+    )

@@ -56,7 +56,9 @@ WORKLOADS = (
     Workload("ok-128k", "ok", 128 * 1024, "a handler that answers OK, bodies of 128 KiB"),
     Workload("mlp", "mlp", None, "three layers on 784 floats, raw float32"),
     Workload("image", "image", None, "a small convolutional network on a JPEG"),
-    Workload("transformer", "transformer", None, "a small transformer encoder on 32 tokens, raw int64"),
+    Workload(
+        "transformer", "transformer", None, "a small transformer encoder on 32 tokens, raw int64"
+    ),
 )
 
 
@@ -64,7 +66,9 @@ WORKLOADS = (
 class Results:
     closed: dict[Key, list[Point]] = field(default_factory=dict)
     opened: dict[OpenKey, list[openloop.Result]] = field(default_factory=dict)
-    bare: dict[str, list[float]] = field(default_factory=dict)  # requests/s of the handler in a plain loop
+    bare: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # requests/s of the handler in a plain loop
     failed: dict[Key, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -81,10 +85,20 @@ class Results:
 
     def capacity(self, workload: str, peer: str) -> float | None:
         """The most that a server reached in the closed loop, whatever the number of connections."""
-        return max((point.rate for key, point in self.medians().items() if key[:2] == (workload, peer)), default=None)
+        return max(
+            (point.rate for key, point in self.medians().items() if key[:2] == (workload, peer)),
+            default=None,
+        )
 
 
-def closed_round(each: Contender, workload: Workload, body: Path, connections: int, seconds: float, results: Results) -> str:
+def closed_round(
+    each: Contender,
+    workload: Workload,
+    body: Path,
+    connections: int,
+    seconds: float,
+    results: Results,
+) -> str:
     """One round, put with the results; returns what to say of it."""
     key = Key(workload.name, each.name, connections)
     try:
@@ -99,7 +113,15 @@ def closed_round(each: Contender, workload: Workload, body: Path, connections: i
     return f"{each.name} {load.rate:,.0f}/s"
 
 
-def open_round(each: Contender, workload: Workload, body: Path, level: int, arrivals: str, seconds: float, results: Results) -> str:
+def open_round(
+    each: Contender,
+    workload: Workload,
+    body: Path,
+    level: int,
+    arrivals: str,
+    seconds: float,
+    results: Results,
+) -> str:
     capacity = results.capacity(workload.name, each.name)
     if capacity is None:
         return f"{each.name}: no capacity is known"
@@ -111,7 +133,9 @@ def open_round(each: Contender, workload: Workload, body: Path, level: int, arri
                 headers=["Content-Type: application/octet-stream"],
             )
     except (CliError, psutil.Error):
-        results.left_out[f"{each.name} (open loop, {workload.name}, {level} %)"] = "it took no connections"
+        results.left_out[f"{each.name} (open loop, {workload.name}, {level} %)"] = (
+            "it took no connections"
+        )
         return f"{each.name}: no open loop"
     results.opened.setdefault(OpenKey(workload.name, each.name, level, arrivals), []).append(came)
     return f"{each.name} {came.goodput:,.0f}/s" + (" (generator)" if came.limited else "")
@@ -119,22 +143,40 @@ def open_round(each: Contender, workload: Workload, body: Path, level: int, arri
 
 def bare_round(model: Path, body: Path, seconds: float) -> tuple[object, float]:
     """The handler's answer to the body, and its requests/s in a plain loop."""
-    output = subprocess.run([sys.executable, BARE, model, body, str(seconds)], check=True, stdout=subprocess.PIPE).stdout
+    output = subprocess.run(
+        [sys.executable, BARE, model, body, str(seconds)], check=True, stdout=subprocess.PIPE
+    ).stdout
     came = json.loads(output)
     return came["answer"], came["rate"]
 
 
 def rounds(
-    workloads: Sequence[tuple[Workload, Path]], contenders: Sequence[Contender], model: Path, count: int, seconds: float, results: Results
+    workloads: Sequence[tuple[Workload, Path]],
+    contenders: Sequence[Contender],
+    model: Path,
+    count: int,
+    seconds: float,
+    results: Results,
 ) -> Iterator[str]:
-    """The closed loop on servers that run the same model; yields a line after each turn of all of them."""
+    """The closed loop on servers that run the same model; yields a line after each turn of all of
+    them.
+    """
     for number in range(1, count + 1):
         for workload, body in workloads:
-            if workload.model != "ok":  # without a server around it, a handler that does nothing has no rate
-                results.bare.setdefault(workload.name, []).append(bare_round(model, body, seconds)[1])
+            if (
+                workload.model != "ok"
+            ):  # without a server around it, a handler that does nothing has no rate
+                results.bare.setdefault(workload.name, []).append(
+                    bare_round(model, body, seconds)[1]
+                )
             for connections in CONNECTIONS:
-                said = [closed_round(each, workload, body, connections, seconds, results) for each in contenders]
-                yield f"{workload.name}, {connections} connections, round {number}: " + ", ".join(said)
+                said = [
+                    closed_round(each, workload, body, connections, seconds, results)
+                    for each in contenders
+                ]
+                yield f"{workload.name}, {connections} connections, round {number}: " + ", ".join(
+                    said
+                )
 
 
 def open_rounds(
@@ -149,5 +191,11 @@ def open_rounds(
         for workload, body in workloads:
             for level in LEVELS:
                 for kind in arrivals:
-                    said = [open_round(each, workload, body, level, kind, seconds, results) for each in contenders]
-                    yield f"{workload.name}, {kind} arrivals at {level} %, round {number}: " + ", ".join(said)
+                    said = [
+                        open_round(each, workload, body, level, kind, seconds, results)
+                        for each in contenders
+                    ]
+                    yield (
+                        f"{workload.name}, {kind} arrivals at {level} %, round {number}: "
+                        + ", ".join(said)
+                    )

@@ -1,4 +1,6 @@
-"""The model of BENCHMARK_MODEL behind Mosec; runs in Mosec's own environment, with Mosec's options as arguments."""
+"""The model of BENCHMARK_MODEL behind Mosec; runs in Mosec's own environment, with Mosec's options
+as arguments.
+"""
 
 import importlib
 import os
@@ -26,5 +28,7 @@ class Model(Worker):
 
 if __name__ == "__main__":
     server = Server()
-    server.append_worker(Model, num=1, max_batch_size=BATCH, max_wait_time=1)  # milliseconds, the least that it takes
+    server.append_worker(
+        Model, num=1, max_batch_size=BATCH, max_wait_time=1
+    )  # milliseconds, the least that it takes
     server.run()

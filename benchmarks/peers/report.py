@@ -13,7 +13,10 @@ from benchmarks.peers.verdict import Verdict, judge_all, ratio
 
 def tables(results: Results) -> str:
     medians, lines = results.medians(), ["## Closed loop (wrk -t1)", ""]
-    lines += ["| workload | connections | server | requests/s | p50 ms | p99 ms | front end us/request | tsx: times the requests/s |"]
+    lines += [
+        "| workload | connections | server | requests/s | p50 ms | p99 ms | front end us/request |"
+        " tsx: times the requests/s |"
+    ]
     lines += ["|---" * 8 + "|"]
     for workload in WORKLOADS:
         for connections in CONNECTIONS:
@@ -23,11 +26,16 @@ def tables(results: Results) -> str:
                 head = f"| {workload.name} | {connections} | {peer} | "
                 if point := medians.get(key):
                     times = f"{ratio(ours, point, 'rate'):.2f}" if ours and peer != "tsx" else ""
-                    lines.append(f"{head}{point.rate:,.0f} | {point.p50:.2f} | {point.p99:.2f} | {point.cpu:.1f} | {times} |")
+                    lines.append(
+                        f"{head}{point.rate:,.0f} | {point.p50:.2f} | {point.p99:.2f} |"
+                        f" {point.cpu:.1f} | {times} |"
+                    )
                 elif key in results.failed:
                     lines.append(f"{head}failed: {results.failed[key]} | | | | |")
     for workload_name, rate in results.bare_medians().items():
-        lines.append(f"| {workload_name} | | the handler alone, in a plain loop | {rate:,.0f} | | | | |")
+        lines.append(
+            f"| {workload_name} | | the handler alone, in a plain loop | {rate:,.0f} | | | | |"
+        )
     return "\n".join([*lines, "", *open_table(results)])
 
 
@@ -36,19 +44,35 @@ def open_table(results: Results) -> list[str]:
         return []
     lines = ["## Open loop: latency from the planned time", ""]
     lines += [
-        "| workload | arrivals | % of capacity | server | planned/s | goodput/s | p50 ms | p99 ms | refused | errors | unsent | note |"
+        "| workload | arrivals | % of capacity | server | planned/s | goodput/s | p50 ms | p99 ms |"
+        " refused | errors | unsent | note |"
     ]
     lines += ["|---" * 12 + "|"]
     for key, rounds in sorted(results.opened.items(), key=lambda item: order(item[0])):
-        middle = {name: machine.median([getattr(each, name) for each in rounds]) for name in ("rate", "goodput", "p50", "p99")}
+        middle = {
+            name: machine.median([getattr(each, name) for each in rounds])
+            for name in ("rate", "goodput", "p50", "p99")
+        }
         share = {
             name: sum(count(each, name) for each in rounds) / sum(each.planned for each in rounds)
             for name in ("refused", "errors", "unsent")
         }
         limited = [each.limited for each in rounds if each.limited]
         note = f"says nothing of the server: {limited[0]}" if limited else ""
-        cells = [*key[:1], key.arrivals, key.level, key.peer, f"{middle['rate']:,.0f}", f"{middle['goodput']:,.0f}"]
-        cells += [f"{middle['p50']:.2f}", f"{middle['p99']:.2f}", *(f"{value:.1%}" if value else "" for value in share.values()), note]
+        cells = [
+            *key[:1],
+            key.arrivals,
+            key.level,
+            key.peer,
+            f"{middle['rate']:,.0f}",
+            f"{middle['goodput']:,.0f}",
+        ]
+        cells += [
+            f"{middle['p50']:.2f}",
+            f"{middle['p99']:.2f}",
+            *(f"{value:.1%}" if value else "" for value in share.values()),
+            note,
+        ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return [*lines, ""]
 
@@ -65,10 +89,18 @@ def count(result: openloop.Result, what: str) -> int:
 
 
 def promises(verdicts: Sequence[Verdict]) -> str:
-    lines = ["## Promises", "", "| promise | | worst ratio | at | points | short |", "|---" * 6 + "|"]
+    lines = [
+        "## Promises",
+        "",
+        "| promise | | worst ratio | at | points | short |",
+        "|---" * 6 + "|",
+    ]
     for each in verdicts:
         worst = "" if each.ratio is None else f"{each.ratio:.2f}"
-        lines.append(f"| {each.promise} | {each.state} | {worst} | {each.where} | {each.points} | {'; '.join(each.short)} |")
+        lines.append(
+            f"| {each.promise} | {each.state} | {worst} | {each.where} | {each.points} |"
+            f" {'; '.join(each.short)} |"
+        )
     return "\n".join(lines)
 
 
@@ -81,18 +113,29 @@ def whole(results: Results, head: str, noise: machine.Noise, disturbed: Sequence
     return "\n".join(lines)
 
 
-def as_json(results: Results, head: str, noise: machine.Noise, disturbed: Sequence[str]) -> dict[str, Any]:
+def as_json(
+    results: Results, head: str, noise: machine.Noise, disturbed: Sequence[str]
+) -> dict[str, Any]:
     medians = results.medians()
     return {
         "head": head,
         "closed": [
-            {**key._asdict(), "median": medians[key]._asdict() if key in medians else None, "rounds": [each._asdict() for each in rounds]}
+            {
+                **key._asdict(),
+                "median": medians[key]._asdict() if key in medians else None,
+                "rounds": [each._asdict() for each in rounds],
+            }
             for key, rounds in results.closed.items()
         ],
-        "open": [{**key._asdict(), "rounds": [each._asdict() for each in rounds]} for key, rounds in results.opened.items()],
+        "open": [
+            {**key._asdict(), "rounds": [each._asdict() for each in rounds]}
+            for key, rounds in results.opened.items()
+        ],
         "bare": results.bare,
         "failed": [{**key._asdict(), "why": why} for key, why in results.failed.items()],
         "left_out": results.left_out,
-        "promises": [each._asdict() for each in judge_all(medians, results.failed, results.bare_medians())],
+        "promises": [
+            each._asdict() for each in judge_all(medians, results.failed, results.bare_medians())
+        ],
         "noise": {"seconds": noise.samples, "loads": noise.loads, "disturbed": list(disturbed)},
     }

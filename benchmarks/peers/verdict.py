@@ -13,9 +13,11 @@ BARE_SHARE = 0.95
 
 
 class Promise(NamedTuple):
-    """At each of these points, tsx (or what `of` names) is `least` times as good as the peer: more requests/s, or a lower latency.
+    """At each of these points, tsx (or what `of` names) is `least` times as good as the peer: more
+    requests/s, or a lower latency.
 
-    1 means better, by however little."""
+    1 means better, by however little.
+    """
 
     peer: str
     measure: str
@@ -27,10 +29,21 @@ class Promise(NamedTuple):
     def __str__(self) -> str:
         wanted = {"rate": "requests/s", "p50": "p50", "p99": "p99"}[self.measure]
         where = "every workload" if self.workloads == ALL else " and ".join(self.workloads)
-        at = "" if self.connections == CONNECTIONS else f" at {' and '.join(map(str, self.connections))} connections"
-        better, bound = ("more", f"at least {self.least:g}") if self.measure == "rate" else ("lower", f"at most {1 / self.least:g}")
+        at = (
+            ""
+            if self.connections == CONNECTIONS
+            else f" at {' and '.join(map(str, self.connections))} connections"
+        )
+        better, bound = (
+            ("more", f"at least {self.least:g}")
+            if self.measure == "rate"
+            else ("lower", f"at most {1 / self.least:g}")
+        )
         whose = "" if self.of == "tsx" else f"{self.of} beside "
-        return f"{whose}{self.peer}: {where}{at}: {f'{better} {wanted}' if self.least == 1 else f'{bound} times the {wanted}'}"
+        return (
+            f"{whose}{self.peer}: {where}{at}:"
+            f" {f'{better} {wanted}' if self.least == 1 else f'{bound} times the {wanted}'}"
+        )
 
 
 PROMISES = (
@@ -61,12 +74,18 @@ class Verdict(NamedTuple):
 
 def ratio(ours: Point, theirs: Point, measure: str) -> float:
     """How many times as good tsx is."""
-    good, bad = (ours.rate, theirs.rate) if measure == "rate" else (getattr(theirs, measure), getattr(ours, measure))
+    good, bad = (
+        (ours.rate, theirs.rate)
+        if measure == "rate"
+        else (getattr(theirs, measure), getattr(ours, measure))
+    )
     return good / bad if bad else float("inf")
 
 
 def judge(promise: Promise, medians: Mapping[Key, Point], failed: Mapping[Key, str]) -> Verdict:
-    """A point at which tsx failed counts as nothing reached; one at which only the peer failed is passed over."""
+    """A point at which tsx failed counts as nothing reached; one at which only the peer failed is
+    passed over.
+    """
     ratios: dict[str, float] = {}
     for workload in promise.workloads:
         for connections in promise.connections:
@@ -74,29 +93,45 @@ def judge(promise: Promise, medians: Mapping[Key, Point], failed: Mapping[Key, s
             if ours in failed and (theirs in medians or theirs in failed):
                 ratios[f"{workload} at {connections}"] = 0.0
             elif ours in medians and theirs in medians:
-                ratios[f"{workload} at {connections}"] = ratio(medians[ours], medians[theirs], promise.measure)
+                ratios[f"{workload} at {connections}"] = ratio(
+                    medians[ours], medians[theirs], promise.measure
+                )
     return verdict(str(promise), ratios, promise.least, strict=promise.least == 1)
 
 
 def judge_bare(workload: str, medians: Mapping[Key, Point], bare: Mapping[str, float]) -> Verdict:
     """What tsx serves at its best, beside the handler in a plain loop."""
     text = f"{BARE}: {workload}: at least {BARE_SHARE:.0%} of its requests/s"
-    served = {key.connections: point.rate for key, point in medians.items() if (key.workload, key.peer) == (workload, "tsx")}
+    served = {
+        key.connections: point.rate
+        for key, point in medians.items()
+        if (key.workload, key.peer) == (workload, "tsx")
+    }
     if not served or workload not in bare:
         return verdict(text, {}, BARE_SHARE, strict=False)
     best = max(served, key=lambda connections: served[connections])
-    return verdict(text, {f"{workload} at {best}": served[best] / bare[workload]}, BARE_SHARE, strict=False)
+    return verdict(
+        text, {f"{workload} at {best}": served[best] / bare[workload]}, BARE_SHARE, strict=False
+    )
 
 
 def verdict(text: str, ratios: Mapping[str, float], least: float, *, strict: bool) -> Verdict:
     if not ratios:
         return Verdict(text, "not measured", None, "", 0)
-    short = tuple(f"{where}: {value:.2f}" for where, value in ratios.items() if value < least or (strict and value == least))
+    short = tuple(
+        f"{where}: {value:.2f}"
+        for where, value in ratios.items()
+        if value < least or (strict and value == least)
+    )
     worst = min(ratios, key=lambda where: ratios[where])
-    return Verdict(text, "falls short" if short else "holds", ratios[worst], worst, len(ratios), short)
+    return Verdict(
+        text, "falls short" if short else "holds", ratios[worst], worst, len(ratios), short
+    )
 
 
-def judge_all(medians: Mapping[Key, Point], failed: Mapping[Key, str], bare: Mapping[str, float]) -> list[Verdict]:
+def judge_all(
+    medians: Mapping[Key, Point], failed: Mapping[Key, str], bare: Mapping[str, float]
+) -> list[Verdict]:
     return [judge(promise, medians, failed) for promise in PROMISES] + [
         judge_bare(workload, medians, bare) for workload in ("image", "transformer")
     ]

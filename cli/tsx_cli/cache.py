@@ -1,4 +1,6 @@
-"""`tsx cache`: lists the cache of unpacked archives and models' environments, and removes what no process uses."""
+"""`tsx cache`: lists the cache of unpacked archives and models' environments, and removes what no
+process uses.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,28 @@ def cache(context: typer.Context, as_json: AsJson = False, config: Config = None
     """List what tsx has unpacked and installed for models on this machine."""
     if context.invoked_subcommand is None:
         place = _place(config)
-        entries = [_described(kind, each) for kind, store in _stores(place) for each in store.listing()]
+        entries = [
+            _described(kind, each) for kind, store in _stores(place) for each in store.listing()
+        ]
         print_result({"directory": str(place), "entries": entries}, as_json, _show)
 
 
 @app.command()
 def prune(
-    older_than: Annotated[str | None, typer.Option(help="Only what was not used for this long: 12h, 7d.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Only what was not used for this long: 12h, 7d.")
+    ] = None,
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
     """Remove what no process uses; it is unpacked or installed again when a model needs it."""
     from tsx_archiver.quantities import parse_seconds
 
-    age = 0.0 if older_than is None else read_option(parse_seconds, older_than, "--older-than", "a time such as 12h or 7d")
+    age = (
+        0.0
+        if older_than is None
+        else read_option(parse_seconds, older_than, "--older-than", "a time such as 12h or 7d")
+    )
     place = _place(config)
     removed = []
     for kind, store in _stores(place):
@@ -92,17 +102,29 @@ def _show(answer: dict[str, Any]) -> None:
         print(f"nothing is cached in {answer['directory']}")
         return
     rows = [
-        (each["kind"], each["model"], human(each["size"]), _ago(each["used"]), "yes" if each["in_use"] else "no")
+        (
+            each["kind"],
+            each["model"],
+            human(each["size"]),
+            _ago(each["used"]),
+            "yes" if each["in_use"] else "no",
+        )
         for each in answer["entries"]
     ]
     print_table(["kind", "model", "size", "last used", "in use"], rows)
     unused = sum(each["size"] for each in answer["entries"] if not each["in_use"])
-    print(f"{human(sum(each['size'] for each in answer['entries']))} in {answer['directory']}; `tsx cache prune` frees {human(unused)}")
+    print(
+        f"{human(sum(each['size'] for each in answer['entries']))} in {answer['directory']}; `tsx"
+        f" cache prune` frees {human(unused)}"
+    )
 
 
 def _show_removed(answer: dict[str, Any]) -> None:
     removed = answer["removed"]
-    print(f"removed {len(removed)} {'entry' if len(removed) == 1 else 'entries'}, {human(sum(each['size'] for each in removed))}")
+    print(
+        f"removed {len(removed)} {'entry' if len(removed) == 1 else 'entries'},"
+        f" {human(sum(each['size'] for each in removed))}"
+    )
 
 
 def _ago(used: str) -> str:

@@ -1,4 +1,6 @@
-"""`tsx client`: writes Python that names the models of a running server, for programs that use tsx-client."""
+"""`tsx client`: writes Python that names the models of a running server, for programs that use
+tsx-client.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,28 @@ def client() -> None:
 
 @app.command()
 def generate(
-    url: Annotated[str | None, typer.Argument(help="Address of predictions; by default from the settings.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Python file to write; standard output if not given.")] = None,
+    url: Annotated[
+        str | None, typer.Argument(help="Address of predictions; by default from the settings.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Python file to write; standard output if not given."),
+    ] = None,
     config: Config = None,
 ) -> None:
-    """Write Python that names a server's models and what they take, for editors and type checkers."""
+    """Write Python that names a server's models and what they take, for editors and type
+    checkers.
+    """
     try:
         import tsx_client  # here, as it is a distribution of its own
         from tsx_client.stubs import generate
     except ImportError as error:
-        raise UsageError("`tsx client` needs the package tsx-client: pip install tsx-client") from error
-    from tsx_cli.common.server_address import trusting  # here, as it is slow to import, and help must be quick
+        raise UsageError(
+            "`tsx client` needs the package tsx-client: pip install tsx-client"
+        ) from error
+    from tsx_cli.common.server_address import (
+        trusting,
+    )  # here, as it is slow to import, and help must be quick
 
     settings, _ = read_settings(config)
     address, verify = url or settings.inference_address, trusting(settings.certificate_file)

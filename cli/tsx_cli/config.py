@@ -7,7 +7,11 @@ import typer
 from tsx_cli.common.options import AsJson, Assignments, Config, read_settings
 from tsx_cli.common.output import print_json, print_table
 
-app = typer.Typer(add_completion=False, help="Show every setting and where its value came from.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False,
+    help="Show every setting and where its value came from.",
+    no_args_is_help=True,
+)
 
 
 @app.callback()
@@ -17,15 +21,24 @@ def config() -> None:
 
 @app.command()
 def show(config: Config = None, assignments: Assignments = None, as_json: AsJson = False) -> None:
-    """Print each setting, its value and where that came from: command line, environment, tsx.toml or default."""
-    from tsx_runtime.settings.schema import description_of, displayed  # here, as slow to import: help must be quick
+    """Print each setting, its value and where that came from: command line, environment, tsx.toml
+    or default.
+    """
+    from tsx_runtime.settings.schema import (
+        description_of,
+        displayed,
+    )  # here, as slow to import: help must be quick
 
     settings, origins = read_settings(config, assignments)
     values = displayed(settings)
     if as_json:
-        print_json({name: {"value": value, "origin": origins[name]} for name, value in values.items()})
+        print_json(
+            {name: {"value": value, "origin": origins[name]} for name, value in values.items()}
+        )
         return
-    rows = [(name, _shown(value), origins[name], description_of(name)) for name, value in values.items()]
+    rows = [
+        (name, _shown(value), origins[name], description_of(name)) for name, value in values.items()
+    ]
     print_table(["setting", "value", "from", "what it is"], rows)
 
 

@@ -15,21 +15,36 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def init(
     name: Annotated[str, typer.Argument(help="Name of the model.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write; a new directory NAME if not given.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where to write; a new directory NAME if not given."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Write a handler, a network, their configuration, samples and a README with the next commands."""
+    """Write a handler, a network, their configuration, samples and a README with the next
+    commands.
+    """
     from tsx_archiver import is_model_name  # here, as they are slow to import
     from tsx_cli.common.run_directory import write_files
     from tsx_templates.render import render_tree
 
     if not is_model_name(name):
-        raise UsageError(f"'{name}' cannot be a model's name: letters, digits, '_', '-' and '.' only, a letter or digit first")
+        raise UsageError(
+            f"'{name}' cannot be a model's name: letters, digits, '_', '-' and '.' only, a letter"
+            " or digit first"
+        )
     target = output or Path(name)
-    files = {str(path): text for path, text in render_tree("model", {"name": name, "class_name": class_name(name)}).items()}
+    files = {
+        str(path): text
+        for path, text in render_tree(
+            "model", {"name": name, "class_name": class_name(name)}
+        ).items()
+    }
     existing = [str(target / path) for path in files if (target / path).exists()]
     if existing and not force:
-        raise CliError(f"{', '.join(existing)} would be overwritten; choose another --output, or add --force")
+        raise CliError(
+            f"{', '.join(existing)} would be overwritten; choose another --output, or add --force"
+        )
     for path in write_files(files, target):
         print(f"wrote {path}")
     print(f"{target / 'README.md'} has the next steps")

@@ -17,30 +17,90 @@ from tsx_runtime.version import __version__, is_compiled
 
 class Commands(LazyGroup):
     entries = {
-        "archive": ("tsx_cli.archive.command", "Pack a trained model into one .mar file; inspect, verify, unpack or check one."),
-        "serve": ("tsx_cli.serve.command", "Serve archives, model directories or bare model files on this machine."),
-        "bench": ("tsx_cli.bench.command", "Find the best way to run a model within a latency bound, by measuring it."),
-        "optimize": ("tsx_cli.optimize.command", "Find the fastest form of a model that still answers right, and keep it in the archive."),
-        "batch": ("tsx_cli.batch.command", "Run a model over files, JSON lines, CSV, Parquet or S3 objects, without a server."),
+        "archive": (
+            "tsx_cli.archive.command",
+            "Pack a trained model into one .mar file; inspect, verify, unpack or check one.",
+        ),
+        "serve": (
+            "tsx_cli.serve.command",
+            "Serve archives, model directories or bare model files on this machine.",
+        ),
+        "bench": (
+            "tsx_cli.bench.command",
+            "Find the best way to run a model within a latency bound, by measuring it.",
+        ),
+        "optimize": (
+            "tsx_cli.optimize.command",
+            (
+                "Find the fastest form of a model that still answers right, and keep it in the"
+                " archive."
+            ),
+        ),
+        "batch": (
+            "tsx_cli.batch.command",
+            "Run a model over files, JSON lines, CSV, Parquet or S3 objects, without a server.",
+        ),
         "deploy": (
             "tsx_cli.deploy.commands.command",
-            "Deploy an archive to a container, Kubernetes, Ray, SageMaker or Lambda, after showing the plan.",
+            (
+                "Deploy an archive to a container, Kubernetes, Ray, SageMaker or Lambda, after"
+                " showing the plan."
+            ),
         ),
-        "check": ("tsx_cli.check.command", "Check on this machine that a model meets the contract of SageMaker, Lambda or a container."),
-        "predict": ("tsx_cli.requests.predict", "Send a file, or a sample, to a model of a running server and print the answer."),
-        "replay": ("tsx_cli.requests.replay", "Replay the requests of a recording to a running server, and report how it answered."),
+        "check": (
+            "tsx_cli.check.command",
+            (
+                "Check on this machine that a model meets the contract of SageMaker, Lambda or a"
+                " container."
+            ),
+        ),
+        "predict": (
+            "tsx_cli.requests.predict",
+            "Send a file, or a sample, to a model of a running server and print the answer.",
+        ),
+        "replay": (
+            "tsx_cli.requests.replay",
+            "Replay the requests of a recording to a running server, and report how it answered.",
+        ),
         "plan": (
             "tsx_cli.bench.capacity.command",
-            "Estimate how many replicas of a measured model a request rate needs, and what they cost.",
+            (
+                "Estimate how many replicas of a measured model a request rate needs, and what they"
+                " cost."
+            ),
         ),
-        "models": ("tsx_cli.models.command", "List, describe, register, scale and remove the models of a running server."),
-        "jobs": ("tsx_cli.jobs.command", "List, show, cancel and retry the asynchronous requests of a running server."),
+        "models": (
+            "tsx_cli.models.command",
+            "List, describe, register, scale and remove the models of a running server.",
+        ),
+        "jobs": (
+            "tsx_cli.jobs.command",
+            "List, show, cancel and retry the asynchronous requests of a running server.",
+        ),
         "explain": ("tsx_cli.requests.explain", "Show where the time of one request went."),
-        "slowest": ("tsx_cli.requests.slowest", "Show the slowest requests of a running server, and where their time went."),
-        "client": ("tsx_cli.client", "Write Python that names the models of a running server, for programs that use tsx-client."),
+        "slowest": (
+            "tsx_cli.requests.slowest",
+            "Show the slowest requests of a running server, and where their time went.",
+        ),
+        "client": (
+            "tsx_cli.client",
+            (
+                "Write Python that names the models of a running server, for programs that use"
+                " tsx-client."
+            ),
+        ),
         "config": ("tsx_cli.config", "Show every setting and where its value came from."),
-        "cache": ("tsx_cli.cache", "List what tsx has unpacked and installed for models on this machine, and remove what nothing uses."),
-        "init": ("tsx_cli.init", "Create the files of a new model: a handler, its configuration, a README."),
+        "cache": (
+            "tsx_cli.cache",
+            (
+                "List what tsx has unpacked and installed for models on this machine, and remove"
+                " what nothing uses."
+            ),
+        ),
+        "init": (
+            "tsx_cli.init",
+            "Create the files of a new model: a handler, its configuration, a README.",
+        ),
     }
 
 
@@ -61,7 +121,12 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     pass
@@ -73,7 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(command: Any, prog_name: str, argv: Sequence[str]) -> int:
-    """Run a command and turn whatever ends it into an exit code and, where it failed, one message."""
+    """Run a command and turn whatever ends it into an exit code and, where it failed, one
+    message.
+    """
     debug, argv = hoist_debug(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # for a terminal or a log of another character set
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -84,7 +151,9 @@ def run(command: Any, prog_name: str, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or the interpreter complains when it flushes
         return FAILED
     except Exception as error:  # the process's boundary
         return report(error, debug=debug, file=sys.stderr)

@@ -1,4 +1,6 @@
-"""The target `tsx` of `mlflow deployments`: MLflow's models, deployed to a running server by its management API."""
+"""The target `tsx` of `mlflow deployments`: MLflow's models, deployed to a running server by its
+management API.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from typing import Any, TypeAlias
 from mlflow.artifacts import download_artifacts
 from mlflow.deployments import BaseDeploymentClient, PredictionsResponse
 from mlflow.exceptions import MlflowException, get_error_code
-from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST
+from mlflow.protos.databricks_pb2 import (
+    INVALID_PARAMETER_VALUE,
+    RESOURCE_ALREADY_EXISTS,
+    RESOURCE_DOES_NOT_EXIST,
+)
 from mlflow.utils.proto_json_utils import dump_input_data
 
 from tsx_archiver import ArchiveError, Manifest, inspect_archive
@@ -39,8 +45,22 @@ from tsx_runtime.shared.suggestions import suggestion
 TARGET = re.compile(r"tsx://(?P<host>[^/?#]+?)(:(?P<port>\d+))?/?")
 Config: TypeAlias = "Mapping[str, Any] | None"
 Text: TypeAlias = "str | None"
-PACKING = ("VERSION", "HANDLER", "MODEL_FILE", "EXTRA_FILES", "REQUIREMENTS_FILE", "CONFIG_FILE", "EXPORT_PATH")
-OWN = ("url", "model_name", "handler", "replace", "model_version")  # parameters of the management API that the target itself gives
+PACKING = (
+    "VERSION",
+    "HANDLER",
+    "MODEL_FILE",
+    "EXTRA_FILES",
+    "REQUIREMENTS_FILE",
+    "CONFIG_FILE",
+    "EXPORT_PATH",
+)
+OWN = (
+    "url",
+    "model_name",
+    "handler",
+    "replace",
+    "model_version",
+)  # parameters of the management API that the target itself gives
 DEFAULT = "set_default"
 ENDPOINT = ("traffic", "default")
 PROTOCOL = {"inputs", "instances", "dataframe_split", "dataframe_records"}
@@ -60,7 +80,9 @@ def _as_mlflow() -> Iterator[None]:
     try:
         yield
     except RequestFailed as error:
-        raise MlflowException(error.message, error_code=ERRORS.get(error.status, get_error_code(error.status))) from error
+        raise MlflowException(
+            error.message, error_code=ERRORS.get(error.status, get_error_code(error.status))
+        ) from error
     except (CliError, ArchiveError, TsxError) as error:
         raise MlflowException(error.message, error_code=INVALID_PARAMETER_VALUE) from error
     except OSError as error:
@@ -68,7 +90,10 @@ def _as_mlflow() -> Iterator[None]:
 
 
 class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow is typed in part, and not read
-    """Errors are MlflowException, in the server's own words. An endpoint is a model, and its deployments are the model's versions."""
+    """Errors are MlflowException, in the server's own words.
+
+    An endpoint is a model, and its deployments are the model's versions.
+    """
 
     @_as_mlflow()
     def __init__(self, target_uri: str) -> None:
@@ -78,18 +103,38 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
 
     @_as_mlflow()
     def create_deployment(
-        self, name: str, model_uri: str, flavor: Text = None, config: Config = None, endpoint: Text = None
+        self,
+        name: str,
+        model_uri: str,
+        flavor: Text = None,
+        config: Config = None,
+        endpoint: Text = None,
     ) -> dict[str, str]:
-        return {"name": name, "flavor": self._deploy(_place(name, endpoint), model_uri, flavor, config, replace=False)}
+        return {
+            "name": name,
+            "flavor": self._deploy(
+                _place(name, endpoint), model_uri, flavor, config, replace=False
+            ),
+        }
 
     @_as_mlflow()
     def update_deployment(
-        self, name: str, model_uri: Text = None, flavor: Text = None, config: Config = None, endpoint: Text = None
+        self,
+        name: str,
+        model_uri: Text = None,
+        flavor: Text = None,
+        config: Config = None,
+        endpoint: Text = None,
     ) -> dict[str, str]:
-        """With a model, it takes the place of the deployed one without losing a request; else the workers and limits change."""
+        """With a model, it takes the place of the deployed one without losing a request; else the
+        workers and limits change.
+        """
         place = _place(name, endpoint)
         if model_uri is not None:
-            return {"name": name, "flavor": self._deploy(place, model_uri, flavor, config, replace=True)}
+            return {
+                "name": name,
+                "flavor": self._deploy(place, model_uri, flavor, config, replace=True),
+            }
         if flavor is not None:
             raise UsageError(f"the flavour {flavor} is of a new model: give --model-uri as well")
         given = _checked(config, (DEFAULT, *ScaleParameters.model_fields))
@@ -97,7 +142,9 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
         if is_default and len(place) == 1:
             raise UsageError(f"{DEFAULT} is for one version: name it, as in {name}/2")
         if not given and not is_default:
-            raise UsageError("there is nothing to update: give --model-uri, or a limit such as -C batch_size=8")
+            raise UsageError(
+                "there is nothing to update: give --model-uri, or a limit such as -C batch_size=8"
+            )
         if given:
             self._management.call("PUT", path("models", *place, **{"synchronous": True, **given}))
         if is_default:
@@ -117,18 +164,33 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
     def list_deployments(self, endpoint: Text = None) -> list[dict[str, str]]:
         if endpoint is None:
             return self.list_endpoints()
-        return [{"name": version, "endpoint": endpoint} for version in self._versions(endpoint, "all")]
+        return [
+            {"name": version, "endpoint": endpoint} for version in self._versions(endpoint, "all")
+        ]
 
     @_as_mlflow()
     @reading_answers()
     def get_deployment(self, name: str, endpoint: Text = None) -> dict[str, Any]:
-        return {"name": name, **self._management.call_json("GET", path("models", *_place(name, endpoint)), kind=list)[0]}
+        return {
+            "name": name,
+            **self._management.call_json("GET", path("models", *_place(name, endpoint)), kind=list)[
+                0
+            ],
+        }
 
     @_as_mlflow()
-    def predict(self, deployment_name: Text = None, inputs: Any = None, endpoint: Text = None) -> PredictionsResponse:
-        """`inputs`: a DataFrame, an array, a list, arrays by name, or a request of MLflow's scoring protocol."""
+    def predict(
+        self, deployment_name: Text = None, inputs: Any = None, endpoint: Text = None
+    ) -> PredictionsResponse:
+        """`inputs`: a DataFrame, an array, a list, arrays by name, or a request of MLflow's scoring
+        protocol.
+        """
         answer = self._ask("predictions", deployment_name, endpoint, inputs)
-        return PredictionsResponse(answer if isinstance(answer, dict) and "predictions" in answer else {"predictions": answer})
+        return PredictionsResponse(
+            answer
+            if isinstance(answer, dict) and "predictions" in answer
+            else {"predictions": answer}
+        )
 
     @_as_mlflow()
     def explain(self, deployment_name: Text = None, df: Any = None, endpoint: Text = None) -> Any:
@@ -137,20 +199,30 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
 
     @_as_mlflow()
     def create_endpoint(self, name: str, config: Config = None) -> dict[str, str]:
-        """Nothing is made before its first deployment: a model of the server has at least one version."""
+        """Nothing is made before its first deployment: a model of the server has at least one
+        version.
+        """
         _checked(config, ())
         if self._versions(name):
-            raise MlflowException(f"The endpoint {name} exists already.", error_code=RESOURCE_ALREADY_EXISTS)
+            raise MlflowException(
+                f"The endpoint {name} exists already.", error_code=RESOURCE_ALREADY_EXISTS
+            )
         return {"name": name}
 
     @_as_mlflow()
     def update_endpoint(self, endpoint: str, config: Config = None) -> None:
-        """`traffic`: shares in percent by deployment; `default`: the deployment that answers without them."""
+        """`traffic`: shares in percent by deployment; `default`: the deployment that answers
+        without them.
+        """
         given = _checked(config, ENDPOINT)
         if default := given.get("default"):
             self._management.call("PUT", path("models", endpoint, str(default), "set-default"))
         if shares := given.get("traffic"):
-            pairs = [f"{word}={share}" for word, share in shares.items()] if isinstance(shares, Mapping) else split_list([shares])
+            pairs = (
+                [f"{word}={share}" for word, share in shares.items()]
+                if isinstance(shares, Mapping)
+                else split_list([shares])
+            )
             target = path("models", endpoint, "traffic")
             weights = with_shares(read_weights(pairs), self._management.call_json("GET", target))
             self._management.call_json("PATCH", target, {"weights": weights})
@@ -158,7 +230,10 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
     @_as_mlflow()
     def delete_endpoint(self, endpoint: str) -> None:
         default = self._versions(endpoint)
-        for version in [*(each for each in self._versions(endpoint, "all") if each not in default), *default]:  # which goes last
+        for version in [
+            *(each for each in self._versions(endpoint, "all") if each not in default),
+            *default,
+        ]:  # which goes last
             self._management.call("DELETE", path("models", endpoint, version))
 
     @_as_mlflow()
@@ -170,12 +245,22 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
     @reading_answers()
     def get_endpoint(self, endpoint: str) -> dict[str, Any]:
         found = self._management.call_json("GET", path("models", endpoint, "traffic"))
-        return {"name": endpoint, "default": found["default"], "traffic": {each["version"]: each["share"] for each in found["table"]}}
+        return {
+            "name": endpoint,
+            "default": found["default"],
+            "traffic": {each["version"]: each["share"] for each in found["table"]},
+        }
 
     def _server(self, role: str) -> Server:
         url = address(self.target_uri, role) or getattr(self._settings, f"{role}_address")
         token = getattr(self._settings, f"{role}_token")
-        return Server(url, token, role=role, certificate=self._settings.certificate_file, absent="start one with `tsx serve`")
+        return Server(
+            url,
+            token,
+            role=role,
+            certificate=self._settings.certificate_file,
+            absent="start one with `tsx serve`",
+        )
 
     def _ask(self, what: str, name: Text, endpoint: Text, inputs: Any) -> Any:
         """The answer as JSON, or as text."""
@@ -184,47 +269,79 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
         if isinstance(inputs, Mapping):
             arrays = {key: _as_list(value) for key, value in inputs.items()}
             inputs = json.dumps(arrays if PROTOCOL & set(arrays) else {"inputs": arrays})
-        target, body = path(what, *(_place(name, endpoint) if name else [str(endpoint)])), dump_input_data(_as_list(inputs)).encode()
-        answer = self._inference.call("POST", target, body, {"Content-Type": "application/json"}).body()
+        target, body = (
+            path(what, *(_place(name, endpoint) if name else [str(endpoint)])),
+            dump_input_data(_as_list(inputs)).encode(),
+        )
+        answer = self._inference.call(
+            "POST", target, body, {"Content-Type": "application/json"}
+        ).body()
         try:
             return json.loads(answer)
         except (ValueError, RecursionError):
             return answer.decode(errors="replace")
 
-    def _deploy(self, place: list[str], uri: str, flavor: Text, config: Config, *, replace: bool) -> str:
+    def _deploy(
+        self, place: list[str], uri: str, flavor: Text, config: Config, *, replace: bool
+    ) -> str:
         """The flavour of the model."""
         given = _checked(config, (*PACKING, *RegisterParameters.model_fields))
         store = given.get("EXPORT_PATH") or self._settings.model_store
         if store is None or not Path(store).is_dir():
-            raise UsageError(f"there is no directory {store or ''} for the archive: -C EXPORT_PATH=DIR names the server's model_store")
+            raise UsageError(
+                f"there is no directory {store or ''} for the archive: -C EXPORT_PATH=DIR names the"
+                " server's model_store"
+            )
         model = place[0]
         with tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_place()) as made:
             archive, manifest, found = _packed(uri, place, flavor, given, Path(made))
             if not replace and self._versions(model, manifest.version):
-                text = f"The deployment {model}/{manifest.version} exists already; update it, or delete it first."
+                text = (
+                    f"The deployment {model}/{manifest.version} exists already; update it, or"
+                    " delete it first."
+                )
                 raise MlflowException(text, error_code=RESOURCE_ALREADY_EXISTS)
-            with archive.open("rb") as content:  # named by it: a server that reads another store finds nothing, rather than an old file
-                file = Path(store) / f"{model}-{manifest.version}-{content_digest(content)[:12]}.mar"
+            with (
+                archive.open("rb") as content
+                # named by it: a server that reads another store finds nothing, rather than an old
+                # file
+            ):
+                file = (
+                    Path(store) / f"{model}-{manifest.version}-{content_digest(content)[:12]}.mar"
+                )
             is_new = not file.exists()
             if is_new:
                 shutil.move(archive, file)
-        parameters = {"synchronous": True, "replace": replace, "initial_workers": None if replace else 1}
+        parameters = {
+            "synchronous": True,
+            "replace": replace,
+            "initial_workers": None if replace else 1,
+        }
         parameters |= {key: value for key, value in given.items() if key not in PACKING}
         try:
-            self._management.call("POST", path("models", url=file.name, model_name=model, **parameters))
+            self._management.call(
+                "POST", path("models", url=file.name, model_name=model, **parameters)
+            )
         except RequestFailed as error:
             if is_new:
                 file.unlink()
             if error.status != 404:
                 raise
-            raise error.hinted(f"the server does not read {store}: -C EXPORT_PATH=DIR names its model_store") from error
+            raise error.hinted(
+                f"the server does not read {store}: -C EXPORT_PATH=DIR names its model_store"
+            ) from error
         return found
 
     @reading_answers()
     def _versions(self, *place: str) -> list[str]:
-        """Of a model: its default one, one that is named, or `all`; empty where it does not exist."""
+        """Of a model: its default one, one that is named, or `all`; empty where it does not
+        exist.
+        """
         try:
-            return [each["modelVersion"] for each in self._management.call_json("GET", path("models", *place), kind=list)]
+            return [
+                each["modelVersion"]
+                for each in self._management.call_json("GET", path("models", *place), kind=list)
+            ]
         except RequestFailed as error:
             if error.status == 404:
                 return []
@@ -232,15 +349,32 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
 
 
 def run_local(name: str, model_uri: str, flavor: Text = None, config: Config = None) -> None:
-    """Serves the model by a server of its own until it is interrupted; what is no key of an archive is a setting of the server."""
-    given = {key.upper() if key.upper() in PACKING else key: value for key, value in (config or {}).items()}
-    settings = [part for key, value in given.items() if key not in PACKING for part in ("--set", f"{key}={value}")]
-    with _as_mlflow(), tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_place()) as made:
+    """Serves the model by a server of its own until it is interrupted; what is no key of an archive
+    is a setting of the server.
+    """
+    given = {
+        key.upper() if key.upper() in PACKING else key: value
+        for key, value in (config or {}).items()
+    }
+    settings = [
+        part
+        for key, value in given.items()
+        if key not in PACKING
+        for part in ("--set", f"{key}={value}")
+    ]
+    with (
+        _as_mlflow(),
+        tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_place()) as made,
+    ):
         archive, _, _ = _packed(model_uri, _place(name, None), flavor, given, Path(made))
-        with subprocess.Popen([sys.executable, "-m", "tsx_cli", "serve", str(archive), *settings]) as server:
+        with subprocess.Popen(
+            [sys.executable, "-m", "tsx_cli", "serve", str(archive), *settings]
+        ) as server:
             try:
                 code = server.wait()
-            except KeyboardInterrupt:  # Ctrl-C reaches the server as well: it answers what it has, and stops
+            except (
+                KeyboardInterrupt
+            ):  # Ctrl-C reaches the server as well: it answers what it has, and stops
                 server.wait()
                 return
         if code:
@@ -256,7 +390,10 @@ def address(target: str, role: str) -> str | None:
     if target.rstrip(":/") == "tsx":
         return None
     if not (found := TARGET.fullmatch(target)):
-        raise UsageError(f"'{target}' is not a target; one looks like tsx://HOST:PORT, or tsx for the addresses of the settings")
+        raise UsageError(
+            f"'{target}' is not a target; one looks like tsx://HOST:PORT, or tsx for the addresses"
+            " of the settings"
+        )
     return f"http://{found['host']}:{int(found['port'] or 8080) + (role == 'management')}"
 
 
@@ -270,20 +407,39 @@ def _as_list(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _packed(uri: str, place: list[str], flavor: Text, given: Mapping[str, Any], directory: Path) -> tuple[Path, Manifest, str]:
-    """The archive of a model, its manifest and its flavour. Raises CliError, ArchiveError and MlflowException."""
+def _packed(
+    uri: str, place: list[str], flavor: Text, given: Mapping[str, Any], directory: Path
+) -> tuple[Path, Manifest, str]:
+    """The archive of a model, its manifest and its flavour.
+
+    Raises CliError, ArchiveError and MlflowException.
+    """
     if "://" in uri or uri.startswith("file:"):
         uri = download_artifacts(uri, dst_path=str(directory))
     named = place[1] if len(place) > 1 else None
     version = given.get("VERSION", named)
     if named not in (None, version):
-        raise UsageError(f"VERSION={version} is not the version {named} of the deployment; leave it out")
+        raise UsageError(
+            f"VERSION={version} is not the version {named} of the deployment; leave it out"
+        )
     handler = given.get("HANDLER") or (PYFUNC if flavor == PYFUNC_FLAVOR else None)
     model_file, requirements, settings = (
-        Path(given[key]) if key in given else None for key in ("MODEL_FILE", "REQUIREMENTS_FILE", "CONFIG_FILE")
+        Path(given[key]) if key in given else None
+        for key in ("MODEL_FILE", "REQUIREMENTS_FILE", "CONFIG_FILE")
     )
     parts = HandlerFiles(handler, model_file, split_list([given.get("EXTRA_FILES", "")]))
-    order = Packing(parts, place[0], version, requirements, settings, directory, "default", force=True, samples=(), import_it=False)
+    order = Packing(
+        parts,
+        place[0],
+        version,
+        requirements,
+        settings,
+        directory,
+        "default",
+        force=True,
+        samples=(),
+        import_it=False,
+    )
     archive = Path(pack(Path(uri), classify(Path(uri)), order, quiet=True).archive)
     manifest = inspect_archive(archive).manifest
     own = str(manifest.data.get(MANIFEST_KEY, {}).get("flavor", "pytorch"))
@@ -298,5 +454,8 @@ def _checked(config: Config, known: Collection[str]) -> dict[str, Any]:
     found = {key.lower().replace("-", "_"): value for key, value in (config or {}).items()}
     for key in found:
         if key not in spelled:
-            raise UsageError(f"the config {key} is not known{suggestion(key, spelled) or '; `mlflow deployments help -t tsx` lists all'}")
+            raise UsageError(
+                f"the config {key} is not"
+                f" known{suggestion(key, spelled) or '; `mlflow deployments help -t tsx` lists all'}"
+            )
     return {spelled[key]: value for key, value in found.items()}

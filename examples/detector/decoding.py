@@ -1,4 +1,6 @@
-"""From what the network says of each cell to a list of boxes; in float32, whatever the network reckons with."""
+"""From what the network says of each cell to a list of boxes; in float32, whatever the network
+reckons with.
+"""
 
 import torch
 
@@ -8,7 +10,8 @@ MOST = 100  # boxes of a drawing
 
 
 def decode(maps: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-    """Of each drawing `boxes` (n, 4) as fractions of its sides, `labels` and `scores`, the surest of each symbol.
+    """Of each drawing `boxes` (n, 4) as fractions of its sides, `labels` and `scores`, the surest
+    of each symbol.
 
     A symbol is a peak among its neighbours, and sometimes two, where its middle lies between cells.
     """
@@ -21,12 +24,22 @@ def decode(maps: torch.Tensor) -> list[dict[str, torch.Tensor]]:
 def _surest(peaks: torch.Tensor, distances: torch.Tensor) -> dict[str, torch.Tensor]:
     height, width = peaks.shape[1:]
     best, labels = peaks.max(0)
-    scores, cells = best.flatten().sort(descending=True, stable=True)  # of equals the first, wherever it runs
+    scores, cells = best.flatten().sort(
+        descending=True, stable=True
+    )  # of equals the first, wherever it runs
     count = min(MOST, int((scores >= THRESHOLD).sum()))
     scores, cells = scores[:count], cells[:count]
     across, down = cells % width + 0.5, cells // width + 0.5
     left, top, right, bottom = distances.flatten(1)[:, cells]
-    sides = torch.stack([(across - left) / width, (down - top) / height, (across + right) / width, (down + bottom) / height], 1)
+    sides = torch.stack(
+        [
+            (across - left) / width,
+            (down - top) / height,
+            (across + right) / width,
+            (down + bottom) / height,
+        ],
+        1,
+    )
     boxes = sides.clamp(0, 1)
     kept = _apart(boxes)
     return {"boxes": boxes[kept], "labels": labels.flatten()[cells][kept], "scores": scores[kept]}

@@ -1,4 +1,5 @@
-"""Circuit diagrams drawn by chance, with the box of each symbol in them: what the detector learns from and is measured on.
+"""Circuit diagrams drawn by chance, with the box of each symbol in them: what the detector learns
+from and is measured on.
 
     python examples/detector/drawings.py FOLDER
 
@@ -65,18 +66,27 @@ def capacitor(chance: random.Random) -> Symbol:
 def coil(chance: random.Random) -> Symbol:
     turns = chance.choice((3, 4))
     radius = 1 / turns
-    return Symbol([arc(-1 + radius * (2 * turn + 1), 0, radius, 180, 360) for turn in range(turns)], [(-1, 0), (1, 0)])
+    return Symbol(
+        [arc(-1 + radius * (2 * turn + 1), 0, radius, 180, 360) for turn in range(turns)],
+        [(-1, 0), (1, 0)],
+    )
 
 
 def diode(chance: random.Random) -> Symbol:
     half = chance.uniform(0.5, 0.65)
     triangle = [(-half, -half), (half, 0), (-half, half), (-half, -half)]
-    return Symbol([triangle, [(half, -half), (half, half)], [(-1, 0), (-half, 0)], [(half, 0), (1, 0)]], [(-1, 0), (1, 0)])
+    return Symbol(
+        [triangle, [(half, -half), (half, half)], [(-1, 0), (-half, 0)], [(half, 0), (1, 0)]],
+        [(-1, 0), (1, 0)],
+    )
 
 
 def lamp(chance: random.Random) -> Symbol:
     cross = math.sqrt(0.5)
-    return Symbol([arc(0, 0, 1), [(-cross, -cross), (cross, cross)], [(-cross, cross), (cross, -cross)]], [(-1, 0), (1, 0)])
+    return Symbol(
+        [arc(0, 0, 1), [(-cross, -cross), (cross, cross)], [(-cross, cross), (cross, -cross)]],
+        [(-1, 0), (1, 0)],
+    )
 
 
 def source(chance: random.Random) -> Symbol:
@@ -87,13 +97,22 @@ def source(chance: random.Random) -> Symbol:
 def switch(chance: random.Random) -> Symbol:
     lift = chance.uniform(0.45, 0.75)
     return Symbol(
-        [arc(-0.55, 0, 0.12), arc(0.55, 0, 0.12), [(-0.5, -0.1), (0.5, -lift)], [(-1, 0), (-0.67, 0)], [(0.67, 0), (1, 0)]],
+        [
+            arc(-0.55, 0, 0.12),
+            arc(0.55, 0, 0.12),
+            [(-0.5, -0.1), (0.5, -lift)],
+            [(-1, 0), (-0.67, 0)],
+            [(0.67, 0), (1, 0)],
+        ],
         [(-1, 0), (1, 0)],
     )
 
 
 def ground(chance: random.Random) -> Symbol:
-    bars = [[(0.1 + 0.3 * step, -0.7 + 0.25 * step), (0.1 + 0.3 * step, 0.7 - 0.25 * step)] for step in range(3)]
+    bars = [
+        [(0.1 + 0.3 * step, -0.7 + 0.25 * step), (0.1 + 0.3 * step, 0.7 - 0.25 * step)]
+        for step in range(3)
+    ]
     return Symbol([[(-0.6, 0), (0.1, 0)], *bars], [(-0.6, 0)])
 
 
@@ -111,28 +130,41 @@ NAMES = list(KINDS)
 
 
 def draw(seed: int, size: int = SIZE) -> Drawing:
-    """The drawing of that number, always the same: symbols that do not touch, wires between them, marks beside them."""
+    """The drawing of that number, always the same: symbols that do not touch, wires between them,
+    marks beside them.
+    """
     chance = random.Random(seed)
     paper, ink = chance.randint(228, 255), chance.randint(0, 80)
     width = chance.randint(3, 5)
     image = Image.new("L", (size * FINE, size * FINE), paper)
     pen = ImageDraw.Draw(image)
     placed = layout(chance, size)
-    draw_wires(pen, chance, [terminal for _, symbol in placed for terminal in symbol.terminals], ink, width)
+    draw_wires(
+        pen, chance, [terminal for _, symbol in placed for terminal in symbol.terminals], ink, width
+    )
     things = []
     for label, symbol in placed:
         box = bounds(symbol.strokes)
         pen.rectangle(fine(box), fill=paper)  # wires end at a symbol and pass under it
         for stroke in symbol.strokes:
-            pen.line([(x * FINE, y * FINE) for x, y in stroke], fill=ink, width=width, joint="curve")
+            pen.line(
+                [(x * FINE, y * FINE) for x, y in stroke], fill=ink, width=width, joint="curve"
+            )
         if chance.random() < 0.5:
-            pen.text((box[0] * FINE, (box[3] + 3) * FINE), mark(chance), fill=ink, font=ImageFont.load_default(10 * FINE))
+            pen.text(
+                (box[0] * FINE, (box[3] + 3) * FINE),
+                mark(chance),
+                fill=ink,
+                font=ImageFont.load_default(10 * FINE),
+            )
         things.append(Thing(label, box))
     return Drawing(image.resize((size, size), Image.Resampling.BOX), things)
 
 
 def layout(chance: random.Random, size: int) -> list[tuple[int, Symbol]]:
-    """As many symbols as fit, up to twelve on a whole drawing, each a class drawn by lot, turned, and of a size of its own."""
+    """As many symbols as fit, up to twelve on a whole drawing, each a class drawn by lot, turned,
+    and of a size of its own.
+    """
     placed: list[tuple[int, Symbol]] = []
     taken: list[tuple[float, ...]] = []
     most = max(3, round(chance.randint(6, 12) * (size / SIZE) ** 2))
@@ -140,9 +172,15 @@ def layout(chance: random.Random, size: int) -> list[tuple[int, Symbol]]:
         label = chance.randrange(len(NAMES))
         symbol = turned(KINDS[NAMES[label]](chance), chance.randrange(4), chance.uniform(15, 30))
         left, top, right, bottom = bounds(symbol.strokes)
-        x, y = chance.uniform(4 - left, size - 4 - right), chance.uniform(4 - top, size - 4 - bottom)
+        x, y = (
+            chance.uniform(4 - left, size - 4 - right),
+            chance.uniform(4 - top, size - 4 - bottom),
+        )
         room = (left + x - 8, top + y - 8, right + x + 8, bottom + y + 8)
-        if all(room[2] < other[0] or other[2] < room[0] or room[3] < other[1] or other[3] < room[1] for other in taken):
+        if all(
+            room[2] < other[0] or other[2] < room[0] or room[3] < other[1] or other[3] < room[1]
+            for other in taken
+        ):
             taken.append(room)
             placed.append((label, moved(symbol, x, y)))
         if len(placed) == most:
@@ -152,7 +190,13 @@ def layout(chance: random.Random, size: int) -> list[tuple[int, Symbol]]:
 
 def turned(symbol: Symbol, quarters: int, scale: float) -> Symbol:
     cos, sin = ((1, 0), (0, 1), (-1, 0), (0, -1))[quarters]
-    return changed(symbol, lambda point: (scale * (cos * point[0] - sin * point[1]), scale * (sin * point[0] + cos * point[1])))
+    return changed(
+        symbol,
+        lambda point: (
+            scale * (cos * point[0] - sin * point[1]),
+            scale * (sin * point[0] + cos * point[1]),
+        ),
+    )
 
 
 def moved(symbol: Symbol, x: float, y: float) -> Symbol:
@@ -160,7 +204,10 @@ def moved(symbol: Symbol, x: float, y: float) -> Symbol:
 
 
 def changed(symbol: Symbol, change: Callable[[Point], Point]) -> Symbol:
-    return Symbol([[change(point) for point in stroke] for stroke in symbol.strokes], [change(point) for point in symbol.terminals])
+    return Symbol(
+        [[change(point) for point in stroke] for stroke in symbol.strokes],
+        [change(point) for point in symbol.terminals],
+    )
 
 
 def bounds(strokes: Sequence[Stroke]) -> tuple[float, float, float, float]:
@@ -172,15 +219,25 @@ def fine(box: Sequence[float]) -> list[float]:
     return [side * FINE for side in box]
 
 
-def draw_wires(pen: ImageDraw.ImageDraw, chance: random.Random, terminals: list[Point], ink: int, width: int) -> None:
-    """Between terminals by lot, along the sides of the page with one corner, now and then with a dot at an end."""
+def draw_wires(
+    pen: ImageDraw.ImageDraw, chance: random.Random, terminals: list[Point], ink: int, width: int
+) -> None:
+    """Between terminals by lot, along the sides of the page with one corner, now and then with a
+    dot at an end.
+    """
     ends = terminals[:]
     chance.shuffle(ends)
     for (x, y), (to_x, to_y) in zip(ends[::2], ends[1::2], strict=False):
         corner = (to_x, y) if chance.random() < 0.5 else (x, to_y)
-        pen.line([tuple(value * FINE for value in point) for point in ((x, y), corner, (to_x, to_y))], fill=ink, width=width)
+        pen.line(
+            [tuple(value * FINE for value in point) for point in ((x, y), corner, (to_x, to_y))],
+            fill=ink,
+            width=width,
+        )
         if chance.random() < 0.2:
-            pen.ellipse(fine((corner[0] - 3, corner[1] - 3, corner[0] + 3, corner[1] + 3)), fill=ink)
+            pen.ellipse(
+                fine((corner[0] - 3, corner[1] - 3, corner[0] + 3, corner[1] + 3)), fill=ink
+            )
 
 
 def mark(chance: random.Random) -> str:
@@ -193,7 +250,9 @@ def main() -> None:
     for number in range(10):
         drawing = draw(HELD_OUT_SEED + number)
         drawing.image.save(folder / f"{number}.png", optimize=True)
-        things = [{NAMES[thing.label]: [round(side, 1) for side in thing.box]} for thing in drawing.things]
+        things = [
+            {NAMES[thing.label]: [round(side, 1) for side in thing.box]} for thing in drawing.things
+        ]
         (folder / f"{number}.json").write_text(json.dumps(things) + "\n", encoding="utf-8")
 
 

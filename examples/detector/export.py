@@ -2,7 +2,8 @@
 
     python examples/detector/export.py FOLDER
 
-writes detector.pt2, detector-bf16.pt2 and detector-fp16.pt2. All take and give float32, for any number of drawings.
+writes detector.pt2, detector-bf16.pt2 and detector-fp16.pt2. All take and give float32, for any
+number of drawings.
 """
 
 import sys
@@ -14,7 +15,11 @@ from torch import nn
 
 HERE = Path(__file__).resolve().parent
 SIZE = 384
-NAMES = {torch.float32: "detector.pt2", torch.bfloat16: "detector-bf16.pt2", torch.float16: "detector-fp16.pt2"}
+NAMES = {
+    torch.float32: "detector.pt2",
+    torch.bfloat16: "detector-bf16.pt2",
+    torch.float16: "detector-fp16.pt2",
+}
 
 
 class Within(nn.Module):
@@ -40,7 +45,9 @@ def export(dtype: torch.dtype, folder: Path) -> Path:
     """Without the source locations, which hold the paths of the machine."""
     batch = torch.export.Dim("batch", min=1, max=1024)
     network = trained() if dtype is torch.float32 else Within(trained(), dtype)
-    program = torch.export.export(network, (torch.zeros(2, 1, SIZE, SIZE),), dynamic_shapes=({0: batch},))
+    program = torch.export.export(
+        network, (torch.zeros(2, 1, SIZE, SIZE),), dynamic_shapes=({0: batch},)
+    )
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
     path = folder / NAMES[dtype]

@@ -12,7 +12,9 @@ SIZE = 384  # what the network looks at, whatever the size of the drawing
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """Dark ink on light paper, any size and mode -> float32 of shape (1, 384, 384), ink 1 and paper 0."""
+    """Dark ink on light paper, any size and mode -> float32 of shape (1, 384, 384), ink 1 and paper
+    0.
+    """
     grey = image.convert("L")
     if grey.size != (SIZE, SIZE):
         grey = grey.resize((SIZE, SIZE), Image.Resampling.BILINEAR)
@@ -29,7 +31,9 @@ class SymbolDetector(ObjectDetector):
         return decode(super().inference(data, *args, **kwargs))
 
     def postprocess(self, data: Any) -> list[Any]:
-        """By name, and along a slant among those of one name, so that neither a score nor two symbols in one line change the order."""
+        """By name, and along a slant among those of one name, so that neither a score nor two
+        symbols in one line change the order.
+        """
         return [sorted(things, key=_place) for things in super().postprocess(data)]
 
 

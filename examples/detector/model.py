@@ -1,4 +1,6 @@
-"""The network: a small convolutional detector that looks at a drawing once, at every eighth pixel. About 180,000 weights."""
+"""The network: a small convolutional detector that looks at a drawing once, at every eighth pixel.
+About 180,000 weights.
+"""
 
 import torch
 from torch import nn
@@ -7,17 +9,25 @@ CLASSES = 8
 STRIDE = 8
 
 
-def convolution(inputs: int, outputs: int, norm: bool, stride: int = 1, dilation: int = 1) -> nn.Sequential:
+def convolution(
+    inputs: int, outputs: int, norm: bool, stride: int = 1, dilation: int = 1
+) -> nn.Sequential:
     layer = nn.Conv2d(inputs, outputs, 3, stride, padding=dilation, dilation=dilation)
-    return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU()) if norm else nn.Sequential(layer, nn.ReLU())
+    return (
+        nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU())
+        if norm
+        else nn.Sequential(layer, nn.ReLU())
+    )
 
 
 class Detector(nn.Module):
-    """Takes float32 of shape (batch, 1, height, width), ink 1 and paper 0, both sides multiples of 8.
+    """Takes float32 of shape (batch, 1, height, width), ink 1 and paper 0, both sides multiples of
+    8.
 
-    Returns for each cell of 8 x 8 pixels `CLASSES` logits (is the middle of such a symbol here?) and four distances in cells,
-    from the cell's middle to the left, top, right and bottom of its box: (batch, CLASSES + 4, height / 8, width / 8).
-    It is trained with `norm`, and served with the norms folded into the convolutions.
+    Returns for each cell of 8 x 8 pixels `CLASSES` logits (is the middle of such a symbol here?)
+    and four distances in cells, from the cell's middle to the left, top, right and bottom of its
+    box: (batch, CLASSES + 4, height / 8, width / 8). It is trained with `norm`, and served with the
+    norms folded into the convolutions.
     """
 
     def __init__(self, norm: bool = False) -> None:
@@ -30,7 +40,8 @@ class Detector(nn.Module):
             convolution(32, 48, norm, stride=2),
         )
         self.blocks = nn.ModuleList(
-            nn.Sequential(convolution(48, 48, norm, dilation=reach), convolution(48, 48, norm)) for reach in (2, 3, 1)
+            nn.Sequential(convolution(48, 48, norm, dilation=reach), convolution(48, 48, norm))
+            for reach in (2, 3, 1)
         )
         self.head = nn.Sequential(convolution(48, 64, norm), nn.Conv2d(64, CLASSES + 4, 1))
 

@@ -1,9 +1,11 @@
-"""Train the detector on drawings made for it, measure it on others, and write the files that tsx serves it from.
+"""Train the detector on drawings made for it, measure it on others, and write the files that tsx
+serves it from.
 
     python examples/detector/train.py
 
-takes about two minutes on two cores and writes next to itself: detector.pth (the weights, for model.py), metrics.json, and samples/,
-drawings that it has not seen. `export.py` makes the other forms of the weights.
+takes about two minutes on two cores and writes next to itself: detector.pth (the weights, for
+model.py), metrics.json, and samples/, drawings that it has not seen. `export.py` makes the other
+forms of the weights.
 """
 
 import json
@@ -43,30 +45,44 @@ class Targets:
         middles = torch.arange(side) + 0.5
         self.heat = torch.zeros(len(drawings), CLASSES, side, side)
         self.distances = torch.zeros(len(drawings), 4, side, side)
-        self.near = torch.zeros(len(drawings), side, side, dtype=torch.bool)  # cells that must know the box
+        self.near = torch.zeros(
+            len(drawings), side, side, dtype=torch.bool
+        )  # cells that must know the box
         for place, drawing in enumerate(drawings):
             for label, box in drawing.things:
                 left, top, right, bottom = (value / STRIDE for value in box)
                 across, down = middles - (left + right) / 2, middles - (top + bottom) / 2
                 apart = across[None, :] ** 2 + down[:, None] ** 2
                 bump = torch.exp(-apart / (2 * 0.7**2))
-                bump[apart < 0.75**2] = 1  # one cell at least, and four where the middle lies between them
+                bump[apart < 0.75**2] = (
+                    1  # one cell at least, and four where the middle lies between them
+                )
                 torch.maximum(self.heat[place, label], bump, out=self.heat[place, label])
                 near = apart < 1.2**2
                 self.near[place] |= near
-                columns, rows = middles[None, :].expand(side, side), middles[:, None].expand(side, side)
+                columns, rows = (
+                    middles[None, :].expand(side, side),
+                    middles[:, None].expand(side, side),
+                )
                 whole = torch.stack([columns - left, rows - top, right - columns, bottom - rows])
                 self.distances[place][:, near] = whole[:, near]
 
 
 def loss_of(maps: Tensor, targets: Targets) -> Tensor:
-    """The focal loss of middles (as CenterNet has it, arXiv:1904.07850) and how far the sides of the boxes are off, in cells."""
+    """The focal loss of middles (as CenterNet has it, arXiv:1904.07850) and how far the sides of
+    the boxes are off, in cells.
+    """
     logits, distances = maps[:, :CLASSES], maps[:, CLASSES:]
     scores = logits.sigmoid()
     here = targets.heat == 1
     hits = -((1 - scores) ** 2) * nn.functional.logsigmoid(logits) * here
     false = -((1 - targets.heat) ** 4) * scores**2 * nn.functional.logsigmoid(-logits) * ~here
-    off = nn.functional.smooth_l1_loss(distances, targets.distances, reduction="none", beta=0.1).sum(1) * targets.near
+    off = (
+        nn.functional.smooth_l1_loss(distances, targets.distances, reduction="none", beta=0.1).sum(
+            1
+        )
+        * targets.near
+    )
     return (hits.sum() + false.sum()) / here.sum() + off.sum() / targets.near.sum()
 
 
@@ -94,20 +110,28 @@ def train() -> Detector:
 
 
 def folded(model: Detector) -> Detector:
-    """The same network without norms: each is a factor and an addend of the convolution before it."""
+    """The same network without norms: each is a factor and an addend of the convolution before
+    it.
+    """
     served = Detector().eval()
-    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.BatchNorm2d)]
+    layers = [
+        module for module in model.modules() if isinstance(module, nn.Conv2d | nn.BatchNorm2d)
+    ]
     plain = iter(module for module in served.modules() if isinstance(module, nn.Conv2d))
     for layer, after in zip(layers, [*layers[1:], None], strict=True):
         if isinstance(layer, nn.Conv2d):
             whole = fuse_conv_bn_eval(layer, after) if isinstance(after, nn.BatchNorm2d) else layer
             next(plain).load_state_dict(whole.state_dict())
-    return served.to(memory_format=torch.channels_last)  # as convolutions are quickest; files keep the order
+    return served.to(
+        memory_format=torch.channels_last
+    )  # as convolutions are quickest; files keep the order
 
 
 def measure(model: nn.Module, count: int = HELD_OUT) -> dict[str, float]:
-    """Of the symbols in held-out drawings, the share that is found (`recall`), and of what is found the share that is right
-    (`precision`): of the right class, with a box that shares half of its area with the true one; and how well boxes fit."""
+    """Of the symbols in held-out drawings, the share that is found (`recall`), and of what is found
+    the share that is right (`precision`): of the right class, with a box that shares half of its
+    area with the true one; and how well boxes fit.
+    """
     right = found = there = 0
     fit = 0.0
     for number in range(count):
@@ -122,14 +146,20 @@ def measure(model: nn.Module, count: int = HELD_OUT) -> dict[str, float]:
         fit += float(best[best >= 0.5].sum())
         found += len(things["labels"])
         there += len(labels)
-    return {"recall": right / there, "precision": right / max(found, 1), "overlap": fit / max(right, 1)}
+    return {
+        "recall": right / there,
+        "precision": right / max(found, 1),
+        "overlap": fit / max(right, 1),
+    }
 
 
 def save_samples() -> None:
     """Beyond the drawings that are measured."""
     (HERE / "samples").mkdir(exist_ok=True)
     for number in range(SAMPLES):
-        draw(HELD_OUT_SEED + HELD_OUT + number).image.save(HERE / "samples" / f"{number}.png", optimize=True)
+        draw(HELD_OUT_SEED + HELD_OUT + number).image.save(
+            HERE / "samples" / f"{number}.png", optimize=True
+        )
 
 
 def main() -> None:
@@ -137,12 +167,16 @@ def main() -> None:
     model = folded(train())
     measured = measure(model)
     took = time.monotonic() - started
-    print(f"held-out drawings: {measured['recall']:.2%} found, {measured['precision']:.2%} right, {took:.0f} s")
+    print(
+        f"held-out drawings: {measured['recall']:.2%} found, {measured['precision']:.2%} right, {took:.0f} s"
+    )
     if min(measured["recall"], measured["precision"]) < TARGET:
         raise SystemExit(f"that is below {TARGET:.0%}: nothing was written")
     torch.save(model.state_dict(), HERE / "detector.pth")
     save_samples()
-    (HERE / "index_to_name.json").write_text(json.dumps(dict(enumerate(NAMES)), indent=2) + "\n", encoding="utf-8")
+    (HERE / "index_to_name.json").write_text(
+        json.dumps(dict(enumerate(NAMES)), indent=2) + "\n", encoding="utf-8"
+    )
     metrics = {name: round(value, 4) for name, value in measured.items()} | {
         "held_out": HELD_OUT,
         "trained_on": STEPS * BATCH,

@@ -1,4 +1,6 @@
-"""From the bytes of a picture to the names of the likeliest digits: what runs in a worker, for every request."""
+"""From the bytes of a picture to the names of the likeliest digits: what runs in a worker, for
+every request.
+"""
 
 import numpy as np
 import torch
@@ -15,7 +17,9 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 
 
 class DigitClassifier(ImageClassifier):
-    """Inherits the rest: reading the requests, batching them, softmax, the names in `index_to_name.json`."""
+    """Inherits the rest: reading the requests, batching them, softmax, the names in
+    `index_to_name.json`.
+    """
 
     topk = 3
     image_processing = staticmethod(to_tensor)

@@ -1,4 +1,7 @@
-"""The network: three small convolutions over an 8x8 picture, then one linear layer. About 15,000 weights."""
+"""The network: three small convolutions over an 8x8 picture, then one linear layer.
+
+About 15,000 weights.
+"""
 
 import torch
 from torch import nn

@@ -1,9 +1,11 @@
-"""Train the digits model, measure it on the held-out pictures, and write every file that tsx can serve it from.
+"""Train the digits model, measure it on the held-out pictures, and write every file that tsx can
+serve it from.
 
     python examples/digits/train.py
 
-takes about a minute on one core and writes next to itself: digits.pth, digits.safetensors (weights alone, for model.py),
-digits.pt (TorchScript), digits.pt2 (torch.export, any batch size), metrics.json and images/.
+takes about a minute on one core and writes next to itself: digits.pth, digits.safetensors (weights
+alone, for model.py), digits.pt (TorchScript), digits.pt2 (torch.export, any batch size),
+metrics.json and images/.
 """
 
 import io
@@ -34,7 +36,9 @@ def as_input(pixels: np.ndarray) -> Tensor:
 
 
 def shifted(images: Tensor) -> Tensor:
-    """Each picture moved by up to one pixel each way, so that the net learns shapes and not places."""
+    """Each picture moved by up to one pixel each way, so that the net learns shapes and not
+    places.
+    """
     padded = nn.functional.pad(images, (1, 1, 1, 1))
     rows = torch.randint(0, 3, (len(images), 1, 1)) + torch.arange(8).view(1, 8, 1)
     columns = torch.randint(0, 3, (len(images), 1, 1)) + torch.arange(8).view(1, 1, 8)
@@ -109,7 +113,9 @@ def save_images(split: Split) -> None:
     (HERE / "images").mkdir(exist_ok=True)
     for digit in range(10):
         first = int(np.flatnonzero(split.test_labels == digit)[0])
-        Image.fromarray(split.test_pixels[first]).save(HERE / "images" / f"{digit}.png", optimize=True)
+        Image.fromarray(split.test_pixels[first]).save(
+            HERE / "images" / f"{digit}.png", optimize=True
+        )
 
 
 def main() -> None:
@@ -117,7 +123,9 @@ def main() -> None:
     split = load_split()
     model = train(split)
     measured = accuracy(model, split)
-    print(f"held-out accuracy {measured:.2%} on {HELD_OUT} pictures, {time.monotonic() - started:.0f} s")
+    print(
+        f"held-out accuracy {measured:.2%} on {HELD_OUT} pictures, {time.monotonic() - started:.0f} s"
+    )
     if measured < TARGET:
         raise SystemExit(f"the accuracy is below {TARGET:.0%}: nothing was written")
     files = save_variants(model)

@@ -47,8 +47,8 @@
     │   └── StoreFull
     └── SettingError             (never leaves the process: the command line prints it)
 
-Names, statuses and the `type` column are what TorchServe's clients look for. An error's text says what was
-wrong, with which value, and what to do next.
+Names, statuses and the `type` column are what TorchServe's clients look for. An error's text says
+what was wrong, with which value, and what to do next.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class TsxError(Exception):
     longest: int | None = None  # characters of its text; by its status if None
 
     def __init__(self, message: str, *, traceback: str | None = None, more: bool = False) -> None:
-        message = shortened(message, self.longest or (LONGEST_REFUSAL if self.status < 500 else LONGEST_FAILURE))
+        message = shortened(
+            message, self.longest or (LONGEST_REFUSAL if self.status < 500 else LONGEST_FAILURE)
+        )
         super().__init__(message)
         self.message = message
         self.traceback = traceback
@@ -167,7 +169,9 @@ class InvalidDag(TsxError):
 
 
 class InvalidWorkflow(TsxError):
-    """The archive of a workflow, or its specification, cannot be used. (The status is TorchServe's.)"""
+    """The archive of a workflow, or its specification, cannot be used. (The status is
+    TorchServe's.)
+    """
 
     type = "InvalidWorkflowException"
 
@@ -319,7 +323,9 @@ class DeadlinePassed(Unavailable):
 
 
 class AnswerLate(DeadlinePassed):
-    """A worker has started the request, and not answered it before the deadline: it may have had an effect."""
+    """A worker has started the request, and not answered it before the deadline: it may have had an
+    effect.
+    """
 
     status = 504
     type = "GatewayTimeoutException"
@@ -354,7 +360,10 @@ class SettingError(TsxError):
 
 
 def shortened(text: str, longest: int, tail: int = 0) -> str:
-    """At most `longest` characters: the beginning, and the last `tail` of them from the end. Says how many are left out."""
+    """At most `longest` characters: the beginning, and the last `tail` of them from the end.
+
+    Says how many are left out.
+    """
     if len(text) <= longest:
         return text
     beginning = f"{text[: longest - tail]}... [{len(text) - longest} characters left out]"
@@ -362,7 +371,8 @@ def shortened(text: str, longest: int, tail: int = 0) -> str:
 
 
 def is_failure(what: int | TsxError) -> bool:
-    """What counts against a model wherever requests are counted: an answer of this status, or a refusal, that is not its client's doing.
+    """What counts against a model wherever requests are counted: an answer of this status, or a
+    refusal, that is not its client's doing.
 
     A refusal counts by its class, whatever its status: a full queue may be answered with 429.
     """
@@ -377,24 +387,38 @@ LONGEST_REMEMBERED = 2000  # characters of a message; one that quotes a request 
 def error_body(status: int, type: str, message: str) -> bytes:
     """The error JSON of TorchServe: pretty-printed by two spaces, with a newline at the end.
 
-    The message may quote half a surrogate pair, which JSON can carry to the server and UTF-8 cannot carry back.
+    The message may quote half a surrogate pair, which JSON can carry to the server and UTF-8 cannot
+    carry back.
     """
-    return _remembered(status, type, message) if len(message) <= LONGEST_REMEMBERED else _error_body(status, type, message)
+    return (
+        _remembered(status, type, message)
+        if len(message) <= LONGEST_REMEMBERED
+        else _error_body(status, type, message)
+    )
 
 
 def _error_body(status: int, type: str, message: str) -> bytes:
-    text = json.dumps(message, ensure_ascii=False)  # the rest is put around by hand: `indent` takes five times as long
-    return f'{{\n  "code": {status},\n  "type": "{type}",\n  "message": {text}\n}}\n'.encode(errors="replace")
+    text = json.dumps(
+        message, ensure_ascii=False
+    )  # the rest is put around by hand: `indent` takes five times as long
+    return f'{{\n  "code": {status},\n  "type": "{type}",\n  "message": {text}\n}}\n'.encode(
+        errors="replace"
+    )
 
 
-_remembered = lru_cache(maxsize=64)(_error_body)  # a server that refuses much refuses with the same words
+_remembered = lru_cache(maxsize=64)(
+    _error_body
+)  # a server that refuses much refuses with the same words
 
 
-LONGEST_READ = 256 << 10  # bytes; the server's own errors are shorter, and a handler may send anything
+LONGEST_READ = (
+    256 << 10
+)  # bytes; the server's own errors are shorter, and a handler may send anything
 
 
 def read_error(body: bytes) -> dict[str, Any]:
-    """What the error JSON in an answer's body says, with a text as its message; empty where it is none.
+    """What the error JSON in an answer's body says, with a text as its message; empty where it is
+    none.
 
     A large body is not parsed: that would hold the event loop.
     """

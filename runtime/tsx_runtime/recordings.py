@@ -1,13 +1,16 @@
 """The file format of recordings, and a reader, for workers, the server and the command line.
 
-A file begins with a line of JSON, `{"tsx": "recording", "format": 1, "model": "digits"}`. Each request is a line of JSON, as many bytes as
-its `body` says, as many as its `answer.body` says (none where it does not), and a newline:
+A file begins with a line of JSON, `{"tsx": "recording", "format": 1, "model": "digits"}`. Each
+request is a line of JSON, as many bytes as its `body` says, as many as its `answer.body` says (none
+where it does not), and a newline:
 
-    {"at": 1763723123.25, "version": "1.0", "query": "", "headers": [["content-type", "image/png"]], "body": 3140,
+    {"at": 1763723123.25, "version": "1.0", "query": "", "headers": [["content-type", "image/png"]],
+    "body": 3140,
      "answer": {"status": 200, "seconds": 0.0123, "headers": [], "body": 77}, "precision": "bf16"}
 
-`at` is when the request was complete, in seconds of Unix time; requests lie in the order in which they were answered. What a file has at
-its end of a request that did not come whole is nothing. A reader passes over keys that it does not know, and refuses another `format`.
+`at` is when the request was complete, in seconds of Unix time; requests lie in the order in which
+they were answered. What a file has at its end of a request that did not come whole is nothing. A
+reader passes over keys that it does not know, and refuses another `format`.
 """
 
 from __future__ import annotations
@@ -53,14 +56,23 @@ def encode(entry: Recorded) -> bytes:
     answer: dict[str, Any] = {"status": entry.status, "seconds": round(entry.seconds, 6)}
     if entry.answer is not None:
         answer |= {"headers": entry.answer_headers, "body": len(entry.answer)}
-    fields = {"at": round(entry.at, 6), "version": entry.version, "query": entry.query, "headers": entry.headers, "body": len(entry.body)}
+    fields = {
+        "at": round(entry.at, 6),
+        "version": entry.version,
+        "query": entry.query,
+        "headers": entry.headers,
+        "body": len(entry.body),
+    }
     precision = {"precision": entry.precision} if entry.precision else {}
     head = json.dumps(fields | {"answer": answer} | precision).encode()
     return b"%b\n%b%b\n" % (head, entry.body, entry.answer or b"")
 
 
 def files_of(place: Path) -> list[Path]:
-    """The recording itself, or those of a directory. Raises NotARecording where there is none, OSError."""
+    """The recording itself, or those of a directory.
+
+    Raises NotARecording where there is none, OSError.
+    """
     if not place.is_dir():
         return [place]
     files = sorted(place.rglob(f"*{SUFFIX}"))
@@ -70,7 +82,9 @@ def files_of(place: Path) -> list[Path]:
 
 
 def read(place: Path) -> Iterator[Recorded]:
-    """All requests of a file, or of a directory's files, in the order in which they came. Raises NotARecording, OSError.
+    """All requests of a file, or of a directory's files, in the order in which they came.
+
+    Raises NotARecording, OSError.
 
     Only their heads are held in memory.
     """
@@ -110,7 +124,9 @@ def _read_file_head(source: BinaryIO, file: Path) -> dict[str, Any]:
         if head["tsx"] != "recording":
             raise ValueError
         if head["format"] != FORMAT:
-            raise NotARecording(f"{file} is a recording of format {head['format']}; this tsx reads format {FORMAT}")
+            raise NotARecording(
+                f"{file} is a recording of format {head['format']}; this tsx reads format {FORMAT}"
+            )
     except NotARecording:
         raise
     except (ValueError, TypeError, KeyError) as error:
@@ -144,7 +160,9 @@ def _read_entry(source: BinaryIO, file: Path, *, skip: bool = False) -> Recorded
             precision=None if head.get("precision") is None else str(head["precision"]),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise NotARecording(f"{file} is damaged at byte {start}: no request starts there") from error
+        raise NotARecording(
+            f"{file} is damaged at byte {start}: no request starts there"
+        ) from error
     if skip:
         source.seek(size + int(more or 0), 1)
         body = answered = b""

@@ -15,14 +15,20 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
     kind      from      items                                                   extra
     LOAD      front     none                                                    the load order, JSON (`LoadOrder`)
     LOADED    worker    none                                                    {"device": "cpu" or "cuda:0", "prefetch":
-                                                                            whether it prepares a batch ahead,
-                                                                            "input": what the handler takes, or null,
-                                                                            "example": whether its description has one,
-                                                                            "precision": that it heeds, or null,
-                                                                            "form": which of `forms` it has, or null,
-                                                                            "forms_passed_over": [why ...]}, JSON
+                                                                            whether it prepares a
+                                                                            batch ahead, "input":
+                                                                            what the handler takes,
+                                                                            or null, "example":
+                                                                            whether its description
+                                                                            has one, "precision":
+                                                                            that it heeds, or null,
+                                                                            "form": which of `forms`
+                                                                            it has, or null,
+                                                                            "forms_passed_over":
+                                                                            [why ...]}, JSON
     FAILED    worker    none                                                    {"message", "traceback", "outline",
-                                                                            "out_of_memory"}, JSON; the worker exits
+                                                                            "out_of_memory"}, JSON;
+                                                                            the worker exits
     BATCH     front     a row a request: code 0, meta and body as it came       empty
     PIECE     worker    one: code = position in the batch, body = the piece,    empty
                         meta = header block (first piece of a request only)
@@ -38,16 +44,19 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
     REPORT    worker    none; at any time: what was raised and printed since    {"errors": [{"message", "traceback",
                         the last one; of asynchronous handlers also their       "count", "request_ids"}], "lines":
                         metrics, as a REPLY has them                        [[time, stream, text, [request id of the
-                                                                            batch ...]]], "lost": lines left out,
+                                                                            batch ...]]], "lost":
+                                                                            lines left out,
                                                                             "metrics"}, JSON
 
-`TIMES` are five f64: when the worker began with the batch (time.monotonic(), which all processes of a machine share), the
-seconds until it was done, and those of them that the handler spent in preprocess, inference and postprocess (NaN for a
-step that it does not have; a handler without steps has spent all of them in inference).
+`TIMES` are five f64: when the worker began with the batch (time.monotonic(), which all processes of
+a machine share), the seconds until it was done, and those of them that the handler spent in
+preprocess, inference and postprocess (NaN for a step that it does not have; a handler without steps
+has spent all of them in inference).
 
-A request's meta is its id, its query string and its headers, each on a line ended by CRLF, so that a worker can put
-off parsing what its handler may never ask for; a header block is header lines alone. All of it is latin-1, as HTTP is.
-The worker ends when the front end closes the socket; the front end takes the end of the stream for the worker's death.
+A request's meta is its id, its query string and its headers, each on a line ended by CRLF, so that
+a worker can put off parsing what its handler may never ask for; a header block is header lines
+alone. All of it is latin-1, as HTTP is. The worker ends when the front end closes the socket; the
+front end takes the end of the stream for the worker's death.
 """
 
 from __future__ import annotations
@@ -66,13 +75,19 @@ ROW = 12  # bytes of the table for one item
 MAX_ITEMS = 1 << 16
 MAX_SIZE = 1 << 36
 MAX_FIELD = (1 << 32) - 1
-COPIED = 64 << 10  # payloads up to this size are copied once and cut into bytes, which is quicker than making views
+COPIED = (
+    64 << 10
+)  # payloads up to this size are copied once and cut into bytes, which is quicker than making views
 BATCH_COST = "tsx_batch_cost_total"  # the metric by which a worker reports what a batch has cost
-INPUTS = (
-    b"application/vnd.tsx.inputs"  # the content type of a body of named inputs: u32 length of the name, u64 length, name, value; and so on
-)
-JSON_HEADER = b"content-type: application/json\r\n"  # the header block of an answer that a worker has written as JSON
-V2_HEADER = (b"x-tsx-protocol", b"v2")  # of a request to a route of the Open Inference Protocol: a handler may want to know
+# the content type of a body of named inputs: u32 length of the name, u64 length, name, value; and
+# so on
+INPUTS = b"application/vnd.tsx.inputs"
+# the header block of an answer that a worker has written as JSON
+JSON_HEADER = b"content-type: application/json\r\n"
+V2_HEADER = (
+    b"x-tsx-protocol",
+    b"v2",
+)  # of a request to a route of the Open Inference Protocol: a handler may want to know
 V2_META = b"\r\n%b: %b\r\n" % V2_HEADER  # in the metadata of its requests
 OPENAI_HEADER = (b"x-tsx-protocol", b"openai")  # the same of a request to a route of OpenAI's API
 OPENAI_META = b"\r\n%b: %b\r\n" % OPENAI_HEADER
@@ -82,14 +97,17 @@ SEQUENCE_HEADERS = SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = (  # of requests 
     "ts_request_sequence_start",
     "ts_request_sequence_end",
 )
-TENSORS_HEAD = b"inference-header-content-length"  # the header of a body of tensors: bytes of the JSON before them
+# the header of a body of tensors: bytes of the JSON before them
+TENSORS_HEAD = b"inference-header-content-length"
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Item: TypeAlias = tuple[int, Buffer, Buffer]  # code, meta, body
 
 
 class Parts:
-    """A large body (more than `COPIED` bytes) in the pieces in which it came: it is sent on from where they lie."""
+    """A large body (more than `COPIED` bytes) in the pieces in which it came: it is sent on from
+    where they lie.
+    """
 
     __slots__ = ("pieces", "size")
 
@@ -153,12 +171,17 @@ class LoadOrder(TypedDict):
     max_response_size: int
     server_version: str
     envelope: str  # what stands around requests and answers; empty where nothing does
-    output: str  # socket that takes what the worker prints; empty: it prints to where the front end does
-    at_terminal: bool  # that socket takes only what Python does not print, for it to be made harmless
+    # socket that takes what the worker prints; empty: it prints to where the front end does
+    output: str
+    at_terminal: (
+        bool  # that socket takes only what Python does not print, for it to be made harmless
+    )
     log_json: bool  # what it prints becomes JSON lines
     model_metrics: list[DeclaredMetric]
-    mode: str  # batch: one after the other; continuous: requests join between two calls; async: each is a task
-    stateful: bool  # a request changes what later ones are answered, so that the handler must not get it twice
+    # batch: one after the other; continuous: requests join between two calls; async: each is a task
+    mode: str
+    # a request changes what later ones are answered, so that the handler must not get it twice
+    stateful: bool
     json_nan: str  # how NaN and infinities are written as JSON: null, string or literal
     guess_content_type: bool  # an answer without a content type gets one
     handler_error_status: int  # of the answer to a request that made the handler raise
@@ -203,7 +226,9 @@ def encode(kind: Kind, batch: int, items: Iterable[Item] = (), extra: Buffer = b
     return encode_fields(kind, batch, codes, fields, extra)
 
 
-def encode_fields(kind: Kind, batch: int, codes: Sequence[int], fields: Sequence[Body], extra: Buffer = b"") -> list[Buffer]:
+def encode_fields(
+    kind: Kind, batch: int, codes: Sequence[int], fields: Sequence[Body], extra: Buffer = b""
+) -> list[Buffer]:
     """As `encode`, where meta and body of each item already follow each other in `fields`."""
     count = len(codes)
     if count > MAX_ITEMS:
@@ -213,9 +238,15 @@ def encode_fields(kind: Kind, batch: int, codes: Sequence[int], fields: Sequence
     try:
         table = _table(count).pack(*codes, *lengths)
     except struct.error:
-        raise FrameError(f"a body of {max(lengths)} bytes does not fit a frame; the most is {MAX_FIELD}") from None
+        raise FrameError(
+            f"a body of {max(lengths)} bytes does not fit a frame; the most is {MAX_FIELD}"
+        ) from None
     flat: Iterable[Buffer] = fields if size <= COPIED else _flatten(fields)  # type: ignore[assignment]  # a small frame has no `Parts`
-    return [HEADER.pack(kind, VERSION, 0, batch, count, len(table) + size + len(extra)) + table, *flat, extra]
+    return [
+        HEADER.pack(kind, VERSION, 0, batch, count, len(table) + size + len(extra)) + table,
+        *flat,
+        extra,
+    ]
 
 
 def _flatten(fields: Iterable[Body]) -> Iterator[Buffer]:
@@ -242,7 +273,9 @@ def decode_row(header: Header, row: Buffer) -> tuple[int, int, int]:
     """Code, and lengths of meta and body, of a frame's only item."""
     code, meta, body = struct.unpack("<3I", row)
     if ROW + meta + body > header.size:
-        raise FrameError(f"the item of a frame ends at {ROW + meta + body}, behind its end at {header.size}")
+        raise FrameError(
+            f"the item of a frame ends at {ROW + meta + body}, behind its end at {header.size}"
+        )
     return code, meta, body
 
 
@@ -277,7 +310,10 @@ def parse_request_meta(meta: Buffer) -> tuple[str, str, str]:
     """(request id, query string, header block) of a request's meta."""
     parts = str(meta, "latin-1").split("\r\n", 2)
     if len(parts) != 3:
-        raise FrameError(f"the meta of a request has {len(parts)} parts, not its id, its query string and its headers")
+        raise FrameError(
+            f"the meta of a request has {len(parts)} parts, not its id, its query string and its"
+            " headers"
+        )
     return parts[0], parts[1], parts[2]
 
 
@@ -291,7 +327,9 @@ def parse_header_block(block: str) -> Iterator[tuple[str, str]]:
 @lru_cache(256)
 def content_type_of(block: bytes) -> str:
     """Of a header block; empty where it names none."""
-    return {name.lower(): value for name, value in parse_header_block(block.decode("latin-1"))}.get("content-type", "")
+    return {name.lower(): value for name, value in parse_header_block(block.decode("latin-1"))}.get(
+        "content-type", ""
+    )
 
 
 def _table(count: int) -> struct.Struct:

@@ -11,10 +11,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 SUFFIX = ".j2"
 
 
-def render_tree(tree: str, values: Mapping[str, object], *, marks: str = "{{ }}") -> dict[PurePosixPath, str]:
-    """The files of the template directory `tree`, by their path; a value that a template misses is an error.
+def render_tree(
+    tree: str, values: Mapping[str, object], *, marks: str = "{{ }}"
+) -> dict[PurePosixPath, str]:
+    """The files of the template directory `tree`, by their path; a value that a template misses is
+    an error.
 
-    `marks` stand around the names of values: others than `{{ }}` where those belong to the reader of the file.
+    `marks` stand around the names of values: others than `{{ }}` where those belong to the reader
+    of the file.
     """
     loader = PackageLoader("tsx_templates", tree)
     # No escaping: the files are no HTML.
@@ -27,14 +31,26 @@ def render_tree(tree: str, values: Mapping[str, object], *, marks: str = "{{ }}"
         variable_end_string=marks.split()[1],
     )
     names = [name for name in loader.list_templates() if name.endswith(SUFFIX)]
-    return {PurePosixPath(name.removesuffix(SUFFIX)): environment.get_template(name).render(values) for name in names}
+    return {
+        PurePosixPath(name.removesuffix(SUFFIX)): environment.get_template(name).render(values)
+        for name in names
+    }
 
 
 def locked_names() -> list[str]:
-    return sorted(lock.name.removesuffix(".txt") for lock in (files("tsx_templates") / "locks").iterdir())
+    return sorted(
+        lock.name.removesuffix(".txt") for lock in (files("tsx_templates") / "locks").iterdir()
+    )
 
 
 def locked_requirements(names: Collection[str]) -> dict[str, str]:
-    """The pinned and hashed packages of `base`, of extras and of `sbom`, by name. An extra without packages of its own has none."""
+    """The pinned and hashed packages of `base`, of extras and of `sbom`, by name.
+
+    An extra without packages of its own has none.
+    """
     locks = files("tsx_templates") / "locks"
-    return {name: lock.read_text(encoding="utf-8") for name in sorted(names) if (lock := locks / f"{name}.txt").is_file()}
+    return {
+        name: lock.read_text(encoding="utf-8")
+        for name in sorted(names)
+        if (lock := locks / f"{name}.txt").is_file()
+    }

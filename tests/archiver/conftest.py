@@ -17,7 +17,10 @@ import pytest
 from tsx_archiver import ArchiveSpec
 
 HANDLER = "def handle(data, context):\n    return None if data is None else ['OK'] * len(data)\n"
-MANIFEST = {"runtime": "python", "model": {"modelName": "tiny", "modelVersion": "1.0", "handler": "handler.py"}}
+MANIFEST = {
+    "runtime": "python",
+    "model": {"modelName": "tiny", "modelVersion": "1.0", "handler": "handler.py"},
+}
 
 MakeZip = Callable[..., Path]
 MakeTar = Callable[..., Path]
@@ -60,10 +63,15 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_zip(tmp_path: Path) -> MakeZip:
-    """A zip of the given members; a ZipInfo as a name gives full control. With `manifest=None` it has none."""
+    """A zip of the given members; a ZipInfo as a name gives full control.
+
+    With `manifest=None` it has none.
+    """
 
     def make(
-        *members: tuple[str | zipfile.ZipInfo, bytes], manifest: Mapping[str, object] | None = MANIFEST, name: str = "tiny.mar"
+        *members: tuple[str | zipfile.ZipInfo, bytes],
+        manifest: Mapping[str, object] | None = MANIFEST,
+        name: str = "tiny.mar",
     ) -> Path:
         path = tmp_path / name
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -82,12 +90,17 @@ def make_tar(tmp_path: Path) -> MakeTar:
     """A .tar.gz of the given members; a TarInfo as a name gives full control."""
 
     def make(
-        *members: tuple[str | tarfile.TarInfo, bytes], manifest: Mapping[str, object] | None = MANIFEST, name: str = "tiny.tar.gz"
+        *members: tuple[str | tarfile.TarInfo, bytes],
+        manifest: Mapping[str, object] | None = MANIFEST,
+        name: str = "tiny.tar.gz",
     ) -> Path:
         path = tmp_path / name
         first: list[tuple[str | tarfile.TarInfo, bytes]] = []
         if manifest is not None:
-            first = [("tiny/MAR-INF/MANIFEST.json", json.dumps(manifest).encode()), ("tiny/handler.py", HANDLER.encode())]
+            first = [
+                ("tiny/MAR-INF/MANIFEST.json", json.dumps(manifest).encode()),
+                ("tiny/handler.py", HANDLER.encode()),
+            ]
         with gzip.open(path, "wb") as packed, tarfile.open(fileobj=packed, mode="w") as archive:
             for member, content in [*first, *members]:
                 info = tarfile.TarInfo(member) if isinstance(member, str) else member
@@ -101,13 +114,20 @@ def make_tar(tmp_path: Path) -> MakeTar:
 
 @pytest.fixture(scope="session")
 def peer_bin(processes: None) -> Path:
-    """Where TorchServe's own commands are: in the environment that TSX_PEER_TORCHSERVE names, or on the PATH."""
+    """Where TorchServe's own commands are: in the environment that TSX_PEER_TORCHSERVE names, or on
+    the PATH.
+    """
     named = os.environ.get("TSX_PEER_TORCHSERVE")
     if named:
         return Path(named) / "bin"
     ours = Path(sys.executable).parent
     for directory in os.environ.get("PATH", "").split(os.pathsep):
-        if directory and Path(directory) != ours and (Path(directory) / "torchserve").exists() and is_original(Path(directory)):
+        if (
+            directory
+            and Path(directory) != ours
+            and (Path(directory) / "torchserve").exists()
+            and is_original(Path(directory))
+        ):
             return Path(directory)
     pytest.skip("TorchServe is not installed: name its environment in TSX_PEER_TORCHSERVE")
 

@@ -23,32 +23,54 @@ from tsx_archiver import (
     verify_archive,
     write_archive,
 )
-from tsx_archiver.errors import CannotOpen, EmptyArchive, ForeignFile, InvalidManifest, TruncatedArchive
+from tsx_archiver.errors import (
+    CannotOpen,
+    EmptyArchive,
+    ForeignFile,
+    InvalidManifest,
+    TruncatedArchive,
+)
 
 
 def test_a_missing_file_is_named(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(ArchiveNotFound, match=r"gone.mar does not exist. Check the path"):
         open_archive(tmp_path / "gone.mar", cache=cache)
     (tmp_path / "digits.mar").touch()
-    with pytest.raises(ArchiveNotFound, match=r"digit.mar does not exist; did you mean 'digits.mar'\?"):
+    with pytest.raises(
+        ArchiveNotFound, match=r"digit.mar does not exist; did you mean 'digits.mar'\?"
+    ):
         open_archive(tmp_path / "digit.mar", cache=cache)
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        ("x" * 300 + ".mar", ArchiveNotFound, r"x\.\.\.' \(\d+ characters\) does not exist: its name is too long for a file"),
+        (
+            "x" * 300 + ".mar",
+            ArchiveNotFound,
+            r"x\.\.\.' \(\d+ characters\) does not exist: its name is too long for a file",
+        ),
         ("x.mar\0", ArchiveNotFound, r"x.mar\\x00' does not exist: no file can have this name"),
-        ("x\ud800.mar", ArchiveNotFound, r"x\\ud800.mar' does not exist: no file can have this name"),
+        (
+            "x\ud800.mar",
+            ArchiveNotFound,
+            r"x\\ud800.mar' does not exist: no file can have this name",
+        ),
         ("file/x.mar", ArchiveNotFound, "file/x.mar does not exist"),
         ("circle.mar", CannotOpen, "circle.mar cannot be opened: its symbolic links form a loop"),
     ],
 )
-def test_a_path_that_no_system_call_takes_is_reported(tmp_path: Path, cache: Path, name: str, kind: type[Exception], words: str) -> None:
+def test_a_path_that_no_system_call_takes_is_reported(
+    tmp_path: Path, cache: Path, name: str, kind: type[Exception], words: str
+) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "circle.mar").symlink_to("circle.mar")
     path = tmp_path / name
-    for use in (lambda: open_archive(path, cache=cache), lambda: inspect_archive(path), lambda: verify_archive(path)):
+    for use in (
+        lambda: open_archive(path, cache=cache),
+        lambda: inspect_archive(path),
+        lambda: verify_archive(path),
+    ):
         with pytest.raises(kind, match=words) as caught:
             use()
         assert type(caught.value) is kind
@@ -63,8 +85,16 @@ def test_a_path_that_no_system_call_takes_is_reported(tmp_path: Path, cache: Pat
         (b"PK\x03\x04" + bytes(300), TruncatedArchive, "ends before its directory"),
         (b"PK\x05\x06" + bytes(18), EmptyArchive, "without files"),
         (b"\x1f\x8b\x08\x00", TruncatedArchive, "damaged or truncated"),
-        (gzip.compress(b"hello", mtime=0), ForeignFile, "is gzipped, but does not contain a tar archive"),
-        (gzip.compress(b"hello" * 500, mtime=0), ForeignFile, "is gzipped, but does not contain a tar archive"),
+        (
+            gzip.compress(b"hello", mtime=0),
+            ForeignFile,
+            "is gzipped, but does not contain a tar archive",
+        ),
+        (
+            gzip.compress(b"hello" * 500, mtime=0),
+            ForeignFile,
+            "is gzipped, but does not contain a tar archive",
+        ),
         (b"<!DOCTYPE html>", ForeignFile, "web page"),
         (b"version https://git-lfs.github.com/spec/v1\n", ForeignFile, "git lfs pull"),
         (b"\x80\x04K\x01.", ForeignFile, "tsx archive"),
@@ -72,10 +102,16 @@ def test_a_path_that_no_system_call_takes_is_reported(tmp_path: Path, cache: Pat
         (b"\x7fELF" + bytes(100), ForeignFile, "is not a model archive"),
     ],
 )
-def test_what_is_no_archive_is_distinguished(tmp_path: Path, cache: Path, content: bytes, kind: type[Exception], words: str) -> None:
+def test_what_is_no_archive_is_distinguished(
+    tmp_path: Path, cache: Path, content: bytes, kind: type[Exception], words: str
+) -> None:
     path = tmp_path / "x.mar"
     path.write_bytes(content)
-    for use in (lambda: open_archive(path, cache=cache), lambda: inspect_archive(path), lambda: verify_archive(path)):
+    for use in (
+        lambda: open_archive(path, cache=cache),
+        lambda: inspect_archive(path),
+        lambda: verify_archive(path),
+    ):
         with pytest.raises(kind, match=words) as caught:
             use()
         assert type(caught.value) is kind
@@ -86,7 +122,13 @@ def test_every_truncation_is_noticed(spec: ArchiveSpec, tmp_path: Path, cache: P
         whole = write_archive(spec, tmp_path / "whole", format=format)  # type: ignore[arg-type]  # each is a Format
         content = whole.read_bytes()
         path = tmp_path / f"cut-{whole.name}"
-        for length in (10, len(content) // 3, len(content) // 2, len(content) - 25, len(content) - 1):
+        for length in (
+            10,
+            len(content) // 3,
+            len(content) // 2,
+            len(content) - 25,
+            len(content) - 1,
+        ):
             path.write_bytes(content[:length])
             with pytest.raises((TruncatedArchive, CannotOpen)):
                 open_archive(path, cache=cache)
@@ -94,20 +136,36 @@ def test_every_truncation_is_noticed(spec: ArchiveSpec, tmp_path: Path, cache: P
 
 def test_a_zip_of_something_else_is_foreign(make_zip: MakeZip, cache: Path) -> None:
     with pytest.raises(ForeignFile, match=r"neither MAR-INF/MANIFEST.json nor a handler"):
-        open_archive(make_zip(("[Content_Types].xml", b"x"), ("word/document.xml", b"x"), manifest=None), cache=cache)
+        open_archive(
+            make_zip(("[Content_Types].xml", b"x"), ("word/document.xml", b"x"), manifest=None),
+            cache=cache,
+        )
 
 
 @pytest.mark.parametrize("name", ["tiny.mar", "tiny.model", "tiny.anything"])
-def test_the_form_is_reported_by_the_bytes_not_by_the_name(make_zip: MakeZip, make_tar: MakeTar, cache: Path, name: str) -> None:
+def test_the_form_is_reported_by_the_bytes_not_by_the_name(
+    make_zip: MakeZip, make_tar: MakeTar, cache: Path, name: str
+) -> None:
     for make in (make_zip, make_tar):
         with open_archive(make(name=name), cache=cache) as opened:
             assert (opened.directory / "handler.py").read_text() == HANDLER
 
 
-def test_without_a_manifest_the_name_comes_from_the_file(make_zip: MakeZip, cache: Path, tmp_path: Path) -> None:
-    path = make_zip(("handler.py", b""), ("model-config.yaml", b"batchSize: 2"), manifest=None, name="resnet-18 v1.mar")
+def test_without_a_manifest_the_name_comes_from_the_file(
+    make_zip: MakeZip, cache: Path, tmp_path: Path
+) -> None:
+    path = make_zip(
+        ("handler.py", b""),
+        ("model-config.yaml", b"batchSize: 2"),
+        manifest=None,
+        name="resnet-18 v1.mar",
+    )
     with open_archive(path, cache=cache) as opened:
-        assert (opened.manifest.model_name, opened.manifest.version, opened.manifest.handler) == ("resnet_18_v1", "1.0", "")
+        assert (opened.manifest.model_name, opened.manifest.version, opened.manifest.handler) == (
+            "resnet_18_v1",
+            "1.0",
+            "",
+        )
         assert (opened.manifest.data, opened.config.batch_size) == ({}, 2)
     with open_archive(path, cache=cache, name="given") as opened:
         assert opened.manifest.model_name == "given"
@@ -137,13 +195,28 @@ def test_a_default_name_is_one_that_may_be_packed(path: str) -> None:
     assert is_model_name(default_model_name(path))
 
 
-def test_an_archive_may_have_everything_in_one_directory(make_zip: MakeZip, make_tar: MakeTar, cache: Path) -> None:
+def test_an_archive_may_have_everything_in_one_directory(
+    make_zip: MakeZip, make_tar: MakeTar, cache: Path
+) -> None:
     manifest = json.dumps({"model": {"modelName": "inner", "handler": "h.py"}}).encode()
-    members = [("top/MAR-INF/MANIFEST.json", manifest), ("top/h.py", b""), (".DS_Store", b""), ("__MACOSX/top/h.py", b"")]
+    members = [
+        ("top/MAR-INF/MANIFEST.json", manifest),
+        ("top/h.py", b""),
+        (".DS_Store", b""),
+        ("__MACOSX/top/h.py", b""),
+    ]
     for path in (make_zip(*members, manifest=None), make_tar(*members, manifest=None)):
         with open_archive(path, cache=cache) as opened:
-            assert (opened.manifest.model_name, opened.directory.name, (opened.directory / "h.py").exists()) == ("inner", "top", True)
-        assert sorted(member.name for member in inspect_archive(path).members if member.name.startswith(("MAR", "h"))) == [
+            assert (
+                opened.manifest.model_name,
+                opened.directory.name,
+                (opened.directory / "h.py").exists(),
+            ) == ("inner", "top", True)
+        assert sorted(
+            member.name
+            for member in inspect_archive(path).members
+            if member.name.startswith(("MAR", "h"))
+        ) == [
             "MAR-INF/MANIFEST.json",
             "h.py",
         ]
@@ -182,7 +255,9 @@ class TestDirectories:
             assert opened.directory == outer / "tiny"
         assert inspect_archive(outer).manifest.model_name == "tiny"
 
-    def test_a_relative_one_opens_absolute(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_relative_one_opens_absolute(
+        self, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(model.parent)
         assert open_archive(Path("tiny")).directory == model
 
@@ -206,8 +281,16 @@ class TestDirectories:
         ]
 
 
-def test_what_the_manifest_names_and_the_archive_lacks_is_a_problem(make_zip: MakeZip, cache: Path) -> None:
-    model = {"modelName": "m", "handler": "gone.py:f", "serializedFile": "w.pt", "modelFile": "handler.py", "configFile": "c.yaml"}
+def test_what_the_manifest_names_and_the_archive_lacks_is_a_problem(
+    make_zip: MakeZip, cache: Path
+) -> None:
+    model = {
+        "modelName": "m",
+        "handler": "gone.py:f",
+        "serializedFile": "w.pt",
+        "modelFile": "handler.py",
+        "configFile": "c.yaml",
+    }
     path = make_zip(manifest={"model": model})
     missing = [
         "the manifest names handler gone.py, which the archive does not contain",
@@ -220,11 +303,16 @@ def test_what_the_manifest_names_and_the_archive_lacks_is_a_problem(make_zip: Ma
     assert [finding.text for finding in verify_archive(path) if finding.is_fault] == missing
 
 
-def test_a_doubtful_configuration_is_a_problem_and_a_broken_one_an_error(make_zip: MakeZip, cache: Path) -> None:
+def test_a_doubtful_configuration_is_a_problem_and_a_broken_one_an_error(
+    make_zip: MakeZip, cache: Path
+) -> None:
     manifest = {"model": {"modelName": "m", "handler": "handler.py", "configFile": "c.yaml"}}
     path = make_zip(("c.yaml", b"batchsize: 4\nmaxWorkers: many\n"), manifest=manifest)
     with open_archive(path, cache=cache) as opened:
-        assert [text.split()[1].rstrip(":") for text in opened.problems] == ["batchsize", "maxWorkers"]
+        assert [text.split()[1].rstrip(":") for text in opened.problems] == [
+            "batchsize",
+            "maxWorkers",
+        ]
         assert opened.config.raw == {"batchsize": 4, "maxWorkers": "many"}
     path = make_zip(("c.yaml", b"a: !!python/name:os.system"), manifest=manifest)
     with pytest.raises(InvalidConfig, match=r"^c.yaml of m cannot be read as YAML"):
@@ -232,8 +320,12 @@ def test_a_doubtful_configuration_is_a_problem_and_a_broken_one_an_error(make_zi
     assert [finding.is_fault for finding in verify_archive(path)][:1] == [True]
 
 
-def test_a_manifest_that_points_outside_is_refused_before_unpacking(make_zip: MakeZip, make_tar: MakeTar, cache: Path) -> None:
-    manifest = {"model": {"modelName": "m", "handler": "handler.py", "serializedFile": "../../etc/passwd"}}
+def test_a_manifest_that_points_outside_is_refused_before_unpacking(
+    make_zip: MakeZip, make_tar: MakeTar, cache: Path
+) -> None:
+    manifest = {
+        "model": {"modelName": "m", "handler": "handler.py", "serializedFile": "../../etc/passwd"}
+    }
     for path in (make_zip(manifest=manifest), make_tar(manifest=manifest)):
         with pytest.raises(InvalidManifest, match="serializedFile") as caught:
             open_archive(path, cache=cache)
@@ -241,12 +333,20 @@ def test_a_manifest_that_points_outside_is_refused_before_unpacking(make_zip: Ma
         assert list((cache / "archives" / "entries").iterdir()) == []
 
 
-def test_inspect_tells_sizes_checksums_and_the_kind_of_model(spec: ArchiveSpec, tmp_path: Path) -> None:
+def test_inspect_tells_sizes_checksums_and_the_kind_of_model(
+    spec: ArchiveSpec, tmp_path: Path
+) -> None:
     for format in ("default", "tgz", "no-archive"):
         reported = inspect_archive(write_archive(spec, tmp_path / format, format=format))  # type: ignore[arg-type]  # each is a Format
-        assert reported.form == {"default": "mar", "tgz": "tar.gz", "no-archive": "directory"}[format]
-        assert [member.size for member in reported.members if member.name == "weights.bin"] == [10240]
-        assert all(member.sha256 for member in reported.members if member.name != "MAR-INF/MANIFEST.json")
+        assert (
+            reported.form == {"default": "mar", "tgz": "tar.gz", "no-archive": "directory"}[format]
+        )
+        assert [member.size for member in reported.members if member.name == "weights.bin"] == [
+            10240
+        ]
+        assert all(
+            member.sha256 for member in reported.members if member.name != "MAR-INF/MANIFEST.json"
+        )
         assert reported.model is not None
         assert reported.model.kind == "unknown"
         assert reported.model.problem is not None

@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_archiver.quantities import parse_bytes, parse_percent, parse_seconds, parse_share, where_text
+from tsx_archiver.quantities import (
+    parse_bytes,
+    parse_percent,
+    parse_seconds,
+    parse_share,
+    where_text,
+)
 
 
 def test_times_have_units_and_a_bare_number_is_one_of_seconds() -> None:
     texts = ("250us", "500ms", "90", " 90 s ", "10m", "10min", "1.5h", "7D")
-    assert [parse_seconds(text) for text in texts] == [0.00025, 0.5, 90, 90, 600, 600, 5400, 604_800]
+    assert [parse_seconds(text) for text in texts] == [
+        0.00025,
+        0.5,
+        90,
+        90,
+        600,
+        600,
+        5400,
+        604_800,
+    ]
 
 
 def test_sizes_count_in_thousands_or_in_what_the_format_says() -> None:
-    assert [parse_bytes(text) for text in ("10", "10B", "1.5 kB", "100MB", "2gb", "1T")] == [10, 10, 1500, 10**8, 2 * 10**9, 10**12]
+    assert [parse_bytes(text) for text in ("10", "10B", "1.5 kB", "100MB", "2gb", "1T")] == [
+        10,
+        10,
+        1500,
+        10**8,
+        2 * 10**9,
+        10**12,
+    ]
     assert parse_bytes("10M", kilo=1024) == 10 << 20
     assert [parse_bytes(text) for text in ("64MiB", "1 GiB")] == [64 << 20, 1 << 30]
 
@@ -24,7 +46,9 @@ def test_a_share_is_of_one_and_a_percentage_of_a_hundred() -> None:
 
 
 @pytest.mark.parametrize("parse", [parse_seconds, parse_bytes, parse_percent, parse_share])
-@pytest.mark.parametrize("text", ["", "soon", "1e999", "nan", "10 parsecs", "1 0", "%", "9" * 400 + "m"])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "1e999", "nan", "10 parsecs", "1 0", "%", "9" * 400 + "m"]
+)
 def test_other_text_is_refused_with_what_is_taken(parse, text) -> None:
     with pytest.raises(ValueError, match=r"^it must be a .* such as "):
         parse(text)

@@ -1,4 +1,6 @@
-"""Files put into archives that are there: what else is in them stays, and nothing is left half done."""
+"""Files put into archives that are there: what else is in them stays, and nothing is left half
+done.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.archiver.conftest import MakeTar, MakeZip
-from tsx_archiver import ArchiveSpec, Format, inspect_archive, open_archive, rewrite_archive, verify_archive, write_archive
+from tsx_archiver import (
+    ArchiveSpec,
+    Format,
+    inspect_archive,
+    open_archive,
+    rewrite_archive,
+    verify_archive,
+    write_archive,
+)
 from tsx_archiver.errors import ArchiveError, CannotPack, WrongChecksum
 
 CONFIG = b"batchSize: 16\n"
@@ -23,17 +33,25 @@ NOTES = b'{"measured": true}' * 50
 
 
 @pytest.mark.parametrize("form", ["default", "zip-store", "tgz"])
-def test_an_archive_is_as_if_it_had_been_packed_with_the_new_files(spec: ArchiveSpec, tmp_path: Path, form: Format) -> None:
+def test_an_archive_is_as_if_it_had_been_packed_with_the_new_files(
+    spec: ArchiveSpec, tmp_path: Path, form: Format
+) -> None:
     rewritten = write_archive(spec, tmp_path / "old", format=form)
     rewrite_archive(rewritten, {"config.yaml": CONFIG, "notes.json": NOTES})
     Path("config.yaml").write_bytes(CONFIG)
-    packed = write_archive(replace(spec, contents={"notes.json": NOTES}), tmp_path / "new", format=form)
+    packed = write_archive(
+        replace(spec, contents={"notes.json": NOTES}), tmp_path / "new", format=form
+    )
     assert rewritten.read_bytes() == packed.read_bytes()
     assert not verify_archive(rewritten)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10)
-@given(st.dictionaries(st.sampled_from(["a", "extra/more", "zz"]), st.binary(max_size=2000), max_size=3))
+@given(
+    st.dictionaries(
+        st.sampled_from(["a", "extra/more", "zz"]), st.binary(max_size=2000), max_size=3
+    )
+)
 def test_the_same_archive_and_bytes_give_the_same_archive_and_twice_is_once(
     spec: ArchiveSpec, tmp_path: Path, contents: dict[str, bytes]
 ) -> None:
@@ -56,30 +74,49 @@ def test_an_unpacked_archive_is_changed_where_it_lies(spec: ArchiveSpec, tmp_pat
     assert not [path for path in place.rglob("*") if path.name.endswith(".partial")]
 
 
-def test_an_archive_of_another_archiver_keeps_its_manifest_and_gets_digests(make_zip: MakeZip) -> None:
+def test_an_archive_of_another_archiver_keeps_its_manifest_and_gets_digests(
+    make_zip: MakeZip,
+) -> None:
     stored = zipfile.ZipInfo("stored.bin")
     path = make_zip(
-        (stored, b"s" * 5000), ("deflated.txt", b"d" * 5000), manifest={"mine": 1, "model": {"modelName": "tiny", "handler": "handler.py"}}
+        (stored, b"s" * 5000),
+        ("deflated.txt", b"d" * 5000),
+        manifest={"mine": 1, "model": {"modelName": "tiny", "handler": "handler.py"}},
     )
     rewrite_archive(path, {"model-config.yaml": CONFIG}, model={"configFile": "model-config.yaml"})
     reported = inspect_archive(path)
     assert reported.manifest.data["mine"] == 1
     assert reported.config.batch_size == 16
-    assert all(member.sha256 for member in reported.members if member.name != "MAR-INF/MANIFEST.json")
+    assert all(
+        member.sha256 for member in reported.members if member.name != "MAR-INF/MANIFEST.json"
+    )
     with zipfile.ZipFile(path) as archive:
         assert archive.getinfo("stored.bin").compress_type == zipfile.ZIP_STORED
         assert archive.getinfo("deflated.txt").compress_type == zipfile.ZIP_DEFLATED
 
 
-def test_a_directory_at_the_top_of_an_archive_stays(make_tar: MakeTar, make_zip: MakeZip, cache: Path) -> None:
+def test_a_directory_at_the_top_of_an_archive_stays(
+    make_tar: MakeTar, make_zip: MakeZip, cache: Path
+) -> None:
     packed = make_tar(("tiny/data.bin", b"data"))
     rewrite_archive(packed, {"notes.json": NOTES})
     with tarfile.open(packed) as tar:
-        assert set(tar.getnames()) == {f"tiny/{name}" for name in ("handler.py", "data.bin", "notes.json", "MAR-INF/MANIFEST.json")}
-    zipped = make_zip(("top/MAR-INF/MANIFEST.json", b'{"model": {"handler": "h.py"}}'), ("top/h.py", b"pass"), manifest=None)
+        assert set(tar.getnames()) == {
+            f"tiny/{name}"
+            for name in ("handler.py", "data.bin", "notes.json", "MAR-INF/MANIFEST.json")
+        }
+    zipped = make_zip(
+        ("top/MAR-INF/MANIFEST.json", b'{"model": {"handler": "h.py"}}'),
+        ("top/h.py", b"pass"),
+        manifest=None,
+    )
     rewrite_archive(zipped, {"notes.json": NOTES})
     with zipfile.ZipFile(zipped) as archive:
-        assert set(archive.namelist()) == {"top/h.py", "top/notes.json", "top/MAR-INF/MANIFEST.json"}
+        assert set(archive.namelist()) == {
+            "top/h.py",
+            "top/notes.json",
+            "top/MAR-INF/MANIFEST.json",
+        }
     with open_archive(zipped, cache=cache) as opened:
         assert (opened.directory / "notes.json").read_bytes() == NOTES
 
@@ -92,27 +129,44 @@ def test_an_archive_without_a_manifest_gets_none(make_zip: MakeZip) -> None:
 
 
 @pytest.mark.parametrize("form", ["default", "zip-store", "tgz", "no-archive"])
-def test_what_was_added_can_be_removed_by_its_name_or_its_directory(spec: ArchiveSpec, tmp_path: Path, form: Format) -> None:
+def test_what_was_added_can_be_removed_by_its_name_or_its_directory(
+    spec: ArchiveSpec, tmp_path: Path, form: Format
+) -> None:
     path = write_archive(spec, tmp_path / "one", format=form)
     untouched = write_archive(spec, tmp_path / "other", format=form)
-    rewrite_archive(path, {"notes.json": NOTES, "forms/a/weights.bin": NOTES, "forms/b": NOTES, "formsless": NOTES})
+    rewrite_archive(
+        path,
+        {"notes.json": NOTES, "forms/a/weights.bin": NOTES, "forms/b": NOTES, "formsless": NOTES},
+    )
     rewrite_archive(path, {}, remove=["notes.json", "forms", "formsless", "not-there"])
     assert not verify_archive(path)
     if form == "no-archive":
-        kept = {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-        assert kept == {file.relative_to(untouched): file.read_bytes() for file in untouched.rglob("*") if file.is_file()}
+        kept = {
+            file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()
+        }
+        assert kept == {
+            file.relative_to(untouched): file.read_bytes()
+            for file in untouched.rglob("*")
+            if file.is_file()
+        }
         assert not (path / "forms").exists()
     else:
         assert path.read_bytes() == untouched.read_bytes()
 
 
 @pytest.mark.parametrize("form", ["default", "tgz", "no-archive"])
-def test_a_new_file_may_stand_where_a_directory_is_removed(spec: ArchiveSpec, tmp_path: Path, cache: Path, form: Format) -> None:
+def test_a_new_file_may_stand_where_a_directory_is_removed(
+    spec: ArchiveSpec, tmp_path: Path, cache: Path, form: Format
+) -> None:
     path = write_archive(spec, tmp_path / "one", format=form)
     rewrite_archive(path, {"forms/old/graph.onnx": b"old", "forms/both": b"old"})
     rewrite_archive(path, {"forms/new/graph.onnx": b"new", "forms/both": b"new"}, remove=["forms/"])
     with open_archive(path, cache=cache) as opened:
-        found = {file.name: file.read_bytes() for file in (opened.directory / "forms").rglob("*") if file.is_file()}
+        found = {
+            file.name: file.read_bytes()
+            for file in (opened.directory / "forms").rglob("*")
+            if file.is_file()
+        }
         assert found == {"graph.onnx": b"new", "both": b"new"}
         assert not (opened.directory / "forms" / "old").exists()
     assert not verify_archive(path)
@@ -121,17 +175,27 @@ def test_a_new_file_may_stand_where_a_directory_is_removed(spec: ArchiveSpec, tm
 def test_a_new_file_may_have_the_name_of_a_directory_that_is_removed(make_zip: MakeZip) -> None:
     path = make_zip(("forms/", b""), ("forms/old", b"old"))
     rewrite_archive(path, {"forms": b"new"}, remove=["forms"])
-    assert sorted(zipfile.ZipFile(path).namelist()) == ["MAR-INF/MANIFEST.json", "forms", "handler.py"]
+    assert sorted(zipfile.ZipFile(path).namelist()) == [
+        "MAR-INF/MANIFEST.json",
+        "forms",
+        "handler.py",
+    ]
 
 
 @pytest.mark.parametrize("form", ["default", "zip-store", "tgz", "no-archive"])
-def test_a_file_is_added_as_its_bytes_are_and_in_constant_memory(spec: ArchiveSpec, tmp_path: Path, form: Format) -> None:
+def test_a_file_is_added_as_its_bytes_are_and_in_constant_memory(
+    spec: ArchiveSpec, tmp_path: Path, form: Format
+) -> None:
     large = tmp_path / "weights.safetensors"
     large.write_bytes(os.urandom(32 << 20))
     text = tmp_path / "labels.txt"
     text.write_bytes(NOTES * 100)
-    by_path, by_bytes = (write_archive(spec, tmp_path / name, format=form) for name in ("one", "two"))
-    rewrite_archive(by_bytes, {"forms/a.safetensors": large.read_bytes(), "labels.txt": text.read_bytes()})
+    by_path, by_bytes = (
+        write_archive(spec, tmp_path / name, format=form) for name in ("one", "two")
+    )
+    rewrite_archive(
+        by_bytes, {"forms/a.safetensors": large.read_bytes(), "labels.txt": text.read_bytes()}
+    )
     tracemalloc.start()
     rewrite_archive(by_path, {"forms/a.safetensors": large, "labels.txt": text})
     _, peak = tracemalloc.get_traced_memory()
@@ -145,7 +209,9 @@ def test_a_file_is_added_as_its_bytes_are_and_in_constant_memory(spec: ArchiveSp
 
 
 @pytest.mark.parametrize("form", ["default", "no-archive"])
-def test_a_file_that_is_none_leaves_the_archive_as_it_is(spec: ArchiveSpec, tmp_path: Path, form: Format) -> None:
+def test_a_file_that_is_none_leaves_the_archive_as_it_is(
+    spec: ArchiveSpec, tmp_path: Path, form: Format
+) -> None:
     path = write_archive(spec, tmp_path / "one", format=form)
     before = {member.name: member.sha256 for member in inspect_archive(path).members}
     with pytest.raises(ArchiveError, match="regular file"):
@@ -171,7 +237,9 @@ def test_new_names_that_collide_are_refused(make_zip: MakeZip, names: tuple[str,
     assert path.read_bytes() == before
 
 
-def test_a_link_stays_a_link_and_the_file_keeps_its_rights(spec: ArchiveSpec, tmp_path: Path) -> None:
+def test_a_link_stays_a_link_and_the_file_keeps_its_rights(
+    spec: ArchiveSpec, tmp_path: Path
+) -> None:
     path = write_archive(spec, tmp_path / "store")
     path.chmod(0o640)
     link = tmp_path / "link.mar"
@@ -198,7 +266,9 @@ def test_a_damaged_archive_is_left_as_it_is(spec: ArchiveSpec, tmp_path: Path) -
     assert [file.name for file in tmp_path.iterdir() if file.name.endswith(".partial")] == []
 
 
-@pytest.mark.parametrize("name", ["../outside", "/absolute", "MAR-INF/MANIFEST.json", "Handler.py", "extra", "a\\b", ""])
+@pytest.mark.parametrize(
+    "name", ["../outside", "/absolute", "MAR-INF/MANIFEST.json", "Handler.py", "extra", "a\\b", ""]
+)
 def test_names_that_no_archive_could_hold_are_refused(make_zip: MakeZip, name: str) -> None:
     path = make_zip(("extra/file.txt", b"x"))
     before = path.read_bytes()
@@ -207,7 +277,9 @@ def test_names_that_no_archive_could_hold_are_refused(make_zip: MakeZip, name: s
     assert path.read_bytes() == before
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write anywhere")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write anywhere"
+)
 def test_a_directory_that_cannot_be_written_is_said(spec: ArchiveSpec, tmp_path: Path) -> None:
     path = write_archive(spec, tmp_path / "store")
     path.parent.chmod(0o500)

@@ -20,7 +20,13 @@ from model_archiver.manifest_components.manifest import Manifest, RuntimeType
 from model_archiver.manifest_components.model import Model
 from model_archiver.model_archiver_error import ModelArchiverError
 from model_archiver.model_packaging import generate_model_archive, package_model
-from model_archiver.model_packaging_utils import MANIFEST_FILE_NAME, MAR_INF, ModelExportUtils, archiving_options, model_handlers
+from model_archiver.model_packaging_utils import (
+    MANIFEST_FILE_NAME,
+    MAR_INF,
+    ModelExportUtils,
+    archiving_options,
+    model_handlers,
+)
 from tests.support.torchserve_names import installed_names, names
 from tsx_archiver import ArchiveSpec, open_archive, write_archive
 from tsx_archiver.progress import progress_bar
@@ -34,17 +40,38 @@ def manifest_of(path: Path) -> dict[str, Any]:
         return dict(json.loads(archive.read("MAR-INF/MANIFEST.json")))
 
 
-def test_the_defaults_write_into_the_current_directory(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_defaults_write_into_the_current_directory(
+    inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(REQUIRED) == 0
     manifest = manifest_of(inputs / "tiny.mar")
     assert manifest["runtime"] == "python"
-    assert manifest["model"] == {"modelName": "tiny", "handler": "handler.py", "modelVersion": "1.0"}
+    assert manifest["model"] == {
+        "modelName": "tiny",
+        "handler": "handler.py",
+        "modelVersion": "1.0",
+    }
     assert capsys.readouterr() == ("", "")
 
 
 def test_every_flag_is_taken(inputs: Path, cache: Path) -> None:
     flags = "--serialized-file weights.bin --model-file model.py --extra-files extra,config.yaml --runtime python3 --export-path new/out"
-    assert main([*REQUIRED, *flags.split(), "--archive-format", "tgz", "-f", "-r", "requirements.txt", "-c", "config.yaml"]) == 0
+    assert (
+        main(
+            [
+                *REQUIRED,
+                *flags.split(),
+                "--archive-format",
+                "tgz",
+                "-f",
+                "-r",
+                "requirements.txt",
+                "-c",
+                "config.yaml",
+            ]
+        )
+        == 0
+    )
     with open_archive(inputs / "new" / "out" / "tiny.tar.gz", cache=cache) as opened:
         assert opened.manifest.data["model"] == {
             "modelName": "tiny",
@@ -59,7 +86,9 @@ def test_every_flag_is_taken(inputs: Path, cache: Path) -> None:
         assert (opened.directory / "sub" / "deep.txt").exists()
 
 
-def test_an_existing_archive_is_kept_or_with_force_replaced(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_archive_is_kept_or_with_force_replaced(
+    inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(REQUIRED) == 0
     assert main(REQUIRED) == 1
     assert capsys.readouterr().err == (
@@ -69,19 +98,31 @@ def test_an_existing_archive_is_kept_or_with_force_replaced(inputs: Path, capsys
     assert capsys.readouterr().err == "WARNING - Overwriting tiny.mar ...\n"
 
 
-def test_an_error_is_one_line_and_no_traceback(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_line_and_no_traceback(
+    inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*REQUIRED, "--serialized-file", "gone.pt"]) == 1
-    assert capsys.readouterr().err == "ERROR - The serialized file gone.pt does not exist. Check the path.\n"
+    assert (
+        capsys.readouterr().err
+        == "ERROR - The serialized file gone.pt does not exist. Check the path.\n"
+    )
 
 
-def test_a_doubtful_configuration_is_packed_with_a_warning(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_doubtful_configuration_is_packed_with_a_warning(
+    inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (inputs / "config.yaml").write_text("batchsize: 3\n")
     assert main([*REQUIRED, "-c", "config.yaml"]) == 0
-    assert capsys.readouterr().err == "WARNING - config.yaml: batchsize is not a known key; did you mean batchSize?\n"
+    assert (
+        capsys.readouterr().err
+        == "WARNING - config.yaml: batchsize is not a known key; did you mean batchSize?\n"
+    )
 
 
 @pytest.mark.parametrize("missing", ["--model-name", "--version", "--handler"])
-def test_required_flags_are_required(inputs: Path, capsys: pytest.CaptureFixture[str], missing: str) -> None:
+def test_required_flags_are_required(
+    inputs: Path, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
     at = REQUIRED.index(missing)
     with pytest.raises(SystemExit) as ended:
         main(REQUIRED[:at] + REQUIRED[at + 2 :])
@@ -90,15 +131,23 @@ def test_required_flags_are_required(inputs: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--runtime", "ruby"), ("--archive-format", "rar")])
-def test_choices_are_checked(inputs: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str) -> None:
+def test_choices_are_checked(
+    inputs: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
+) -> None:
     with pytest.raises(SystemExit):
         main([*REQUIRED, flag, value])
     assert f"invalid choice: '{value}'" in capsys.readouterr().err
 
 
-def test_a_progress_bar_is_for_people_and_goes_to_stderr(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_is_for_people_and_goes_to_stderr(
+    inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with progress_bar("Packing", shown=True) as progress:
-        write_archive(ArchiveSpec("tiny", "handler.py", serialized_file="weights.bin"), inputs, progress=progress)
+        write_archive(
+            ArchiveSpec("tiny", "handler.py", serialized_file="weights.bin"),
+            inputs,
+            progress=progress,
+        )
     reported = capsys.readouterr()
     assert reported.out == ""
     with progress_bar("Packing", shown=False) as progress:
@@ -107,7 +156,13 @@ def test_a_progress_bar_is_for_people_and_goes_to_stderr(inputs: Path, capsys: p
 
 class TestShim:
     def test_scripts_pack_with_a_config(self, inputs: Path) -> None:
-        config = ModelArchiverConfig(model_name="tiny", handler="handler.py", version="1.0", export_path=str(inputs), extra_files="extra")
+        config = ModelArchiverConfig(
+            model_name="tiny",
+            handler="handler.py",
+            version="1.0",
+            export_path=str(inputs),
+            extra_files="extra",
+        )
         ModelArchiver.generate_model_archive(config)
         assert "labels.json" in zipfile.ZipFile("tiny.mar").namelist()
         with pytest.raises(ModelArchiverError, match="already exists"):
@@ -119,14 +174,21 @@ class TestShim:
 
     def test_older_scripts_pack_with_parsed_arguments_and_a_manifest(self, inputs: Path) -> None:
         arguments = Namespace(
-            model_name="tiny", handler="handler.py", version="1.0", serialized_file="weights.bin", export_path=".", force=False
+            model_name="tiny",
+            handler="handler.py",
+            version="1.0",
+            serialized_file="weights.bin",
+            export_path=".",
+            force=False,
         )
         manifest = ModelExportUtils.generate_manifest_json(arguments)
         assert json.loads(manifest)["model"]["serializedFile"] == "weights.bin"
         package_model(arguments, manifest=json.dumps({**json.loads(manifest), "license": "MIT"}))
         assert manifest_of(Path("tiny.mar"))["license"] == "MIT"
 
-    def test_the_entry_point_ends_with_the_commands_code(self, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_entry_point_ends_with_the_commands_code(
+        self, inputs: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("sys.argv", ["torch-model-archiver", *REQUIRED])
         with pytest.raises(SystemExit) as ended:
             generate_model_archive()
@@ -135,12 +197,23 @@ class TestShim:
         assert Path("other.mar").exists()
 
     def test_scripts_parse_their_own_flags_and_write_a_manifest(self, inputs: Path) -> None:
-        flags = ArgParser.export_model_args_parser().parse_args([*REQUIRED, "--serialized-file", "new/weights.bin"])
-        model = Model(flags.model_name, flags.serialized_file, flags.handler, model_version=flags.version, config_file="a/config.yaml")
+        flags = ArgParser.export_model_args_parser().parse_args(
+            [*REQUIRED, "--serialized-file", "new/weights.bin"]
+        )
+        model = Model(
+            flags.model_name,
+            flags.serialized_file,
+            flags.handler,
+            model_version=flags.version,
+            config_file="a/config.yaml",
+        )
         manifest = Manifest(RuntimeType.PYTHON.value, model)
         written = json.loads(str(manifest))
         assert written == manifest.manifest_dict
-        assert (written["runtime"], set(written)) == ("python", {"createdOn", "runtime", "model", "archiverVersion"})
+        assert (written["runtime"], set(written)) == (
+            "python",
+            {"createdOn", "runtime", "model", "archiverVersion"},
+        )
         assert (
             written["model"]
             == model.model_dict
@@ -158,14 +231,22 @@ class TestShim:
 
     def test_constants_are_those_of_the_format(self, inputs: Path) -> None:
         assert main(REQUIRED) == 0
-        assert f"{MAR_INF}/{MANIFEST_FILE_NAME}" in zipfile.ZipFile(f"tiny{archiving_options['default']}").namelist()
-        assert (model_handlers["image_classifier"], model_archiver.__version__) == ("vision", "0.12.0")
+        assert (
+            f"{MAR_INF}/{MANIFEST_FILE_NAME}"
+            in zipfile.ZipFile(f"tiny{archiving_options['default']}").namelist()
+        )
+        assert (model_handlers["image_classifier"], model_archiver.__version__) == (
+            "vision",
+            "0.12.0",
+        )
 
 
 def test_the_list_of_names_is_that_of_torchserve(peer_bin: Path) -> None:
     installed = installed_names(next(peer_bin.parent.glob("lib/python*/site-packages")))
     packages = {module.partition(".")[0] for module in installed}
-    assert installed == {module: listed for module, listed in names().items() if module.partition(".")[0] in packages}
+    assert installed == {
+        module: listed for module, listed in names().items() if module.partition(".")[0] in packages
+    }
 
 
 FILES = ["--serialized-file", "weights.bin", "--model-file", "model.py"]
@@ -183,11 +264,15 @@ CASES = {
 
 
 def contents(path: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Members by name without a tar's top directory, and what the manifest says beside dates, versions and checksums."""
+    """Members by name without a tar's top directory, and what the manifest says beside dates,
+    versions and checksums.
+    """
     files = {}
     if path.name.endswith(".mar"):
         with zipfile.ZipFile(path) as archive:
-            files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+            files = {
+                name: archive.read(name) for name in archive.namelist() if not name.endswith("/")
+            }
     else:
         with tarfile.open(fileobj=io.BytesIO(path.read_bytes())) as archive:
             for info in archive:
@@ -207,7 +292,13 @@ def test_the_archives_are_those_of_torchserves_archiver(
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
     assert main([*REQUIRED, *flags, "--export-path", str(tmp_path / "ours")]) == 0
-    command = [peer_bin / "torch-model-archiver", *REQUIRED, *flags, "--export-path", tmp_path / "theirs"]
+    command = [
+        peer_bin / "torch-model-archiver",
+        *REQUIRED,
+        *flags,
+        "--export-path",
+        tmp_path / "theirs",
+    ]
     subprocess.run(command, check=True, timeout=60, capture_output=True)
     (ours,), (theirs,) = (tmp_path / "ours").iterdir(), (tmp_path / "theirs").iterdir()
     assert ours.name == theirs.name
@@ -228,8 +319,15 @@ def test_the_archives_are_those_of_torchserves_archiver(
         ["--archive-format", "rar"],
     ],
 )
-def test_both_refuse_with_the_same_exit_code(inputs: Path, peer_bin: Path, flags: list[str]) -> None:
-    theirs = subprocess.run([peer_bin / "torch-model-archiver", *REQUIRED, *flags], timeout=60, capture_output=True, check=False)
+def test_both_refuse_with_the_same_exit_code(
+    inputs: Path, peer_bin: Path, flags: list[str]
+) -> None:
+    theirs = subprocess.run(
+        [peer_bin / "torch-model-archiver", *REQUIRED, *flags],
+        timeout=60,
+        capture_output=True,
+        check=False,
+    )
     try:
         ours = main([*REQUIRED, *flags])
     except SystemExit as ended:

@@ -32,27 +32,47 @@ FORMATS = {"deflated": "default", "stored": "zip-store", "tarred": "tgz", "plain
 
 
 @pytest.fixture(scope="module")
-def address(peer_bin: Path, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[str]:
+def address(
+    peer_bin: Path, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]
+) -> Iterator[str]:
     """A TorchServe that serves one model of every form."""
     if shutil.which("java") is None:
         pytest.skip("TorchServe needs Java")
     directory = tmp_path_factory.mktemp("torchserve")
     (directory / "handler.py").write_text(HANDLER)
     (directory / "weights.bin").write_bytes(os.urandom(200_000))
-    (directory / "config.yaml").write_text("word: hello\nminWorkers: 1\nmaxWorkers: 1\nbatchPolicy: wait\n")
+    (directory / "config.yaml").write_text(
+        "word: hello\nminWorkers: 1\nmaxWorkers: 1\nbatchPolicy: wait\n"
+    )
     for name, format in FORMATS.items():
         spec = ArchiveSpec(
-            name, str(directory / "handler.py"), serialized_file=directory / "weights.bin", config_file=directory / "config.yaml"
+            name,
+            str(directory / "handler.py"),
+            serialized_file=directory / "weights.bin",
+            config_file=directory / "config.yaml",
         )
         write_archive(spec, directory / "store", format=format)  # type: ignore[arg-type]  # each is a Format
     inference, management, metrics, grpc_inference, grpc_management, workers = free_ports(6)
     (directory / "config.properties").write_text(
         f"inference_address=http://127.0.0.1:{inference}\nmanagement_address=http://127.0.0.1:{management}\n"
         f"metrics_address=http://127.0.0.1:{metrics}\ngrpc_inference_port={grpc_inference}\ngrpc_management_port={grpc_management}\n"
-        f"default_workers_per_model=1\ninitial_worker_port={workers}\n"  # or its sockets would be those of another TorchServe here
+        # or its sockets would be those of another TorchServe here
+        f"default_workers_per_model=1\ninitial_worker_port={workers}\n"
     )
-    environment = {**os.environ, "PATH": f"{peer_bin}{os.pathsep}{os.environ['PATH']}", "TEMP": str(directory)}
-    command = [peer_bin / "torchserve", "--start", "--foreground", "--ncs", "--disable-token-auth", "--model-store", directory / "store"]
+    environment = {
+        **os.environ,
+        "PATH": f"{peer_bin}{os.pathsep}{os.environ['PATH']}",
+        "TEMP": str(directory),
+    }
+    command = [
+        peer_bin / "torchserve",
+        "--start",
+        "--foreground",
+        "--ncs",
+        "--disable-token-auth",
+        "--model-store",
+        directory / "store",
+    ]
     with (directory / "log").open("wb") as log:
         server = subprocess.Popen(
             [*command, "--models", "all", "--ts-config", directory / "config.properties"],

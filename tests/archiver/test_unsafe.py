@@ -38,13 +38,19 @@ from tsx_archiver.names import safe_member_name
 
 @pytest.fixture
 def refused(cache: Path) -> Callable[..., str]:
-    """The text with which all three ways of opening refuse; checks that nothing was left in the cache."""
+    """The text with which all three ways of opening refuse; checks that nothing was left in the
+    cache.
+    """
 
     def check(path: Path, kind: type[ArchiveError], limits: Limits = Limits()) -> str:  # noqa: B008
         with pytest.raises(kind) as caught:
             open_archive(path, cache=cache, limits=limits)
         assert type(caught.value) is kind
-        assert [file for name in ("entries", "partial") for file in (cache / "archives" / name).rglob("*")] == []
+        assert [
+            file
+            for name in ("entries", "partial")
+            for file in (cache / "archives" / name).rglob("*")
+        ] == []
         with pytest.raises(kind):
             inspect_archive(path, limits=limits)
         with pytest.raises(kind):
@@ -73,44 +79,58 @@ UNSAFE_NAMES = [
 
 
 @pytest.mark.parametrize("name", UNSAFE_NAMES)
-def test_a_member_that_would_land_outside_is_refused(make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str], name: str) -> None:
+def test_a_member_that_would_land_outside_is_refused(
+    make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str], name: str
+) -> None:
     assert "is refused" in refused(make_zip((name, b"x")), UnsafePath)
     assert "is refused" in refused(make_tar((name, b"x")), UnsafePath)
 
 
-def test_a_name_with_a_hidden_end_is_refused(make_zip: MakeZip, refused: Callable[..., str]) -> None:
+def test_a_name_with_a_hidden_end_is_refused(
+    make_zip: MakeZip, refused: Callable[..., str]
+) -> None:
     path = make_zip(("handlerX.py", b"x"))
     path.write_bytes(path.read_bytes().replace(b"handlerX.py", b"handle\x00X.py"))
     assert "control characters" in refused(path, UnsafePath)
 
 
-def test_a_sibling_with_the_targets_name_as_its_beginning_cannot_be_reached(make_tar: MakeTar, refused: Callable[..., str]) -> None:
+def test_a_sibling_with_the_targets_name_as_its_beginning_cannot_be_reached(
+    make_tar: MakeTar, refused: Callable[..., str]
+) -> None:
     assert "'..'" in refused(make_tar(("../tiny-evil/x", b"x")), UnsafePath)
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFLNK])
-def test_a_link_in_a_zip_is_refused(make_zip: MakeZip, refused: Callable[..., str], kind: int) -> None:
+def test_a_link_in_a_zip_is_refused(
+    make_zip: MakeZip, refused: Callable[..., str], kind: int
+) -> None:
     info = zipfile.ZipInfo("link")
     info.external_attr = (kind | 0o777) << 16
     assert "is a link" in refused(make_zip((info, b"/etc/passwd")), LinkMember)
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK])
-def test_a_device_in_a_zip_is_refused(make_zip: MakeZip, refused: Callable[..., str], kind: int) -> None:
+def test_a_device_in_a_zip_is_refused(
+    make_zip: MakeZip, refused: Callable[..., str], kind: int
+) -> None:
     info = zipfile.ZipInfo("device")
     info.external_attr = (kind | 0o600) << 16
     assert "a device" in refused(make_zip((info, b"")), SpecialMember)
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
-def test_a_link_in_a_tar_is_refused(make_tar: MakeTar, refused: Callable[..., str], kind: bytes) -> None:
+def test_a_link_in_a_tar_is_refused(
+    make_tar: MakeTar, refused: Callable[..., str], kind: bytes
+) -> None:
     info = tarfile.TarInfo("tiny/link")
     info.type, info.linkname = kind, "../../etc/passwd"
     assert "is a link to '../../etc/passwd'" in refused(make_tar((info, b"")), LinkMember)
 
 
 @pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
-def test_a_device_in_a_tar_is_refused(make_tar: MakeTar, refused: Callable[..., str], kind: bytes) -> None:
+def test_a_device_in_a_tar_is_refused(
+    make_tar: MakeTar, refused: Callable[..., str], kind: bytes
+) -> None:
     info = tarfile.TarInfo("tiny/device")
     info.type = kind
     assert "a device" in refused(make_tar((info, b"")), SpecialMember)
@@ -124,7 +144,9 @@ def test_a_sparse_member_is_refused(make_tar: MakeTar, refused: Callable[..., st
         "GNU.sparse.name": "tiny/sparse",
         "GNU.sparse.realsize": "1000000",
     }
-    assert "is sparse" in refused(make_tar((info, b"1\n0\n1\n".ljust(512, b"\0") + b"x")), SpecialMember)
+    assert "is sparse" in refused(
+        make_tar((info, b"1\n0\n1\n".ljust(512, b"\0") + b"x")), SpecialMember
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,8 +177,13 @@ def test_a_member_that_unpacks_to_far_more_than_its_size_is_refused(
     zeros = bytes(70 * MIB)
     for path in (make_zip(("zeros", zeros)), make_tar(("tiny/zeros", zeros))):
         said = refused(path, ArchiveTooLarge)
-        assert "as zip bombs do, and more than 67.1 MB. Nothing was unpacked. Raise max_dense_archive_size only if" in said
-        with open_archive(path, cache=path.parent / "roomy", limits=Limits(ratio_floor=80 * MIB)) as opened:
+        assert (
+            "as zip bombs do, and more than 67.1 MB. Nothing was unpacked. Raise max_dense_archive_size only if"
+            in said
+        )
+        with open_archive(
+            path, cache=path.parent / "roomy", limits=Limits(ratio_floor=80 * MIB)
+        ) as opened:
             assert (opened.directory / "zeros").stat().st_size == len(zeros)
         with open_archive(path, cache=path.parent / "other", limits=Limits(ratio=2000)) as opened:
             assert (opened.directory / "zeros").stat().st_size == len(zeros)
@@ -164,23 +191,33 @@ def test_a_member_that_unpacks_to_far_more_than_its_size_is_refused(
 
 def test_many_small_bombs_are_one(make_zip: MakeZip, refused: Callable[..., str]) -> None:
     path = make_zip(*((f"zeros-{number}", bytes(MIB)) for number in range(4)))
-    assert "member 'zeros-2' unpacks from 3.1 kB to 3.1 MB" in refused(path, ArchiveTooLarge, Limits(ratio_floor=5 * MIB // 2))
+    assert "member 'zeros-2' unpacks from 3.1 kB to 3.1 MB" in refused(
+        path, ArchiveTooLarge, Limits(ratio_floor=5 * MIB // 2)
+    )
 
 
-def test_more_than_the_total_is_refused(make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]) -> None:
+def test_more_than_the_total_is_refused(
+    make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]
+) -> None:
     for path in (make_zip(("x", b"x" * 5000)), make_tar(("tiny/x", b"x" * 5000))):
         assert "would unpack to more than" in refused(path, ArchiveTooLarge, Limits(total=5000))
 
 
-def test_more_members_than_allowed_are_refused(make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]) -> None:
+def test_more_members_than_allowed_are_refused(
+    make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]
+) -> None:
     many = [str(number) for number in range(50)]
     refused(make_zip(*((name, b"") for name in many)), TooManyMembers, Limits(members=50))
     refused(make_tar(*((f"tiny/{name}", b"") for name in many)), TooManyMembers, Limits(members=50))
 
 
-def test_a_huge_zip_directory_is_refused_before_it_is_read(make_zip: MakeZip, refused: Callable[..., str]) -> None:
+def test_a_huge_zip_directory_is_refused_before_it_is_read(
+    make_zip: MakeZip, refused: Callable[..., str]
+) -> None:
     names = [f"{number:0200}" for number in range(100)]
-    assert "has a directory of" in refused(make_zip(*((name, b"") for name in names)), TooManyMembers, Limits(members=40))
+    assert "has a directory of" in refused(
+        make_zip(*((name, b"") for name in names)), TooManyMembers, Limits(members=40)
+    )
 
 
 def patched(path: Path, name: bytes, offset: int, value: bytes) -> Path:
@@ -193,17 +230,26 @@ def patched(path: Path, name: bytes, offset: int, value: bytes) -> Path:
 
 
 def test_an_encrypted_member_is_refused(make_zip: MakeZip, refused: Callable[..., str]) -> None:
-    assert "encrypted" in refused(patched(make_zip(("secret", b"x")), b"secret", 8, b"\x01\x00"), EncryptedMember)
+    assert "encrypted" in refused(
+        patched(make_zip(("secret", b"x")), b"secret", 8, b"\x01\x00"), EncryptedMember
+    )
 
 
-@pytest.mark.parametrize(("method", "words"), [(12, "bzip2"), (14, "lzma"), (93, "zstd"), (77, "method 77")])
+@pytest.mark.parametrize(
+    ("method", "words"), [(12, "bzip2"), (14, "lzma"), (93, "zstd"), (77, "method 77")]
+)
 def test_a_compression_that_torchserve_does_not_know_is_refused(
     make_zip: MakeZip, refused: Callable[..., str], method: int, words: str
 ) -> None:
-    assert words in refused(patched(make_zip(("odd", b"x")), b"odd", 10, struct.pack("<H", method)), UnsupportedCompression)
+    assert words in refused(
+        patched(make_zip(("odd", b"x")), b"odd", 10, struct.pack("<H", method)),
+        UnsupportedCompression,
+    )
 
 
-def test_members_that_share_bytes_are_refused(make_zip: MakeZip, refused: Callable[..., str]) -> None:
+def test_members_that_share_bytes_are_refused(
+    make_zip: MakeZip, refused: Callable[..., str]
+) -> None:
     path = make_zip(("one", bytes(range(250))), ("two", bytes(range(250))))
     with zipfile.ZipFile(path) as archive:
         offset = archive.getinfo("one").header_offset
@@ -211,11 +257,17 @@ def test_members_that_share_bytes_are_refused(make_zip: MakeZip, refused: Callab
 
 
 @pytest.mark.parametrize("size", [0, 1, 99_999])
-def test_a_size_that_lies_is_noticed_while_unpacking_and_cleaned_up(make_zip: MakeZip, cache: Path, size: int) -> None:
+def test_a_size_that_lies_is_noticed_while_unpacking_and_cleaned_up(
+    make_zip: MakeZip, cache: Path, size: int
+) -> None:
     path = patched(make_zip(("liar", b"x" * 1000)), b"liar", 24, struct.pack("<I", size))
     with pytest.raises(CorruptMember, match="liar"):
         open_archive(path, cache=cache)
-    assert list((cache / "archives" / "entries").iterdir()) == list((cache / "archives" / "partial").iterdir()) == []
+    assert (
+        list((cache / "archives" / "entries").iterdir())
+        == list((cache / "archives" / "partial").iterdir())
+        == []
+    )
     assert verify_archive(path)[0].is_fault
 
 
@@ -230,7 +282,9 @@ def test_damaged_bytes_are_noticed(make_zip: MakeZip, cache: Path) -> None:
     assert "data" in first.text
 
 
-def test_a_name_that_is_not_text_where_the_member_begins_is_damage(make_zip: MakeZip, cache: Path) -> None:
+def test_a_name_that_is_not_text_where_the_member_begins_is_damage(
+    make_zip: MakeZip, cache: Path
+) -> None:
     path = make_zip(("last", b"x"))
     content = bytearray(path.read_bytes())
     at = content.index(b"last")  # in the header before its bytes; the directory comes later
@@ -240,15 +294,26 @@ def test_a_name_that_is_not_text_where_the_member_begins_is_damage(make_zip: Mak
         open_archive(path, cache=cache)
 
 
-def test_a_wrong_sha256_is_noticed_and_cleaned_up(make_zip: MakeZip, make_tar: MakeTar, cache: Path) -> None:
+def test_a_wrong_sha256_is_noticed_and_cleaned_up(
+    make_zip: MakeZip, make_tar: MakeTar, cache: Path
+) -> None:
     manifest = {**MANIFEST, "sha256": {"data": "0" * 64}}
-    for path in (make_zip(("data", b"x"), manifest=manifest), make_tar(("tiny/data", b"x"), manifest=manifest)):
+    for path in (
+        make_zip(("data", b"x"), manifest=manifest),
+        make_tar(("tiny/data", b"x"), manifest=manifest),
+    ):
         with pytest.raises(WrongChecksum, match="the sha-256 of 'data' is 2d711642b726b044"):
             open_archive(path, cache=cache)
-        assert list((cache / "archives" / "entries").iterdir()) == list((cache / "archives" / "partial").iterdir()) == []
+        assert (
+            list((cache / "archives" / "entries").iterdir())
+            == list((cache / "archives" / "partial").iterdir())
+            == []
+        )
         findings = verify_archive(path)
         assert (findings[0].is_fault, findings[0].member) == (True, "data")
-        assert [finding.member for finding in findings[1:]] == ["handler.py"], "it has no sha-256, which is no fault"
+        assert [finding.member for finding in findings[1:]] == ["handler.py"], (
+            "it has no sha-256, which is no fault"
+        )
 
 
 def test_a_member_that_is_gone_is_noticed_by_its_sha256(make_zip: MakeZip, cache: Path) -> None:
@@ -258,7 +323,9 @@ def test_a_member_that_is_gone_is_noticed_by_its_sha256(make_zip: MakeZip, cache
     assert "'gone' is missing" in verify_archive(path)[0].text
 
 
-def test_a_tar_header_of_any_size_is_not_read_into_memory(tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_a_tar_header_of_any_size_is_not_read_into_memory(
+    tmp_path: Path, refused: Callable[..., str]
+) -> None:
     info = tarfile.TarInfo("././@PaxHeader")
     info.type, info.size = tarfile.XHDTYPE, 50 * MIB
     path = tmp_path / "bomb.tar.gz"
@@ -267,13 +334,17 @@ def test_a_tar_header_of_any_size_is_not_read_into_memory(tmp_path: Path, refuse
     assert "holds a header of" in refused(path, ArchiveTooLarge)
 
 
-def test_zeros_behind_a_tars_end_are_counted(make_tar: MakeTar, refused: Callable[..., str]) -> None:
+def test_zeros_behind_a_tars_end_are_counted(
+    make_tar: MakeTar, refused: Callable[..., str]
+) -> None:
     path = make_tar()
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(80 * MIB)))
     assert "as zip bombs do" in refused(path, ArchiveTooLarge)
 
 
-def test_a_tar_with_a_broken_header_in_its_middle_is_not_taken_for_a_shorter_one(make_tar: MakeTar, refused: Callable[..., str]) -> None:
+def test_a_tar_with_a_broken_header_in_its_middle_is_not_taken_for_a_shorter_one(
+    make_tar: MakeTar, refused: Callable[..., str]
+) -> None:
     path = make_tar(("tiny/last", b"x"))
     raw = bytearray(gzip.decompress(path.read_bytes()))
     at = raw.index(b"tiny/last")
@@ -282,14 +353,22 @@ def test_a_tar_with_a_broken_header_in_its_middle_is_not_taken_for_a_shorter_one
     assert "a member's header is invalid" in refused(path, TruncatedArchive)
 
 
-def test_directories_alone_are_no_archive(make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]) -> None:
+def test_directories_alone_are_no_archive(
+    make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]
+) -> None:
     directory = tarfile.TarInfo("sub")
     directory.type = tarfile.DIRTYPE
-    for path in (make_zip(("sub/", b""), manifest=None), make_tar((directory, b""), manifest=None), make_zip(manifest=None)):
+    for path in (
+        make_zip(("sub/", b""), manifest=None),
+        make_tar((directory, b""), manifest=None),
+        make_zip(manifest=None),
+    ):
         assert "without files" in refused(path, EmptyArchive)
 
 
-PARTS = st.sampled_from(["..", ".", "", "a", "B", "b", "...", "C:", "\\", "\x00", "é", "e\u0301", "MAR-INF"])
+PARTS = st.sampled_from(
+    ["..", ".", "", "a", "B", "b", "...", "C:", "\\", "\x00", "é", "e\u0301", "MAR-INF"]
+)
 
 
 @given(st.lists(PARTS, max_size=6).map("/".join))

@@ -19,42 +19,83 @@ from typing import BinaryIO
 
 import pytest
 
-from tsx_archiver import ArchiveSpec, Format, InvalidConfig, open_archive, verify_archive, write_archive
-from tsx_archiver.errors import CannotPack, CorruptMember, DuplicateInput, InputMissing, InvalidModelName, OutputExists
+from tsx_archiver import (
+    ArchiveSpec,
+    Format,
+    InvalidConfig,
+    open_archive,
+    verify_archive,
+    write_archive,
+)
+from tsx_archiver.errors import (
+    CannotPack,
+    CorruptMember,
+    DuplicateInput,
+    InputMissing,
+    InvalidModelName,
+    OutputExists,
+)
 from tsx_archiver.limits import MIB
 from tsx_archiver.rewriting import rewrite_archive
 from tsx_archiver.storage import copying
 from tsx_archiver.writing import FORMATS
 
-MEMBERS = ["config.yaml", "handler.py", "labels.json", "model.py", "requirements.txt", "sub/deep.txt", "weights.bin"]
+MEMBERS = [
+    "config.yaml",
+    "handler.py",
+    "labels.json",
+    "model.py",
+    "requirements.txt",
+    "sub/deep.txt",
+    "weights.bin",
+]
 
 
 def tree(directory: Path) -> dict[str, bytes]:
-    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_format_opens_to_the_same_files(spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format) -> None:
+def test_every_format_opens_to_the_same_files(
+    spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format
+) -> None:
     path = write_archive(spec, tmp_path / "out", format=format)
-    assert path == tmp_path / "out" / {"tgz": "tiny.tar.gz", "no-archive": "tiny"}.get(format, "tiny.mar")
+    assert path == tmp_path / "out" / {"tgz": "tiny.tar.gz", "no-archive": "tiny"}.get(
+        format, "tiny.mar"
+    )
     with open_archive(path, cache=cache) as opened:
         files = tree(opened.directory)
         assert sorted(files) == ["MAR-INF/MANIFEST.json", *MEMBERS]
         assert files["weights.bin"] == Path("weights.bin").read_bytes()
-        assert (opened.manifest.model_name, opened.manifest.version, opened.config.batch_size, opened.problems) == ("tiny", "2.1", 4, [])
+        assert (
+            opened.manifest.model_name,
+            opened.manifest.version,
+            opened.config.batch_size,
+            opened.problems,
+        ) == ("tiny", "2.1", 4, [])
     assert verify_archive(path) == []
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_manifest_has_every_members_sha256(spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format) -> None:
+def test_the_manifest_has_every_members_sha256(
+    spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format
+) -> None:
     with open_archive(write_archive(spec, tmp_path, format=format), cache=cache) as opened:
         files = tree(opened.directory)
         del files["MAR-INF/MANIFEST.json"]
-        assert opened.manifest.checksums == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        assert opened.manifest.checksums == {
+            name: hashlib.sha256(content).hexdigest() for name, content in files.items()
+        }
 
 
 @pytest.mark.parametrize("format", ["default", "zip-store", "tgz"])
-def test_the_same_inputs_give_the_same_bytes(spec: ArchiveSpec, tmp_path: Path, format: Format) -> None:
+def test_the_same_inputs_give_the_same_bytes(
+    spec: ArchiveSpec, tmp_path: Path, format: Format
+) -> None:
     first = write_archive(spec, tmp_path / "one", format=format).read_bytes()
     for file in [path for path in Path.cwd().rglob("*") if path.is_file()]:
         os.utime(file, (1, 1))
@@ -75,7 +116,9 @@ def test_the_date_is_fixed_or_that_of_source_date_epoch(
         assert opened.manifest.data["createdOn"] == "14/11/2023 22:13:20"
 
 
-def test_weights_are_stored_and_so_is_what_hardly_compresses(spec: ArchiveSpec, tmp_path: Path) -> None:
+def test_weights_are_stored_and_so_is_what_hardly_compresses(
+    spec: ArchiveSpec, tmp_path: Path
+) -> None:
     chance = random.Random(1)
     floats = array.array("f", (chance.gauss(0, 1) for _ in range(50_000))).tobytes()
     assert len(zlib.compress(floats)) < 0.95 * len(floats)
@@ -83,7 +126,11 @@ def test_weights_are_stored_and_so_is_what_hardly_compresses(spec: ArchiveSpec, 
     Path("weights.bin").write_bytes(bytes(300_000))
     Path("extra/labels.json").write_text(json.dumps(list(range(5000))))
     with zipfile.ZipFile(write_archive(spec, tmp_path)) as archive:
-        assert archive.getinfo("weights.bin").compress_type == archive.getinfo("table.dat").compress_type == zipfile.ZIP_STORED
+        assert (
+            archive.getinfo("weights.bin").compress_type
+            == archive.getinfo("table.dat").compress_type
+            == zipfile.ZIP_STORED
+        )
         assert archive.getinfo("labels.json").compress_type == zipfile.ZIP_DEFLATED
     with zipfile.ZipFile(write_archive(spec, tmp_path, force=True, format="zip-store")) as archive:
         assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}
@@ -112,7 +159,12 @@ SIZE = 9 * MIB + 17  # more than one piece
 @pytest.mark.parametrize("format", ["default", "no-archive"])
 @pytest.mark.parametrize("error", [None, errno.ENOSYS])
 def test_large_stored_members_are_copied_in_the_kernel_or_else_by_hand(
-    spec: ArchiveSpec, tmp_path: Path, cache: Path, kernel: SimpleNamespace, format: Format, error: int | None
+    spec: ArchiveSpec,
+    tmp_path: Path,
+    cache: Path,
+    kernel: SimpleNamespace,
+    format: Format,
+    error: int | None,
 ) -> None:
     content = random.Random(3).randbytes(SIZE)
     Path("weights.bin").write_bytes(content)
@@ -127,7 +179,9 @@ def test_large_stored_members_are_copied_in_the_kernel_or_else_by_hand(
         with zipfile.ZipFile(path) as archive:
             assert archive.testzip() is None
             at = archive.getinfo("weights.bin").header_offset
-        assert path.read_bytes().index(content[:64], at) % 4096 == 0, "where a file system can share its blocks"
+        assert path.read_bytes().index(content[:64], at) % 4096 == 0, (
+            "where a file system can share its blocks"
+        )
         rewrite_archive(path, {"note.txt": b"x"})
         assert kernel.copied == (0 if error else 3 * SIZE)
     assert verify_archive(path) == []
@@ -146,7 +200,10 @@ def test_large_members_give_the_same_bytes_with_and_without_the_kernel(
     assert verify_archive(path) == []
 
 
-@pytest.mark.parametrize("change", [lambda file: file.truncate(SIZE - MIB), lambda file: file.seek(0, 2) and file.write(b"x")])
+@pytest.mark.parametrize(
+    "change",
+    [lambda file: file.truncate(SIZE - MIB), lambda file: file.seek(0, 2) and file.write(b"x")],
+)
 def test_a_large_file_that_changes_while_it_is_packed_is_reported(
     spec: ArchiveSpec, tmp_path: Path, change: Callable[[BinaryIO], object]
 ) -> None:
@@ -162,7 +219,9 @@ def test_a_large_file_that_changes_while_it_is_packed_is_reported(
 
 
 @pytest.mark.parametrize("at", [100, SIZE - 100])
-def test_damage_in_a_large_stored_member_is_noticed(spec: ArchiveSpec, tmp_path: Path, cache: Path, at: int) -> None:
+def test_damage_in_a_large_stored_member_is_noticed(
+    spec: ArchiveSpec, tmp_path: Path, cache: Path, at: int
+) -> None:
     content = random.Random(6).randbytes(SIZE)
     Path("weights.bin").write_bytes(content)
     path = write_archive(spec, tmp_path / "out")
@@ -171,7 +230,11 @@ def test_damage_in_a_large_stored_member_is_noticed(spec: ArchiveSpec, tmp_path:
     path.write_bytes(written)
     with pytest.raises(CorruptMember, match=r"'weights\.bin' is damaged"):
         open_archive(path, cache=cache)
-    assert list((cache / "archives" / "entries").iterdir()) == list((cache / "archives" / "partial").iterdir()) == []
+    assert (
+        list((cache / "archives" / "entries").iterdir())
+        == list((cache / "archives" / "partial").iterdir())
+        == []
+    )
 
 
 @pytest.mark.slow
@@ -188,7 +251,9 @@ def test_a_file_of_zeros_does_not_become_what_readers_take_for_a_bomb(
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process's memory from /proc")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="reads the peak of a process's memory from /proc"
+)
 def test_packing_takes_constant_memory(inputs: Path) -> None:
     with Path("weights.bin").open("wb") as file:
         for _ in range(300):
@@ -198,8 +263,12 @@ def test_packing_takes_constant_memory(inputs: Path) -> None:
         "write_archive(ArchiveSpec('big', 'handler.py', serialized_file='weights.bin'), 'out')\n"
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert int(done.stdout) < 60_000, "kilobytes, of which Python itself has half, for a file of 75 megabytes"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert int(done.stdout) < 60_000, (
+        "kilobytes, of which Python itself has half, for a file of 75 megabytes"
+    )
 
 
 def test_progress_counts_up_to_all_bytes(spec: ArchiveSpec, tmp_path: Path) -> None:
@@ -218,7 +287,10 @@ def find(name: str) -> Path:
 def test_an_existing_archive_stays_unless_force_is_given(spec: ArchiveSpec, tmp_path: Path) -> None:
     for format in FORMATS:
         path = write_archive(spec, tmp_path / format, format=format)
-        with pytest.raises(OutputExists, match=f"{path.name} already exists.\nPlease specify --force/-f option to overwrite"):
+        with pytest.raises(
+            OutputExists,
+            match=f"{path.name} already exists.\nPlease specify --force/-f option to overwrite",
+        ):
             write_archive(spec, tmp_path / format, format=format)
         changed = replace(spec, version="9")
         write_archive(changed, tmp_path / format, format=format, force=True)
@@ -227,7 +299,9 @@ def test_an_existing_archive_stays_unless_force_is_given(spec: ArchiveSpec, tmp_
         assert list((tmp_path / format).iterdir()) == [path], "nothing partial is left"
 
 
-def test_a_failure_leaves_the_old_archive_and_nothing_else(spec: ArchiveSpec, tmp_path: Path) -> None:
+def test_a_failure_leaves_the_old_archive_and_nothing_else(
+    spec: ArchiveSpec, tmp_path: Path
+) -> None:
     for format in FORMATS:
         path = write_archive(spec, tmp_path / format, format=format)
         before = path.read_bytes() if path.is_file() else tree(path)
@@ -244,7 +318,9 @@ def test_a_failure_leaves_the_old_archive_and_nothing_else(spec: ArchiveSpec, tm
 
 @pytest.mark.parametrize("by", [-1, 1])
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_file_that_changes_while_it_is_packed_is_noticed(spec: ArchiveSpec, tmp_path: Path, format: Format, by: int) -> None:
+def test_a_file_that_changes_while_it_is_packed_is_noticed(
+    spec: ArchiveSpec, tmp_path: Path, format: Format, by: int
+) -> None:
     def change(member: str, done: int, total: int) -> None:
         if member == "model.py":
             os.truncate("weights.bin", 10240 + by)
@@ -254,7 +330,9 @@ def test_a_file_that_changes_while_it_is_packed_is_noticed(spec: ArchiveSpec, tm
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_destination_with_the_formats_ending_is_the_archive_itself(spec: ArchiveSpec, tmp_path: Path) -> None:
+def test_a_destination_with_the_formats_ending_is_the_archive_itself(
+    spec: ArchiveSpec, tmp_path: Path
+) -> None:
     assert write_archive(spec, tmp_path / "deep" / "other.mar") == tmp_path / "deep" / "other.mar"
     assert write_archive(spec, tmp_path / "other.tgz", format="tgz") == tmp_path / "other.tgz"
     assert write_archive(spec, tmp_path / "other.tgz.d", format="tgz").name == "tiny.tar.gz"
@@ -269,7 +347,9 @@ def test_the_written_file_has_the_rights_of_any_new_file(spec: ArchiveSpec, tmp_
 def test_a_tar_has_the_models_name_as_its_top_directory(spec: ArchiveSpec, tmp_path: Path) -> None:
     with tarfile.open(write_archive(spec, tmp_path, format="tgz")) as archive:
         assert {info.name.split("/")[0] for info in archive} == {"tiny"}
-        assert {(info.mtime, info.uid, info.uname, info.mode) for info in archive.getmembers()} == {(0, 0, "", 0o644)}
+        assert {(info.mtime, info.uid, info.uname, info.mode) for info in archive.getmembers()} == {
+            (0, 0, "", 0o644)
+        }
 
 
 class TestExtraFiles:
@@ -281,7 +361,9 @@ class TestExtraFiles:
     def bare(self, inputs: Path) -> ArchiveSpec:
         return ArchiveSpec("tiny", "handler.py")
 
-    def test_lists_patterns_and_directories_are_packed_as_by_torchserve(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+    def test_lists_patterns_and_directories_are_packed_as_by_torchserve(
+        self, bare: ArchiveSpec, tmp_path: Path
+    ) -> None:
         for extra, names in [
             ("extra/labels.json,model.py", ["labels.json", "model.py"]),
             ("extra", ["labels.json", "sub/deep.txt"]),
@@ -292,20 +374,33 @@ class TestExtraFiles:
         ]:
             assert self.names(replace(bare, extra_files=extra), tmp_path) == names, extra
 
-    def test_the_same_file_named_twice_is_packed_once(self, bare: ArchiveSpec, tmp_path: Path) -> None:
-        assert self.names(replace(bare, extra_files="handler.py,./handler.py,model.py"), tmp_path) == ["model.py"]
+    def test_the_same_file_named_twice_is_packed_once(
+        self, bare: ArchiveSpec, tmp_path: Path
+    ) -> None:
+        assert self.names(
+            replace(bare, extra_files="handler.py,./handler.py,model.py"), tmp_path
+        ) == ["model.py"]
 
     @pytest.mark.parametrize("other", ["labels.json", "Labels.JSON"])
-    def test_two_files_of_one_name_are_refused_and_both_named(self, bare: ArchiveSpec, tmp_path: Path, other: str) -> None:
+    def test_two_files_of_one_name_are_refused_and_both_named(
+        self, bare: ArchiveSpec, tmp_path: Path, other: str
+    ) -> None:
         Path("more").mkdir()
         (Path("more") / other).write_text("other")
-        with pytest.raises(DuplicateInput, match=rf"extra/labels.json and more/{other} would both be"):
+        with pytest.raises(
+            DuplicateInput, match=rf"extra/labels.json and more/{other} would both be"
+        ):
             write_archive(replace(bare, extra_files="extra,more"), tmp_path)
 
-    def test_a_file_in_the_way_of_a_directory_is_refused(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+    def test_a_file_in_the_way_of_a_directory_is_refused(
+        self, bare: ArchiveSpec, tmp_path: Path
+    ) -> None:
         Path("more").mkdir()
         Path("more/sub").write_text("a file")
-        with pytest.raises(DuplicateInput, match=r"more/sub would be a file where extra/sub/deep.txt needs a directory"):
+        with pytest.raises(
+            DuplicateInput,
+            match=r"more/sub would be a file where extra/sub/deep.txt needs a directory",
+        ):
             write_archive(replace(bare, extra_files="extra,more"), tmp_path)
 
     def test_the_manifests_place_is_taken(self, bare: ArchiveSpec, tmp_path: Path) -> None:
@@ -318,7 +413,9 @@ class TestExtraFiles:
         Path("extra/link.json").symlink_to("labels.json")
         assert "link.json" in self.names(replace(bare, extra_files="extra"), tmp_path)
         Path("extra/sub/loop").symlink_to("..")
-        with pytest.raises(CannotPack, match=r"is a link to one of its parent directories\. Remove the link\."):
+        with pytest.raises(
+            CannotPack, match=r"is a link to one of its parent directories\. Remove the link\."
+        ):
             write_archive(replace(bare, extra_files="extra"), tmp_path, force=True)
 
     def test_what_is_no_file_is_refused(self, bare: ArchiveSpec, tmp_path: Path) -> None:
@@ -331,9 +428,13 @@ class TestExtraFiles:
             write_archive(replace(bare, extra_files="extra"), tmp_path)
 
     def test_contents_from_memory_are_packed(self, bare: ArchiveSpec, tmp_path: Path) -> None:
-        assert self.names(replace(bare, contents={"samples/a.txt": b"hello"}), tmp_path) == ["samples/a.txt"]
+        assert self.names(replace(bare, contents={"samples/a.txt": b"hello"}), tmp_path) == [
+            "samples/a.txt"
+        ]
         with pytest.raises(DuplicateInput, match=r"contents model.py"):
-            write_archive(replace(bare, model_file="model.py", contents={"model.py": b"other"}), tmp_path)
+            write_archive(
+                replace(bare, model_file="model.py", contents={"model.py": b"other"}), tmp_path
+            )
         with pytest.raises(CannotPack, match="cannot be a name"):
             write_archive(replace(bare, contents={"../x": b""}), tmp_path)
 
@@ -349,45 +450,67 @@ class TestHandlers:
             ("image_classifier", "image_classifier"),
         ],
     )
-    def test_it_is_a_file_or_comes_with_the_server(self, inputs: Path, tmp_path: Path, handler: str, manifest: str) -> None:
+    def test_it_is_a_file_or_comes_with_the_server(
+        self, inputs: Path, tmp_path: Path, handler: str, manifest: str
+    ) -> None:
         with zipfile.ZipFile(write_archive(ArchiveSpec("tiny", handler), tmp_path)) as archive:
-            assert ("handler.py" in archive.namelist()) == handler.lstrip("./").startswith("handler")
+            assert ("handler.py" in archive.namelist()) == handler.lstrip("./").startswith(
+                "handler"
+            )
             assert json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]["handler"] == manifest
 
     def test_a_library_serves_the_cpp_backend(self, inputs: Path, tmp_path: Path) -> None:
         Path("libfast.so").write_bytes(b"\x7fELF")
-        with zipfile.ZipFile(write_archive(ArchiveSpec("tiny", "libfast:Fast", runtime="LSP"), tmp_path)) as archive:
+        with zipfile.ZipFile(
+            write_archive(ArchiveSpec("tiny", "libfast:Fast", runtime="LSP"), tmp_path)
+        ) as archive:
             assert "libfast.so" in archive.namelist()
 
     def test_the_cpp_backends_own_is_no_file(self, inputs: Path, tmp_path: Path) -> None:
-        with zipfile.ZipFile(write_archive(ArchiveSpec("tiny", "TorchScriptHandler", runtime="LSP"), tmp_path)) as archive:
-            assert json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]["handler"] == "TorchScriptHandler"
+        with zipfile.ZipFile(
+            write_archive(ArchiveSpec("tiny", "TorchScriptHandler", runtime="LSP"), tmp_path)
+        ) as archive:
+            assert (
+                json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]["handler"]
+                == "TorchScriptHandler"
+            )
         with pytest.raises(InputMissing, match="TorchScriptHandler"):
             write_archive(ArchiveSpec("other", "TorchScriptHandler"), tmp_path)
 
     def test_one_that_does_not_exist_is_named(self, inputs: Path, tmp_path: Path) -> None:
         with pytest.raises(
-            InputMissing, match=r"The handler nosuch is neither a file \(nosuch.py does not exist\) nor one of base_handler"
+            InputMissing,
+            match=r"The handler nosuch is neither a file \(nosuch.py does not exist\) nor one of base_handler",
         ):
             write_archive(ArchiveSpec("tiny", "nosuch"), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "a/b", "-x", ".x", "ü"])
-def test_a_model_name_with_special_characters_is_refused(inputs: Path, tmp_path: Path, name: str) -> None:
+def test_a_model_name_with_special_characters_is_refused(
+    inputs: Path, tmp_path: Path, name: str
+) -> None:
     with pytest.raises(InvalidModelName, match="Model name contains special characters"):
         write_archive(ArchiveSpec(name, "handler.py"), tmp_path)
 
 
 @pytest.mark.parametrize("version", ["", "1/2", "..", "a\n"])
-def test_a_version_that_cannot_be_in_an_address_is_refused(inputs: Path, tmp_path: Path, version: str) -> None:
+def test_a_version_that_cannot_be_in_an_address_is_refused(
+    inputs: Path, tmp_path: Path, version: str
+) -> None:
     with pytest.raises(CannotPack, match="version"):
         write_archive(ArchiveSpec("tiny", "handler.py", version=version), tmp_path)
 
 
-@pytest.mark.parametrize("field", ["serialized_file", "model_file", "requirements_file", "config_file", "extra_files"])
-def test_a_missing_input_is_named_and_nothing_is_written(inputs: Path, tmp_path: Path, field: str) -> None:
+@pytest.mark.parametrize(
+    "field", ["serialized_file", "model_file", "requirements_file", "config_file", "extra_files"]
+)
+def test_a_missing_input_is_named_and_nothing_is_written(
+    inputs: Path, tmp_path: Path, field: str
+) -> None:
     with pytest.raises(InputMissing, match=r"gone.xyz does not exist"):
-        write_archive(replace(ArchiveSpec("tiny", "handler.py"), **{field: "gone.xyz"}), tmp_path / "out")
+        write_archive(
+            replace(ArchiveSpec("tiny", "handler.py"), **{field: "gone.xyz"}), tmp_path / "out"
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -398,7 +521,9 @@ def test_a_directory_where_a_file_belongs_is_named(inputs: Path, tmp_path: Path)
 
 def test_the_configuration_is_checked_when_packing(spec: ArchiveSpec, tmp_path: Path) -> None:
     Path("config.yaml").write_text("batch_size: 8\nmaxBatchDelay: soon\n")
-    with pytest.raises(InvalidConfig, match=r"did you mean batchSize\?; maxBatchDelay: 'soon' is invalid"):
+    with pytest.raises(
+        InvalidConfig, match=r"did you mean batchSize\?; maxBatchDelay: 'soon' is invalid"
+    ):
         write_archive(spec, tmp_path)
     warnings: list[str] = []
     write_archive(spec, tmp_path, warn=warnings.append)
@@ -409,7 +534,9 @@ def test_the_configuration_is_checked_when_packing(spec: ArchiveSpec, tmp_path: 
             write_archive(spec, tmp_path, force=True, warn=warnings.append)
 
 
-def test_a_pattern_without_a_match_is_warned_about_or_refused(spec: ArchiveSpec, tmp_path: Path) -> None:
+def test_a_pattern_without_a_match_is_warned_about_or_refused(
+    spec: ArchiveSpec, tmp_path: Path
+) -> None:
     doubtful = replace(spec, extra_files="*.nothing")
     with pytest.raises(InputMissing, match=r"did not match any file: \*.nothing"):
         write_archive(doubtful, tmp_path)
@@ -418,9 +545,17 @@ def test_a_pattern_without_a_match_is_warned_about_or_refused(spec: ArchiveSpec,
     assert warnings == ["Given wildcard pattern did not match any file: *.nothing"]
 
 
-def test_fields_of_an_older_manifest_are_carried_over(spec: ArchiveSpec, tmp_path: Path, cache: Path) -> None:
-    old = {"license": "MIT", "sha256": {"gone": "0"}, "model": {"modelName": "other", "sourceVocab": "v.pt", "extensions": "e"}}
-    with open_archive(write_archive(replace(spec, extra_manifest=old), tmp_path), cache=cache) as opened:
+def test_fields_of_an_older_manifest_are_carried_over(
+    spec: ArchiveSpec, tmp_path: Path, cache: Path
+) -> None:
+    old = {
+        "license": "MIT",
+        "sha256": {"gone": "0"},
+        "model": {"modelName": "other", "sourceVocab": "v.pt", "extensions": "e"},
+    }
+    with open_archive(
+        write_archive(replace(spec, extra_manifest=old), tmp_path), cache=cache
+    ) as opened:
         assert opened.manifest.data["license"] == "MIT"
         assert (opened.manifest.model_name, opened.manifest.extensions) == ("tiny", "e")
         assert opened.manifest.data["model"]["sourceVocab"] == "v.pt"

@@ -11,4 +11,6 @@ from benchmarks import servers
 def light_servers(processes: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured is started as it is at anybody's; here only that it can be measured."""
     own = servers.clean_environment
-    monkeypatch.setattr(servers, "clean_environment", lambda: own() | {"TSX_WORKER_PRELOAD": "false"})
+    monkeypatch.setattr(
+        servers, "clean_environment", lambda: own() | {"TSX_WORKER_PRELOAD": "false"}
+    )

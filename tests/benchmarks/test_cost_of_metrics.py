@@ -1,4 +1,6 @@
-"""A server counts or not as it is told, and what its turns come to. The load is measured by hand."""
+"""A server counts or not as it is told, and what its turns come to. The load is measured by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ PATH = "/predictions/ok"
 @pytest.mark.skipif(sys.platform != "linux", reason="workers come of a fork server")
 def test_a_server_counts_or_not_as_it_is_reported(tmp_path: Path) -> None:
     with serving(tmp_path / "server", MODELS / "ok.py") as server:
-        assert str(tmp_path) not in os.environ.get("PYTHONPATH", ""), "a server that starts beside it would listen as well"
+        assert str(tmp_path) not in os.environ.get("PYTHONPATH", ""), (
+            "a server that starts beside it would listen as well"
+        )
         assert servers.first_answer(server, PATH, b"x") == b"OK"
         before = remembered(server)
         assert before > 0
@@ -35,7 +39,10 @@ def test_what_counting_adds_is_the_median_of_the_blocks() -> None:
     blind = [turns.Cost(1 / rate, 10e-6, 5e-6) for rate in (1000, 2000, 4000)]
     seeing = [turns.Cost(1.02 / rate, 10.3e-6, 5e-6) for rate in (1000, 2000, 4000)]
     line, of_time, of_processor = row("ok, 16", [Compared(seeing, blind)] * 2)
-    assert line == "| ok, 16 | 1,961 | 2,000 | 10.30 + 5.00 | 10.00 + 5.00 | +2.0 % (+2.0 to +2.0) | +2.0 % (+2.0 to +2.0) |"
+    assert (
+        line
+        == "| ok, 16 | 1,961 | 2,000 | 10.30 + 5.00 | 10.00 + 5.00 | +2.0 % (+2.0 to +2.0) | +2.0 % (+2.0 to +2.0) |"
+    )
     assert (of_time.verdict(3), of_processor.verdict(1)) == ("under 3 %", "over 1 %")
 
 

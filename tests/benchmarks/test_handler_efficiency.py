@@ -13,7 +13,11 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "handler_efficiency.py"
 
 
 def test_the_bare_loop_loads_a_handler(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "m", "def handle(data, context):\n    return data and ['OK'] * len(data)\n", config="threads: 1\n")
+    model = make_model(
+        tmp_path / "m",
+        "def handle(data, context):\n    return data and ['OK'] * len(data)\n",
+        config="threads: 1\n",
+    )
     body = tmp_path / "body"
     body.write_bytes(b"x")
     command = [sys.executable, SCRIPT, "--bare", model, body, "--batch", "2", "--seconds", "1"]

@@ -1,4 +1,6 @@
-"""What is sent to a server, and between two processes, is all that is counted: tried on a real server and with small bodies."""
+"""What is sent to a server, and between two processes, is all that is counted: tried on a real
+server and with small bodies.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,20 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "large_bodies.py"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 
 
-@pytest.mark.parametrize("options", [["--seconds", "0.2"], ["--transport", "--rounds", "1"]], ids=lambda options: options[0])
+@pytest.mark.parametrize(
+    "options",
+    [["--seconds", "0.2"], ["--transport", "--rounds", "1"]],
+    ids=lambda options: options[0],
+)
 def test_every_size_has_its_row(options: list[str]) -> None:
-    done = forked.run([sys.executable, SCRIPT, "--sizes", "64K", "1M", *options], capture_output=True, text=True)
+    done = forked.run(
+        [sys.executable, SCRIPT, "--sizes", "64K", "1M", *options], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in done.stdout.splitlines()
+        if line.startswith("| ")
+    ]
     assert [row[0] for row in rows] == ["body", "64 KiB", "1 MiB"]
     assert all(float(cell.replace(",", "")) > 0 for row in rows[1:] for cell in row[1:3])

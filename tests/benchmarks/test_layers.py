@@ -12,9 +12,15 @@ from tests.support import forked
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "layers.py"
 
 
-@pytest.mark.parametrize("options", [[], ["--new-heads", "--batch", "1"], ["--body", "200000"], ["--routed", "header"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--new-heads", "--batch", "1"], ["--body", "200000"], ["--routed", "header"]],
+    ids=" ".join,
+)
 def test_every_layer_is_timed(options: list[str]) -> None:
-    done = forked.run([sys.executable, SCRIPT, "--seconds", "0.05", *options], capture_output=True, text=True)
+    done = forked.run(
+        [sys.executable, SCRIPT, "--seconds", "0.05", *options], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     names = [line[:20].strip() for line in done.stdout.splitlines()[1:]]
     assert names == ["read and submit", "assign and send", "worker", "receive and answer", "all"]

@@ -14,7 +14,9 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="httptools is not there")
-def test_every_planned_request_is_in_the_row_and_only_answers_within_the_limit_are_goodput(tmp_path: Path) -> None:
+def test_every_planned_request_is_in_the_row_and_only_answers_within_the_limit_are_goodput(
+    tmp_path: Path,
+) -> None:
     seen: list[Request] = []
 
     def answer(number: int, request: Request) -> list[Step]:
@@ -23,7 +25,15 @@ def test_every_planned_request_is_in_the_row_and_only_answers_within_the_limit_a
 
     (tmp_path / "body").write_bytes(b"abc")
     with scripted(answer) as url:
-        row = openloop.run(f"{url}/a/b", 10, 3, 40, tmp_path / "body", headers=["X-Own: 1", "Content-Type: a/b"], limit_ms=2000)
+        row = openloop.run(
+            f"{url}/a/b",
+            10,
+            3,
+            40,
+            tmp_path / "body",
+            headers=["X-Own: 1", "Content-Type: a/b"],
+            limit_ms=2000,
+        )
     assert (row.planned, row.errors, row.unanswered, row.unsent) == (30, {}, 0, 0)
     assert (row.accepted, row.refused) == (20, 10)
     assert 0 < row.goodput <= 20 / 3
@@ -31,4 +41,8 @@ def test_every_planned_request_is_in_the_row_and_only_answers_within_the_limit_a
     assert row.most >= 2500
     assert row.refused_p99 > 0
     assert seen[0].line == b"POST /a/b HTTP/1.1"
-    assert (seen[0].headers[b"x-own"], seen[0].headers[b"content-type"], seen[0].body) == (b"1", b"a/b", b"abc")
+    assert (seen[0].headers[b"x-own"], seen[0].headers[b"content-type"], seen[0].body) == (
+        b"1",
+        b"a/b",
+        b"abc",
+    )

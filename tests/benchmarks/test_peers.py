@@ -1,4 +1,7 @@
-"""What the comparison makes of its rounds: medians, verdicts, tables. The servers themselves are measured by hand."""
+"""What the comparison makes of its rounds: medians, verdicts, tables.
+
+The servers themselves are measured by hand.
+"""
 
 from __future__ import annotations
 
@@ -29,55 +32,103 @@ def everywhere(ours: Point, theirs: Point) -> dict[Key, Point]:
     }
 
 
-def states(medians: dict[Key, Point], failed: dict[Key, str] | None = None, bare: dict[str, float] | None = None) -> dict[str, str]:
-    return {each.promise: each.state for each in verdict.judge_all(medians, failed or {}, bare or {})}
+def states(
+    medians: dict[Key, Point],
+    failed: dict[Key, str] | None = None,
+    bare: dict[str, float] | None = None,
+) -> dict[str, str]:
+    return {
+        each.promise: each.state for each in verdict.judge_all(medians, failed or {}, bare or {})
+    }
 
 
 def test_every_promise_holds_where_tsx_is_far_ahead() -> None:
     bare = {"image": 2000.0, "transformer": 2000.0}
-    assert set(states(everywhere(point(2000, 0.1, 0.2), point(100)), bare=bare).values()) == {"holds"}
+    assert set(states(everywhere(point(2000, 0.1, 0.2), point(100)), bare=bare).values()) == {
+        "holds"
+    }
 
 
 def test_as_good_is_not_better() -> None:
     bare = {"image": 100.0, "transformer": 100.0}
     came = states(everywhere(point(100), point(100)), bare=bare)
     assert {promise for promise, state in came.items() if state == "holds"} == {
-        promise for promise in came if promise.startswith(("bare loop", "tsx-torchserve beside tsx"))
+        promise
+        for promise in came
+        if promise.startswith(("bare loop", "tsx-torchserve beside tsx"))
     }
 
 
 def test_the_torchserve_command_is_measured_beside_tsx_serve_and_torchserve() -> None:
-    medians = everywhere(point(1000, p99=4), point(100, p99=7)) | {Key("ok", "tsx-torchserve", 16): point(790, p99=3)}
-    short = {each.promise: each.short for each in verdict.judge_all(medians, {}, {}) if each.promise.startswith("tsx-torchserve")}
+    medians = everywhere(point(1000, p99=4), point(100, p99=7)) | {
+        Key("ok", "tsx-torchserve", 16): point(790, p99=3)
+    }
+    short = {
+        each.promise: each.short
+        for each in verdict.judge_all(medians, {}, {})
+        if each.promise.startswith("tsx-torchserve")
+    }
     assert short == {
-        "tsx-torchserve beside tsx: every workload: at least 0.8 times the requests/s": ("ok at 16: 0.79",),
-        "tsx-torchserve beside TorchServe: ok: at most 0.5 times the p99": ("ok at 1: 1.75", "ok at 64: 1.75", "ok at 256: 1.75"),
+        "tsx-torchserve beside tsx: every workload: at least 0.8 times the requests/s": (
+            "ok at 16: 0.79",
+        ),
+        "tsx-torchserve beside TorchServe: ok: at most 0.5 times the p99": (
+            "ok at 1: 1.75",
+            "ok at 64: 1.75",
+            "ok at 256: 1.75",
+        ),
     }
 
 
 def test_one_point_decides_and_is_named() -> None:
-    medians = everywhere(point(2000, 0.1, 0.2), point(100)) | {Key("ok", "tsx", 64): point(799, 0.1, 0.2)}
-    (short,) = [each for each in verdict.judge_all(medians, {}, {}) if "TorchServe: ok at" in each.promise]
-    assert (short.state, short.ratio, short.where, short.short) == ("falls short", 7.99, "ok at 64", ("ok at 64: 7.99",))
+    medians = everywhere(point(2000, 0.1, 0.2), point(100)) | {
+        Key("ok", "tsx", 64): point(799, 0.1, 0.2)
+    }
+    (short,) = [
+        each for each in verdict.judge_all(medians, {}, {}) if "TorchServe: ok at" in each.promise
+    ]
+    assert (short.state, short.ratio, short.where, short.short) == (
+        "falls short",
+        7.99,
+        "ok at 64",
+        ("ok at 64: 7.99",),
+    )
 
 
 def test_a_point_at_which_tsx_failed_is_nothing_reached() -> None:
     medians, key = everywhere(point(2000, 0.1, 0.2), point(100)), Key("image", "tsx", 256)
     del medians[key]
-    assert states(medians, {key: "Socket errors"})["TorchServe: every workload: more requests/s"] == "falls short"
-    assert states(medians)["TorchServe: every workload: more requests/s"] == "holds", "a point that was not asked for"
+    assert (
+        states(medians, {key: "Socket errors"})["TorchServe: every workload: more requests/s"]
+        == "falls short"
+    )
+    assert states(medians)["TorchServe: every workload: more requests/s"] == "holds", (
+        "a point that was not asked for"
+    )
 
 
 def test_a_peer_that_was_left_out_leaves_its_promises_open() -> None:
-    medians = {key: value for key, value in everywhere(point(2000, 0.1, 0.2), point(100)).items() if key.peer != "Mosec"}
+    medians = {
+        key: value
+        for key, value in everywhere(point(2000, 0.1, 0.2), point(100)).items()
+        if key.peer != "Mosec"
+    }
     came = states(medians)
-    assert {state for promise, state in came.items() if promise.startswith("Mosec")} == {"not measured"}
+    assert {state for promise, state in came.items() if promise.startswith("Mosec")} == {
+        "not measured"
+    }
     assert came["LitServe: ok: at least 20 times the requests/s"] == "holds"
 
 
 def test_medians_are_taken_column_by_column_and_not_of_what_failed() -> None:
     good, bad = Key("ok", "tsx", 1), Key("ok", "tsx", 16)
-    results = Results(closed={good: [Point(1, 30, 5, 9), Point(2, 10, 7, 8), Point(3, 20, 6, 7)], bad: [point(1)]}, failed={bad: "no"})
+    results = Results(
+        closed={
+            good: [Point(1, 30, 5, 9), Point(2, 10, 7, 8), Point(3, 20, 6, 7)],
+            bad: [point(1)],
+        },
+        failed={bad: "no"},
+    )
     assert results.medians() == {good: Point(2, 20, 6, 8)}
     assert results.capacity("ok", "tsx") == 2
     assert results.capacity("mlp", "tsx") is None
@@ -144,7 +195,10 @@ def test_the_report_names_what_was_left_out_what_failed_and_what_the_generator_s
         "NOT QUIET",
     ):
         assert part in text
-    assert json.loads(json.dumps(report.as_json(results, "head", noise, [])))["failed"][0]["peer"] == "LitServe"
+    assert (
+        json.loads(json.dumps(report.as_json(results, "head", noise, [])))["failed"][0]["peer"]
+        == "LitServe"
+    )
 
 
 def test_an_even_machine_is_quiet() -> None:
@@ -168,7 +222,9 @@ def test_every_workload_has_a_model_whose_two_entrances_agree(workload: Workload
     assert field.alike(one, two)
 
 
-def test_an_environment_that_is_named_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_environment_that_is_named_is_taken_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TSX_PEER_TORCHSERVE", str(tmp_path))
     assert environments.made("TorchServe", tmp_path / "never") == tmp_path
     assert not (tmp_path / "never").exists()

@@ -24,16 +24,25 @@ Transfer/sec:      7.08MB
 
 @pytest.mark.parametrize(
     ("p50", "p99", "milliseconds"),
-    [("1.00ms", "4.82ms", (1.0, 4.82)), ("170.00us", "1.20s", (0.17, 1200.0)), ("2.50s", "1.50m", (2500.0, 90000.0))],
+    [
+        ("1.00ms", "4.82ms", (1.0, 4.82)),
+        ("170.00us", "1.20s", (0.17, 1200.0)),
+        ("2.50s", "1.50m", (2500.0, 90000.0)),
+    ],
 )
-def test_latencies_are_read_in_whatever_unit(p50: str, p99: str, milliseconds: tuple[float, float]) -> None:
+def test_latencies_are_read_in_whatever_unit(
+    p50: str, p99: str, milliseconds: tuple[float, float]
+) -> None:
     came = wrk.parse(OUTPUT.format(p50=p50, p99=p99, error=""))
     assert came.rate == 51581.25
     assert came.requests == 103322
     assert (came.p50, came.p99) == pytest.approx(milliseconds)
 
 
-@pytest.mark.parametrize("line", ["  Non-2xx or 3xx responses: 12", "  Socket errors: connect 0, read 3, write 0, timeout 0"])
+@pytest.mark.parametrize(
+    "line",
+    ["  Non-2xx or 3xx responses: 12", "  Socket errors: connect 0, read 3, write 0, timeout 0"],
+)
 def test_a_round_with_an_error_does_not_count(line: str) -> None:
     with pytest.raises(wrk.NotAnswered, match=line.strip()):
         wrk.parse(OUTPUT.format(p50="1.00ms", p99="2.00ms", error=line + "\n"))

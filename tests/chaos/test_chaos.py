@@ -1,4 +1,6 @@
-"""Whatever is done to a server under load: each request is answered exactly once, and other models' clients see nothing of it."""
+"""Whatever is done to a server under load: each request is answered exactly once, and other models'
+clients see nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from benchmarks.chaos.trial import SHORT, Scenario, run_in_turn
 from tests.support import forked
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="the faults, and the looks from outside, are Linux's"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="the faults, and the looks from outside, are Linux's"
+    ),
 ]
 
 SCENARIOS = [*workers.SCENARIOS, *clients.SCENARIOS, *surroundings.SCENARIOS, *stop.SCENARIOS]
@@ -35,7 +39,9 @@ def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("scenarios", TURNS, ids=[", ".join(scenario.name for scenario in group) for group in TURNS])
+@pytest.mark.parametrize(
+    "scenarios", TURNS, ids=[", ".join(scenario.name for scenario in group) for group in TURNS]
+)
 def test_nothing_is_lost_when(scenarios: list[Scenario], tmp_path: Path) -> None:
     if reason := scenarios[0].why_not():
         pytest.skip(reason)

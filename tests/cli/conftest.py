@@ -34,7 +34,11 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(
-    tmp_path: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], logging_as_it_was: None
+    tmp_path: Path,
+    session_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    logging_as_it_was: None,
 ) -> Run:
     """`tsx` with these words, in an empty directory."""
     monkeypatch.setenv("TSX_CACHE_DIR", str(session_cache))
@@ -46,7 +50,9 @@ def run(
         code = main([str(word) for word in words])
         out, err = capfd.readouterr()
         deadline = time.monotonic() + 2
-        while code == 1 and not out + err and time.monotonic() < deadline:  # what a thread has yet to write
+        while (
+            code == 1 and not out + err and time.monotonic() < deadline
+        ):  # what a thread has yet to write
             time.sleep(0.01)
             out, err = capfd.readouterr()
         return Ended(code, out, err)
@@ -55,7 +61,9 @@ def run(
 
 
 @pytest.fixture
-def torchserve(processes: None, short_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[TorchServe]:
+def torchserve(
+    processes: None, short_path: Path, free_ports: Callable[[int], list[int]]
+) -> Iterator[TorchServe]:
     made = TorchServe(short_path, free_ports(3))
     try:
         yield made
@@ -86,7 +94,9 @@ def answering() -> Iterator[Answering]:
             pass
 
     def answer(status: int, body: bytes, **headers: str) -> str:
-        given.update(status=status, body=body, headers={"content-length": str(len(body)), **headers})
+        given.update(
+            status=status, body=body, headers={"content-length": str(len(body)), **headers}
+        )
         return f"http://127.0.0.1:{server.server_port}"
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

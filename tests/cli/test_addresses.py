@@ -1,4 +1,6 @@
-"""Servers at unix sockets and at https addresses, and the commands that talk to them, as a person has them."""
+"""Servers at unix sockets and at https addresses, and the commands that talk to them, as a person
+has them.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def pair(processes: None, place: Path) -> Pair:
 def at_sockets(processes: None, place: Path, session_cache: Path) -> Iterator[Running]:
     addresses = {f"TSX_{role.upper()}_ADDRESS": f"unix:{place / role}.sock" for role in ROLES}
     with serving(
-        ["serve", "echo.mar"], place, {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false", **addresses}
+        ["serve", "echo.mar"],
+        place,
+        {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false", **addresses},
     ) as running:
         yield running
         assert running.stop() == 0
@@ -58,12 +62,20 @@ def at_sockets(processes: None, place: Path, session_cache: Path) -> Iterator[Ru
 @pytest.fixture(scope="module")
 def with_tls(place: Path, pair: Pair, session_cache: Path) -> Iterator[Running]:
     words = [f"--set={role}_address=https://127.0.0.1:0" for role in ROLES]
-    words += [f"--set=certificate_file={pair.certificate}", f"--set=private_key_file={pair.key}", "--set=enable_grpc_ssl=true"]
+    words += [
+        f"--set=certificate_file={pair.certificate}",
+        f"--set=private_key_file={pair.key}",
+        "--set=enable_grpc_ssl=true",
+    ]
     with serving(
-        ["serve", "echo.mar", *words, *FREE_GRPC_PORTS], place, {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false"}
+        ["serve", "echo.mar", *words, *FREE_GRPC_PORTS],
+        place,
+        {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false"},
     ) as running:
         yield running
-        with client_of(running, pair) as idle:  # it does not read, so it never agrees to the end of TLS
+        with client_of(
+            running, pair
+        ) as idle:  # it does not read, so it never agrees to the end of TLS
             idle.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
             assert idle.recv(12) == b"HTTP/1.1 200"
             assert running.stop() == 0
@@ -76,7 +88,10 @@ def client_of(server: Running, pair: Pair, **versions: ssl.TLSVersion) -> Iterat
     for name, version in versions.items():
         setattr(context, name, version)
     host, _, port = server.address("predictions").removeprefix("https://").partition(":")
-    with socket.create_connection((host, int(port)), 30) as plain, context.wrap_socket(plain, server_hostname=host) as client:
+    with (
+        socket.create_connection((host, int(port)), 30) as plain,
+        context.wrap_socket(plain, server_hostname=host) as client,
+    ):
         yield client
 
 
@@ -87,7 +102,9 @@ def test_the_curl_line_works_as_it_stands(server: str, request: pytest.FixtureRe
     running: Running = request.getfixturevalue(server)
     words = shlex.split(running.lines[-1].removeprefix("try: "))
     assert ("--unix-socket" if server == "at_sockets" else "--cacert") in words
-    answer = subprocess.run([words[0], "--silent", "--fail", *words[1:]], capture_output=True, check=True, timeout=30).stdout
+    answer = subprocess.run(
+        [words[0], "--silent", "--fail", *words[1:]], capture_output=True, check=True, timeout=30
+    ).stdout
     assert b"Healthy" in answer
 
 
@@ -103,7 +120,9 @@ def test_the_commands_talk_to_unix_sockets(at_sockets: Running, run: Run, place:
     assert "nobody" in ended.err
 
 
-def test_a_unix_socket_is_for_its_user_alone_and_takes_any_host(at_sockets: Running, place: Path) -> None:
+def test_a_unix_socket_is_for_its_user_alone_and_takes_any_host(
+    at_sockets: Running, place: Path
+) -> None:
     assert stat.S_IMODE((place / "management.sock").stat().st_mode) == 0o600
     with contextlib.closing(http.client.HTTPConnection("evil.org")) as connection:
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -128,7 +147,18 @@ def test_the_commands_talk_to_https_addresses_where_the_certificate_is_named(
     assert "echo" in ended.out
 
 
-BENCH = ("--model", "echo", "--input", "words.txt", "--duration", 0.1, "--warm-up", 0, "--connections", 2)
+BENCH = (
+    "--model",
+    "echo",
+    "--input",
+    "words.txt",
+    "--duration",
+    0.1,
+    "--warm-up",
+    0,
+    "--connections",
+    2,
+)
 
 
 def benched(run: Run, place: Path, url: str, *words: object) -> Ended:
@@ -136,7 +166,9 @@ def benched(run: Run, place: Path, url: str, *words: object) -> Ended:
     return run("bench", "--against", url, *BENCH, *words)
 
 
-def test_the_load_generator_asks_unix_sockets_too(at_sockets: Running, run: Run, place: Path) -> None:
+def test_the_load_generator_asks_unix_sockets_too(
+    at_sockets: Running, run: Run, place: Path
+) -> None:
     url = at_sockets.address("predictions")
     ended = benched(run, place, url, "--json", "out.json")
     assert ended.code == 0, ended.err
@@ -148,9 +180,18 @@ def test_the_load_generator_asks_unix_sockets_too(at_sockets: Running, run: Run,
 
 @pytest.mark.parametrize("protocol", ["tsx", "grpc"])
 def test_the_load_generator_speaks_tls_where_the_certificate_is_named(
-    with_tls: Running, run: Run, place: Path, pair: Pair, protocol: str, monkeypatch: pytest.MonkeyPatch
+    with_tls: Running,
+    run: Run,
+    place: Path,
+    pair: Pair,
+    protocol: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url = f"https://{with_tls.address('gRPC predictions')}" if protocol == "grpc" else with_tls.address("predictions")
+    url = (
+        f"https://{with_tls.address('gRPC predictions')}"
+        if protocol == "grpc"
+        else with_tls.address("predictions")
+    )
     ended = benched(run, place, url, "--protocol", protocol)
     assert ended.code == 1
     assert "this machine does not trust the server's certificate" in ended.err
@@ -162,7 +203,10 @@ def test_the_load_generator_speaks_tls_where_the_certificate_is_named(
         ended = benched(run, place, url)
         assert ended.code == 0, "as the other commands find it"
         ended = benched(run, place, url.replace("https", "http"))
-        assert "it closes connections without an answer: does it need https, or another --protocol?" in ended.err
+        assert (
+            "it closes connections without an answer: does it need https, or another --protocol?"
+            in ended.err
+        )
 
 
 def refusal_of(greet: Callable[[socket.socket], object], certificate: Path | None = None) -> str:
@@ -178,14 +222,18 @@ def refusal_of(greet: Callable[[socket.socket], object], certificate: Path | Non
         peer = threading.Thread(target=accept, daemon=True)
         peer.start()
         with pytest.raises(CliError) as caught:
-            Server(f"https://127.0.0.1:{listener.getsockname()[1]}", certificate=certificate).call("GET", "/ping")
+            Server(f"https://127.0.0.1:{listener.getsockname()[1]}", certificate=certificate).call(
+                "GET", "/ping"
+            )
         peer.join(30)
     return caught.value.message
 
 
 @pytest.mark.usefixtures("processes")
 def test_every_doubt_about_a_certificate_is_reported_with_the_next_step(tmp_path: Path) -> None:
-    assert "does its address begin with http://?" in refusal_of(lambda plain: plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+    assert "does its address begin with http://?" in refusal_of(
+        lambda plain: plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    )
     other = make_certificate(tmp_path, hosts="DNS:models.example.org")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*other)
@@ -217,9 +265,22 @@ def test_what_is_not_tls_does_no_harm(with_tls: Running, pair: Pair) -> None:
 
 
 def test_host_and_port_options_keep_the_scheme_and_replace_a_unix_socket() -> None:
-    settings = Settings(inference_address="https://127.0.0.1:1", management_address="unix:/a.sock", metrics_address="unix:/b.sock")
-    reported = with_addresses(settings, "localhost", {"inference": 2, "management": 3, "metrics": 4})
-    assert [getattr(reported, f"{role}_address") for role in ROLES] == ["https://localhost:2", "http://localhost:3", "http://localhost:4"]
+    settings = Settings(
+        inference_address="https://127.0.0.1:1",
+        management_address="unix:/a.sock",
+        metrics_address="unix:/b.sock",
+    )
+    reported = with_addresses(
+        settings, "localhost", {"inference": 2, "management": 3, "metrics": 4}
+    )
+    assert [getattr(reported, f"{role}_address") for role in ROLES] == [
+        "https://localhost:2",
+        "http://localhost:3",
+        "http://localhost:4",
+    ]
     assert with_addresses(settings, None, dict.fromkeys(ROLES)) == settings
-    with pytest.raises(CliError, match=r"management_address is unix:/a\.sock, which has no host; give a port as well"):
+    with pytest.raises(
+        CliError,
+        match=r"management_address is unix:/a\.sock, which has no host; give a port as well",
+    ):
         with_addresses(settings, "localhost", dict.fromkeys(ROLES))

@@ -1,4 +1,6 @@
-"""`tsx archive --check` with real workers: what it lets pass, and each way in which a handler can be wrong."""
+"""`tsx archive --check` with real workers: what it lets pass, and each way in which a handler can
+be wrong.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def check(run: Run, tmp_path: Path) -> Check:
         for name, body in (("one.json", "[1]"), ("two.json", "[1, 2]")):
             (tmp_path / name).write_text(body)
         samples = ["--sample", "one.json", "--sample", "two.json"]
-        return run("archive", "--name", "m", "--handler", "code.py", "--force", "--check", *samples, *words)
+        return run(
+            "archive", "--name", "m", "--handler", "code.py", "--force", "--check", *samples, *words
+        )
 
     return check
 
@@ -39,31 +43,51 @@ ROWS = "[row['body'] for row in data or []]"
 def test_the_example_passes_in_every_form(run: Run) -> None:
     for name, more in (("digits.pth", ["--model-file", DIGITS / "model.py"]), ("digits.pt", [])):
         ended = run(
-            "archive", DIGITS / name, *more, "--handler", DIGITS / "handler.py", "--sample", DIGITS / "images", "--force", "--check"
+            "archive",
+            DIGITS / name,
+            *more,
+            "--handler",
+            DIGITS / "handler.py",
+            "--sample",
+            DIGITS / "images",
+            "--force",
+            "--check",
         )
         assert ended.code == 0, ended.err + ended.out
         assert "check: 10 samples got the same answers in batches of 1, 10" in ended.out
     again = run("archive", "--check", "digits.mar", "--json")
     assert again.code == 0
     (reported,) = json.loads(again.out)
-    assert (reported["name"], len(reported["check"]["samples"]), reported["check"]["batch_sizes"]) == ("digits", 10, [1, 10])
+    assert (
+        reported["name"],
+        len(reported["check"]["samples"]),
+        reported["check"]["batch_sizes"],
+    ) == ("digits", 10, [1, 10])
 
 
 def test_the_files_of_init_pass_as_they_are(run: Run, tmp_path: Path) -> None:
     assert run("init", "my-model").code == 0
     place = tmp_path / "my-model"
     assert forked.run([sys.executable, "model.py"], cwd=place, timeout=60).returncode == 0
-    (line,) = [line for line in (place / "README.md").read_text().splitlines() if line.startswith("    tsx archive")]
+    (line,) = [
+        line
+        for line in (place / "README.md").read_text().splitlines()
+        if line.startswith("    tsx archive")
+    ]
     words = line.split()[1:]
     ended = run(*[str(place / word) if (place / word).exists() else word for word in words])
     assert ended.code == 0, ended.err + ended.out
     assert "2 samples got the same answers" in ended.out
 
 
-def test_a_sample_given_goes_before_those_of_the_archive(run: Run, check: Check, tmp_path: Path) -> None:
+def test_a_sample_given_goes_before_those_of_the_archive(
+    run: Run, check: Check, tmp_path: Path
+) -> None:
     assert check(f"def handle(data, context):\n    return {ROWS}\n").code == 0
     (tmp_path / "other.json").write_text("[7]")
-    (reported,) = json.loads(run("archive", "--check", "m.mar", "--sample", "other.json", "--json").out)
+    (reported,) = json.loads(
+        run("archive", "--check", "m.mar", "--sample", "other.json", "--json").out
+    )
     assert reported["check"]["samples"] == ["other.json"]
 
 
@@ -81,7 +105,10 @@ def test_a_sample_that_is_not_there_is_named(run: Run) -> None:
 
 
 WRONG = {
-    "answers change places": (f"def handle(data, context):\n    return {ROWS}[::-1]\n", "in a batch, its answer was the answer to"),
+    "answers change places": (
+        f"def handle(data, context):\n    return {ROWS}[::-1]\n",
+        "in a batch, its answer was the answer to",
+    ),
     "answers depend on the batch": (
         "def handle(data, context):\n    return data and [len(data)] * len(data)\n",
         "the answer: 1 (alone), 2 (in a batch)",
@@ -134,10 +161,14 @@ UNLOADABLE = {
 
 
 @pytest.mark.parametrize("fault", UNLOADABLE)
-def test_a_handler_that_cannot_be_loaded_is_reported_with_its_reason(check: Check, fault: str) -> None:
+def test_a_handler_that_cannot_be_loaded_is_reported_with_its_reason(
+    check: Check, fault: str
+) -> None:
     code, reason = UNLOADABLE[fault]
     ended = check(code)
     assert ended.code == 1
-    assert ended.err.startswith(("Error: m.mar does not load: ", "Error: code.py is not valid Python, line 1: "))
+    assert ended.err.startswith(
+        ("Error: m.mar does not load: ", "Error: code.py is not valid Python, line 1: ")
+    )
     assert reason in ended.err
     assert "This is a bug in tsx; run again with --debug to see the traceback." not in ended.err

@@ -11,18 +11,29 @@ from tests.cli.conftest import Run
 from tsx_runtime.settings.schema import Settings
 
 
-def test_every_setting_is_shown_with_its_origin(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_setting_is_shown_with_its_origin(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tsx.toml").write_text("drain_timeout = 5\n[models.resnet]\nworkers = 2\n")
     monkeypatch.setenv("TSX_JOB_QUEUE_SIZE", "7")
     reported = json.loads(run("config", "show", "--set", "number_of_gpu=0", "--json").out)
-    assert list(reported) == [*(name for name in Settings.model_fields if name != "models"), "models.resnet.workers"]
+    assert list(reported) == [
+        *(name for name in Settings.model_fields if name != "models"),
+        "models.resnet.workers",
+    ]
     assert reported["models.resnet.workers"] == {"value": 2, "origin": str(tmp_path / "tsx.toml")}
     assert reported["drain_timeout"] == {"value": 5, "origin": str(tmp_path / "tsx.toml")}
-    assert reported["job_queue_size"] == {"value": 7, "origin": "environment variable TSX_JOB_QUEUE_SIZE"}
+    assert reported["job_queue_size"] == {
+        "value": 7,
+        "origin": "environment variable TSX_JOB_QUEUE_SIZE",
+    }
     assert reported["number_of_gpu"] == {"value": 0, "origin": "command line"}
     assert reported["max_request_size"]["origin"] == "default"
     lines = [" ".join(line.split()) for line in run("config", "show").out.splitlines()]
-    assert any(line.startswith("job_queue_size 7 environment variable TSX_JOB_QUEUE_SIZE") for line in lines)
+    assert any(
+        line.startswith("job_queue_size 7 environment variable TSX_JOB_QUEUE_SIZE")
+        for line in lines
+    )
 
 
 def test_a_secret_is_hidden(run: Run) -> None:
@@ -32,8 +43,14 @@ def test_a_secret_is_hidden(run: Run) -> None:
 
 
 def test_no_url_is_shown_with_who_asks(run: Run) -> None:
-    values = {"otlp_endpoint": "https://me:hunter2@collector:4318", "s3_endpoint_url": "http://me:hunter2@minio:9000"}
-    values |= {"allowed_urls": "https://hunter2@host/.*", "load_models": "https://host/m.mar?X-Amz-Signature=hunter2"}
+    values = {
+        "otlp_endpoint": "https://me:hunter2@collector:4318",
+        "s3_endpoint_url": "http://me:hunter2@minio:9000",
+    }
+    values |= {
+        "allowed_urls": "https://hunter2@host/.*",
+        "load_models": "https://host/m.mar?X-Amz-Signature=hunter2",
+    }
     words = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
     for form in ([], ["--json"]):
         ended = run("config", "show", *words, *form)
@@ -50,26 +67,40 @@ def test_another_file_is_named_on_the_command_line(run: Run, tmp_path: Path) -> 
     assert reported["drain_timeout"] == {"value": 6, "origin": "other.toml"}
 
 
-def test_a_config_properties_is_shown_with_what_has_no_effect_in_it(run: Run, tmp_path: Path) -> None:
+def test_a_config_properties_is_shown_with_what_has_no_effect_in_it(
+    run: Run, tmp_path: Path
+) -> None:
     lines = ["job_queue_size=7", "vmargs=-Xmx1g", 'models={"noop": {"1.0": {"batchSize": 4}}}']
     (tmp_path / "config.properties").write_text("\n".join(lines))
     ended = run("config", "show", "--config", "config.properties", "--json")
     reported = json.loads(ended.out)
     assert reported["job_queue_size"] == {"value": 7, "origin": "config.properties"}
     assert reported["model_versions"]["value"]["noop"]["1.0"]["batch_size"] == 4
-    assert ended.err == "config.properties: without effect here, since only TorchServe's Java needs them: vmargs\n"
+    assert (
+        ended.err
+        == "config.properties: without effect here, since only TorchServe's Java needs them: vmargs\n"
+    )
     assert run("config", "show", "--config", "config.properties").code == 0
 
 
-@pytest.mark.parametrize("command", [["config", "show"], ["serve"], ["models", "list"], ["archive", "inspect", "x.mar"]])
-def test_an_unknown_setting_ends_every_command(run: Run, tmp_path: Path, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [["config", "show"], ["serve"], ["models", "list"], ["archive", "inspect", "x.mar"]]
+)
+def test_an_unknown_setting_ends_every_command(
+    run: Run, tmp_path: Path, command: list[str]
+) -> None:
     (tmp_path / "tsx.toml").write_text("job_queue_sise = 7")
     ended = run(*command)
     assert ended.code == 1
-    assert ended.err == f"Error: unknown setting 'job_queue_sise' in {tmp_path / 'tsx.toml'}; did you mean 'job_queue_size'?\n"
+    assert (
+        ended.err
+        == f"Error: unknown setting 'job_queue_sise' in {tmp_path / 'tsx.toml'}; did you mean 'job_queue_size'?\n"
+    )
 
 
-def test_an_unknown_variable_is_a_warning_and_those_of_kubernetes_are_not(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_variable_is_a_warning_and_those_of_kubernetes_are_not(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TSX_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("TSX_PORT", "tcp://10.0.0.1:80")
     monkeypatch.setenv("TSX_JOB_QUEUE_SISE", "7")

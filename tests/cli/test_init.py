@@ -1,4 +1,6 @@
-"""`tsx init` writes files that work as they are (that they pass `tsx archive --check` is in test_check.py)."""
+"""`tsx init` writes files that work as they are (that they pass `tsx archive --check` is in
+test_check.py).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,20 @@ from tests.cli.conftest import Run
 from tsx_archiver.inspecting import manifest_of
 from tsx_cli.init import class_name
 
-FILES = {"README.md", "handler.py", "model-config.yaml", "model.py", "samples/first.json", "samples/second.json"}
+FILES = {
+    "README.md",
+    "handler.py",
+    "model-config.yaml",
+    "model.py",
+    "samples/first.json",
+    "samples/second.json",
+}
 
 
 def written(directory: Path) -> set[str]:
-    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
+    }
 
 
 def test_all_files_are_written_and_named(run: Run, tmp_path: Path) -> None:
@@ -28,7 +39,10 @@ def test_all_files_are_written_and_named(run: Run, tmp_path: Path) -> None:
     assert ended.out.splitlines()[-1] == "my-model.v2/README.md has the next steps"
     for name in ("model.py", "handler.py"):
         assert "MyModelV2" in ast.dump(ast.parse((tmp_path / "my-model.v2" / name).read_text()))
-    assert yaml.safe_load((tmp_path / "my-model.v2" / "model-config.yaml").read_text())["batchSize"] == 16
+    assert (
+        yaml.safe_load((tmp_path / "my-model.v2" / "model-config.yaml").read_text())["batchSize"]
+        == 16
+    )
 
 
 @pytest.mark.parametrize("name", ["resnet", "my-model", "net-0.5.v2", "2d_net", "x.mar"])
@@ -36,7 +50,11 @@ def test_the_commands_of_the_readme_name_the_archive_that_they_make(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     assert run("init", name).code == 0
-    lines = [line.partition("#")[0] for line in (tmp_path / name / "README.md").read_text().splitlines() if line.startswith("    ")]
+    lines = [
+        line.partition("#")[0]
+        for line in (tmp_path / name / "README.md").read_text().splitlines()
+        if line.startswith("    ")
+    ]
     change, _, archive, serve, predict = map(shlex.split, lines)
     assert change[0] == "cd"
     monkeypatch.chdir(change[1])
@@ -65,6 +83,9 @@ def test_a_name_that_no_archive_could_have_is_refused(run: Run, tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("name", "expected"), [("resnet", "Resnet"), ("my-model.v2", "MyModelV2"), ("2d_net", "Model2dNet")])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("resnet", "Resnet"), ("my-model.v2", "MyModelV2"), ("2d_net", "Model2dNet")],
+)
 def test_a_class_is_named_after_the_model(name: str, expected: str) -> None:
     assert class_name(name) == expected

@@ -38,16 +38,32 @@ except RuntimeError as error:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_script_starts_asks_and_stops_a_server(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+def test_a_script_starts_asks_and_stops_a_server(
+    short_path: Path, free_ports: Callable[[int], list[int]]
+) -> None:
     for directory in ("store", "tmp"):
         (short_path / directory).mkdir()
     make_model(short_path / "store" / "echo.mar", ECHO)
     inference, management, metrics = (f"http://127.0.0.1:{port}" for port in free_ports(3))
     addresses = f"inference_address={inference}\nmanagement_address={management}\nmetrics_address={metrics}\n"
     (short_path / "config.properties").write_text(addresses)
-    environment = clean({"TMPDIR": str(short_path / "tmp"), "TSX_CACHE_DIR": str(short_path / "cache"), "TSX_WORKER_PRELOAD": "false"})
+    environment = clean(
+        {
+            "TMPDIR": str(short_path / "tmp"),
+            "TSX_CACHE_DIR": str(short_path / "cache"),
+            "TSX_WORKER_PRELOAD": "false",
+        }
+    )
     command = [sys.executable, "-c", SCRIPT, str(SHIMS), inference, f"{management}/models"]
-    done = subprocess.run(command, cwd=short_path, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    done = subprocess.run(
+        command,
+        cwd=short_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("TorchServe")] == [
@@ -57,6 +73,13 @@ def test_a_script_starts_asks_and_stops_a_server(short_path: Path, free_ports: C
         "TorchServe is not currently running.",
     ]
     assert lines.count(READY) == 2
-    assert [line for line in lines if line.startswith(("registered", "echo", "other"))] == ["registered 200", "echo hello", "other hello"]
-    assert "failed the server did not start; the command ended with 1: --model-store directory not found: none" in done.stdout
+    assert [line for line in lines if line.startswith(("registered", "echo", "other"))] == [
+        "registered 200",
+        "echo hello",
+        "other hello",
+    ]
+    assert (
+        "failed the server did not start; the command ended with 1: --model-store directory not found: none"
+        in done.stdout
+    )
     assert not (short_path / "tmp" / ".model_server.pid").exists()

@@ -34,7 +34,12 @@ HEAVY = (
 
 def python(code: str, **environment: str) -> str:
     finished = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     return finished.stdout
 
@@ -56,7 +61,10 @@ for module, _ in Commands.entries.values():
     importlib.import_module(module)
 """
     needed = (*HEAVY, "tsx_archiver.opening", "tsx_runtime.settings.schema", "tsx_runtime.core")
-    assert python(f"{code}print([name for name in {needed} if name in sys.modules])").splitlines()[-1] == "[]"
+    assert (
+        python(f"{code}print([name for name in {needed} if name in sys.modules])").splitlines()[-1]
+        == "[]"
+    )
 
 
 @pytest.mark.usefixtures("processes")
@@ -84,7 +92,11 @@ def test_completion_imports_no_command() -> None:
 )
 def test_completion_knows_the_words_of_a_command(line: str, expected: list[str] | set[str]) -> None:
     words = f"tsx {line}"
-    environment = {"_TSX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    environment = {
+        "_TSX_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
     completed = python("from tsx_cli.main import main; main([])", **environment).split()
     assert completed == expected if isinstance(expected, list) else expected < set(completed)
     assert len(completed) == len(set(completed))
@@ -99,7 +111,13 @@ def test_completion_without_a_server_prints_nothing() -> None:
         "TSX_INFERENCE_ADDRESS": "http://127.0.0.1:9",
     }
     command = [sys.executable, "-c", "from tsx_cli.main import main; main([])"]
-    ended = subprocess.run(command, env=os.environ | variables | {"TSX_NO_SETTING": "1"}, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        command,
+        env=os.environ | variables | {"TSX_NO_SETTING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert (ended.stdout.strip(), ended.stderr) == ("", "")
 
 
@@ -107,7 +125,12 @@ def test_completion_without_a_server_prints_nothing() -> None:
 def test_a_completion_script_is_shown() -> None:
     """In a shell, since it is the one that asks whose script it is."""
     words = f"'{sys.executable}' -m tsx_cli --show-completion; exit"
-    assert "_COMPLETE" in subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert (
+        "_COMPLETE"
+        in subprocess.run(
+            ["bash", "-c", words], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+    )
 
 
 def test_every_command_has_help(run: Run) -> None:
@@ -150,7 +173,11 @@ def reported(error: Exception, *, debug: bool = False) -> tuple[int, str]:
         (CliError("it broke"), 1, "Error: it broke\n"),
         (UsageError("not so"), 2, "Error: not so\n"),
         (ArchiveError("bad zip"), 1, "Error: bad zip\n"),
-        (FileNotFoundError(2, "No such file or directory", "x.pt"), 1, "Error: No such file or directory: 'x.pt'\n"),
+        (
+            FileNotFoundError(2, "No such file or directory", "x.pt"),
+            1,
+            "Error: No such file or directory: 'x.pt'\n",
+        ),
     ],
 )
 def test_an_expected_error_is_one_line(error: Exception, code: int, text: str) -> None:
@@ -158,7 +185,10 @@ def test_an_expected_error_is_one_line(error: Exception, code: int, text: str) -
 
 
 def test_an_unexpected_error_is_two_lines_that_say_how_to_see_more() -> None:
-    assert reported(KeyError("x")) == (1, "Error: KeyError: 'x'\nThis is a bug in tsx; run again with --debug to see the traceback.\n")
+    assert reported(KeyError("x")) == (
+        1,
+        "Error: KeyError: 'x'\nThis is a bug in tsx; run again with --debug to see the traceback.\n",
+    )
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), CliError("it broke")])
@@ -183,7 +213,12 @@ def test_of_a_workers_traceback_only_the_place_is_reported_unless_debugging() ->
     )
     assert WORKERS_TRACEBACK in reported(error, debug=True)[1]
     assert where("no frame at all") == ""
-    assert where('  File "/lib/loader.py", line 232, in _initialised\nTypeError: a line of ours explains nothing\n') == ""
+    assert (
+        where(
+            '  File "/lib/loader.py", line 232, in _initialised\nTypeError: a line of ours explains nothing\n'
+        )
+        == ""
+    )
 
 
 def test_of_a_model_that_does_not_load_all_lines_of_its_own_code_are_reported() -> None:
@@ -203,14 +238,18 @@ def test_of_a_model_that_does_not_load_all_lines_of_its_own_code_are_reported() 
         (["--debug", "archive", "--", "--debug"], (True, ["archive", "--", "--debug"])),
     ],
 )
-def test_debug_counts_wherever_it_stands_before_a_double_dash(argv: list[str], expected: tuple[bool, list[str]]) -> None:
+def test_debug_counts_wherever_it_stands_before_a_double_dash(
+    argv: list[str], expected: tuple[bool, list[str]]
+) -> None:
     assert hoist_debug(argv) == expected
 
 
 @pytest.mark.usefixtures("processes")
 def test_a_reader_that_goes_away_is_no_defect() -> None:
     code = "import sys; from tsx_cli.main import main; sys.exit(main(['config', 'show', '--json']))"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
@@ -226,7 +265,9 @@ def test_the_exit_code_of_help_is_zero(capsys: pytest.CaptureFixture[str]) -> No
     assert "--debug" in capsys.readouterr().out
 
 
-def test_what_a_stream_of_another_character_set_cannot_hold_is_reported_as_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_stream_of_another_character_set_cannot_hold_is_reported_as_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     said = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(said, "ascii"))
     app = typer.Typer()

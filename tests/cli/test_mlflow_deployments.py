@@ -1,4 +1,6 @@
-"""`mlflow deployments -t tsx://...`: a real MLflow server on SQLite, its own command line, and a real server of tsx."""
+"""`mlflow deployments -t tsx://...`: a real MLflow server on SQLite, its own command line, and a
+real server of tsx.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,39 @@ ROW = [[1.0, 2.0, 3.0, 4.0]]
 
 
 @pytest.fixture(scope="module")
-def tracking(processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[str]:
-    """The address of an MLflow server that has two versions of a model; the first is its champion."""
+def tracking(
+    processes: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_ports: Callable[[int], list[int]],
+) -> Iterator[str]:
+    """The address of an MLflow server that has two versions of a model; the first is its
+    champion.
+    """
     directory = tmp_path_factory.mktemp("mlflow")
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", "sqlite:///mlflow.db", "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        "sqlite:///mlflow.db",
+        "--workers",
+        "1",
+    ]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # processes that nothing here asks for
+    environment = {
+        **os.environ,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }  # processes that nothing here asks for
     server = subprocess.Popen(
-        command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     assert server.stdout is not None
     try:
@@ -101,7 +127,9 @@ def store(server: Running) -> Path:
 
 
 @pytest.fixture
-def client(server: Running, store: Path, tracking: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[TsxDeploymentClient]:
+def client(
+    server: Running, store: Path, tracking: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TsxDeploymentClient]:
     """The server, at the addresses of the settings, is empty again afterwards."""
     monkeypatch.setenv("TSX_MODEL_STORE", str(store))
     for role, what in (("INFERENCE", "predictions"), ("MANAGEMENT", "models")):
@@ -122,7 +150,9 @@ def refused(act: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[str
     return caught.value.error_code, caught.value.message
 
 
-def test_mlflows_own_client_reads_the_answers_of_a_deployment(server: Running, client: TsxDeploymentClient) -> None:
+def test_mlflows_own_client_reads_the_answers_of_a_deployment(
+    server: Running, client: TsxDeploymentClient
+) -> None:
     client.create_deployment("flowers", "models:/iris@champion")
     host, port = server.address("predictions").removeprefix("http://").split(":")
     scoring = ScoringServerClient(host, port)
@@ -132,7 +162,11 @@ def test_mlflows_own_client_reads_the_answers_of_a_deployment(server: Running, c
 
 
 def test_each_command_of_the_page_does_what_it_says(
-    tracking: str, client: TsxDeploymentClient, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tracking: str,
+    client: TsxDeploymentClient,
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In this process: a start of MLflow's command takes seconds."""
     monkeypatch.chdir(tmp_path)
@@ -141,7 +175,11 @@ def test_each_command_of_the_page_does_what_it_says(
     lines = re.findall(r"^\$ mlflow deployments (.*)$", PAGE.read_text(), re.MULTILINE)
     said = []
     for line in lines:
-        done = CliRunner().invoke(commands, shlex.split(line.replace("tsx://127.0.0.1:8080", "tsx")), catch_exceptions=False)
+        done = CliRunner().invoke(
+            commands,
+            shlex.split(line.replace("tsx://127.0.0.1:8080", "tsx")),
+            catch_exceptions=False,
+        )
         assert done.exit_code == 0, (line, done.output)
         said.append(done.output)
     shown = dict(zip(lines, said, strict=True))
@@ -158,15 +196,32 @@ def test_each_command_of_the_page_does_what_it_says(
 
 
 def test_a_deployment_is_made_changed_replaced_and_deleted(client: TsxDeploymentClient) -> None:
-    assert client.create_deployment("iris", "models:/iris/1", config={"batch_size": 8}) == {"name": "iris", "flavor": "pytorch"}
+    assert client.create_deployment("iris", "models:/iris/1", config={"batch_size": 8}) == {
+        "name": "iris",
+        "flavor": "pytorch",
+    }
     assert client.list_deployments() == [{"name": "iris"}]
     first = client.predict("iris", np.array(ROW))
-    assert client.predict("iris", torch.tensor(ROW)) == client.predict("iris", {"inputs": np.array(ROW)}) == first
+    assert (
+        client.predict("iris", torch.tensor(ROW))
+        == client.predict("iris", {"inputs": np.array(ROW)})
+        == first
+    )
     assert len(client.explain("iris", ROW)) == len(ROW[0])
-    assert client.predict("iris", {"inputs": ROW}) == client.predict("iris/1", pd.DataFrame(ROW)) == client.predict("iris", ROW) == first
-    assert client.update_deployment("iris", config={"BATCH-SIZE": 4}) == {"name": "iris", "flavor": "unchanged"}
+    assert (
+        client.predict("iris", {"inputs": ROW})
+        == client.predict("iris/1", pd.DataFrame(ROW))
+        == client.predict("iris", ROW)
+        == first
+    )
+    assert client.update_deployment("iris", config={"BATCH-SIZE": 4}) == {
+        "name": "iris",
+        "flavor": "unchanged",
+    }
     assert client.get_deployment("iris")["batchSize"] == 4
-    assert client.update_deployment("iris", "models:/iris/2", flavor="pytorch")["flavor"] == "pytorch"
+    assert (
+        client.update_deployment("iris", "models:/iris/2", flavor="pytorch")["flavor"] == "pytorch"
+    )
     assert client.list_deployments(endpoint="iris") == [{"name": "2", "endpoint": "iris"}]
     assert client.predict("iris", ROW) != first
     client.delete_deployment("iris")
@@ -180,10 +235,16 @@ def test_an_endpoint_splits_its_requests_among_its_deployments(client: TsxDeploy
     client.create_deployment("b", "models:/iris/2", endpoint="flowers")
     assert names(client.list_endpoints()) == ["flowers"]
     assert names(client.list_deployments(endpoint="flowers")) == ["a", "b"]
-    assert client.get_endpoint("flowers") == {"name": "flowers", "default": "a", "traffic": {"a": 1.0, "b": 0.0}}
+    assert client.get_endpoint("flowers") == {
+        "name": "flowers",
+        "default": "a",
+        "traffic": {"a": 1.0, "b": 0.0},
+    }
     client.update_endpoint("flowers", {"traffic": {"a": 0, "b": 100}})
     assert client.get_endpoint("flowers")["traffic"] == {"a": 0.0, "b": 1.0}
-    assert client.predict(endpoint="flowers", inputs=ROW) == client.predict("b", ROW, endpoint="flowers")
+    assert client.predict(endpoint="flowers", inputs=ROW) == client.predict(
+        "b", ROW, endpoint="flowers"
+    )
     client.update_deployment("flowers/b", config={"set-default": "true"})
     assert client.get_endpoint("flowers")["default"] == "b"
     client.update_endpoint("flowers", {"default": "a"})
@@ -196,58 +257,127 @@ def test_an_endpoint_splits_its_requests_among_its_deployments(client: TsxDeploy
     assert client.list_endpoints() == []
 
 
-def test_what_cannot_be_deployed_says_what_to_do(client: TsxDeploymentClient, store: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_deployed_says_what_to_do(
+    client: TsxDeploymentClient, store: Path, tmp_path: Path
+) -> None:
     create = client.create_deployment
-    code, message = refused(create, "tulips", "models:/iris/1", config={"EXPORT_PATH": str(tmp_path)})
+    code, message = refused(
+        create, "tulips", "models:/iris/1", config={"EXPORT_PATH": str(tmp_path)}
+    )
     assert code == "RESOURCE_DOES_NOT_EXIST"
-    assert f"the server does not read {tmp_path}: -C EXPORT_PATH=DIR names its model_store" in message
+    assert (
+        f"the server does not read {tmp_path}: -C EXPORT_PATH=DIR names its model_store" in message
+    )
     assert list(tmp_path.iterdir()) == []
-    assert "EXPORT_PATH=DIR names the server's" in refused(create, "iris", "models:/iris/1", config={"EXPORT_PATH": "none"})[1]
-    assert "did you mean 'batch_size'?" in refused(create, "iris", "models:/iris/1", config={"batchsizes": 1})[1]
-    assert "has the flavour pytorch, not onnx" in refused(create, "iris", "models:/iris/1", flavor="onnx")[1]
+    assert (
+        "EXPORT_PATH=DIR names the server's"
+        in refused(create, "iris", "models:/iris/1", config={"EXPORT_PATH": "none"})[1]
+    )
+    assert (
+        "did you mean 'batch_size'?"
+        in refused(create, "iris", "models:/iris/1", config={"batchsizes": 1})[1]
+    )
+    assert (
+        "has the flavour pytorch, not onnx"
+        in refused(create, "iris", "models:/iris/1", flavor="onnx")[1]
+    )
     assert "(name=roses, version=1) not found" in refused(create, "roses", "models:/roses/1")[1]
     assert "leave it out" in refused(create, "iris/3", "models:/iris/1", config={"VERSION": "4"})[1]
     create("iris", "models:/iris/1")
     assert refused(create, "iris", "models:/iris/1")[0] == "RESOURCE_ALREADY_EXISTS"
     assert (
-        refused(client.update_deployment, "iris", flavor="pytorch")[1] == "the flavour pytorch is of a new model: give --model-uri as well"
+        refused(client.update_deployment, "iris", flavor="pytorch")[1]
+        == "the flavour pytorch is of a new model: give --model-uri as well"
     )
     assert "nothing to update" in refused(client.update_deployment, "iris")[1]
-    assert "for one version: name it, as in iris/2" in refused(client.update_deployment, "iris", config={"set_default": True})[1]
+    assert (
+        "for one version: name it, as in iris/2"
+        in refused(client.update_deployment, "iris", config={"set_default": True})[1]
+    )
     kept = set(store.iterdir())
-    assert refused(client.update_deployment, "iris", "models:/iris/1", config={"initial_workers": -1})[0] == "INVALID_PARAMETER_VALUE"
+    assert (
+        refused(client.update_deployment, "iris", "models:/iris/1", config={"initial_workers": -1})[
+            0
+        ]
+        == "INVALID_PARAMETER_VALUE"
+    )
     assert set(store.iterdir()) == kept  # what is served is still there
     code, message = refused(client.predict, "iris", [[1, 2]])
     assert (code, "float32 rows of shape [4]" in message) == ("INVALID_PARAMETER_VALUE", True)
     assert refused(client.get_deployment, "roses")[0] == "RESOURCE_DOES_NOT_EXIST"
 
 
-def test_a_model_file_of_torch_is_deployed_as_well(client: TsxDeploymentClient, tmp_path: Path) -> None:
+def test_a_model_file_of_torch_is_deployed_as_well(
+    client: TsxDeploymentClient, tmp_path: Path
+) -> None:
     torch.jit.save(torch.jit.script(torch.nn.Linear(4, 2)), tmp_path / "net.pt")  # type: ignore[no-untyped-call]  # torch's
     client.create_deployment("file", str(tmp_path / "net.pt"), config={"VERSION": "3"})
     assert len(client.predict("file/3", {"instances": ROW})["predictions"][0]) == 2
     assert len(client.predict("file", pd.DataFrame(ROW))["predictions"][0]) == 2
 
 
-def test_an_archive_tells_which_version_and_run_it_has(tracking: str, run: Run, tmp_path: Path) -> None:
+def test_an_archive_tells_which_version_and_run_it_has(
+    tracking: str, run: Run, tmp_path: Path
+) -> None:
     ended = run("archive", "models:/iris@champion", "--tracking-uri", tracking, "--json")
     assert ended.code == 0, ended.err
     version = MlflowClient(tracking).get_model_version("iris", "1")
     described = json.loads(run("archive", "inspect", "iris.mar", "--json").out)
     assert described["version"] == "1"
     origin = described["manifest"]["mlflow"]
-    assert (origin["version"], origin["run_id"], origin["tags"]) == ("1", version.run_id, {"owner": "botany"})
-    assert run("archive", f"runs:/{version.run_id}/net", "--version", "9", "--tracking-uri", tracking).code == 0
+    assert (origin["version"], origin["run_id"], origin["tags"]) == (
+        "1",
+        version.run_id,
+        {"owner": "botany"},
+    )
+    assert (
+        run(
+            "archive", f"runs:/{version.run_id}/net", "--version", "9", "--tracking-uri", tracking
+        ).code
+        == 0
+    )
     assert json.loads(run("archive", "inspect", "net.mar", "--json").out)["version"] == "9"
     ended = run("archive", "models:/iris/17", "--tracking-uri", tracking)
     assert (ended.code, "Model Version (name=iris, version=17) not found" in ended.err) == (1, True)
 
 
 def test_a_local_run_serves_the_model_until_ctrl_c(tracking: str, tmp_path: Path) -> None:
-    settings = ["-C", "version=5", *(word for role in ("inference", "management") for word in ("-C", f"{role}_address=http://127.0.0.1:0"))]
-    command = [sys.executable, "-m", "mlflow", "deployments", "run-local", "-t", "tsx", "--name", "iris", "-m", "models:/iris/1", *settings]
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": tracking, "TSX_METRICS_ADDRESS": "http://127.0.0.1:0"}
-    local = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    settings = [
+        "-C",
+        "version=5",
+        *(
+            word
+            for role in ("inference", "management")
+            for word in ("-C", f"{role}_address=http://127.0.0.1:0")
+        ),
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "deployments",
+        "run-local",
+        "-t",
+        "tsx",
+        "--name",
+        "iris",
+        "-m",
+        "models:/iris/1",
+        *settings,
+    ]
+    environment = {
+        **os.environ,
+        "MLFLOW_TRACKING_URI": tracking,
+        "TSX_METRICS_ADDRESS": "http://127.0.0.1:0",
+    }
+    local = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     assert local.stdout is not None
     with local.stdout as said:
         try:
@@ -267,7 +397,9 @@ def test_a_local_run_serves_the_model_until_ctrl_c(tracking: str, tmp_path: Path
         ("tsx:/", None, None),
     ],
 )
-def test_a_target_has_two_addresses(target: str, inference: str | None, management: str | None) -> None:
+def test_a_target_has_two_addresses(
+    target: str, inference: str | None, management: str | None
+) -> None:
     assert (address(target, "inference"), address(target, "management")) == (inference, management)
 
 
@@ -286,13 +418,26 @@ def test_a_target_that_is_none_is_refused(target: str, hint: str) -> None:
 
 def test_help_names_every_key() -> None:
     text = CliRunner().invoke(commands, ["help", "-t", "tsx"]).output
-    assert all(word in text for word in (*mlflow_deployments.PACKING, *mlflow_deployments.ENDPOINT, "TSX_MANAGEMENT_TOKEN"))
+    assert all(
+        word in text
+        for word in (
+            *mlflow_deployments.PACKING,
+            *mlflow_deployments.ENDPOINT,
+            "TSX_MANAGEMENT_TOKEN",
+        )
+    )
 
 
-def test_mlflow_says_what_it_cannot_read(answering: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_says_what_it_cannot_read(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TSX_MANAGEMENT_ADDRESS", answering(200, b"[[]]"))
     client = TsxDeploymentClient("tsx")
-    ask = [client.list_endpoints, lambda: client.get_endpoint("m"), lambda: client.get_deployment("m")]
+    ask = [
+        client.list_endpoints,
+        lambda: client.get_endpoint("m"),
+        lambda: client.get_deployment("m"),
+    ]
     for call in [*ask, lambda: client.list_deployments("m")]:
         with pytest.raises(MlflowException, match="the server's answer cannot be read"):
             call()

@@ -41,17 +41,33 @@ def test_a_value_is_the_body_and_its_type_says_what_it_is(tmp_path: Path) -> Non
     for image in (file, file.open("rb"), str(file)):
         assert encode(IMAGE, None, {"image": image}) == Content.of(b"png", "image/png")
     drawn = encode(IMAGE, Image.new("L", (2, 3)), {})
-    assert (drawn.headers["content-type"], Image.open(io.BytesIO(drawn.body)).size) == ("image/png", (2, 3))
-    assert encode(Signature("text"), None, {"text": "hi"}) == Content.of(b"hi", "text/plain; charset=utf-8")
-    assert encode(Signature("json"), None, {"data": "hi"}) == Content.of(b"hi", "text/plain; charset=utf-8")
+    assert (drawn.headers["content-type"], Image.open(io.BytesIO(drawn.body)).size) == (
+        "image/png",
+        (2, 3),
+    )
+    assert encode(Signature("text"), None, {"text": "hi"}) == Content.of(
+        b"hi", "text/plain; charset=utf-8"
+    )
+    assert encode(Signature("json"), None, {"data": "hi"}) == Content.of(
+        b"hi", "text/plain; charset=utf-8"
+    )
 
 
 def test_values_by_name_are_json_or_a_form() -> None:
-    assert encode(Signature("chat"), None, {"inputs": "a", "parameters": {}}).body == b'{"inputs": "a", "parameters": {}}'
-    assert encode(Signature(), None, {"a": 1, "b": [2]}) == Content.of(b'{"a": 1, "b": [2]}', "application/json")
+    assert (
+        encode(Signature("chat"), None, {"inputs": "a", "parameters": {}}).body
+        == b'{"inputs": "a", "parameters": {}}'
+    )
+    assert encode(Signature(), None, {"a": 1, "b": [2]}) == Content.of(
+        b'{"a": 1, "b": [2]}', "application/json"
+    )
     form = encode(Signature(), None, {"file": b"\0", "note": "n", "count": 2})
     text = "text/plain; charset=utf-8"
-    assert form.files == {"file": ("file", b"\0", "application/octet-stream"), "note": (None, b"n", text), "count": (None, b"2", text)}
+    assert form.files == {
+        "file": ("file", b"\0", "application/octet-stream"),
+        "note": (None, b"n", text),
+        "count": (None, b"2", text),
+    }
 
 
 def test_a_name_that_the_model_does_not_take_is_an_error() -> None:
@@ -108,22 +124,31 @@ def test_answers_become_values() -> None:
 def test_server_sent_events_come_out_of_pieces_wherever_they_are_cut(size: int) -> None:
     text = ": hi\r\n\r\ndata: é\u2028\r\nevent: x\r\nid: 4\r\n\r\ndata:two\ndata: three\n\ndata: [DONE]\n\ndata: late\n\n".encode()
     pieces = Pieces("text/event-stream; charset=utf-8")
-    found = [event for at in range(0, len(text), size) for event in pieces.feed(text[at : at + size])]
+    found = [
+        event for at in range(0, len(text), size) for event in pieces.feed(text[at : at + size])
+    ]
     found += pieces.feed(b"", last=True)
     assert found == [Event("é\u2028", "x", "4"), Event("two\nthree")]
     assert Event('{"a": 1}').json() == {"a": 1}
 
 
 def test_an_event_that_is_an_error_ends_the_stream_with_it() -> None:
-    pieces = Pieces("text/event-stream").feed(b'data: a\n\ndata: {"error": {"message": "the worker died"}}\n\n')
+    pieces = Pieces("text/event-stream").feed(
+        b'data: a\n\ndata: {"error": {"message": "the worker died"}}\n\n'
+    )
     assert next(pieces) == Event("a")
     with pytest.raises(StreamInterrupted, match="the worker died"):
         next(pieces)
 
 
-@pytest.mark.parametrize("data", ['{"error": null, "token": "a"}', '{"error": "", "token": "a"}', '{"error" is no JSON'])
+@pytest.mark.parametrize(
+    "data", ['{"error": null, "token": "a"}', '{"error": "", "token": "a"}', '{"error" is no JSON']
+)
 def test_an_event_that_names_no_error_is_a_piece(data: str) -> None:
-    assert [*Pieces("text/event-stream").feed(f"data: {data}\n\ndata: b\n\n".encode())] == [Event(data), Event("b")]
+    assert [*Pieces("text/event-stream").feed(f"data: {data}\n\ndata: b\n\n".encode())] == [
+        Event(data),
+        Event("b"),
+    ]
 
 
 def test_text_is_not_cut_within_a_character_and_bytes_stay_bytes() -> None:

@@ -89,7 +89,9 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     )
     numbers = ArchiveSpec("numbers", "base_handler", serialized_file=DIGITS / "digits.pt2")
     odd = ArchiveSpec("odd-name", str(directory / "story.py"))
-    with serve(digits, numbers, ArchiveSpec("story", str(directory / "story.py")), odd, enable_grpc=True) as server:
+    with serve(
+        digits, numbers, ArchiveSpec("story", str(directory / "story.py")), odd, enable_grpc=True
+    ) as server:
         yield server
 
 
@@ -116,7 +118,9 @@ def asynchronous(url: str, **options: Any) -> tuple[Call, Call]:
         async with AsyncClient(url, timeout=60, **options) as client:
             return [piece async for piece in client.stream(*values, **named)]
 
-    return lambda *values, **named: asyncio.run(predict(*values, **named)), lambda *values, **named: asyncio.run(stream(*values, **named))
+    return lambda *values, **named: asyncio.run(
+        predict(*values, **named)
+    ), lambda *values, **named: asyncio.run(stream(*values, **named))
 
 
 @pytest.fixture(params=["http", "async http", "grpc", "async grpc"])
@@ -151,10 +155,14 @@ def test_events_are_parsed(server: ServerUnderTest) -> None:
             next(pieces)
 
 
-def test_models_are_attributes_and_their_signature_says_what_they_take(server: ServerUnderTest) -> None:
+def test_models_are_attributes_and_their_signature_says_what_they_take(
+    server: ServerUnderTest,
+) -> None:
     with Client(server.url) as client:
         assert client.model_names() == ["digits", "numbers", "odd-name", "story"]
-        assert client.metadata("numbers")["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 1, 8, 8]}]
+        assert client.metadata("numbers")["inputs"] == [
+            {"name": "images", "datatype": "FP32", "shape": [-1, 1, 8, 8]}
+        ]
         assert client.metadata("digits", version="1.0")["parameters"] == {"input": "image"}
         assert next(iter(client.models.digits.predict(image=str(SEVEN)))) == "seven"
         assert list(client.models["odd-name"].stream({"do": "tell"})) == [b"a", b"c"]
@@ -180,14 +188,28 @@ def test_deadline_trace_and_own_headers_reach_the_handler(server: ServerUnderTes
         with trace.use_span(span):
             within = client.predict("story", "headers")
     named = {name.lower(): value for name, value in seen.items()}
-    assert (named["x-own"], named["traceparent"][:3], named["traceparent"][-3:]) == ("1", "00-", "-01")
+    assert (named["x-own"], named["traceparent"][:3], named["traceparent"][-3:]) == (
+        "1",
+        "00-",
+        "-01",
+    )
     assert 59_000 <= int(named["x-tsx-timeout-ms"]) <= 60_000
-    assert {name.lower(): value for name, value in within.items()}["traceparent"] == f"00-{1:032x}-{2:016x}-01"
+    assert {name.lower(): value for name, value in within.items()}[
+        "traceparent"
+    ] == f"00-{1:032x}-{2:016x}-01"
 
 
 def test_no_server_is_an_error_that_names_the_address() -> None:
-    for client in (Client("http://127.0.0.1:9", retry=Retry(2, 0.01)), Client("http://127.0.0.1:9", grpc="127.0.0.1:9", retry=Retry(1))):
-        with client, pytest.raises(ConnectionFailed, match=r"No server answers at http://127\.0\.0\.1:9") as caught:
+    for client in (
+        Client("http://127.0.0.1:9", retry=Retry(2, 0.01)),
+        Client("http://127.0.0.1:9", grpc="127.0.0.1:9", retry=Retry(1)),
+    ):
+        with (
+            client,
+            pytest.raises(
+                ConnectionFailed, match=r"No server answers at http://127\.0\.0\.1:9"
+            ) as caught,
+        ):
             client.predict("m", b"x")
         assert caught.value.before_request
     with pytest.raises(ClientError, match="begins with neither http:// nor https://"):
@@ -203,19 +225,37 @@ def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("details", "kind"),
-    [("failed to connect to all addresses; last error: refused", httpx.ConnectError), ("Socket closed", httpx.ReadError)],
+    [
+        ("failed to connect to all addresses; last error: refused", httpx.ConnectError),
+        ("Socket closed", httpx.ReadError),
+    ],
 )
-def test_what_a_lost_connection_of_grpc_may_have_carried_is_not_taken_for_unsent(details: str, kind: type[Exception]) -> None:
-    lost = SimpleNamespace(code=lambda: grpc.StatusCode.UNAVAILABLE, details=lambda: details, trailing_metadata=tuple)
+def test_what_a_lost_connection_of_grpc_may_have_carried_is_not_taken_for_unsent(
+    details: str, kind: type[Exception]
+) -> None:
+    lost = SimpleNamespace(
+        code=lambda: grpc.StatusCode.UNAVAILABLE, details=lambda: details, trailing_metadata=tuple
+    )
     with pytest.raises(kind):
         grpc_transport._failure(lost, httpx.Request("POST", "http://server/predictions/m"))
 
 
-def test_tls_and_tokens(server: ServerUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_and_tokens(
+    server: ServerUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = make_certificate(tmp_path)
     (tmp_path / "story.py").write_text(STORY)
-    settings = {"inference_address": "https://localhost:0", "inference_token": "a", "worker_preload": False}
-    settings |= {"certificate_file": pair.certificate, "private_key_file": pair.key, "enable_grpc_ssl": True, "enable_grpc": True}
+    settings = {
+        "inference_address": "https://localhost:0",
+        "inference_token": "a",
+        "worker_preload": False,
+    }
+    settings |= {
+        "certificate_file": pair.certificate,
+        "private_key_file": pair.key,
+        "enable_grpc_ssl": True,
+        "enable_grpc": True,
+    }
     with serve(ArchiveSpec("story", str(tmp_path / "story.py")), **settings) as own:
         trusted = ssl.create_default_context(cafile=pair.certificate)
         with Client(own.url, token="a", verify=trusted) as client:
@@ -226,7 +266,10 @@ def test_tls_and_tokens(server: ServerUnderTest, tmp_path: Path, monkeypatch: py
         monkeypatch.setenv("TSX_INFERENCE_TOKEN", "b")
         with Client(own.url, verify=trusted) as client, pytest.raises(AccessDenied):
             client.predict("story", "tell")
-        with Client(own.url, retry=Retry(1)) as client, pytest.raises(ConnectionFailed, match="certificate"):
+        with (
+            Client(own.url, retry=Retry(1)) as client,
+            pytest.raises(ConnectionFailed, match="certificate"),
+        ):
             client.predict("story", "tell")
 
 
@@ -245,7 +288,9 @@ def test_openai_has_its_own_client(server: ServerUnderTest) -> None:
 
 
 @pytest.mark.slow
-def test_stubs_name_models_and_inputs_for_type_checkers(server: ServerUnderTest, tmp_path: Path) -> None:
+def test_stubs_name_models_and_inputs_for_type_checkers(
+    server: ServerUnderTest, tmp_path: Path
+) -> None:
     stubs, program = tmp_path / "stubs.py", tmp_path / "program.py"
     assert main(["generate", server.url, "-o", str(stubs)]) is None
     program.write_text(
@@ -253,10 +298,27 @@ def test_stubs_name_models_and_inputs_for_type_checkers(server: ServerUnderTest,
         "print(client.models.digits.predict(image='7.png'))\nclient.models.digits.predict(text='seven')\nclient.models.gone\n"
         "async def main() -> None:\n    await AsyncClient().models.numbers.predict(images=[[0.0]], timeout='long')\n"
     )
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "stubs.py", "program.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "stubs.py",
+        "program.py",
+    ]
     source = str(ROOT / "packages" / "tsx-client" / "src")
     environment = {"MYPYPATH": source, "PYTHONPATH": source, "PATH": ""}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     errors = [line.split(": ", 2) for line in done.stdout.splitlines() if ": error:" in line]
     assert [(place, text.rpartition("[")[2]) for place, _, text in errors] == [
         ("program.py:5", "call-arg]"),
@@ -264,12 +326,20 @@ def test_stubs_name_models_and_inputs_for_type_checkers(server: ServerUnderTest,
         ("program.py:8", "arg-type]"),
     ], done.stdout
     run = subprocess.run(
-        [sys.executable, "stubs.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "stubs.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
 
 
-def test_generate_prints_and_reports_a_server_that_is_not_there(server: ServerUnderTest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_prints_and_reports_a_server_that_is_not_there(
+    server: ServerUnderTest, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["generate", server.url]) is None
     assert "odd" not in capsys.readouterr().out.lower()
     assert "No server answers" in str(main(["generate", "http://127.0.0.1:9"]))
@@ -277,10 +347,14 @@ def test_generate_prints_and_reports_a_server_that_is_not_there(server: ServerUn
 
 def test_any_transport_of_httpx_takes_the_place_of_a_network() -> None:
     def handle(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json={"path": request.url.path, "type": request.headers["content-type"]})
+        return httpx.Response(
+            200, json={"path": request.url.path, "type": request.headers["content-type"]}
+        )
 
     with Client("http://any/prefix", transport=httpx.MockTransport(handle)) as client:
-        assert client.predict("a/b", {"x": 1}, version="c d")["path"] == "/prefix/predictions/a/b/c d"
+        assert (
+            client.predict("a/b", {"x": 1}, version="c d")["path"] == "/prefix/predictions/a/b/c d"
+        )
     assert issubclass(tsx_client.RequestFailed, ClientError)
 
 
@@ -337,7 +411,10 @@ def test_a_status_that_is_no_number_is_an_error_of_the_server() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with Client("http://127.0.0.1:9", grpc=f"127.0.0.1:{port}") as client, pytest.raises(ServerError) as caught:
+        with (
+            Client("http://127.0.0.1:9", grpc=f"127.0.0.1:{port}") as client,
+            pytest.raises(ServerError) as caught,
+        ):
             client.predict("m", b"x")
     finally:
         server.stop(None)

@@ -1,4 +1,6 @@
-"""When a call is sent again, and how long it may take: without a network, with a clock that the test turns."""
+"""When a call is sent again, and how long it may take: without a network, with a clock that the
+test turns.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,20 @@ class Clock:
 
 def answer(status: int, kind: str = "", **headers: str) -> httpx.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.Response(status, headers=named, content=json.dumps({"code": status, "type": kind, "message": "why"}))
+    return httpx.Response(
+        status, headers=named, content=json.dumps({"code": status, "type": kind, "message": "why"})
+    )
 
 
 Attempts = tuple[Any, list[float], list[httpx.Request]]
 
 
-def drive(*results: httpx.Response | Exception, timeout: float | None = None, takes: float = 0.0) -> Attempts:
-    """The end of a call whose attempts end so and take so long each; the waits, and the requests."""
+def drive(
+    *results: httpx.Response | Exception, timeout: float | None = None, takes: float = 0.0
+) -> Attempts:
+    """The end of a call whose attempts end so and take so long each; the waits, and the
+    requests.
+    """
     clock = Clock()
     waits: list[float] = []
     requests: list[httpx.Request] = []
@@ -61,7 +69,11 @@ def drive(*results: httpx.Response | Exception, timeout: float | None = None, ta
         waits.append(seconds)
 
     try:
-        end: Any = asyncio.run(exchange(lambda: httpx.Request("POST", URL), Retry(), Deadline(timeout, clock), send, sleep))
+        end: Any = asyncio.run(
+            exchange(
+                lambda: httpx.Request("POST", URL), Retry(), Deadline(timeout, clock), send, sleep
+            )
+        )
     except ClientError as error:
         end = error
     return end, waits, requests
@@ -69,7 +81,12 @@ def drive(*results: httpx.Response | Exception, timeout: float | None = None, ta
 
 def test_what_was_refused_is_sent_again_after_the_time_that_the_server_asks_for() -> None:
     good = answer(200)
-    end, waits, requests = drive(answer(429, retry_after="2"), answer(503, retry_after="0"), httpx.ConnectError("refused"), good)
+    end, waits, requests = drive(
+        answer(429, retry_after="2"),
+        answer(503, retry_after="0"),
+        httpx.ConnectError("refused"),
+        good,
+    )
     assert end is good
     assert len(requests) == 4
     assert 2.1 <= waits[0] <= 2.2
@@ -96,14 +113,18 @@ def test_after_the_last_attempt_the_error_is_raised() -> None:
         (httpx.RemoteProtocolError("disconnected"), ConnectionFailed),
     ],
 )
-def test_what_may_have_run_or_takes_too_long_is_not_sent_again(result: Any, kind: type[ClientError]) -> None:
+def test_what_may_have_run_or_takes_too_long_is_not_sent_again(
+    result: Any, kind: type[ClientError]
+) -> None:
     end, waits, _ = drive(result)
     assert isinstance(end, kind)
     assert waits == []
 
 
 def test_one_deadline_holds_for_all_attempts_and_the_server_gets_what_is_left() -> None:
-    end, waits, requests = drive(answer(503, retry_after="0"), answer(503, retry_after="0"), answer(200), timeout=10, takes=2)
+    end, waits, requests = drive(
+        answer(503, retry_after="0"), answer(503, retry_after="0"), answer(200), timeout=10, takes=2
+    )
     assert end.status_code == 200
     told = [int(request.headers["x-tsx-timeout-ms"]) for request in requests]
     assert told[0] == 10_000
@@ -118,22 +139,49 @@ def test_no_time_is_waited_that_is_not_left() -> None:
     assert isinstance(drive(httpx.ReadTimeout("late"), timeout=3)[0], DeadlineExceeded)
     for late in (answer(503, retry_after="0"), answer(504)):  # the server noticed it first
         assert isinstance(drive(late, timeout=3, takes=3)[0], DeadlineExceeded)
-    assert isinstance(drive(answer(504), timeout=3, takes=1)[0], ServerError)  # the model's own deadline
+    assert isinstance(
+        drive(answer(504), timeout=3, takes=1)[0], ServerError
+    )  # the model's own deadline
 
 
 @pytest.mark.parametrize(
     ("status", "body", "kind", "message"),
     [
-        (404, b'{"code": 404, "type": "ModelNotFoundException", "message": "Model not found: x"}', NotFound, "Model not found: x"),
-        (400, b'{"code": 400, "type": "InvalidKeyException", "message": "Token"}', AccessDenied, "Token"),
-        (400, b'{"error": {"message": "no such role", "type": "invalid_request_error"}}', InvalidRequest, "no such role"),
+        (
+            404,
+            b'{"code": 404, "type": "ModelNotFoundException", "message": "Model not found: x"}',
+            NotFound,
+            "Model not found: x",
+        ),
+        (
+            400,
+            b'{"code": 400, "type": "InvalidKeyException", "message": "Token"}',
+            AccessDenied,
+            "Token",
+        ),
+        (
+            400,
+            b'{"error": {"message": "no such role", "type": "invalid_request_error"}}',
+            InvalidRequest,
+            "no such role",
+        ),
         (401, b"<html>", AccessDenied, "<html>"),
         (502, b"", ServerError, "The answer has no text."),
         (422, b"[1]", InvalidRequest, "[1]"),
     ],
 )
-def test_errors_have_the_servers_words_and_the_requests_id(status: int, body: bytes, kind: type[ClientError], message: str) -> None:
-    error = failure(status, {"x-request-id": "17", "retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, body)
+def test_errors_have_the_servers_words_and_the_requests_id(
+    status: int, body: bytes, kind: type[ClientError], message: str
+) -> None:
+    error = failure(
+        status, {"x-request-id": "17", "retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, body
+    )
     assert type(error) is kind
-    assert (error.status, error.message, error.request_id, error.retry_after, error.body) == (status, message, "17", 0.0, body)
+    assert (error.status, error.message, error.request_id, error.retry_after, error.body) == (
+        status,
+        message,
+        "17",
+        0.0,
+        body,
+    )
     assert str(error) == f"{message} (status {status}, request 17)"

@@ -1,4 +1,6 @@
-"""The differences that are meant, each with its name, as docs/reference/torchserve.md lists them."""
+"""The differences that are meant, each with its name, as docs/reference/torchserve.md lists
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ class Difference(NamedTuple):
 
 
 def described_more(case: Case, what: str, theirs: Any, ours: Any, pair: Any) -> bool:
-    if what != "body" or not (isinstance(theirs, list) and isinstance(ours, list)) or len(theirs) != len(ours):
+    if (
+        what != "body"
+        or not (isinstance(theirs, list) and isinstance(ours, list))
+        or len(theirs) != len(ours)
+    ):
         return False
     return theirs == [without_new(each) for each in ours]
 
@@ -29,7 +35,9 @@ def described_all(case: Case, what: str, theirs: Any, ours: Any, pair: Any) -> b
     """As `described_more`, with what each version's handler says of itself."""
     if not case.target.endswith("/all?customized=true") or not isinstance(ours, list):
         return False
-    reported = [{key: value for key, value in each.items() if key != "customizedMetadata"} for each in ours]
+    reported = [
+        {key: value for key, value in each.items() if key != "customizedMetadata"} for each in ours
+    ]
     return reported != ours and described_more(case, what, theirs, reported, pair)
 
 
@@ -37,19 +45,31 @@ def without_new(described: Any) -> Any:
     if not isinstance(described, dict):
         return described
     kept = {key: value for key, value in described.items() if key not in NEW_FIELDS}
-    kept["workers"] = [{key: value for key, value in worker.items() if key not in NEW_WORKER_FIELDS} for worker in kept.get("workers", [])]
+    kept["workers"] = [
+        {key: value for key, value in worker.items() if key not in NEW_WORKER_FIELDS}
+        for worker in kept.get("workers", [])
+    ]
     return kept
 
 
 def says_more(case: Case, what: str, theirs: Any, ours: Any, pair: Any) -> bool:
     """The same words first, then the reason."""
-    return what == "body.message" and isinstance(theirs, str) and isinstance(ours, str) and ours.startswith(theirs) and ours != theirs
+    return (
+        what == "body.message"
+        and isinstance(theirs, str)
+        and isinstance(ours, str)
+        and ours.startswith(theirs)
+        and ours != theirs
+    )
 
 
 def of_answer(*targets: str, management: bool | None = None) -> Covers:
     """Whatever differs in the answers to these."""
     return lambda case, what, theirs, ours, pair: (
-        any(case.target == target or (target.endswith("*") and case.target.startswith(target[:-1])) for target in targets)
+        any(
+            case.target == target or (target.endswith("*") and case.target.startswith(target[:-1]))
+            for target in targets
+        )
         and management in (None, case.management)
     )
 
@@ -74,46 +94,75 @@ ACCEPTED: list[Difference] = [
     Difference("/all?customized=true includes the descriptions of handlers", described_all),
     Difference(
         "an unsupported method is answered with 405 and the supported ones in Allow",
-        lambda case, what, theirs, ours, pair: what == "header allow" or (pair[1].status == 405 and pair[0].status in (404, 405)),
+        lambda case, what, theirs, ours, pair: (
+            what == "header allow" or (pair[1].status == 405 and pair[0].status in (404, 405))
+        ),
     ),
-    Difference("GET / is a short index", lambda case, what, theirs, ours, pair: (case.method, case.target) == ("GET", "/")),
+    Difference(
+        "GET / is a short index",
+        lambda case, what, theirs, ours, pair: (case.method, case.target) == ("GET", "/"),
+    ),
     Difference(
         "readiness and metadata of KServe's protocols are on every address",
         lambda case, what, theirs, ours, pair: (
-            case.method == "GET" and case.target in ("/v1/models/echo", "/v1/models/nobody", "/v2") and not case.management
+            case.method == "GET"
+            and case.target in ("/v1/models/echo", "/v1/models/nobody", "/v2")
+            and not case.management
         ),
     ),
     Difference(
         "/v1/models/MODEL answers OpenAI's clients as well",
         lambda case, what, theirs, ours, pair: (
-            case.target.startswith("/v1/models/") and what in {"body.created", "body.error", "body.id", "body.object", "body.owned_by"}
+            case.target.startswith("/v1/models/")
+            and what in {"body.created", "body.error", "body.id", "body.object", "body.owned_by"}
         ),
     ),
     Difference(
         "errors of the v2 protocol have the protocol's error field",
-        lambda case, what, theirs, ours, pair: what == "body.error" and case.target.startswith("/v2/"),
+        lambda case, what, theirs, ours, pair: (
+            what == "body.error" and case.target.startswith("/v2/")
+        ),
     ),
     Difference(
         "a v2 body without a content type is JSON",
-        lambda case, what, theirs, ours, pair: case.target.startswith("/v2/models/echo") and what == "body.headers" and not typed(case),
+        lambda case, what, theirs, ours, pair: (
+            case.target.startswith("/v2/models/echo") and what == "body.headers" and not typed(case)
+        ),
     ),
     Difference(
         "media types are case-insensitive",
-        lambda case, what, theirs, ours, pair: what == "body.inputs" and typed(case) == "APPLICATION/JSON",
+        lambda case, what, theirs, ours, pair: (
+            what == "body.inputs" and typed(case) == "APPLICATION/JSON"
+        ),
     ),
     Difference(
         "text is sent in the charset that its content type names",
-        lambda case, what, theirs, ours, pair: what == "body.inputs" and "iso-8859-1" in typed(case),
+        lambda case, what, theirs, ours, pair: (
+            what == "body.inputs" and "iso-8859-1" in typed(case)
+        ),
     ),
     Difference(
         "JSON answers are labelled as JSON",
-        lambda case, what, theirs, ours, pair: what == "header content-type" and (theirs, ours) == (None, "application/json"),
+        lambda case, what, theirs, ours, pair: (
+            what == "header content-type" and (theirs, ours) == (None, "application/json")
+        ),
     ),
     Difference("a handler's Cache-Control is kept", of_body(b"header Cache-Control=max-age=5")),
-    Difference("handlers find headers in any case", of_body(b"named content-type", b"named x-test")),
-    Difference("limit=0 means the default limit, and the last page has no token", of_answer("/models?limit=*", management=True)),
-    Difference("an invalid url is reported with its kind of error", of_answer("/models?url=", "/models?url=/etc/passwd", management=True)),
-    Difference("a file that is not an archive is described", of_answer("/models?url=junk.mar", management=True)),
+    Difference(
+        "handlers find headers in any case", of_body(b"named content-type", b"named x-test")
+    ),
+    Difference(
+        "limit=0 means the default limit, and the last page has no token",
+        of_answer("/models?limit=*", management=True),
+    ),
+    Difference(
+        "an invalid url is reported with its kind of error",
+        of_answer("/models?url=", "/models?url=/etc/passwd", management=True),
+    ),
+    Difference(
+        "a file that is not an archive is described",
+        of_answer("/models?url=junk.mar", management=True),
+    ),
     Difference("invalid JSON is the client's error", of_body(b"{not json")),
     Difference(
         "a parameter that is not a number is an error, and registers nothing",
@@ -126,7 +175,11 @@ ACCEPTED: list[Difference] = [
     Difference(
         "a model that does not load is not registered",
         lambda case, what, theirs, ours, pair: (
-            "broken" in case.target or (what == "body.models" and any(name in str(theirs) for name in ("broken", "full", "late")))
+            "broken" in case.target
+            or (
+                what == "body.models"
+                and any(name in str(theirs) for name in ("broken", "full", "late"))
+            )
         ),
     ),
 ]

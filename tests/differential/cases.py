@@ -1,4 +1,6 @@
-"""The requests. Those of `STATELESS` change nothing; those of `STORY` are sent in order, and each finds what the ones before it left."""
+"""The requests. Those of `STATELESS` change nothing; those of `STORY` are sent in order, and each
+finds what the ones before it left.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         kind = next((value for name, value in self.headers if name.lower() == "content-type"), "")
-        words = [self.method, "management" if self.management else "", self.target, kind, repr((self.body or b"")[:40])[2:-1]]
+        words = [
+            self.method,
+            "management" if self.management else "",
+            self.target,
+            kind,
+            repr((self.body or b"")[:40])[2:-1],
+        ]
         return " ".join(filter(None, words))
 
 
@@ -55,9 +63,32 @@ BODIES: list[tuple[str | None, bytes]] = [
     ("application/x-www-form-urlencoded", b""),
     (FORM, form(part("data", b"plain"))),
     (FORM, form(part("data", b"plain"), part("other", b"more"))),
-    (FORM, form(part("data", b"\x00\x01", "Content-Type: application/octet-stream", disposition='; filename="a.bin"'))),
-    (FORM, form(part("data", b'{"a": 1}', "Content-Type: application/json", disposition='; filename="a.json"'))),
-    (FORM, form(part("data", b"words", "Content-Type: text/plain", disposition='; filename="a.txt"'))),
+    (
+        FORM,
+        form(
+            part(
+                "data",
+                b"\x00\x01",
+                "Content-Type: application/octet-stream",
+                disposition='; filename="a.bin"',
+            )
+        ),
+    ),
+    (
+        FORM,
+        form(
+            part(
+                "data",
+                b'{"a": 1}',
+                "Content-Type: application/json",
+                disposition='; filename="a.json"',
+            )
+        ),
+    ),
+    (
+        FORM,
+        form(part("data", b"words", "Content-Type: text/plain", disposition='; filename="a.txt"')),
+    ),
     (FORM, form(part("data", b"1"), part("data", b"2"))),
     (FORM, form(part("data", b""))),
     (None, b"no type"),
@@ -127,7 +158,28 @@ ACTS = [
     "few",
     "many",
     "nolist",
-    *[f"status {code}" for code in (200, 201, 202, 203, 205, 206, 299, 400, 401, 404, 409, 413, 429, 500, 503, 507, 599)],
+    *[
+        f"status {code}"
+        for code in (
+            200,
+            201,
+            202,
+            203,
+            205,
+            206,
+            299,
+            400,
+            401,
+            404,
+            409,
+            413,
+            429,
+            500,
+            503,
+            507,
+            599,
+        )
+    ],
     "header X-One=1",
     "header x-one=1",
     "header Content-Type=image/png",
@@ -164,9 +216,24 @@ def stateless() -> Iterator[Case]:
         for method in METHODS:
             yield Case(method, path)
     for act in ACTS:
-        yield Case("POST", "/predictions/actor", (("Content-Type", "text/plain"), ("X-Test", "Yes")), act.encode())
-    yield Case("POST", "/invocations", (("Content-Type", FORM),), form(part("model_name", b"echo"), part("data", b"x")))
-    yield Case("POST", "/predictions/echo", (("x-test", "lower"), ("CONTENT-TYPE", "application/json")), b'{"a":1}')
+        yield Case(
+            "POST",
+            "/predictions/actor",
+            (("Content-Type", "text/plain"), ("X-Test", "Yes")),
+            act.encode(),
+        )
+    yield Case(
+        "POST",
+        "/invocations",
+        (("Content-Type", FORM),),
+        form(part("model_name", b"echo"), part("data", b"x")),
+    )
+    yield Case(
+        "POST",
+        "/predictions/echo",
+        (("x-test", "lower"), ("CONTENT-TYPE", "application/json")),
+        b'{"a":1}',
+    )
     yield from management_reads()
 
 
@@ -229,7 +296,13 @@ def management_reads() -> Iterator[Case]:
 
 
 def manage(method: str, target: str, body: bytes | None = None) -> Case:
-    return Case(method, target, (("Content-Type", "application/json"),) if body else (), body, management=True)
+    return Case(
+        method,
+        target,
+        (("Content-Type", "application/json"),) if body else (),
+        body,
+        management=True,
+    )
 
 
 ASK = Case("POST", "/predictions/other", (), b"x")
@@ -268,7 +341,10 @@ STORY = [
     ),
     manage("GET", "/models/mine"),
     Case("POST", "/predictions/mine", (), b"x"),
-    manage("POST", "/models?url=other.mar&model_name=yours&response_timeout=7&startup_timeout=60&initial_workers=1&synchronous=true"),
+    manage(
+        "POST",
+        "/models?url=other.mar&model_name=yours&response_timeout=7&startup_timeout=60&initial_workers=1&synchronous=true",
+    ),
     manage("GET", "/models/yours"),
     manage("POST", "/models", b"{not json"),
     manage("POST", "/models?url=other.mar&model_name=counted&batch_size=many&max_batch_delay=soon"),
@@ -281,7 +357,8 @@ STORY = [
     manage("GET", "/models/decided"),
     manage("DELETE", "/models/decided"),
     manage(
-        "POST", "/models?url=other.mar&model_name=zero&batch_size=0&max_batch_delay=&initial_workers=&response_timeout=&startup_timeout="
+        "POST",
+        "/models?url=other.mar&model_name=zero&batch_size=0&max_batch_delay=&initial_workers=&response_timeout=&startup_timeout=",
     ),
     manage("GET", "/models/zero"),
     Case("POST", "/predictions/zero", (), b"x"),

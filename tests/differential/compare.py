@@ -1,4 +1,6 @@
-"""What must be equal in two answers, after taking out what differs from one run of the same server to the next."""
+"""What must be equal in two answers, after taking out what differs from one run of the same server
+to the next.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def differences(theirs: Seen, ours: Seen) -> dict[str, tuple[Any, Any]]:
-    """What differs: `status`, `body`, `body.FIELD` of JSON objects, `header NAME`; each with their value and ours."""
+    """What differs: `status`, `body`, `body.FIELD` of JSON objects, `header NAME`; each with their
+    value and ours.
+    """
     found: dict[str, tuple[Any, Any]] = {}
     if theirs.status != ours.status:
         found["status"] = (theirs.status, ours.status)
@@ -34,14 +38,20 @@ def differences(theirs: Seen, ours: Seen) -> dict[str, tuple[Any, Any]]:
 
 
 def steady_headers(seen: Seen) -> dict[str, str]:
-    headers = {name: value for name, value in seen.headers.items() if name not in OF_THE_CONNECTION | OF_THE_BODY}
+    headers = {
+        name: value
+        for name, value in seen.headers.items()
+        if name not in OF_THE_CONNECTION | OF_THE_BODY
+    }
     if UUID.fullmatch(headers.get("x-request-id", "")):
         headers["x-request-id"] = "a uuid"
     return headers
 
 
 def steady_body(body: bytes) -> Any:
-    """JSON as values, so that its spaces and the order of its keys say nothing; all else as it is."""
+    """JSON as values, so that its spaces and the order of its keys say nothing; all else as it
+    is.
+    """
     try:
         return steady(json.loads(body))
     except ValueError:
@@ -50,7 +60,10 @@ def steady_body(body: bytes) -> Any:
 
 def steady(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: type(item).__name__ if key in OF_ONE_WORKER else steady(item) for key, item in value.items()}
+        return {
+            key: type(item).__name__ if key in OF_ONE_WORKER else steady(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         return [steady(item) for item in value]
     return value

@@ -28,7 +28,9 @@ class Answers(NamedTuple):
 
 @pytest.fixture(scope="session")
 def torchserve(processes: None) -> Path:
-    """The programs of a TorchServe of its own: the one that TSX_PEER_TORCHSERVE names, or one made from PyPI and kept."""
+    """The programs of a TorchServe of its own: the one that TSX_PEER_TORCHSERVE names, or one made
+    from PyPI and kept.
+    """
     if shutil.which("java") is None:
         pytest.skip("the comparison with TorchServe needs Java, which is not here")
     try:
@@ -38,14 +40,20 @@ def torchserve(processes: None) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pair(torchserve: Path, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[Pair]:
+def pair(
+    torchserve: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_ports: Callable[[int], list[int]],
+) -> Iterator[Pair]:
     place = tmp_path_factory.mktemp("differential")
     store = place / "store"
     write_store(store)
     ports = free_ports(10)
     ours = [sys.executable, "-m", "tsx_cli.serve.torchserve"]
     with (
-        serving([torchserve / "torchserve"], place / "theirs", store, ports[:5], str(torchserve)) as they,
+        serving(
+            [torchserve / "torchserve"], place / "theirs", store, ports[:5], str(torchserve)
+        ) as they,
         serving(ours, place / "ours", store, ports[5:], str(Path(sys.executable).parent)) as we,
     ):
         yield Pair(they, we)
@@ -54,7 +62,9 @@ def pair(torchserve: Path, tmp_path_factory: pytest.TempPathFactory, free_ports:
 @pytest.fixture(scope="session")
 def answers(pair: Pair) -> dict[Case | int, Answers]:
     """By case, or by its number in the story."""
-    seen: dict[Case | int, Answers] = {case: Answers(pair.theirs.send(case), pair.ours.send(case)) for case in stateless()}
+    seen: dict[Case | int, Answers] = {
+        case: Answers(pair.theirs.send(case), pair.ours.send(case)) for case in stateless()
+    }
     for number, case in enumerate(STORY):
         seen[number] = Answers(pair.theirs.send(case), pair.ours.send(case))
     return seen

@@ -155,7 +155,8 @@ class Full:
         return ["never"]
 """
 
-# In the place of torch for TorchServe's workers, which import it, two seconds of the processor each, to tell if an answer is a tensor
+# In the place of torch for TorchServe's workers, which import it, two seconds of the processor
+# each, to tell if an answer is a tensor
 TORCH = "class Tensor:\n    pass\n"
 
 MODELS = {
@@ -175,11 +176,17 @@ LATER = {
 def write_store(store: Path) -> None:
     store.mkdir()
     for name, (handler, version, config) in {**MODELS, **LATER}.items():
-        model = {"modelName": name.removesuffix("-2"), "modelVersion": version, "handler": "handler.py"}
+        model = {
+            "modelName": name.removesuffix("-2"),
+            "modelVersion": version,
+            "handler": "handler.py",
+        }
         files = {"handler.py": handler}
         if config:
             model["configFile"], files["model-config.yaml"] = "model-config.yaml", config
-        files["MAR-INF/MANIFEST.json"] = json.dumps({"runtime": "python", "model": model, "archiverVersion": "0.12.0"})
+        files["MAR-INF/MANIFEST.json"] = json.dumps(
+            {"runtime": "python", "model": model, "archiverVersion": "0.12.0"}
+        )
         with zipfile.ZipFile(store / f"{name}.mar", "w") as archive:
             for member, text in files.items():
                 archive.writestr(member, text)

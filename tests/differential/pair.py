@@ -54,29 +54,56 @@ class Side(NamedTuple):
     logs: Path
 
     def send(self, case: Case) -> Seen:
-        connection = http.client.HTTPConnection("127.0.0.1", self.management if case.management else self.inference, timeout=ANSWER)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self.management if case.management else self.inference, timeout=ANSWER
+        )
         with contextlib.closing(connection):
             connection.request(case.method, case.target, case.body, dict(case.headers))
             answer = connection.getresponse()
-            return Seen(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+            return Seen(
+                answer.status,
+                {name.lower(): value for name, value in answer.getheaders()},
+                answer.read(),
+            )
 
 
 @contextlib.contextmanager
-def serving(command: Sequence[str | Path], directory: Path, store: Path, ports: list[int], path: str) -> Iterator[Side]:
+def serving(
+    command: Sequence[str | Path], directory: Path, store: Path, ports: list[int], path: str
+) -> Iterator[Side]:
     """A server by this `torchserve` command; `path` is where it finds its own programs first."""
     directory.mkdir()
     properties = directory / "config.properties"
-    properties.write_text(PROPERTIES.format(*ports, store=store, models=",".join(f"{name}.mar" for name in MODELS)))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "TSX_", "PYTHONPATH"))}
-    environment |= {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}", "TEMP": str(directory), "LOG_LOCATION": str(directory)}
-    environment["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # it ends before it has become fast
+    properties.write_text(
+        PROPERTIES.format(*ports, store=store, models=",".join(f"{name}.mar" for name in MODELS))
+    )
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TS_", "TSX_", "PYTHONPATH"))
+    }
+    environment |= {
+        "PATH": f"{path}{os.pathsep}{os.environ['PATH']}",
+        "TEMP": str(directory),
+        "LOG_LOCATION": str(directory),
+    }
+    environment["JAVA_TOOL_OPTIONS"] = (
+        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # it ends before it has become fast
+    )
     if command[0] != sys.executable:
         environment["PYTHONPATH"] = str(store.parent)  # see `models.TORCH`
     elif "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     arguments = ["--start", "--foreground", "--ncs", "--ts-config", properties]
     with (directory / "log").open("wb") as log:
-        server = forked.Popen([*command, *arguments], cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True)
+        server = forked.Popen(
+            [*command, *arguments],
+            cwd=directory,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     side = Side(ports[0], ports[1], ports[3], directory)
     try:
         for name in MODELS:
@@ -93,16 +120,24 @@ def serving(command: Sequence[str | Path], directory: Path, store: Path, ports: 
 
 
 def wait_for(
-    server: subprocess.Popen[bytes], url: str, log: Path, body: bytes | None = b"text", token: Callable[[], str] = lambda: ""
+    server: subprocess.Popen[bytes],
+    url: str,
+    log: Path,
+    body: bytes | None = b"text",
+    token: Callable[[], str] = lambda: "",
 ) -> None:
     deadline = time.monotonic() + START
     while True:
         try:
-            request = urllib.request.Request(url, body, {"Content-Type": "text/plain", "Authorization": f"Bearer {token()}"})
+            request = urllib.request.Request(
+                url, body, {"Content-Type": "text/plain", "Authorization": f"Bearer {token()}"}
+            )
             urllib.request.urlopen(request, timeout=ANSWER).close()
             return
         except (OSError, ValueError) as error:  # A token's file may be half written.
             if server.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{url} does not answer ({error}): {log.read_text(errors='replace')[-3000:]}") from error
+                raise RuntimeError(
+                    f"{url} does not answer ({error}): {log.read_text(errors='replace')[-3000:]}"
+                ) from error
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(0.3)  # neither server tells anybody that its workers are there

@@ -1,4 +1,6 @@
-"""Several hundred requests to TorchServe 0.12 and to tsx: what differs is accepted by name, or the test fails."""
+"""Several hundred requests to TorchServe 0.12 and to tsx: what differs is accepted by name, or the
+test fails.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ def test_a_request_is_answered_alike(answers, case: Case) -> None:
     check(case, answers[case])
 
 
-@pytest.mark.parametrize("number", range(len(STORY)), ids=lambda number: f"{number} {STORY[number]}")
+@pytest.mark.parametrize(
+    "number", range(len(STORY)), ids=lambda number: f"{number} {STORY[number]}"
+)
 def test_a_step_of_the_story_is_answered_alike(answers, number: int) -> None:
     check(STORY[number], answers[number])
 
@@ -24,8 +28,14 @@ def test_each_accepted_difference_is_still_there(answers) -> None:
     for key, pair in answers.items():
         case = STORY[key] if isinstance(key, int) else key
         for what, (theirs, ours) in differences(*pair).items():
-            left -= {difference.name for difference in ACCEPTED if difference.covers(case, what, theirs, ours, pair)}
-    assert not left, "these are no differences any more; take them out of accepted.py and docs/reference/torchserve.md"
+            left -= {
+                difference.name
+                for difference in ACCEPTED
+                if difference.covers(case, what, theirs, ours, pair)
+            }
+    assert not left, (
+        "these are no differences any more; take them out of accepted.py and docs/reference/torchserve.md"
+    )
 
 
 def check(case: Case, pair) -> None:
@@ -34,5 +44,8 @@ def check(case: Case, pair) -> None:
         for what, (theirs, ours) in differences(*pair).items()
         if not any(difference.covers(case, what, theirs, ours, pair) for difference in ACCEPTED)
     }
-    reported = " and ".join(f"{who} {seen.status} {seen.body[:300]!r}" for who, seen in zip(("TorchServe", "tsx"), pair, strict=True))
+    reported = " and ".join(
+        f"{who} {seen.status} {seen.body[:300]!r}"
+        for who, seen in zip(("TorchServe", "tsx"), pair, strict=True)
+    )
     assert not unexpected, f"{case}: {reported}"

@@ -1,4 +1,6 @@
-"""`tsx bench` measures a real TorchServe as it measures tsx: by the load generator, and by TorchServe's own auto-benchmark."""
+"""`tsx bench` measures a real TorchServe as it measures tsx: by the load generator, and by
+TorchServe's own auto-benchmark.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,29 @@ def _there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured(side: Side, name: str, *words: str, port: int | None = None) -> Results:
     at = f"http://127.0.0.1:{port or side.inference}"
-    assert main(["bench", "--against", at, "--model", "echo", "--input", "input.txt", *words, *SHORT, name]) == 0
+    assert (
+        main(
+            [
+                "bench",
+                "--against",
+                at,
+                "--model",
+                "echo",
+                "--input",
+                "input.txt",
+                *words,
+                *SHORT,
+                name,
+            ]
+        )
+        == 0
+    )
     return read_results(Path(name))
 
 
-def test_both_servers_are_measured_by_one_command_and_compared(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_servers_are_measured_by_one_command_and_compared(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("--connections", "4", "--rounds", "2")
     for side, name in ((pair.theirs, "theirs.json"), (pair.ours, "ours.json")):
         point = measured(side, name, *words).trials[0].points[0]
@@ -55,11 +75,21 @@ def test_both_servers_are_measured_by_one_command_and_compared(pair: Pair, capsy
 
 @pytest.mark.parametrize(
     "words",
-    [("--rate", "40"), ("--protocol", "invocations", "--connections", "2"), ("--protocol", "grpc", "--connections", "2")],
+    [
+        ("--rate", "40"),
+        ("--protocol", "invocations", "--connections", "2"),
+        ("--protocol", "grpc", "--connections", "2"),
+    ],
     ids=["an open loop", "SageMaker's address", "gRPC"],
 )
 def test_torchserve_takes_what_else_there_is(pair: Pair, words: tuple[str, ...]) -> None:
-    point = measured(pair.theirs, "out.json", *words, port=pair.theirs.grpc if "grpc" in words else None).trials[0].points[0]
+    point = (
+        measured(
+            pair.theirs, "out.json", *words, port=pair.theirs.grpc if "grpc" in words else None
+        )
+        .trials[0]
+        .points[0]
+    )
     assert (point.error_rate, point.rounds[0].errors) == (0, {})
     assert point.rounds[0].ok > 0
 
@@ -72,15 +102,54 @@ def test_a_file_of_the_auto_benchmark_runs_against_both_and_its_reports_have_the
     Path("described.yaml").write_text(CASE)
     rows = []
     for side, output in ((pair.theirs, "theirs"), (pair.ours, "ours")):
-        words = ("--against", f"http://127.0.0.1:{side.inference}", "--management", f"http://127.0.0.1:{side.management}")
-        assert main(["bench", *words, "--logs", str(logs_of(side)), "--output", output, "described.yaml"]) == 0
-        rows.append(next(csv.DictReader(Path(output, "eager_mode_described_w1_b2", "ab_report.csv").read_text().splitlines())))
+        words = (
+            "--against",
+            f"http://127.0.0.1:{side.inference}",
+            "--management",
+            f"http://127.0.0.1:{side.management}",
+        )
+        assert (
+            main(
+                [
+                    "bench",
+                    *words,
+                    "--logs",
+                    str(logs_of(side)),
+                    "--output",
+                    output,
+                    "described.yaml",
+                ]
+            )
+            == 0
+        )
+        rows.append(
+            next(
+                csv.DictReader(
+                    Path(output, "eager_mode_described_w1_b2", "ab_report.csv")
+                    .read_text()
+                    .splitlines()
+                )
+            )
+        )
     assert list(rows[0]) == list(rows[1])
     for row in rows:
         assert (row["TS failed requests"], row["Batch size"], row["Concurrency"]) == ("0", "2", "4")
-        assert min(float(row[column]) for column in ("TS throughput", "TS latency P50", "predict_mean", "worker_thread_mean")) >= 0
+        assert (
+            min(
+                float(row[column])
+                for column in (
+                    "TS throughput",
+                    "TS latency P50",
+                    "predict_mean",
+                    "worker_thread_mean",
+                )
+            )
+            >= 0
+        )
         assert float(row["TS throughput"]) > 0
-    assert main(["bench", "compare", "theirs/eager_mode_described", "ours/eager_mode_described"]) == 0
+    assert (
+        main(["bench", "compare", "theirs/eager_mode_described", "ours/eager_mode_described"]) == 0
+    )
 
 
 def logs_of(side: Side) -> Path:

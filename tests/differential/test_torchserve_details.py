@@ -1,4 +1,6 @@
-"""What TorchServe and tsx do beside answering requests: tokens, calls without a name, tracebacks, compilation, batches, directories."""
+"""What TorchServe and tsx do beside answering requests: tokens, calls without a name, tracebacks,
+compilation, batches, directories.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ OURS = [sys.executable, "-m", "tsx_cli.serve.torchserve"]
 
 
 class Server(NamedTuple):
-    """A running server with tokens: its ports, its directory, and its `torchserve` command with its environment."""
+    """A running server with tokens: its ports, its directory, and its `torchserve` command with its
+    environment.
+    """
 
     ports: list[int]
     directory: Path
@@ -65,12 +69,16 @@ class Server(NamedTuple):
     def keys(self) -> dict[str, dict[str, str]]:
         return dict(json.loads((self.directory / "key_file.json").read_bytes()))
 
-    def ask(self, port: int, target: str, kind: str, method: str = "POST", body: bytes | None = b"x") -> bytes:
+    def ask(
+        self, port: int, target: str, kind: str, method: str = "POST", body: bytes | None = b"x"
+    ) -> bytes:
         headers = {
             "Authorization": f"Bearer {self.keys()[kind]['key']}",
             "Content-Type": "text/plain",
         }
-        request = urllib.request.Request(f"http://127.0.0.1:{self.ports[port]}{target}", body, headers, method=method)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.ports[port]}{target}", body, headers, method=method
+        )
         with urllib.request.urlopen(request, timeout=ANSWER) as answer:
             return bytes(answer.read())
 
@@ -90,17 +98,23 @@ def archive(path: Path, handler: str, config: str, **files: str) -> None:
         "model-config.yaml": f"minWorkers: 1\nmaxWorkers: 1\nmaxRetryTimeoutInSec: 1\n{config}",
         **files,
     }
-    members["MAR-INF/MANIFEST.json"] = json.dumps({"runtime": "python", "model": model, "archiverVersion": "0.12.0"})
+    members["MAR-INF/MANIFEST.json"] = json.dumps(
+        {"runtime": "python", "model": model, "archiverVersion": "0.12.0"}
+    )
     with zipfile.ZipFile(path, "w") as packed:
         for member, text in members.items():
             packed.writestr(member, text)
 
 
 @contextlib.contextmanager
-def running(command: list[str], directory: Path, store: Path, ports: list[int], path: str) -> Iterator[Server]:
+def running(
+    command: list[str], directory: Path, store: Path, ports: list[int], path: str
+) -> Iterator[Server]:
     directory.mkdir()
     (directory / "config.properties").write_text(PROPERTIES.format(*ports))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "TSX_"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("TS_", "TSX_"))
+    }
     environment |= {
         "PATH": f"{path}{os.pathsep}{os.environ['PATH']}",
         "TEMP": str(directory),
@@ -160,7 +174,9 @@ def servers(
     archive(store / "compiled.mar", COMPILED, "pt2: inductor\n", **{"model.py": MODEL})
     ports = free_ports(10)
     with (
-        running([str(torchserve / "torchserve")], place / "theirs", store, ports[:5], str(torchserve)) as theirs,
+        running(
+            [str(torchserve / "torchserve")], place / "theirs", store, ports[:5], str(torchserve)
+        ) as theirs,
         running(OURS, place / "ours", store, ports[5:], str(Path(sys.executable).parent)) as ours,
     ):
         yield [theirs, ours]
@@ -179,11 +195,15 @@ def test_a_new_key_leaves_the_time_at_which_the_other_ends(servers: list[Server]
 
 
 @pytest.mark.parametrize("method", ["ModelReady", "ModelMetadata", "ModelInfer"])
-def test_a_call_without_a_name_is_refused_in_the_same_words(servers: list[Server], method: str) -> None:
+def test_a_call_without_a_name_is_refused_in_the_same_words(
+    servers: list[Server], method: str
+) -> None:
     refusals = []
     for server in servers:
         with grpc.insecure_channel(f"127.0.0.1:{server.ports[3]}") as channel:
-            ask = channel.unary_unary(f"/org.pytorch.serve.grpc.openinference.GRPCInferenceService/{method}")
+            ask = channel.unary_unary(
+                f"/org.pytorch.serve.grpc.openinference.GRPCInferenceService/{method}"
+            )
             with pytest.raises(grpc.RpcError) as refused:
                 ask(
                     b"",
@@ -199,7 +219,9 @@ def test_a_call_without_a_name_is_refused_in_the_same_words(servers: list[Server
     )  # documented: a retry cannot help
 
 
-def test_a_temporary_directory_that_is_not_there_ends_the_start_alike(servers: list[Server], tmp_path: Path) -> None:
+def test_a_temporary_directory_that_is_not_there_ends_the_start_alike(
+    servers: list[Server], tmp_path: Path
+) -> None:
     ends = []
     for server in servers:
         environment = {**server.environment, "TEMP": str(tmp_path / "nowhere")}
@@ -219,17 +241,31 @@ def test_a_temporary_directory_that_is_not_there_ends_the_start_alike(servers: l
     assert ends[0] == ends[1]
 
 
-def test_a_failure_to_load_leaves_a_traceback_in_the_same_form(servers: list[Server], until: Until) -> None:
+def test_a_failure_to_load_leaves_a_traceback_in_the_same_form(
+    servers: list[Server], until: Until
+) -> None:
     traces = []
     for server in servers:
         with contextlib.suppress(OSError):
             register(server, "fails")
         last = re.compile(r"AssertionError *$", re.MULTILINE)
-        until(lambda log=server.model_log, last=last: last.search(log().partition("Traceback (most")[2]))  # type: ignore[misc]
-        lines = [re.sub(r"^.*? MODEL_LOG - ", "", line).rstrip() for line in server.model_log().splitlines() if "-fails_1.0-" in line]
+        until(
+            lambda log=server.model_log, last=last: last.search(
+                log().partition("Traceback (most")[2]
+            )
+        )  # type: ignore[misc]
+        lines = [
+            re.sub(r"^.*? MODEL_LOG - ", "", line).rstrip()
+            for line in server.model_log().splitlines()
+            if "-fails_1.0-" in line
+        ]
         trace = lines[lines.index("Traceback (most recent call last):") :]
         trace = trace[: trace.index("AssertionError") + 1]
-        start = next(number for number, line in enumerate(trace) if line.endswith('handler.py", line 6, in handle'))
+        start = next(
+            number
+            for number, line in enumerate(trace)
+            if line.endswith('handler.py", line 6, in handle')
+        )
         traces.append([re.sub(r'File ".*/', 'File "', line) for line in trace[start:]])
     assert traces[0] == traces[1]
     assert '  File "handler.py", line 2, in call5' in traces[1]
@@ -241,12 +277,18 @@ def test_a_compiled_model_is_logged_alike(servers: list[Server], until: Until) -
         until(lambda log=server.model_log: "Compiled model with backend inductor" in log())  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("model", "sizes"), [("count", [["2", "2"], ["1", "1"]]), ("waits", [["2", "2"], ["2", "2"]])])
-def test_only_torchserve_holds_a_batch_unless_the_model_asks_for_it(servers: list[Server], model: str, sizes: Any) -> None:
+@pytest.mark.parametrize(
+    ("model", "sizes"), [("count", [["2", "2"], ["1", "1"]]), ("waits", [["2", "2"], ["2", "2"]])]
+)
+def test_only_torchserve_holds_a_batch_unless_the_model_asks_for_it(
+    servers: list[Server], model: str, sizes: Any
+) -> None:
     answers = []
     for server in servers:
         register(server, model, "&batch_size=4&max_batch_delay=3000")
         with ThreadPoolExecutor(2) as pool:
-            both = [pool.submit(server.ask, 0, f"/predictions/{model}", "inference") for _ in range(2)]
+            both = [
+                pool.submit(server.ask, 0, f"/predictions/{model}", "inference") for _ in range(2)
+            ]
             answers.append([one.result().decode() for one in both])
     assert answers == sizes

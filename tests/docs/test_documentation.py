@@ -1,8 +1,10 @@
-"""What the documentation shows is what happens: its marked blocks run, in the order of the page, against the real commands.
+"""What the documentation shows is what happens: its marked blocks run, in the order of the page,
+against the real commands.
 
-A fence is marked behind its language: `python write NAME` is written to a file, `python run` is executed, and of `console run` every
-line that begins with `$ ` is a command; the lines below it are its output, in which `...` stands for anything. `tsx serve` stays up
-until the page ends or serves something else. The ports 8080 to 8082, 7070 and 7071 of the page are free ports of this machine.
+A fence is marked behind its language: `python write NAME` is written to a file, `python run` is
+executed, and of `console run` every line that begins with `$ ` is a command; the lines below it are
+its output, in which `...` stands for anything. `tsx serve` stays up until the page ends or serves
+something else. The ports 8080 to 8082, 7070 and 7071 of the page are free ports of this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from tests.support import forked
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+) (run|write (\S+))\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md"), *ROOT.glob("benchmarks/*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/*/README.md"),
+        *ROOT.glob("benchmarks/*.md"),
+    ]
+)
 PORTS = {"INFERENCE": 8080, "MANAGEMENT": 8081, "METRICS": 8082}
 PROGRAMS = {"python": sys.executable, "tsx": "tsx"}  # those that can be forked
 GRPC_PORTS = {"INFERENCE": 7070, "MANAGEMENT": 7071}
@@ -35,7 +44,10 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    return [Block(language, file or None, text) for language, _, file, text in BLOCK.findall(page.read_text(encoding="utf-8"))]
+    return [
+        Block(language, file or None, text)
+        for language, _, file, text in BLOCK.findall(page.read_text(encoding="utf-8"))
+    ]
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
@@ -56,24 +68,36 @@ def words(command: str) -> list[str]:
 class Reader:
     """A person at a terminal, who types what the page says."""
 
-    def __init__(self, directory: Path, environment: dict[str, str], start_server: Callable[..., Any]) -> None:
+    def __init__(
+        self, directory: Path, environment: dict[str, str], start_server: Callable[..., Any]
+    ) -> None:
         self.directory = directory
         self.environment = environment
-        self.addresses = {f"127.0.0.1:{port}": environment[f"TSX_{role}_ADDRESS"][7:] for role, port in PORTS.items()}
-        self.addresses |= {f"127.0.0.1:{port}": f"127.0.0.1:{environment[f'TSX_GRPC_{role}_PORT']}" for role, port in GRPC_PORTS.items()}
+        self.addresses = {
+            f"127.0.0.1:{port}": environment[f"TSX_{role}_ADDRESS"][7:]
+            for role, port in PORTS.items()
+        }
+        self.addresses |= {
+            f"127.0.0.1:{port}": f"127.0.0.1:{environment[f'TSX_GRPC_{role}_PORT']}"
+            for role, port in GRPC_PORTS.items()
+        }
         self.start_server = start_server
         self.server: Any = None
 
     def follow(self, block: Block) -> None:
         if block.file is not None:
-            (self.directory / block.file).write_text(self._with_addresses(block.text), encoding="utf-8")
+            (self.directory / block.file).write_text(
+                self._with_addresses(block.text), encoding="utf-8"
+            )
         elif block.language == "python":
             self._run([sys.executable, "-c", self._with_addresses(block.text)], "")
         else:
             for command, expected in commands(block.text):
                 if command.startswith("tsx serve "):
                     self.stop()
-                    self.server = self.start_server(words(command), self.directory, self.environment)
+                    self.server = self.start_server(
+                        words(command), self.directory, self.environment
+                    )
                 else:
                     self._run(words(self._with_addresses(command)), self._with_addresses(expected))
 
@@ -105,15 +129,27 @@ class Reader:
 
 @pytest.fixture
 def reader(
-    tmp_path: Path, user_environment: dict[str, str], start_server: Callable[..., Any], free_ports: Callable[[int], list[int]]
+    tmp_path: Path,
+    user_environment: dict[str, str],
+    start_server: Callable[..., Any],
+    free_ports: Callable[[int], list[int]],
 ) -> Reader:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    ports = {f"TSX_GRPC_{role}_PORT": str(port) for role, port in zip(GRPC_PORTS, free_ports(2), strict=True)}
-    client = {"PYTHONPATH": str(ROOT / "packages" / "tsx-client" / "src")}  # as if it were installed
-    return Reader(tmp_path, user_environment | ports | client | {"TSX_ENABLE_GRPC": "true"}, start_server)
+    ports = {
+        f"TSX_GRPC_{role}_PORT": str(port)
+        for role, port in zip(GRPC_PORTS, free_ports(2), strict=True)
+    }
+    client = {
+        "PYTHONPATH": str(ROOT / "packages" / "tsx-client" / "src")
+    }  # as if it were installed
+    return Reader(
+        tmp_path, user_environment | ports | client | {"TSX_ENABLE_GRPC": "true"}, start_server
+    )
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_what_a_page_shows_is_what_happens(page: Path, reader: Reader) -> None:
     if page.name == "README.md":  # the first that people read runs as it does at theirs
         reader.environment["TSX_WORKER_PRELOAD"] = "true"
@@ -124,5 +160,7 @@ def test_what_a_page_shows_is_what_happens(page: Path, reader: Reader) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
-    targets = [target for target in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in target]
+    targets = [
+        target for target in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in target
+    ]
     assert [target for target in targets if not (page.parent / target).exists()] == []

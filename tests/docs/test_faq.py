@@ -1,4 +1,6 @@
-"""The page of questions: its twelve answers, nginx as it configures it, and its JavaScript in a browser."""
+"""The page of questions: its twelve answers, nginx as it configures it, and its JavaScript in a
+browser.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +55,14 @@ def block(language: str) -> str:
 
 def test_each_question_has_one_answer_with_code_and_the_page_that_has_the_rest() -> None:
     titles = list(answers())
-    assert [[question in title for question in QUESTIONS].index(True) for title in titles] == list(range(12))
+    assert [[question in title for question in QUESTIONS].index(True) for title in titles] == list(
+        range(12)
+    )
     for title, answer in answers().items():
         assert "```" in answer, title
-        links = [target for target in LINK.findall(answer.rpartition("More: ")[2]) if "://" not in target]
+        links = [
+            target for target in LINK.findall(answer.rpartition("More: ")[2]) if "://" not in target
+        ]
         assert links, title
         assert [target for target in links if not (PAGE.parent / target).is_file()] == [], title
 
@@ -68,7 +74,9 @@ def test_the_page_works_behind_nginx_with_a_prefix_and_a_name(
     nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
     if nginx is None:
         pytest.skip("needs nginx")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `dev` installs")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="needs playwright, which the extra `dev` installs"
+    )
     (port,) = free_ports(1)
     make_model(tmp_path / "echo.mar", ECHO)
     tokens = {
@@ -98,7 +106,9 @@ def test_the_page_works_behind_nginx_with_a_prefix_and_a_name(
             if program is not None:
                 with sync_api.sync_playwright() as playwright:
                     names = f"--host-resolver-rules=MAP ml.example.com 127.0.0.1:{port}"
-                    browser = playwright.chromium.launch(executable_path=program, args=[*ARGUMENTS, names])
+                    browser = playwright.chromium.launch(
+                        executable_path=program, args=[*ARGUMENTS, names]
+                    )
                     try:
                         use_page(browser.new_page(), port)
                     finally:
@@ -118,5 +128,10 @@ def use_page(page: Any, port: int) -> None:
     page.get_by_text("200 OK").wait_for()
     page.get_by_role("link", name="Server").click()
     page.get_by_role("row", name="cors_allowed_origin").wait_for()
-    code = block("js").replace("http://127.0.0.1:8080/predictions/digits", f"{SITE}:{port}/ml/predictions/echo")
-    assert page.evaluate(f"async () => {{ {code}; return await predict(new Blob(['[3]'])) }}") is not None
+    code = block("js").replace(
+        "http://127.0.0.1:8080/predictions/digits", f"{SITE}:{port}/ml/predictions/echo"
+    )
+    assert (
+        page.evaluate(f"async () => {{ {code}; return await predict(new Blob(['[3]'])) }}")
+        is not None
+    )

@@ -26,7 +26,11 @@ def test_file_tree_and_settings_are_those_of_the_code() -> None:
 
 def test_keys_of_the_model_configuration_exist() -> None:
     configuration = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
-    named = {key for row in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", configuration, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
+    named = {
+        key
+        for row in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", configuration, re.MULTILINE)
+        for key in re.findall(r"`(\w+)`", row)
+    }
     known = keys_of(ModelConfig)
     assert {"minWorkers", "batchSize"} <= named - set(Settings.model_fields) <= known.keys()
     assert known.keys() <= named
@@ -35,7 +39,11 @@ def test_keys_of_the_model_configuration_exist() -> None:
 def test_the_page_on_installing_lists_every_extra() -> None:
     page = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
-    extras = set(tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"])
+    extras = set(
+        tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "optional-dependencies"
+        ]
+    )
     assert listed == extras - {"dev", "docs"}
 
 

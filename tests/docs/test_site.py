@@ -1,4 +1,6 @@
-"""The documentation as a site (mkdocs.yml): it builds without a warning, and every link of it leads somewhere."""
+"""The documentation as a site (mkdocs.yml): it builds without a warning, and every link of it leads
+somewhere.
+"""
 
 from __future__ import annotations
 
@@ -72,16 +74,24 @@ def is_internal(url: str) -> bool:
 def leads_somewhere(url: str, page: Path, site: Path, pages: dict[Path, Html]) -> bool:
     parts = urlsplit(url)
     path = unquote(parts.path)
-    target = ((site / path[1:]) if path.startswith("/") else page.parent / path).resolve() if path else page
+    target = (
+        ((site / path[1:]) if path.startswith("/") else page.parent / path).resolve()
+        if path
+        else page
+    )
     target = target / "index.html" if target.is_dir() else target
-    return target.is_file() and (target not in pages or unquote(parts.fragment) in pages[target].anchors)
+    return target.is_file() and (
+        target not in pages or unquote(parts.fragment) in pages[target].anchors
+    )
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = tmp_path_factory.mktemp("documentation").resolve() / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     return site
 
@@ -89,10 +99,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.usefixtures("processes")
 def test_site_builds_strictly_and_its_links_lead_somewhere(site: Path) -> None:
     pages = {path: Html(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
-    followed = [(path, url) for path, page in pages.items() for url in {*page.links, *page.loads} if is_internal(url)]
+    followed = [
+        (path, url)
+        for path, page in pages.items()
+        for url in {*page.links, *page.loads}
+        if is_internal(url)
+    ]
     assert len(followed) > 1000
-    assert [(str(path), url) for path, url in followed if not leads_somewhere(url, path, site, pages)] == []
-    assert "url=../guides/archive/" in (site / "archive" / "index.html").read_text(), "addresses of before docs/ had folders"
+    assert [
+        (str(path), url) for path, url in followed if not leads_somewhere(url, path, site, pages)
+    ] == []
+    assert "url=../guides/archive/" in (site / "archive" / "index.html").read_text(), (
+        "addresses of before docs/ had folders"
+    )
     from_elsewhere = [url for page in pages.values() for url in page.loads if urlsplit(url).netloc]
     assert from_elsewhere == [], "readers' browsers would ask other hosts for parts of a page"
 
@@ -118,7 +137,9 @@ def served(site: Path) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
 def test_a_search_finds_the_guide_first(site: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `dev` installs")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="needs playwright, which the extra `dev` installs"
+    )
     program = installed_browser()
     if program is None:
         pytest.skip("needs a browser, which scripts/install-browser installs")

@@ -1,4 +1,6 @@
-"""The table in docs/guides/security.md of the calls that each token opens, compared with what a server with tokens answers."""
+"""The table in docs/guides/security.md of the calls that each token opens, compared with what a
+server with tokens answers.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,33 @@ from tsx_runtime.http.ui.routes import PREDICT
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import GRPC_ROLES, ROLES, Settings
 
-TOKENS = {"none": "", "inference_token": "of inference", "management_token": "of management", "api_token": "of tokens"}
+TOKENS = {
+    "none": "",
+    "inference_token": "of inference",
+    "management_token": "of management",
+    "api_token": "of tokens",
+}
 REFUSED = FAILED, FAILED_TO_RENEW
-ADDRESSES = {f"{role}_{'port' if role in GRPC_ROLES else 'address'}": role for role in (*ROLES, *GRPC_ROLES)}
+ADDRESSES = {
+    f"{role}_{'port' if role in GRPC_ROLES else 'address'}": role for role in (*ROLES, *GRPC_ROLES)
+}
 Opens = dict[tuple[str, str], str]  # (address, route) -> the token that opens it
 
 
 def in_table() -> Iterator[tuple[str, str, str]]:
     """Yield each token, address and pattern."""
-    text = (Path(__file__).parents[2] / "docs" / "guides" / "security.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "security.md").read_text(
+        encoding="utf-8"
+    )
     section = text.partition("## What each token opens\n")[2].partition("\n## ")[0]
     for line in section.splitlines():
         address, *cells = (cell.strip() for cell in line.strip("|").split("|"))
         if address.strip("`") in ADDRESSES:
             for token, cell in zip(TOKENS, cells, strict=True):
-                yield from ((token, ADDRESSES[address.strip("`")], pattern) for pattern in re.findall(r"`([^`]+)`", cell))
+                yield from (
+                    (token, ADDRESSES[address.strip("`")], pattern)
+                    for pattern in re.findall(r"`([^`]+)`", cell)
+                )
 
 
 def matches(pattern: str, route: str) -> bool:
@@ -49,10 +63,19 @@ def matches(pattern: str, route: str) -> bool:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    own = {"inference_token": TOKENS["inference_token"], "management_token": TOKENS["management_token"], "max_failed_tokens": 0}
-    own |= {f"{role}_address": "http://192.0.2.1:80" for role in ROLES} | {"max_requests_per_client": 0, "worker_preload": False}
+    own = {
+        "inference_token": TOKENS["inference_token"],
+        "management_token": TOKENS["management_token"],
+        "max_failed_tokens": 0,
+    }
+    own |= {f"{role}_address": "http://192.0.2.1:80" for role in ROLES} | {
+        "max_requests_per_client": 0,
+        "worker_preload": False,
+    }
     own["key_file"] = tmp_path / "key_file.json"  # which generated tokens are written to
-    return Settings(**own, model_store=tmp_path, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache")  # type: ignore[arg-type]
+    return Settings(
+        **own, model_store=tmp_path, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache"
+    )  # type: ignore[arg-type]
 
 
 def routes_of(router: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -61,36 +84,64 @@ def routes_of(router: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         if (included := getattr(route, "original_router", None)) is not None:
             yield from routes_of(included, prefix + route.include_context.prefix)
         else:
-            yield from ((method, prefix + route.path) for method in getattr(route, "methods", None) or ["GET"])
+            yield from (
+                (method, prefix + route.path)
+                for method in getattr(route, "methods", None) or ["GET"]
+            )
 
 
 async def opened_by_http(settings: Settings) -> Opens:
     registry = Registry(settings)
     jobs = make_jobs(registry, settings)
     opens: Opens = {}
-    for generated in (False, True):  # a token that is set does not expire, and then there is no GET /token
+    for generated in (
+        False,
+        True,
+    ):  # a token that is set does not expire, and then there is no GET /token
         keys = build_keys(settings)
         if generated:
-            made = settings.model_copy(update={"inference_token": None, "generate_tokens": True, "api_token": TOKENS["api_token"]})
+            made = settings.model_copy(
+                update={
+                    "inference_token": None,
+                    "generate_tokens": True,
+                    "api_token": TOKENS["api_token"],
+                }
+            )
             keys = build_keys(made)
-        for role, app in zip(ROLES, build_apps(registry, settings, keys=keys, jobs=jobs), strict=True):
-            described = {(method, path) for path, methods in app.paths.items() for method in methods}
+        for role, app in zip(
+            ROLES, build_apps(registry, settings, keys=keys, jobs=jobs), strict=True
+        ):
+            described = {
+                (method, path) for path, methods in app.paths.items() for method in methods
+            }
             described |= {("POST", f"{PREDICT}{{model}}")} if role == "management" else set()
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://192.0.2.1") as client:
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://192.0.2.1"
+            ) as client:
                 for method, path in sorted({*described, *routes_of(app)}):
                     wanted = (method, path) == ("GET", "/token") if generated else path != "/token"
                     if method in ("HEAD", "OPTIONS") or not wanted:
                         continue
-                    token = await opening(client, method, re.sub(r"\{[^}]*\}", "x", path) + "?type=inference" * generated)
-                    assert opens.setdefault((role, path), token) == token, f"{method} {path} is opened otherwise than its other methods"
+                    token = await opening(
+                        client,
+                        method,
+                        re.sub(r"\{[^}]*\}", "x", path) + "?type=inference" * generated,
+                    )
+                    assert opens.setdefault((role, path), token) == token, (
+                        f"{method} {path} is opened otherwise than its other methods"
+                    )
     await registry.close()
     return opens
 
 
 async def opening(client: httpx.AsyncClient, method: str, path: str) -> str:
     for name, token in TOKENS.items():
-        answer = await client.request(method, path, headers={"authorization": f"Bearer {token}"} if token else {})
-        if answer.status_code not in (400, 401, 403) or not any(text in answer.text for text in REFUSED):
+        answer = await client.request(
+            method, path, headers={"authorization": f"Bearer {token}"} if token else {}
+        )
+        if answer.status_code not in (400, 401, 403) or not any(
+            text in answer.text for text in REFUSED
+        ):
             return name
     raise AssertionError(f"no token opens {method} {path}")
 
@@ -99,14 +150,20 @@ async def opened_by_grpc(settings: Settings) -> Opens:
     registry = Registry(settings)
     opens: Opens = {}
     for role in GRPC_ROLES:
-        server = GrpcServer(registry, settings, build_keys(settings), [role], "127.0.0.1:0", None, ResponseCounts())
+        server = GrpcServer(
+            registry, settings, build_keys(settings), [role], "127.0.0.1:0", None, ResponseCounts()
+        )
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             for service in await services(channel, TOKENS[f"{role.removeprefix('grpc_')}_token"]):
                 for method in POOL.FindServiceByName(service).methods:
-                    texts = {name: await answer_of(channel, f"/{service}/{method.name}", token) for name, token in TOKENS.items()}
+                    texts = {
+                        name: await answer_of(channel, f"/{service}/{method.name}", token)
+                        for name, token in TOKENS.items()
+                    }
                     opened = next(name for name, text in texts.items() if FAILED not in text)
-                    short = f"{service.rpartition('.')[2]}/{method.name}"  # two packages have the Open Inference Protocol
+                    # two packages have the Open Inference Protocol
+                    short = f"{service.rpartition('.')[2]}/{method.name}"
                     assert opens.setdefault((role, short), opened) == opened
         await server.stop(0)
     await registry.close()
@@ -144,11 +201,20 @@ def _upper(parameter: re.Match[str]) -> str:
 
 def test_the_table_of_tokens_is_what_the_routes_and_methods_ask_for(settings: Settings) -> None:
     opens = asyncio.run(opened_by_http(settings)) | asyncio.run(opened_by_grpc(settings))
-    named = {(address, re.sub(r"\{(\w+)[^}]*\}", _upper, route)): token for (address, route), token in opens.items()}
+    named = {
+        (address, re.sub(r"\{(\w+)[^}]*\}", _upper, route)): token
+        for (address, route), token in opens.items()
+    }
     patterns = list(in_table())
     for (address, route), token in named.items():
         found = [each for each in patterns if each[1] == address and matches(each[2], route)]
         best = max(found, key=lambda each: len(each[2]), default=("nothing", address, route))
-        assert best[0] == token, f"docs/guides/security.md says of {route} at the {address} address: {best[0]}. It is {token}."
-    unused = [each for each in patterns if not any(each[1] == address and matches(each[2], route) for address, route in named)]
+        assert best[0] == token, (
+            f"docs/guides/security.md says of {route} at the {address} address: {best[0]}. It is {token}."
+        )
+    unused = [
+        each
+        for each in patterns
+        if not any(each[1] == address and matches(each[2], route) for address, route in named)
+    ]
     assert not unused, "docs/guides/security.md names what no server has"

@@ -1,4 +1,6 @@
-"""The detector finds the symbols in drawings that it has not seen, in each form and precision in which it is served."""
+"""The detector finds the symbols in drawings that it has not seen, in each form and precision in
+which it is served.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ Things = list[dict[str, Any]]
 
 @contextmanager
 def as_scripts_import() -> Iterator[None]:
-    """The example's scripts find each other by bare names, which no other test should find afterwards."""
+    """The example's scripts find each other by bare names, which no other test should find
+    afterwards.
+    """
     before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
     sys.path.insert(0, str(DETECTOR))
     try:
@@ -56,9 +60,13 @@ def example() -> dict[str, ModuleType]:
 
 
 @pytest.fixture(scope="module")
-def exported(example: dict[str, ModuleType], tmp_path_factory: pytest.TempPathFactory) -> dict[torch.dtype, Path]:
+def exported(
+    example: dict[str, ModuleType], tmp_path_factory: pytest.TempPathFactory
+) -> dict[torch.dtype, Path]:
     folder = tmp_path_factory.mktemp("exported")
-    return {dtype: example["export"].export(dtype, folder) for dtype in (torch.float32, torch.bfloat16)}
+    return {
+        dtype: example["export"].export(dtype, folder) for dtype in (torch.float32, torch.bfloat16)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -67,33 +75,47 @@ def truth(example: dict[str, ModuleType]) -> list[Things]:
     drawn = example["drawings"]
     first = drawn.HELD_OUT_SEED + METRICS["held_out"]
     return [
-        [{drawn.NAMES[thing.label]: [side / SIZE for side in thing.box]} for thing in drawn.draw(first + number).things]
+        [
+            {drawn.NAMES[thing.label]: [side / SIZE for side in thing.box]}
+            for thing in drawn.draw(first + number).things
+        ]
         for number in range(len(SAMPLES))
     ]
 
 
 def overlap(first: list[float], second: list[float]) -> float:
-    across, down = (min(first[side + 2], second[side + 2]) - max(first[side], second[side]) for side in (0, 1))
+    across, down = (
+        min(first[side + 2], second[side + 2]) - max(first[side], second[side]) for side in (0, 1)
+    )
     common = max(across, 0) * max(down, 0)
     return common / (sum((box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)) - common)
 
 
 def found(things: Things, there: Things) -> int:
-    """How many of the symbols that are there are among those that are told, by name and with half of the area in common."""
+    """How many of the symbols that are there are among those that are told, by name and with half
+    of the area in common.
+    """
     return sum(
-        any(overlap(box, thing[name]) >= 0.5 for thing in things if name in thing) for symbol in there for name, box in symbol.items()
+        any(overlap(box, thing[name]) >= 0.5 for thing in things if name in thing)
+        for symbol in there
+        for name, box in symbol.items()
     )
 
 
 def boxes_of(things: dict[str, torch.Tensor]) -> Things:
-    return [{str(label): box} for label, box in zip(things["labels"].tolist(), things["boxes"].tolist(), strict=True)]
+    return [
+        {str(label): box}
+        for label, box in zip(things["labels"].tolist(), things["boxes"].tolist(), strict=True)
+    ]
 
 
 def test_the_weights_find_what_metrics_say(example: dict[str, ModuleType]) -> None:
     measured = example["train"].measure(example["export"].trained(), count=12)
     assert METRICS["recall"] >= 0.95
     assert METRICS["precision"] >= 0.95
-    assert measured["recall"] == pytest.approx(METRICS["recall"], abs=0.06)  # of 12 drawings instead of 200
+    assert measured["recall"] == pytest.approx(
+        METRICS["recall"], abs=0.06
+    )  # of 12 drawings instead of 200
     assert measured["precision"] == pytest.approx(METRICS["precision"], abs=0.06)
 
 
@@ -103,7 +125,9 @@ def test_weights_are_small_and_tell_nothing_of_the_machine_that_trained_them() -
     assert str(DETECTOR).encode() not in content
 
 
-def test_a_drawing_is_the_same_each_time_and_its_symbols_lie_apart_within_it(example: dict[str, ModuleType]) -> None:
+def test_a_drawing_is_the_same_each_time_and_its_symbols_lie_apart_within_it(
+    example: dict[str, ModuleType],
+) -> None:
     draw = example["drawings"].draw
     for seed in range(5):
         drawing = draw(seed)
@@ -113,7 +137,9 @@ def test_a_drawing_is_the_same_each_time_and_its_symbols_lie_apart_within_it(exa
         boxes = [thing.box for thing in drawing.things]
         assert len(boxes) >= 3
         assert all(0 <= side <= SIZE for box in boxes for side in box)
-        assert all(overlap(first, second) == 0 for at, first in enumerate(boxes) for second in boxes[:at])
+        assert all(
+            overlap(first, second) == 0 for at, first in enumerate(boxes) for second in boxes[:at]
+        )
 
 
 def test_an_exported_program_tells_what_the_weights_tell_for_one_drawing_and_for_many(
@@ -136,7 +162,9 @@ def test_an_exported_program_tells_what_the_weights_tell_for_one_drawing_and_for
                 assert found(boxes_of(things), boxes_of(expected)) == len(expected["labels"])
 
 
-def test_two_peaks_of_one_symbol_are_one_box_and_an_empty_page_has_none(example: dict[str, ModuleType]) -> None:
+def test_two_peaks_of_one_symbol_are_one_box_and_an_empty_page_has_none(
+    example: dict[str, ModuleType],
+) -> None:
     decode = example["decoding"].decode
     maps = torch.full((2, 12, 8, 8), -9.0)
     maps[0, 8:] = 1.5
@@ -164,7 +192,10 @@ def test_each_form_is_served_and_finds_the_symbols_of_the_samples(
 ) -> None:
     eager = form.startswith("detector.pth")
     config = tmp_path / "model-config.yaml"
-    config.write_text((DETECTOR / "model-config.yaml").read_text(encoding="utf-8") + ("precision: bf16\n" if " in " in form else ""))
+    config.write_text(
+        (DETECTOR / "model-config.yaml").read_text(encoding="utf-8")
+        + ("precision: bf16\n" if " in " in form else "")
+    )
     spec = ArchiveSpec(
         "detector",
         str(DETECTOR / "handler.py"),

@@ -57,11 +57,15 @@ VARIANTS: dict[str, Callable[[Path], torch.nn.Module]] = {
 @pytest.fixture(scope="module")
 def held_out() -> tuple[torch.Tensor, np.ndarray]:
     split = load("data").load_split()
-    return torch.from_numpy(split.test_pixels.astype(np.float32) / 255).unsqueeze(1), split.test_labels
+    return torch.from_numpy(split.test_pixels.astype(np.float32) / 255).unsqueeze(
+        1
+    ), split.test_labels
 
 
 @pytest.mark.parametrize("file", VARIANTS)
-def test_each_variant_reaches_the_stored_accuracy(file: str, held_out: tuple[torch.Tensor, np.ndarray]) -> None:
+def test_each_variant_reaches_the_stored_accuracy(
+    file: str, held_out: tuple[torch.Tensor, np.ndarray]
+) -> None:
     images, labels = held_out
     with torch.inference_mode():
         guesses = VARIANTS[file](DIGITS / file)(images).argmax(1).numpy()
@@ -74,7 +78,9 @@ def test_each_variant_reaches_the_stored_accuracy(file: str, held_out: tuple[tor
 
 
 @pytest.mark.parametrize("file", VARIANTS)
-def test_each_variant_takes_one_image_and_many_alike(file: str, held_out: tuple[torch.Tensor, np.ndarray]) -> None:
+def test_each_variant_takes_one_image_and_many_alike(
+    file: str, held_out: tuple[torch.Tensor, np.ndarray]
+) -> None:
     images = held_out[0][:17]
     model = VARIANTS[file](DIGITS / file)
     with torch.inference_mode():
@@ -91,7 +97,9 @@ def test_weights_are_small_and_tell_nothing_of_the_machine_that_trained_them(fil
     assert str(DIGITS).encode() not in content
 
 
-def test_sample_images_are_held_out_pictures_of_their_digit(held_out: tuple[torch.Tensor, np.ndarray]) -> None:
+def test_sample_images_are_held_out_pictures_of_their_digit(
+    held_out: tuple[torch.Tensor, np.ndarray],
+) -> None:
     images, labels = held_out
     for digit in range(10):
         with Image.open(DIGITS / "images" / f"{digit}.png") as picture:
@@ -119,7 +127,9 @@ async def served_guesses(archive: Path, pictures: list[bytes], cache: Path) -> l
 
 
 @pytest.mark.parametrize("file", VARIANTS)
-def test_each_variant_reaches_the_stored_accuracy_when_it_is_served(file: str, tmp_path: Path) -> None:
+def test_each_variant_reaches_the_stored_accuracy_when_it_is_served(
+    file: str, tmp_path: Path
+) -> None:
     split = load("data").load_split()
     pictures = []
     for pixels in split.test_pixels:
@@ -137,5 +147,9 @@ def test_each_variant_reaches_the_stored_accuracy_when_it_is_served(file: str, t
     archive = write_archive(spec, tmp_path)
     names = list(json.loads((DIGITS / "index_to_name.json").read_text(encoding="utf-8")).values())
     guesses = asyncio.run(served_guesses(archive, pictures, tmp_path / "cache"))
-    accuracy = float(np.mean([guess == names[label] for guess, label in zip(guesses, split.test_labels, strict=True)]))
+    accuracy = float(
+        np.mean(
+            [guess == names[label] for guess, label in zip(guesses, split.test_labels, strict=True)]
+        )
+    )
     assert accuracy == pytest.approx(METRICS["accuracy"], abs=1.5 / len(pictures))

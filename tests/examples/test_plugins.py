@@ -74,10 +74,17 @@ def statsd() -> Iterator[socket.socket]:
 
 @pytest.fixture(scope="module")
 def server(
-    processes: None, environment: dict[str, str], statsd: socket.socket, tmp_path_factory: pytest.TempPathFactory
+    processes: None,
+    environment: dict[str, str],
+    statsd: socket.socket,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Running]:
     store = tmp_path_factory.mktemp("store")
-    make_model(store / "counting.mar", HANDLER, config="batchSize: 4\nmaxBatchDelay: 5000\nbatchPolicy: half-full\n")
+    make_model(
+        store / "counting.mar",
+        HANDLER,
+        config="batchSize: 4\nmaxBatchDelay: 5000\nbatchPolicy: half-full\n",
+    )
     settings = {
         "plugins": NAMES,
         "allowed_urls": "share://team/.*",
@@ -86,7 +93,11 @@ def server(
     }
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     command = [sys.executable, "-m", "tsx_cli", "serve", *FREE_PORTS, *FREE_GRPC_PORTS, *words]
-    with started(command, store, clean(environment) | {"EXAMPLE_STATSD": f"127.0.0.1:{statsd.getsockname()[1]}"}) as running:
+    with started(
+        command,
+        store,
+        clean(environment) | {"EXAMPLE_STATSD": f"127.0.0.1:{statsd.getsockname()[1]}"},
+    ) as running:
         yield running
 
 
@@ -102,31 +113,58 @@ def token(site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str
     return make
 
 
-def test_the_endpoint_answers_behind_the_listeners_guard(server: Running, token: Callable[..., dict[str, str]]) -> None:
+def test_the_endpoint_answers_behind_the_listeners_guard(
+    server: Running, token: Callable[..., dict[str, str]]
+) -> None:
     address = f"{server.address('predictions')}/execution-parameters"
     assert httpx.get(address, timeout=60).status_code == 401
     assert httpx.post(address, headers=token(), timeout=60).status_code == 405
     answer = httpx.get(address, headers=token(), timeout=60)
-    assert answer.json() == {"MaxConcurrentTransforms": 1, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 6}
-    assert httpx.get(f"{server.address('models')}/execution-parameters", headers=token("admin"), timeout=60).status_code == 404
+    assert answer.json() == {
+        "MaxConcurrentTransforms": 1,
+        "BatchStrategy": "MULTI_RECORD",
+        "MaxPayloadInMB": 6,
+    }
+    assert (
+        httpx.get(
+            f"{server.address('models')}/execution-parameters", headers=token("admin"), timeout=60
+        ).status_code
+        == 404
+    )
 
 
-def test_who_asks_needs_a_token_that_is_right_and_not_over(server: Running, token: Callable[..., dict[str, str]]) -> None:
+def test_who_asks_needs_a_token_that_is_right_and_not_over(
+    server: Running, token: Callable[..., dict[str, str]]
+) -> None:
     prediction = f"{server.address('predictions')}/predictions/counting"
     models = f"{server.address('models')}/models"
-    with httpx.Client(timeout=60) as client:  # one connection: what was said of a head is not remembered
+    with httpx.Client(
+        timeout=60
+    ) as client:  # one connection: what was said of a head is not remembered
         good = token()
         forged = {"x-user-token": good["x-user-token"].replace("ann", "admin")}
-        for headers, status in ((good, 200), ({}, 401), (forged, 401), (token(seconds=-1), 401), (good, 200)):
+        for headers, status in (
+            (good, 200),
+            ({}, 401),
+            (forged, 401),
+            (token(seconds=-1), 401),
+            (good, 200),
+        ):
             assert client.post(prediction, headers=headers).status_code == status
         soon = token(seconds=3)  # which end with a whole second: two of them are left at least
         assert client.post(prediction, headers=soon).status_code == 200
         while int(soon["x-user-token"].split(".")[1]) >= time.time():
             time.sleep(0.05)
         refused = client.post(prediction, headers=soon)
-        assert (refused.status_code, refused.json()["message"]) == (401, "The x-user-token is over; ask for a new one.")
+        assert (refused.status_code, refused.json()["message"]) == (
+            401,
+            "The x-user-token is over; ask for a new one.",
+        )
         refused = client.get(models, headers=good)
-        assert (refused.status_code, refused.json()["message"]) == (403, "ann may ask models, but not manage them.")
+        assert (refused.status_code, refused.json()["message"]) == (
+            403,
+            "ann may ask models, but not manage them.",
+        )
         assert client.get(models, headers=token("admin")).status_code == 200
         assert client.get(f"{server.address('predictions')}/ping").status_code == 200
 
@@ -134,8 +172,11 @@ def test_who_asks_needs_a_token_that_is_right_and_not_over(server: Running, toke
 def test_grpc_asks_the_same_plugin(server: Running, token: Callable[..., dict[str, str]]) -> None:
     grpc = pytest.importorskip("grpc")
     with grpc.insecure_channel(server.address("gRPC predictions")) as channel:
-        predict = channel.unary_unary("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions")
-        request = b"\x0a\x08counting\x1a\x09\x0a\x04data\x12\x01x"  # PredictionsRequest(model_name="counting", input={"data": b"x"})
+        predict = channel.unary_unary(
+            "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
+        )
+        # PredictionsRequest(model_name="counting", input={"data": b"x"})
+        request = b"\x0a\x08counting\x1a\x09\x0a\x04data\x12\x01x"
         with pytest.raises(grpc.RpcError) as caught:
             predict(request, timeout=60)
         assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
@@ -143,10 +184,15 @@ def test_grpc_asks_the_same_plugin(server: Running, token: Callable[..., dict[st
 
 
 def test_half_a_batch_goes_at_once(server: Running, token: Callable[..., dict[str, str]]) -> None:
-    """Alone, a request waits for a fifth of maxBatchDelay, which is a second; two are half of a batch."""
+    """Alone, a request waits for a fifth of maxBatchDelay, which is a second; two are half of a
+    batch.
+    """
     prediction = f"{server.address('predictions')}/predictions/counting"
     with httpx.Client(timeout=60) as client, ThreadPoolExecutor(2) as pool:
-        assert {answer.text for answer in pool.map(lambda _: client.post(prediction, headers=token()), range(2))} == {"2"}
+        assert {
+            answer.text
+            for answer in pool.map(lambda _: client.post(prediction, headers=token()), range(2))
+        } == {"2"}
 
 
 def test_the_sink_sends_the_metrics(server: Running, statsd: socket.socket) -> None:
@@ -154,31 +200,61 @@ def test_the_sink_sends_the_metrics(server: Running, statsd: socket.socket) -> N
         pass  # other samples; the socket's own timeout ends this
 
 
-def test_a_model_comes_from_the_share(server: Running, token: Callable[..., dict[str, str]]) -> None:
+def test_a_model_comes_from_the_share(
+    server: Running, token: Callable[..., dict[str, str]]
+) -> None:
     models, admin = f"{server.address('models')}/models", token("admin")
-    answer = httpx.post(models, params={"url": "share://team/shared.mar", "initial_workers": 1}, headers=admin, timeout=60)
+    answer = httpx.post(
+        models,
+        params={"url": "share://team/shared.mar", "initial_workers": 1},
+        headers=admin,
+        timeout=60,
+    )
     assert answer.status_code == 200, answer.text
-    assert httpx.post(f"{server.address('predictions')}/predictions/shared", headers=token(), timeout=60).text == "1"
+    assert (
+        httpx.post(
+            f"{server.address('predictions')}/predictions/shared", headers=token(), timeout=60
+        ).text
+        == "1"
+    )
     for url, status in (("share://team/none.mar", 400), ("share://others/shared.mar", 404)):
-        assert httpx.post(models, params={"url": url}, headers=admin, timeout=60).status_code == status
+        assert (
+            httpx.post(models, params={"url": url}, headers=admin, timeout=60).status_code == status
+        )
 
 
-def test_a_shadow_is_compared_by_the_plugin(server: Running, token: Callable[..., dict[str, str]]) -> None:
+def test_a_shadow_is_compared_by_the_plugin(
+    server: Running, token: Callable[..., dict[str, str]]
+) -> None:
     from tsx_example_plugins.comparisons import nearly_the_same_text  # as above
 
     def judged(text: str) -> bool | str:
-        return nearly_the_same_text(b"", *(ComparedAnswer(200, {}, each.encode()) for each in ("a b c d e f g h i j", text)))
+        return nearly_the_same_text(
+            b"", *(ComparedAnswer(200, {}, each.encode()) for each in ("a b c d e f g h i j", text))
+        )
 
     assert judged("a b c d e f g h i k") is True
     assert judged("a b c") == "only 46% of the words agree"
     models, admin = f"{server.address('models')}/models/counting", token("admin")
     compare = {"kind": "plugin", "name": "nearly-the-same-text"}
-    begun = httpx.put(f"{models}/shadow?force=true", json={"to": "2.0", "share": 1, "compare": compare}, headers=admin, timeout=60)
+    begun = httpx.put(
+        f"{models}/shadow?force=true",
+        json={"to": "2.0", "share": 1, "compare": compare},
+        headers=admin,
+        timeout=60,
+    )
     assert (begun.status_code, begun.json()["why"]) == (200, "Version 2.0 is not registered.")
-    assert httpx.patch(f"{models}/traffic", json={"shadow": None}, headers=admin, timeout=60).status_code == 200
+    assert (
+        httpx.patch(
+            f"{models}/traffic", json={"shadow": None}, headers=admin, timeout=60
+        ).status_code
+        == 200
+    )
 
 
-def test_a_plugin_that_is_not_there_is_reported_at_the_start(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_plugin_that_is_not_there_is_reported_at_the_start(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     ended: Any = tsx(["serve", "--set", "plugins=statd"], tmp_path, environment)
     assert ended.returncode != 0
     assert "there is no plugin 'statd'; did you mean 'statsd'?" in ended.stderr

@@ -1,1 +1,3 @@
-"""Fuzzing of what reads bytes of strangers: `scripts/fuzz-wire`. The seeds are replayed as a test."""
+"""Fuzzing of what reads bytes of strangers: `scripts/fuzz-wire`. The seeds are replayed as a
+test.
+"""

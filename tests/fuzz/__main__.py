@@ -1,7 +1,9 @@
-"""`python -m tests.fuzz TARGET [--minutes M]` fuzzes by Atheris; `python -m tests.fuzz TARGET FILE ...` replays inputs, without it.
+"""`python -m tests.fuzz TARGET [--minutes M]` fuzzes by Atheris; `python -m tests.fuzz TARGET FILE
+...` replays inputs, without it.
 
-A finding is an input that raises, that takes more than 50 ms of processor time where nothing else is instrumented, or a process that grows.
-Exits 1 where there is one, and keeps its input in the directory that it names.
+A finding is an input that raises, that takes more than 50 ms of processor time where nothing else
+is instrumented, or a process that grows. Exits 1 where there is one, and keeps its input in the
+directory that it names.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from pathlib import Path
 
 import psutil
 
-NAMES = ("archive", "form", "frame", "lanes", "traffic")  # of tests/fuzz/targets.py, which is imported once it can be instrumented
+NAMES = (
+    "archive",
+    "form",
+    "frame",
+    "lanes",
+    "traffic",
+)  # of tests/fuzz/targets.py, which is imported once it can be instrumented
 STALL = 0.05  # seconds of processor time
 INSTRUMENTED = 10  # times as slow, or nearly
 GROWTH = 100 << 20  # bytes, after the first tenth of the time
@@ -58,17 +66,27 @@ def fuzz(name: str, seconds: float, found: Path) -> None:
 
     corpus = found / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
-    options = [f"-max_total_time={seconds:.0f}", "-max_len=20000", "-print_final_stats=1", f"-artifact_prefix={found}/", "-verbosity=0"]
+    options = [
+        f"-max_total_time={seconds:.0f}",
+        "-max_len=20000",
+        "-print_final_stats=1",
+        f"-artifact_prefix={found}/",
+        "-verbosity=0",
+    ]
     atheris.Setup([sys.argv[0], *options, str(corpus), str(CORPORA / name)], once)
     atheris.Fuzz()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("target", choices=NAMES)
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)  # the process that libFuzzer ends
+    parser.add_argument(
+        "--inside", type=Path, help=argparse.SUPPRESS
+    )  # the process that libFuzzer ends
     options = parser.parse_args()
     if options.inside:
         fuzz(options.target, options.minutes * 60, options.inside)
@@ -79,7 +97,16 @@ def main() -> int:
     found = Path(tempfile.mkdtemp(prefix=f"fuzz-{options.target}-"))
     end = time.monotonic() + options.minutes * 60
     while (left := end - time.monotonic()) > 1:
-        command = [sys.executable, "-m", "tests.fuzz", options.target, "--minutes", str(left / 60), "--inside", str(found)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.fuzz",
+            options.target,
+            "--minutes",
+            str(left / 60),
+            "--inside",
+            str(found),
+        ]
         if subprocess.run(command, check=False).returncode == 0:
             break
         inputs = sorted(path for path in found.iterdir() if path.is_file())

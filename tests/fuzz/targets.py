@@ -1,4 +1,6 @@
-"""What is fuzzed: each target takes bytes, and raises where they do anything but be taken or be refused in words."""
+"""What is fuzzed: each target takes bytes, and raises where they do anything but be taken or be
+refused in words.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,12 @@ def frame(data: bytes) -> None:
     with contextlib.suppress(wire.FrameError):
         header = wire.decode_header(data)
         found = wire.decode(header, data[wire.HEADER.size :])
-        again = b"".join(bytes(part) for part in wire.encode(found.kind, found.batch, found.items, found.extra))
-        assert wire.decode(wire.decode_header(again), again[wire.HEADER.size :]).items == found.items
+        again = b"".join(
+            bytes(part) for part in wire.encode(found.kind, found.batch, found.items, found.extra)
+        )
+        assert (
+            wire.decode(wire.decode_header(again), again[wire.HEADER.size :]).items == found.items
+        )
         for _, meta, _ in found.items:
             with contextlib.suppress(wire.FrameError):
                 _, _, block = wire.parse_request_meta(meta)
@@ -59,7 +65,9 @@ def form(data: bytes) -> None:
         b"multipart/form-data; " + data[1:40],
     )
     with contextlib.suppress(TsxError):
-        model_in_form([(b"content-type", kinds[data[0] % len(kinds)] if data else kinds[0])], data[1:])
+        model_in_form(
+            [(b"content-type", kinds[data[0] % len(kinds)] if data else kinds[0])], data[1:]
+        )
 
 
 def traffic(data: bytes) -> None:
@@ -82,7 +90,9 @@ class Archives:
             inspect_archive(file)
         with contextlib.suppress(ArchiveError):
             open_archive(file, cache=self._place / "cache", limits=self._limits).close()
-        strays = [path for path in self._place.iterdir() if path.name not in ("fuzzed.mar", "cache")]
+        strays = [
+            path for path in self._place.iterdir() if path.name not in ("fuzzed.mar", "cache")
+        ]
         assert not strays, f"written outside of the cache: {strays}"
 
 
@@ -123,13 +133,23 @@ class Transport(asyncio.Transport):
 
 
 class Lanes:
-    """What a client sends on one connection: the fast lane, and behind it uvicorn and FastAPI. A byte of 0xff ends a read."""
+    """What a client sends on one connection: the fast lane, and behind it uvicorn and FastAPI.
+
+    A byte of 0xff ends a read.
+    """
 
     def __init__(self) -> None:
         place = Path(tempfile.mkdtemp(prefix="fuzz-"))
         make_model(place / "echo.mar", ECHO, name="echo")
-        usual = {"model_store": place, "cache_dir": place / "cache", "state_dir": place / "state", "max_request_size": 20_000}
-        settings = Settings.model_validate(usual | {"handler_error_status": 503})  # so that 500 is the server's own
+        usual = {
+            "model_store": place,
+            "cache_dir": place / "cache",
+            "state_dir": place / "state",
+            "max_request_size": 20_000,
+        }
+        settings = Settings.model_validate(
+            usual | {"handler_error_status": 503}
+        )  # so that 500 is the server's own
         logging.disable(logging.CRITICAL)
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._note)
@@ -151,7 +171,9 @@ class Lanes:
         answer = self._loop.run_until_complete(self._talk(data))
         raised, self._raised = self._raised, []
         assert not raised, raised
-        assert len(answer) <= LARGEST_ANSWER + MOST_WRITTEN * len(data), f"{len(answer)} bytes written for {len(data)}"
+        assert len(answer) <= LARGEST_ANSWER + MOST_WRITTEN * len(data), (
+            f"{len(answer)} bytes written for {len(data)}"
+        )
         for line in io.BytesIO(answer):
             if line.startswith(b"HTTP/1.1 "):
                 assert not line.startswith(b"HTTP/1.1 500"), answer[:2000]

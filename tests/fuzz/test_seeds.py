@@ -1,4 +1,6 @@
-"""Each seed of the fuzzer is taken or refused in words; inputs that were once a finding stay here."""
+"""Each seed of the fuzzer is taken or refused in words; inputs that were once a finding stay
+here.
+"""
 
 from __future__ import annotations
 
@@ -27,5 +29,7 @@ def test_seeds_do_no_harm(name: str) -> None:
     seeds = sorted((CORPORA / name).iterdir())
     assert seeds
     command = [sys.executable, "-c", REPLAY, name, *map(str, seeds)]
-    done = subprocess.run(command, cwd=CORPORA.parents[2], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=CORPORA.parents[2], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout == "done\n", done.stderr

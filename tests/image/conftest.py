@@ -1,4 +1,6 @@
-"""Storage for images and containers apart from the machine's, and a base image of Debian with Python."""
+"""Storage for images and containers apart from the machine's, and a base image of Debian with
+Python.
+"""
 
 from __future__ import annotations
 

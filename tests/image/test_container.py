@@ -1,4 +1,7 @@
-"""Real containers by podman: deployed by tsx, by `podman kube play` and by podman-compose. `pytest -m image` runs it."""
+"""Real containers by podman: deployed by tsx, by `podman kube play` and by podman-compose.
+
+`pytest -m image` runs it.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +41,17 @@ def handle(data, context):
 LOADS, FAILS = "return None", "raise RuntimeError('no weights')"
 SIZES = ("import json; from tsx_runtime.shared.cores import cpu_count; from tsx_runtime.shared.memory import container_memory; "
          "print(json.dumps([cpu_count(), container_memory()]))")  # fmt: skip
-CAPABILITIES = "print(*[line for line in open('/proc/1/status') if line.startswith(('CapEff', 'NoNewPrivs'))])"
+CAPABILITIES = (
+    "print(*[line for line in open('/proc/1/status') if line.startswith(('CapEff', 'NoNewPrivs'))])"
+)
 WRITE = "import os; open('/tmp/a', 'w'); open('/dev/shm/a', 'w'); print(os.access('/', os.W_OK), os.getuid())"
 
 pytestmark = [
     pytest.mark.image,
     pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}, which apt installs"),
-    pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root, for debootstrap"),
+    pytest.mark.skipif(
+        not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root, for debootstrap"
+    ),
 ]
 
 
@@ -55,11 +62,24 @@ class Deployment:
         self.directory, self.ports = directory, ports
         for version, load in (("1.0", LOADS), ("2.0", FAILS), ("3.0", LOADS)):
             handler = HANDLER.format(load=load, version=version)
-            make_model(directory / f"{version}.mar", handler, name="sleeper", version=version, config="batchSize: 1\n")
-        build = {"build.tool": "podman", "build.base": base, "build.torch_index": "", "container.engine": "podman"}
+            make_model(
+                directory / f"{version}.mar",
+                handler,
+                name="sleeper",
+                version=version,
+                config="batchSize: 1\n",
+            )
+        build = {
+            "build.tool": "podman",
+            "build.base": base,
+            "build.torch_index": "",
+            "container.engine": "podman",
+        }
         own = {"container.port": ports[0], "container.metrics_port": ports[1], "container.memory": "2g", "container.cpus": "1",
                "container.startup_timeout": "5m", "container.grace": "20s"}  # fmt: skip
-        self.settings = [word for key, value in (build | own).items() for word in ("--set", f"{key}={value}")]
+        self.settings = [
+            word for key, value in (build | own).items() for word in ("--set", f"{key}={value}")
+        ]
         self.environment = {**os.environ, "XDG_CACHE_HOME": str(directory / "cache")}
 
     def __call__(self, *words: str, code: int = 0) -> str:
@@ -71,7 +91,16 @@ class Deployment:
         return self(f"{version}.mar", *target, *self.settings, code=code)
 
     def verb(self, verb: str, *words: str) -> str:
-        return self(verb, *words, "--name", "sleeper", "--target", "container", "--set", "container.engine=podman")
+        return self(
+            verb,
+            *words,
+            "--name",
+            "sleeper",
+            "--target",
+            "container",
+            "--set",
+            "container.engine=podman",
+        )
 
     def status(self) -> dict[str, Any]:
         return dict(json.loads(self.verb("status", "--json")))
@@ -82,7 +111,10 @@ class Deployment:
 
 @pytest.fixture(scope="module")
 def deployment(
-    containers: Path, base: str, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]
+    containers: Path,
+    base: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_ports: Callable[[int], list[int]],
 ) -> Iterator[Deployment]:
     deployment = Deployment(tmp_path_factory.mktemp("deployment"), base, free_ports(2))
     print(f"\n{deployment.apply('1.0')}")
@@ -92,8 +124,12 @@ def deployment(
 
 
 def predict(port: int, seconds: float, token: str = "") -> tuple[int, str]:
-    headers = {"Content-Type": "text/plain"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    request = Request(f"http://127.0.0.1:{port}/predictions/sleeper", data=str(seconds).encode(), headers=headers)
+    headers = {"Content-Type": "text/plain"} | (
+        {"Authorization": f"Bearer {token}"} if token else {}
+    )
+    request = Request(
+        f"http://127.0.0.1:{port}/predictions/sleeper", data=str(seconds).encode(), headers=headers
+    )
     try:
         with urlopen(request, timeout=DEADLINE) as answer:
             return answer.status, answer.read().decode()
@@ -118,7 +154,11 @@ def answers(url: str) -> bool:
 
 def test_a_deployed_container_answers_within_its_limits(deployment: Deployment) -> None:
     status = deployment.status()
-    assert (status["status"], status["model"], status["with"]) == ("healthy", "sleeper/1.0", "podman")
+    assert (status["status"], status["model"], status["with"]) == (
+        "healthy",
+        "sleeper/1.0",
+        "podman",
+    )
     (deployment.directory / "0.txt").write_text("0")
     assert deployment.verb("invoke", "0.txt").strip() == "1.0"
     assert "serving sleeper/1.0 at" in deployment.verb("logs", "--lines", "50")
@@ -128,19 +168,30 @@ def test_a_deployed_container_answers_within_its_limits(deployment: Deployment) 
     assert deployment.apply("1.0").count("create") == 0
 
 
-def test_a_version_that_fails_makes_way_and_another_can_be_gone_back_from(deployment: Deployment) -> None:
+def test_a_version_that_fails_makes_way_and_another_can_be_gone_back_from(
+    deployment: Deployment,
+) -> None:
     first = deployment.status()["container"]
     output = deployment.apply("2.0", code=1)
     print(output)
     assert "RuntimeError: no weights" in output
     assert "ended with 0" not in output
     assert f"{first}, which ran before, was started again" in output
-    wait_until(lambda: deployment.status()["status"] == "healthy", "the previous version is not healthy again")
-    assert (deployment.status()["container"], predict(deployment.ports[0], 0)) == (first, (200, "1.0"))
+    wait_until(
+        lambda: deployment.status()["status"] == "healthy",
+        "the previous version is not healthy again",
+    )
+    assert (deployment.status()["container"], predict(deployment.ports[0], 0)) == (
+        first,
+        (200, "1.0"),
+    )
     deployment.apply("3.0")
     assert predict(deployment.ports[0], 0) == (200, "3.0")
     deployment.verb("rollback", "--yes")
-    assert (deployment.status()["container"], predict(deployment.ports[0], 0)) == (first, (200, "1.0"))
+    assert (deployment.status()["container"], predict(deployment.ports[0], 0)) == (
+        first,
+        (200, "1.0"),
+    )
 
 
 def test_sigterm_loses_no_request_that_is_under_way(deployment: Deployment) -> None:
@@ -148,7 +199,12 @@ def test_sigterm_loses_no_request_that_is_under_way(deployment: Deployment) -> N
 
     def waiting() -> bool:
         with urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=DEADLINE) as answer:
-            return re.search(r"^tsx_requests_waiting\{.*\} [345]", answer.read().decode(), re.MULTILINE) is not None
+            return (
+                re.search(
+                    r"^tsx_requests_waiting\{.*\} [345]", answer.read().decode(), re.MULTILINE
+                )
+                is not None
+            )
 
     with ThreadPoolExecutor(6) as pool:
         results = [pool.submit(predict, port, 1) for _ in range(6)]
@@ -161,15 +217,24 @@ def test_sigterm_loses_no_request_that_is_under_way(deployment: Deployment) -> N
 
 
 def test_a_server_that_hangs_is_unhealthy_and_started_again(deployment: Deployment) -> None:
-    deployment.inside("import os; os.kill(int(open('/proc/1/task/1/children').read().split()[0]), 19)")
+    deployment.inside(
+        "import os; os.kill(int(open('/proc/1/task/1/children').read().split()[0]), 19)"
+    )
     assert deployment.status()["status"] == "unhealthy"
     deployment.apply("1.0")
-    assert (deployment.status()["status"], predict(deployment.ports[0], 0)) == ("healthy", (200, "1.0"))
+    assert (deployment.status()["status"], predict(deployment.ports[0], 0)) == (
+        "healthy",
+        (200, "1.0"),
+    )
 
 
-def test_an_engine_that_cannot_start_a_container_is_the_cause(deployment: Deployment, containers: Path, tmp_path: Path) -> None:
+def test_an_engine_that_cannot_start_a_container_is_the_cause(
+    deployment: Deployment, containers: Path, tmp_path: Path
+) -> None:
     settings, environment = (containers / "containers.conf").read_text(), deployment.environment
-    (tmp_path / "containers.conf").write_text(settings.replace("[containers]", '[containers]\ninit_path = "/nowhere/init"'))
+    (tmp_path / "containers.conf").write_text(
+        settings.replace("[containers]", '[containers]\ninit_path = "/nowhere/init"')
+    )
     deployment.environment = environment | {"CONTAINERS_CONF": str(tmp_path / "containers.conf")}
     deployment.verb("destroy", "--yes")
     output = deployment.apply("1.0", code=1)
@@ -189,10 +254,29 @@ def image(deployment: Deployment) -> Iterator[str]:
     deployment.apply("1.0")
 
 
-def test_kube_play_runs_the_deployment_that_kubernetes_gets(deployment: Deployment, image: str, tmp_path: Path) -> None:
+def test_kube_play_runs_the_deployment_that_kubernetes_gets(
+    deployment: Deployment, image: str, tmp_path: Path
+) -> None:
     emitted = tmp_path / "kubernetes"
-    settings = ("--set", "kubernetes.cpu=500m", "--set", "kubernetes.memory=2Gi", "--set", "kubernetes.replicas=1")
-    deployment("1.0.mar", "--name", "sleeper", "--emit", "kubernetes", str(emitted), "--image", image, *settings)
+    settings = (
+        "--set",
+        "kubernetes.cpu=500m",
+        "--set",
+        "kubernetes.memory=2Gi",
+        "--set",
+        "kubernetes.replicas=1",
+    )
+    deployment(
+        "1.0.mar",
+        "--name",
+        "sleeper",
+        "--emit",
+        "kubernetes",
+        str(emitted),
+        "--image",
+        image,
+        *settings,
+    )
     manifest = yaml.safe_load((emitted / "deployment.yaml").read_text())
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
     for port, outside in zip(container["ports"], deployment.ports, strict=True):
@@ -204,7 +288,15 @@ def test_kube_play_runs_the_deployment_that_kubernetes_gets(deployment: Deployme
         (tmp_path / "secret.json").write_text(json.dumps(encoded))
         run("podman", "secret", "create", "sleeper-tokens", tmp_path / "secret.json")
     else:
-        documents.insert(0, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "sleeper-tokens"}, "data": encoded})
+        documents.insert(
+            0,
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": "sleeper-tokens"},
+                "data": encoded,
+            },
+        )
     file = tmp_path / "play.yaml"
     file.write_text(yaml.safe_dump_all(documents, sort_keys=False))
     print(run("podman", "kube", "play", file))
@@ -215,7 +307,14 @@ def test_kube_play_runs_the_deployment_that_kubernetes_gets(deployment: Deployme
         wait_until(lambda: is_healthy(pod), "the liveness probe fails")
         assert predict(port, 0)[0] == 400  # as TorchServe refuses a request without a token
         assert predict(port, 0, tokens["inference"]) == (200, "1.0")
-        seen = run("podman", "exec", pod, "python", "-c", f"import os; print(os.environ['TSX_CPUS']); {SIZES}").split("\n")
+        seen = run(
+            "podman",
+            "exec",
+            pod,
+            "python",
+            "-c",
+            f"import os; print(os.environ['TSX_CPUS']); {SIZES}",
+        ).split("\n")
         assert (seen[0], json.loads(seen[1])[1]) == ("1", 2 << 30)
         write = WRITE.replace("open('/dev/shm/a', 'w'); ", "")  # podman 4.3 ignores fsGroup
         assert run("podman", "exec", pod, "python", "-c", write).split() == ["False", "10001"]
@@ -223,19 +322,34 @@ def test_kube_play_runs_the_deployment_that_kubernetes_gets(deployment: Deployme
         assert re.findall(r"\w+$", shown, re.MULTILINE) == ["0" * 16, "1"]
     finally:
         run("podman", "kube", "down", file)
-        subprocess.run(["podman", "secret", "rm", "sleeper-tokens"], capture_output=True, check=False)
+        subprocess.run(
+            ["podman", "secret", "rm", "sleeper-tokens"], capture_output=True, check=False
+        )
 
 
 @pytest.mark.skipif(not COMPOSE.exists(), reason="needs podman-compose, which pip installs")
-def test_compose_builds_and_runs_the_file_that_is_written(deployment: Deployment, image: str, tmp_path: Path) -> None:
+def test_compose_builds_and_runs_the_file_that_is_written(
+    deployment: Deployment, image: str, tmp_path: Path
+) -> None:
     emitted = tmp_path / "compose"
-    deployment("1.0.mar", "--name", "sleeper", "--emit", "compose", str(emitted), *deployment.settings)
-    up = ("--podman-build-args=--format docker", "up", "--build", "--detach")  # the build of the deployment is used again
+    deployment(
+        "1.0.mar", "--name", "sleeper", "--emit", "compose", str(emitted), *deployment.settings
+    )
+    up = (
+        "--podman-build-args=--format docker",
+        "up",
+        "--build",
+        "--detach",
+    )  # the build of the deployment is used again
     print(run(COMPOSE, *up, cwd=emitted))
     port, metrics = deployment.ports
     try:
-        service = run("podman", "ps", "--quiet", "--filter", "label=com.docker.compose.service=sleeper").strip()
-        wait_until(lambda: answers(f"http://127.0.0.1:{metrics}/readyz"), "the service is not ready")
+        service = run(
+            "podman", "ps", "--quiet", "--filter", "label=com.docker.compose.service=sleeper"
+        ).strip()
+        wait_until(
+            lambda: answers(f"http://127.0.0.1:{metrics}/readyz"), "the service is not ready"
+        )
         assert is_healthy(service)
         assert predict(port, 0) == (200, "1.0")
         assert json.loads(run("podman", "exec", service, "python", "-c", SIZES)) == [1, 2 << 30]
@@ -252,4 +366,9 @@ def podman_version() -> tuple[int, int]:
 
 
 def is_healthy(container: str) -> bool:
-    return subprocess.run(["podman", "healthcheck", "run", container], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            ["podman", "healthcheck", "run", container], capture_output=True, check=False
+        ).returncode
+        == 0
+    )

@@ -1,6 +1,8 @@
-"""The image for real, without a daemon and without a registry of others: built, pushed, pulled, run, asked. `pytest -m image` runs it.
+"""The image for real, without a daemon and without a registry of others: built, pushed, pulled,
+run, asked. `pytest -m image` runs it.
 
-Its base is made by debootstrap, buildah builds it as `tsx deploy` has it build, and pip finds its packages where this machine's does.
+Its base is made by debootstrap, buildah builds it as `tsx deploy` has it build, and pip finds its
+packages where this machine's does.
 """
 
 from __future__ import annotations
@@ -33,19 +35,32 @@ MISSING = [name for name in NEEDED if shutil.which(name) is None]
 pytestmark = [
     pytest.mark.image,
     pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}, which apt installs"),
-    pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root, for debootstrap and for chroot"),
+    pytest.mark.skipif(
+        not hasattr(os, "geteuid") or os.geteuid() != 0,
+        reason="needs root, for debootstrap and for chroot",
+    ),
 ]
 
 
 @pytest.fixture(scope="module")
-def registry(containers: Path, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[str]:
+def registry(
+    containers: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_ports: Callable[[int], list[int]],
+) -> Iterator[str]:
     place, (port,) = tmp_path_factory.mktemp("registry"), free_ports(1)
     registries = containers / "home/.config/containers/registries.conf"
     registries.write_text(f'[[registry]]\nlocation = "127.0.0.1:{port}"\ninsecure = true\n')
-    config = {"version": 0.1, "storage": {"filesystem": {"rootdirectory": str(place / "data")}}, "http": {"addr": f"127.0.0.1:{port}"}}
+    config = {
+        "version": 0.1,
+        "storage": {"filesystem": {"rootdirectory": str(place / "data")}},
+        "http": {"addr": f"127.0.0.1:{port}"},
+    }
     (place / "config.json").write_text(json.dumps(config))  # YAML holds JSON
     with (place / "log").open("w") as log:
-        process = subprocess.Popen(["docker-registry", "serve", place / "config.json"], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            ["docker-registry", "serve", place / "config.json"], stdout=log, stderr=log
+        )
     try:
         yield f"127.0.0.1:{port}"
     finally:
@@ -54,15 +69,36 @@ def registry(containers: Path, tmp_path_factory: pytest.TempPathFactory, free_po
 
 
 def test_the_image_is_built_pushed_pulled_and_answers(
-    containers: Path, base: str, registry: str, tmp_path: Path, free_ports: Callable[[int], list[int]]
+    containers: Path,
+    base: str,
+    registry: str,
+    tmp_path: Path,
+    free_ports: Callable[[int], list[int]],
 ) -> None:
-    words = ["archive", DIGITS / "digits.pth", "--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py"]
+    words = [
+        "archive",
+        DIGITS / "digits.pth",
+        "--model-file",
+        DIGITS / "model.py",
+        "--handler",
+        DIGITS / "handler.py",
+    ]
     packed = tsx([*words, "--config-file", DIGITS / "model-config.yaml"], tmp_path, {})
     assert packed.returncode == 0, packed.stderr
     inspection, sha256 = look_at(tmp_path / "digits.mar")
-    facts = Facts(tmp_path / "digits.mar", sha256, inspection.manifest.model_name, inspection.manifest.version, "", "", "")
+    facts = Facts(
+        tmp_path / "digits.mar",
+        sha256,
+        inspection.manifest.model_name,
+        inspection.manifest.version,
+        "",
+        "",
+        "",
+    )
     build = {"tool": "buildah", "base": base, "torch_index": ""}
-    spec = DeploySpec.model_validate({"name": "digits", "target": "kubernetes", "model": facts.archive, "build": build})
+    spec = DeploySpec.model_validate(
+        {"name": "digits", "target": "kubernetes", "model": facts.archive, "build": build}
+    )
     with this_machine(spec) as local:
         assert local.wheel is not None, "tests run from a checkout"
         made = recipe(spec, facts, local)
@@ -70,19 +106,27 @@ def test_the_image_is_built_pushed_pulled_and_answers(
         kind = PushedImage(Builder("buildah"), made)
         assert kind.observe(None, image) is None
         kind.create(None, Resource("Image", "Tsx::Registry::Image", image, {}))
-    assert PushedImage(Builder("buildah"), made).observe(None, image) is not None  # the registry says so
+    assert (
+        PushedImage(Builder("buildah"), made).observe(None, image) is not None
+    )  # the registry says so
     reported = json.loads(run("skopeo", "inspect", "--tls-verify=false", f"docker://{image}"))
     assert reported["Labels"]["tsx.model"] == f"{facts.model_name}/{facts.model_version}"
-    layers = json.loads(run("skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{image}"))["layers"]
+    layers = json.loads(
+        run("skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{image}")
+    )["layers"]
     sizes = ", ".join(f"{each['size'] / 1e6:.1f}" for each in layers)
     print(f"\n{image}: {reported['Digest']}; layers of {sizes} MB, packed")
-    assert layers[-1]["size"] < 1e6  # the model comes last, so that another is all that has to be sent
+    assert (
+        layers[-1]["size"] < 1e6
+    )  # the model comes last, so that another is all that has to be sent
     run("buildah", "rmi", "--force", image)
     serve(image, tmp_path, free_ports(3))
 
 
 def serve(image: str, directory: Path, ports: list[int]) -> None:
-    """What a runtime does: pull it, start its entry with its command as its user, ask for its health, and end it."""
+    """What a runtime does: pull it, start its entry with its command as its user, ask for its
+    health, and end it.
+    """
     container = run("buildah", "from", "--pull-always", f"docker://{image}").strip()
     config = json.loads(run("buildah", "inspect", "--type", "image", image))["Docker"]["config"]
     assert config["User"] == str(UID)
@@ -90,7 +134,9 @@ def serve(image: str, directory: Path, ports: list[int]) -> None:
     environment = [f"--env=TSX_{role}_ADDRESS=http://127.0.0.1:{port}" for role, port in roles]
     inside = ["buildah", "run", *environment, container, "--"]
     with (directory / "log").open("w") as log:
-        process = subprocess.Popen([*inside, *config["Entrypoint"], *config["Cmd"]], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*inside, *config["Entrypoint"], *config["Cmd"]], stdout=log, stderr=log
+        )
     try:
         check = [*inside, *config["Healthcheck"]["Test"][1:]]
         deadline = time.monotonic() + DEADLINE * 2
@@ -106,7 +152,9 @@ def serve(image: str, directory: Path, ports: list[int]) -> None:
         assert max(reported, key=reported.__getitem__) == "seven"
         assert run(*inside, "id", "-u").strip() == str(UID)
     finally:
-        for server in psutil.Process(process.pid).children(recursive=True):  # buildah passes no signal on, as a runtime does
+        for server in psutil.Process(process.pid).children(
+            recursive=True
+        ):  # buildah passes no signal on, as a runtime does
             if server.cmdline()[1:] == [*config["Entrypoint"][1:], *config["Cmd"]]:
                 server.terminate()
         code = process.wait(DEADLINE)

@@ -1,4 +1,6 @@
-"""The policies of infra/iam: actions that there are, in files that AWS takes, and no star where a resource can be named."""
+"""The policies of infra/iam: actions that there are, in files that AWS takes, and no star where a
+resource can be named.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from tsx_cli.deploy.aws.iam_policies import documents, execution
 from tsx_cli.deploy.spec import DeploySpec
 
 ROOT = Path(__file__).parents[2]
-IAM, DEPLOY, BATCH = ROOT / "infra" / "iam", ROOT / "cli" / "tsx_cli" / "deploy", ROOT / "cli" / "tsx_cli" / "batch"
+IAM, DEPLOY, BATCH = (
+    ROOT / "infra" / "iam",
+    ROOT / "cli" / "tsx_cli" / "deploy",
+    ROOT / "cli" / "tsx_cli" / "batch",
+)
 LARGEST = 6144  # characters of a managed policy, without its white space
 CLIENTS = {"s3": ("s3",), "sagemaker": ("sagemaker", "sagemaker-runtime")}
 NO_CALLS = {  # permissions that are not called as an operation of the API
@@ -50,13 +56,17 @@ def test_a_policy_names_actions_that_there_are(name: str) -> None:
         assert statement["Resource"] != ["*"] or statement["Sid"] in UNNAMED
         for action in statement["Action"]:
             service, _, operation = action.partition(":")
-            known = [each for client in CLIENTS.get(service, (service,)) for each in operations(client)]
+            known = [
+                each for client in CLIENTS.get(service, (service,)) for each in operations(client)
+            ]
             assert operation in known or action in NO_CALLS, action
 
 
 def test_a_role_that_is_made_has_what_its_deployment_wants_and_no_more() -> None:
     def sids(**own: object) -> set[str]:
-        spec = DeploySpec.model_validate({"name": "a", "target": "lambda", "model": "a.mar", "lambda": own})
+        spec = DeploySpec.model_validate(
+            {"name": "a", "target": "lambda", "model": "a.mar", "lambda": own}
+        )
         return {each["Sid"] for each in execution(spec, "1", "eu-west-1")["Statement"]}
 
     queue = {"arn": "arn:aws:sqs:eu-west-1:1:q", "results": "s3://answers/x"}
@@ -68,27 +78,49 @@ def test_a_role_that_is_made_has_what_its_deployment_wants_and_no_more() -> None
 
 def test_the_role_of_an_endpoint_with_a_canary_may_look_at_its_alarms() -> None:
     def actions(**more: object) -> set[str]:
-        spec = DeploySpec.model_validate({"name": "a", "target": "sagemaker", "model": "a.mar", **more})
-        return {action for each in execution(spec, "1", "eu-west-1", "bucket")["Statement"] for action in each["Action"]}
+        spec = DeploySpec.model_validate(
+            {"name": "a", "target": "sagemaker", "model": "a.mar", **more}
+        )
+        return {
+            action
+            for each in execution(spec, "1", "eu-west-1", "bucket")["Statement"]
+            for action in each["Action"]
+        }
 
     assert actions(canary={}) - actions() == {"cloudwatch:DescribeAlarms"}
-    asked = {action for each in documents()["execution-sagemaker"]["Statement"] for action in each["Action"]}
+    asked = {
+        action
+        for each in documents()["execution-sagemaker"]["Statement"]
+        for action in each["Action"]
+    }
     assert asked >= actions(canary={})  # and infra/iam has the file of it
 
 
 def asked(file: Path) -> set[str]:
     """The operations of AWS that a module of tsx deploy names, in calls or as texts."""
     tree = ast.parse(file.read_text())
-    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    texts = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
     names = texts | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    return {f"{service}:{each}" for service in texts & SERVICES for each in operations(service) if xform_name(each) in names}
+    return {
+        f"{service}:{each}"
+        for service in texts & SERVICES
+        for each in operations(service)
+        if xform_name(each) in names
+    }
 
 
 def test_whatever_the_code_asks_of_aws_is_allowed_to_who_deploys() -> None:
     files = [*sorted(DEPLOY.rglob("*.py")), *sorted(BATCH.rglob("*.py"))]
     needed = {NAMED_OTHERWISE.get(each, each) for file in files for each in asked(file)}
     allowed = {
-        action for name in ("sagemaker", "lambda") for each in documents()[f"deployer-{name}"]["Statement"] for action in each["Action"]
+        action
+        for name in ("sagemaker", "lambda")
+        for each in documents()[f"deployer-{name}"]["Statement"]
+        for action in each["Action"]
     }
     assert needed <= allowed | NEVER, needed - allowed
     assert len(needed) > 60

@@ -1,4 +1,6 @@
-"""What is deployed as it stands: Prometheus takes the rules, they alert when they should, and they and the panels ask for what there is."""
+"""What is deployed as it stands: Prometheus takes the rules, they alert when they should, and they
+and the panels ask for what there is.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +42,23 @@ RULES_TESTS = INFRA / "prometheus" / "tsx.rules.test.yml"
 DASHBOARD = json.loads((INFRA / "grafana" / "dashboards" / "tsx.json").read_text())
 COMPOSE = yaml.safe_load((INFRA / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
-GENERATION = dict.fromkeys(["time_to_first_token_seconds", "time_per_output_token_seconds"], "histogram")
+GENERATION = dict.fromkeys(
+    ["time_to_first_token_seconds", "time_per_output_token_seconds"], "histogram"
+)
 GENERATION |= dict.fromkeys(["prompt_tokens_total", "tokens_total"], "counter")
 GENERATION |= dict.fromkeys(["running_sequences", "waiting_sequences", "cache_use_ratio"], "gauge")
 OF_PROMETHEUS = {"instance", "job"}  # labels that it adds
 
-needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, which scripts/install-promtool installs")
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None,
+    reason="needs promtool, which scripts/install-promtool installs",
+)
 
 
 def promtool(*words: str, cwd: Path) -> str:
-    done = subprocess.run(["promtool", *words], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["promtool", *words], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -71,7 +80,9 @@ def test_the_rules_alert_when_they_should_and_not_otherwise() -> None:
 def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
     text = (INFRA / "prometheus" / "prometheus.yml").read_text()
     (tmp_path / "token").write_text("secret")
-    text = text.replace("/etc/prometheus/tsx.rules.yml", str(RULES)).replace("/run/secrets/management_token", str(tmp_path / "token"))
+    text = text.replace("/etc/prometheus/tsx.rules.yml", str(RULES)).replace(
+        "/run/secrets/management_token", str(tmp_path / "token")
+    )
     (tmp_path / "prometheus.yml").write_text(text)
     promtool("check", "config", "prometheus.yml", cwd=tmp_path)
 
@@ -79,7 +90,9 @@ def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
 def test_each_kind_of_alert_is_tested() -> None:
     tested = {
         case["alertname"]
-        for test in yaml.safe_load((INFRA / "prometheus" / "tsx.rules.test.yml").read_text())["tests"]
+        for test in yaml.safe_load((INFRA / "prometheus" / "tsx.rules.test.yml").read_text())[
+            "tests"
+        ]
         for case in test["alert_rule_test"]
     }
     assert {
@@ -102,7 +115,9 @@ def test_alerts_say_how_bad_it_is_and_what_it_means() -> None:
 
 
 def rules() -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    return [
+        rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
+    ]
 
 
 def panels() -> list[dict[str, Any]]:
@@ -120,19 +135,52 @@ def rendered() -> dict[str, set[str]]:
     stats = Stats()
     count(stats, (1.0, 1.0, 2.0), [FakeJob(1.0)], TIMES.pack(1.0, 1.0, 0.1, 0.1, 0.1))
     stats.refusals["QueueFull"] = 1
-    labels = {"ModelName": "m", "Level": "Model", "adapter": "", "worker": "9000"}  # as engines have
+    labels = {
+        "ModelName": "m",
+        "Level": "Model",
+        "adapter": "",
+        "worker": "9000",
+    }  # as engines have
     for name, kind in GENERATION.items():
-        stats.add_handler_metrics([{"name": f"tsx_generation_{name}", "type": kind, "unit": "", "value": 1.0, "dimensions": labels}])
-    worker = SimpleNamespace(id="9000", state=WorkerState.READY, load_seconds=1.0, forms_passed_over=("why",))
+        stats.add_handler_metrics(
+            [
+                {
+                    "name": f"tsx_generation_{name}",
+                    "type": kind,
+                    "unit": "",
+                    "value": 1.0,
+                    "dimensions": labels,
+                }
+            ]
+        )
+    worker = SimpleNamespace(
+        id="9000", state=WorkerState.READY, load_seconds=1.0, forms_passed_over=("why",)
+    )
     version = SimpleNamespace(
-        name="m", version="1", stats=stats, workers=[worker], pending=0, queue_capacity=100, in_flight=0, forms={"reference": 1}
+        name="m",
+        version="1",
+        stats=stats,
+        workers=[worker],
+        pending=0,
+        queue_capacity=100,
+        in_flight=0,
+        forms={"reference": 1},
     )
     version.slo = version.cache = None
     cache = SimpleNamespace(hits=1, misses=1, evictions=1, size=1)
     slo = SloReport(latency_target("p99<50ms"), 4, 8, 1, 0, 0, 1.0, 1.0)
     reading = Reading(
         "host",
-        [SimpleNamespace(versions={"1": version, "2": SimpleNamespace(**vars(version) | {"version": "2", "slo": slo, "cache": cache})})],  # type: ignore[list-item]  # of a model, all that is read
+        [
+            SimpleNamespace(
+                versions={
+                    "1": version,
+                    "2": SimpleNamespace(
+                        **vars(version) | {"version": "2", "slo": slo, "cache": cache}
+                    ),
+                }
+            )
+        ],  # type: ignore[list-item]  # of a model, all that is read
         ResponseCounts(),
         read_system(),
         {0: Gpu("0", "GPU-1", 1, 1, 1, 2, {1: 1})},
@@ -151,15 +199,25 @@ def rendered() -> dict[str, set[str]]:
 
 def job_stats() -> JobStats:
     stats = JobStats()
-    stats.answered(JobRecord(1, "j", "done", "m", "", 0, "", "", 0, 1, 200, 1.0, 2.0, None, None, None, ""), 200)
+    stats.answered(
+        JobRecord(1, "j", "done", "m", "", 0, "", "", 0, 1, 200, 1.0, 2.0, None, None, None, ""),
+        200,
+    )
     return stats
 
 
 def test_rules_and_panels_ask_for_what_there_is(rendered: dict[str, set[str]]) -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
-    unknown = {name for expression in expressions() for name in names(expression)} - set(rendered) - recorded - {"up"}
+    unknown = (
+        {name for expression in expressions() for name in names(expression)}
+        - set(rendered)
+        - recorded
+        - {"up"}
+    )
     assert not unknown
-    assert len({name for expression in expressions() for name in names(expression)}) > 25  # or `names` has found none
+    assert (
+        len({name for expression in expressions() for name in names(expression)}) > 25
+    )  # or `names` has found none
 
 
 def test_rules_and_panels_select_by_labels_that_there_are(rendered: dict[str, set[str]]) -> None:
@@ -171,7 +229,11 @@ def test_rules_and_panels_select_by_labels_that_there_are(rendered: dict[str, se
 
 
 def test_bounds_that_are_named_are_bounds_of_the_histogram() -> None:
-    named = {float(bound) for expression in expressions() for bound in re.findall(r'le="([^"]+)"', expression)}
+    named = {
+        float(bound)
+        for expression in expressions()
+        for bound in re.findall(r'le="([^"]+)"', expression)
+    }
     assert named
     assert named <= set(SHOWN)
 
@@ -194,8 +256,16 @@ def test_the_dashboard_is_whole() -> None:
     assert DASHBOARD["uid"] == "tsx"
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     assert all(panel["title"] and panel["targets"] for panel in panels())
-    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "model", "version"}
-    assert all(target["datasource"]["uid"] == "${datasource}" for panel in panels() for target in panel["targets"])
+    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {
+        "datasource",
+        "model",
+        "version",
+    }
+    assert all(
+        target["datasource"]["uid"] == "${datasource}"
+        for panel in panels()
+        for target in panel["targets"]
+    )
 
 
 def test_the_compose_file_publishes_to_this_machine_alone() -> None:
@@ -205,7 +275,10 @@ def test_the_compose_file_publishes_to_this_machine_alone() -> None:
 
 
 def test_logs_of_the_compose_file_are_rotated_and_its_server_has_a_limit_of_processes() -> None:
-    assert all(service["logging"]["options"] == {"max-size": "20m", "max-file": "5"} for service in SERVICES.values())
+    assert all(
+        service["logging"]["options"] == {"max-size": "20m", "max-file": "5"}
+        for service in SERVICES.values()
+    )
     assert SERVICES["tsx"]["pids_limit"] == 4096
 
 
@@ -217,9 +290,13 @@ def test_what_the_compose_file_mounts_is_there() -> None:
         else:
             assert source in COMPOSE["volumes"], source
         assert target.startswith("/")
-    provider = yaml.safe_load((INFRA / "grafana" / "provisioning" / "dashboards" / "tsx.yaml").read_text())["providers"][0]
+    provider = yaml.safe_load(
+        (INFRA / "grafana" / "provisioning" / "dashboards" / "tsx.yaml").read_text()
+    )["providers"][0]
     assert provider["options"]["path"] in {target for _, target, *_ in mounts}
-    source = yaml.safe_load((INFRA / "grafana" / "provisioning" / "datasources" / "prometheus.yaml").read_text())["datasources"][0]
+    source = yaml.safe_load(
+        (INFRA / "grafana" / "provisioning" / "datasources" / "prometheus.yaml").read_text()
+    )["datasources"][0]
     assert source["url"] == "http://prometheus:9090"
 
 
@@ -228,12 +305,18 @@ def test_the_server_of_the_compose_file_is_set_by_settings_that_there_are() -> N
     names = {name.removeprefix("TSX_").lower() for name in environment}
     assert names <= set(Settings.model_fields)
     settings = Settings.model_validate(
-        {"metrics_address": environment["TSX_METRICS_ADDRESS"], "model_store": environment["TSX_MODEL_STORE"], "load_models": ["all"]}
+        {
+            "metrics_address": environment["TSX_METRICS_ADDRESS"],
+            "model_store": environment["TSX_MODEL_STORE"],
+            "load_models": ["all"],
+        }
     )
     config = yaml.safe_load((INFRA / "prometheus" / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     assert job["job_name"] == "tsx"  # alerts and panels name it
-    assert job["static_configs"][0]["targets"] == [f"tsx:{settings.metrics_address.rpartition(':')[2]}"]
+    assert job["static_configs"][0]["targets"] == [
+        f"tsx:{settings.metrics_address.rpartition(':')[2]}"
+    ]
     assert job["authorization"]["credentials_file"] == "/run/secrets/management_token"
     assert COMPOSE["secrets"]["management_token"]["environment"] == "TSX_MANAGEMENT_TOKEN"
     assert {"TSX_INFERENCE_TOKEN", "TSX_MANAGEMENT_TOKEN"} <= set(environment)
@@ -247,4 +330,6 @@ def test_the_runtime_for_kserve_is_the_one_that_tsx_deploy_makes() -> None:
 
 def test_the_role_of_an_endpoint_may_look_at_the_alarms_of_a_canary() -> None:
     policy = json.loads((INFRA / "iam" / "execution-sagemaker.json").read_text())
-    assert "cloudwatch:DescribeAlarms" in {action for statement in policy["Statement"] for action in statement["Action"]}
+    assert "cloudwatch:DescribeAlarms" in {
+        action for statement in policy["Statement"] for action in statement["Action"]
+    }

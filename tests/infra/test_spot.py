@@ -1,4 +1,6 @@
-"""The watcher of a spot instance: it stops tsx's containers at the notice, and leaves them alone before."""
+"""The watcher of a spot instance: it stops tsx's containers at the notice, and leaves them alone
+before.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Metadata(BaseHTTPRequestHandler):
         assert self.path == "/latest/meta-data/spot/instance-action"
         type(self).looks += 1
         known = self.headers["X-aws-ec2-metadata-token"] == "a-token"
-        self.answer(401 if not known else 200 if type(self).looks >= 3 else 404, b'{"action": "terminate"}')
+        self.answer(
+            401 if not known else 200 if type(self).looks >= 3 else 404, b'{"action": "terminate"}'
+        )
 
     def answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -61,7 +65,12 @@ def test_the_containers_are_stopped_once_the_notice_is_there(metadata: str, tmp_
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     environment = {"METADATA": metadata, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run([SCRIPT], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [SCRIPT], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "naps").read_text().split() == ["5", "5"]
-    assert (tmp_path / "calls").read_text().splitlines() == ["ps --quiet --filter label=tsx.target=container", "stop one two"]
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "ps --quiet --filter label=tsx.target=container",
+        "stop one two",
+    ]

@@ -42,7 +42,9 @@ def build_data(hatch_build: ModuleType, version: str) -> tuple[list[str], dict[s
     return hook.dependencies(), data
 
 
-def test_without_the_variable_a_wheel_is_pure_and_needs_no_compiler(hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_a_wheel_is_pure_and_needs_no_compiler(
+    hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hatch_build, "compile_into", None)
     monkeypatch.delenv("TSX_COMPILE", raising=False)
     pure = {"pure_python": True, "infer_tag": False, "force_include": {}}
@@ -51,7 +53,9 @@ def test_without_the_variable_a_wheel_is_pure_and_needs_no_compiler(hatch_build:
     assert build_data(hatch_build, "editable")[1] == pure
 
 
-def test_with_the_variable_a_wheel_holds_the_extensions_for_this_python(hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_variable_a_wheel_holds_the_extensions_for_this_python(
+    hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def compile_into(target: Path) -> None:
         (target / "tsx_runtime" / "worker").mkdir(parents=True)
         (target / "tsx_runtime" / "worker" / "channel.so").touch()
@@ -75,25 +79,48 @@ def test_without_a_compiler_the_wheel_is_pure_and_the_build_says_so(
 
     monkeypatch.setattr(hatch_build, "compile_into", compile_into)
     monkeypatch.setenv("TSX_COMPILE", "1")
-    assert build_data(hatch_build, "standard")[1] == {"pure_python": True, "infer_tag": False, "force_include": {}}
+    assert build_data(hatch_build, "standard")[1] == {
+        "pure_python": True,
+        "infer_tag": False,
+        "force_include": {},
+    }
     output = capsys.readouterr()
-    assert "There is no cc. This wheel is pure Python" in " ".join((output.out + output.err).split())
+    assert "There is no cc. This wheel is pure Python" in " ".join(
+        (output.out + output.err).split()
+    )
 
 
 def test_all_modules_that_are_to_be_compiled_exist(hatch_build: ModuleType) -> None:
-    assert [name for name in hatch_build.MODULES if not (ROOT / "runtime" / "tsx_runtime" / f"{name}.py").is_file()] == []
+    assert [
+        name
+        for name in hatch_build.MODULES
+        if not (ROOT / "runtime" / "tsx_runtime" / f"{name}.py").is_file()
+    ] == []
 
 
 @pytest.mark.slow
-def test_a_compiled_module_works_as_the_pure_one_and_the_version_tells_them_apart(processes: None, tmp_path: Path) -> None:
+def test_a_compiled_module_works_as_the_pure_one_and_the_version_tells_them_apart(
+    processes: None, tmp_path: Path
+) -> None:
     pytest.importorskip("mypyc", reason="mypy is not installed")
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    if shutil.which(compiler) is None or not Path(sysconfig.get_path("include"), "Python.h").is_file():
+    if (
+        shutil.which(compiler) is None
+        or not Path(sysconfig.get_path("include"), "Python.h").is_file()
+    ):
         pytest.skip("there is no C compiler, or there are no headers of Python")
 
     def start(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT, env=environment | variables)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+            cwd=ROOT,
+            env=environment | variables,
+        )
 
     def run(code: str, **variables: str) -> list[str]:
         done = start(code, **variables)
@@ -101,7 +128,11 @@ def test_a_compiled_module_works_as_the_pure_one_and_the_version_tells_them_apar
         return done.stdout.splitlines()
 
     environment = {"PATH": sysconfig.get_path("scripts") + ":/usr/bin:/bin"}
-    shutil.copytree(ROOT / "runtime" / "tsx_runtime", tmp_path / "tsx_runtime", ignore=shutil.ignore_patterns("*.so", "*.pyd"))
+    shutil.copytree(
+        ROOT / "runtime" / "tsx_runtime",
+        tmp_path / "tsx_runtime",
+        ignore=shutil.ignore_patterns("*.so", "*.pyd"),
+    )
     where, pure = run(SAYS, PYTHONPATH=str(tmp_path))
     assert where.split(" ", 1)[0].endswith("wire.py")
     assert pure == f"tsx {__version__} (pure Python)"

@@ -23,7 +23,16 @@ ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 SHIMS = ROOT / "packages" / "tsx-serve-torchserve-shims"
 CLIENT = ROOT / "packages" / "tsx-client"
-OF_EXTRAS = ["captum", "cryptography", "google", "grpc", "grpc_health", "grpc_reflection", "onnx", "onnxruntime"]
+OF_EXTRAS = [
+    "captum",
+    "cryptography",
+    "google",
+    "grpc",
+    "grpc_health",
+    "grpc_reflection",
+    "onnx",
+    "onnxruntime",
+]
 PACKAGES = {
     "tsx_archiver": "archiver",
     "tsx_runtime": "runtime",
@@ -57,7 +66,11 @@ def shipped_files() -> Iterator[str]:
     """Every file of every package, as it is named in a wheel."""
     for package, room in PACKAGES.items():
         for file in (ROOT / room / package).rglob("*"):
-            if file.is_file() and "__pycache__" not in file.parts and file.suffix not in (".so", ".pyd"):  # of scripts/compile
+            if (
+                file.is_file()
+                and "__pycache__" not in file.parts
+                and file.suffix not in (".so", ".pyd")
+            ):  # of scripts/compile
                 yield file.relative_to(ROOT / room).as_posix()
 
 
@@ -65,7 +78,10 @@ def test_wheel_holds_every_file_of_the_rooms_and_nothing_else(wheel_names: set[s
     packed = {name for name in wheel_names if ".dist-info/" not in name}
     assert packed == set(shipped_files())
     assert {f"{package}/py.typed" for package in PACKAGES} <= packed
-    assert any(name.startswith("tsx_templates/") and not name.endswith((".py", "py.typed")) for name in packed), "no templates"
+    assert any(
+        name.startswith("tsx_templates/") and not name.endswith((".py", "py.typed"))
+        for name in packed
+    ), "no templates"
 
 
 def test_wheel_carries_its_licence(wheel: Path, wheel_names: set[str]) -> None:
@@ -90,52 +106,92 @@ def test_sdist_holds_what_a_checkout_needs(dist: Path) -> None:
         "examples/digits/digits.pt2",
     }
     assert needed <= names
-    assert {f"{room}/{name}" for name in shipped_files() for room in [PACKAGES[name.partition("/")[0]]]} <= names
+    assert {
+        f"{room}/{name}" for name in shipped_files() for room in [PACKAGES[name.partition("/")[0]]]
+    } <= names
     assert not [name for name in names if name.startswith((".venv", ".demo", ".ci"))]
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripts directory of a fresh environment: tsx from the wheel, its dependencies borrowed from the environment of the tests."""
+    """The scripts directory of a fresh environment: tsx from the wheel, its dependencies borrowed
+    from the environment of the tests.
+    """
     place = tmp_path_factory.mktemp("fresh") / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, timeout=120)
     python = place / "bin" / "python"
-    command = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     site = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True, check=True
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     borrowed = {
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
     }  # a path line reads no .pth there, so no tsx of a checkout comes along
-    Path(site.stdout.strip(), "borrowed.pth").write_text("\n".join(borrowed) + "\n", encoding="utf-8")
-    hide = f"import sys; sys.modules.update(dict.fromkeys({OF_EXTRAS}))\n"  # None stands for a module that is not there
+    Path(site.stdout.strip(), "borrowed.pth").write_text(
+        "\n".join(borrowed) + "\n", encoding="utf-8"
+    )
+    # None stands for a module that is not there
+    hide = f"import sys; sys.modules.update(dict.fromkeys({OF_EXTRAS}))\n"
     Path(site.stdout.strip(), "without_extras.pth").write_text(hide, encoding="utf-8")
     return place / "bin"
 
 
 def run(*command: str | Path, cwd: Path, environment: dict[str, str]) -> str:
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["tsx", "torchserve", "torch-model-archiver", "torch-workflow-archiver"])
-def test_installed_command_answers_help(name: str, installed: Path, tmp_path: Path, user_environment: dict[str, str]) -> None:
-    assert "usage" in run(installed / name, "--help", cwd=tmp_path, environment=user_environment).lower()
+@pytest.mark.parametrize(
+    "name", ["tsx", "torchserve", "torch-model-archiver", "torch-workflow-archiver"]
+)
+def test_installed_command_answers_help(
+    name: str, installed: Path, tmp_path: Path, user_environment: dict[str, str]
+) -> None:
+    assert (
+        "usage"
+        in run(installed / name, "--help", cwd=tmp_path, environment=user_environment).lower()
+    )
 
 
 def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
-    installed: Path, tmp_path: Path, user_environment: dict[str, str], start_server: Callable[..., Any]
+    installed: Path,
+    tmp_path: Path,
+    user_environment: dict[str, str],
+    start_server: Callable[..., Any],
 ) -> None:
     user_environment["PATH"] = f"{installed}{os.pathsep}{os.environ['PATH']}"
     where = "import tsx_archiver, tsx_cli, tsx_runtime; print(tsx_archiver.__file__, tsx_cli.__file__, tsx_runtime.__file__)"
-    files = run(installed / "python", "-c", where, cwd=tmp_path, environment=user_environment).split()
+    files = run(
+        installed / "python", "-c", where, cwd=tmp_path, environment=user_environment
+    ).split()
     assert all(file.startswith(str(installed.parent)) for file in files)
 
-    extra = ["--extra-files", DIGITS / "index_to_name.json", "--config-file", DIGITS / "model-config.yaml"]
+    extra = [
+        "--extra-files",
+        DIGITS / "index_to_name.json",
+        "--config-file",
+        DIGITS / "model-config.yaml",
+    ]
     run(
         *(installed / "tsx", "archive", DIGITS / "digits.pth", "--model-file", DIGITS / "model.py"),
         *("--handler", DIGITS / "handler.py", *extra),
@@ -145,7 +201,14 @@ def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
     usual = user_environment | {"TSX_ENABLE_GRPC": "true"}  # as for whoever has set nothing
     server = start_server([installed / "tsx", "serve", "digits.mar"], tmp_path, usual)
     assert "gRPC is not served: grpc is not installed" in server.log
-    answer = run(installed / "tsx", "predict", "digits", DIGITS / "images" / "4.png", cwd=tmp_path, environment=user_environment)
+    answer = run(
+        installed / "tsx",
+        "predict",
+        "digits",
+        DIGITS / "images" / "4.png",
+        cwd=tmp_path,
+        environment=user_environment,
+    )
     assert '"four"' in answer.splitlines()[1]
     assert server.stop() == 0, server.log
 
@@ -189,19 +252,32 @@ def test_torchserves_import_names_come_with_the_extra_alone(
 ) -> None:
     for name in ("ts", "model_archiver"):
         command = [installed / "python", "-c", f"import {name}"]
-        done = subprocess.run(command, cwd=tmp_path, env=user_environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=user_environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert f"No module named '{name}'" in done.stderr
     environment = {**user_environment, "PYTHONPATH": str(shims)}
     version, launcher, archiver, handler = run(
         installed / "python", "-c", NAMES_OF_TORCHSERVE, cwd=tmp_path, environment=environment
     ).split()
     assert version == TORCHSERVE_VERSION
-    assert (launcher, archiver) == (str(shims / "ts" / "launcher.py"), str(shims / "model_archiver" / "__init__.py"))
+    assert (launcher, archiver) == (
+        str(shims / "ts" / "launcher.py"),
+        str(shims / "model_archiver" / "__init__.py"),
+    )
     assert handler == "tsx_runtime.worker.handlers.base"
 
 
 def test_the_three_distributions_have_one_version() -> None:
-    shims, client, tsx = ((place / "pyproject.toml").read_text(encoding="utf-8") for place in (SHIMS, CLIENT, ROOT))
+    shims, client, tsx = (
+        (place / "pyproject.toml").read_text(encoding="utf-8") for place in (SHIMS, CLIENT, ROOT)
+    )
     assert f'\nversion = "{__version__}"' in shims
     assert f'\nversion = "{__version__}"' in client
     assert f'"tsx-serve=={__version__}"' in shims
@@ -227,7 +303,9 @@ def everything_needed() -> set[str]:
             continue  # for another extra, or another system
         seen.add(key)
         for inner in map(Requirement, requires):
-            if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in {"", *requirement.extras}):
+            if inner.marker is None or any(
+                inner.marker.evaluate({"extra": extra}) for extra in {"", *requirement.extras}
+            ):
                 todo.append(inner)
     return {name for name, _ in seen} - {"tsx-serve"}
 
@@ -235,20 +313,36 @@ def everything_needed() -> set[str]:
 def test_constraints_pin_everything_that_is_tested() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    here = {normal(pin.name): str(pin.specifier)[2:] for pin in pins if pin.marker is None or pin.marker.evaluate()}
+    here = {
+        normal(pin.name): str(pin.specifier)[2:]
+        for pin in pins
+        if pin.marker is None or pin.marker.evaluate()
+    }
     cuda = re.compile(r"nvidia-|cuda-|triton$")  # torch pins its own
-    tested = {name: distribution(name).version.partition("+")[0] for name in everything_needed() if not cuda.match(name)}
+    tested = {
+        name: distribution(name).version.partition("+")[0]
+        for name in everything_needed()
+        if not cuda.match(name)
+    }
     assert {name: here.get(name) for name in tested} == tested
 
 
 def locked(name: str) -> dict[str, str]:
     """The packages that images install here, with their versions."""
-    text = (ROOT / "templates" / "tsx_templates" / "locks" / f"{name}.txt").read_text(encoding="utf-8")
+    text = (ROOT / "templates" / "tsx_templates" / "locks" / f"{name}.txt").read_text(
+        encoding="utf-8"
+    )
     found = [Requirement(line.rstrip(" \\")) for line in text.splitlines() if line[:1].isalnum()]
-    return {normal(each.name): str(each.specifier)[2:] for each in found if each.marker is None or each.marker.evaluate()}
+    return {
+        normal(each.name): str(each.specifier)[2:]
+        for each in found
+        if each.marker is None or each.marker.evaluate()
+    }
 
 
-LOCKED = "audio base bench explain gpu grpc keystore lambda onnx openvino otel peft rules transformers"
+LOCKED = (
+    "audio base bench explain gpu grpc keystore lambda onnx openvino otel peft rules transformers"
+)
 
 
 @pytest.mark.parametrize("extra", LOCKED.split())
@@ -259,18 +353,29 @@ def test_locks_hold_all_that_an_image_installs_at_the_versions_that_are_tested(e
     while todo:
         requirement = todo.pop()
         for inner in map(Requirement, distribution(requirement.name).requires or []):
-            wanted = inner.marker is None or any(inner.marker.evaluate({"extra": each}) for each in {"", *requirement.extras})
+            wanted = inner.marker is None or any(
+                inner.marker.evaluate({"extra": each}) for each in {"", *requirement.extras}
+            )
             if wanted and normal(inner.name) not in seen and not cuda.match(inner.name):
                 seen.add(normal(inner.name))
                 todo.append(inner)
-    assert {name: here.get(name) for name in seen} == {name: distribution(name).version for name in seen}
+    assert {name: here.get(name) for name in seen} == {
+        name: distribution(name).version for name in seen
+    }
 
 
 def test_extras_that_a_message_or_a_page_names_exist(wheel: Path, wheel_names: set[str]) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        metadata = archive.read(next(name for name in wheel_names if name.endswith(".dist-info/METADATA"))).decode()
+        metadata = archive.read(
+            next(name for name in wheel_names if name.endswith(".dist-info/METADATA"))
+        ).decode()
     extras = set(re.findall(r"^Provides-Extra: (\S+)$", metadata, re.MULTILINE))
     files = [*(ROOT / room / package for package, room in PACKAGES.items()), ROOT / "docs"]
-    texts = [file.read_text(encoding="utf-8") for place in files for pattern in ("*.py", "*.md") for file in place.rglob(pattern)]
+    texts = [
+        file.read_text(encoding="utf-8")
+        for place in files
+        for pattern in ("*.py", "*.md")
+        for file in place.rglob(pattern)
+    ]
     named = {extra for text in texts for extra in re.findall(r"tsx-serve\[(\w+)\]", text)}
     assert {"onnx", "explain"} <= named <= extras

@@ -1,4 +1,6 @@
-"""What GitHub and pre-commit read: valid by their schemas, true to pyproject.toml, and naming only what exists."""
+"""What GitHub and pre-commit read: valid by their schemas, true to pyproject.toml, and naming only
+what exists.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,26 @@ GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 CONFIG = GITHUB / "ISSUE_TEMPLATE" / "config.yml"
 FORMS = sorted(set((GITHUB / "ISSUE_TEMPLATE").glob("*.yml")) - {CONFIG})
-FILES = [*WORKFLOWS, *FORMS, CONFIG, GITHUB / "dependabot.yml", GITHUB / "pull_request_template.md", ROOT / ".pre-commit-config.yaml"]
+FILES = [
+    *WORKFLOWS,
+    *FORMS,
+    CONFIG,
+    GITHUB / "dependabot.yml",
+    GITHUB / "pull_request_template.md",
+    ROOT / ".pre-commit-config.yaml",
+]
 SCHEMAS = {
     "vendor.github-workflows": WORKFLOWS,
     "vendor.github-issue-forms": FORMS,
     "vendor.github-issue-config": [CONFIG],
     "vendor.dependabot": [GITHUB / "dependabot.yml"],
 }
-FOLDERS = "archiver|benchmarks|cli|docs|examples|infra|packages|runtime|scripts|templates|tests|.github".replace(".", r"\.")
-PATH = re.compile(rf"(?<![\w./-])(?:\./)?((?:{FOLDERS})/[\w./-]*\w|[A-Z]+\.md|[\w-]+\.(?:toml|txt))")
+FOLDERS = "archiver|benchmarks|cli|docs|examples|infra|packages|runtime|scripts|templates|tests|.github".replace(
+    ".", r"\."
+)
+PATH = re.compile(
+    rf"(?<![\w./-])(?:\./)?((?:{FOLDERS})/[\w./-]*\w|[A-Z]+\.md|[\w-]+\.(?:toml|txt))"
+)
 
 
 def tool(name: str) -> str | None:
@@ -48,7 +61,9 @@ def loaded(file: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def project() -> dict[str, Any]:
-    found: dict[str, Any] = tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found: dict[str, Any] = tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
     return found
 
 
@@ -58,21 +73,32 @@ def pythons(project: dict[str, Any]) -> list[str]:
 
 
 def actions() -> list[str]:
-    return [step["uses"] for file in WORKFLOWS for job in loaded(file)["jobs"].values() for step in job.get("steps", []) if "uses" in step]
+    return [
+        step["uses"]
+        for file in WORKFLOWS
+        for job in loaded(file)["jobs"].values()
+        for step in job.get("steps", [])
+        if "uses" in step
+    ]
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_files_are_what_their_schema_says(schema: str) -> None:
     assert SCHEMAS[schema]
-    run(tool("check-jsonschema") or "check-jsonschema", "--builtin-schema", schema, *SCHEMAS[schema])
+    run(
+        tool("check-jsonschema") or "check-jsonschema", "--builtin-schema", schema, *SCHEMAS[schema]
+    )
 
 
 @pytest.mark.parametrize("form", FORMS, ids=name_of)
 def test_fields_of_a_form_have_ids_and_labels_of_their_own(form: Path) -> None:
     """GitHub refuses a form with two fields of one id or one label, which its schema cannot say."""
     fields = [field for field in loaded(form)["body"] if field["type"] != "markdown"]
-    for names in ([field["id"] for field in fields], [field["attributes"]["label"] for field in fields]):
+    for names in (
+        [field["id"] for field in fields],
+        [field["attributes"]["label"] for field in fields],
+    ):
         assert len(set(names)) == len(names)
 
 
@@ -83,20 +109,32 @@ def test_paths_that_a_file_names_exist(file: Path) -> None:
 
 
 def test_workflows_call_the_scripts_that_people_call() -> None:
-    called = {word for file in WORKFLOWS for word in PATH.findall(file.read_text(encoding="utf-8")) if word.startswith("scripts/")}
+    called = {
+        word
+        for file in WORKFLOWS
+        for word in PATH.findall(file.read_text(encoding="utf-8"))
+        if word.startswith("scripts/")
+    }
     assert {"scripts/test", "scripts/docs", "scripts/release"} <= called
 
 
-def test_tests_run_on_each_python_that_is_supported(project: dict[str, Any], pythons: list[str]) -> None:
+def test_tests_run_on_each_python_that_is_supported(
+    project: dict[str, Any], pythons: list[str]
+) -> None:
     matrix = loaded(GITHUB / "workflows" / "tests.yml")["jobs"]["test"]["strategy"]["matrix"]
     assert matrix["python"] == pythons
     assert project["requires-python"] == f">={pythons[0]}"
     named = {step["with"]["python-version"] for file in WORKFLOWS for job in loaded(file)["jobs"].values() for step in job.get("steps", [])
              if step.get("uses", "").startswith("actions/setup-python@")}  # fmt: skip
-    assert {*named, *(each["python"] for each in matrix["include"])} <= {*pythons, "${{ matrix.python }}"}
+    assert {*named, *(each["python"] for each in matrix["include"])} <= {
+        *pythons,
+        "${{ matrix.python }}",
+    }
 
 
-def test_table_of_supported_systems_is_that_of_pyproject(project: dict[str, Any], pythons: list[str]) -> None:
+def test_table_of_supported_systems_is_that_of_pyproject(
+    project: dict[str, Any], pythons: list[str]
+) -> None:
     text = (ROOT / "docs" / "guides" / "operations.md").read_text(encoding="utf-8")
     assert f"| Python | CPython {', '.join(pythons)} |" in text
     (torch,) = (each for each in project["dependencies"] if re.match(r"torch\W", each))
@@ -104,7 +142,9 @@ def test_table_of_supported_systems_is_that_of_pyproject(project: dict[str, Any]
 
 
 def test_workflows_may_only_read_unless_a_job_says_otherwise() -> None:
-    assert {file.name: loaded(file)["permissions"] for file in WORKFLOWS} == {file.name: {"contents": "read"} for file in WORKFLOWS}
+    assert {file.name: loaded(file)["permissions"] for file in WORKFLOWS} == {
+        file.name: {"contents": "read"} for file in WORKFLOWS
+    }
 
 
 def test_an_action_has_one_version_everywhere() -> None:

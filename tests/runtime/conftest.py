@@ -1,4 +1,6 @@
-"""A real server for the HTTP tests: uvicorn on free ports, the real registry, real workers, real archives."""
+"""A real server for the HTTP tests: uvicorn on free ports, the real registry, real workers, real
+archives.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,10 @@ class RunningServer:
     clients: dict[str, httpx.Client] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.clients = {role: httpx.Client(base_url=address, timeout=DEADLINE) for role, address in self.addresses.items()}
+        self.clients = {
+            role: httpx.Client(base_url=address, timeout=DEADLINE)
+            for role, address in self.addresses.items()
+        }
 
     @property
     def inference(self) -> httpx.Client:
@@ -148,10 +153,19 @@ class RunningServer:
 
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result(DEADLINE)
 
-    def ask(self, body: bytes = b"x", path: str = "/predictions/talker", *, lane: str = "fast", **headers: str) -> httpx.Response:
+    def ask(
+        self,
+        body: bytes = b"x",
+        path: str = "/predictions/talker",
+        *,
+        lane: str = "fast",
+        **headers: str,
+    ) -> httpx.Response:
         """By the fast lane or the other one, which bodies take that come in chunks."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.inference.post(path, content=body if lane == "fast" else iter([body]), headers=named)
+        return self.inference.post(
+            path, content=body if lane == "fast" else iter([body]), headers=named
+        )
 
     def write_mar(self, file: str, **content: str) -> Path:
         assert self.settings.model_store is not None
@@ -162,10 +176,14 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer | None = None) -> Iterator[RunningServer]:
+def running_server(
+    settings: Settings, listeners: Any = SEPARATE, tracer: Tracer | None = None
+) -> Iterator[RunningServer]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in listeners]
     addresses = {
-        role: f"http://127.0.0.1:{sock.getsockname()[1]}" for sock, roles in zip(sockets, listeners, strict=True) for role in roles
+        role: f"http://127.0.0.1:{sock.getsockname()[1]}"
+        for sock, roles in zip(sockets, listeners, strict=True)
+        for role in roles
     }
     ready = threading.Event()
     made: list[Any] = []
@@ -177,16 +195,29 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
         workflows = Workflows(registry)
         series = TimeSeries(registry.models.values)  # sampled by the test
         jobs = make_jobs(registry, settings)
-        apps = build_apps(registry, settings, listeners, workflows=workflows, series=series, jobs=jobs)
+        apps = build_apps(
+            registry, settings, listeners, workflows=workflows, series=series, jobs=jobs
+        )
         servers = []
         for app in apps:
             http = http_protocol(limited=app.clients is not None)
             servers.append(
-                uvicorn.Server(uvicorn.Config(app, http=http, lifespan="off", log_config=None, access_log=False, proxy_headers=False))
+                uvicorn.Server(
+                    uvicorn.Config(
+                        app,
+                        http=http,
+                        lifespan="off",
+                        log_config=None,
+                        access_log=False,
+                        proxy_headers=False,
+                    )
+                )
             )
         made.extend([registry, asyncio.get_running_loop(), servers, workflows, series, jobs])
         ready.set()
-        await asyncio.gather(*(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True)))
+        await asyncio.gather(
+            *(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True))
+        )
         if jobs is not None:
             await jobs.close()
         await registry.close()
@@ -220,19 +251,33 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
 
 
 def make_settings(store: Path, **values: Any) -> Settings:
-    """Each server has a state of its own: one kept in the store would share requests out as an earlier test's server did at its end."""
+    """Each server has a state of its own: one kept in the store would share requests out as an
+    earlier test's server did at its end.
+    """
     state = tempfile.mkdtemp(prefix="state-", dir=store.parent)
-    usual = {"model_store": store, "cache_dir": store / "cache", "state_dir": state, "worker_preload": False, "max_request_size": 100_000}
+    usual = {
+        "model_store": store,
+        "cache_dir": store / "cache",
+        "state_dir": state,
+        "worker_preload": False,
+        "max_request_size": 100_000,
+    }
     return Settings.model_validate(usual | values)
 
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model store: a model that talks in two versions, one with workers of its own, and one that does not load."""
+    """A model store: a model that talks in two versions, one with workers of its own, and one that
+    does not load.
+    """
     directory = tmp_path_factory.mktemp("store")
     make_model(directory / "talker.mar", TALKER)
     make_model(directory / "talker2.mar", TALKER, name="talker", version="2.0")
-    make_model(directory / "other.mar", TALKER, config="batchSize: 4\nmaxBatchDelay: 50\nresponseTimeout: 9\n")
+    make_model(
+        directory / "other.mar",
+        TALKER,
+        config="batchSize: 4\nmaxBatchDelay: 50\nresponseTimeout: 9\n",
+    )
     make_model(directory / "broken.mar", BROKEN)
     (directory / "junk.mar").write_bytes(b"not an archive")
     return directory
@@ -255,7 +300,9 @@ def empty(store: Path, own_server: RunningServer) -> Iterator[RunningServer]:
     async def unregister_all() -> None:
         for model in list(own_server.registry.models.values()):
             for version in sorted(model.versions, key=lambda version: version == model.default):
-                await model.versions[version].close()  # refuses what a test that failed has left there, which may wait for minutes
+                await (
+                    model.versions[version].close()
+                )  # refuses what a test that failed has left there, which may wait for minutes
                 await own_server.registry.unregister(model.name, version)
 
     own_server.call(unregister_all)
@@ -268,10 +315,16 @@ def own_server(processes: None, store: Path) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="session")
-def start_server(processes: None, store: Path) -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
-    """For tests that need settings of their own: `with start_server(inference_token="x") as server: ...`"""
+def start_server(
+    processes: None, store: Path
+) -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
+    """For tests that need settings of their own: `with start_server(inference_token="x") as server:
+    ...`
+    """
 
-    def start(listeners: Any = SEPARATE, **values: Any) -> contextlib.AbstractContextManager[RunningServer]:
+    def start(
+        listeners: Any = SEPARATE, **values: Any
+    ) -> contextlib.AbstractContextManager[RunningServer]:
         return running_server(make_settings(store, **values), listeners)
 
     return start
@@ -285,7 +338,13 @@ def error_of() -> Callable[[httpx.Response], tuple[str, str]]:
         assert response.headers["content-type"] == "application/json"
         body = response.json()
         path = response.url.path
-        v2 = {"error": body["message"]} if path.startswith("/v2/") else {"error": body["error"]} if path.startswith("/v1/models/") else {}
+        v2 = (
+            {"error": body["message"]}
+            if path.startswith("/v2/")
+            else {"error": body["error"]}
+            if path.startswith("/v1/models/")
+            else {}
+        )
         assert list(body) == ["code", "type", "message", *v2]
         assert body == body | v2
         assert body["code"] == response.status_code

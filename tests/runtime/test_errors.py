@@ -7,11 +7,24 @@ import json
 import pytest
 
 from tsx_runtime.api.errors import for_v2
-from tsx_runtime.errors import BadRequest, InvalidModel, ModelNotFound, PredictionFailed, error_body, read_error
+from tsx_runtime.errors import (
+    BadRequest,
+    InvalidModel,
+    ModelNotFound,
+    PredictionFailed,
+    error_body,
+    read_error,
+)
 
 
 @pytest.mark.parametrize(
-    ("kind", "longest"), [(BadRequest, 1000), (ModelNotFound, 1000), (InvalidModel, 16 << 10), (PredictionFailed, 64 << 10)]
+    ("kind", "longest"),
+    [
+        (BadRequest, 1000),
+        (ModelNotFound, 1000),
+        (InvalidModel, 16 << 10),
+        (PredictionFailed, 64 << 10),
+    ],
 )
 def test_an_error_keeps_as_much_of_its_text_as_somebody_reads(kind, longest):
     assert kind("x" * longest).message == "x" * longest
@@ -21,7 +34,11 @@ def test_an_error_keeps_as_much_of_its_text_as_somebody_reads(kind, longest):
 
 def test_an_error_of_the_servers_own_is_read():
     body = error_body(500, "InternalServerException", "é" * (64 << 10))
-    assert read_error(body) == {"code": 500, "type": "InternalServerException", "message": "é" * (64 << 10)}
+    assert read_error(body) == {
+        "code": 500,
+        "type": "InternalServerException",
+        "message": "é" * (64 << 10),
+    }
     assert json.loads(for_v2(body))["error"] == "é" * (64 << 10)
 
 

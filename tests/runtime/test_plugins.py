@@ -62,7 +62,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def test_nothing_is_loaded_that_nobody_named(install: Install) -> None:
-    install(endpoints={"mine": f"{M}:endpoint"}, metrics_sinks={"broken": "no_such_module_anywhere:x"})
+    install(
+        endpoints={"mine": f"{M}:endpoint"}, metrics_sinks={"broken": "no_such_module_anywhere:x"}
+    )
     assert load_plugins([]) == Plugins()
     loaded = load_plugins(["mine", "mine"])
     assert list(loaded.endpoints) == ["mine"]
@@ -73,21 +75,57 @@ def test_nothing_is_loaded_that_nobody_named(install: Install) -> None:
 @pytest.mark.parametrize(
     ("groups", "name", "reported"),
     [
-        ({"endpoints": {"mine": f"{M}:endpoint"}}, "mime", "there is no plugin 'mime'; did you mean 'mine'?"),
-        ({"endpoints": {"mine": f"{M}:endpoint"}}, "other", "there is no plugin 'other'; installed are: mine"),
+        (
+            {"endpoints": {"mine": f"{M}:endpoint"}},
+            "mime",
+            "there is no plugin 'mime'; did you mean 'mine'?",
+        ),
+        (
+            {"endpoints": {"mine": f"{M}:endpoint"}},
+            "other",
+            "there is no plugin 'other'; installed are: mine",
+        ),
         ({}, "other", "there is no plugin 'other'; no installed package provides any"),
         (
             {"sources": {"x": "no_such_module_anywhere:x"}},
             "x",
             "the plugin 'x' does not load: no_such_module_anywhere:x: ModuleNotFoundError",
         ),
-        ({"sources": {"x": f"{M}:nothing"}}, "x", f"the plugin 'x' does not load: {M}:nothing: AttributeError"),
-        ({"sources": {"x": f"{M}:number"}}, "x", f"the plugin 'x' ({M}:number) is a int, not a function"),
-        ({"endpoints": {"x": f"{M}:failing"}}, "x", f"the plugin 'x' ({M}:failing) is not an Endpoint"),
-        ({"endpoints": {"x": f"{M}:bad_path"}}, "x", f"the plugin 'x' ({M}:bad_path) is not an Endpoint"),
-        ({"sources": {"https": f"{M}:failing"}}, "https", "the plugin 'https' cannot be a source: that name is taken"),
-        ({"sources": {"A_b": f"{M}:failing"}}, "A_b", "the plugin 'A_b' cannot be a source: that name is no scheme of URLs"),
-        ({"batch_policies": {"wait": f"{M}:failing"}}, "wait", "the plugin 'wait' cannot be a batch policy: that name is taken"),
+        (
+            {"sources": {"x": f"{M}:nothing"}},
+            "x",
+            f"the plugin 'x' does not load: {M}:nothing: AttributeError",
+        ),
+        (
+            {"sources": {"x": f"{M}:number"}},
+            "x",
+            f"the plugin 'x' ({M}:number) is a int, not a function",
+        ),
+        (
+            {"endpoints": {"x": f"{M}:failing"}},
+            "x",
+            f"the plugin 'x' ({M}:failing) is not an Endpoint",
+        ),
+        (
+            {"endpoints": {"x": f"{M}:bad_path"}},
+            "x",
+            f"the plugin 'x' ({M}:bad_path) is not an Endpoint",
+        ),
+        (
+            {"sources": {"https": f"{M}:failing"}},
+            "https",
+            "the plugin 'https' cannot be a source: that name is taken",
+        ),
+        (
+            {"sources": {"A_b": f"{M}:failing"}},
+            "A_b",
+            "the plugin 'A_b' cannot be a source: that name is no scheme of URLs",
+        ),
+        (
+            {"batch_policies": {"wait": f"{M}:failing"}},
+            "wait",
+            "the plugin 'wait' cannot be a batch policy: that name is taken",
+        ),
     ],
 )
 def test_what_cannot_be_loaded_is_reported_at_the_start(
@@ -99,7 +137,18 @@ def test_what_cannot_be_loaded_is_reported_at_the_start(
     assert str(caught.value).startswith(reported)
 
 
-@pytest.mark.parametrize("path", ["/models", "/predictions/x", "/metrics", "/token", "/ping/more", "/mine/predict", "/a/b/predict"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/models",
+        "/predictions/x",
+        "/metrics",
+        "/token",
+        "/ping/more",
+        "/mine/predict",
+        "/a/b/predict",
+    ],
+)
 def test_an_endpoint_takes_no_path_of_the_servers(path: str) -> None:
     with pytest.raises(SettingError, match="that path is already in use"):
         check_paths([Endpoint(path, lambda request, server: EndpointResponse())])
@@ -115,7 +164,9 @@ def test_endpoints_that_begin_alike_are_behind_one_token() -> None:
     def answer(request: object, server: object) -> EndpointResponse:
         return EndpointResponse()
 
-    check_paths([Endpoint("/mine/a", answer), Endpoint("/mine/b", answer), Endpoint("/ping", answer)])
+    check_paths(
+        [Endpoint("/mine/a", answer), Endpoint("/mine/b", answer), Endpoint("/ping", answer)]
+    )
     with pytest.raises(SettingError, match="endpoints below /mine have another role"):
         check_paths([Endpoint("/mine/a", answer), Endpoint("/mine/b", answer, role="management")])
 
@@ -123,7 +174,9 @@ def test_endpoints_that_begin_alike_are_behind_one_token() -> None:
 def test_a_name_that_two_packages_provide_is_refused(install: Install, tmp_path: Path) -> None:
     install(endpoints={"mine": f"{M}:endpoint", "own": f"{M}:endpoint"})
     install_plugins(tmp_path, f"{M}_too", CODE, {"endpoints": {"mine": f"{M}_too:endpoint"}})
-    with pytest.raises(SettingError, match=f"'mine' is in two packages, {M}(_too)? and {M}(_too)?; uninstall one"):
+    with pytest.raises(
+        SettingError, match=f"'mine' is in two packages, {M}(_too)? and {M}(_too)?; uninstall one"
+    ):
         load_plugins(["mine"])
     assert list(load_plugins(["own"]).endpoints) == ["own"]
 
@@ -132,19 +185,30 @@ def test_a_plugin_that_exits_fails_and_ends_nothing(install: Install) -> None:
     install(authentication={"exiting": f"{M}:exiting"}, sources={"exits": "a_module_that_exits:x"})
     with pytest.raises(RuntimeError, match=r"the plugin 'exiting' called sys.exit\('why'\)"):
         load_plugins(["exiting"]).authentication["exiting"]("inference", {})
-    with pytest.raises(SettingError, match="the plugin 'exits' does not load: a_module_that_exits:x: SystemExit"):
+    with pytest.raises(
+        SettingError, match="the plugin 'exits' does not load: a_module_that_exits:x: SystemExit"
+    ):
         load_plugins(["exits"])
 
 
-def test_an_endpoint_that_exits_is_answered_as_one_that_fails(start_server: Callable[..., Any], install: Install, error_of: Any) -> None:
+def test_an_endpoint_that_exits_is_answered_as_one_that_fails(
+    start_server: Callable[..., Any], install: Install, error_of: Any
+) -> None:
     install(endpoints={"leaving": f"{M}:leaving"})
     with start_server(plugins=["leaving"]) as server:
-        assert error_of(server.inference.get("/leaving"))[1].startswith("The endpoint /leaving failed: SystemExit")
+        assert error_of(server.inference.get("/leaving"))[1].startswith(
+            "The endpoint /leaving failed: SystemExit"
+        )
 
 
 def test_an_endpoint_writes_no_line_of_the_head_that_is_not_its_own() -> None:
     assert _response(EndpointResponse("x", headers={"X-Mine": "1"})).headers["x-mine"] == "1"
-    for headers in ({"X-Mine": "1\r\nSet-Cookie: a=b"}, {"X-Mine\r\nSet-Cookie": "a=b"}, {"X Mine": "1"}, {"X-Mine": "\u4e2d"}):
+    for headers in (
+        {"X-Mine": "1\r\nSet-Cookie: a=b"},
+        {"X-Mine\r\nSet-Cookie": "a=b"},
+        {"X Mine": "1"},
+        {"X-Mine": "\u4e2d"},
+    ):
         with pytest.raises(ValueError, match=r"HTTP does not allow|latin-1"):
             _response(EndpointResponse("x", headers=headers))
 
@@ -185,14 +249,20 @@ def test_a_policy_ends_the_wait_of_a_batch_that_is_not_full_and_never_lengthens_
     assert seen == [Waiting(count=1, size=5, oldest=0.5, max_count=4, max_delay=1.0)]
     two = assign(queue_of(Asked(10.0), Asked(10.4)), [Idle()], 10.5, limits)
     assert (two.batches, two.wake) == ([], 11.0)
-    assert len(assign(queue_of(*(Asked(10.0) for _ in range(3))), [Idle()], 10.5, limits).batches) == 1
+    assert (
+        len(assign(queue_of(*(Asked(10.0) for _ in range(3))), [Idle()], 10.5, limits).batches) == 1
+    )
     seen.clear()
-    assert len(assign(queue_of(*(Asked(10.0) for _ in range(4))), [Idle()], 10.5, limits).batches) == 1
+    assert (
+        len(assign(queue_of(*(Asked(10.0) for _ in range(4))), [Idle()], 10.5, limits).batches) == 1
+    )
     assert not seen, "a full batch asks nobody"
     assert assign(queue_of(), [Idle()], 10.5, limits).wake == NEVER
 
 
-def test_a_policy_that_fails_sends_the_batch_and_is_reported_once(install: Install, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_that_fails_sends_the_batch_and_is_reported_once(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
     install(batch_policies={"failing": f"{M}:failing", "negative": f"{M}:negative"})
     policies = load_plugins(["failing", "negative"]).batch_policies
     waiting = Waiting(1, 1, 0.0, 8, 1.0)
@@ -235,7 +305,9 @@ def test_a_source_fetches_only_what_is_allowed_and_not_too_large(tmp_path: Path)
     assert sorted(file.name for file in store.iterdir()) == ["m.mar"]
 
 
-def test_a_sink_gets_every_sample_and_one_that_fails_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_gets_every_sample_and_one_that_fails_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     families = Families()
     families.add("one", "gauge", "a number", [({"a": "b"}, 1.5), ({"a": "c"}, 2.0)])
     got: list[list[Sample]] = []
@@ -247,7 +319,9 @@ def test_a_sink_gets_every_sample_and_one_that_fails_is_reported(caplog: pytest.
         raise OSError("nobody listens")
 
     asyncio.run(feed_once("list", got.append, read))
-    assert got == [[Sample("one", "gauge", {"a": "b"}, 1.5), Sample("one", "gauge", {"a": "c"}, 2.0)]]
+    assert got == [
+        [Sample("one", "gauge", {"a": "b"}, 1.5), Sample("one", "gauge", {"a": "c"}, 2.0)]
+    ]
     with caplog.at_level(logging.ERROR):
         asyncio.run(feed_once("failing", fail, read))
     assert "the metrics sink 'failing' failed" in caplog.text

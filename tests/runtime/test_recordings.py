@@ -24,7 +24,9 @@ ENTRIES = st.lists(
     .flatmap(
         lambda entry: st.one_of(
             st.just(entry),
-            st.tuples(HEADERS, st.binary(max_size=50)).map(lambda pair: entry._replace(answer_headers=pair[0], answer=pair[1])),
+            st.tuples(HEADERS, st.binary(max_size=50)).map(
+                lambda pair: entry._replace(answer_headers=pair[0], answer=pair[1])
+            ),
         )
     ),
     max_size=5,
@@ -42,7 +44,9 @@ def test_what_was_written_is_read_in_the_order_in_which_it_came_up_to_where_the_
     assert list(read(file)) == sorted(entries, key=lambda entry: entry.at)
     left = len(whole) - min(cut, len(whole))
     file.write_bytes(file_head("m") + whole[:left])
-    complete = next(count for count in range(len(parts), -1, -1) if sum(map(len, parts[:count])) <= left)
+    complete = next(
+        count for count in range(len(parts), -1, -1) if sum(map(len, parts[:count])) <= left
+    )
     assert list(read(file)) == sorted(entries[:complete], key=lambda entry: entry.at)
 
 

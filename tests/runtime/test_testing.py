@@ -31,7 +31,9 @@ def handle(data, context):
 """
 
 
-def test_archives_directories_and_specs_answer_with_the_settings_that_are_given(tmp_path: Path) -> None:
+def test_archives_directories_and_specs_answer_with_the_settings_that_are_given(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "spec.py").write_text(ECHO)
     models = [
         make_model(tmp_path / "packed.mar", ECHO),
@@ -39,9 +41,16 @@ def test_archives_directories_and_specs_answer_with_the_settings_that_are_given(
         ArchiveSpec("spec", str(tmp_path / "spec.py")),
     ]
     before = threading.active_count()
-    with serve(*models, worker_preload=False, inference_token="secret", max_request_size=10) as server:
+    with serve(
+        *models, worker_preload=False, inference_token="secret", max_request_size=10
+    ) as server:
         for name in ("packed", "open", "spec"):
-            assert server.client.post(f"/predictions/{name}", content="hi", headers={"Content-Type": "text/plain"}).json()["body"] == "hi"
+            assert (
+                server.client.post(
+                    f"/predictions/{name}", content="hi", headers={"Content-Type": "text/plain"}
+                ).json()["body"]
+                == "hi"
+            )
         assert server.client.post("/predictions/spec", content="x" * 11).status_code == 413
         assert httpx.post(f"{server.url}/predictions/spec").status_code == 400  # without the token
         assert httpx.get(f"{server.addresses['management']}/models").json()["models"]
@@ -66,11 +75,16 @@ def test_what_cannot_be_served_is_raised_in_the_test(tmp_path: Path) -> None:
         pass
     with pytest.raises(ArchiveNotFound), serve(tmp_path / "absent.mar"):
         pass
-    with pytest.raises(SettingError, match="did you mean 'inference_token'"), serve(inference_tokn="x"):
+    with (
+        pytest.raises(SettingError, match="did you mean 'inference_token'"),
+        serve(inference_tokn="x"),
+    ):
         pass
 
 
-def test_a_server_that_fails_later_fails_the_test_unless_that_has_failed_already(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_fails_later_fails_the_test_unless_that_has_failed_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def fail(*args: Any) -> None:
         await serve_async(*args)
         raise OSError("the disk is full")
@@ -96,11 +110,16 @@ def test_a_start_that_is_interrupted_leaves_no_thread_and_no_process(tmp_path: P
             time.sleep(0.01)
         signal.pthread_kill(main, signal.SIGINT)
 
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # which the runner of tests may have replaced
+    usual = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which the runner of tests may have replaced
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     try:
-        with pytest.raises(KeyboardInterrupt), serve(ArchiveSpec("slow", str(tmp_path / "slow.py")), worker_preload=False):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            serve(ArchiveSpec("slow", str(tmp_path / "slow.py")), worker_preload=False),
+        ):
             pass
         interrupting.join()
     finally:

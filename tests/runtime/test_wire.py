@@ -15,7 +15,9 @@ kinds = st.sampled_from(list(Kind))
 numbers = st.integers(0, 2**32 - 1)
 items = st.lists(st.tuples(numbers, st.binary(max_size=60), st.binary(max_size=200)), max_size=12)
 tokens = st.from_regex(r"[A-Za-z][A-Za-z0-9-]{0,12}", fullmatch=True)
-header_values = st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=30)
+header_values = st.text(
+    st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=30
+)
 
 
 def read(data: bytes) -> wire.Frame:
@@ -23,16 +25,22 @@ def read(data: bytes) -> wire.Frame:
 
 
 @given(kinds, numbers, items, st.binary(max_size=50))
-def test_a_frame_is_read_as_it_was_written(kind: Kind, batch: int, rows: list[tuple[int, bytes, bytes]], extra: bytes) -> None:
+def test_a_frame_is_read_as_it_was_written(
+    kind: Kind, batch: int, rows: list[tuple[int, bytes, bytes]], extra: bytes
+) -> None:
     frame = read(b"".join(wire.encode(kind, batch, rows, extra)))
     assert (frame.kind, frame.batch, bytes(frame.extra)) == (kind, batch, extra)
     assert [(code, bytes(meta), bytes(body)) for code, meta, body in frame.items] == rows
 
 
 @given(kinds, items, st.binary(max_size=20))
-def test_bodies_are_not_copied_into_the_frame(kind: Kind, rows: list[tuple[int, bytes, bytes]], extra: bytes) -> None:
+def test_bodies_are_not_copied_into_the_frame(
+    kind: Kind, rows: list[tuple[int, bytes, bytes]], extra: bytes
+) -> None:
     buffers = wire.encode(kind, 1, rows, extra)
-    assert [buffers[2 + 2 * index] is row[2] for index, row in enumerate(rows)] == [True] * len(rows)
+    assert [buffers[2 + 2 * index] is row[2] for index, row in enumerate(rows)] == [True] * len(
+        rows
+    )
 
 
 @given(st.binary(max_size=400))
@@ -44,7 +52,9 @@ def test_random_bytes_are_a_frame_or_a_frame_error(data: bytes) -> None:
 
 
 @given(st.integers(0, 20), st.binary(max_size=300))
-def test_random_bytes_behind_a_good_header_are_a_frame_or_a_frame_error(count: int, payload: bytes) -> None:
+def test_random_bytes_behind_a_good_header_are_a_frame_or_a_frame_error(
+    count: int, payload: bytes
+) -> None:
     try:
         read(HEADER.pack(Kind.REPLY, wire.VERSION, 0, 1, count, len(payload)) + payload)
     except FrameError:
@@ -80,7 +90,9 @@ def test_a_table_that_claims_more_than_the_frame_has_is_refused() -> None:
         (Kind.BATCH, wire.VERSION, 0, 0, wire.MAX_SIZE + 1),
     ],
 )
-def test_a_header_that_cannot_be_is_refused(kind: int, version: int, zero: int, count: int, size: int) -> None:
+def test_a_header_that_cannot_be_is_refused(
+    kind: int, version: int, zero: int, count: int, size: int
+) -> None:
     with pytest.raises(FrameError):
         wire.decode_header(HEADER.pack(kind, version, zero, 1, count, size))
 
@@ -95,9 +107,13 @@ def test_more_items_than_a_frame_may_have_are_refused_where_they_are_written() -
     st.binary(max_size=60).filter(lambda query: b"\r" not in query and b"\n" not in query),
     st.lists(st.tuples(tokens, header_values)),
 )
-def test_the_meta_of_a_request_is_read_as_it_was_written(request_id: object, query: bytes, headers: list[tuple[str, str]]) -> None:
+def test_the_meta_of_a_request_is_read_as_it_was_written(
+    request_id: object, query: bytes, headers: list[tuple[str, str]]
+) -> None:
     pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-    found_id, found_query, block = wire.parse_request_meta(wire.request_meta(str(request_id), query, pairs))
+    found_id, found_query, block = wire.parse_request_meta(
+        wire.request_meta(str(request_id), query, pairs)
+    )
     assert (found_id, found_query.encode("latin-1")) == (str(request_id), query)
     assert list(wire.parse_header_block(block)) == headers
 

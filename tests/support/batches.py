@@ -21,7 +21,10 @@ class FakeJob:
 
 
 def batch_of(
-    points: tuple[float, float, float], jobs: Sequence[Any], reported: bytes = NOTHING, statuses: Sequence[int] | None = None
+    points: tuple[float, float, float],
+    jobs: Sequence[Any],
+    reported: bytes = NOTHING,
+    statuses: Sequence[int] | None = None,
 ) -> Batch:
     """`points`: free, sent, answered; `statuses`: None where all are 200."""
     return *points, len(jobs), reported, arrivals(jobs), statuses
@@ -31,7 +34,11 @@ BATCH = batch_of((1.0, 1.0, 2.0), [FakeJob(0.0)])  # of an answer whose times do
 
 
 def count(
-    stats: Stats, points: tuple[float, float, float], jobs: Sequence[Any], reported: bytes = NOTHING, statuses: Sequence[int] | None = None
+    stats: Stats,
+    points: tuple[float, float, float],
+    jobs: Sequence[Any],
+    reported: bytes = NOTHING,
+    statuses: Sequence[int] | None = None,
 ) -> None:
     """As the reply to a batch does."""
     stats.add_batch(batch_of(points, jobs, reported, statuses), jobs)

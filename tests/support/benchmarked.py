@@ -1,4 +1,6 @@
-"""Results of benchmarks as a run would have found them, made by hand: for the tests of what is shown of them."""
+"""Results of benchmarks as a run would have found them, made by hand: for the tests of what is
+shown of them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,15 @@ from tsx_cli.bench.model.results import (
 from tsx_cli.bench.model.statistics import latency, percentile_figure, throughput
 
 
-def one_round(rate: float, middle_ms: float, seed: int, *, spread: float = 0.35, errors: int = 0, limited: str | None = None) -> Round:
+def one_round(
+    rate: float,
+    middle_ms: float,
+    seed: int,
+    *,
+    spread: float = 0.35,
+    errors: int = 0,
+    limited: str | None = None,
+) -> Round:
     """Ten seconds of latencies around `middle_ms`, with a tail."""
     chance = random.Random(seed)
     rate *= 1 + chance.gauss(0, 0.01)
@@ -45,19 +55,35 @@ def one_round(rate: float, middle_ms: float, seed: int, *, spread: float = 0.35,
         throughput=rate,
         latency=reported,
         histogram=times.coarse(),
-        over_time=[(0.5 * step, int(rate / 2), middle_ms, reported.p99_ms * chance.uniform(0.7, 1.1)) for step in range(-3, 21)],
+        over_time=[
+            (0.5 * step, int(rate / 2), middle_ms, reported.p99_ms * chance.uniform(0.7, 1.1))
+            for step in range(-3, 21)
+        ],
         by_size=[
-            SizeClass(smallest=low, largest=high, ok=answered // 2, p50_ms=slow * middle_ms, p99_ms=slow * reported.p99_ms)
-            for low, high, slow in ((8122, 9003, chance.uniform(0.8, 0.9)), (9150, 12044, chance.uniform(1.1, 1.2)))
+            SizeClass(
+                smallest=low,
+                largest=high,
+                ok=answered // 2,
+                p50_ms=slow * middle_ms,
+                p99_ms=slow * reported.p99_ms,
+            )
+            for low, high, slow in (
+                (8122, 9003, chance.uniform(0.8, 0.9)),
+                (9150, 12044, chance.uniform(1.1, 1.2)),
+            )
         ],
         generator=GeneratorSide(cpu=0.2, limited=limited),
     )
 
 
-def point(connections: int, rounds: Sequence[Round], *, bound: float = math.inf, rate: float | None = None) -> Point:
+def point(
+    connections: int, rounds: Sequence[Round], *, bound: float = math.inf, rate: float | None = None
+) -> Point:
     reported = percentile_figure(rounds)
     offered = (
-        OfferedLoad(connections=connections) if rate is None else OfferedLoad(mode="open", connections=512, rate=rate, arrivals="poisson")
+        OfferedLoad(connections=connections)
+        if rate is None
+        else OfferedLoad(mode="open", connections=512, rate=rate, arrivals="poisson")
     )
     failed = sum(sum(each.errors.values()) for each in rounds) / sum(each.sent for each in rounds)
     holds = reported.value <= bound and not failed
@@ -73,13 +99,22 @@ def point(connections: int, rounds: Sequence[Round], *, bound: float = math.inf,
 
 
 def trial(
-    how: Configuration, capacity: float, floor_ms: float, *, bound: float = 100.0, seed: int = 0, loads: Sequence[int] = (1, 2, 4, 8, 16)
+    how: Configuration,
+    capacity: float,
+    floor_ms: float,
+    *,
+    bound: float = 100.0,
+    seed: int = 0,
+    loads: Sequence[int] = (1, 2, 4, 8, 16),
 ) -> Trial:
     """Its throughput comes near `capacity` as connections grow, and its latency with them."""
     points = []
     for number, connections in enumerate(loads):
         rate = capacity * connections / (connections + capacity * floor_ms / 1000)
-        rounds = [one_round(rate, 1000 * connections / rate, seed + 10 * number + repeat) for repeat in range(3)]
+        rounds = [
+            one_round(rate, 1000 * connections / rate, seed + 10 * number + repeat)
+            for repeat in range(3)
+        ]
         points.append(point(connections, rounds, bound=bound))
     holding = [index for index, each in enumerate(points) if each.holds]
     best = max(holding, key=lambda index: points[index].throughput.value, default=None)
@@ -89,25 +124,63 @@ def trial(
         points=points,
         best=best,
         stages=Stages(
-            queue_ms=0.3 * mean, preprocess_ms=0.1 * mean, inference_ms=0.5 * mean, postprocess_ms=0.02 * mean, transport_ms=0.08 * mean
+            queue_ms=0.3 * mean,
+            preprocess_ms=0.1 * mean,
+            inference_ms=0.5 * mean,
+            postprocess_ms=0.02 * mean,
+            transport_ms=0.08 * mean,
         ),
         batch_sizes={size: 10 * size for size in range(1, how.batch_size + 1)},
-        usage=[Usage(at_seconds=0.5 * step, cpu=1.6 + 0.2 * math.sin(step), memory_mib=800 + 4 * step) for step in range(21)],
-        starts=[ColdStart(ready_seconds=2.3 + 0.1 * number, first_answer_ms=3 * floor_ms) for number in range(2)],
+        usage=[
+            Usage(at_seconds=0.5 * step, cpu=1.6 + 0.2 * math.sin(step), memory_mib=800 + 4 * step)
+            for step in range(21)
+        ],
+        starts=[
+            ColdStart(ready_seconds=2.3 + 0.1 * number, first_answer_ms=3 * floor_ms)
+            for number in range(2)
+        ],
         accuracy=Accuracy(same=True, compared=8),
     )
 
 
-def results(*, slo: str | None = "p99<100ms", speed: float = 1.0, seed: int = 0, loads: Sequence[int] = (1, 2, 4, 8, 16)) -> Results:
+def results(
+    *,
+    slo: str | None = "p99<100ms",
+    speed: float = 1.0,
+    seed: int = 0,
+    loads: Sequence[int] = (1, 2, 4, 8, 16),
+) -> Results:
     """Of two cores: one worker with batch 1, what is better, what failed, what was passed over."""
     trials = [
         trial(Configuration(), 62 * speed, 16, seed=seed, loads=loads),
         trial(Configuration(batch_size=4), 78 * speed, 17, seed=seed + 100, loads=loads),
         trial(Configuration(workers=2, threads=1), 90 * speed, 21, seed=seed + 200, loads=loads),
-        trial(Configuration(workers=2, threads=1, batch_size=4), 118 * speed, 22, seed=seed + 300, loads=loads),
-        trial(Configuration(precision="bf16", workers=2, threads=1, batch_size=4), 131 * speed, 20, seed=seed + 400, loads=loads),
-        trial(Configuration(workers=2, threads=1, batch_size=8), 121 * speed, 26, seed=seed + 500, loads=loads),
-        Trial(configuration=Configuration(workers=16).as_json(), state="failed", reason="a worker died: out of memory"),
+        trial(
+            Configuration(workers=2, threads=1, batch_size=4),
+            118 * speed,
+            22,
+            seed=seed + 300,
+            loads=loads,
+        ),
+        trial(
+            Configuration(precision="bf16", workers=2, threads=1, batch_size=4),
+            131 * speed,
+            20,
+            seed=seed + 400,
+            loads=loads,
+        ),
+        trial(
+            Configuration(workers=2, threads=1, batch_size=8),
+            121 * speed,
+            26,
+            seed=seed + 500,
+            loads=loads,
+        ),
+        Trial(
+            configuration=Configuration(workers=16).as_json(),
+            state="failed",
+            reason="a worker died: out of memory",
+        ),
         Trial(
             configuration=Configuration(workers=8).as_json(),
             state="predicted",
@@ -115,18 +188,27 @@ def results(*, slo: str | None = "p99<100ms", speed: float = 1.0, seed: int = 0,
             predicted=Prediction(throughput=88, p99_ms=210),
         ),
     ]
-    trials[4].accuracy = Accuracy(same=False, compared=8, different=3, worst="the answer's boxes[0] is 12.0 alone and 12.5 in bf16")
+    trials[4].accuracy = Accuracy(
+        same=False,
+        compared=8,
+        different=3,
+        worst="the answer's boxes[0] is 12.0 alone and 12.5 in bf16",
+    )
     sizes = (1, 2, 4, 8, 16, 32)
     times = [6 + 9.5 * size**0.92 for size in sizes]
     curve = [
-        CurvePoint(batch_size=size, median_ms=time, low_ms=0.97 * time, high_ms=1.04 * time, samples=20)
+        CurvePoint(
+            batch_size=size, median_ms=time, low_ms=0.97 * time, high_ms=1.04 * time, samples=20
+        )
         for size, time in zip(sizes, times, strict=True)
     ]
     return Results(
         started="2026-11-21T15:00:00+00:00",
         ended="2026-11-21T15:09:41+00:00",
         command="tsx bench detector.mar --slo 'p99<100ms' --batch-sizes 1..32 --workers 1..16 --precision fp32,bf16",
-        model=ModelInfo(name="detector", version="1.0", archive="detector.mar", sha256="9f" * 32, size_mib=3.4),
+        model=ModelInfo(
+            name="detector", version="1.0", archive="detector.mar", sha256="9f" * 32, size_mib=3.4
+        ),
         slo=slo,
         environment=Environment(
             fingerprint="abc",
@@ -139,10 +221,22 @@ def results(*, slo: str | None = "p99<100ms", speed: float = 1.0, seed: int = 0,
             tsx="0.1.0",
             noise=0.021,
         ),
-        inputs=Inputs(source="samples of the archive", count=8, content_types={"image/png": 8}, smallest=8122, median=9003, largest=12044),
+        inputs=Inputs(
+            source="samples of the archive",
+            count=8,
+            content_types={"image/png": 8},
+            smallest=8122,
+            median=9003,
+            largest=12044,
+        ),
         curves=[
             Curve(points=curve),
-            Curve(precision="bf16", points=[each.model_copy(update={"median_ms": each.median_ms * 0.8}) for each in curve]),
+            Curve(
+                precision="bf16",
+                points=[
+                    each.model_copy(update={"median_ms": each.median_ms * 0.8}) for each in curve
+                ],
+            ),
         ],
         trials=trials,
         winner=3,

@@ -16,7 +16,12 @@ class Pair(NamedTuple):
 
 
 def make_certificate(
-    directory: Path, name: str = "tls", hosts: str = "DNS:localhost,IP:127.0.0.1", password: str = "", *, rsa: int = 0
+    directory: Path,
+    name: str = "tls",
+    hosts: str = "DNS:localhost,IP:127.0.0.1",
+    password: str = "",
+    *,
+    rsa: int = 0,
 ) -> Pair:
     """A self-signed certificate and its key, both PEM."""
     if shutil.which("openssl") is None:
@@ -24,7 +29,14 @@ def make_certificate(
     pair = Pair(directory / f"{name}.pem", directory / f"{name}.key")
     kind = [f"rsa:{rsa}"] if rsa else ["ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
     words = ["openssl", "req", "-x509", "-newkey", *kind, "-days", "2", "-subj", f"/CN={name}"]
-    words += ["-addext", f"subjectAltName={hosts}", "-out", str(pair.certificate), "-keyout", str(pair.key)]
+    words += [
+        "-addext",
+        f"subjectAltName={hosts}",
+        "-out",
+        str(pair.certificate),
+        "-keyout",
+        str(pair.key),
+    ]
     words += ["-passout", f"pass:{password}"] if password else ["-nodes"]
     subprocess.run(words, check=True, capture_output=True, timeout=60)
     pair.key.chmod(0o600)

@@ -1,6 +1,8 @@
-"""Forks the processes that tests run in from one that has collected them: its modules are imported, and their assertions rewritten, once.
+"""Forks the processes that tests run in from one that has collected them: its modules are imported,
+and their assertions rewritten, once.
 
-Each then walks through what there is, in a quarter of the time. The process that a test's programs are forked from comes from the same one.
+Each then walks through what there is, in a quarter of the time. The process that a test's programs
+are forked from comes from the same one.
 """
 
 from __future__ import annotations
@@ -25,11 +27,19 @@ class Collected:
 
     def __init__(self, paths: Sequence[str]) -> None:
         """`paths`: what tests are to be collected from."""
-        (programs, their_programs), (runners, their_runners) = socket.socketpair(), socket.socketpair()
+        (programs, their_programs), (runners, their_runners) = (
+            socket.socketpair(),
+            socket.socketpair(),
+        )
         with their_programs, their_runners:
             numbers = [their_programs.fileno(), their_runners.fileno()]
             words = [sys.executable, "-m", __name__, *map(str, numbers), *paths]
-            self._process = subprocess.Popen(words, cwd=Path(__file__).parents[2], env=os.environ | forked.PASSIVE, pass_fds=numbers)
+            self._process = subprocess.Popen(
+                words,
+                cwd=Path(__file__).parents[2],
+                env=os.environ | forked.PASSIVE,
+                pass_fds=numbers,
+            )
         self.programs, self.runners = forked.Forker(programs), forked.Forker(runners)
 
     def start(self, command: Sequence[str], **options: Any) -> Runner:
@@ -37,13 +47,19 @@ class Collected:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             fork = [sys.executable, "-m", forked.__name__, str(theirs.fileno())]
-            Runner(self.programs, {}, fork, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)._ended = None
+            Runner(
+                self.programs, {}, fork, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )._ended = None
             words = [word for word in command if word not in ("-u", "-B")]
-            return Runner(self.runners, {"forker": ours.fileno()}, words, pass_fds=[ours.fileno()], **options)
+            return Runner(
+                self.runners, {"forker": ours.fileno()}, words, pass_fds=[ours.fileno()], **options
+            )
 
 
 class Runner(forked.Popen):
-    def __init__(self, forker: forked.Forker, more: dict[str, Any], command: Sequence[str], **options: Any) -> None:
+    def __init__(
+        self, forker: forked.Forker, more: dict[str, Any], command: Sequence[str], **options: Any
+    ) -> None:
         self._forker, self._more = forker, more
         super().__init__(command, **options)
 
@@ -52,14 +68,17 @@ class Runner(forked.Popen):
 
 
 def collect(programs: socket.socket, runners: socket.socket, paths: Sequence[str]) -> None:
-    forked.get_ready()  # and no more: a fork takes as long as its parent is large, and there are thousands
+    # and no more: a fork takes as long as its parent is large, and there are thousands
+    forked.get_ready()
     if not os.fork():
         runners.close()
         forked.serve(programs)
         os._exit(0)
     programs.close()
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-        pytest.main(["--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider", *paths])  # what fails fails again where it is reported
+        pytest.main(
+            ["--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider", *paths]
+        )  # what fails fails again where it is reported
     gc.freeze()
     gc.disable()  # as the tests have it until they are collected
     line_coverage.save()
@@ -67,4 +86,6 @@ def collect(programs: socket.socket, runners: socket.socket, paths: Sequence[str
 
 
 if __name__ == "__main__":
-    collect(socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
+    collect(
+        socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])), sys.argv[3:]
+    )

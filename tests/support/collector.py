@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 
 
 class Span(NamedTuple):
@@ -37,7 +40,9 @@ class Collector:
         self.paths.add(path)
         for group in ExportTraceServiceRequest.FromString(body).resource_spans:
             service = _attributes(group.resource.attributes)["service.name"]
-            self.spans += [_span(span, service) for scope in group.scope_spans for span in scope.spans]
+            self.spans += [
+                _span(span, service) for scope in group.scope_spans for span in scope.spans
+            ]
 
     def trace(self, trace_id: str) -> list[Span]:
         return [span for span in self.spans if span.trace_id == trace_id]
@@ -50,7 +55,10 @@ def collector() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            kept.take(self.path, gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body)
+            kept.take(
+                self.path,
+                gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body,
+            )
             answer = ExportTraceServiceResponse().SerializeToString()
             self.send_response(200)
             self.send_header("content-type", "application/x-protobuf")

@@ -1,4 +1,6 @@
-"""Programs that work with real containers, with storage and settings of their own, for the tests marked `image`."""
+"""Programs that work with real containers, with storage and settings of their own, for the tests
+marked `image`.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 BASE = "localhost/tsx-base:1"
-PACKAGES = "python3-minimal,python3-venv,python3-pip,ca-certificates,curl"  # podman performs the probes of a pod with curl
+# podman performs the probes of a pod with curl
+PACKAGES = "python3-minimal,python3-venv,python3-pip,ca-certificates,curl"
 LONG_S = 1800.0
 PROCESSES = 32_768  # podman lowers its own limit, so a container cannot have the machine's
 
 
-def run(*words: str | Path, environment: Mapping[str, str] | None = None, code: int = 0, cwd: Path | None = None) -> str:
-    """Run a program that must end with `code`, and return what it printed; of a failure that includes stderr."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=LONG_S, env=environment, cwd=cwd, check=False)
+def run(
+    *words: str | Path,
+    environment: Mapping[str, str] | None = None,
+    code: int = 0,
+    cwd: Path | None = None,
+) -> str:
+    """Run a program that must end with `code`, and return what it printed; of a failure that
+    includes stderr.
+    """
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=LONG_S, env=environment, cwd=cwd, check=False
+    )
     shown = f"{' '.join(map(str, words))}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     assert done.returncode == code, f"{done.returncode}: {shown}"
     return done.stdout if code == 0 else done.stdout + done.stderr
@@ -28,19 +40,30 @@ def pip_settings() -> tuple[str, list[Path]]:
     """Return pip's settings on this machine as one file, and the directories that they name."""
     listed = run(sys.executable, "-m", "pip", "config", "list")
     settings = re.findall(r"^(?:global|install|:env:)\.([a-z-]+)='(.*)'$", listed, re.MULTILINE)
-    text = "[global]\n" + "".join(f"{key} = {value}\n" for key, value in dict(settings).items() if key != "config-file")
+    text = "[global]\n" + "".join(
+        f"{key} = {value}\n" for key, value in dict(settings).items() if key != "config-file"
+    )
     # An index has its files beside it.
-    named = {Path(path).parent for _, value in settings for path in re.findall(r"file://(/\S+)", value)}
+    named = {
+        Path(path).parent for _, value in settings for path in re.findall(r"file://(/\S+)", value)
+    }
     named |= {Path(path) for _, value in settings for path in re.findall(r"(?<!\S)/\S+", value)}
     certificates = Path("/etc/ssl/certs")
-    return text, [certificates, *sorted(path for path in named if path.exists() and not path.is_relative_to(certificates))]
+    return text, [
+        certificates,
+        *sorted(path for path in named if path.exists() and not path.is_relative_to(certificates)),
+    ]
 
 
 def settings_of_containers(directory: Path) -> str:
-    """Return a containers.conf: pip finds its packages in a build, and limits are those that this machine may give."""
+    """Return a containers.conf: pip finds its packages in a build, and limits are those that this
+    machine may give.
+    """
     text, named = pip_settings()
     (directory / "pip.conf").write_text(text)
-    mounts = [f"{path}:{path}:ro" for path in named] + [f"{directory / 'pip.conf'}:/etc/pip.conf:ro"]
+    mounts = [f"{path}:{path}:ro" for path in named] + [
+        f"{directory / 'pip.conf'}:/etc/pip.conf:ro"
+    ]
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     processes = PROCESSES if processes == resource.RLIM_INFINITY else min(processes, PROCESSES)
@@ -51,4 +74,7 @@ def settings_of_containers(directory: Path) -> str:
 def builds(program: str, directory: Path) -> bool:
     """Tell whether the program can build an image with the storage that it is set up with."""
     (directory / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /\n")
-    return subprocess.run([program, "build", directory], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run([program, "build", directory], capture_output=True, check=False).returncode
+        == 0
+    )

@@ -21,9 +21,21 @@ class Deploy:
     """The command, with what all calls say. `err` is what the last one wrote beside its answer."""
 
     def __init__(
-        self, archive: Path, target: str, capsys: pytest.CaptureFixture[str], always: Sequence[str] = (), name: str = "digits"
+        self,
+        archive: Path,
+        target: str,
+        capsys: pytest.CaptureFixture[str],
+        always: Sequence[str] = (),
+        name: str = "digits",
     ) -> None:
-        self.archive, self.target, self.capsys, self.always, self.name, self.err = archive, target, capsys, always, name, ""
+        self.archive, self.target, self.capsys, self.always, self.name, self.err = (
+            archive,
+            target,
+            capsys,
+            always,
+            name,
+            "",
+        )
         self.image: Sequence[str] = ("--image", IMAGE)  # unless the words name one
 
     def __call__(self, *words: str, code: int = 0) -> str:
@@ -35,7 +47,17 @@ class Deploy:
     def wish(self, *words: str) -> list[str]:
         image = () if "--image" in words else self.image
         role = () if {"--role", "--create-role"} & set(words) else ("--role", ROLE)
-        return [str(self.archive), "--target", self.target, "--name", self.name, *role, *image, *self.always, *words]
+        return [
+            str(self.archive),
+            "--target",
+            self.target,
+            "--name",
+            self.name,
+            *role,
+            *image,
+            *self.always,
+            *words,
+        ]
 
     def apply(self, *words: str, code: int = 0) -> str:
         """Without loading the archive, which tests/cli/deploy/preflight/test_preflight.py does."""

@@ -1,4 +1,6 @@
-"""The fork server that multiprocessing starts for a process that runs tests, forked as other programs are."""
+"""The fork server that multiprocessing starts for a process that runs tests, forked as other
+programs are.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,19 @@ from tests.support import forked, line_coverage
 
 
 def start_for_multiprocessing(args: Sequence[Any], **options: Any) -> subprocess.Popen[Any]:
-    """`python OPTIONS -c CODE`: a fork server comes from the process that programs are forked from, with all that it has imported."""
+    """`python OPTIONS -c CODE`: a fork server comes from the process that programs are forked from,
+    with all that it has imported.
+    """
     words = [os.fsdecode(word) for word in args]
     code = words[words.index("-c") + 1]
     if line_coverage.FORK_SERVER not in code or sys.platform != "linux":
         return line_coverage.Popen(args, **options)
-    server = forked.Popen([sys.executable, "-c", code], pass_fds=options["pass_fds"], env=options["env"], restore_signals=False)
+    server = forked.Popen(
+        [sys.executable, "-c", code],
+        pass_fds=options["pass_fds"],
+        env=options["env"],
+        restore_signals=False,
+    )
     _fork_servers[server.pid] = server
     return server
 
@@ -30,7 +39,9 @@ def wait_for_fork_server(pid: int, options: int) -> tuple[int, int]:
     if server is None or server._ended is None:
         return os.waitpid(pid, options)
     ended = server._try_wait(options)
-    if not ended[0] and (not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE):
+    if not ended[0] and (
+        not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    ):
         ended = server._try_wait(0)  # it is about to be told
     return ended
 

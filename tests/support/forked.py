@@ -1,7 +1,9 @@
-"""`subprocess.Popen` and `run` for Python programs, forked from a process that has imported tsx and torch.
+"""`subprocess.Popen` and `run` for Python programs, forked from a process that has imported tsx and
+torch.
 
-A start takes 30 ms of the processor instead of two seconds; a server's fork server and its workers are forked in the same way. What a
-program does is the same. Tests of the start itself (what it imports, `sys.path`, an installed command) use `subprocess`.
+A start takes 30 ms of the processor instead of two seconds; a server's fork server and its workers
+are forked in the same way. What a program does is the same. Tests of the start itself (what it
+imports, `sys.path`, an installed command) use `subprocess`.
 """
 
 from __future__ import annotations
@@ -55,34 +57,61 @@ IMPORTED = (
     "uvloop",
 )
 STARTERS = {"bench", "check", "optimize"}  # commands that start programs of Python themselves
-RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"  # where torchrun starts its programs
-PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}  # as workers of a real server have it; read when torch is imported
-HUB = {name: value for name, value in os.environ.items() if name.startswith("HF_")}  # read when huggingface_hub is imported
+# where torchrun starts its programs
+RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+PASSIVE = {
+    "OMP_WAIT_POLICY": "PASSIVE"
+}  # as workers of a real server have it; read when torch is imported
+HUB = {
+    name: value for name, value in os.environ.items() if name.startswith("HF_")
+}  # read when huggingface_hub is imported
 NUMBER = struct.Struct("!I")
 MOST_FILES = 16  # that a program is given
 
 
 class Popen(subprocess.Popen[Any]):
-    """Of a command that begins with this Python or is one of the product's; any other is started as ever."""
+    """Of a command that begins with this Python or is one of the product's; any other is started as
+    ever.
+    """
 
     _ended: socket.socket | None = None  # tells the status of a forked one
 
     def _execute_child(  # type: ignore[override]  # private, and of other arguments in each version
-        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any
+        self,
+        args: Any,
+        executable: Any,
+        preexec_fn: Any,
+        close_fds: Any,
+        pass_fds: Any,
+        cwd: Any,
+        env: Any,
+        *rest: Any,
     ) -> None:
         in_shell, in_session = rest[2], any(rest[14:15])
         cannot = preexec_fn or in_shell or _begins_otherwise(env) or sys.platform != "linux"
         program = None if cannot else _program(args)
         if program is None:
-            super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)  # type: ignore[misc]
+            super()._execute_child(
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest
+            )  # type: ignore[misc]
             return
         p2cread, _, _, c2pwrite, _, errwrite = rest[3:9]
-        streams = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
-        environment = {os.fsdecode(name): os.fsdecode(value) for name, value in (os.environ if env is None else env).items()}
+        streams = [
+            own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))
+        ]
+        environment = {
+            os.fsdecode(name): os.fsdecode(value)
+            for name, value in (os.environ if env is None else env).items()
+        }
         self._ended, theirs = socket.socketpair()
         sys.audit("subprocess.Popen", executable, args, cwd, env)  # as where it is started
         with theirs:
-            order = {"program": program, "cwd": os.fspath(cwd or Path.cwd()), "environment": environment, "session": in_session}
+            order = {
+                "program": program,
+                "cwd": os.fspath(cwd or Path.cwd()),
+                "environment": environment,
+                "session": in_session,
+            }
             order |= {"files": resource.getrlimit(resource.RLIMIT_NOFILE), "passed": list(pass_fds)}
             blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
             order |= {"blocked": blocked, "cores": list(os.sched_getaffinity(0))}
@@ -109,7 +138,9 @@ class Popen(subprocess.Popen[Any]):
         if self._ended is None:
             return super()._try_wait(wait_flags)  # type: ignore[misc, no-any-return]
         try:
-            status = self._ended.recv(NUMBER.size, socket.MSG_DONTWAIT if wait_flags & os.WNOHANG else 0)
+            status = self._ended.recv(
+                NUMBER.size, socket.MSG_DONTWAIT if wait_flags & os.WNOHANG else 0
+            )
         except BlockingIOError:
             return 0, 0
         self._ended.close()
@@ -117,7 +148,11 @@ class Popen(subprocess.Popen[Any]):
 
 
 def run(
-    command: Sequence[Any], *, input: str | None = None, timeout: float | None = None, **options: Any
+    command: Sequence[Any],
+    *,
+    input: str | None = None,
+    timeout: float | None = None,
+    **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
     """As `subprocess.run` without `check`."""
     if options.pop("capture_output", False):
@@ -132,22 +167,41 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
-SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen, "run": run})  # in the place of the module
+SUBPROCESS = types.SimpleNamespace(
+    **{**vars(subprocess), "Popen": Popen, "run": run}
+)  # in the place of the module
 
 
 def _begins_otherwise(environment: Mapping[str, str] | None) -> bool:
-    """Whether PYTHONPATH has a sitecustomize, or something in the place of what is imported already, or what that has read is set."""
-    if any(name.startswith("HF_") and value != HUB.get(name) for name, value in (environment or os.environ).items()):
+    """Whether PYTHONPATH has a sitecustomize, or something in the place of what is imported
+    already, or what that has read is set.
+    """
+    if any(
+        name.startswith("HF_") and value != HUB.get(name)
+        for name, value in (environment or os.environ).items()
+    ):
         return True
     if environment is None:
         return False
-    own, given = (set(variables.get("PYTHONPATH", "").split(os.pathsep)) - {""} for variables in (os.environ, environment))
-    new = [path for directory in given - own for path in Path(directory).glob("*") if directory not in sys.path]
-    return not own <= given or any(path.stem == "sitecustomize" or path.stem in sys.modules for path in new)
+    own, given = (
+        set(variables.get("PYTHONPATH", "").split(os.pathsep)) - {""}
+        for variables in (os.environ, environment)
+    )
+    new = [
+        path
+        for directory in given - own
+        for path in Path(directory).glob("*")
+        if directory not in sys.path
+    ]
+    return not own <= given or any(
+        path.stem == "sitecustomize" or path.stem in sys.modules for path in new
+    )
 
 
 def _program(command: Any) -> list[str] | None:
-    """(kind, what, arguments...), or None where it is no program of this Python, or has options of the interpreter."""
+    """(kind, what, arguments...), or None where it is no program of this Python, or has options of
+    the interpreter.
+    """
     if isinstance(command, (str, bytes)):
         return None
     first, *words = (os.fspath(word) for word in command)
@@ -197,7 +251,9 @@ def _forker() -> Forker:
         with theirs:
             words = [sys.executable, "-m", __name__, str(theirs.fileno())]
             place, variables = Path(__file__).parents[2], os.environ | PASSIVE
-            subprocess.Popen(words, cwd=place, env=variables, pass_fds=[theirs.fileno()]).returncode = 0  # none waits for its end
+            subprocess.Popen(
+                words, cwd=place, env=variables, pass_fds=[theirs.fileno()]
+            ).returncode = 0  # none waits for its end
         _made.append(Forker(ours))
     return _made[0]
 
@@ -265,7 +321,11 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(order["environment"])
     tempfile.tempdir = None  # as its environment says
-    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+    sys.path[:0] = [
+        path
+        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if path and path not in sys.path
+    ]
     if order["program"][0] == "-c":
         sys.path.insert(0, "")
     _open_streams()
@@ -275,11 +335,15 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
 
 def _starts_programs(kind: str, what: str, *arguments: str) -> bool:
     words = arguments[1:] if kind == "main" else arguments
-    return (what.startswith("tsx_cli") and not STARTERS.isdisjoint(words[:1])) or (kind == "-c" and '"group":' in "".join(words[:1]))
+    return (what.startswith("tsx_cli") and not STARTERS.isdisjoint(words[:1])) or (
+        kind == "-c" and '"group":' in "".join(words[:1])
+    )
 
 
 def _have_forker() -> None:
-    """Of this program's own, which is their parent and ends with it: a process such as this one is now, before it does anything."""
+    """Of this program's own, which is their parent and ends with it: a process such as this one is
+    now, before it does anything.
+    """
     ours, theirs = socket.socketpair()
     if not os.fork():
         kept = os.dup2(theirs.fileno(), 3, inheritable=False) if theirs.fileno() != 3 else 3
@@ -297,7 +361,12 @@ def _have_forker() -> None:
 
 
 def _fork_program(
-    args: Sequence[Any], *, executable: Any, pass_fds: Sequence[int], env: Mapping[str, str], restore_signals: bool
+    args: Sequence[Any],
+    *,
+    executable: Any,
+    pass_fds: Sequence[int],
+    env: Mapping[str, str],
+    restore_signals: bool,
 ) -> types.SimpleNamespace:
     """`python OPTIONS -c CODE`, as multiprocessing starts it."""
     pid = os.fork()
@@ -306,17 +375,32 @@ def _fork_program(
     os.environ.clear()
     os.environ.update(env)
     gc.freeze()  # what the server has is never collected here
-    with open(os.devnull) as nothing:  # a number that is free would be taken by others, and closed by libuv at the next fork
-        for number in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - {0, 1, 2, *pass_fds, nothing.fileno()}:
+    with (
+        open(os.devnull) as nothing
+    ):  # a number that is free would be taken by others, and closed by libuv at the next fork
+        for number in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - {
+            0,
+            1,
+            2,
+            *pass_fds,
+            nothing.fileno(),
+        }:
             with contextlib.suppress(OSError):  # that of the listing
                 os.fstat(number)
                 os.dup2(nothing.fileno(), number, inheritable=False)
-    for logger in [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]:  # as the server has set it up
+    for logger in [
+        logging.getLogger(),
+        *map(logging.getLogger, logging.root.manager.loggerDict),
+    ]:  # as the server has set it up
         logger.handlers.clear()
         logger.setLevel(logging.WARNING if logger is logging.root else logging.NOTSET)
         logger.propagate, logger.disabled = True, False
     importlib._bootstrap._module_locks.clear()  # type: ignore[attr-defined]  # private: of imports that another thread of the server had begun
-    for name in [name for name, module in sys.modules.items() if getattr(getattr(module, "__spec__", None), "_initializing", False)]:
+    for name in [
+        name
+        for name, module in sys.modules.items()
+        if getattr(getattr(module, "__spec__", None), "_initializing", False)
+    ]:
         del sys.modules[name]
     atexit._clear()
     thread._threads_queues.clear()  # type: ignore[attr-defined]  # private: the thread that forked is now the main one
@@ -380,7 +464,9 @@ def _open_streams() -> None:
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through=now)
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(  # noqa: SIM115
+        2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False
+    )
 
 
 if __name__ == "__main__":

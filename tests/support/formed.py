@@ -1,4 +1,6 @@
-"""A small model with two forms: one that no machine fits, and channels last, which every CPU does."""
+"""A small model with two forms: one that no machine fits, and channels last, which every CPU
+does.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Doubling(BaseHandler):
         return [f"{value:g} by {self.form}" for value in output.flatten().tolist()]
 """
 HERE = {"device": "cpu", "machine": platform.machine()}
-FORMS = KeptForms((FormRecord("int8-static", HERE | {"cpu": ["avx1024"]}), FormRecord("channels-last", HERE)))
+FORMS = KeptForms(
+    (FormRecord("int8-static", HERE | {"cpu": ["avx1024"]}), FormRecord("channels-last", HERE))
+)
 REASON = "int8-static: it was built for a CPU with avx1024, which this one lacks"
 
 

@@ -1,4 +1,6 @@
-"""Builds and loads a form of a model in this process, and compares its results with the model's own for several batch sizes."""
+"""Builds and loads a form of a model in this process, and compares its results with the model's own
+for several batch sizes.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,22 @@ Inputs = Callable[[int], tuple[tuple[Any, ...], Mapping[str, Any]]]  # rows -> (
 
 class Comparison(NamedTuple):
     loaded: LoadedForm
-    worst: float  # largest absolute difference, as a share of the largest absolute number of the model's own result
+    # largest absolute difference, as a share of the largest absolute number of the model's own
+    # result
+    worst: float
 
 
 def tensor_inputs(*shape: int) -> Inputs:
     """Batches of one float32 tensor with rows of that shape."""
-    return lambda rows: ((torch.randn(rows, *shape, generator=torch.Generator().manual_seed(rows)),), {})
+    return lambda rows: (
+        (torch.randn(rows, *shape, generator=torch.Generator().manual_seed(rows)),),
+        {},
+    )
 
 
-def subject_of(model: Any, inputs: Inputs, sizes: Sequence[int] = (2, 3, 8), device: torch.device = CPU) -> Subject:
+def subject_of(
+    model: Any, inputs: Inputs, sizes: Sequence[int] = (2, 3, 8), device: torch.device = CPU
+) -> Subject:
     calls = [ModelCall(*inputs(rows), rows) for rows in sizes]
     try:
         return Subject(model, calls, Signature.of(model, calls), "", device)
@@ -42,7 +51,9 @@ def subject_of(model: Any, inputs: Inputs, sizes: Sequence[int] = (2, 3, 8), dev
         return Subject(model, calls, None, str(error), device)
 
 
-def built(form: Form, model: Any, inputs: Inputs, place: Path, device: torch.device = CPU) -> FormRecord:
+def built(
+    form: Form, model: Any, inputs: Inputs, place: Path, device: torch.device = CPU
+) -> FormRecord:
     """In `place`, as in an archive's directory. Raises AssertionError where it does not apply."""
     subject = subject_of(model, inputs, device=device)
     assert form.applies(subject) is None, form.applies(subject)
@@ -58,26 +69,46 @@ def built(form: Form, model: Any, inputs: Inputs, place: Path, device: torch.dev
 
 @contextmanager
 def _quick_compiles() -> Iterator[None]:
-    """Torch does not try how this machine compiles vectors, and compiles none of its headers for later: for few models neither pays."""
-    if "torch._inductor" not in sys.modules:  # which takes seconds, and which other forms do without
+    """Torch does not try how this machine compiles vectors, and compiles none of its headers for
+    later: for few models neither pays.
+    """
+    if (
+        "torch._inductor" not in sys.modules
+    ):  # which takes seconds, and which other forms do without
         yield
         return
     from torch._inductor.cpu_vec_isa import VecISA
 
-    quick = {"cpp.vec_isa_ok": True, "aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
+    quick = {
+        "cpp.vec_isa_ok": True,
+        "aot_inductor.precompile_headers": False,
+        "aot_inductor.compile_wrapper_opt_level": "O0",
+    }
     with torch._inductor.config.patch(quick), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(VecISA, "check_build", lambda self, code: False)  # the newest instructions: six compilations
+        patch.setattr(
+            VecISA, "check_build", lambda self, code: False
+        )  # the newest instructions: six compilations
         yield
 
 
-def loaded(form: Form, reference: Callable[[], Any], place: Path, device: torch.device = CPU) -> LoadedForm:
+def loaded(
+    form: Form, reference: Callable[[], Any], place: Path, device: torch.device = CPU
+) -> LoadedForm:
     return load_form([form.name], place, {}, reference, device)
 
 
 def compared(
-    form: Form, make: Callable[[], Any], inputs: Inputs, place: Path, sizes: Sequence[int] = SIZES, device: torch.device = CPU
+    form: Form,
+    make: Callable[[], Any],
+    inputs: Inputs,
+    place: Path,
+    sizes: Sequence[int] = SIZES,
+    device: torch.device = CPU,
 ) -> Comparison:
-    """`make` makes the same model each time, on the device. Raises AssertionError where the form is not what is loaded."""
+    """`make` makes the same model each time, on the device.
+
+    Raises AssertionError where the form is not what is loaded.
+    """
     model = make()
     built(form, make(), inputs, place, device)
     found = loaded(form, make, place, device)
@@ -86,7 +117,10 @@ def compared(
     with torch.inference_mode():
         for rows in sizes:
             args, kwargs = inputs(rows)
-            expected, actual = tree_leaves(model(*args, **kwargs)), tree_leaves(found.model(*args, **kwargs))
+            expected, actual = (
+                tree_leaves(model(*args, **kwargs)),
+                tree_leaves(found.model(*args, **kwargs)),
+            )
             assert [each.shape for each in actual] == [each.shape for each in expected]
             for one, other in zip(expected, actual, strict=True):
                 scale = max(float(one.abs().max()), 1e-9)

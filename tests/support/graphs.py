@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 
 @st.composite
 def acyclic(draw: st.DrawFn, most: int = 8) -> dict[str, list[str]]:
-    """Edges lead only from earlier to later nodes, n0, n1 and so on; the order in which they are named tells nothing of that."""
+    """Edges lead only from earlier to later nodes, n0, n1 and so on; the order in which they are
+    named tells nothing of that.
+    """
     count = draw(st.integers(1, most))
     later = {number: [f"n{other}" for other in range(number + 1, count)] for number in range(count)}
-    edges = {f"n{number}": draw(st.lists(st.sampled_from(names), unique=True)) if names else [] for number, names in later.items()}
+    edges = {
+        f"n{number}": draw(st.lists(st.sampled_from(names), unique=True)) if names else []
+        for number, names in later.items()
+    }
     return {node: edges[node] for node in draw(st.permutations(list(edges)))}

@@ -1,4 +1,6 @@
-"""A double of the Hugging Face Hub: the part of its HTTP API that downloads of a model use, as its documentation describes it."""
+"""A double of the Hugging Face Hub: the part of its HTTP API that downloads of a model use, as its
+documentation describes it.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,20 @@ class HubRepo:
     refs: dict[str, str] = field(default_factory=dict)
     gated: bool = False
     token: str | None = None  # that reading it takes
-    lies: dict[str, Any] = field(default_factory=dict)  # values of its answers, by header or by key in JSON, that replace the true ones
+    lies: dict[str, Any] = field(
+        default_factory=dict
+    )  # values of its answers, by header or by key in JSON, that replace the true ones
 
     def commit(self, files: Path | dict[str, bytes], ref: str = "main") -> str:
         if isinstance(files, Path):
-            files = {path.relative_to(files).as_posix(): path.read_bytes() for path in files.rglob("*") if path.is_file()}
-        digest = hashlib.sha1(repr(sorted(files.items())).encode(), usedforsecurity=False).hexdigest()
+            files = {
+                path.relative_to(files).as_posix(): path.read_bytes()
+                for path in files.rglob("*")
+                if path.is_file()
+            }
+        digest = hashlib.sha1(
+            repr(sorted(files.items())).encode(), usedforsecurity=False
+        ).hexdigest()
         self.commits[digest], self.refs[ref] = files, digest
         return digest
 
@@ -38,7 +48,9 @@ class Hub:
     def __init__(self) -> None:
         self.repos: dict[str, HubRepo] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []  # method, path, headers
-        self.break_off: dict[str, int] = {}  # by file, after how many bytes its next download breaks off
+        self.break_off: dict[
+            str, int
+        ] = {}  # by file, after how many bytes its next download breaks off
         self.go_on = threading.Event()  # downloads of files wait for it
         self.go_on.set()
         self.asked = threading.Event()  # a file was asked for
@@ -46,18 +58,29 @@ class Hub:
 
     def downloads(self) -> list[str]:
         return [
-            path.partition("/resolve/")[2].partition("/")[2] for method, path, _ in self.requests if method == "GET" and "/resolve/" in path
+            path.partition("/resolve/")[2].partition("/")[2]
+            for method, path, _ in self.requests
+            if method == "GET" and "/resolve/" in path
         ]
 
     def environment(self, cache: Path) -> dict[str, str]:
-        return {"HF_ENDPOINT": self.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(cache),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_XET": "1",
+        }
 
     def use(self, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
         """In this process, where huggingface_hub may have read its environment already."""
         from huggingface_hub import constants
 
         monkeypatch.setattr(constants, "ENDPOINT", self.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", self.url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            self.url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache / "hub"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         for name, value in self.environment(cache).items():
@@ -96,10 +119,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.double.requests.append((self.command, path, {name.lower(): value for name, value in self.headers.items()}))
-        api, words = path.startswith("/api/models/"), path.removeprefix("/api/models").strip("/").split("/")
+        self.double.requests.append(
+            (self.command, path, {name.lower(): value for name, value in self.headers.items()})
+        )
+        api, words = (
+            path.startswith("/api/models/"),
+            path.removeprefix("/api/models").strip("/").split("/"),
+        )
         repo = self.double.repos.get("/".join(words[:2]))
-        if repo is None or (repo.token and self.headers.get("Authorization") != f"Bearer {repo.token}"):
+        if repo is None or (
+            repo.token and self.headers.get("Authorization") != f"Bearer {repo.token}"
+        ):
             return self._refuse(404 if repo is None else 401, "RepoNotFound")
         kind, revision, *rest = words[2:] if len(words) > 3 else ("revision", "main")
         commit = repo.refs.get(revision, revision)
@@ -108,11 +138,23 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "RevisionNotFound")
         if api and kind == "revision":
             siblings = [{"rfilename": name} for name in files]
-            return self._json({"id": "/".join(words[:2]), "sha": repo.lies.get("sha", commit), "siblings": siblings})
+            return self._json(
+                {
+                    "id": "/".join(words[:2]),
+                    "sha": repo.lies.get("sha", commit),
+                    "siblings": siblings,
+                }
+            )
         if api:
             return self._json(
                 [
-                    {"type": "file", "path": name, "size": len(content), "oid": _oid(content), **repo.lies.get("tree", {})}
+                    {
+                        "type": "file",
+                        "path": name,
+                        "size": len(content),
+                        "oid": _oid(content),
+                        **repo.lies.get("tree", {}),
+                    }
                     for name, content in files.items()
                 ],
                 repo.lies.get("link"),
@@ -122,9 +164,15 @@ class _Handler(BaseHTTPRequestHandler):
         if repo.gated:
             return self._refuse(403, "GatedRepo")
         content = files.get("/".join(rest))
-        return self._refuse(404, "EntryNotFound") if content is None else self._file("/".join(rest), content, commit, body, repo.lies)
+        return (
+            self._refuse(404, "EntryNotFound")
+            if content is None
+            else self._file("/".join(rest), content, commit, body, repo.lies)
+        )
 
-    def _file(self, name: str, content: bytes, commit: str, body: bool, lies: dict[str, Any]) -> None:
+    def _file(
+        self, name: str, content: bytes, commit: str, body: bool, lies: dict[str, Any]
+    ) -> None:
         if body:
             self.double.asked.set()
             self.double.go_on.wait(60)
@@ -148,7 +196,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
-        self._end({"X-Error-Code": code, "X-Error-Message": code, "Content-Length": "0", **(headers or {})})
+        self._end(
+            {
+                "X-Error-Code": code,
+                "X-Error-Message": code,
+                "Content-Length": "0",
+                **(headers or {}),
+            }
+        )
 
     def _end(self, headers: dict[str, str]) -> None:
         for name, value in headers.items():

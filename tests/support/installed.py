@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def install_plugins(directory: Path, module: str, code: str, groups: Mapping[str, Mapping[str, str]]) -> None:
+def install_plugins(
+    directory: Path, module: str, code: str, groups: Mapping[str, Mapping[str, str]]
+) -> None:
     """One of a single module, with these entry points: by kind of plugin, then by name."""
     information = directory / f"{module}-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-    points = [f"[tsx.{group}]\n" + "".join(f"{name} = {target}\n" for name, target in named.items()) for group, named in groups.items()]
+    points = [
+        f"[tsx.{group}]\n" + "".join(f"{name} = {target}\n" for name, target in named.items())
+        for group, named in groups.items()
+    ]
     (information / "entry_points.txt").write_text("\n".join(points))
     (directory / f"{module}.py").write_text(code)

@@ -1,4 +1,6 @@
-"""Tiny language models, made on the spot as `save_pretrained` writes them: a seeded Llama, and one that knows a text by heart."""
+"""Tiny language models, made on the spot as `save_pretrained` writes them: a seeded Llama, and one
+that knows a text by heart.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver.metadata.huggingface import ADAPTERS, DIRECTORY, GENERATION, GENERATION_HANDLER, MANIFEST_KEY
+from tsx_archiver.metadata.huggingface import (
+    ADAPTERS,
+    DIRECTORY,
+    GENERATION,
+    GENERATION_HANDLER,
+    MANIFEST_KEY,
+)
 
 CONTEXT = 256  # tokens
 CHAT_TEMPLATE = (
@@ -39,10 +47,16 @@ def bpe_tokenizer(size: int = 512) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator([zen(), Path(textwrap.__file__).read_text()], trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", chat_template=CHAT_TEMPLATE, model_max_length=CONTEXT
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=CONTEXT,
     )
 
 
@@ -55,15 +69,34 @@ def tiny_llama(directory: Path, seed: int = 0, **config: Any) -> Path:
     return directory
 
 
-def llama(vocabulary: int, end: int, pad: int, seed: int = 0, dtype: str = "float32", **config: Any) -> Any:
+def llama(
+    vocabulary: int, end: int, pad: int, seed: int = 0, dtype: str = "float32", **config: Any
+) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "tie_word_embeddings": True, "initializer_range": 0.2}
-    tokens = {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": end, "pad_token_id": pad}
-    return LlamaForCausalLM(LlamaConfig(**(sizes | tokens | config))).to(getattr(torch, dtype)).eval()
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    sizes |= {
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.2,
+    }
+    tokens = {
+        "vocab_size": vocabulary,
+        "bos_token_id": None,
+        "eos_token_id": end,
+        "pad_token_id": pad,
+    }
+    return (
+        LlamaForCausalLM(LlamaConfig(**(sizes | tokens | config))).to(getattr(torch, dtype)).eval()
+    )
 
 
 def lora_adapter(base: Path, directory: Path, seed: int = 1) -> Path:
@@ -74,7 +107,8 @@ def lora_adapter(base: Path, directory: Path, seed: int = 1) -> Path:
 
     torch.manual_seed(seed)
     model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(base), LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], r=4)
+        AutoModelForCausalLM.from_pretrained(base),
+        LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], r=4),
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -85,7 +119,9 @@ def lora_adapter(base: Path, directory: Path, seed: int = 1) -> Path:
 
 
 def character_model(directory: Path, text: str, steps: int = 110) -> Path:
-    """Trained in seconds until it knows `text` by heart, character by character: greedily it continues its beginning, up to its end."""
+    """Trained in seconds until it knows `text` by heart, character by character: greedily it
+    continues its beginning, up to its end.
+    """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -95,12 +131,25 @@ def character_model(directory: Path, text: str, steps: int = 110) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(SPECIAL)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", chat_template=CHAT_TEMPLATE)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        chat_template=CHAT_TEMPLATE,
+    )
     ids = [*fast(text)["input_ids"], vocabulary["<|end|>"]]
-    model = llama(len(vocabulary), vocabulary["<|end|>"], vocabulary["<|pad|>"], initializer_range=0.02, tie_word_embeddings=False)
+    model = llama(
+        len(vocabulary),
+        vocabulary["<|end|>"],
+        vocabulary["<|pad|>"],
+        initializer_range=0.02,
+        tie_word_embeddings=False,
+    )
     model.train()
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # its matrices are small: a second thread only waits, on a machine with other things to do
+    torch.set_num_threads(
+        1
+    )  # its matrices are small: a second thread only waits, on a machine with other things to do
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     generator = torch.Generator().manual_seed(0)
     ahead = torch.tensor(ids + [vocabulary["<|pad|>"]] * len(ids))
@@ -108,7 +157,9 @@ def character_model(directory: Path, text: str, steps: int = 110) -> Path:
         starts = [0, *torch.randint(len(ids) - 8, (7,), generator=generator).tolist()]
         batch = torch.stack([ahead[start : start + len(ids)] for start in starts])
         scores = model(input_ids=batch[:, :-1]).logits.flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(scores, batch[:, 1:].flatten(), ignore_index=vocabulary["<|pad|>"])
+        loss = torch.nn.functional.cross_entropy(
+            scores, batch[:, 1:].flatten(), ignore_index=vocabulary["<|pad|>"]
+        )
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         optimizer.step()
@@ -118,13 +169,24 @@ def character_model(directory: Path, text: str, steps: int = 110) -> Path:
     return directory
 
 
-def generation_model(place: Path, source: Path, adapters: Mapping[str, Path] | None = None, config: str = "") -> Path:
+def generation_model(
+    place: Path, source: Path, adapters: Mapping[str, Path] | None = None, config: str = ""
+) -> Path:
     """A model's directory as an archive holds it."""
     shutil.copytree(source, place / DIRECTORY)
     for name, adapter in (adapters or {}).items():
         shutil.copytree(adapter, place / DIRECTORY / ADAPTERS / name)
-    model = {"modelName": place.name, "modelVersion": "1.0", "handler": GENERATION_HANDLER, "configFile": "model-config.yaml"}
-    manifest = {"runtime": "python", "model": model, MANIFEST_KEY: {"task": GENERATION, "adapters": list(adapters or {})}}
+    model = {
+        "modelName": place.name,
+        "modelVersion": "1.0",
+        "handler": GENERATION_HANDLER,
+        "configFile": "model-config.yaml",
+    }
+    manifest = {
+        "runtime": "python",
+        "model": model,
+        MANIFEST_KEY: {"task": GENERATION, "adapters": list(adapters or {})},
+    }
     (place / "model-config.yaml").write_text(config)
     (place / "MAR-INF").mkdir()
     (place / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))

@@ -1,10 +1,13 @@
-"""Which lines ran, in this process and in those forked from it, where LINE_COVERAGE names a data file of coverage.py.
+"""Which lines ran, in this process and in those forked from it, where LINE_COVERAGE names a data
+file of coverage.py.
 
-It is imported before the product, whose modules it changes as they are imported. Each process has a file of its own beside that one:
-`python -m tests.support.line_coverage` makes one of them all, since an SQLite file for each of thousands takes a minute of the processor.
+It is imported before the product, whose modules it changes as they are imported. Each process has a
+file of its own beside that one: `python -m tests.support.line_coverage` makes one of them all,
+since an SQLite file for each of thousands takes a minute of the processor.
 
-Before Python 3.12 coverage.py has to trace every line of every library, which doubles what the tests take of the processor. SlipCover adds
-a call to each line of the product alone, which reports it once.
+Before Python 3.12 coverage.py has to trace every line of every library, which doubles what the
+tests take of the processor. SlipCover adds a call to each line of the product alone, which reports
+it once.
 """
 
 from __future__ import annotations
@@ -24,11 +27,17 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[2]
 MEASURED = ("archiver", "cli", "packages", "runtime", "templates")
 FORK_SERVER = "from multiprocessing.forkserver import main;"
-NEVER = 2**31 - 1  # SlipCover would replace the functions of a running program after so many calls, to win a few percent
+NEVER = (
+    2**31 - 1
+    # SlipCover would replace the functions of a running program after so many calls, to win a few
+    # percent
+)
 
 
 class Popen(subprocess.Popen[bytes]):
-    """Of a fork server as multiprocessing starts it (`python OPTIONS -c CODE`), whose workers count too."""
+    """Of a fork server as multiprocessing starts it (`python OPTIONS -c CODE`), whose workers count
+    too.
+    """
 
     def __init__(self, args: Sequence[str | bytes], **options: Any) -> None:
         *words, code = map(os.fsdecode, args)
@@ -41,14 +50,19 @@ class Popen(subprocess.Popen[bytes]):
 def _start(files: str) -> Callable[[], None]:
     from slipcover import FileMatcher, ImportManager, Slipcover
 
-    Slipcover.lines_from_code = Slipcover.branches_from_code = lambda code: ()  # coverage.py finds them; it takes longer than the probes do
+    Slipcover.lines_from_code = Slipcover.branches_from_code = (
+        lambda code: ()
+    )  # coverage.py finds them; it takes longer than the probes do
     lines: Any = Slipcover(d_miss_threshold=NEVER)
     end = os._exit
 
     def save() -> None:
         ran = lines.newly_seen
         forget()
-        with suppress(OSError), open(f"{files}.{os.getpid()}.{time.time_ns()}", "xb") as file:  # which a sandbox may forbid
+        with (
+            suppress(OSError),
+            open(f"{files}.{os.getpid()}.{time.time_ns()}", "xb") as file,
+        ):  # which a sandbox may forbid
             marshal.dump({name: list(numbers) for name, numbers in ran.items()}, file)
 
     def forget() -> None:
@@ -56,7 +70,9 @@ def _start(files: str) -> Callable[[], None]:
 
     def start_again() -> None:
         forget()
-        lines.lock = threading.RLock()  # another thread of the parent may have held it, for an import
+        lines.lock = (
+            threading.RLock()
+        )  # another thread of the parent may have held it, for an import
 
     def save_and_end(status: int) -> NoReturn:
         save()
@@ -72,7 +88,9 @@ def _start(files: str) -> Callable[[], None]:
 def combine(files: str) -> None:
     from coverage import CoverageData
 
-    ran = {str(path): set[int]() for name in MEASURED for path in (ROOT / name).rglob("*.py")}  # those that nothing imports too
+    ran = {
+        str(path): set[int]() for name in MEASURED for path in (ROOT / name).rglob("*.py")
+    }  # those that nothing imports too
     for part in Path(files).parent.glob(f"{Path(files).name}.*"):
         with suppress(EOFError, ValueError):  # of a process that was killed while it wrote
             for name, numbers in marshal.loads(part.read_bytes()).items():
@@ -84,7 +102,9 @@ def combine(files: str) -> None:
 
 
 measured = "LINE_COVERAGE" in os.environ and __name__ != "__main__"
-save = _start(os.environ["LINE_COVERAGE"]) if measured else lambda: None  # for who does not come to its end
+save = (
+    _start(os.environ["LINE_COVERAGE"]) if measured else lambda: None
+)  # for who does not come to its end
 
 if __name__ == "__main__":
     combine(os.environ["LINE_COVERAGE"])

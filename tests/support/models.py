@@ -6,7 +6,8 @@ import json
 import zipfile
 from pathlib import Path
 
-# Adds what it is sent to the total of the sequence; some words make it fail, wait for a file, or close its sequence.
+# Adds what it is sent to the total of the sequence; some words make it fail, wait for a file, or
+# close its sequence.
 STATEFUL = """
 import os, time
 from pathlib import Path
@@ -44,12 +45,26 @@ def handle(data, context):
 """
 
 
-def make_model(place: Path, handler: str, *, name: str | None = None, version: str = "1.0", config: str = "", **more: str) -> Path:
-    """An archive where `place` ends in .mar, else a directory; its model is called as `place` is, unless it has a `name`.
+def make_model(
+    place: Path,
+    handler: str,
+    *,
+    name: str | None = None,
+    version: str = "1.0",
+    config: str = "",
+    **more: str,
+) -> Path:
+    """An archive where `place` ends in .mar, else a directory; its model is called as `place` is,
+    unless it has a `name`.
 
     `more` goes into the manifest.
     """
-    model = {"modelName": name or place.stem, "modelVersion": version, "handler": "handler.py", **more}
+    model = {
+        "modelName": name or place.stem,
+        "modelVersion": version,
+        "handler": "handler.py",
+        **more,
+    }
     files = {"handler.py": handler}
     if config:
         files["model-config.yaml"] = config
@@ -66,10 +81,21 @@ def make_model(place: Path, handler: str, *, name: str | None = None, version: s
     return place
 
 
-def make_war(place: Path, spec: str, handler: str | None, *, name: str = "", **members: str) -> Path:
-    """The archive of a workflow, which is called as the file is unless it has a `name`. Of `members`, one that is empty is left out."""
-    workflow = {"workflowName": name or place.stem, "specFile": "spec.yaml"} | ({"handler": "handler.py"} if handler else {})
-    files = {"spec.yaml": spec, "handler.py": handler or "", "WAR-INF/MANIFEST.json": json.dumps({"workflow": workflow})} | members
+def make_war(
+    place: Path, spec: str, handler: str | None, *, name: str = "", **members: str
+) -> Path:
+    """The archive of a workflow, which is called as the file is unless it has a `name`.
+
+    Of `members`, one that is empty is left out.
+    """
+    workflow = {"workflowName": name or place.stem, "specFile": "spec.yaml"} | (
+        {"handler": "handler.py"} if handler else {}
+    )
+    files = {
+        "spec.yaml": spec,
+        "handler.py": handler or "",
+        "WAR-INF/MANIFEST.json": json.dumps({"workflow": workflow}),
+    } | members
     with zipfile.ZipFile(place, "w") as archive:
         for member, text in files.items():
             if text:

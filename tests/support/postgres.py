@@ -16,14 +16,19 @@ import pytest
 
 def programs() -> Path | None:
     """Where initdb and pg_ctl are: the newest of Debian's, else those on the PATH."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    found = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3])
+    )
     on_path = shutil.which("initdb")
     return found[-1].parent if found else Path(on_path).parent if on_path else None
 
 
 @contextmanager
 def postgres_server() -> Iterator[str]:
-    """Its URL, without a database. It does not wait for the disk, unlike a real one, unless POSTGRES_FSYNC is set."""
+    """Its URL, without a database.
+
+    It does not wait for the disk, unlike a real one, unless POSTGRES_FSYNC is set.
+    """
     place = programs()
     if place is None:
         pytest.skip("there is no PostgreSQL server; scripts/install-postgres installs one")

@@ -1,4 +1,6 @@
-"""Stands in for CUDA's streams and graphs on the CPU: a capture notes the operations, a replay runs them again into the same tensors."""
+"""Stands in for CUDA's streams and graphs on the CPU: a capture notes the operations, a replay runs
+them again into the same tensors.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class _Recording(TorchDispatchMode):
         super().__init__()
         self.graph = graph
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = operation(*args, **(kwargs or {}))
         self.graph.steps.append((operation, args, kwargs or {}, result))
         return result

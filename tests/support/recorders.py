@@ -1,4 +1,6 @@
-"""Stands in for packages of hardware that this machine lacks: modules of `documented` with exactly the documented signatures."""
+"""Stands in for packages of hardware that this machine lacks: modules of `documented` with exactly
+the documented signatures.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ class Running:
     lines: list[str] = field(default_factory=list)
 
     def address(self, what: str) -> str:
-        return next(line.partition(" at ")[2] for line in self.lines if line.startswith(f"{what} at "))
+        return next(
+            line.partition(" at ")[2] for line in self.lines if line.startswith(f"{what} at ")
+        )
 
     @property
     def log(self) -> str:
@@ -45,17 +47,29 @@ class Running:
         return self.process.wait(DEADLINE)
 
 
-def serving(words: Sequence[object], cwd: Path, environment: Mapping[str, str]) -> AbstractContextManager[Running]:
+def serving(
+    words: Sequence[object], cwd: Path, environment: Mapping[str, str]
+) -> AbstractContextManager[Running]:
     """`tsx` with these words, in this Python."""
     return started([sys.executable, "-m", "tsx_cli", *map(str, words)], cwd, environment)
 
 
 @contextmanager
-def started(command: Sequence[str | Path], cwd: Path, environment: Mapping[str, str], *, last_line: str = "try: curl") -> Iterator[Running]:
-    """Wait until the server has printed the line that begins with `last_line`; fail with its output where it ends before."""
+def started(
+    command: Sequence[str | Path],
+    cwd: Path,
+    environment: Mapping[str, str],
+    *,
+    last_line: str = "try: curl",
+) -> Iterator[Running]:
+    """Wait until the server has printed the line that begins with `last_line`; fail with its output
+    where it ends before.
+    """
     log_file = cwd / "server.log"
     with log_file.open("w") as log:
-        process = forked.Popen(command, cwd=cwd, env=clean(environment), stdout=subprocess.PIPE, stderr=log, text=True)
+        process = forked.Popen(
+            command, cwd=cwd, env=clean(environment), stdout=subprocess.PIPE, stderr=log, text=True
+        )
     late = threading.Timer(DEADLINE, process.kill)
     late.start()
     running = Running(process, log_file)
@@ -66,7 +80,9 @@ def started(command: Sequence[str | Path], cwd: Path, environment: Mapping[str, 
             if line.startswith(last_line):
                 break
         else:
-            raise AssertionError(f"the server ended with {process.wait()}: {running.lines} {running.log}")
+            raise AssertionError(
+                f"the server ended with {process.wait()}: {running.lines} {running.log}"
+            )
         late.cancel()
         yield running
     finally:
@@ -78,14 +94,22 @@ def started(command: Sequence[str | Path], cwd: Path, environment: Mapping[str, 
             process.stdout.close()
 
 
-def tsx(words: Sequence[object], cwd: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def tsx(
+    words: Sequence[object], cwd: Path, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
     """A command that ends by itself, in a process of its own."""
     command = [sys.executable, "-m", "tsx_cli", *map(str, words)]
-    return forked.run(command, cwd=cwd, env=clean(environment), capture_output=True, text=True, timeout=DEADLINE)
+    return forked.run(
+        command, cwd=cwd, env=clean(environment), capture_output=True, text=True, timeout=DEADLINE
+    )
 
 
-def screen(words: Sequence[object], cwd: Path, environment: Mapping[str, str], until: str | None = None) -> tuple[str, int]:
-    """What a person sees on a terminal, and the exit code; with `until`, Ctrl-C once that text is there."""
+def screen(
+    words: Sequence[object], cwd: Path, environment: Mapping[str, str], until: str | None = None
+) -> tuple[str, int]:
+    """What a person sees on a terminal, and the exit code; with `until`, Ctrl-C once that text is
+    there.
+    """
     ours, theirs = pty.openpty()
     process = forked.Popen(
         [sys.executable, "-m", "tsx_cli", *map(str, words)],
@@ -121,15 +145,23 @@ def _read(terminal: int) -> bytes:
 
 
 def clean(environment: Mapping[str, str]) -> dict[str, str]:
-    """This environment without the tester's own settings, without gRPC, whose ports are fixed ones unless they are named, and without
-    torch in the process that workers come from: most handlers of tests do without, and its import is what takes longest of a start.
+    """This environment without the tester's own settings, without gRPC, whose ports are fixed ones
+    unless they are named, and without torch in the process that workers come from: most handlers of
+    tests do without, and its import is what takes longest of a start.
     """
     own = {name: value for name, value in os.environ.items() if not name.startswith("TSX_")}
-    return own | {"COLUMNS": "200", "TSX_ENABLE_GRPC": "false", "TSX_WORKER_PRELOAD": "false", **environment}
+    return own | {
+        "COLUMNS": "200",
+        "TSX_ENABLE_GRPC": "false",
+        "TSX_WORKER_PRELOAD": "false",
+        **environment,
+    }
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """Of a process that was started just now: for a moment after exec, /proc has no environment of it."""
+    """Of a process that was started just now: for a moment after exec, /proc has no environment of
+    it.
+    """
     end = time.monotonic() + DEADLINE
     while not (found := psutil.Process(pid).environ()):
         assert time.monotonic() < end

@@ -1,7 +1,8 @@
-"""A machine on which `tsx bench` runs without time: servers are formulas, the clock is a number, and other processes come and go.
+"""A machine on which `tsx bench` runs without time: servers are formulas, the clock is a number,
+and other processes come and go.
 
-The search, the comparison at the end and the judgement of noise are the real ones; what each configuration can do on the quiet machine
-is known, so that the choice can be judged.
+The search, the comparison at the end and the judgement of noise are the real ones; what each
+configuration can do on the quiet machine is known, so that the choice can be judged.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def bursts(seed: int) -> Others:
 
 @dataclass
 class SimulatedMachine:
-    """`drift` is the share by which the machine becomes slower and faster again, within ten minutes."""
+    """`drift` is the share by which the machine becomes slower and faster again, within ten
+    minutes.
+    """
 
     seed: int
     others: Others = quiet
@@ -87,24 +90,41 @@ class SimulatedMachine:
         share = (1.0 if one else self.parallel) * (self.half if precision == "bf16" else 1.0)
         times = {size: share * (self.first + self.each * size) for size in (1, 2, 4, 8, 16, 32)}
         points = [
-            CurvePoint(batch_size=size, median_ms=ms, low_ms=0.97 * ms, high_ms=1.03 * ms, samples=20, cpu_ms=ms * (1 if one else CORES))
+            CurvePoint(
+                batch_size=size,
+                median_ms=ms,
+                low_ms=0.97 * ms,
+                high_ms=1.03 * ms,
+                samples=20,
+                cpu_ms=ms * (1 if one else CORES),
+            )
             for size, ms in times.items()
         ]
         return Curve(precision=precision, threads=threads, points=points, spread=0.05)
 
     def truth(self, how: Configuration, offered: OfferedLoad) -> tuple[float, float]:
-        """Answers a second and p99 on the quiet machine. More workers than cores have a longer tail."""
+        """Answers a second and p99 on the quiet machine.
+
+        More workers than cores have a longer tail.
+        """
         curve = self.curve(how.precision, how.threads_each(CORES))
         found, error = predict(curve, how, offered, 0.5, CORES), self.errors.get(how, 1.0)
         crowd = 1 + 0.12 * max(0.0, min(how.workers, offered.connections) / CORES - 1)
-        return found.throughput * error, found.p99_ms / error * crowd if math.isfinite(found.p99_ms) else 5000.0
+        return found.throughput * error, found.p99_ms / error * crowd if math.isfinite(
+            found.p99_ms
+        ) else 5000.0
 
     def best(self, how: Configuration) -> float:
-        loads = [self.truth(how, OfferedLoad(connections=each)) for each in (*range(1, 24), *range(24, 80, 4))]
+        loads = [
+            self.truth(how, OfferedLoad(connections=each))
+            for each in (*range(1, 24), *range(24, 80, 4))
+        ]
         return max((rate for rate, p99 in loads if p99 <= 100), default=0.0)
 
     def share(self, how: Configuration) -> float:
-        """Of the cores that it could use, what it gets now: the kernel divides them by what is ready to run."""
+        """Of the cores that it could use, what it gets now: the kernel divides them by what is
+        ready to run.
+        """
         ready = how.workers * how.threads_each(CORES)
         wanted, others = min(ready, CORES), self.others(self.now)
         return min(1.0, max(CORES - others, CORES * ready / (ready + others)) / wanted)
@@ -113,7 +133,9 @@ class SimulatedMachine:
         """The share of each step of this time."""
         shares = []
         for _ in range(max(1, round(seconds / STEP))):
-            shares.append(self.share(how) * (1 - self.drift * math.sin(self.now / 600 * math.pi) ** 2))
+            shares.append(
+                self.share(how) * (1 - self.drift * math.sin(self.now / 600 * math.pi) ** 2)
+            )
             self.now += STEP
         return shares
 
@@ -128,21 +150,47 @@ class SimulatedMachine:
         p99 *= math.exp(abs(self.chance.gauss(0, 0.06))) / sorted(shares)[len(shares) // 20]
         answers = max(20, round(rate * 2 * seconds))
         tail = max(1, round(0.015 * answers))
-        latency = Latency(mean_ms=0.6 * p99, p50_ms=0.6 * p99, p90_ms=0.8 * p99, p95_ms=0.9 * p99, p99_ms=p99, p999_ms=p99, max_ms=p99)
+        latency = Latency(
+            mean_ms=0.6 * p99,
+            p50_ms=0.6 * p99,
+            p90_ms=0.8 * p99,
+            p95_ms=0.9 * p99,
+            p99_ms=p99,
+            p999_ms=p99,
+            max_ms=p99,
+        )
         histogram = [(0.6 * p99, answers - tail), (p99, tail)]
-        fresh = Round(seconds=2 * seconds, sent=answers, ok=answers, throughput=rate, latency=latency, histogram=histogram)
+        fresh = Round(
+            seconds=2 * seconds,
+            sent=answers,
+            ok=answers,
+            throughput=rate,
+            latency=latency,
+            histogram=histogram,
+        )
         return LoadMeasurement(fresh, Stages(), {}, [])
 
-    def time_curve(self, archive: object, how: Configuration, sizes: Sequence[int], payloads: object, **budget: float) -> Curve:
+    def time_curve(
+        self,
+        archive: object,
+        how: Configuration,
+        sizes: Sequence[int],
+        payloads: object,
+        **budget: float,
+    ) -> Curve:
         self.now += LOADING
         curve = self.curve(how.precision, how.threads)
         for point in list(curve.points):
             shares = sorted(self.passes(0.5 * budget["budget_seconds"] / len(sizes), how))
-            slow = [point.median_ms / share * math.exp(self.chance.gauss(0, 0.02)) for share in shares]
+            slow = [
+                point.median_ms / share * math.exp(self.chance.gauss(0, 0.02)) for share in shares
+            ]
             point.median_ms = slow[len(slow) // 2]
             point.low_ms, point.high_ms = min(slow), max(slow)
             if point.median_ms > budget["most_ms"]:
-                curve.points = [each for each in curve.points if each.batch_size <= point.batch_size]
+                curve.points = [
+                    each for each in curve.points if each.batch_size <= point.batch_size
+                ]
                 break
         return curve
 
@@ -157,10 +205,18 @@ class _Watch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """What the processes would have counted: the sums of the shares, of the configuration that was measured last."""
+        """What the processes would have counted: the sums of the shares, of the configuration that
+        was measured last.
+        """
         machine, end = self._machine, self._machine.now
         how = machine.log[-1][1] if machine.log else Configuration()
-        ready, steps, mine, theirs, waiting = how.workers * how.threads_each(CORES), 0, 0.0, 0.0, 0.0
+        ready, steps, mine, theirs, waiting = (
+            how.workers * how.threads_each(CORES),
+            0,
+            0.0,
+            0.0,
+            0.0,
+        )
         machine.now = self._began
         while machine.now < end:
             got = machine.share(how) * min(ready, CORES)
@@ -168,7 +224,13 @@ class _Watch:
             waiting += ready + machine.others(machine.now) > CORES
             machine.now, steps = machine.now + STEP, steps + 1
         machine.now, steps = end, max(1, steps)
-        self.noise = Noise(cores=mine / steps, others=theirs / steps, busiest="stress", cpu_pressure=waiting / steps, probe=1.0)
+        self.noise = Noise(
+            cores=mine / steps,
+            others=theirs / steps,
+            busiest="stress",
+            cpu_pressure=waiting / steps,
+            probe=1.0,
+        )
 
 
 class _Candidate:
@@ -177,7 +239,9 @@ class _Candidate:
     def __init__(self, machine: SimulatedMachine, how: Configuration) -> None:
         self.configuration, self._machine = how, machine
 
-    def load(self, offered: OfferedLoad, on_progress: object = None, *, seconds: float) -> LoadMeasurement:
+    def load(
+        self, offered: OfferedLoad, on_progress: object = None, *, seconds: float
+    ) -> LoadMeasurement:
         return self._machine.load(self.configuration, offered, seconds)
 
 
@@ -224,10 +288,23 @@ def search(machine: SimulatedMachine, seconds: float, place: Path, **options: An
         inputs=Inputs(source="a", count=1),
     )
     archive = SimpleNamespace(config=ModelConfig(), manifest=SimpleNamespace(handler="handler.py"))
-    target = cast(Any, SimpleNamespace(archive=archive, payloads=[], seconds=3.0, name="m", warm_up="auto", seed=0))
+    target = cast(
+        Any,
+        SimpleNamespace(
+            archive=archive, payloads=[], seconds=3.0, name="m", warm_up="auto", seed=0
+        ),
+    )
     given = replace(GRID, **options)
     journal = Journal(place, new=True)
-    bench = Bench(given, target, results, journal, Progress(math.inf, quiet=True), seconds, clock=lambda: machine.now)
+    bench = Bench(
+        given,
+        target,
+        results,
+        journal,
+        Progress(math.inf, quiet=True),
+        seconds,
+        clock=lambda: machine.now,
+    )
     bench.space = configurations(given, ModelConfig(), CORES, 0)
     bench.servers, bench.guard = cast(Any, _Servers(machine)), cast(Any, _Guard())
     bench.time_curve, bench.watch = machine.time_curve, cast(Any, lambda probes: _Watch(machine))

@@ -1,10 +1,13 @@
-"""A model that streams words as text generation does, in the events of OpenAI and of Hugging Face, and reports its metrics."""
+"""A model that streams words as text generation does, in the events of OpenAI and of Hugging Face,
+and reports its metrics.
+"""
 
 from __future__ import annotations
 
 CONFIG = "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\n"
 
-# `Talker` repeats the prompt's words. `max_tokens` bounds them; a prompt with `slow` pauses between them, with `break` it fails after two.
+# `Talker` repeats the prompt's words. `max_tokens` bounds them; a prompt with `slow` pauses between
+# them, with `break` it fails after two.
 TALKER = """
 import asyncio, json, time
 from ts.metrics.dimension import Dimension

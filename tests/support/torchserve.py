@@ -1,4 +1,6 @@
-"""The `torchserve` command as scripts call it: in a directory of its own, with a pid file of its own."""
+"""The `torchserve` command as scripts call it: in a directory of its own, with a pid file of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -26,26 +28,53 @@ class TorchServe:
 
     def __init__(self, place: Path, ports: list[int]) -> None:
         self.place = place
-        self.inference, self.management, self.metrics = (f"http://127.0.0.1:{port}" for port in ports)
+        self.inference, self.management, self.metrics = (
+            f"http://127.0.0.1:{port}" for port in ports
+        )
         self.pid_file = place / "tmp" / ".model_server.pid"
-        self.environment = clean({"TMPDIR": str(place / "tmp"), "TSX_CACHE_DIR": str(place / "cache"), "TSX_WORKER_PRELOAD": "false"})
+        self.environment = clean(
+            {
+                "TMPDIR": str(place / "tmp"),
+                "TSX_CACHE_DIR": str(place / "cache"),
+                "TSX_WORKER_PRELOAD": "false",
+            }
+        )
         (place / "tmp").mkdir()
         (place / "store").mkdir()
 
     def configure(self, *lines: str) -> None:
-        addresses = [f"{role}_address={getattr(self, role)}" for role in ("inference", "management", "metrics")]
-        (self.place / "config.properties").write_text("\n".join([*addresses, "model_store=store", "enable_grpc=false", *lines]) + "\n")
+        addresses = [
+            f"{role}_address={getattr(self, role)}"
+            for role in ("inference", "management", "metrics")
+        ]
+        (self.place / "config.properties").write_text(
+            "\n".join([*addresses, "model_store=store", "enable_grpc=false", *lines]) + "\n"
+        )
 
     def call(self, *words: str) -> tuple[int, str, str]:
         """A call that ends and leaves nothing running."""
-        done = forked.run(self._command(words), cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=DEADLINE)
+        done = forked.run(
+            self._command(words),
+            cwd=self.place,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+        )
         return done.returncode, done.stdout, done.stderr
 
     def start(self, *words: str) -> tuple[int, list[str]]:
-        """As TorchServe's launcher does: read what is printed until the server says that it has started. The exit code is the command's."""
+        """As TorchServe's launcher does: read what is printed until the server says that it has
+        started. The exit code is the command's.
+        """
         with open(self.place / "stderr", "w") as errors:
             process = forked.Popen(
-                self._command(words), cwd=self.place, env=self.environment, stdout=subprocess.PIPE, stderr=errors, text=True
+                self._command(words),
+                cwd=self.place,
+                env=self.environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
             )
         late = threading.Timer(DEADLINE, process.kill)
         late.start()
@@ -72,18 +101,26 @@ class TorchServe:
         return found
 
     def describe(self, model: str) -> dict[str, Any]:
-        described: dict[str, Any] = json.loads(self.request("GET", f"{self.management}/models/{model}"))[0]
+        described: dict[str, Any] = json.loads(
+            self.request("GET", f"{self.management}/models/{model}")
+        )[0]
         return described
 
     def request(self, method: str, url: str, body: bytes | None = None) -> bytes:
         with urllib.request.urlopen(
-            urllib.request.Request(url, body, {"Content-Type": "application/octet-stream"}, method=method), timeout=DEADLINE
+            urllib.request.Request(
+                url, body, {"Content-Type": "application/octet-stream"}, method=method
+            ),
+            timeout=DEADLINE,
         ) as answer:
             content: bytes = answer.read()
             return content
 
     def snapshots(self) -> list[str]:
-        return [path.stem.partition("-")[2] for path in sorted((self.place / "logs" / "config").iterdir())]
+        return [
+            path.stem.partition("-")[2]
+            for path in sorted((self.place / "logs" / "config").iterdir())
+        ]
 
     def end(self) -> None:
         if (found := find_server(self.pid_file)) is not None:

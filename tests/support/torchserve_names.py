@@ -1,4 +1,6 @@
-"""The public names of TorchServe 0.12's packages: those of `torchserve_names.txt`, or of an installed TorchServe."""
+"""The public names of TorchServe 0.12's packages: those of `torchserve_names.txt`, or of an
+installed TorchServe.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,14 @@ def names() -> dict[str, list[str]]:
 
 
 def installed_names(site_packages: Path) -> dict[str, list[str]]:
-    """Return the functions, classes and variables that modules define. Loggers, version files and TorchServe's own tests do not count."""
+    """Return the functions, classes and variables that modules define.
+
+    Loggers, version files and TorchServe's own tests do not count.
+    """
     paths = {
-        ".".join(path.relative_to(site_packages).with_suffix("").parts).removesuffix(".__init__"): path
+        ".".join(path.relative_to(site_packages).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): path
         for package in PACKAGES
         for path in (site_packages / package).rglob("*.py")
     }

@@ -6,7 +6,9 @@ import zipfile
 from pathlib import Path
 
 
-def make_wheel(directory: Path, name: str, version: str, source: str = "", *, requires: tuple[str, ...] = ()) -> Path:
+def make_wheel(
+    directory: Path, name: str, version: str, source: str = "", *, requires: tuple[str, ...] = ()
+) -> Path:
     """A wheel of one module, `name`.py."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}-{version}-py3-none-any.whl"
@@ -20,6 +22,11 @@ def make_wheel(directory: Path, name: str, version: str, source: str = "", *, re
     }
     with zipfile.ZipFile(path, "w") as wheel:
         for member, text in members.items():
-            wheel.writestr(zipfile.ZipInfo(member), text)  # without the time: the same bytes whenever it is made
-        wheel.writestr(zipfile.ZipInfo(f"{info}/RECORD"), "".join(f"{member},,\n" for member in [*members, f"{info}/RECORD"]))
+            wheel.writestr(
+                zipfile.ZipInfo(member), text
+            )  # without the time: the same bytes whenever it is made
+        wheel.writestr(
+            zipfile.ZipInfo(f"{info}/RECORD"),
+            "".join(f"{member},,\n" for member in [*members, f"{info}/RECORD"]),
+        )
     return path

@@ -1,4 +1,7 @@
-"""A real browser for tests of the web page, and a server to look at. Without a browser these tests are skipped, and say so."""
+"""A real browser for tests of the web page, and a server to look at.
+
+Without a browser these tests are skipped, and say so.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +94,12 @@ class Odd:
 
 @pytest.fixture(scope="module")
 def browser(processes: None) -> Iterator[Any]:
-    """For a module: playwright's loop runs in this thread, and other modules want loops of their own."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `dev` installs")
+    """For a module: playwright's loop runs in this thread, and other modules want loops of their
+    own.
+    """
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs playwright, which the extra `dev` installs"
+    )
     program = installed_browser()
     if program is None:
         pytest.skip("needs a browser: scripts/install-browser installs Chromium")
@@ -115,16 +122,23 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Running]]:
+def start(
+    processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Running]]:
     """`tsx serve` with these words and settings; none outlives the module."""
     with ExitStack() as held:
 
         def begin(words: Sequence[object] = (), **settings: str) -> Running:
             place = tmp_path_factory.mktemp("server")
-            environment = {"TSX_CACHE_DIR": str(store / "cache"), "TSX_STATE_DIR": str(place / "state")}
+            environment = {
+                "TSX_CACHE_DIR": str(store / "cache"),
+                "TSX_STATE_DIR": str(place / "state"),
+            }
             environment |= {"TSX_WORKER_PRELOAD": "false"}
             environment |= {f"TSX_{name.upper()}": value for name, value in settings.items()}
-            return held.enter_context(serving(["serve", "--model-store", store, *words], place, environment))
+            return held.enter_context(
+                serving(["serve", "--model-store", store, *words], place, environment)
+            )
 
         yield begin
 
@@ -133,7 +147,9 @@ def start(processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory
 def context(browser: Any) -> Iterator[Any]:
     """For a module: a process of the browser for each test would take longer than the test."""
     context = browser.new_context(
-        permissions=["clipboard-read", "clipboard-write"], viewport={"width": 1280, "height": 900}, reduced_motion="reduce"
+        permissions=["clipboard-read", "clipboard-write"],
+        viewport={"width": 1280, "height": 900},
+        reduced_motion="reduce",
     )
     context.set_default_timeout(TIMEOUT)
     yield context
@@ -142,17 +158,29 @@ def context(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def page(context: Any) -> Iterator[Any]:
-    """A page of a new visitor. Whatever the browser refuses, logs as an error, or fetches from elsewhere fails the test."""
+    """A page of a new visitor.
+
+    Whatever the browser refuses, logs as an error, or fetches from elsewhere fails the test.
+    """
     page = context.new_page()
     problems: list[str] = []
-    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on(
+        "console",
+        lambda message: problems.append(message.text) if message.type == "error" else None,
+    )
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda request: problems.append(request.url) if not _is_own(request.url) else None)
+    page.on(
+        "request",
+        lambda request: problems.append(request.url) if not _is_own(request.url) else None,
+    )
     yield page
     with suppress(Exception):  # a test has taken it away from the page
         page.evaluate("localStorage.clear()")
     page.close()
-    allowed = ("Failed to load resource", "net::ERR_CONNECTION_REFUSED")  # what the browser says of a status, and of a stopped server
+    allowed = (
+        "Failed to load resource",
+        "net::ERR_CONNECTION_REFUSED",
+    )  # what the browser says of a status, and of a stopped server
     assert [problem for problem in problems if not any(text in problem for text in allowed)] == []
 
 

@@ -13,7 +13,9 @@ from PIL import Image
 
 from tests.support.servers import Running
 
-expect: Any = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `dev` installs").expect
+expect: Any = pytest.importorskip(
+    "playwright.sync_api", reason="needs playwright, which the extra `dev` installs"
+).expect
 expect.set_options(timeout=30_000)
 
 
@@ -35,7 +37,10 @@ def png(light: int, size: tuple[int, int] = (64, 48)) -> bytes:
 
 def register(client: httpx.Client, *archives: str, workers: int = 1) -> None:
     for archive in archives:
-        assert client.post("/models", params={"url": archive, "initial_workers": workers}).status_code == 200
+        assert (
+            client.post("/models", params={"url": archive, "initial_workers": workers}).status_code
+            == 200
+        )
 
 
 def look(page: Any, server: Running, where: str = "") -> None:

@@ -31,23 +31,36 @@ def ask(page: Any, text: str) -> None:
     page.get_by_role("button", name="Send").click()
 
 
-def test_a_conversation_streams_and_its_code_repeats_it(page: Any, served: Running, tmp_path: Path) -> None:
+def test_a_conversation_streams_and_its_code_repeats_it(
+    page: Any, served: Running, tmp_path: Path
+) -> None:
     look(page, served, "model/talker/try")
     page.get_by_label("System prompt").fill("Be <b>brief</b>.")
     page.get_by_label("Max tokens").fill("3")
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Stop", exact=True).fill("END\n")
     said = page.get_by_role("log", name="Conversation").get_by_role("listitem")
-    with page.expect_request(lambda request: "/ui/api/predict/talker/1.0/v1/chat/completions" in request.url) as first:
+    with page.expect_request(
+        lambda request: "/ui/api/predict/talker/1.0/v1/chat/completions" in request.url
+    ) as first:
         ask(page, "<i>good</i> day")
     expect(said).to_have_count(2)
-    expect(said.last.locator(".said")).to_have_text("<i>good</i> day <i>good</i> ")  # as text, and no markup
-    expect(said.last).to_contain_text(re.compile(r"first token after .*s · 3 tokens · .* tokens/s · length"))
+    expect(said.last.locator(".said")).to_have_text(
+        "<i>good</i> day <i>good</i> "
+    )  # as text, and no markup
+    expect(said.last).to_contain_text(
+        re.compile(r"first token after .*s · 3 tokens · .* tokens/s · length")
+    )
     assert page.locator(".conversation i").count() == 0
     system = {"role": "system", "content": "Be <b>brief</b>."}
     body = json.loads(first.value.post_data)
     assert body["messages"] == [system, {"role": "user", "content": "<i>good</i> day"}]
-    assert (body["max_tokens"], body["temperature"], body["stop"], body["stream"]) == (3, 0, ["END"], True)
+    assert (body["max_tokens"], body["temperature"], body["stop"], body["stream"]) == (
+        3,
+        0,
+        ["END"],
+        True,
+    )
     with page.expect_request(lambda request: "chat/completions" in request.url) as second:
         ask(page, "again")
     expect(said).to_have_count(4)
@@ -62,7 +75,14 @@ def test_a_conversation_streams_and_its_code_repeats_it(page: Any, served: Runni
     assert 'client.chat.completions.create(\n    model="talker",' in program
     page.get_by_role("tab", name="curl").click()
     line = page.locator("pre[data-for=curl]").inner_text()
-    done = forked.run(["bash", "-c", line], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=60)
+    done = forked.run(
+        ["bash", "-c", line],
+        cwd=tmp_path,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert "data: [DONE]" in done.stdout, done.stderr
     page.get_by_role("button", name="New conversation").click()
     expect(said).to_have_count(0)
@@ -79,7 +99,9 @@ def test_enter_sends_and_breaks_the_line_only_with_shift(page: Any, served: Runn
     message.press("Shift+Enter")
     message.press_sequentially("two")
     expect(message).to_have_value("one\ntwo")
-    message.dispatch_event("keydown", {"key": "Enter", "isComposing": True})  # it ends a word of an input method
+    message.dispatch_event(
+        "keydown", {"key": "Enter", "isComposing": True}
+    )  # it ends a word of an input method
     expect(message).to_have_value("one\ntwo")
     message.press("Enter")
     expect(said).to_have_count(2)
@@ -92,7 +114,9 @@ def test_stop_ends_the_answer_in_the_worker(page: Any, served: Running) -> None:
     with httpx.Client(base_url=served.address("predictions"), timeout=60) as client:
 
         def count() -> int:
-            return int(client.post("/predictions/talker", json={"inputs": "cancelled"}).json()["cancelled"])
+            return int(
+                client.post("/predictions/talker", json={"inputs": "cancelled"}).json()["cancelled"]
+            )
 
         before = count()
         ask(page, "slow words")
@@ -113,7 +137,9 @@ def test_what_fails_is_said_and_can_be_sent_again(page: Any, served: Running) ->
     look(page, served, "model/talker/try")
     page.get_by_label("Max tokens").fill("5000")
     ask(page, "too much")
-    expect(page.get_by_role("alert").filter(has_text="max_tokens is more than the context has")).to_be_visible()
+    expect(
+        page.get_by_role("alert").filter(has_text="max_tokens is more than the context has")
+    ).to_be_visible()
     expect(page.get_by_label("Message")).to_have_value("too much")
     page.get_by_label("Max tokens").fill("")
     ask(page, "break it now")
@@ -127,7 +153,9 @@ def test_what_fails_is_said_and_can_be_sent_again(page: Any, served: Running) ->
     expect(page.locator(".said").last).to_contain_text("once upon once upon")
 
 
-def test_single_requests_are_there_too_and_all_that_other_models_have(page: Any, served: Running) -> None:
+def test_single_requests_are_there_too_and_all_that_other_models_have(
+    page: Any, served: Running
+) -> None:
     look(page, served, "model/talker/try")
     page.get_by_role("radio", name="Single request").check()
     expect(page.get_by_role("radio", name="JSON")).to_be_checked()
@@ -144,7 +172,9 @@ def test_the_charts_of_generation_are_those_of_its_metrics(page: Any, served: Ru
     with httpx.Client(base_url=served.address("predictions"), timeout=60) as client:
         look(page, served, "model/talker/overview")
         chart(r"Requests per second, 10 s mean: 1\.0 \d")  # what comes from here on is counted
-        client.post("/predictions/talker", json={"inputs": "a b", "parameters": {"max_new_tokens": 40}})
+        client.post(
+            "/predictions/talker", json={"inputs": "a b", "parameters": {"max_new_tokens": 40}}
+        )
         chart(r"Tokens per second, 10 s mean: out [1-9].* in [0-9.]+")
         chart(r"Time to first token, 10 s mean: p99 \d.*s, p50 \d.*s")
         chart(r"Time per output token, 10 s mean: p99 \d.*s, p50 \d.*s")

@@ -1,4 +1,6 @@
-"""The web page in a real browser, from end to end: what a person does with it, and what they then see."""
+"""The web page in a real browser, from end to end: what a person does with it, and what they then
+see.
+"""
 
 from __future__ import annotations
 
@@ -59,15 +61,21 @@ def management(server: Running) -> Iterator[httpx.Client]:
             client.delete(f"/models/{model['modelName']}")
 
 
-def test_a_version_shows_its_form_and_those_that_are_not_used(page: Any, server: Running, management: httpx.Client, store: Path) -> None:
+def test_a_version_shows_its_form_and_those_that_are_not_used(
+    page: Any, server: Running, management: httpx.Client, store: Path
+) -> None:
     make_model(store / "formed.mar", FORMED)
     register(management, "formed.mar")
     look(page, server, "model/formed/overview")
     expect(page.get_by_text("form bf16")).to_be_visible()
-    expect(page.get_by_text("Forms that are not used: openvino-int8: it was built for cuda")).to_be_visible()
+    expect(
+        page.get_by_text("Forms that are not used: openvino-int8: it was built for cuda")
+    ).to_be_visible()
 
 
-def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(page: Any, server: Running, management: httpx.Client) -> None:
+def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(
+    page: Any, server: Running, management: httpx.Client
+) -> None:
     look(page, server)
     expect(page.get_by_text("No model is registered")).to_be_visible()
     page.get_by_role("button", name="Register a model").focus()
@@ -77,14 +85,18 @@ def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(page: Any, se
     page.keyboard.type("looks.ma")
     page.keyboard.press("Enter")
     expect(dialog.get_by_role("alert")).to_contain_text("Model not found")
-    expect(page.get_by_role("button", name="Dismiss this message")).to_have_count(0)  # the dialog says it, and nothing behind it
+    expect(page.get_by_role("button", name="Dismiss this message")).to_have_count(
+        0
+    )  # the dialog says it, and nothing behind it
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Tab")
     dialog.get_by_label("Archive").focus()
     page.keyboard.press("End")
     page.keyboard.type("r")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("status").get_by_text("registered with 1 initial workers")).to_be_visible()
+    expect(
+        page.get_by_role("status").get_by_text("registered with 1 initial workers")
+    ).to_be_visible()
     expect(dialog).to_have_count(0)
     row = page.get_by_role("row", name=re.compile("looks"))
     expect(row.get_by_text("ready", exact=True)).to_be_visible()
@@ -105,7 +117,9 @@ def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(page: Any, se
     assert management.get("/models/looks").status_code == 404
 
 
-def test_an_image_is_predicted_and_every_line_repeats_it(page: Any, served: Running, tmp_path: Path) -> None:
+def test_an_image_is_predicted_and_every_line_repeats_it(
+    page: Any, served: Running, tmp_path: Path
+) -> None:
     (tmp_path / "light.png").write_bytes(png(204))
     look(page, served, "model/looks/try")
     expect(page.get_by_role("radio", name="Image")).to_be_checked()
@@ -118,15 +132,28 @@ def test_an_image_is_predicted_and_every_line_repeats_it(page: Any, served: Runn
     expect(bars.first).to_contain_text("80.0 %")
     expect(page.get_by_role("list", name="Where the time went")).to_contain_text("inference")
     expect(page.get_by_text(re.compile(r"200 OK · .*s · .* B$"))).to_be_visible()
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    answer, times = (page.get_by_role("list", name=name).bounding_box()["y"] for name in ("Labels", "Where the time went"))
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    answer, times = (
+        page.get_by_role("list", name=name).bounding_box()["y"]
+        for name in ("Labels", "Where the time went")
+    )
     assert answer < times
     for tool in TOOLS:
         page.get_by_role("tab", name=tool).click()
         line = page.locator(f"pre[data-for={tool}]").inner_text()
         if tool == "JavaScript" and shutil.which("node") is None:
             continue
-        done = forked.run(command_of(tool, line), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        done = forked.run(
+            command_of(tool, line),
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["light"] == pytest.approx(0.8), tool
     page.get_by_role("tab", name="curl").focus()
@@ -135,7 +162,10 @@ def test_an_image_is_predicted_and_every_line_repeats_it(page: Any, served: Runn
     page.keyboard.press("ArrowLeft")
     page.get_by_role("button", name="Copy the line for curl").click()
     expect(page.get_by_role("button", name="Copy the line for curl")).to_have_text("Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == page.locator("pre[data-for=curl]").inner_text()
+    assert (
+        page.evaluate("navigator.clipboard.readText()")
+        == page.locator("pre[data-for=curl]").inner_text()
+    )
 
 
 def test_an_image_may_be_dropped_or_come_from_the_camera(page: Any, served: Running) -> None:
@@ -156,14 +186,18 @@ def test_an_image_may_be_dropped_or_come_from_the_camera(page: Any, served: Runn
     page.locator(".drop:visible").dispatch_event("drop", {"dataTransfer": transfer})
     expect(page.get_by_text("dropped.png")).to_be_visible()
     page.get_by_role("button", name="Send").click()
-    expect(page.get_by_role("list", name="Labels").get_by_role("listitem").first).to_contain_text("dark")
+    expect(page.get_by_role("list", name="Labels").get_by_role("listitem").first).to_contain_text(
+        "dark"
+    )
 
 
 def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) -> None:
     look(page, served, "model/echo/try")
     expect(page.get_by_role("radio", name="JSON")).to_be_checked()
     send_json(page, {"cat": 0.75, "dog": 0.25})
-    expect(page.get_by_role("list", name="Labels").get_by_role("listitem").first).to_contain_text("75.0 %")
+    expect(page.get_by_role("list", name="Labels").get_by_role("listitem").first).to_contain_text(
+        "75.0 %"
+    )
     send_json(page, [{"cat": [1, 2, 30, 40], "score": 0.9}])
     expect(page.get_by_role("region", name="Detected objects")).to_contain_text("1, 2, 30, 40")
     send_json(page, [[[row % 2, 0.5] for _ in range(16)] for row in range(16)])
@@ -171,7 +205,9 @@ def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) ->
     send_json(page, [[[0, 0.5]] * 16, *[[None] * 16] * 15])  # no mask, although it begins as one
     expect(page.locator("details.raw pre")).to_contain_text("null")
     send_json(page, [{"name": "a", "size": 1}, {"name": "b", "tags": ["x"]}])
-    expect(page.get_by_role("region", name="The answer as a table").get_by_role("row")).to_have_count(3)
+    expect(
+        page.get_by_role("region", name="The answer as a table").get_by_role("row")
+    ).to_have_count(3)
     send_json(page, {"deep": {"er": [1, "<img src=x onerror=alert(1)>"]}})
     expect(page.locator("details.raw pre")).to_contain_text("<img src=x onerror=alert(1)>")
     page.get_by_label("JSON", exact=True).last.fill('{"a": ')
@@ -181,7 +217,9 @@ def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) ->
 
 
 def test_boxes_lie_over_the_image_that_was_sent(page: Any, served: Running) -> None:
-    """The shape alone decides: a page is given an answer as a detector gives it, with the image of the request."""
+    """The shape alone decides: a page is given an answer as a detector gives it, with the image of
+    the request.
+    """
     look(page, served)
     count = page.evaluate(
         """async () => {
@@ -197,7 +235,9 @@ def test_boxes_lie_over_the_image_that_was_sent(page: Any, served: Running) -> N
     assert count == [2, 3, 18, 27]
 
 
-def test_a_failure_is_reported_in_the_playground_and_kept_with_its_traceback(page: Any, served: Running) -> None:
+def test_a_failure_is_reported_in_the_playground_and_kept_with_its_traceback(
+    page: Any, served: Running
+) -> None:
     look(page, served, "model/echo/try")
     send_json(page, "fail")
     expect(page.get_by_text("the echo is broken")).to_be_visible()
@@ -209,19 +249,28 @@ def test_a_failure_is_reported_in_the_playground_and_kept_with_its_traceback(pag
     expect(page.locator(".errors pre")).to_contain_text("handler.py")
     expect(page.locator(".errors").get_by_text(request, exact=True)).to_be_visible()
     look(page, served, "model/echo/errors/no-such-request")
-    expect(page.get_by_text("The server has no traceback of request no-such-request")).to_be_visible()
+    expect(
+        page.get_by_text("The server has no traceback of request no-such-request")
+    ).to_be_visible()
 
 
-def test_a_model_that_fails_is_red_with_its_share_of_errors_and_the_last_one(page: Any, start: Callable[..., Running]) -> None:
+def test_a_model_that_fails_is_red_with_its_share_of_errors_and_the_last_one(
+    page: Any, start: Callable[..., Running]
+) -> None:
     server = start(["echo.mar", *FREE_PORTS])
     look(page, server)
     row = page.get_by_role("row", name=re.compile("echo"))
-    expect(row.locator("svg .line")).to_have_attribute("d", re.compile("M"))  # the trend: requests are counted by the second from now on
+    expect(row.locator("svg .line")).to_have_attribute(
+        "d", re.compile("M")
+    )  # the trend: requests are counted by the second from now on
     with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
         for body in ("well", "fail", "fail", "fail"):
             client.post("/predictions/echo", json=body)
     link = row.get_by_role("link", name=re.compile("^75.* % errors$"))
-    expect(link).to_have_attribute("title", "of the requests of the last 10 minutes; last error: RuntimeError: the echo is broken")
+    expect(link).to_have_attribute(
+        "title",
+        "of the requests of the last 10 minutes; last error: RuntimeError: the echo is broken",
+    )
     expect(link).to_have_class("chip bad")
     expect(row.get_by_text("ready", exact=True)).to_have_class("chip off")
     link.click()
@@ -233,10 +282,16 @@ def test_a_model_that_fails_is_red_with_its_share_of_errors_and_the_last_one(pag
     expect(card.get_by_role("link", name=re.compile("^75.* % errors$"))).to_be_visible()
 
 
-def test_the_api_is_described_at_each_address_without_files_from_elsewhere(page: Any, served: Running) -> None:
+def test_the_api_is_described_at_each_address_without_files_from_elsewhere(
+    page: Any, served: Running
+) -> None:
     look(page, served)
-    expect(page.get_by_role("link", name="API")).to_have_attribute("href", f"{served.address('predictions')}/docs")
-    expect(page.get_by_role("link", name="Documentation")).to_have_attribute("href", re.compile("^https://"))
+    expect(page.get_by_role("link", name="API")).to_have_attribute(
+        "href", f"{served.address('predictions')}/docs"
+    )
+    expect(page.get_by_role("link", name="Documentation")).to_have_attribute(
+        "href", re.compile("^https://")
+    )
     page.get_by_role("link", name="API").click()
     expect(page.get_by_role("heading", name=re.compile("^tsx inference"))).to_be_visible()
     operation = page.locator("#operations-inference-post_predictions_model")
@@ -251,16 +306,24 @@ def test_the_api_is_described_at_each_address_without_files_from_elsewhere(page:
     expect(page.get_by_role("heading", name=re.compile("^tsx management"))).to_be_visible()
 
 
-def test_errors_are_grouped_by_exception_and_counted(page: Any, server: Running, management: httpx.Client) -> None:
+def test_errors_are_grouped_by_exception_and_counted(
+    page: Any, server: Running, management: httpx.Client
+) -> None:
     register(management, "echo.mar")
     look(page, server, "model/echo/errors")
     expect(page.get_by_text("No errors so far.")).to_be_visible()
     summary = page.locator(".errors summary")
     reported: dict[str, re.Pattern[str]] = {}
     with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
-        for word, place, text in (("fail", 1, "1 .*broken"), ("fail otherwise", 2, "1 .*lost"), ("fail", 1, "2 .*broken")):
+        for word, place, text in (
+            ("fail", 1, "1 .*broken"),
+            ("fail otherwise", 2, "1 .*lost"),
+            ("fail", 1, "2 .*broken"),
+        ):
             client.post("/predictions/echo", json=word)
-            reported = {str(place): re.compile(text)} | {key: value for key, value in reported.items() if key != str(place)}
+            reported = {str(place): re.compile(text)} | {
+                key: value for key, value in reported.items() if key != str(place)
+            }
             expect(summary).to_have_text([*reported.values()])
         for row in ("fail with 1", "fail with 2"):
             client.post("/predictions/echo", json=row)
@@ -272,7 +335,9 @@ def test_errors_are_grouped_by_exception_and_counted(page: Any, server: Running,
 
 
 @pytest.mark.parametrize("where", ["nonsense", "model/%E0", "model", "model/echo/nonsense"])
-def test_an_address_that_is_none_says_so_and_the_page_goes_on(page: Any, served: Running, where: str) -> None:
+def test_an_address_that_is_none_says_so_and_the_page_goes_on(
+    page: Any, served: Running, where: str
+) -> None:
     look(page, served, where)
     expect(page.get_by_role("heading", name="This page does not exist")).to_be_visible()
     expect(page.locator("main")).to_contain_text(where)
@@ -282,7 +347,9 @@ def test_an_address_that_is_none_says_so_and_the_page_goes_on(page: Any, served:
     expect(page.get_by_role("heading", name="Models")).to_be_visible()
 
 
-def test_the_skip_link_leads_to_the_content_and_not_to_another_view(page: Any, served: Running) -> None:
+def test_the_skip_link_leads_to_the_content_and_not_to_another_view(
+    page: Any, served: Running
+) -> None:
     look(page, served, "model/echo")
     page.get_by_role("link", name="Skip to the content").press("Enter")
     expect(page.locator("main")).to_be_focused()
@@ -304,7 +371,9 @@ def test_a_server_without_models_shows_the_first_commands_and_takes_the_name_of_
     )
     page.get_by_role("button", name="Copy the command: Pack a model").click()
     assert page.evaluate("navigator.clipboard.readText()") == steps.first.inner_text()
-    expect(page.locator("input[type=file], .drop")).to_have_count(0)  # a browser cannot put an archive into the model store
+    expect(page.locator("input[type=file], .drop")).to_have_count(
+        0
+    )  # a browser cannot put an archive into the model store
     page.get_by_role("button", name="Register a model").click()
     dialog = page.get_by_role("dialog", name="Register a model")
     dialog.get_by_label("Archive").fill("looks.mar")
@@ -313,10 +382,14 @@ def test_a_server_without_models_shows_the_first_commands_and_takes_the_name_of_
     expect(page.get_by_text("No model is registered")).to_be_hidden()
 
 
-def test_a_server_without_a_model_store_names_the_command_that_serves_an_archive(page: Any, served: Running) -> None:
+def test_a_server_without_a_model_store_names_the_command_that_serves_an_archive(
+    page: Any, served: Running
+) -> None:
     def without(route: Any) -> None:
         reported = route.fetch().json()
-        route.fulfill(json=reported | {"models": [], "server": reported["server"] | {"store": None}})
+        route.fulfill(
+            json=reported | {"models": [], "server": reported["server"] | {"store": None}}
+        )
 
     page.route("**/ui/api/state*", without)
     look(page, served)
@@ -325,12 +398,32 @@ def test_a_server_without_a_model_store_names_the_command_that_serves_an_archive
     page.unroute_all(behavior="wait")
 
 
-def test_a_latency_target_that_is_missed_and_a_reply_cache_are_described(page: Any, served: Running) -> None:
+def test_a_latency_target_that_is_missed_and_a_reply_cache_are_described(
+    page: Any, served: Running
+) -> None:
     def configured(route: Any) -> None:
         reported = route.fetch().json()
-        version, *_ = next(model["versions"] for model in reported["models"] if model["name"] == "looks")
-        slo = {"target": "p99<10ms", "batchSize": 2, "attained": 0, "missed": 20, "refused": 3, "attainment": 0.0, "budgetLeft": -99.0}
-        cache = {"entries": 5, "size": 2560, "maxSize": 1 << 20, "hits": 55, "misses": 5, "evictions": 0, "hitRatio": 55 / 60}
+        version, *_ = next(
+            model["versions"] for model in reported["models"] if model["name"] == "looks"
+        )
+        slo = {
+            "target": "p99<10ms",
+            "batchSize": 2,
+            "attained": 0,
+            "missed": 20,
+            "refused": 3,
+            "attainment": 0.0,
+            "budgetLeft": -99.0,
+        }
+        cache = {
+            "entries": 5,
+            "size": 2560,
+            "maxSize": 1 << 20,
+            "hits": 55,
+            "misses": 5,
+            "evictions": 0,
+            "hitRatio": 55 / 60,
+        }
         version |= {"slo": slo, "cache": cache}
         route.fulfill(json=reported)
 
@@ -341,7 +434,9 @@ def test_a_latency_target_that_is_missed_and_a_reply_cache_are_described(page: A
         "100 times as many misses as it allows; 3 refused on arrival; batches of up to 2"
     )
     hits = "answered 91.7 % of the requests (55 hits, 5 misses)"
-    expect(page.get_by_text("Reply cache")).to_have_text(f"Reply cache: {hits}; it holds 5, 2.5 KiB of 1.0 MiB")
+    expect(page.get_by_text("Reply cache")).to_have_text(
+        f"Reply cache: {hits}; it holds 5, 2.5 KiB of 1.0 MiB"
+    )
     expect(page.locator(".stat").nth(4).locator("small")).to_have_text("")
     page.unroute_all(behavior="wait")
 
@@ -349,20 +444,31 @@ def test_a_latency_target_that_is_missed_and_a_reply_cache_are_described(page: A
 def test_state_leads_the_overview_with_a_trend_each(page: Any, served: Running) -> None:
     look(page, served, "model/looks/overview")
     state = page.locator(".stat")
-    expect(state.locator("dt")).to_have_text(["Requests/s", "Errors", "p50", "p99", "Queue", "Batch fill"])
+    expect(state.locator("dt")).to_have_text(
+        ["Requests/s", "Errors", "p50", "p99", "Queue", "Batch fill"]
+    )
     with httpx.Client(base_url=served.address("predictions"), timeout=60) as client:
         for _ in range(30):  # the first may come before the counts that rates are made of
-            client.post("/predictions/looks", content=png(10), headers={"content-type": "image/png"})
-            client.post("/predictions/looks", content=b"no picture", headers={"content-type": "image/png"})
+            client.post(
+                "/predictions/looks", content=png(10), headers={"content-type": "image/png"}
+            )
+            client.post(
+                "/predictions/looks", content=b"no picture", headers={"content-type": "image/png"}
+            )
             with contextlib.suppress(AssertionError):
-                expect(state.nth(1)).to_contain_text(re.compile(r"[3-7]\d(\.\d+)? %"), timeout=2000)  # a half, of two rates
+                expect(state.nth(1)).to_contain_text(
+                    re.compile(r"[3-7]\d(\.\d+)? %"), timeout=2000
+                )  # a half, of two rates
                 break
     expect(state.nth(1)).to_have_attribute("data-tone", "bad")
     expect(state.nth(3)).to_contain_text(re.compile("(ms|µs)"))
     expect(state.locator("path.line")).to_have_count(6)
     expect(state.nth(0).locator("path.line")).to_have_attribute("d", re.compile("M.*L"))
     expect(state.nth(5)).to_contain_text("batch size 1")
-    top = [page.locator(where).first.bounding_box()["y"] for where in (".stats", ".charts", ".versions")]
+    top = [
+        page.locator(where).first.bounding_box()["y"]
+        for where in (".stats", ".charts", ".versions")
+    ]
     assert top == sorted(top)
 
 
@@ -417,7 +523,9 @@ def test_charts_fit_their_data_and_share_one_crosshair(page: Any, served: Runnin
 def test_charts_move_when_requests_come(page: Any, served: Running) -> None:
     look(page, served, "model/echo/overview")
     chart = page.get_by_role("img", name=re.compile("^Requests per second"))
-    expect(chart).to_have_attribute("aria-label", re.compile(r"mean: 1.0 0$"))  # once what came before is ten seconds ago
+    expect(chart).to_have_attribute(
+        "aria-label", re.compile(r"mean: 1.0 0$")
+    )  # once what came before is ten seconds ago
     enough = threading.Event()
 
     def ask() -> None:
@@ -425,19 +533,31 @@ def test_charts_move_when_requests_come(page: Any, served: Running) -> None:
             while not enough.wait(0.02):
                 client.post("/predictions/echo", content=b"[1]")
 
-    with ThreadPoolExecutor(1) as thread:  # until it is seen: five seconds later there would be nothing to see
+    with ThreadPoolExecutor(
+        1
+    ) as thread:  # until it is seen: five seconds later there would be nothing to see
         asking = thread.submit(ask)
         try:
             expect(chart).to_have_attribute("aria-label", re.compile(r"mean: 1.0 (0\.)?[1-9]"))
             expect(chart.locator("path.line")).to_have_attribute("d", re.compile(r"L.*L"))
-            expect(page.get_by_role("img", name=re.compile("^Latency, 10 s mean: p99 .* (ms|µs|s), p50"))).to_be_visible()
-            expect(page.get_by_role("img", name=re.compile("^Time by stage, .*inference [0-9.]+ (ms|µs|s)"))).to_be_visible()
+            expect(
+                page.get_by_role(
+                    "img", name=re.compile("^Latency, 10 s mean: p99 .* (ms|µs|s), p50")
+                )
+            ).to_be_visible()
+            expect(
+                page.get_by_role(
+                    "img", name=re.compile("^Time by stage, .*inference [0-9.]+ (ms|µs|s)")
+                )
+            ).to_be_visible()
         finally:
             enough.set()
         asking.result()
 
 
-def test_workers_and_versions_are_changed_from_the_page(page: Any, server: Running, management: httpx.Client) -> None:
+def test_workers_and_versions_are_changed_from_the_page(
+    page: Any, server: Running, management: httpx.Client
+) -> None:
     register(management, "looks.mar", "looks2.mar")
     look(page, server, "model/looks/overview")
     second = page.get_by_role("region", name="Version 2.0", exact=True)
@@ -451,12 +571,21 @@ def test_workers_and_versions_are_changed_from_the_page(page: Any, server: Runni
         "Response timeout, seconds",
         "Deadline of a request, ms",
     )
-    assert [drawer.get_by_label(name, exact=True).input_value() for name in names] == ["1", "1", "100", "100", "120", "0"]
+    assert [drawer.get_by_label(name, exact=True).input_value() for name in names] == [
+        "1",
+        "1",
+        "100",
+        "100",
+        "120",
+        "0",
+    ]
     expect(drawer.get_by_role("button", name="Apply")).to_be_disabled()
     drawer.get_by_label("Workers", exact=True).fill("2")
     drawer.get_by_label("Batch size", exact=True).fill("4")
     drawer.get_by_label("Queue size", exact=True).fill("0")
-    drawer.get_by_label("Queue size", exact=True).evaluate("(field) => (field.min = '')")  # the server's own bound
+    drawer.get_by_label("Queue size", exact=True).evaluate(
+        "(field) => (field.min = '')"
+    )  # the server's own bound
     expect(drawer.get_by_role("region", name="Changes").get_by_role("listitem")).to_have_text(
         ["Workers1→2", "Batch size1→4", "Queue size100→0"]
     )
@@ -469,32 +598,46 @@ def test_workers_and_versions_are_changed_from_the_page(page: Any, server: Runni
     expect(second.locator("tbody tr")).to_have_count(2)
     expect(second.locator(".facts div", has_text="Batch size")).to_contain_text("4")
     (described,) = management.get("/models/looks/2.0").json()
-    assert [described[name] for name in ("minWorkers", "batchSize", "jobQueueSize", "responseTimeout")] == [2, 4, 50, 120]
+    assert [
+        described[name] for name in ("minWorkers", "batchSize", "jobQueueSize", "responseTimeout")
+    ] == [2, 4, 50, 120]
     second.get_by_role("button", name="Make default").click()
-    expect(page.get_by_role("dialog").get_by_role("listitem")).to_have_text("Default version1.0→2.0")
+    expect(page.get_by_role("dialog").get_by_role("listitem")).to_have_text(
+        "Default version1.0→2.0"
+    )
     page.get_by_role("dialog").get_by_role("button", name="Make default").click()
     expect(second.get_by_text("default", exact=True)).to_be_visible()
     assert management.get("/models/looks").json()[0]["modelVersion"] == "2.0"
 
 
-def test_a_version_that_takes_the_place_of_another_has_as_many_workers(page: Any, server: Running, management: httpx.Client) -> None:
+def test_a_version_that_takes_the_place_of_another_has_as_many_workers(
+    page: Any, server: Running, management: httpx.Client
+) -> None:
     register(management, "looks.mar")
     management.put("/models/looks", params={"min_worker": 2, "synchronous": "true"})
     look(page, server)
     page.get_by_role("button", name="Register a model").click()
     page.get_by_label("Archive").fill("looks2.mar")
-    page.get_by_label(re.compile("Replace the served version once this one is loaded; no request is lost")).check()
+    page.get_by_label(
+        re.compile("Replace the served version once this one is loaded; no request is lost")
+    ).check()
     page.get_by_role("button", name="Register", exact=True).click()
-    expect(page.get_by_role("status").get_by_text("has taken the place of version 1.0")).to_be_visible()
+    expect(
+        page.get_by_role("status").get_by_text("has taken the place of version 1.0")
+    ).to_be_visible()
     (version,) = management.get("/models/looks/all").json()
     assert (version["modelVersion"], version["minWorkers"]) == ("2.0", 2)
 
 
-def test_traffic_is_split_by_the_bar_and_the_change_undone(page: Any, server: Running, management: httpx.Client) -> None:
+def test_traffic_is_split_by_the_bar_and_the_change_undone(
+    page: Any, server: Running, management: httpx.Client
+) -> None:
     register(management, "looks.mar", "looks2.mar")
     look(page, server, "model/looks/traffic")
     shares = page.get_by_role("region", name="Versions and their shares")
-    first, second = (shares.get_by_role("row", name=re.compile(rf"^{version}")) for version in ("1.0", "2.0"))
+    first, second = (
+        shares.get_by_role("row", name=re.compile(rf"^{version}")) for version in ("1.0", "2.0")
+    )
     expect(first).to_contain_text("100.0 %")
     border = page.get_by_role("slider", name="Border between 1.0 and 2.0")
     box = page.locator(".parts").bounding_box()
@@ -510,10 +653,14 @@ def test_traffic_is_split_by_the_bar_and_the_change_undone(page: Any, server: Ru
     page.get_by_label("Share of version 2.0, percent").fill("75")
     page.get_by_label("Share of version 2.0, percent").press("Enter")
     expect(page.get_by_label("Share of version 1.0, percent")).to_have_value("25")
-    assert management.get("/models/looks/traffic").json()["traffic"] == {}  # nothing is sent without the dialog
+    assert (
+        management.get("/models/looks/traffic").json()["traffic"] == {}
+    )  # nothing is sent without the dialog
     page.get_by_role("button", name="Review and apply").click()
     dialog = page.get_by_role("dialog", name="Split requests")
-    expect(dialog.get_by_role("listitem")).to_have_text(["Version 1.0100 %→25 %", "Version 2.00 %→75 %"])
+    expect(dialog.get_by_role("listitem")).to_have_text(
+        ["Version 1.0100 %→25 %", "Version 2.00 %→75 %"]
+    )
     dialog.get_by_role("button", name="Apply").click()
     expect(first).to_contain_text("25.0 %")
     expect(second).to_contain_text("75.0 %")
@@ -524,11 +671,18 @@ def test_traffic_is_split_by_the_bar_and_the_change_undone(page: Any, server: Ru
     dialog.get_by_role("button", name="Apply").click()
     expect(second).to_contain_text("100.0 %")
     kind = {"content-type": "image/png"}
-    answer = httpx.post(f"{server.address('predictions')}/predictions/looks", content=png(10), headers=kind, timeout=60)
+    answer = httpx.post(
+        f"{server.address('predictions')}/predictions/looks",
+        content=png(10),
+        headers=kind,
+        timeout=60,
+    )
     assert (answer.headers["x-tsx-model-version"], "new" in answer.json()) == ("2.0", True)
     page.get_by_role("button", name="Undo the last change").click()
     dialog = page.get_by_role("dialog", name="Undo the last change")
-    expect(dialog.get_by_role("listitem")).to_have_text(["Version 1.00 %→25 %", "Version 2.0100 %→75 %"])
+    expect(dialog.get_by_role("listitem")).to_have_text(
+        ["Version 1.00 %→25 %", "Version 2.0100 %→75 %"]
+    )
     dialog.get_by_role("button", name="Undo", exact=True).click()
     expect(page.get_by_label("Share of version 2.0, percent")).to_have_value("75")
     page.get_by_role("button", name="Set a label").click()
@@ -539,7 +693,9 @@ def test_traffic_is_split_by_the_bar_and_the_change_undone(page: Any, server: Ru
     expect(second).to_contain_text("canary")
     page.get_by_label("Share of version 2.0, percent").fill("-1")
     page.get_by_label("Share of version 2.0, percent").press("Enter")
-    expect(page.get_by_role("button", name="Review and apply")).to_be_hidden()  # the browser itself says that this is no share
+    expect(
+        page.get_by_role("button", name="Review and apply")
+    ).to_be_hidden()  # the browser itself says that this is no share
 
 
 def test_shares_follow_a_border_that_is_moved_past_others(page: Any, served: Running) -> None:
@@ -559,14 +715,19 @@ def test_shares_follow_a_border_that_is_moved_past_others(page: Any, served: Run
     assert found == [[90, 0, 10], [20, 48, 32], [60, 40], [0, 100]]
 
 
-def test_rules_are_set_and_taken_away_and_what_others_said_stays(page: Any, server: Running, management: httpx.Client) -> None:
+def test_rules_are_set_and_taken_away_and_what_others_said_stays(
+    page: Any, server: Running, management: httpx.Client
+) -> None:
     register(management, "looks.mar", "looks2.mar")
     look(page, server, "model/looks/traffic")
     panel = page.get_by_role("region", name="Traffic", exact=True)
     expect(panel.get_by_text("None: the shares alone decide.")).to_be_visible()
     panel.get_by_role("button", name="Edit rules").click()
     form = page.get_by_role("dialog", name="Rules and stickiness")
-    for header, how, value, to in (("X-Beta", "is", "1", "2.0"), ("X-User", "matches", "test-.*", "canary")):
+    for header, how, value, to in (
+        ("X-Beta", "is", "1", "2.0"),
+        ("X-User", "matches", "test-.*", "canary"),
+    ):
         form.get_by_role("button", name="Add rule").click()
         expect(form.get_by_label("Header of the rule").last).to_be_focused()
         form.get_by_label("Header of the rule").last.fill(header)
@@ -577,11 +738,16 @@ def test_rules_are_set_and_taken_away_and_what_others_said_stays(page: Any, serv
     changes = form.get_by_role("region", name="Changes").get_by_role("listitem")
     expect(changes).to_have_count(3)
     expect(changes.last).to_have_text("Rule 2X-User matches test-.* → canary")
-    management.put("/models/looks/labels/canary", json={"version": "2.0"})  # somebody else, meanwhile
+    management.put(
+        "/models/looks/labels/canary", json={"version": "2.0"}
+    )  # somebody else, meanwhile
     form.get_by_role("button", name="Apply").click()
     expect(page.get_by_text("The traffic policy was changed.")).to_be_visible()
     traffic = management.get("/models/looks/traffic").json()["traffic"]
-    first, second = {"header": "X-Beta", "equals": "1", "to": "2.0"}, {"header": "X-User", "matches": "test-.*", "to": "canary"}
+    first, second = (
+        {"header": "X-Beta", "equals": "1", "to": "2.0"},
+        {"header": "X-User", "matches": "test-.*", "to": "canary"},
+    )
     assert traffic == {
         "labels": {"canary": "2.0"},
         "rules": [first, second],
@@ -591,14 +757,20 @@ def test_rules_are_set_and_taken_away_and_what_others_said_stays(page: Any, serv
     expect(panel).to_contain_text("canary → 2.0")
     with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
         answers = [
-            client.post("/predictions/looks", content=png(10), headers={"content-type": "image/png", **headers}).headers
+            client.post(
+                "/predictions/looks",
+                content=png(10),
+                headers={"content-type": "image/png", **headers},
+            ).headers
             for headers in ({"X-Beta": "1"}, {"X-User": "test-ann"}, {"X-User": "ann"})
         ]
     assert [answer["x-tsx-model-version"] for answer in answers] == ["2.0", "2.0", "1.0"]
     panel.get_by_role("button", name="Edit rules").click()
     form.get_by_label("Value of the header").last.fill("(")
     form.get_by_role("button", name="Apply").click()
-    expect(form.get_by_role("alert")).to_contain_text("it is not a regular expression of RE2, which has no lookaround")
+    expect(form.get_by_role("alert")).to_contain_text(
+        "it is not a regular expression of RE2, which has no lookaround"
+    )
     expect(form.get_by_label("Value of the header").last).to_have_value("(")  # to be mended
     form.get_by_role("button", name="Remove this rule").last.click()
     form.get_by_role("button", name="Apply").click()
@@ -609,7 +781,9 @@ def test_rules_are_set_and_taken_away_and_what_others_said_stays(page: Any, serv
     expect(panel).to_contain_text("X-User matches test-.* → canary")
 
 
-def test_requests_are_recorded_and_the_files_removed(page: Any, server: Running, management: httpx.Client) -> None:
+def test_requests_are_recorded_and_the_files_removed(
+    page: Any, server: Running, management: httpx.Client
+) -> None:
     register(management, "echo.mar")
     look(page, server, "model/echo/traffic")
     page.get_by_role("button", name="Record", exact=True).click()
@@ -617,19 +791,25 @@ def test_requests_are_recorded_and_the_files_removed(page: Any, server: Running,
     dialog.get_by_label("Percent recorded").fill("100")
     dialog.get_by_label("Maximum size").fill("ten")
     dialog.get_by_label("Record the answers as well, so that a replay can compare them").check()
-    expect(dialog.get_by_role("listitem").first).to_have_text("Recorded0 %→100 % of the requests, with answers")
+    expect(dialog.get_by_role("listitem").first).to_have_text(
+        "Recorded0 %→100 % of the requests, with answers"
+    )
     dialog.get_by_role("button", name="Record", exact=True).click()
     problem = "Parameter max_size is 'ten': it must be a number of bytes, or a string such as 100MB or 2GB."
     expect(dialog.get_by_role("alert").get_by_text(problem)).to_be_visible()
     dialog.get_by_label("Maximum size").fill("1MB")
     dialog.get_by_role("button", name="Record", exact=True).click()
     panel = page.get_by_role("region", name="Recording", exact=True)
-    expect(panel.get_by_text("100 % of the requests, with answers, up to 1.0 MB, for 24 h")).to_be_visible()
+    expect(
+        panel.get_by_text("100 % of the requests, with answers, up to 1.0 MB, for 24 h")
+    ).to_be_visible()
     expect(page.get_by_role("button", name="Record", exact=True)).to_be_hidden()
     httpx.post(f"{server.address('predictions')}/predictions/echo", json=[1], timeout=60)
     expect(panel.locator(".tile", has_text="Recorded")).to_contain_text("1")
     line = panel.get_by_label("replay the recording", exact=True).inner_text()
-    assert Path(line.removeprefix("tsx replay ")) == Path(management.get("/models/echo/record").json()["directory"])
+    assert Path(line.removeprefix("tsx replay ")) == Path(
+        management.get("/models/echo/record").json()["directory"]
+    )
     panel.get_by_role("button", name="Stop recording").click()
     expect(panel.get_by_text("off", exact=True)).to_be_visible()
     panel.get_by_role("button", name="Remove files").click()
@@ -638,7 +818,9 @@ def test_requests_are_recorded_and_the_files_removed(page: Any, server: Running,
     assert management.get("/models/echo/record").json()["files"] == 0
 
 
-def test_a_rollout_is_begun_watched_and_taken_back(page: Any, server: Running, management: httpx.Client) -> None:
+def test_a_rollout_is_begun_watched_and_taken_back(
+    page: Any, server: Running, management: httpx.Client
+) -> None:
     register(management, "looks.mar", "looks2.mar")
     look(page, server, "model/looks/traffic")
     page.get_by_role("button", name="Start rollout").click()
@@ -653,17 +835,23 @@ def test_a_rollout_is_begun_watched_and_taken_back(page: Any, server: Running, m
     dialog.get_by_role("button", name="Start rollout").click()
     panel = page.get_by_role("region", name="Rollout", exact=True)
     expect(panel.get_by_text("version 1.0 to 2.0, step 1 of 2")).to_be_visible()
-    expect(panel.get_by_role("list", name="Steps").locator("[aria-current=step]")).to_have_text("40 %")
-    expect(page.get_by_role("region", name="Versions and their shares").get_by_role("row", name=re.compile("^2.0"))).to_contain_text(
-        "40.0 %"
+    expect(panel.get_by_role("list", name="Steps").locator("[aria-current=step]")).to_have_text(
+        "40 %"
     )
+    expect(
+        page.get_by_role("region", name="Versions and their shares").get_by_role(
+            "row", name=re.compile("^2.0")
+        )
+    ).to_contain_text("40.0 %")
     panel.get_by_role("button", name="Roll back").click()
     page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
     expect(panel.locator(".chip")).to_have_text("went back")
     assert management.get("/models/looks/rollout").json()["status"] == "went back"
 
 
-def test_requests_are_mirrored_and_answers_that_differ_are_shown(page: Any, server: Running, management: httpx.Client) -> None:
+def test_requests_are_mirrored_and_answers_that_differ_are_shown(
+    page: Any, server: Running, management: httpx.Client
+) -> None:
     register(management, "looks.mar", "looks2.mar")
     look(page, server, "model/looks/traffic")
     page.get_by_role("button", name="Mirror traffic").click()
@@ -682,7 +870,12 @@ def test_requests_are_mirrored_and_answers_that_differ_are_shown(page: Any, serv
     assert compare == {"kind": "numeric", "ignore": ["id", "outputs.*.took"], "rtol": 0.25}
     with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
         for light in (10, 200):
-            assert "new" not in client.post("/predictions/looks", content=png(light), headers={"content-type": "image/png"}).json()
+            assert (
+                "new"
+                not in client.post(
+                    "/predictions/looks", content=png(light), headers={"content-type": "image/png"}
+                ).json()
+            )
     expect(panel.locator(".tile", has_text="Disagreed")).to_contain_text("2")
     panel.locator("details summary").first.click()
     expect(panel.get_by_role("heading", name=re.compile("^version 2.0: 200"))).to_be_visible()
@@ -706,7 +899,9 @@ def test_metrics_of_the_model_are_there_and_can_be_filtered(page: Any, served: R
 
 
 def test_a_request_is_explained_by_its_id(page: Any, served: Running) -> None:
-    request = httpx.post(f"{served.address('predictions')}/predictions/echo", json=[1], timeout=60).headers["x-request-id"]
+    request = httpx.post(
+        f"{served.address('predictions')}/predictions/echo", json=[1], timeout=60
+    ).headers["x-request-id"]
     look(page, served, "model/echo/metrics")
     panel = page.get_by_role("region", name="Explain a request")
     for unknown in ("no-such-id", "a/b"):
@@ -752,7 +947,13 @@ def test_a_model_that_is_not_there_is_said_so(page: Any, served: Running) -> Non
 def test_the_page_says_that_the_server_stopped_and_goes_on_when_it_is_back(
     page: Any, browser: Any, start: Callable[..., Running], free_ports: Callable[[int], list[int]]
 ) -> None:
-    ports = dict(zip(("inference_address", "management_address", "metrics_address"), free_ports(3), strict=True))
+    ports = dict(
+        zip(
+            ("inference_address", "management_address", "metrics_address"),
+            free_ports(3),
+            strict=True,
+        )
+    )
     settings = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     first = start(["echo.mar"], **settings)
     page.goto(f"http://127.0.0.1:{ports['management_address']}/ui/")
@@ -769,7 +970,9 @@ def test_the_page_says_that_the_server_stopped_and_goes_on_when_it_is_back(
     expect(page.get_by_role("heading", name="echo")).to_be_visible()
 
 
-def test_a_token_is_asked_for_and_kept_in_this_tab_alone(page: Any, browser: Any, start: Callable[..., Running]) -> None:
+def test_a_token_is_asked_for_and_kept_in_this_tab_alone(
+    page: Any, browser: Any, start: Callable[..., Running]
+) -> None:
     server = start(["echo.mar", *FREE_PORTS], management_token="right", inference_token="other")
     look(page, server)
     dialog = page.get_by_role("dialog", name="This server requires a token")
@@ -806,7 +1009,9 @@ def test_the_theme_is_the_systems_until_one_is_chosen(page: Any, served: Running
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_view_has_a_serious_finding_of_axe(page: Any, served: Running, scheme: str) -> None:
-    """As it comes, after an answer, and in a narrow window; in dark colours what depends on them."""
+    """As it comes, after an answer, and in a narrow window; in dark colours what depends on
+    them.
+    """
     axe, only = _axe(), "color-contrast" if scheme == "dark" else None
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     look(page, served)
@@ -816,7 +1021,9 @@ def test_no_view_has_a_serious_finding_of_axe(page: Any, served: Running, scheme
     page.keyboard.press("Escape")
     for tab in ("try", "overview", "traffic", "errors", "metrics", "nonsense"):
         look(page, served, f"model/looks/{tab}")
-        expect(page.locator(".tabs [aria-current=page]" if tab != "nonsense" else ".lost")).to_be_visible()
+        expect(
+            page.locator(".tabs [aria-current=page]" if tab != "nonsense" else ".lost")
+        ).to_be_visible()
         if tab == "traffic":
             for button in ("Start rollout", "Mirror traffic", "Edit rules"):
                 page.get_by_role("button", name=button).click()
@@ -840,20 +1047,35 @@ def test_no_view_has_a_serious_finding_of_axe(page: Any, served: Running, scheme
     _check(axe, page, "narrow", only)
     if scheme == "dark":
         return
-    for where in ("", *(f"model/looks/{tab}" for tab in ("try", "overview", "traffic", "errors", "metrics"))):
+    for where in (
+        "",
+        *(f"model/looks/{tab}" for tab in ("try", "overview", "traffic", "errors", "metrics")),
+    ):
         look(page, served, where)
         expect(page.locator("main > div")).to_be_visible()
         page.wait_for_timeout(100)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{where} is wider than a phone"
-        wide = page.evaluate("[...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth).length")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+            f"{where} is wider than a phone"
+        )
+        wide = page.evaluate(
+            "[...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth).length"
+        )
         assert wide == 0, f"a table of {where} is wider than a phone"
 
 
 def _axe() -> Any:
-    return pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe, which the extra `dev` installs").Axe()
+    return pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="needs axe, which the extra `dev` installs"
+    ).Axe()
 
 
 def _check(axe: Any, page: Any, view: str, only: str | None = None) -> None:
-    found = axe.run(page, options={"resultTypes": ["violations"], **({"runOnly": [only]} if only else {})}).response["violations"]
-    serious = [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found if each["impact"] in ("serious", "critical")]
+    found = axe.run(
+        page, options={"resultTypes": ["violations"], **({"runOnly": [only]} if only else {})}
+    ).response["violations"]
+    serious = [
+        (each["id"], [node["html"] for node in each["nodes"]][:3])
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ]
     assert serious == [], view

@@ -1,4 +1,6 @@
-"""The web page when something is odd: answers, names, files, tokens, servers that come back, and more than fits."""
+"""The web page when something is odd: answers, names, files, tokens, servers that come back, and
+more than fits.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,14 @@ def lines_of(page: Any) -> dict[str, str]:
 
 
 def run_line(tool: str, line: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[bytes]:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **more}
-    done = forked.run(command_of(tool, line), cwd=cwd, env=environment, capture_output=True, timeout=60)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        **more,
+    }
+    done = forked.run(
+        command_of(tool, line), cwd=cwd, env=environment, capture_output=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr.decode()
     return done
 
@@ -50,7 +58,9 @@ def test_the_lines_hold_whatever_was_sent(page: Any, server: Running, tmp_path: 
         assert json.loads(run_line(tool, line, tmp_path).stdout)["text"] == TEXT, tool
 
 
-def test_the_lines_read_a_file_whatever_its_name(page: Any, server: Running, tmp_path: Path) -> None:
+def test_the_lines_read_a_file_whatever_its_name(
+    page: Any, server: Running, tmp_path: Path
+) -> None:
     file = tmp_path / "-it's $one; é.png"
     file.write_bytes(png(204))
     look(page, server, "model/looks/try")
@@ -58,13 +68,17 @@ def test_the_lines_read_a_file_whatever_its_name(page: Any, server: Running, tmp
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("list", name="Labels")).to_be_visible()
     for tool, line in lines_of(page).items():
-        assert json.loads(run_line(tool, line, tmp_path).stdout)["light"] == pytest.approx(0.8), tool
+        assert json.loads(run_line(tool, line, tmp_path).stdout)["light"] == pytest.approx(0.8), (
+            tool
+        )
     with page.expect_download() as saved:
         page.get_by_role("link", name="Save it").click()
     assert Path(saved.value.path()).read_bytes() == file.read_bytes()
 
 
-def test_the_lines_save_an_answer_that_is_no_text(page: Any, server: Running, tmp_path: Path) -> None:
+def test_the_lines_save_an_answer_that_is_no_text(
+    page: Any, server: Running, tmp_path: Path
+) -> None:
     look(page, server, "model/odd/try")
     send_json(page, {"bytes": 300})
     expect(page.get_by_text("75 KiB of binary data.")).to_be_visible()
@@ -89,8 +103,12 @@ def test_a_label_stands_for_its_version(page: Any, server: Running, tmp_path: Pa
 def test_numbers_are_shown_as_they_came(page: Any, server: Running) -> None:
     look(page, server, "model/odd/try")
     send_json(page, {"answer": '[{"id": 12345678901234567891, "score": 1.0}]'})
-    expect(page.get_by_role("region", name="The answer as a table")).to_contain_text("12345678901234567891")
-    assert '"id": 12345678901234567891,\n    "score": 1.0' in str(page.locator("details.raw pre").text_content())
+    expect(page.get_by_role("region", name="The answer as a table")).to_contain_text(
+        "12345678901234567891"
+    )
+    assert '"id": 12345678901234567891,\n    "score": 1.0' in str(
+        page.locator("details.raw pre").text_content()
+    )
 
 
 def test_an_answer_may_be_empty_a_failure_or_more_than_is_shown(page: Any, server: Running) -> None:
@@ -112,7 +130,9 @@ def test_an_answer_may_be_empty_a_failure_or_more_than_is_shown(page: Any, serve
     expect(answer.get_by_text("The first 60,000 of 70,000 characters.")).to_be_visible()
 
 
-def test_a_slow_answer_says_how_long_it_takes_and_can_be_stopped(page: Any, server: Running) -> None:
+def test_a_slow_answer_says_how_long_it_takes_and_can_be_stopped(
+    page: Any, server: Running
+) -> None:
     look(page, server, "model/odd/try")
     send_json(page, {"seconds": 4, "answer": "late"})
     expect(page.locator(".status")).to_have_text(re.compile(r"^Waiting for the answer … \d s$"))
@@ -122,7 +142,9 @@ def test_a_slow_answer_says_how_long_it_takes_and_can_be_stopped(page: Any, serv
     expect(page.get_by_text("soon", exact=True)).to_be_visible()
 
 
-def test_a_file_that_has_changed_is_to_be_chosen_again(page: Any, server: Running, tmp_path: Path) -> None:
+def test_a_file_that_has_changed_is_to_be_chosen_again(
+    page: Any, server: Running, tmp_path: Path
+) -> None:
     (tmp_path / "a.png").write_bytes(png(10))
     look(page, server, "model/looks/try")
     page.get_by_label("Image", exact=True).last.set_input_files(tmp_path / "a.png")
@@ -136,7 +158,9 @@ def test_a_file_that_has_changed_is_to_be_chosen_again(page: Any, server: Runnin
     expect(page.get_by_role("list", name="Labels")).to_be_visible()
 
 
-def test_the_form_follows_the_handler_once_its_worker_tells_what_it_takes(page: Any, start: Callable[..., Running]) -> None:
+def test_the_form_follows_the_handler_once_its_worker_tells_what_it_takes(
+    page: Any, start: Callable[..., Running]
+) -> None:
     server = start([*FREE_PORTS])
     with httpx.Client(base_url=server.address("models"), timeout=60) as client:
         register(client, "looks.mar", workers=0)
@@ -154,17 +178,25 @@ def test_the_form_follows_the_handler_once_its_worker_tells_what_it_takes(page: 
         expect(page.get_by_role("radio", name="Text")).to_be_checked()  # and is not asked again
 
 
-def test_samples_are_shown_and_requests_of_this_visit_can_be_sent_again(page: Any, start: Callable[..., Running], tmp_path: Path) -> None:
+def test_samples_are_shown_and_requests_of_this_visit_can_be_sent_again(
+    page: Any, start: Callable[..., Running], tmp_path: Path
+) -> None:
     archive = make_model(tmp_path / "sampled", LOOKS)
     (archive / "samples").mkdir()
-    for name, content in (("dark.png", png(0)), ("light.png", png(255)), ("row.json", b'{"light": 1}')):
+    for name, content in (
+        ("dark.png", png(0)),
+        ("light.png", png(255)),
+        ("row.json", b'{"light": 1}'),
+    ):
         (archive / "samples" / name).write_bytes(content)
     server = start([archive, *FREE_PORTS])
     look(page, server, "model/sampled")  # the playground is the first tab
     light = page.get_by_role("button", name="light.png")
     expect(light.locator("img")).to_have_js_property("naturalWidth", 64)
     expect(page.get_by_role("button", name="row.json")).to_contain_text('{"light": 1}')
-    expect(page.get_by_label("JSON", exact=True).last).to_have_value('{"light": 1}')  # what is sent where one only presses Send
+    expect(page.get_by_label("JSON", exact=True).last).to_have_value(
+        '{"light": 1}'
+    )  # what is sent where one only presses Send
     bars = page.get_by_role("list", name="Labels").get_by_role("listitem")
     for name, label in (("light.png", "light"), ("dark.png", "dark")):
         page.get_by_role("button", name=name, exact=True).first.click()
@@ -201,13 +233,19 @@ def test_the_camera_is_off_once_its_part_of_the_page_is_left(page: Any, server: 
     assert page.evaluate("seen.getTracks().map((track) => track.readyState)") == ["ended"]
 
 
-def test_a_file_that_is_dropped_beside_its_field_does_not_replace_the_page(page: Any, server: Running) -> None:
+def test_a_file_that_is_dropped_beside_its_field_does_not_replace_the_page(
+    page: Any, server: Running
+) -> None:
     look(page, server)
     expect(page.get_by_role("heading", name="Models")).to_be_visible()
-    assert page.evaluate("!document.body.dispatchEvent(new DragEvent('drop', { bubbles: true, cancelable: true }))")
+    assert page.evaluate(
+        "!document.body.dispatchEvent(new DragEvent('drop', { bubbles: true, cancelable: true }))"
+    )
 
 
-def test_a_browser_that_keeps_nothing_shows_the_page_all_the_same(page: Any, server: Running) -> None:
+def test_a_browser_that_keeps_nothing_shows_the_page_all_the_same(
+    page: Any, server: Running
+) -> None:
     page.add_init_script(
         """for (const name of ['localStorage', 'sessionStorage'])
             Object.defineProperty(window, name, { get() { throw new DOMException('denied', 'SecurityError'); } });"""
@@ -218,7 +256,9 @@ def test_a_browser_that_keeps_nothing_shows_the_page_all_the_same(page: Any, ser
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_a_token_is_asked_for_until_one_is_right(page: Any, start: Callable[..., Running], tmp_path: Path) -> None:
+def test_a_token_is_asked_for_until_one_is_right(
+    page: Any, start: Callable[..., Running], tmp_path: Path
+) -> None:
     server = start(["odd.mar", *FREE_PORTS], management_token="right", inference_token="it's other")
     look(page, server)
     dialog = page.get_by_role("dialog", name="This server requires a token")
@@ -247,21 +287,36 @@ def test_a_token_is_asked_for_until_one_is_right(page: Any, start: Callable[...,
     send_json(page, {"answer": {"a": 1}})
     expect(page.get_by_text("200 OK")).to_be_visible()
     for tool, line in lines_of(page).items():
-        assert json.loads(run_line(tool, line, tmp_path, TSX_INFERENCE_TOKEN="it's other").stdout) == {"a": 1}, tool
+        assert json.loads(
+            run_line(tool, line, tmp_path, TSX_INFERENCE_TOKEN="it's other").stdout
+        ) == {"a": 1}, tool
 
 
 def test_what_was_refused_for_a_while_comes_back(page: Any, server: Running) -> None:
     look(page, server, "model/odd/traffic")
     shares = page.get_by_role("region", name="Versions and their shares")
     expect(shares).to_be_visible()
-    page.route("**/models/odd/traffic", lambda route: route.fulfill(status=404, json={"type": "ModelNotFoundException", "message": "no"}))
+    page.route(
+        "**/models/odd/traffic",
+        lambda route: route.fulfill(
+            status=404, json={"type": "ModelNotFoundException", "message": "no"}
+        ),
+    )
     expect(shares).to_be_hidden()
     page.unroute("**/models/odd/traffic")
     expect(shares).to_be_visible()
 
 
 def test_the_log_of_a_server_that_was_started_again_is_its_own(page: Any, server: Running) -> None:
-    line = {"number": 1, "at": 1.0, "worker": "9000", "stream": "stdout", "text": "of the first", "request_ids": [], "version": "1.0"}
+    line = {
+        "number": 1,
+        "at": 1.0,
+        "worker": "9000",
+        "stream": "stdout",
+        "text": "of the first",
+        "request_ids": [],
+        "version": "1.0",
+    }
     page.route("**/ui/api/log/odd", lambda route: route.fulfill(json=[line]))
     look(page, server, "model/odd/errors")
     expect(page.get_by_role("log")).to_contain_text("1970-01-01")
@@ -270,8 +325,12 @@ def test_the_log_of_a_server_that_was_started_again_is_its_own(page: Any, server
     expect(page.get_by_role("log")).to_contain_text("of the second")
 
 
-def test_charts_of_a_server_that_was_started_again_begin_where_it_did(page: Any, server: Running) -> None:
-    """The page asks for what came after the newest point that it has, which is a later one than the new server's."""
+def test_charts_of_a_server_that_was_started_again_begin_where_it_did(
+    page: Any, server: Running
+) -> None:
+    """The page asks for what came after the newest point that it has, which is a later one than the
+    new server's.
+    """
     asked: list[str] = []
 
     def answer(route: Any) -> None:
@@ -287,12 +346,17 @@ def test_charts_of_a_server_that_was_started_again_begin_where_it_did(page: Any,
     assert asked[:3] == ["since=0", "since=1000000", ""]
 
 
-def test_many_versions_and_models_are_distinguished(page: Any, start: Callable[..., Running]) -> None:
+def test_many_versions_and_models_are_distinguished(
+    page: Any, start: Callable[..., Running]
+) -> None:
     server = start([*FREE_PORTS])
     with httpx.Client(base_url=server.address("models"), timeout=60) as client:
         register(client, *(f"many{number}.mar" for number in range(1, 13)), workers=0)
         for number in range(1, 11):
-            client.post("/models", params={"url": "odd.mar", "model_name": f"odd{number}", "initial_workers": 0})
+            client.post(
+                "/models",
+                params={"url": "odd.mar", "model_name": f"odd{number}", "initial_workers": 0},
+            )
     look(page, server)
     rows = page.get_by_role("region", name="Models").locator("tbody tr th.name")
     expect(rows).to_have_count(11)
@@ -301,12 +365,24 @@ def test_many_versions_and_models_are_distinguished(page: Any, start: Callable[.
     page.get_by_label("Filter").fill("nothing")
     expect(page.get_by_text("No model matches the filter.")).to_be_visible()
     look(page, server, "model/many/overview")
-    expect(page.get_by_role("heading", level=3)).to_have_text([f"Version {number}.0" for number in range(1, 13)])
-    expect(page.get_by_text("The charts show 1 of 12 versions: those with the most recent requests.")).to_be_visible()
+    expect(page.get_by_role("heading", level=3)).to_have_text(
+        [f"Version {number}.0" for number in range(1, 13)]
+    )
+    expect(
+        page.get_by_text("The charts show 1 of 12 versions: those with the most recent requests.")
+    ).to_be_visible()
 
 
 def test_a_long_error_is_reported_in_short_until_it_is_opened(page: Any, server: Running) -> None:
-    error = {"at": 1.0, "first": 1.0, "times": 1, "message": "m" * 5000, "traceback": "", "request_ids": [], "version": "1.0"}
+    error = {
+        "at": 1.0,
+        "first": 1.0,
+        "times": 1,
+        "message": "m" * 5000,
+        "traceback": "",
+        "request_ids": [],
+        "version": "1.0",
+    }
     error |= {"kind": "a", "kind_times": 1, "kind_first": 1.0}
     page.route("**/ui/api/errors/odd", lambda route: route.fulfill(json=[error]))
     look(page, server, "model/odd/errors")
@@ -325,4 +401,10 @@ def test_numbers_and_times_have_their_unit(page: Any, server: Running) -> None:
             return [seconds, [12.5, 250, 0.5, 1234.5].map(number), span(600), clock(now).length, clock(now - 864000).length];
         }"""
     )
-    assert reported == [["1 s", "1 ms", "100 s", "12.3 ms", "2 s"], ["12.5", "250", "0.5", "1,235"], "10 min", 8, 19]
+    assert reported == [
+        ["1 s", "1 ms", "100 s", "12.3 ms", "2 s"],
+        ["12.5", "250", "0.5", "1,235"],
+        "10 min",
+        8,
+        19,
+    ]

@@ -57,7 +57,9 @@ def with_models(page: Any, rates: Mapping[str, float], idle: int = 0) -> None:
             }
             models.append(model | {"name": name, "versions": [version | own]})
         none = version | {"workers": [], "state": "idle", "points": []}
-        return models + [model | {"name": f"idle{place}", "versions": [none]} for place in range(idle)]
+        return models + [
+            model | {"name": f"idle{place}", "versions": [none]} for place in range(idle)
+        ]
 
     def answer(route: Any) -> None:
         state = route.fetch().json()
@@ -74,7 +76,9 @@ def is_as_wide_as_its_window(page: Any) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
-def test_the_bar_names_the_views_and_marks_the_one_that_is_shown(page: Any, served: Running) -> None:
+def test_the_bar_names_the_views_and_marks_the_one_that_is_shown(
+    page: Any, served: Running
+) -> None:
     look(page, served)
     bar = page.get_by_role("navigation", name="Views")
     expect(bar.get_by_role("link")).to_have_text(["Models", "Jobs", "Logs", "Server"])
@@ -94,7 +98,9 @@ def test_models_are_sorted_by_any_column_requests_first(page: Any, served: Runni
     with_models(page, {"b": 5, "a": 50, "m10": 0.5, "m9": 20})
     look(page, served)
     expect(rows(page)).to_have_text(["a", "m9", "b", "m10"])
-    top = [page.locator(where).first.bounding_box()["y"] for where in (".stats", ".charts", ".sorts")]
+    top = [
+        page.locator(where).first.bounding_box()["y"] for where in (".stats", ".charts", ".sorts")
+    ]
     assert top == sorted(top)
     orders = {
         "Model": ["a", "b", "m9", "m10"],  # numbers in names count as numbers
@@ -129,14 +135,18 @@ def test_rows_keep_their_places_while_one_of_them_is_used(page: Any, served: Run
     link = page.get_by_role("link", name="a", exact=True)
     link.focus()
     rates["b"] = 5000.0
-    expect(page.get_by_role("row", name=re.compile("^b ")).locator("td.number").first).to_have_text(re.compile(r"\d,\d"))
+    expect(page.get_by_role("row", name=re.compile("^b ")).locator("td.number").first).to_have_text(
+        re.compile(r"\d,\d")
+    )
     expect(rows(page)).to_have_text(["a", "b"])
     expect(link).to_be_focused()
     link.blur()
     expect(rows(page)).to_have_text(["b", "a"])
 
 
-def test_models_without_workers_are_a_group_that_is_closed_until_it_is_wanted(page: Any, served: Running) -> None:
+def test_models_without_workers_are_a_group_that_is_closed_until_it_is_wanted(
+    page: Any, served: Running
+) -> None:
     with_models(page, {"a": 1}, idle=47)
     look(page, served)
     group = page.get_by_role("button", name="47 without workers")
@@ -173,7 +183,9 @@ def test_a_row_is_one_line_whatever_its_name(page: Any, served: Running, width: 
         assert is_as_wide_as_its_window(page), where
 
 
-def test_logs_are_those_of_all_models_or_of_one(page: Any, served: Running, start: Callable[..., Running], store: Any) -> None:
+def test_logs_are_those_of_all_models_or_of_one(
+    page: Any, served: Running, start: Callable[..., Running], store: Any
+) -> None:
     for name in ("first", "second"):
         make_model(store / f"{name}.mar", PRINTING, name=name)
     server = start(["first.mar", "second.mar", *FREE_PORTS])
@@ -195,7 +207,9 @@ def test_logs_are_those_of_all_models_or_of_one(page: Any, served: Running, star
     expect(page.get_by_role("log")).to_contain_text("two")
 
 
-def test_the_server_shows_what_it_is_and_its_settings_without_secrets(page: Any, start: Callable[..., Running]) -> None:
+def test_the_server_shows_what_it_is_and_its_settings_without_secrets(
+    page: Any, start: Callable[..., Running]
+) -> None:
     words = [
         "--set",
         "models.echo.batch_size=3",
@@ -207,7 +221,9 @@ def test_the_server_shows_what_it_is_and_its_settings_without_secrets(page: Any,
     page.get_by_label("Management token").fill("hunter2")
     page.keyboard.press("Enter")
     tiles = page.locator(".tile")
-    expect(tiles.locator("dt")).to_have_text(["Version", "Uptime", "Memory of the server", "Memory of workers", "Free memory"])
+    expect(tiles.locator("dt")).to_have_text(
+        ["Version", "Uptime", "Memory of the server", "Memory of workers", "Free memory"]
+    )
     expect(tiles.locator("dd").nth(1)).to_have_text(re.compile(r"\d+ s"))
     expect(tiles.locator("dd").nth(2)).to_have_text(re.compile(r"\d+ MiB"))
     settings = page.get_by_role("region", name="Settings", exact=True).last
@@ -217,9 +233,13 @@ def test_the_server_shows_what_it_is_and_its_settings_without_secrets(page: Any,
         ("management_token", "(hidden)"),
     ):
         expect(settings.get_by_role("row", name=name).locator("td").first).to_have_text(value)
-    expect(settings.get_by_role("row", name="otlp_endpoint").locator("td").first).to_have_text("http://***@127.0.0.1:9")
+    expect(settings.get_by_role("row", name="otlp_endpoint").locator("td").first).to_have_text(
+        "http://***@127.0.0.1:9"
+    )
     assert "hunter2" not in page.content()
-    expect(settings.get_by_role("row", name="job_queue_size")).to_have_count(0)  # it has its default
+    expect(settings.get_by_role("row", name="job_queue_size")).to_have_count(
+        0
+    )  # it has its default
     page.get_by_label("Show defaults too").check()
     expect(settings.get_by_role("row", name="job_queue_size")).to_be_visible()
     page.get_by_label("Filter").fill("drain")
@@ -249,7 +269,9 @@ def test_the_views_have_no_serious_finding_of_axe(page: Any, served: Running, sc
             assert page.evaluate(wide) == 0, f"a table of {view} is wider than {width} pixels"
 
 
-def test_a_server_that_has_no_model_has_all_its_views(page: Any, start: Callable[..., Running]) -> None:
+def test_a_server_that_has_no_model_has_all_its_views(
+    page: Any, start: Callable[..., Running]
+) -> None:
     server = start([*FREE_PORTS])
     look(page, server)
     expect(page.get_by_text("Serve your first model")).to_be_visible()
@@ -259,4 +281,6 @@ def test_a_server_that_has_no_model_has_all_its_views(page: Any, start: Callable
     with httpx.Client(base_url=server.address("models"), timeout=60) as client:
         register(client, "echo.mar")
     expect(page.get_by_role("log")).to_contain_text("is ready on")
-    expect(page.get_by_label("Model", exact=True).locator("option")).to_have_text(["all models", "echo"])
+    expect(page.get_by_label("Model", exact=True).locator("option")).to_have_text(
+        ["all models", "echo"]
+    )

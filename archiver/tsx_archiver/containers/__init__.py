@@ -1,1 +1,3 @@
-"""Archive containers: zip files, tar files and directories behind one interface, with limits on their content."""
+"""Archive containers: zip files, tar files and directories behind one interface, with limits on
+their content.
+"""

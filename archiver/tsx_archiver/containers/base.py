@@ -1,4 +1,6 @@
-"""One interface for zip and tar.gz: a checked list of members, and their bytes, never more than declared."""
+"""One interface for zip and tar.gz: a checked list of members, and their bytes, never more than
+declared.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,22 @@ class Member(NamedTuple):
 
 
 class ArchiveFile(Protocol):
-    """An open archive file. The constructor has checked `members` and raises if anything is unsafe."""
+    """An open archive file. The constructor has checked `members` and raises if anything is
+    unsafe.
+    """
 
     form: str
     members: list[Member]
 
     def stream(self) -> Iterator[tuple[Member, BinaryIO]]:
-        """Each file member once, in the archive's order, with a stream of its bytes that must be read before going on."""
+        """Each file member once, in the archive's order, with a stream of its bytes that must be
+        read before going on.
+        """
 
     def read(self, name: str, most: int) -> bytes | None:
-        """The bytes of a small member, at most `most` of them; None where there is no such member."""
+        """The bytes of a small member, at most `most` of them; None where there is no such
+        member.
+        """
 
     def close(self) -> None: ...
 
@@ -47,7 +55,10 @@ class MemberList:
         self.limits = limits
         self.members: list[Member] = []
         self.total = 0
-        self._dense = self._dense_packed = 0  # of all members that unpack to so much more than their size: many small bombs are one
+        self._dense = self._dense_packed = (
+            # of all members that unpack to so much more than their size: many small bombs are one
+            0
+        )
         self._seen: dict[str, Member] = {}
 
     def add(self, member: Member) -> None:
@@ -59,13 +70,22 @@ class MemberList:
         self.total += member.size
         if self.total > self.limits.total:
             raise ArchiveTooLarge(
-                f"{self.source} would unpack to more than {human(self.limits.total)}, according to its headers. {REFUSED} "
-                "Raise max_archive_size only if you know the archive."
+                f"{self.source} would unpack to more than {human(self.limits.total)}, according to"
+                f" its headers. {REFUSED} Raise max_archive_size only if you know the archive."
             )
         if member.packed is not None and self.limits.is_dense(member.size, member.packed):
-            self._dense, self._dense_packed = self._dense + member.size, self._dense_packed + member.packed
+            self._dense, self._dense_packed = (
+                self._dense + member.size,
+                self._dense_packed + member.packed,
+            )
             if self._dense > self.limits.ratio_floor:
-                raise too_dense(self.source, f"member {shown(member.name)}", self._dense, self._dense_packed, self.limits)
+                raise too_dense(
+                    self.source,
+                    f"member {shown(member.name)}",
+                    self._dense,
+                    self._dense_packed,
+                    self.limits,
+                )
         self._refuse_twin(member)
         self.members.append(member)
 
@@ -74,7 +94,8 @@ class MemberList:
         twin = self._seen.get(key)
         if twin is not None and not (twin.is_directory and member.is_directory):
             raise DuplicateMember(
-                f"{self.source} has two members for one file, {shown(twin.name)} and {shown(member.name)}. {REFUSED} Pack it again."
+                f"{self.source} has two members for one file, {shown(twin.name)} and"
+                f" {shown(member.name)}. {REFUSED} Pack it again."
             )
         self._seen[key] = member
 
@@ -86,8 +107,8 @@ class MemberList:
                 above = self._seen.get("/".join(parts[:depth]))
                 if above is not None and not above.is_directory:
                     raise DuplicateMember(
-                        f"{self.source} holds {shown(above.name)} both as a file and as the directory of {shown(member.name)}. "
-                        f"{REFUSED} Pack the model again."
+                        f"{self.source} holds {shown(above.name)} both as a file and as the"
+                        f" directory of {shown(member.name)}. {REFUSED} Pack the model again."
                     )
         if all(member.is_directory for member in self.members):
             raise EmptyArchive(f"{self.source} is an archive without files. Pack the model again.")
@@ -96,13 +117,16 @@ class MemberList:
 
 def too_dense(source: str, what: str, size: int, packed: int, limits: Limits) -> ArchiveTooLarge:
     return ArchiveTooLarge(
-        f"{source}: {what} unpacks from {human(packed)} to {human(size)}, more than {limits.ratio} times its size, as zip bombs do, and "
-        f"more than {human(limits.ratio_floor)}. {REFUSED} Raise max_dense_archive_size only if you know the archive."
+        f"{source}: {what} unpacks from {human(packed)} to {human(size)}, more than {limits.ratio}"
+        f" times its size, as zip bombs do, and more than {human(limits.ratio_floor)}. {REFUSED}"
+        " Raise max_dense_archive_size only if you know the archive."
     )
 
 
 def root_of(members: Sequence[Member]) -> str:
-    """The directory inside the archive that is the model's: empty, or the only one at the top, as in TorchServe's .tar.gz."""
+    """The directory inside the archive that is the model's: empty, or the only one at the top, as
+    in TorchServe's .tar.gz.
+    """
     tops = set()
     for member in members:
         top, slash, _ = member.name.partition("/")

@@ -12,7 +12,10 @@ from tsx_archiver.limits import Limits
 
 
 def open_container(file: BinaryIO, source: str, limits: Limits) -> ArchiveFile:
-    """Open by the first bytes, whatever the file is called. Raises an ArchiveError that says what the file is instead."""
+    """Open by the first bytes, whatever the file is called.
+
+    Raises an ArchiveError that says what the file is instead.
+    """
     head = file.read(4)
     file.seek(0)
     if not head:
@@ -22,9 +25,12 @@ def open_container(file: BinaryIO, source: str, limits: Limits) -> ArchiveFile:
     if head[:2] == b"\x1f\x8b":
         return TarContainer(file, source, limits)
     if b"PK\x03\x04".startswith(head) or head == b"\x1f":
-        raise TruncatedArchive(f"{source} is truncated: it has {len(head)} bytes. Copy or download it again.")
+        raise TruncatedArchive(
+            f"{source} is truncated: it has {len(head)} bytes. Copy or download it again."
+        )
     raise ForeignFile(
-        f"{source} is not a model archive (it begins with {head!r}). A .mar is a zip file and a .tar.gz is gzipped; {foreign_hint(head)}"
+        f"{source} is not a model archive (it begins with {head!r}). A .mar is a zip file and a"
+        f" .tar.gz is gzipped; {foreign_hint(head)}"
     )
 
 

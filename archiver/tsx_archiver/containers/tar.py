@@ -1,4 +1,6 @@
-"""Reads .tar.gz files: they have no directory, so one pass checks every member and a second one unpacks."""
+"""Reads .tar.gz files: they have no directory, so one pass checks every member and a second one
+unpacks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 from tsx_archiver.containers.base import REFUSED, Member, MemberList, too_dense
-from tsx_archiver.errors import ArchiveTooLarge, CorruptMember, ForeignFile, LinkMember, SpecialMember, TruncatedArchive, UnsafePath
+from tsx_archiver.errors import (
+    ArchiveTooLarge,
+    CorruptMember,
+    ForeignFile,
+    LinkMember,
+    SpecialMember,
+    TruncatedArchive,
+    UnsafePath,
+)
 from tsx_archiver.limits import MAX_MANIFEST_BYTES, MIB, Limits
 from tsx_archiver.names import MANIFEST_PATH, safe_member_name, shown
 
@@ -39,7 +49,10 @@ class TarContainer:
         expected = iter(self.members)
         for member, stream in self._walk():
             if member != next(expected, None):
-                raise CorruptMember(f"{self._source} changed while it was read. Try again once nothing writes to it.")
+                raise CorruptMember(
+                    f"{self._source} changed while it was read. Try again once nothing writes"
+                    " to it."
+                )
             if not member.is_directory:
                 yield member, stream
 
@@ -47,9 +60,18 @@ class TarContainer:
         """The manifest was kept; any other member costs another pass."""
         content = self._manifests.get(name)
         if content is None:
-            content = next((_read(stream, most + 1) for member, stream in self.stream() if member.name == name), None)
+            content = next(
+                (
+                    _read(stream, most + 1)
+                    for member, stream in self.stream()
+                    if member.name == name
+                ),
+                None,
+            )
         if content is not None and len(content) > most:
-            raise CorruptMember(f"{self._source}: {shown(name)} has more than {most} bytes. Pack the model again.")
+            raise CorruptMember(
+                f"{self._source}: {shown(name)} has more than {most} bytes. Pack the model again."
+            )
         return content
 
     def close(self) -> None:
@@ -75,7 +97,9 @@ class TarContainer:
                 raise self._broken(error) from error
 
     def _check_end(self, stream: _ForwardReader) -> None:
-        """tarfile takes a header that it cannot read for the end; and gzip's own checksum comes after the tar's end."""
+        """tarfile takes a header that it cannot read for the end; and gzip's own checksum comes
+        after the tar's end.
+        """
         if stream.last.strip(b"\0"):
             if stream.count <= tarfile.BLOCKSIZE:
                 raise self._foreign("invalid header")
@@ -84,17 +108,23 @@ class TarContainer:
             pass
 
     def _foreign(self, why: object) -> ForeignFile:
-        return ForeignFile(f"{self._source} is gzipped, but does not contain a tar archive ({why}). Pack the model with 'tsx archive'.")
+        return ForeignFile(
+            f"{self._source} is gzipped, but does not contain a tar archive ({why}). Pack the model"
+            " with 'tsx archive'."
+        )
 
     def _broken(self, why: object) -> TruncatedArchive:
-        return TruncatedArchive(f"{self._source} is damaged or truncated ({why}). Copy or download it again.")
+        return TruncatedArchive(
+            f"{self._source} is damaged or truncated ({why}). Copy or download it again."
+        )
 
 
 class _ForwardReader:
-    """What comes out of gzip, as tarfile wants it: seekable, but forwards only, since going back would unpack everything again.
+    """What comes out of gzip, as tarfile wants it: seekable, but forwards only, since going back
+    would unpack everything again.
 
-    It counts, so that a bomb in headers or behind the last member is noticed while it unpacks, and refuses to read a header of any size
-    that an archive may claim.
+    It counts, so that a bomb in headers or behind the last member is noticed while it unpacks, and
+    refuses to read a header of any size that an archive may claim.
     """
 
     def __init__(self, stream: gzip.GzipFile, packed: int, source: str, limits: Limits) -> None:
@@ -108,7 +138,9 @@ class _ForwardReader:
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= _LARGEST_READ:
-            raise ArchiveTooLarge(f"{self._source} holds a header of {size} bytes. {REFUSED} Pack the model again.")
+            raise ArchiveTooLarge(
+                f"{self._source} holds a header of {size} bytes. {REFUSED} Pack the model again."
+            )
         again = self.last[len(self.last) - self._back :][:size] if self._back else b""
         self._back -= len(again)
         fresh = self._stream.read(size - len(again)) if size > len(again) else b""
@@ -116,7 +148,10 @@ class _ForwardReader:
             self.last = fresh
         self.count += len(fresh)
         slack = self._limits.members * 4 * tarfile.BLOCKSIZE  # headers, and padding
-        if self._limits.too_dense(self.count, self._packed) or self.count > self._limits.total + slack:
+        if (
+            self._limits.too_dense(self.count, self._packed)
+            or self.count > self._limits.total + slack
+        ):
             raise too_dense(self._source, "the archive", self.count, self._packed, self._limits)
         return again + fresh
 
@@ -146,20 +181,30 @@ class _MemberReader:
         try:
             return self._stream.read(size)
         except _BROKEN as error:
-            raise TruncatedArchive(f"{self._source} ends inside {shown(self._name)} ({error}). Copy or download it again.") from error
+            raise TruncatedArchive(
+                f"{self._source} ends inside {shown(self._name)} ({error}). Copy or download it"
+                " again."
+            ) from error
 
 
 def _member(info: tarfile.TarInfo, source: str) -> Member | None:
     name = safe_member_name(info.name, source)
     if info.issym() or info.islnk():
-        raise LinkMember(f"{source}: {shown(info.name)} is a link to {shown(info.linkname)}. {REFUSED} Pack the file that it points to.")
+        raise LinkMember(
+            f"{source}: {shown(info.name)} is a link to {shown(info.linkname)}. {REFUSED} Pack the"
+            " file that it points to."
+        )
     if not (info.isreg() or info.isdir()) or info.sparse is not None:
         kind = "sparse" if info.isreg() else "a device, a pipe or of an unknown type"
-        raise SpecialMember(f"{source}: {shown(info.name)} is {kind}. {REFUSED} Pack the model again without it.")
+        raise SpecialMember(
+            f"{source}: {shown(info.name)} is {kind}. {REFUSED} Pack the model again without it."
+        )
     if not name:
         if info.isdir():
             return None
-        raise UnsafePath(f"{source}: member {shown(info.name)} has no name. {REFUSED} Pack the model again.")
+        raise UnsafePath(
+            f"{source}: member {shown(info.name)} has no name. {REFUSED} Pack the model again."
+        )
     return Member(name, info.size if info.isreg() else 0, None, info.isdir())
 
 

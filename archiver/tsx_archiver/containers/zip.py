@@ -32,7 +32,16 @@ _LONGEST_COMMENT = 65535
 _LOCAL_HEADER_SIZE = 30
 _NAME_AND_EXTRA = struct.Struct("<2H")  # their lengths, at the end of a local header
 _DIRECTORY_BYTES_PER_MEMBER = 512
-_METHODS = {1: "shrink", 6: "implode", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 99: "AES encryption"}
+_METHODS = {
+    1: "shrink",
+    6: "implode",
+    9: "deflate64",
+    12: "bzip2",
+    14: "lzma",
+    93: "zstd",
+    95: "xz",
+    99: "AES encryption",
+}
 
 
 class ZipContainer:
@@ -44,9 +53,16 @@ class ZipContainer:
         _refuse_huge_directory(file, source, limits)
         try:
             self._zip = zipfile.ZipFile(file)
-        except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, struct.error) as error:
+        except (
+            zipfile.BadZipFile,
+            ValueError,
+            OSError,
+            NotImplementedError,
+            struct.error,
+        ) as error:
             raise TruncatedArchive(
-                f"{source} begins as a zip file but its directory cannot be read ({error}). Copy or download it again."
+                f"{source} begins as a zip file but its directory cannot be read ({error}). Copy or"
+                " download it again."
             ) from error
         infos = self._zip.infolist()
         checked = MemberList(source, limits)
@@ -66,11 +82,17 @@ class ZipContainer:
                     yield member, stream
 
     def read(self, name: str, most: int) -> bytes | None:
-        member = next((member for member in self.members if member.name == name and not member.is_directory), None)
+        member = next(
+            (member for member in self.members if member.name == name and not member.is_directory),
+            None,
+        )
         if member is None:
             return None
         if member.size > most:
-            raise CorruptMember(f"{self._source}: {shown(name)} has {member.size} bytes; the limit is {most}. Pack the model again.")
+            raise CorruptMember(
+                f"{self._source}: {shown(name)} has {member.size} bytes; the limit is {most}. Pack"
+                " the model again."
+            )
         with self.open(member) as stream:
             return stream.read()
 
@@ -78,24 +100,42 @@ class ZipContainer:
         """The member's bytes. They are checked against length and CRC when the last one is read."""
         try:
             info = self._infos[member.name]
-            return cast(BinaryIO, _MemberReader(self._zip.open(info), self._source, member, info, self._file))
-        except (zipfile.BadZipFile, ValueError, struct.error, OSError, NotImplementedError) as error:
+            return cast(
+                BinaryIO,
+                _MemberReader(self._zip.open(info), self._source, member, info, self._file),
+            )
+        except (
+            zipfile.BadZipFile,
+            ValueError,
+            struct.error,
+            OSError,
+            NotImplementedError,
+        ) as error:
             raise CorruptMember(
-                f"{self._source}: {shown(member.name)} cannot be read ({error}). Copy or download the file again."
+                f"{self._source}: {shown(member.name)} cannot be read ({error}). Copy or download"
+                " the file again."
             ) from error
 
     def stored(self) -> dict[str, bool]:
         """Whether each file member is there as it is, uncompressed."""
-        return {name: info.compress_type == zipfile.ZIP_STORED for name, info in self._infos.items() if not info.is_dir()}
+        return {
+            name: info.compress_type == zipfile.ZIP_STORED
+            for name, info in self._infos.items()
+            if not info.is_dir()
+        }
 
     def close(self) -> None:
         self._zip.close()
 
 
 class _MemberReader:
-    """A member's stream that raises our errors, and raises where the bytes end before the declared size."""
+    """A member's stream that raises our errors, and raises where the bytes end before the declared
+    size.
+    """
 
-    def __init__(self, stream: object, source: str, member: Member, info: zipfile.ZipInfo, file: BinaryIO) -> None:
+    def __init__(
+        self, stream: object, source: str, member: Member, info: zipfile.ZipInfo, file: BinaryIO
+    ) -> None:
         self._stream = cast(BinaryIO, stream)
         self._source = source
         self._member = member
@@ -105,12 +145,16 @@ class _MemberReader:
         self._copied = False
 
     def plain_range(self) -> FileRange | None:
-        """Where a stored member lies in the archive; `zipfile` has looked at the header before its bytes."""
+        """Where a stored member lies in the archive; `zipfile` has looked at the header before its
+        bytes.
+        """
         if self._info.compress_type != zipfile.ZIP_STORED:
             return None
         header = os.pread(self._file.fileno(), _LOCAL_HEADER_SIZE, self._info.header_offset)
         name, extra = _NAME_AND_EXTRA.unpack_from(header, _LOCAL_HEADER_SIZE - _NAME_AND_EXTRA.size)
-        return FileRange(self._file.fileno(), self._info.header_offset + _LOCAL_HEADER_SIZE + name + extra)
+        return FileRange(
+            self._file.fileno(), self._info.header_offset + _LOCAL_HEADER_SIZE + name + extra
+        )
 
     def check_copy(self, count: int, crc: int) -> None:
         if count == self._member.size and crc != self._info.CRC:
@@ -125,12 +169,16 @@ class _MemberReader:
         self._count += len(chunk)
         if not chunk and size != 0 and self._count != self._member.size:
             raise CorruptMember(
-                f"{self._source}: {shown(self._member.name)} has {self._count} bytes, not the {self._member.size} it claims. Pack it again."
+                f"{self._source}: {shown(self._member.name)} has {self._count} bytes, not the"
+                f" {self._member.size} it claims. Pack it again."
             )
         return chunk
 
     def _damaged(self, why: object) -> CorruptMember:
-        return CorruptMember(f"{self._source}: {shown(self._member.name)} is damaged ({why}). Copy or download it again, or pack it again.")
+        return CorruptMember(
+            f"{self._source}: {shown(self._member.name)} is damaged ({why}). Copy or download it"
+            " again, or pack it again."
+        )
 
     def __enter__(self) -> _MemberReader:
         return self
@@ -141,41 +189,64 @@ class _MemberReader:
 
 def _member(info: zipfile.ZipInfo, source: str) -> Member | None:
     """The checked member, or None for an entry of the archive's own root."""
-    original = info.orig_filename  # zipfile cuts `filename` at a NUL, and on Windows turns backslashes
+    original = (
+        info.orig_filename
+    )  # zipfile cuts `filename` at a NUL, and on Windows turns backslashes
     name = safe_member_name(original, source)
     mode = info.external_attr >> 16
     if stat.S_ISLNK(mode):
-        raise LinkMember(f"{source}: {shown(original)} is a link. {REFUSED} Pack the file that it points to.")
+        raise LinkMember(
+            f"{source}: {shown(original)} is a link. {REFUSED} Pack the file that it points to."
+        )
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise SpecialMember(f"{source}: {shown(original)} is a device, a pipe or a socket. {REFUSED} Pack the model again without it.")
+        raise SpecialMember(
+            f"{source}: {shown(original)} is a device, a pipe or a socket. {REFUSED} Pack the model"
+            " again without it."
+        )
     if info.flag_bits & 0x41:
-        raise EncryptedMember(f"{source}: {shown(original)} is encrypted. {REFUSED} Pack the model again without a password.")
+        raise EncryptedMember(
+            f"{source}: {shown(original)} is encrypted. {REFUSED} Pack the model again without a"
+            " password."
+        )
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         method = _METHODS.get(info.compress_type, f"method {info.compress_type}")
         raise UnsupportedCompression(
-            f"{source}: {shown(original)} is compressed by {method}. {REFUSED} Pack the model again, deflated or stored."
+            f"{source}: {shown(original)} is compressed by {method}. {REFUSED} Pack the model"
+            " again, deflated or stored."
         )
     is_directory = original.endswith("/")
     if not name:
         if is_directory:
             return None
-        raise UnsafePath(f"{source}: member {shown(original)} has no name. {REFUSED} Pack the model again.")
+        raise UnsafePath(
+            f"{source}: member {shown(original)} has no name. {REFUSED} Pack the model again."
+        )
     if is_directory and info.file_size:
-        raise UnsafePath(f"{source}: directory {shown(original)} claims to hold {info.file_size} bytes. {REFUSED} Pack the model again.")
+        raise UnsafePath(
+            f"{source}: directory {shown(original)} claims to hold {info.file_size} bytes."
+            f" {REFUSED} Pack the model again."
+        )
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
         raise CorruptMember(
-            f"{source}: {shown(original)} is stored in {info.compress_size} bytes but claims {info.file_size}. Pack the model again."
+            f"{source}: {shown(original)} is stored in {info.compress_size} bytes but claims"
+            f" {info.file_size}. Pack the model again."
         )
     return Member(name, info.file_size, info.compress_size, is_directory)
 
 
 def _refuse_overlaps(infos: list[zipfile.ZipInfo], end: int, source: str) -> None:
-    """Members that share bytes are how a small file unpacks to petabytes without a high ratio of any one."""
+    """Members that share bytes are how a small file unpacks to petabytes without a high ratio of
+    any one.
+    """
     following = end
     for info in sorted(infos, key=lambda info: info.header_offset, reverse=True):
-        if info.header_offset + _LOCAL_HEADER_SIZE + len(info.orig_filename) + info.compress_size > following:
+        if (
+            info.header_offset + _LOCAL_HEADER_SIZE + len(info.orig_filename) + info.compress_size
+            > following
+        ):
             raise CorruptMember(
-                f"{source}: the bytes of {shown(info.filename)} overlap those of another member. {REFUSED} Pack the model again."
+                f"{source}: the bytes of {shown(info.filename)} overlap those of another member."
+                f" {REFUSED} Pack the model again."
             )
         following = info.header_offset
 
@@ -183,16 +254,21 @@ def _refuse_overlaps(infos: list[zipfile.ZipInfo], end: int, source: str) -> Non
 def _refuse_huge_directory(file: BinaryIO, source: str, limits: Limits) -> None:
     directory = directory_size(file)
     if directory is None:
-        raise TruncatedArchive(f"{source} begins as a zip file but ends before its directory: it is truncated. Copy or download it again.")
+        raise TruncatedArchive(
+            f"{source} begins as a zip file but ends before its directory: it is truncated. Copy or"
+            " download it again."
+        )
     if directory > limits.members * _DIRECTORY_BYTES_PER_MEMBER:
         raise TooManyMembers(
-            f"{source} has a directory of {directory} bytes, too many for {limits.members} members. {REFUSED} "
-            "Raise max_archive_files only if you know the archive."
+            f"{source} has a directory of {directory} bytes, too many for {limits.members} members."
+            f" {REFUSED} Raise max_archive_files only if you know the archive."
         )
 
 
 def directory_size(file: BinaryIO) -> int | None:
-    """Bytes of the central directory by the record at the file's end, read before `zipfile` reads all of it; None without such a record."""
+    """Bytes of the central directory by the record at the file's end, read before `zipfile` reads
+    all of it; None without such a record.
+    """
     size = file.seek(0, 2)
     tail_size = min(size, _LONGEST_COMMENT + _END.size + _END64_LOCATOR.size)
     file.seek(size - tail_size)

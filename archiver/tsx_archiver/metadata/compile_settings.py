@@ -11,14 +11,19 @@ logger = logging.getLogger("tsx.archive")
 def compile_options(pt2: Any) -> dict[str, Any] | None:
     """The arguments for torch.compile, or None where it is not asked for.
 
-    Either a backend's name, or `{compile: {enable: true, backend: ..., mode: ...}}`, or, as once, the arguments themselves.
+    Either a backend's name, or `{compile: {enable: true, backend: ..., mode: ...}}`, or, as once,
+    the arguments themselves.
     """
     if not pt2:
         return None
     if isinstance(pt2, str):
         return {"backend": pt2}
     if not isinstance(pt2, dict):
-        logger.warning("pt2 in model-config.yaml is %r; it must be a backend's name or a mapping, so the model is not compiled", pt2)
+        logger.warning(
+            "pt2 in model-config.yaml is %r; it must be a backend's name or a mapping, so the model"
+            " is not compiled",
+            pt2,
+        )
         return None
     if "compile" in pt2:
         options = pt2["compile"]
@@ -33,12 +38,18 @@ def compile_options(pt2: Any) -> dict[str, Any] | None:
 
 
 def wants_ahead(pt2: Any) -> bool:
-    """Whether `{export: {aot_compile: true}}` is asked for: a model that AOTInductor compiles, or has compiled, ahead of its first call."""
+    """Whether `{export: {aot_compile: true}}` is asked for: a model that AOTInductor compiles, or
+    has compiled, ahead of its first call.
+    """
     export = pt2.get("export") if isinstance(pt2, dict) else None
     return isinstance(export, dict) and export.get("aot_compile") is True
 
 
 def needs_compiler(pt2: Any) -> bool:
-    """Whether a C++ compiler runs where the model is loaded or first called: for AOTInductor, and torch.compile's own backend."""
+    """Whether a C++ compiler runs where the model is loaded or first called: for AOTInductor, and
+    torch.compile's own backend.
+    """
     options = compile_options(pt2)
-    return wants_ahead(pt2) or (options is not None and options.get("backend", "inductor") == "inductor")
+    return wants_ahead(pt2) or (
+        options is not None and options.get("backend", "inductor") == "inductor"
+    )

@@ -1,9 +1,11 @@
-"""`tsx-forms.json`: the forms of a model that an archive holds beside the original, as `tsx optimize` writes them.
+"""`tsx-forms.json`: the forms of a model that an archive holds beside the original, as `tsx
+optimize` writes them.
 
     {"format": 1,
      "made_of": {"model.pth": sha256, "model.py": sha256},     the members that the forms were built from
      "forms": [{"name": "openvino-int8",                        its files are in tsx-forms/openvino-int8/
-                "bound": {"device": "cpu", "cpu": ["avx512_vnni"], "torch": "2.13", "packages": {"openvino": "2026.4"}},
+                "bound": {"device": "cpu", "cpu": ["avx512_vnni"], "torch": "2.13", "packages":
+                {"openvino": "2026.4"}},
                 "settings": {...},                              what its `load` reads
                 "signature": {...},                             how the model is called, for forms that are a graph
                 "measured": {...}}]}                            speed, loss, memory: for people and for `tsx bench`
@@ -27,7 +29,13 @@ REFERENCE = "reference"  # the name of the archive's own model
 FORMAT = 1
 LARGEST_FILE = 4 << 20  # bytes of tsx-forms.json
 NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-PRECISIONS = ("int4", "int8", "pruned", "bf16", "fp16")  # words in names of forms, the coarsest first
+PRECISIONS = (
+    "int4",
+    "int8",
+    "pruned",
+    "bf16",
+    "fp16",
+)  # words in names of forms, the coarsest first
 
 
 class InvalidForms(ValueError):
@@ -61,19 +69,40 @@ class KeptForms:
         return next((form for form in self.forms if form.name == name), None)
 
     def stale_since(self, checksums: Mapping[str, Any]) -> str | None:
-        """A member that has changed since the forms were built from it. `checksums` are those of the manifest."""
-        return next((name for name, digest in self.made_of.items() if checksums.get(name, digest) != digest), None)
+        """A member that has changed since the forms were built from it.
+
+        `checksums` are those of the manifest.
+        """
+        return next(
+            (
+                name
+                for name, digest in self.made_of.items()
+                if checksums.get(name, digest) != digest
+            ),
+            None,
+        )
 
     def problems(self, wanted: Sequence[str], checksums: Mapping[str, Any]) -> list[str]:
         """Why forms that model-config.yaml names can be used on no machine."""
         missing = [name for name in wanted if name != REFERENCE and self.named(name) is None]
-        found = [f"forms names {name}, which {FORMS_FILE} does not have; run tsx optimize, or remove the name" for name in missing]
+        found = [
+            f"forms names {name}, which {FORMS_FILE} does not have; run tsx optimize, or remove the"
+            " name"
+            for name in missing
+        ]
         if changed := self.stale_since(checksums) if wanted else None:
-            found.append(f"{changed} has changed since the forms were built from it, so none is used; run tsx optimize again")
+            found.append(
+                f"{changed} has changed since the forms were built from it, so none is used; run"
+                " tsx optimize again"
+            )
         return found
 
     def content(self) -> bytes:
-        given = {"format": FORMAT, "made_of": dict(self.made_of), "forms": [asdict(form) for form in self.forms]}
+        given = {
+            "format": FORMAT,
+            "made_of": dict(self.made_of),
+            "forms": [asdict(form) for form in self.forms],
+        }
         return json.dumps(given, indent=1, ensure_ascii=False).encode() + b"\n"
 
 
@@ -83,20 +112,27 @@ def form_precision(name: str) -> str | None:
 
 
 def parse_forms(content: bytes) -> KeptForms:
-    """Raises InvalidForms. Types are checked; values inside `bound`, `settings`, `signature` and `measured` are not: anybody may have
-    written the archive."""
+    """Raises InvalidForms.
+
+    Types are checked; values inside `bound`, `settings`, `signature` and `measured` are not:
+    anybody may have written the archive.
+    """
     try:
         if len(content) > LARGEST_FILE:
             raise ValueError("it is too large")
         given = json.loads(content)
         if given["format"] != FORMAT:
-            raise ValueError(f"it is of format {given['format']!r}, and this tsx reads format {FORMAT}")
+            raise ValueError(
+                f"it is of format {given['format']!r}, and this tsx reads format {FORMAT}"
+            )
         made_of = {str(name): str(digest) for name, digest in given.get("made_of", {}).items()}
         if fault := next(filter(None, map(path_fault, made_of)), None):
             raise ValueError(f"it names a file that is not the archive's: {fault}")
         return KeptForms(tuple(map(_form, given["forms"])), made_of)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidForms(f"{FORMS_FILE} cannot be read ({error}). Run tsx optimize again.") from error
+        raise InvalidForms(
+            f"{FORMS_FILE} cannot be read ({error}). Run tsx optimize again."
+        ) from error
 
 
 def _form(given: Mapping[str, Any]) -> FormRecord:
@@ -104,5 +140,9 @@ def _form(given: Mapping[str, Any]) -> FormRecord:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a form")
     return FormRecord(
-        name, dict(given["bound"]), dict(given["settings"]), None if signature is None else dict(signature), dict(given.get("measured", {}))
+        name,
+        dict(given["bound"]),
+        dict(given["settings"]),
+        None if signature is None else dict(signature),
+        dict(given.get("measured", {})),
     )

@@ -1,4 +1,6 @@
-"""Reads mappings of foreign files by dataclasses of pydantic: a key that is unknown or wrong is a problem in words, and the rest holds."""
+"""Reads mappings of foreign files by dataclasses of pydantic: a key that is unknown or wrong is a
+problem in words, and the rest holds.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,27 @@ Positive = Annotated[StrictInt, Field(ge=1, lt=1 << 31)]
 
 def keys_of(kind: Any) -> dict[str, str]:
     """Return the keys of a file that a dataclass declares, with its fields."""
-    return {field.alias or name: name for name, field in kind.__pydantic_fields__.items() if not field.exclude}
+    return {
+        field.alias or name: name
+        for name, field in kind.__pydantic_fields__.items()
+        if not field.exclude
+    }
 
 
 def read_keys(
-    kind: Any, data: Any, under: str = "", *, others: Collection[str] = (), closed: bool = False, **more: Any
+    kind: Any,
+    data: Any,
+    under: str = "",
+    *,
+    others: Collection[str] = (),
+    closed: bool = False,
+    **more: Any,
 ) -> tuple[Any, list[str]]:
-    """Make an instance of `kind` of a mapping's keys; None where that is no mapping or lacks a key that has no default.
+    """Make an instance of `kind` of a mapping's keys; None where that is no mapping or lacks a key
+    that has no default.
 
-    `others` are known and not read. Of unknown keys, those near a known one are problems, and with `closed` all of them.
+    `others` are known and not read. Of unknown keys, those near a known one are problems, and with
+    `closed` all of them.
     """
     if not isinstance(data, dict):
         return None, [f"{under}: {data!r} is invalid: {_WORDS['dict_type']}"]
@@ -58,7 +72,9 @@ def read_keys(
             if value is fault["input"]:  # a union has a fault for each of its branches
                 reasons.append(_requirement(fault))
         problems += [
-            f"{dot}{key}: {value!r} is invalid: {' or '.join(reasons)}" for key, (value, reasons) in found.items() if key in values
+            f"{dot}{key}: {value!r} is invalid: {' or '.join(reasons)}"
+            for key, (value, reasons) in found.items()
+            if key in values
         ]
         missing = [key for key in found if key not in values]
         problems += [f"{dot}{key} is missing" for key in missing if data.get(key) is None]

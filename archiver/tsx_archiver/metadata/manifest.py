@@ -13,7 +13,8 @@ from tsx_archiver.names import DEFAULT_VERSION, MANIFEST_PATH, normal, path_faul
 
 MAX_MANIFEST_VALUES = 200_000  # a checksum for each of 100,000 members, and more
 
-# Our own top-level key, {member: hex sha-256}. TorchServe reads the manifest with Gson, which passes over keys it does not know.
+# Our own top-level key, {member: hex sha-256}. TorchServe reads the manifest with Gson, which
+# passes over keys it does not know.
 CHECKSUMS_KEY = "sha256"
 
 _FILE_KEYS = ("handler", "serializedFile", "modelFile", "requirementsFile", "configFile")
@@ -21,7 +22,9 @@ _FILE_KEYS = ("handler", "serializedFile", "modelFile", "requirementsFile", "con
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checked MANIFEST.json (contract 3.1); `data` is the dict as it stands in the file, old and unknown fields included."""
+    """A checked MANIFEST.json (contract 3.1); `data` is the dict as it stands in the file, old and
+    unknown fields included.
+    """
 
     data: dict[str, Any] = field(default_factory=dict)
     default_name: str = "model"
@@ -39,12 +42,16 @@ class Manifest:
 
     @property
     def handler(self) -> str:
-        """As written: `file.py`, `file.py:function`, a name that comes with the server; empty where the manifest names none."""
+        """As written: `file.py`, `file.py:function`, a name that comes with the server; empty where
+        the manifest names none.
+        """
         return self._text("handler") or ""
 
     @property
     def handler_file(self) -> str:
-        """The handler without its function: `file.py`, `file` or a name that comes with the server."""
+        """The handler without its function: `file.py`, `file` or a name that comes with the
+        server.
+        """
         return split_handler(self.handler)[0]
 
     @property
@@ -73,7 +80,9 @@ class Manifest:
 
     @property
     def checksums(self) -> dict[str, str]:
-        """sha-256 of each member, by its path in the archive; empty where another archiver wrote it."""
+        """sha-256 of each member, by its path in the archive; empty where another archiver wrote
+        it.
+        """
         return dict(self.data.get(CHECKSUMS_KEY) or {})
 
     def missing_files(self, present: Mapping[str, object]) -> list[str]:
@@ -84,7 +93,9 @@ class Manifest:
             if key == "handler":
                 name = self.handler_file if self.handler_file.endswith(".py") else None
             if name and normal(name) not in present:
-                problems.append(f"the manifest names {key} {name}, which the archive does not contain")
+                problems.append(
+                    f"the manifest names {key} {name}, which the archive does not contain"
+                )
         return problems
 
     @property
@@ -101,9 +112,14 @@ def parse_manifest(content: bytes, *, default_name: str, source: str) -> Manifes
     try:
         data = read_manifest_json(content)
     except ValueError as error:
-        raise InvalidManifest(f"{source}: {MANIFEST_PATH} is not JSON ({error}). Pack the model again.") from error
+        raise InvalidManifest(
+            f"{source}: {MANIFEST_PATH} is not JSON ({error}). Pack the model again."
+        ) from error
     if not isinstance(data, dict):
-        raise InvalidManifest(f"{source}: {MANIFEST_PATH} holds a {type(data).__name__}, not an object. Pack the model again.")
+        raise InvalidManifest(
+            f"{source}: {MANIFEST_PATH} holds a {type(data).__name__}, not an object. Pack the"
+            " model again."
+        )
     try:
         return Manifest(data, default_name)
     except InvalidManifest as error:
@@ -125,30 +141,52 @@ def split_handler(handler: str) -> tuple[str, str | None]:
 
 
 def handler_fault(handler: str) -> str | None:
-    """Why a handler of this name is refused, or None. Blanks around it are ignored, as in TorchServe."""
+    """Why a handler of this name is refused, or None.
+
+    Blanks around it are ignored, as in TorchServe.
+    """
     return path_fault(split_handler(handler.strip(" "))[0])
 
 
 def _check(data: dict[str, Any]) -> None:
     model = data.get("model")
     if model is not None and not isinstance(model, dict):
-        raise InvalidManifest(f"{MANIFEST_PATH}: model is a {type(model).__name__}, not an object. Pack the model again.")
+        raise InvalidManifest(
+            f"{MANIFEST_PATH}: model is a {type(model).__name__}, not an object. Pack the model"
+            " again."
+        )
     checksums = data.get(CHECKSUMS_KEY)
-    if checksums is not None and not (isinstance(checksums, dict) and all(isinstance(value, str) for value in checksums.values())):
-        raise InvalidManifest(f"{MANIFEST_PATH}: {CHECKSUMS_KEY} is not an object of strings. Pack the model again.")
+    if checksums is not None and not (
+        isinstance(checksums, dict) and all(isinstance(value, str) for value in checksums.values())
+    ):
+        raise InvalidManifest(
+            f"{MANIFEST_PATH}: {CHECKSUMS_KEY} is not an object of strings. Pack the model again."
+        )
     for key in ("modelName", "modelVersion", *_FILE_KEYS):
         value = (model or {}).get(key)
         if value is None or value == "":
             continue
         if not isinstance(value, (str, int, float)) or isinstance(value, bool):
-            raise InvalidManifest(f"{MANIFEST_PATH}: {key} is a {type(value).__name__}, not a string. Pack the model again.")
+            raise InvalidManifest(
+                f"{MANIFEST_PATH}: {key} is a {type(value).__name__}, not a string. Pack the model"
+                " again."
+            )
         _check_path(key, str(value))
 
 
 def _check_path(key: str, value: str) -> None:
-    """No name may lead out of the model's directory or of the model store, whatever is later made of it."""
+    """No name may lead out of the model's directory or of the model store, whatever is later made
+    of it.
+    """
     fault = handler_fault(value) if key == "handler" else path_fault(value)
-    if fault is None and key in ("modelName", "modelVersion") and ("/" in value or value in (".", "..")):
+    if (
+        fault is None
+        and key in ("modelName", "modelVersion")
+        and ("/" in value or value in (".", ".."))
+    ):
         fault = "it is a path"
     if fault:
-        raise InvalidManifest(f"{MANIFEST_PATH}: {key} {shown(value)} is refused: {fault}. Correct the manifest and pack the model again.")
+        raise InvalidManifest(
+            f"{MANIFEST_PATH}: {key} {shown(value)} is refused: {fault}. Correct the manifest and"
+            " pack the model again."
+        )

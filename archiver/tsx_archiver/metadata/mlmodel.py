@@ -1,4 +1,6 @@
-"""MLmodel, by which MLflow describes a model's directory: its flavours, its signature, and the run that it comes from."""
+"""MLmodel, by which MLflow describes a model's directory: its flavours, its signature, and the run
+that it comes from.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,22 @@ _PATHS = (  # keys of flavors that MLflow joins to the path of the model's direc
     *("parameters_path", "path", "pickled_model", "saved_model_dir", "serialized_explainer"),
 )
 _NUMBERS = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
-_EXAMPLES = {"boolean": False, "integer": 0, "long": 0, "float": 0.0, "double": 0.0, "string": "text", "datetime": "2026-01-01T00:00:00"}
+_EXAMPLES = {
+    "boolean": False,
+    "integer": 0,
+    "long": 0,
+    "float": 0.0,
+    "double": 0.0,
+    "string": "text",
+    "datetime": "2026-01-01T00:00:00",
+}
 
 
 class SignatureTensor(NamedTuple):
-    """A tensor of a signature. `shape` is that of a row, without the dimension of the batch; None where any size fits."""
+    """A tensor of a signature.
+
+    `shape` is that of a row, without the dimension of the batch; None where any size fits.
+    """
 
     name: str
     dtype: str  # as numpy calls it
@@ -57,14 +70,22 @@ class MLmodel:
 
     @property
     def tensors(self) -> tuple[SignatureTensor, ...]:
-        """The inputs where all of them are tensors of numbers whose rows can be joined with those of other requests; else empty."""
+        """The inputs where all of them are tensors of numbers whose rows can be joined with those
+        of other requests; else empty.
+        """
         found = []
         for each in self.inputs:
             spec = each.get("tensor-spec") or {}
             shape = spec.get("shape") or ()
             if spec.get("dtype") not in _NUMBERS or not shape or shape[0] != -1:
                 return ()
-            found.append(SignatureTensor(each.get("name") or "", spec["dtype"], tuple(None if size == -1 else size for size in shape[1:])))
+            found.append(
+                SignatureTensor(
+                    each.get("name") or "",
+                    spec["dtype"],
+                    tuple(None if size == -1 else size for size in shape[1:]),
+                )
+            )
         return tuple(found)
 
     @property
@@ -76,17 +97,25 @@ class MLmodel:
         row = [_EXAMPLES[str(kind)] for kind in types]
         if not all(each.get("name") for each in self.inputs):
             return {"inputs": [row]}
-        return {"dataframe_split": {"columns": [each["name"] for each in self.inputs], "data": [row]}}
+        return {
+            "dataframe_split": {"columns": [each["name"] for each in self.inputs], "data": [row]}
+        }
 
     @property
     def handler(self) -> str:
-        """By torch alone where the signature says which tensors the model takes, else by MLflow. Raises CannotPack."""
+        """By torch alone where the signature says which tensors the model takes, else by MLflow.
+
+        Raises CannotPack.
+        """
         if "pytorch" in self.flavors and self.tensors:
             return PYTORCH
         if PYFUNC_FLAVOR in self.flavors:
             return PYFUNC
         text = "Log it with a signature: mlflow.models.infer_signature(inputs, outputs)."
-        raise CannotPack(f"The MLflow model has the flavours {', '.join(self.flavors)}, without {PYFUNC_FLAVOR}, and no tensors. {text}")
+        raise CannotPack(
+            f"The MLflow model has the flavours {', '.join(self.flavors)}, without {PYFUNC_FLAVOR},"
+            f" and no tensors. {text}"
+        )
 
 
 def read_mlmodel(directory: Path) -> MLmodel:
@@ -99,9 +128,14 @@ def read_mlmodel(directory: Path) -> MLmodel:
         _ = model.tensors, model.example  # which raise for a signature that is none
         for name in _named_paths(model.flavors):
             if fault := path_fault(name):
-                raise ValueError(f"the file {shown(name)} of its flavors is not the model's own: {fault}")
+                raise ValueError(
+                    f"the file {shown(name)} of its flavors is not the model's own: {fault}"
+                )
     except (AttributeError, TypeError, ValueError) as error:
-        raise CannotPack(f"{directory / FILE} does not describe a model: {error}. Save the model again with MLflow.") from error
+        raise CannotPack(
+            f"{directory / FILE} does not describe a model: {error}. Save the model again with"
+            " MLflow."
+        ) from error
     return model
 
 

@@ -1,7 +1,9 @@
-"""The limits of one model, each declared once: a new limit is one row here, and the line that enforces it.
+"""The limits of one model, each declared once: a new limit is one row here, and the line that
+enforces it.
 
-Derived from a row: the key of model-config.yaml, the parameter of a registration and of a later change, the setting of `[models.NAME]`,
-the fields of `RegisterOrder` and `Plan`, the field of a description, of a snapshot where `saved`, and the table of docs/reference/configuration.md.
+Derived from a row: the key of model-config.yaml, the parameter of a registration and of a later
+change, the setting of `[models.NAME]`, the fields of `RegisterOrder` and `Plan`, the field of a
+description, of a snapshot where `saved`, and the table of docs/reference/configuration.md.
 """
 
 # ruff: noqa: RUF009  (each row is a dataclass field)
@@ -21,10 +23,16 @@ class ModelLimit(NamedTuple):
     default: int
     setting: str = ""  # of the server, which gives the default for all models
     minimum: int = 1
-    own_minimum: int | None = None  # in model-config.yaml, if it differs: TorchServe takes a zero from its API and not from there
+    own_minimum: int | None = (
+        # in model-config.yaml, if it differs: TorchServe takes a zero from its API and not from
+        # there
+        None
+    )
     below: int = 1 << 31
     choices: tuple[int, ...] = ()  # in place of bounds
-    changeable: bool = True  # by a registration, and while the model is served; otherwise by settings alone, where 0 is no limit
+    # by a registration, and while the model is served; otherwise by settings alone, where 0 is no
+    # limit
+    changeable: bool = True
     saved: bool = False  # in snapshots, whose layout is TorchServe's
 
 
@@ -32,36 +40,78 @@ def row(*args: Any, **options: Any) -> Any:
     limit = ModelLimit(*args, **options)
     # The keys of `metadata` but the first are options of pydantic's `Field`, for `ModelConfig`.
     bounds = {} if limit.choices else {"ge": limit.own_minimum or limit.minimum, "lt": limit.below}
-    return field(default=None, metadata={"limit": limit, "alias": limit.key, "strict": True, **bounds})
+    return field(
+        default=None, metadata={"limit": limit, "alias": limit.key, "strict": True, **bounds}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLimits(Generic[ValueT]):
-    """`ValueT` is `int` where the limits are settled, and `int | None` where they may be left out."""
+    """`ValueT` is `int` where the limits are settled, and `int | None` where they may be left
+    out.
+    """
 
-    batch_size: ValueT = row("batchSize", "maximum number of requests in one batch; 0 counts as 1", 1, minimum=0, own_minimum=1, saved=True)
+    batch_size: ValueT = row(
+        "batchSize",
+        "maximum number of requests in one batch; 0 counts as 1",
+        1,
+        minimum=0,
+        own_minimum=1,
+        saved=True,
+    )
     max_batch_bytes: ValueT = row(
-        "maxBatchBytes", "maximum bytes of all bodies in one batch; a single body may be larger", 64 << 20, below=BYTES
+        "maxBatchBytes",
+        "maximum bytes of all bodies in one batch; a single body may be larger",
+        64 << 20,
+        below=BYTES,
     )
     max_batch_cost: ValueT = row(
-        "maxBatchCost", "maximum cost of all requests in one batch; 0 = no limit", 0, minimum=0, below=BYTES, changeable=False
+        "maxBatchCost",
+        "maximum cost of all requests in one batch; 0 = no limit",
+        0,
+        minimum=0,
+        below=BYTES,
+        changeable=False,
     )
     max_batch_tokens: ValueT = row(
-        "maxBatchTokens", "the same in tokens, which are never guessed from bytes", 0, minimum=0, below=BYTES, changeable=False
+        "maxBatchTokens",
+        "the same in tokens, which are never guessed from bytes",
+        0,
+        minimum=0,
+        below=BYTES,
+        changeable=False,
     )
     split_rows: ValueT = row(
-        "splitRows", "rows above which a request of the Open Inference Protocol is split; 0 = never", 0, minimum=0, changeable=False
+        "splitRows",
+        "rows above which a request of the Open Inference Protocol is split; 0 = never",
+        0,
+        minimum=0,
+        changeable=False,
     )
     max_batch_delay: ValueT = row(
-        "maxBatchDelay", "with `batchPolicy: wait`, maximum milliseconds that a request waits for others", 100, minimum=0, saved=True
+        "maxBatchDelay",
+        "with `batchPolicy: wait`, maximum milliseconds that a request waits for others",
+        100,
+        minimum=0,
+        saved=True,
     )
-    job_queue_size: ValueT = row("jobQueueSize", "maximum requests in the queue; further ones are refused", 100, "job_queue_size")
+    job_queue_size: ValueT = row(
+        "jobQueueSize",
+        "maximum requests in the queue; further ones are refused",
+        100,
+        "job_queue_size",
+    )
     max_queue_bytes: ValueT = row(
-        "maxQueueBytes", "maximum bytes of all bodies in the queue; a single body may be larger", 1 << 30, "max_queue_bytes", below=BYTES
+        "maxQueueBytes",
+        "maximum bytes of all bodies in the queue; a single body may be larger",
+        1 << 30,
+        "max_queue_bytes",
+        below=BYTES,
     )
     response_timeout: ValueT = row(
         "responseTimeout",
-        "maximum seconds for a batch; a worker that takes longer is replaced; with 0, every request fails",
+        "maximum seconds for a batch; a worker that takes longer is replaced; with 0, every request"
+        " fails",
         120,
         "default_response_timeout",
         minimum=0,
@@ -77,9 +127,18 @@ class ModelLimits(Generic[ValueT]):
         own_minimum=1,
         saved=True,
     )
-    client_timeout: ValueT = row("clientTimeoutInMills", "milliseconds within which a request must be answered; 0 = no limit", 0, minimum=0)
+    client_timeout: ValueT = row(
+        "clientTimeoutInMills",
+        "milliseconds within which a request must be answered; 0 = no limit",
+        0,
+        minimum=0,
+    )
     overload_status: ValueT = row(
-        "overloadStatus", "status of requests refused by a full queue: 503 or 429", 503, "overload_status", choices=(503, 429)
+        "overloadStatus",
+        "status of requests refused by a full queue: 503 or 429",
+        503,
+        "overload_status",
+        choices=(503, 429),
     )
     max_worker_requests: ValueT = row(
         "maxWorkerRequests",
@@ -98,11 +157,18 @@ class ModelLimits(Generic[ValueT]):
         changeable=False,
     )
     max_worker_age: ValueT = row(
-        "maxWorkerAge", "seconds after which a worker is replaced; 0 = never", 0, "max_worker_age", minimum=0, changeable=False
+        "maxWorkerAge",
+        "seconds after which a worker is replaced; 0 = never",
+        0,
+        "max_worker_age",
+        minimum=0,
+        changeable=False,
     )
 
 
 LIMITS: dict[str, ModelLimit] = {each.name: each.metadata["limit"] for each in fields(ModelLimits)}
-BY_KEY: dict[str, str] = {limit.key: name for name, limit in LIMITS.items()}  # batchSize -> batch_size
+BY_KEY: dict[str, str] = {
+    limit.key: name for name, limit in LIMITS.items()
+}  # batchSize -> batch_size
 CHANGEABLE = tuple(name for name, limit in LIMITS.items() if limit.changeable)
 SAVED = tuple(name for name, limit in LIMITS.items() if limit.saved)

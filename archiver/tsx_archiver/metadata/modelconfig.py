@@ -1,4 +1,5 @@
-"""model-config.yaml: the keys that the server reads, each declared once for pydantic; the handler gets the others.
+"""model-config.yaml: the keys that the server reads, each declared once for pydantic; the handler
+gets the others.
 
 A new key is one field of `ModelConfig`. Limits are in model_limits.py.
 """
@@ -46,7 +47,11 @@ Bytes = BeforeValidator(where_text(parse_bytes))
 Seconds = BeforeValidator(where_text(parse_seconds))
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 any_case = BeforeValidator(where_text(str.lower))
-one_or_several = BeforeValidator(lambda value: (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value)
+one_or_several = BeforeValidator(
+    lambda value: (
+        (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    )
+)
 
 
 def _checked_task(text: str) -> str:
@@ -71,17 +76,28 @@ def _argument(name: str) -> str:
 def _header_values(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return {name: text if isinstance(text, dict | list) else str(text) for name, text in value.items() if text is not None}
+    return {
+        name: text if isinstance(text, dict | list) else str(text)
+        for name, text in value.items()
+        if text is not None
+    }
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class CacheConfig:
-    """The keys under `cache`: how many bytes of answers the server stores, for how long, and which headers tell requests apart."""
+    """The keys under `cache`: how many bytes of answers the server stores, for how long, and which
+    headers tell requests apart.
+    """
 
     size: Annotated[StrictInt, Bytes, Field(ge=0)] = 64 << 20  # bytes; 0 turns the cache off
     ttl: Annotated[Number, Seconds, Field(gt=0, lt=1e9)] = 60.0  # seconds
     key: Annotated[
-        tuple[Annotated[str, StringConstraints(pattern=r"^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$", to_lower=True)], ...],
+        tuple[
+            Annotated[
+                str, StringConstraints(pattern=r"^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$", to_lower=True)
+            ],
+            ...,
+        ],
         one_or_several,
     ] = ()  # names of headers
 
@@ -93,8 +109,12 @@ class HuggingFaceConfig:
     task: Annotated[StrictStr, AfterValidator(_checked_task)] | None = None
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     engine: Literal["auto", "transformers", "vllm"] = "auto"  # of text generation
-    max_sequences: Annotated[StrictInt, Field(ge=1, lt=1 << 20)] | None = None  # that text generation runs together
-    cache_memory: Annotated[StrictInt, Bytes, Field(ge=1)] | None = None  # bytes, for the cache of text generation
+    max_sequences: Annotated[StrictInt, Field(ge=1, lt=1 << 20)] | None = (
+        None  # that text generation runs together
+    )
+    cache_memory: Annotated[StrictInt, Bytes, Field(ge=1)] | None = (
+        None  # bytes, for the cache of text generation
+    )
 
 
 @dataclass(frozen=True, config=KEBAB_KEYS)
@@ -113,7 +133,9 @@ class TorchRun:
 
 @dataclass(frozen=True, config=_KEYS)
 class WarmUp:
-    """An entry of `warmup`: a file that is sent as a request, or a recording of requests, before the model is served."""
+    """An entry of `warmup`: a file that is sent as a request, or a recording of requests, before
+    the model is served.
+    """
 
     file: Annotated[StrictStr, AfterValidator(_member)]  # its path in the archive
     content_type: StrictStr | None = None
@@ -124,9 +146,11 @@ class WarmUp:
 
 @dataclass(frozen=True, kw_only=True, config=_KEYS)
 class ModelConfig(ModelLimits["int | None"]):
-    """What model-config.yaml says to the server; None where a key is missing or its value cannot be used.
+    """What model-config.yaml says to the server; None where a key is missing or its value cannot be
+    used.
 
-    `raw` is the whole document, keys of the handler included: what a handler reads as `context.model_yaml_config`.
+    `raw` is the whole document, keys of the handler included: what a handler reads as
+    `context.model_yaml_config`.
     """
 
     min_workers: Count | None = None
@@ -148,25 +172,40 @@ class ModelConfig(ModelLimits["int | None"]):
     use_venv: StrictBool | None = None
     # What tsx adds; TorchServe passes over these.
     batch_policy: StrictStr | None = None  # "wait", or a plugin's name
-    slo: Annotated[StrictStr, AfterValidator(checked_target)] | None = None  # a latency target, such as p99<50ms
-    scale_to_zero: Annotated[Number, Seconds, Field(ge=0)] | None = None  # seconds without a request after which it is unloaded; 0: never
+    slo: Annotated[StrictStr, AfterValidator(checked_target)] | None = (
+        None  # a latency target, such as p99<50ms
+    )
+    scale_to_zero: Annotated[Number, Seconds, Field(ge=0)] | None = (
+        None  # seconds without a request after which it is unloaded; 0: never
+    )
     batch_buckets: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
     cache: CacheConfig | None = None
     overlap_preprocessing: StrictBool | Literal["auto"] | None = None
     retry_failed_batch: StrictBool | None = None
     independent_rows: StrictBool | None = None  # a SageMaker program's requests may share a call
     weights_only: StrictBool | None = None
-    # The arguments of the model's class: JSON's kinds of values only, so that a configuration can build no other object.
-    init_args: dict[Annotated[StrictStr, AfterValidator(_argument)], JsonValue] | None = Field(default=None, alias="init_args")
+    # The arguments of the model's class: JSON's kinds of values only, so that a configuration can
+    # build no other object.
+    init_args: dict[Annotated[StrictStr, AfterValidator(_argument)], JsonValue] | None = Field(
+        default=None, alias="init_args"
+    )
     threads: Positive | None = None
     precision: Annotated[Literal["fp32", "fp16", "bf16"], any_case] | None = None
     # The names of forms in tsx-forms.json, in the order in which they are tried.
     forms: (
-        Annotated[tuple[Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")], ...], one_or_several, Field(min_length=1)] | None
+        Annotated[
+            tuple[Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")], ...],
+            one_or_several,
+            Field(min_length=1),
+        ]
+        | None
     ) = None
     huggingface: HuggingFaceConfig | None = None
-    # The shape of one row, without the dimension of the batch; None, or -1, where any size fits. A mapping for several inputs.
-    input_shape: tuple[RowSize, ...] | dict[str, tuple[RowSize, ...]] | None = Field(default=None, alias="input_shape")
+    # The shape of one row, without the dimension of the batch; None, or -1, where any size fits. A
+    # mapping for several inputs.
+    input_shape: tuple[RowSize, ...] | dict[str, tuple[RowSize, ...]] | None = Field(
+        default=None, alias="input_shape"
+    )
     warmup: tuple[WarmUp, ...] | None = None
     raw: SkipValidation[dict[str, Any]] = Field(default_factory=dict, exclude=True)
 
@@ -185,17 +224,31 @@ class ModelConfig(ModelLimits["int | None"]):
 
     def missing_warm_up(self, present: Container[str]) -> list[str]:
         """Of the files that are to be sent, those that are not there, in words."""
-        return [f"warmup: {entry.file} is not in the archive" for entry in self.warmup or () if entry.file not in present]
+        return [
+            f"warmup: {entry.file} is not in the archive"
+            for entry in self.warmup or ()
+            if entry.file not in present
+        ]
 
 
 def parse_model_config(data: Any) -> tuple[ModelConfig, list[str]]:
-    """Read what `yaml.safe_load` gave; never raises. A wrong value is a problem and counts as absent, as in TorchServe."""
+    """Read what `yaml.safe_load` gave; never raises.
+
+    A wrong value is a problem and counts as absent, as in TorchServe.
+    """
     if data is None:
         return ModelConfig(), []
     if not isinstance(data, dict):
-        return ModelConfig(), [f"the file holds a {type(data).__name__} instead of keys and values, such as 'batchSize: 8'"]
+        return ModelConfig(), [
+            f"the file holds a {type(data).__name__} instead of keys and values, such as"
+            " 'batchSize: 8'"
+        ]
     values, problems = dict(data), list[str]()
-    sections: dict[str, Any] = {"torchrun": TorchRun, "cache": CacheConfig, "huggingface": HuggingFaceConfig}
+    sections: dict[str, Any] = {
+        "torchrun": TorchRun,
+        "cache": CacheConfig,
+        "huggingface": HuggingFaceConfig,
+    }
     for name, kind in sections.items():
         if values.get(name) is not None:
             section, faults = read_keys(kind, values[name], name, closed=kind is not TorchRun)
@@ -211,8 +264,15 @@ def parse_model_config(data: Any) -> tuple[ModelConfig, list[str]]:
         values["warmup"] = entries
     config, faults = read_keys(ModelConfig, values, raw=data, others=BACKEND_KEYS)
     problems += faults
-    if config.min_workers is not None and config.max_workers is not None and config.max_workers < config.min_workers:
-        problems.append(f"maxWorkers: {config.max_workers} is less than minWorkers: {config.min_workers}; raise it, or leave it out")
+    if (
+        config.min_workers is not None
+        and config.max_workers is not None
+        and config.max_workers < config.min_workers
+    ):
+        problems.append(
+            f"maxWorkers: {config.max_workers} is less than minWorkers: {config.min_workers}; raise"
+            " it, or leave it out"
+        )
     return config, problems
 
 

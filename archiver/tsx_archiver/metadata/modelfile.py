@@ -17,7 +17,9 @@ from tsx_archiver.limits import MIB
 from tsx_archiver.metadata.onnx_file import Onnx, look_at_onnx
 from tsx_archiver.names import shown
 
-Kind: TypeAlias = Literal["eager", "torchscript", "exported", "aotinductor", "onnx", "safetensors", "unknown"]
+Kind: TypeAlias = Literal[
+    "eager", "torchscript", "exported", "aotinductor", "onnx", "safetensors", "unknown"
+]
 
 _LEGACY_TORCH = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
 _MAX_DIRECTORY = 256 * MIB
@@ -28,9 +30,11 @@ _TENSOR_MODULES = ("torch", "collections", "numpy", "_codecs", "builtins", "__bu
 
 @dataclass(frozen=True)
 class ModelFile:
-    """`detail` says more about a known kind; `problem` says why the file cannot be used as it is, and what to do.
+    """`detail` says more about a known kind; `problem` says why the file cannot be used as it is,
+    and what to do.
 
-    `is_broken`: nothing can load it, while another unknown file may still be one that a handler knows.
+    `is_broken`: nothing can load it, while another unknown file may still be one that a handler
+    knows.
     """
 
     path: Path
@@ -38,13 +42,17 @@ class ModelFile:
     size: int
     detail: str = ""
     device: str | None = None  # what an AOTInductor package was compiled for: cpu, cuda, ...
-    whole_object: str | None = None  # the class of a pickled module, which torch will not load as weights only
+    whole_object: str | None = (
+        None  # the class of a pickled module, which torch will not load as weights only
+    )
     problem: str | None = None
     is_broken: bool = False
 
 
 def describe_model_file(path: Path, *, called: Path | None = None) -> ModelFile:
-    """Look into a model file; an unknown, empty or truncated one has a `problem`. Raises InputMissing.
+    """Look into a model file; an unknown, empty or truncated one has a `problem`.
+
+    Raises InputMissing.
 
     `called` is the path for the texts, where the real one would say nothing to the reader.
     """
@@ -55,11 +63,17 @@ def describe_model_file(path: Path, *, called: Path | None = None) -> ModelFile:
             with path.open("rb") as file:
                 return describe_model_stream(file, called or path)
     except IsADirectoryError as error:
-        raise InputMissing(f"{path} is a directory, not a model file. Name the file in it.") from error
+        raise InputMissing(
+            f"{path} is a directory, not a model file. Name the file in it."
+        ) from error
     except OSError as error:
-        raise InputMissing(f"{called or path} cannot be read ({error.strerror}). Check the path.") from error
+        raise InputMissing(
+            f"{called or path} cannot be read ({error.strerror}). Check the path."
+        ) from error
     except ValueError as error:  # a NUL, or what cannot be encoded
-        raise InputMissing(f"{shown(str(path))} cannot be the name of a file. Check the path.") from error
+        raise InputMissing(
+            f"{shown(str(path))} cannot be the name of a file. Check the path."
+        ) from error
     raise InputMissing(f"{path} is not a regular file. Name a model file.")
 
 
@@ -76,13 +90,19 @@ def describe_model_stream(file: BinaryIO, path: Path) -> ModelFile:
         return _legacy(file, path, size)
     if _LEGACY_TORCH.startswith(head):
         return _broken(path, size, "is truncated; copy or download it again")
-    if len(head) >= 9 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] <= max(_MAX_SAFETENSORS_HEADER, size):
+    if (
+        len(head) >= 9
+        and head[8:9] == b"{"
+        and struct.unpack("<Q", head[:8])[0] <= max(_MAX_SAFETENSORS_HEADER, size)
+    ):
         return _safetensors(file, path, size)
     onnx = look_at_onnx(file, size)
     if onnx is Onnx.WHOLE:
         return ModelFile(path, "onnx", size)
     if onnx is Onnx.TRUNCATED and path.suffix.lower() == ".onnx":
-        return _broken(path, size, "begins as an ONNX model but is truncated; copy or download it again")
+        return _broken(
+            path, size, "begins as an ONNX model but is truncated; copy or download it again"
+        )
     if placeholder := _placeholder(head):
         return _broken(path, size, placeholder)
     return _unknown(path, size, _foreign(head))
@@ -110,22 +130,40 @@ def _foreign(head: bytes) -> str:
     if head.lstrip().startswith(b"<?xml"):
         return "is an XML file, perhaps a web page; download the file itself"
     if head.startswith(b"\x1f\x8b"):
-        return "is gzipped: if it is a .tar.gz archive, serve it directly, otherwise unpack it first"
+        return (
+            "is gzipped: if it is a .tar.gz archive, serve it directly, otherwise unpack it first"
+        )
     if head.startswith(b"\x80"):
-        return "is a pickle, but not one that torch.save wrote; save the model with torch.save(model.state_dict(), path)"
-    return f"is not a model file (it begins with {head[:8]!r}); torch.save, TorchScript, .pt2, ONNX and safetensors files are supported"
+        return (
+            "is a pickle, but not one that torch.save wrote; save the model with"
+            " torch.save(model.state_dict(), path)"
+        )
+    return (
+        f"is not a model file (it begins with {head[:8]!r}); torch.save, TorchScript, .pt2, ONNX"
+        " and safetensors files are supported"
+    )
 
 
 def _zip(file: BinaryIO, path: Path, size: int) -> ModelFile:
     directory = directory_size(file)
     if directory is None:
-        return _broken(path, size, "begins as a zip file, as torch writes them, but is truncated; copy or download it again")
+        return _broken(
+            path,
+            size,
+            "begins as a zip file, as torch writes them, but is truncated; copy or download it"
+            " again",
+        )
     if directory > _MAX_DIRECTORY:
         return _unknown(path, size, "is a zip file with too many members for a model")
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, struct.error) as error:
-        return _broken(path, size, f"begins as a zip file, as torch writes them, but is damaged ({error}); copy or download it again")
+        return _broken(
+            path,
+            size,
+            f"begins as a zip file, as torch writes them, but is damaged ({error}); copy or"
+            " download it again",
+        )
     with archive:
         full = [info.orig_filename for info in archive.infolist()]
         tops = {name.partition("/")[0] for name in full}
@@ -134,21 +172,29 @@ def _zip(file: BinaryIO, path: Path, size: int) -> ModelFile:
         return _zip_kind(archive, prefix, names, path, size)
 
 
-def _zip_kind(archive: zipfile.ZipFile, prefix: str, names: set[str], path: Path, size: int) -> ModelFile:
+def _zip_kind(
+    archive: zipfile.ZipFile, prefix: str, names: set[str], path: Path, size: int
+) -> ModelFile:
     if "MAR-INF/MANIFEST.json" in names:
         return _unknown(path, size, "is already a model archive; serve it directly")
     if any(name.startswith("data/aotinductor/") for name in names):
         device = _aoti_device(archive, prefix, names)
-        return ModelFile(path, "aotinductor", size, f"compiled for {device}" if device else "", device)
+        return ModelFile(
+            path, "aotinductor", size, f"compiled for {device}" if device else "", device
+        )
     programs = [name for name in names if name.startswith("models/") and name.endswith(".json")]
     if "archive_format" in names and programs:
         return ModelFile(path, "exported", size, _batch_detail(archive, prefix + min(programs)))
     if "serialized_exported_program.json" in names:
         return ModelFile(path, "exported", size, "in the format of torch before 2.7")
     if "constants.pkl" in names and any(name.startswith("code/") for name in names):
-        return ModelFile(path, "torchscript", size, "for the lite interpreter" if "bytecode.pkl" in names else "")
+        return ModelFile(
+            path, "torchscript", size, "for the lite interpreter" if "bytecode.pkl" in names else ""
+        )
     if ".data/extern_modules" in names:
-        return _unknown(path, size, "is a torch.package; save it with torch.export.save or as weights")
+        return _unknown(
+            path, size, "is a torch.package; save it with torch.export.save or as weights"
+        )
     if "data.pkl" in names:
         return _eager(archive, f"{prefix}data.pkl", path, size)
     return _unknown(path, size, "is a zip file, but not one that torch writes")
@@ -170,10 +216,19 @@ def _batch_detail(archive: zipfile.ZipFile, program: str) -> str:
     """Say how many rows an exported program takes, where that is a number."""
     try:
         module = json.loads(_read(archive, program, _MAX_PICKLE))["graph_module"]
-        inputs = [spec["user_input"]["arg"] for spec in module["signature"]["input_specs"] if "user_input" in spec]
+        inputs = [
+            spec["user_input"]["arg"]
+            for spec in module["signature"]["input_specs"]
+            if "user_input" in spec
+        ]
         sizes = module["graph"]["tensor_values"][inputs[0]["as_tensor"]["name"]]["sizes"]
         return f"takes batches of exactly {sizes[0]['as_int']}" if len(sizes) > 1 else ""
-    except (ValueError, LookupError, TypeError, RecursionError):  # a dimension that is marked dynamic, or another schema
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        RecursionError,
+    ):  # a dimension that is marked dynamic, or another schema
         return ""
 
 
@@ -187,7 +242,9 @@ def _eager(archive: zipfile.ZipFile, name: str, path: Path, size: int) -> ModelF
 
 
 def _legacy(file: BinaryIO, path: Path, size: int) -> ModelFile:
-    """Magic number, protocol version, system information, the object, the storages' keys, then their bytes."""
+    """Magic number, protocol version, system information, the object, the storages' keys, then
+    their bytes.
+    """
     file.seek(0)
     try:
         for _ in range(3):
@@ -197,7 +254,11 @@ def _legacy(file: BinaryIO, path: Path, size: int) -> ModelFile:
     except ValueError:
         return _broken(path, size, "is truncated; copy or download it again")
     return ModelFile(
-        path, "eager", size, "in the format of torch before 1.6" + (f", {_eager_detail(whole)}" if whole else ""), whole_object=whole
+        path,
+        "eager",
+        size,
+        "in the format of torch before 1.6" + (f", {_eager_detail(whole)}" if whole else ""),
+        whole_object=whole,
     )
 
 
@@ -206,7 +267,9 @@ def _eager_detail(whole: str | None) -> str:
 
 
 def _pickled_class(content: bytes) -> str | None:
-    """The first class in a pickle that weights alone would not need; the pickle is listed, never loaded."""
+    """The first class in a pickle that weights alone would not need; the pickle is listed, never
+    loaded.
+    """
     texts: list[str] = []
     try:
         for opcode, argument, _ in pickletools.genops(content):
@@ -217,7 +280,9 @@ def _pickled_class(content: bytes) -> str | None:
                 module, name = texts[-2:]
             elif isinstance(argument, str):
                 texts.append(argument)
-            is_module_class = module.startswith("torch.nn.modules") or module.split(".")[0] not in _TENSOR_MODULES
+            is_module_class = (
+                module.startswith("torch.nn.modules") or module.split(".")[0] not in _TENSOR_MODULES
+            )
             if module and is_module_class:
                 return f"{module}.{name}"
     except ValueError:  # the rest of a legacy file is raw data, and a damaged one ends early
@@ -240,16 +305,30 @@ def _safetensors(file: BinaryIO, path: Path, size: int) -> ModelFile:
     file.seek(0)
     length = struct.unpack("<Q", file.read(8))[0]
     if length > _MAX_SAFETENSORS_HEADER:
-        return _broken(path, size, f"looks like safetensors, but its header gives its own length as {length} bytes")
+        return _broken(
+            path,
+            size,
+            f"looks like safetensors, but its header gives its own length as {length} bytes",
+        )
     header = file.read(length)
     cut_short = "begins as safetensors but is truncated; copy or download it again"
     if len(header) < length:
         return _broken(path, size, cut_short)
     try:
         tensors = json.loads(header)
-        ends = [int(tensor["data_offsets"][1]) for name, tensor in tensors.items() if name != "__metadata__"]
+        ends = [
+            int(tensor["data_offsets"][1])
+            for name, tensor in tensors.items()
+            if name != "__metadata__"
+        ]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return _broken(path, size, "looks like safetensors, but its header cannot be read; copy or download it again")
+        return _broken(
+            path,
+            size,
+            "looks like safetensors, but its header cannot be read; copy or download it again",
+        )
     if size < 8 + length + max(ends, default=0):
         return _broken(path, size, cut_short)
-    return ModelFile(path, "safetensors", size, f"{len(ends)} tensor{'' if len(ends) == 1 else 's'}")
+    return ModelFile(
+        path, "safetensors", size, f"{len(ends)} tensor{'' if len(ends) == 1 else 's'}"
+    )

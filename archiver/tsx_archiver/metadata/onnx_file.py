@@ -97,7 +97,9 @@ def data_files(path: Path) -> dict[str, Path]:
     directories = (path.parent, path.resolve().parent)
     for location in locations:
         fault = path_fault(location)
-        if not fault and not any(is_inside(path.parent / location, directory) for directory in directories):
+        if not fault and not any(
+            is_inside(path.parent / location, directory) for directory in directories
+        ):
             fault = "it leads out of the model's directory"
         if fault:
             raise UnsafePath(

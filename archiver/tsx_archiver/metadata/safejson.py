@@ -1,4 +1,6 @@
-"""Parses untrusted JSON: its bytes and values are bounded first, since the parser blocks the interpreter."""
+"""Parses untrusted JSON: its bytes and values are bounded first, since the parser blocks the
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ MAX_DIGITS = 4300  # of a whole number: Python's own bound, which its first rele
 def load_json(content: bytes, *, most_bytes: int, most_values: int) -> Any:
     """Raises ValueError, which says what is wrong with the document.
 
-    Values are counted by commas and brackets, those inside texts included: one pass each at the speed of a search.
+    Values are counted by commas and brackets, those inside texts included: one pass each at the
+    speed of a search.
     """
     if len(content) > most_bytes:
         raise ValueError(f"it has {len(content)} bytes; at most {most_bytes} are read")

@@ -18,13 +18,19 @@ MAX_DEPTH = 64
 def load_yaml(content: bytes, *, source: str) -> Any:
     """The document as plain Python values; raises InvalidConfig, which names `source`.
 
-    Aliases may make a few lines unfold to gigabytes as soon as someone walks or serialises them ("a YAML bomb"), so
-    the nodes are counted as if every alias were written out.
+    Aliases may make a few lines unfold to gigabytes as soon as someone walks or serialises them ("a
+    YAML bomb"), so the nodes are counted as if every alias were written out.
     """
     if len(content) > MAX_BYTES:
-        raise InvalidConfig(f"{source} has {len(content)} bytes; a configuration may have {MAX_BYTES}. Put data into an extra file.")
+        raise InvalidConfig(
+            f"{source} has {len(content)} bytes; a configuration may have {MAX_BYTES}. Put data"
+            " into an extra file."
+        )
     if content.count(b",") + content.count(b"\n") > MAX_SEPARATORS:
-        raise InvalidConfig(f"{source} has more than {MAX_SEPARATORS} lines and commas. Put data into an extra file.")
+        raise InvalidConfig(
+            f"{source} has more than {MAX_SEPARATORS} lines and commas. Put data into an extra"
+            " file."
+        )
     loader: yaml.SafeLoader | None = None
     try:
         loader = yaml.SafeLoader(content.decode("utf-8-sig"))
@@ -32,11 +38,20 @@ def load_yaml(content: bytes, *, source: str) -> Any:
         if node is None:
             return None
         if _unfolded(node, {}, 0) > MAX_NODES:
-            raise InvalidConfig(f"{source} expands to more than {MAX_NODES} values through its aliases. Write it without them.")
+            raise InvalidConfig(
+                f"{source} expands to more than {MAX_NODES} values through its aliases. Write it"
+                " without them."
+            )
         return loader.construct_document(node)
     except yaml.YAMLError as error:
-        raise InvalidConfig(f"{source} cannot be read as YAML: {_brief(error)}. Correct it; only plain values are allowed.") from error
-    except (ValueError, TypeError) as error:  # bytes that are not UTF-8, a date that does not exist, a key that cannot be one
+        raise InvalidConfig(
+            f"{source} cannot be read as YAML: {_brief(error)}. Correct it; only plain values are"
+            " allowed."
+        ) from error
+    except (
+        ValueError,
+        TypeError,
+    ) as error:  # bytes that are not UTF-8, a date that does not exist, a key that cannot be one
         raise InvalidConfig(f"{source} cannot be read as YAML: {error}. Correct it.") from error
     except RecursionError as error:
         raise InvalidConfig(f"{source} is nested too deeply. Make it flatter.") from error
@@ -55,7 +70,9 @@ def load_yaml_file(path: Path) -> Any:
 
 
 def _unfolded(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """How many nodes there are with every alias written out; more than MAX_NODES where a node holds itself."""
+    """How many nodes there are with every alias written out; more than MAX_NODES where a node holds
+    itself.
+    """
     if depth > MAX_DEPTH:
         raise RecursionError
     if isinstance(node, yaml.ScalarNode):

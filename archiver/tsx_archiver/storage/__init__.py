@@ -1,1 +1,3 @@
-"""Files that outlive a process: the archive cache, locks, digests, atomic writes, private directories."""
+"""Files that outlive a process: the archive cache, locks, digests, atomic writes, private
+directories.
+"""

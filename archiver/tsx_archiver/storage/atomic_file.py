@@ -1,4 +1,6 @@
-"""Writes files atomically: a reader sees the old file or the new one, whatever happens to the writer."""
+"""Writes files atomically: a reader sees the old file or the new one, whatever happens to the
+writer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from typing import BinaryIO
 
 @contextmanager
 def whole_file(path: Path, *, mode: int = 0o666, durable: bool = True) -> Iterator[BinaryIO]:
-    """`mode` is that of a new file, before the umask. Unless `durable`, a power failure may leave it empty."""
+    """`mode` is that of a new file, before the umask.
+
+    Unless `durable`, a power failure may leave it empty.
+    """
     partial = beside(path)
     try:
         with open(partial, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file:

@@ -1,5 +1,5 @@
-"""The cache of unpacked archives, by the sha-256 of their file: created once, shared by all processes, and cleaned up
-by a thread after an archive was opened.
+"""The cache of unpacked archives, by the sha-256 of their file: created once, shared by all
+processes, and cleaned up by a thread after an archive was opened.
 
     <cache>/archives/
         entries/<sha256>.<random>/    complete, and renamed into place whole
@@ -10,8 +10,9 @@ by a thread after an archive was opened.
         building/<two digits>         held alone while an entry is looked up or made
         seen/<sha256 of a path>       the digest of a file that has not changed since
 
-A process that dies leaves a partial entry without a lock; the next one to make an entry removes it. An entry whose
-files changed size is skipped and unpacked again beside it, since other processes may still use the rest of it.
+A process that dies leaves a partial entry without a lock; the next one to make an entry removes it.
+An entry whose files changed size is skipped and unpacked again beside it, since other processes may
+still use the rest of it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ from typing import NamedTuple
 from tsx_archiver.errors import CacheError
 from tsx_archiver.limits import GIB, human
 from tsx_archiver.storage.locks import CAN_LOCK, FileLock
-from tsx_archiver.storage.private_directory import OTHERS, check_directory, is_trusted, private_directory
+from tsx_archiver.storage.private_directory import (
+    OTHERS,
+    check_directory,
+    is_trusted,
+    private_directory,
+)
 
 DAY = 86400.0
 
@@ -60,8 +66,12 @@ class CacheEntry(NamedTuple):
 
 
 def default_cache() -> Path:
-    """$XDG_CACHE_HOME/tsx, or ~/.cache/tsx; where that cannot be used, a temporary directory that goes with this process."""
-    base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
+    """$XDG_CACHE_HOME/tsx, or ~/.cache/tsx; where that cannot be used, a temporary directory that
+    goes with this process.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or (
+        os.environ.get("LOCALAPPDATA") if os.name == "nt" else None
+    )
     if base and Path(base).is_absolute():
         return Path(base) / "tsx"
     try:
@@ -83,7 +93,9 @@ def _temporary_cache(why: str) -> Path:
     """Under a name that no other user can guess or create first."""
     directory = tempfile.mkdtemp(prefix="tsx-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    logger.warning("%s, so the cache is %s until this process ends; set cache_dir to keep one", why, directory)
+    logger.warning(
+        "%s, so the cache is %s until this process ends; set cache_dir to keep one", why, directory
+    )
     return Path(directory)
 
 
@@ -102,28 +114,44 @@ class CachedFiles(NamedTuple):
 
 
 class Cache:
-    def __init__(self, directory: Path, keep: CacheLimits = CacheLimits(), kind: str = "archives", *, checked: bool = True) -> None:  # noqa: B008 - an immutable tuple
+    def __init__(
+        self,
+        directory: Path,
+        keep: CacheLimits = CacheLimits(),  # noqa: B008  # an immutable tuple
+        kind: str = "archives",
+        *,
+        checked: bool = True,
+    ) -> None:
         """`kind`: what the entries are, which is also the name of their directory.
 
-        Not `checked`: nothing is run from it. It is a new directory, made where the user wants what is unpacked.
+        Not `checked`: nothing is run from it. It is a new directory, made where the user wants what
+        is unpacked.
         """
         self.root = Path(directory) / kind
         self._keep = keep
         self._checked = checked
         try:
-            for name in ("", "entries", "partial", "building", "seen"):  # what lies there is run as code
+            for name in (
+                "",
+                "entries",
+                "partial",
+                "building",
+                "seen",
+            ):  # what lies there is run as code
                 if checked:
                     private_directory(self.root / name, strict=True)
                 else:
                     (self.root / name).mkdir(mode=0o700)
         except OSError as error:
             raise CacheError(
-                f"{self.root} cannot be used as a cache ({error.strerror}). Choose another cache directory, or remove it.",
+                f"{self.root} cannot be used as a cache ({error.strerror}). Choose another cache"
+                " directory, or remove it.",
                 str(error.strerror),
             ) from error
 
     def open(self, digest: str, make: Callable[[Path], Mapping[str, int]]) -> CacheEntry:
-        """The entry of `digest`, made where there is none: `make(directory)` unpacks there and returns each file's size.
+        """The entry of `digest`, made where there is none: `make(directory)` unpacks there and
+        returns each file's size.
 
         Waits while another process makes the same entry.
         """
@@ -138,14 +166,18 @@ class Cache:
             return entry
         except OSError as error:
             raise CacheError(
-                f"{error.filename or self.root}: {error.strerror}. Free some disk space, or choose another cache directory.",
+                f"{error.filename or self.root}: {error.strerror}. Free some disk space, or choose"
+                " another cache directory.",
                 str(error.strerror),
             ) from error
         finally:
             building.close()
 
     def _clean_beside(self) -> None:
-        """Clean, unless another thread does. The next cleaning meets a failure again, so it is ignored."""
+        """Clean, unless another thread does.
+
+        The next cleaning meets a failure again, so it is ignored.
+        """
         if _cleaning.acquire(blocking=False):
             try:
                 with suppress(OSError, CacheError):
@@ -160,10 +192,14 @@ class Cache:
         now = time.time() if now is None else now
         self._clean_leftovers(now)
         kept = count = 0
-        for entry in sorted(self._listing("entries"), key=lambda path: _age(path / "complete.json", now)):
+        for entry in sorted(
+            self._listing("entries"), key=lambda path: _age(path / "complete.json", now)
+        ):
             size = _recorded_size(entry)
             too_old = _age(entry / "complete.json", now) > self._keep.age
-            if (too_old or kept + size > self._keep.total or count >= self._keep.entries) and self._remove_unused(entry):
+            if (
+                too_old or kept + size > self._keep.total or count >= self._keep.entries
+            ) and self._remove_unused(entry):
                 continue
             kept, count = kept + size, count + 1
 
@@ -179,20 +215,30 @@ class Cache:
         """All entries, the one used last first."""
         now = time.time()
         found = [
-            CachedFiles(entry, _recorded_size(entry), max(now - _age(entry / "complete.json", now), 0.0), self._in_use(entry))
+            CachedFiles(
+                entry,
+                _recorded_size(entry),
+                max(now - _age(entry / "complete.json", now), 0.0),
+                self._in_use(entry),
+            )
             for entry in self._listing("entries")
         ]
         return sorted(found, key=lambda each: -each.used)
 
     def prune(self, age: float) -> list[CachedFiles]:
-        """Remove what no process uses and none has opened for `age` seconds. Returns what was removed."""
+        """Remove what no process uses and none has opened for `age` seconds.
+
+        Returns what was removed.
+        """
         now = time.time()
         self._clean_leftovers(now)
         old = [each for each in self.listing() if now - each.used >= age]
         return [each for each in old if self._remove_unused(each.directory)]
 
     def _in_use(self, entry: Path) -> bool:
-        building = FileLock(self.root / "building" / entry.name[:2])  # so that no process looks for the entry meanwhile
+        building = FileLock(
+            self.root / "building" / entry.name[:2]
+        )  # so that no process looks for the entry meanwhile
         try:
             if not building.own(wait=False):
                 return True
@@ -241,7 +287,10 @@ class Cache:
         return CacheEntry(final / "files", lock)
 
     def _new_partial(self, digest: str) -> tuple[Path, FileLock]:
-        """A directory with its lock held. Starts again where another process removed it before the lock was taken."""
+        """A directory with its lock held.
+
+        Starts again where another process removed it before the lock was taken.
+        """
         while True:
             partial = self.root / "partial" / f"{digest}.{secrets.token_hex(4)}"
             partial.mkdir(mode=0o700)
@@ -256,7 +305,10 @@ class Cache:
         free = shutil.disk_usage(self.root).free
         if size > free:
             reason = f"{human(free)} free, and the archive needs {human(size)}"
-            raise CacheError(f"{self.root} has {reason}. Free some disk space, or choose another cache.", f"there is {reason}")
+            raise CacheError(
+                f"{self.root} has {reason}. Free some disk space, or choose another cache.",
+                f"there is {reason}",
+            )
 
     def _remove_unused(self, directory: Path) -> bool:
         """Remove it unless someone holds its lock."""
@@ -271,7 +323,9 @@ class Cache:
                 return False
             removed = self.root / "partial" / directory.name
             with suppress(FileNotFoundError):  # another process was faster
-                directory.rename(removed)  # first, so that nobody opens an entry of which a part is left
+                directory.rename(
+                    removed
+                )  # first, so that nobody opens an entry of which a part is left
             shutil.rmtree(removed, ignore_errors=True)
             return True
         finally:
@@ -289,10 +343,14 @@ def release(lock: FileLock) -> None:
 
 
 def _withdraw_writing(directory: Path) -> None:
-    """Take from other users the right to write, except to hard links, which other caches own too."""
+    """Take from other users the right to write, except to hard links, which other caches own
+    too.
+    """
     for path in directory.rglob("*"):
         status = path.lstat()
-        is_single = stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
+        is_single = stat.S_ISDIR(status.st_mode) or (
+            stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        )
         if is_single and status.st_mode & OTHERS:
             path.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS)
 
@@ -303,7 +361,10 @@ def _is_ours(directory: Path) -> bool:
 
 
 def _is_whole(directory: Path) -> bool:
-    """Whether every file is there with its size. Files that a handler added beside them do not matter."""
+    """Whether every file is there with its size.
+
+    Files that a handler added beside them do not matter.
+    """
     try:
         for name, size in _sizes(directory).items():
             status = os.lstat(directory / "files" / name)

@@ -14,7 +14,8 @@ from typing import BinaryIO
 from tsx_archiver.limits import MIB
 from tsx_archiver.storage.atomic_file import whole_file
 
-# A file that was written this shortly ago could be written again within the same tick of the file system's clock.
+# A file that was written this shortly ago could be written again within the same tick of the file
+# system's clock.
 FRESH_NS = 2_000_000_000
 
 
@@ -27,8 +28,15 @@ def content_digest(file: BinaryIO, count: Callable[[int], None] = lambda size: N
     return digest.hexdigest()
 
 
-def file_digest(file: BinaryIO, path: Path, seen: Path | None = None, count: Callable[[int], None] = lambda size: None) -> str:
-    """The digest of the open `file`, which was opened from `path`; notes are kept in the directory `seen`. `count`: see above."""
+def file_digest(
+    file: BinaryIO,
+    path: Path,
+    seen: Path | None = None,
+    count: Callable[[int], None] = lambda size: None,
+) -> str:
+    """The digest of the open `file`, which was opened from `path`; notes are kept in the directory
+    `seen`. `count`: see above.
+    """
     state = _state(os.fstat(file.fileno()))
     note = seen / hashlib.sha256(os.fsencode(path.absolute())).hexdigest() if seen else None
     known = _read_note(note, state) if note else None
@@ -65,5 +73,8 @@ def _read_note(note: Path, state: list[int]) -> str | None:
 
 
 def _write_note(note: Path, content: dict[str, object]) -> None:
-    with suppress(OSError), whole_file(note, mode=0o600, durable=False) as file:  # else the file is read again
+    with (
+        suppress(OSError),
+        whole_file(note, mode=0o600, durable=False) as file,
+    ):  # else the file is read again
         file.write(json.dumps(content).encode())

@@ -1,7 +1,7 @@
 """Advisory locks between processes, on open files; they end with their process.
 
-On Windows there is no shared lock of this kind. There locking always succeeds, renames alone keep the cache whole, and
-nothing is ever cleaned up (`CAN_LOCK` says which).
+On Windows there is no shared lock of this kind. There locking always succeeds, renames alone keep
+the cache whole, and nothing is ever cleaned up (`CAN_LOCK` says which).
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        self._fd: int | None = os.open(
+            path,
+            os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0),
+            0o600,
+        )
 
     def share(self) -> bool:
         """Take it together with other sharers; False where someone holds it alone. Never waits."""
@@ -36,7 +40,9 @@ class FileLock:
         return self._lock("LOCK_EX", wait=wait)
 
     def is_current(self) -> bool:
-        """Whether the path still leads to the file that is locked here, and not to nothing or to a newer one."""
+        """Whether the path still leads to the file that is locked here, and not to nothing or to a
+        newer one.
+        """
         if self._fd is None:
             return False
         try:
@@ -64,5 +70,8 @@ class FileLock:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
             reason = f"cannot be locked ({error.strerror})"
-            raise CacheError(f"{self.path} {reason}. Choose a cache directory on a local disk.", f"its files {reason}") from error
+            raise CacheError(
+                f"{self.path} {reason}. Choose a cache directory on a local disk.",
+                f"its files {reason}",
+            ) from error
         return True

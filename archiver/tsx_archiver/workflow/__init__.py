@@ -1,4 +1,6 @@
-"""The .war archive: a workflow's specification, functions and manifest, written and opened like a model's archive."""
+"""The .war archive: a workflow's specification, functions and manifest, written and opened like a
+model's archive.
+"""
 
 from tsx_archiver.workflow.opening import OpenWorkflow, WorkflowManifest, open_workflow
 from tsx_archiver.workflow.packing import WorkflowArchiveSpec, write_workflow_archive

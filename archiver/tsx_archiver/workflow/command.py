@@ -1,4 +1,6 @@
-"""The `torch-workflow-archiver` command: TorchServe's flags, defaults and messages (contract 1.6)."""
+"""The `torch-workflow-archiver` command: TorchServe's flags, defaults and messages (contract
+1.6).
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,39 @@ from tsx_archiver.workflow.packing import SUFFIX, WorkflowArchiveSpec, write_wor
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="torch-workflow-archiver", description="Torch Workflow Archiver Tool")
-    parser.add_argument("--workflow-name", required=True, help="name of the workflow; the archive is called <name>.war")
-    parser.add_argument("--spec-file", required=True, help="YAML file with the workflow's models and the edges between its nodes (dag)")
-    parser.add_argument("--handler", help="Python file with the functions that are nodes of the dag")
-    parser.add_argument("--export-path", default=".", help="directory for the archive (default: the current one)")
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite an archive of that name")
-    parser.add_argument("--extra-files", help="comma-separated files, patterns and directories; a directory's content is packed")
+    parser = argparse.ArgumentParser(
+        prog="torch-workflow-archiver", description="Torch Workflow Archiver Tool"
+    )
+    parser.add_argument(
+        "--workflow-name",
+        required=True,
+        help="name of the workflow; the archive is called <name>.war",
+    )
+    parser.add_argument(
+        "--spec-file",
+        required=True,
+        help="YAML file with the workflow's models and the edges between its nodes (dag)",
+    )
+    parser.add_argument(
+        "--handler", help="Python file with the functions that are nodes of the dag"
+    )
+    parser.add_argument(
+        "--export-path", default=".", help="directory for the archive (default: the current one)"
+    )
+    parser.add_argument(
+        "-f", "--force", action="store_true", help="overwrite an archive of that name"
+    )
+    parser.add_argument(
+        "--extra-files",
+        help="comma-separated files, patterns and directories; a directory's content is packed",
+    )
     return parser
 
 
 def spec_of(flags: Any) -> WorkflowArchiveSpec:
-    """From parsed flags, or from anything else that has their names; what it lacks was not given."""
+    """From parsed flags, or from anything else that has their names; what it lacks was not
+    given.
+    """
     return WorkflowArchiveSpec(
         workflow_name=flags.workflow_name,
         spec_file=flags.spec_file,
@@ -40,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.force and path.exists():
         warn(f"Overwriting {path} ...")
     try:
-        write_workflow_archive(spec_of(arguments), Path(arguments.export_path), force=arguments.force, warn=warn)
+        write_workflow_archive(
+            spec_of(arguments), Path(arguments.export_path), force=arguments.force, warn=warn
+        )
     except ArchiveError as error:
         print(f"ERROR - {error.message}", file=sys.stderr)
         return 1

@@ -10,9 +10,21 @@ from typing import Any
 from tsx_archiver.containers.base import ArchiveFile
 from tsx_archiver.errors import CannotOpen, ForeignFile, InvalidManifest
 from tsx_archiver.limits import MAX_MANIFEST_BYTES, Limits
-from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, handler_fault, read_manifest_json, split_handler
+from tsx_archiver.metadata.manifest import (
+    CHECKSUMS_KEY,
+    handler_fault,
+    read_manifest_json,
+    split_handler,
+)
 from tsx_archiver.names import is_model_name, path_fault, shown
-from tsx_archiver.opening import LockedDirectory, is_directory, model_root, open_source, refuse_foreign_link, unpack_file
+from tsx_archiver.opening import (
+    LockedDirectory,
+    is_directory,
+    model_root,
+    open_source,
+    refuse_foreign_link,
+    unpack_file,
+)
 from tsx_archiver.storage.cache import Cache
 from tsx_archiver.workflow.spec import WorkflowSpec, read_spec
 
@@ -23,7 +35,8 @@ WORKFLOW_MANIFEST_PATH = "WAR-INF/MANIFEST.json"
 class OpenWorkflow(LockedDirectory):
     """A workflow that is ready to be registered; `directory` stays as long as this is open.
 
-    `handler` is the file, by its path in `directory`, whose functions are nodes; None where there is none.
+    `handler` is the file, by its path in `directory`, whose functions are nodes; None where there
+    is none.
     """
 
     source: Path
@@ -34,17 +47,25 @@ class OpenWorkflow(LockedDirectory):
     problems: list[str] = field(default_factory=list)
 
 
-def open_workflow(source: Path, *, cache: Path | Cache | None = None, limits: Limits = Limits()) -> OpenWorkflow:  # noqa: B008
+def open_workflow(
+    source: Path,
+    *,
+    cache: Path | Cache | None = None,
+    limits: Limits = Limits(),  # noqa: B008  # an immutable tuple
+) -> OpenWorkflow:
     """Open a .war (detected by its bytes, not its name) or a directory with the content of one.
 
-    As for models: everything unsafe is refused before a byte is written, archives are unpacked into `cache`, directories are used
-    where they are. Raises ArchiveError; InvalidSpec and CycleInSpec are for the specification.
+    As for models: everything unsafe is refused before a byte is written, archives are unpacked into
+    `cache`, directories are used where they are. Raises ArchiveError; InvalidSpec and CycleInSpec
+    are for the specification.
     """
     source = Path(source)
     if is_directory(source):
         return _open_directory(source, source)
     with open_source(source) as file:
-        entry, _ = unpack_file(file, source, cache, limits, lambda container, root: _checksums(container, root, source))
+        entry, _ = unpack_file(
+            file, source, cache, limits, lambda container, root: _checksums(container, root, source)
+        )
     try:
         opened = _open_directory(entry.files, source)
     except BaseException:
@@ -55,7 +76,9 @@ def open_workflow(source: Path, *, cache: Path | Cache | None = None, limits: Li
 
 
 def _checksums(container: ArchiveFile, root: str, source: Path) -> Mapping[str, str]:
-    content = container.read(f"{root}/{WORKFLOW_MANIFEST_PATH}" if root else WORKFLOW_MANIFEST_PATH, MAX_MANIFEST_BYTES)
+    content = container.read(
+        f"{root}/{WORKFLOW_MANIFEST_PATH}" if root else WORKFLOW_MANIFEST_PATH, MAX_MANIFEST_BYTES
+    )
     if content is None:
         raise _no_workflow(source)
     return parse_workflow_manifest(content, source=str(source)).checksums
@@ -72,11 +95,16 @@ def _open_directory(directory: Path, source: Path) -> OpenWorkflow:
         manifest = parse_workflow_manifest(path.read_bytes(), source=str(source))
         handler = _handler(root, manifest, source)
         if not (root / manifest.spec_file).is_file():
-            raise InvalidManifest(f"{source}: the manifest names specFile {manifest.spec_file}, which the archive does not contain.")
+            raise InvalidManifest(
+                f"{source}: the manifest names specFile {manifest.spec_file}, which the archive"
+                " does not contain."
+            )
         refuse_foreign_link(root / manifest.spec_file, root, source)
         spec = read_spec(root / manifest.spec_file, has_handler=handler is not None)
     except OSError as error:
-        raise CannotOpen(f"{error.filename} cannot be read ({error.strerror}). Check its permissions.") from error
+        raise CannotOpen(
+            f"{error.filename} cannot be read ({error.strerror}). Check its permissions."
+        ) from error
     return OpenWorkflow(source, root.absolute(), manifest, handler, spec, list(spec.problems))
 
 
@@ -87,12 +115,18 @@ def _handler(root: Path, manifest: WorkflowManifest, source: Path) -> str | None
     name = name if name.endswith(".py") else f"{name}.py"
     refuse_foreign_link(root / name, root, source)
     if not (root / name).is_file():
-        raise InvalidManifest(f"{source}: the manifest names handler {shown(name)}, which the archive does not contain. Pack it again.")
+        raise InvalidManifest(
+            f"{source}: the manifest names handler {shown(name)}, which the archive does not"
+            " contain. Pack it again."
+        )
     return name
 
 
 def _no_workflow(source: Path) -> ForeignFile:
-    return ForeignFile(f"{source} is not a workflow archive: it holds no {WORKFLOW_MANIFEST_PATH}. Pack one with torch-workflow-archiver.")
+    return ForeignFile(
+        f"{source} is not a workflow archive: it holds no {WORKFLOW_MANIFEST_PATH}. Pack one with"
+        " torch-workflow-archiver."
+    )
 
 
 @dataclass(frozen=True)
@@ -106,7 +140,9 @@ class WorkflowManifest:
 
     @property
     def checksums(self) -> dict[str, str]:
-        """sha-256 of each member, by its path in the archive; empty where another archiver wrote it."""
+        """sha-256 of each member, by its path in the archive; empty where another archiver wrote
+        it.
+        """
         return dict(self.data.get(CHECKSUMS_KEY) or {})
 
 
@@ -120,11 +156,18 @@ def parse_workflow_manifest(content: bytes, *, source: str) -> WorkflowManifest:
     if not isinstance(workflow, dict):
         raise _invalid(source, "has no object called workflow")
     checksums = data.get(CHECKSUMS_KEY)
-    if checksums is not None and not (isinstance(checksums, dict) and all(isinstance(value, str) for value in checksums.values())):
+    if checksums is not None and not (
+        isinstance(checksums, dict) and all(isinstance(value, str) for value in checksums.values())
+    ):
         raise _invalid(source, f"has a {CHECKSUMS_KEY} that is not an object of strings")
-    name, spec, handler = (_text(workflow, key, source) for key in ("workflowName", "specFile", "handler"))
+    name, spec, handler = (
+        _text(workflow, key, source) for key in ("workflowName", "specFile", "handler")
+    )
     if not name or not is_model_name(name):
-        raise _invalid(source, f"names the workflow {shown(name or '')}: letters, digits, '_', '-' and '.' only")
+        raise _invalid(
+            source,
+            f"names the workflow {shown(name or '')}: letters, digits, '_', '-' and '.' only",
+        )
     if not spec:
         raise _invalid(source, "names no specFile")
     return WorkflowManifest(name, spec, handler, data)
@@ -144,4 +187,7 @@ def _text(workflow: dict[str, Any], key: str, source: str) -> str | None:
 
 
 def _invalid(source: str, what: str) -> InvalidManifest:
-    return InvalidManifest(f"{source}: {WORKFLOW_MANIFEST_PATH} {what}. Pack the workflow again with torch-workflow-archiver.")
+    return InvalidManifest(
+        f"{source}: {WORKFLOW_MANIFEST_PATH} {what}. Pack the workflow again with"
+        " torch-workflow-archiver."
+    )

@@ -29,24 +29,40 @@ class WorkflowArchiveSpec:
 
 
 def plan_workflow(spec: WorkflowArchiveSpec, *, warn: Warn) -> PackingPlan:
-    """Check everything and find every file; raises ArchiveError. What is doubtful but does not stop an archive goes to `warn`."""
+    """Check everything and find every file; raises ArchiveError.
+
+    What is doubtful but does not stop an archive goes to `warn`.
+    """
     if not is_model_name(spec.workflow_name):
         raise InvalidModelName(
             "Workflow name contains special characters.\n"
-            rf"The allowed regular expression filter for workflow name is: ^[A-Za-z0-9][A-Za-z0-9_\-.]*$ ({shown(spec.workflow_name)})"
+            r"The allowed regular expression filter for workflow name is:"
+            rf" ^[A-Za-z0-9][A-Za-z0-9_\-.]*$ ({shown(spec.workflow_name)})"
         )
     members = Members(WORKFLOW_MANIFEST_PATH)
-    workflow: dict[str, Any] = {"workflowName": spec.workflow_name, "specFile": members.add_file(spec.spec_file, "spec file")}
+    workflow: dict[str, Any] = {
+        "workflowName": spec.workflow_name,
+        "specFile": members.add_file(spec.spec_file, "spec file"),
+    }
     if spec.handler:
         workflow["handler"] = members.add_file(spec.handler, "handler")
     for path in extra_paths(spec.extra_files, warn):
         members.add_tree(path)
     _check_spec(spec, warn)
-    return PackingPlan(spec.workflow_name, members.sorted(), {"createdOn": created_on(), "workflow": workflow}, WORKFLOW_MANIFEST_PATH)
+    return PackingPlan(
+        spec.workflow_name,
+        members.sorted(),
+        {"createdOn": created_on(), "workflow": workflow},
+        WORKFLOW_MANIFEST_PATH,
+    )
 
 
-def write_workflow_archive(spec: WorkflowArchiveSpec, destination: Path, *, force: bool = False, warn: Warn) -> Path:
-    """Pack into the directory `destination`, made if missing, and return the path of the .war; leaves no partial output."""
+def write_workflow_archive(
+    spec: WorkflowArchiveSpec, destination: Path, *, force: bool = False, warn: Warn
+) -> Path:
+    """Pack into the directory `destination`, made if missing, and return the path of the .war;
+    leaves no partial output.
+    """
     path = Path(destination) / f"{spec.workflow_name}{SUFFIX}"
     write_plan(plan_workflow(spec, warn=warn), path, force=force, kind="workflow")
     return path
@@ -65,14 +81,22 @@ def _check_spec(spec: WorkflowArchiveSpec, warn: Warn) -> None:
 
 
 def _check_functions(spec: WorkflowSpec, handler: Path, warn: Warn) -> None:
-    """Read from the source: the handler's imports may exist on the server only. Names imported by `*` are unknown."""
+    """Read from the source: the handler's imports may exist on the server only.
+
+    Names imported by `*` are unknown.
+    """
     try:
         names = _defined(ast.parse(handler.read_bytes(), handler.name))
     except (SyntaxError, ValueError) as error:
-        raise CannotPack(f"{handler} is not valid Python: {error}. Correct it and pack again.") from error
+        raise CannotPack(
+            f"{handler} is not valid Python: {error}. Correct it and pack again."
+        ) from error
     for name in spec.functions:
         if "*" not in names and name not in names:
-            warn(f"the node {name} of the dag is neither a model nor a function of {handler.name}: the server will not load it")
+            warn(
+                f"the node {name} of the dag is neither a model nor a function of {handler.name}:"
+                " the server will not load it"
+            )
 
 
 def _defined(module: ast.Module) -> set[str]:

@@ -39,10 +39,15 @@ from tsx_runtime.shared.log_format import escaped
 _NAMES = {"Hugging Face": name_of, "MLflow": default_name}
 
 
-def pack_files(files: Sequence[Path], order: Packing, check_it: bool, tolerance: float, as_json: bool) -> None:
+def pack_files(
+    files: Sequence[Path], order: Packing, check_it: bool, tolerance: float, as_json: bool
+) -> None:
     """Each by itself; with none, what the options alone make."""
     if order.huggingface.trust_remote_code and not check_it:
-        raise UsageError("--trust-remote-code is for --check, which loads the model; who serves the archive decides again")
+        raise UsageError(
+            "--trust-remote-code is for --check, which loads the model; who serves the archive"
+            " decides again"
+        )
     kinds = [(path, classify(path)) for path in files]
     _check_names(kinds, order.name)
     results = [one(path, kind, order, check_it, tolerance, quiet=as_json) for path, kind in kinds]
@@ -56,31 +61,69 @@ def pack_files(files: Sequence[Path], order: Packing, check_it: bool, tolerance:
 def _check_names(kinds: Sequence[tuple[Path, SourceKind]], name: str | None) -> None:
     """Refuse two files that would become one archive."""
     if name is not None and len(kinds) > 1:
-        raise UsageError(f"--name {name} can name only one archive, but {len(kinds)} files are given")
+        raise UsageError(
+            f"--name {name} can name only one archive, but {len(kinds)} files are given"
+        )
     seen: dict[str, Path] = {}
     for path, kind in kinds:
         if kind not in ("archive", "directory"):
             named = _NAMES.get(kind, default_model_name)(path)
             twin = seen.setdefault(named, path)
             if twin is not path:
-                raise UsageError(f"'{twin}' and '{path}' would both be named {named}; pack them one by one with --name")
+                raise UsageError(
+                    f"'{twin}' and '{path}' would both be named {named}; pack them one by one with"
+                    " --name"
+                )
 
 
-def one(path: Path | None, kind: SourceKind, order: Packing, check_it: bool, tolerance: float, *, quiet: bool) -> Packed:
+def one(
+    path: Path | None,
+    kind: SourceKind,
+    order: Packing,
+    check_it: bool,
+    tolerance: float,
+    *,
+    quiet: bool,
+) -> Packed:
     """One file of the command line: packed, checked, or both."""
     if path is not None and kind in ("archive", "directory"):
         if not check_it and kind == "directory":
             text = (
-                f"'{path}' has neither the config.json of Hugging Face's save_pretrained nor the MLmodel of MLflow, so it cannot be packed"
+                f"'{path}' has neither the config.json of Hugging Face's save_pretrained nor the"
+                " MLmodel of MLflow, so it cannot be packed"
             )
-            raise UsageError(f"{text}; save the model there again, or name its file: tsx archive FILE")
+            raise UsageError(
+                f"{text}; save the model there again, or name its file: tsx archive FILE"
+            )
         if not check_it and path.exists():
-            raise UsageError(f"'{path}' is already an archive; `tsx archive inspect {path}` shows it, --check tests it")
+            raise UsageError(
+                f"'{path}' is already an archive; `tsx archive inspect {path}` shows it, --check"
+                " tests it"
+            )
         if order.belongs_to_packing():
-            raise UsageError(f"'{path}' is already an archive and is only checked; remove {order.belongs_to_packing()}")
-        return check(Packed(str(path)), order.samples, tolerance, trust_remote_code=order.huggingface.trust_remote_code, quiet=quiet)
+            raise UsageError(
+                f"'{path}' is already an archive and is only checked; remove"
+                f" {order.belongs_to_packing()}"
+            )
+        return check(
+            Packed(str(path)),
+            order.samples,
+            tolerance,
+            trust_remote_code=order.huggingface.trust_remote_code,
+            quiet=quiet,
+        )
     packed = pack(path, kind, order, quiet=quiet)
-    return check(packed, [], tolerance, trust_remote_code=order.huggingface.trust_remote_code, quiet=quiet) if check_it else packed
+    return (
+        check(
+            packed,
+            [],
+            tolerance,
+            trust_remote_code=order.huggingface.trust_remote_code,
+            quiet=quiet,
+        )
+        if check_it
+        else packed
+    )
 
 
 def inspect(file: Path, as_json: bool) -> None:
@@ -89,16 +132,24 @@ def inspect(file: Path, as_json: bool) -> None:
     content = read_member(file, MEASURED, most=MOST_MEASURED, limits=limits)
     measured = None if content is None else parse_measured(content)
     if as_json:
-        print_json(_as_data(inspection) | {"measured": None if measured is None else measured._asdict()})
+        print_json(
+            _as_data(inspection) | {"measured": None if measured is None else measured._asdict()}
+        )
         return
     manifest = inspection.manifest
     facts = [
         ("name", manifest.model_name),
         ("version", manifest.version),
-        ("kind", kind_in_words(inspection.model) if inspection.model else kind_of_directory(manifest)),
+        (
+            "kind",
+            kind_in_words(inspection.model) if inspection.model else kind_of_directory(manifest),
+        ),
         ("handler", manifest.handler or "none named"),
         ("mlflow", manifest.data.get(MANIFEST_KEY)),
-        *((key, _in_words(value)) for key, value in (manifest.data.get(HUGGINGFACE_KEY) or {}).items()),
+        *(
+            (key, _in_words(value))
+            for key, value in (manifest.data.get(HUGGINGFACE_KEY) or {}).items()
+        ),
         ("model file", manifest.model_file),
         ("requirements", manifest.requirements_file),
         ("form", f"{inspection.form}, {human(inspection.size)}"),
@@ -106,7 +157,10 @@ def inspect(file: Path, as_json: bool) -> None:
     ]
     facts += [(key, value) for key, value in inspection.config.raw.items()]
     print_table(["archive", str(file)], [(key, value) for key, value in facts if value is not None])
-    print_table(["member", "size", "sha-256"], [(each.name, human(each.size), (each.sha256 or "")[:16]) for each in inspection.members])
+    print_table(
+        ["member", "size", "sha-256"],
+        [(each.name, human(each.size), (each.sha256 or "")[:16]) for each in inspection.members],
+    )
     if measured is not None:
         print(escaped(str(measured)))
     for problem in inspection.problems:
@@ -121,14 +175,23 @@ def verify(file: Path, as_json: bool) -> None:
     findings = verify_archive(file, archive_limits(quiet=False))
     faults = [finding for finding in findings if finding.is_fault]
     if as_json:
-        print_json({"archive": str(file), "intact": not faults, "findings": [finding._asdict() for finding in findings]})
+        print_json(
+            {
+                "archive": str(file),
+                "intact": not faults,
+                "findings": [finding._asdict() for finding in findings],
+            }
+        )
     else:
         for finding in findings:
             print(f"{'FAULT' if finding.is_fault else 'note'}: {escaped(finding.text)}")
         if not faults:
             print(f"{file} is intact")
     if faults:
-        raise CliError(f"{file} is damaged or incomplete: {'one fault' if len(faults) == 1 else f'{len(faults)} faults'}")
+        raise CliError(
+            f"{file} is damaged or incomplete:"
+            f" {'one fault' if len(faults) == 1 else f'{len(faults)} faults'}"
+        )
 
 
 def unpack(file: Path, directory: Path | None, as_json: bool) -> None:
@@ -137,17 +200,27 @@ def unpack(file: Path, directory: Path | None, as_json: bool) -> None:
     if directory is not None and directory.exists():
         raise CliError(f"'{directory}' already exists; name a new directory")
     parent = Path() if directory is None else directory.absolute().parent
-    while not parent.exists():  # a temporary directory is to lie on the file system that the new one will be on
+    while (
+        not parent.exists()
+    ):  # a temporary directory is to lie on the file system that the new one will be on
         parent = parent.parent
     try:
         target, manifest = _unpack(file, directory, parent)
     except (CacheError, OSError) as error:
         reason = error.reason if isinstance(error, CacheError) else error.strerror
         raise CliError(
-            f"{file} cannot be unpacked into '{parent}': {reason}; free some disk space there, or name another directory"
+            f"{file} cannot be unpacked into '{parent}': {reason}; free some disk space there, or"
+            " name another directory"
         ) from error
     if as_json:
-        print_json({"archive": str(file), "directory": str(target), "name": manifest.model_name, "version": manifest.version})
+        print_json(
+            {
+                "archive": str(file),
+                "directory": str(target),
+                "name": manifest.model_name,
+                "version": manifest.version,
+            }
+        )
     else:
         print(f"unpacked {file} into {target}")
 
@@ -156,11 +229,16 @@ def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Man
     """By way of a temporary directory beside the new one, so that what is there is whole."""
     with (
         TemporaryDirectory(prefix=".tsx-unpack-", dir=parent) as place,
-        open_archive(file, cache=Cache(Path(place), checked=False), limits=archive_limits(quiet=False)) as opened,
+        open_archive(
+            file, cache=Cache(Path(place), checked=False), limits=archive_limits(quiet=False)
+        ) as opened,
     ):
         target = directory or Path(opened.manifest.model_name)
         if target.exists():
-            raise CliError(f"'{target}' already exists; give another directory with `tsx archive unpack {file} -o DIRECTORY`")
+            raise CliError(
+                f"'{target}' already exists; give another directory with `tsx archive unpack {file}"
+                " -o DIRECTORY`"
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         opened.directory.rename(target)
         return target, opened.manifest

@@ -51,9 +51,16 @@ class CheckResult:
     forms_passed_over: list[str] = field(default_factory=list)
 
 
-def check_archive(path: Path, samples: Sequence[Path], settings: Settings, tolerance: float) -> CheckResult:
-    """Load an archive in a worker and compare its answers. Raises `ArchiveError`, `TsxError` (it does not load), `OSError` (a sample)."""
-    with open_archive(path, cache=settings.archive_cache(), limits=settings.archive_limits()) as opened:
+def check_archive(
+    path: Path, samples: Sequence[Path], settings: Settings, tolerance: float
+) -> CheckResult:
+    """Load an archive in a worker and compare its answers.
+
+    Raises `ArchiveError`, `TsxError` (it does not load), `OSError` (a sample).
+    """
+    with open_archive(
+        path, cache=settings.archive_cache(), limits=settings.archive_limits()
+    ) as opened:
         found = [read_sample(file) for file in samples or samples_in(opened.directory)]
     try:
         return asyncio.run(_check(path, found, settings, tolerance))
@@ -61,50 +68,88 @@ def check_archive(path: Path, samples: Sequence[Path], settings: Settings, toler
         raise error.named(str(path)) from error
 
 
-async def _check(path: Path, samples: list[ModelSample], settings: Settings, tolerance: float) -> CheckResult:
+async def _check(
+    path: Path, samples: list[ModelSample], settings: Settings, tolerance: float
+) -> CheckResult:
     begin = time.monotonic()
-    async with open_model(path, settings, batch_size=min(max(len(samples), 2), MOST_IN_A_BATCH)) as version:
+    async with open_model(
+        path, settings, batch_size=min(max(len(samples), 2), MOST_IN_A_BATCH)
+    ) as version:
         seconds = time.monotonic() - begin
         samples = samples or await known_sample(version)
         found: dict[str, None] = {}  # a set in order: what is wrong with one sample is said once
         for start in range(0, len(samples), version.batch_size):
-            found.update(dict.fromkeys(await _compare(version, samples[start : start + version.batch_size], tolerance)))
+            found.update(
+                dict.fromkeys(
+                    await _compare(version, samples[start : start + version.batch_size], tolerance)
+                )
+            )
         sizes = sorted(version.stats.batch_sizes)
         form, passed_over = next(iter(version.forms), None), version.forms_passed_over
         return CheckResult(
-            version.name, version.version, seconds, [sample.name for sample in samples], sizes, list(found), form, passed_over
+            version.name,
+            version.version,
+            seconds,
+            [sample.name for sample in samples],
+            sizes,
+            list(found),
+            form,
+            passed_over,
         )
 
 
-async def _compare(version: ModelVersion, samples: list[ModelSample], tolerance: float) -> list[str]:
-    """Send each sample alone, then all in one full batch; where they do not fill it, they come again."""
+async def _compare(
+    version: ModelVersion, samples: list[ModelSample], tolerance: float
+) -> list[str]:
+    """Send each sample alone, then all in one full batch; where they do not fill it, they come
+    again.
+    """
     alone = [await send(version, sample) for sample in samples]
     again = await send(version, samples[0])
     if difference(alone[0], again, tolerance) is not None:
         both = f"{excerpt(alone[0].body)}, {excerpt(again.body)}"
-        return [f"{samples[0].name}: two answers to the same request, sent alone, differ: {both}; is the model in eval mode?"]
-    # One more than a batch holds: whether the first or the last of them leaves alone, the others fill a batch that has every sample.
+        return [
+            f"{samples[0].name}: two answers to the same request, sent alone, differ: {both}; is"
+            " the model in eval mode?"
+        ]
+    # One more than a batch holds: whether the first or the last of them leaves alone, the others
+    # fill a batch that has every sample.
     order = [index % len(samples) for index in range(version.batch_size + 1)]
     batched = await asyncio.gather(*(send(version, samples[index]) for index in order))
-    return findings([samples[index].name for index in order], [alone[index] for index in order], batched, tolerance)
+    return findings(
+        [samples[index].name for index in order],
+        [alone[index] for index in order],
+        batched,
+        tolerance,
+    )
 
 
 async def known_sample(version: ModelVersion) -> list[ModelSample]:
-    """Return the sample or warm-up request of an archive, else a request made up for its handler; empty if none is known."""
+    """Return the sample or warm-up request of an archive, else a request made up for its handler;
+    empty if none is known.
+    """
     sample = sample_of(version) or await example_of(version)
     return [] if sample is None else [ModelSample(sample.source, sample.content_type, sample.body)]
 
 
 async def send(version: ModelVersion, sample: ModelSample) -> ComparedAnswer:
-    headers = [(b"content-type", sample.content_type.encode()), (b"content-length", str(len(sample.body)).encode())]
-    job = WaitingJob(wire.request_meta(uuid.uuid4().hex, b"", headers), sample.body, time.monotonic())
+    headers = [
+        (b"content-type", sample.content_type.encode()),
+        (b"content-length", str(len(sample.body)).encode()),
+    ]
+    job = WaitingJob(
+        wire.request_meta(uuid.uuid4().hex, b"", headers), sample.body, time.monotonic()
+    )
     version.submit(job)
     try:
         answer = await job.done
         body = await answer.whole(version.max_response_size)
     except TsxError as error:
         return ComparedAnswer(error.status, {}, error.message.encode())
-    given = {name.lower(): value for name, value in wire.parse_header_block(str(answer.headers, "latin-1"))}
+    given = {
+        name.lower(): value
+        for name, value in wire.parse_header_block(str(answer.headers, "latin-1"))
+    }
     return ComparedAnswer(answer.status, given, body)
 
 
@@ -113,27 +158,53 @@ def read_sample(path: Path) -> ModelSample:
     return ModelSample(path.name, guess_content_type(path.name, body), body)
 
 
-def findings(names: Sequence[str], alone: Sequence[ComparedAnswer], batched: Sequence[ComparedAnswer], tolerance: float) -> list[str]:
+def findings(
+    names: Sequence[str],
+    alone: Sequence[ComparedAnswer],
+    batched: Sequence[ComparedAnswer],
+    tolerance: float,
+) -> list[str]:
     """One text for each input whose answer in a batch is not its answer alone."""
     found = []
     for position, name in enumerate(names):
         if alone[position].status >= 400:
-            found.append(f"{name}: answered {alone[position].status} when sent alone: {error_text(alone[position].body)}")
+            found.append(
+                f"{name}: answered {alone[position].status} when sent alone:"
+                f" {error_text(alone[position].body)}"
+            )
             continue
         first = difference(alone[position], batched[position], tolerance)
         if first is None:
             continue
         others = (other for other in range(len(alone)) if other != position)
-        owner = next((other for other in others if difference(alone[other], batched[position], tolerance) is None), None)
-        text = first.between("alone", "in a batch") if owner is None else f"in a batch, its answer was the answer to {names[owner]}"
+        owner = next(
+            (
+                other
+                for other in others
+                if difference(alone[other], batched[position], tolerance) is None
+            ),
+            None,
+        )
+        text = (
+            first.between("alone", "in a batch")
+            if owner is None
+            else f"in a batch, its answer was the answer to {names[owner]}"
+        )
         found.append(f"{name}: {text}")
     return found
 
 
-def difference(alone: ComparedAnswer, batched: ComparedAnswer, tolerance: float) -> Difference | None:
-    """The first one. Numbers may differ by `tolerance`, absolute or relative; types, keys and their order may not."""
+def difference(
+    alone: ComparedAnswer, batched: ComparedAnswer, tolerance: float
+) -> Difference | None:
+    """The first one.
+
+    Numbers may differ by `tolerance`, absolute or relative; types, keys and their order may not.
+    """
     if batched.status != alone.status:
-        return Difference("status", (), str(alone.status), str(batched.status), error_text(batched.body))
+        return Difference(
+            "status", (), str(alone.status), str(batched.status), error_text(batched.body)
+        )
     types = [answer.headers.get("content-type") or "absent" for answer in (alone, batched)]
     if types[0] != types[1]:
         return Difference("content-type", (), *types)
@@ -141,9 +212,15 @@ def difference(alone: ComparedAnswer, batched: ComparedAnswer, tolerance: float)
     def same(one: Any, other: Any) -> bool:
         if same_exactly(one, other):
             return True
-        return type(one) is type(other) and is_number(one) and math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+        return (
+            type(one) is type(other)
+            and is_number(one)
+            and math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+        )
 
-    found = compare_bodies(alone, batched, lambda one, other: differing(one, other, same, ordered=True))
+    found = compare_bodies(
+        alone, batched, lambda one, other: differing(one, other, same, ordered=True)
+    )
     if found is not None and found.kind == "body":
         return found._replace(expected=excerpt(alone.body), actual=excerpt(batched.body))
     return found

@@ -10,7 +10,15 @@ import typer
 from tsx_cli.common.failure import CliError, for_all
 from tsx_cli.common.inputs import split_list
 from tsx_cli.common.lazy import DefaultGroup
-from tsx_cli.common.options import Adapters, AsJson, ExtraFiles, Handler, ModelFile, Task, TrustRemoteCode
+from tsx_cli.common.options import (
+    Adapters,
+    AsJson,
+    ExtraFiles,
+    Handler,
+    ModelFile,
+    Task,
+    TrustRemoteCode,
+)
 
 
 class ArchiveGroup(DefaultGroup):
@@ -18,7 +26,12 @@ class ArchiveGroup(DefaultGroup):
 
 
 Form = Literal["default", "zip-store", "tgz", "no-archive"]
-Archive = Annotated[Path, typer.Argument(metavar="FILE", help="A .mar, .model or .tar.gz file, or an unpacked directory.")]
+Archive = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE", help="A .mar, .model or .tar.gz file, or an unpacked directory."
+    ),
+]
 
 app = typer.Typer(cls=ArchiveGroup, add_completion=False, no_args_is_help=True)
 
@@ -34,53 +47,95 @@ def pack_command(
         list[Path] | None,
         typer.Argument(
             metavar="FILE...",
-            help="Trained models, MLflow's, or Hugging Face's (a directory, or hf:ORG/NAME@REVISION); each becomes one archive.",
+            help=(
+                "Trained models, MLflow's, or Hugging Face's (a directory, or"
+                " hf:ORG/NAME@REVISION); each becomes one archive."
+            ),
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the model; by default that of the file.")] = None,
-    version: Annotated[str | None, typer.Option("--version", "-v", help="Version of the model; 1.0 if not given.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model; by default that of the file.")
+    ] = None,
+    version: Annotated[
+        str | None, typer.Option("--version", "-v", help="Version of the model; 1.0 if not given.")
+    ] = None,
     handler: Handler = None,
     model_file: ModelFile = None,
     extra_files: ExtraFiles = None,
-    requirements_file: Annotated[Path | None, typer.Option("--requirements-file", "-r", help="Python packages the handler needs.")] = None,
-    config_file: Annotated[Path | None, typer.Option("--config-file", "-c", help="The model's model-config.yaml.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the archive, or its file name.")] = Path(),
+    requirements_file: Annotated[
+        Path | None,
+        typer.Option("--requirements-file", "-r", help="Python packages the handler needs."),
+    ] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config-file", "-c", help="The model's model-config.yaml.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Directory for the archive, or its file name.")
+    ] = Path(),
     format: Annotated[
-        Form, typer.Option(help="A .mar with its code deflated, a .mar with all members stored, .tar.gz, or an unpacked directory.")
+        Form,
+        typer.Option(
+            help=(
+                "A .mar with its code deflated, a .mar with all members stored, .tar.gz, or an"
+                " unpacked directory."
+            )
+        ),
     ] = "default",
-    index_to_name: Annotated[bool, typer.Option(help="Add the index_to_name.json next to the model file.")] = True,
+    index_to_name: Annotated[
+        bool, typer.Option(help="Add the index_to_name.json next to the model file.")
+    ] = True,
     samples: Annotated[
-        list[Path] | None, typer.Option("--sample", metavar="FILE|DIR", help="Inputs to check with; a new archive includes them.")
+        list[Path] | None,
+        typer.Option(
+            "--sample",
+            metavar="FILE|DIR",
+            help="Inputs to check with; a new archive includes them.",
+        ),
     ] = None,
     check_it: Annotated[
         bool | None,
         typer.Option(
             "--check/--no-check",
-            help="Send all samples alone and in batches, and compare the answers. Without either: load the model and send one.",
+            help=(
+                "Send all samples alone and in batches, and compare the answers. Without either:"
+                " load the model and send one."
+            ),
         ),
     ] = None,
     import_it: Annotated[
         bool,
         typer.Option(
             "--import/--no-import",
-            help="First import the handler and the model file as a worker will; --no-import runs nothing of the model, and loads nothing.",
+            help=(
+                "First import the handler and the model file as a worker will; --no-import runs"
+                " nothing of the model, and loads nothing."
+            ),
         ),
     ] = True,
-    tolerance: Annotated[float, typer.Option(min=0, help="Absolute or relative tolerance for numbers.")] = 1e-4,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Absolute or relative tolerance for numbers.")
+    ] = 1e-4,
     tracking_uri: Annotated[
-        str | None, typer.Option(help="MLflow's server, for models:/NAME/VERSION, models:/NAME@ALIAS and runs:/ID/PATH.")
+        str | None,
+        typer.Option(
+            help="MLflow's server, for models:/NAME/VERSION, models:/NAME@ALIAS and runs:/ID/PATH."
+        ),
     ] = None,
     task: Task = None,
     adapters: Adapters = None,
     trust_remote_code: TrustRemoteCode = False,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing archive.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Overwrite an existing archive.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Pack trained models, each into one .mar file: `tsx archive model.pt`.
 
-    The name, version and kind of the model are detected and printed. For a model file named like a command below, write ./inspect.
+    The name, version and kind of the model are detected and printed. For a model file named like a
+    command below, write ./inspect.
 
-    With --check, FILE may also be an existing archive. Exit code 3: it loaded, but there was no sample to send.
+    With --check, FILE may also be an existing archive. Exit code 3: it loaded, but there was no
+    sample to send.
     """
     from tsx_cli.archive import actions
     from tsx_cli.archive.huggingface import HuggingFaceOptions
@@ -116,9 +171,13 @@ def inspect(file: Archive, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Archives, or unpacked directories.")], as_json: AsJson = False
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Archives, or unpacked directories.")
+    ],
+    as_json: AsJson = False,
 ) -> None:
-    """Check every byte of archives against their directories and checksums; exit code 1 if something is wrong.
+    """Check every byte of archives against their directories and checksums; exit code 1 if
+    something is wrong.
 
     With --json, each archive has a JSON document of its own.
     """

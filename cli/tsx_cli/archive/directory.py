@@ -1,4 +1,6 @@
-"""What an archive is to hold, as a directory like an unpacked one, before anything is packed: code copied, all else linked."""
+"""What an archive is to hold, as a directory like an unpacked one, before anything is packed: code
+copied, all else linked.
+"""
 
 from __future__ import annotations
 

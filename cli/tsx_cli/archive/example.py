@@ -1,4 +1,6 @@
-"""Loads a new model in a worker before it is packed, and sends it a sample, or a request that is made up for it."""
+"""Loads a new model in a worker before it is packed, and sends it a sample, or a request that is
+made up for it.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,16 @@ from tsx_runtime.shared.log_format import escaped
 LARGEST = 256 << 20  # bytes of a model that is loaded
 GENERATED = "generated"
 _MISSING_LIBRARY = re.compile(r"No module named|\b[Ii]nstall(ed)?\b")
-_MISSING_GPU = re.compile("CUDA|cuda|NVIDIA|nvidia|GPU|gpu")  # in what a library raised, not in the names of the model's code
+_MISSING_GPU = re.compile(
+    "CUDA|cuda|NVIDIA|nvidia|GPU|gpu"
+)  # in what a library raised, not in the names of the model's code
 _ANYWAY = "--no-check packs it without this test."
 RGB = 3  # channels of the images that image_classifier sends
 IMAGES = "note: its input looks like an image; --handler image_classifier accepts images"
-NOT_ASKED = "note: loaded; no request was sent, because it is not known what the handler takes: add --sample FILE"
+NOT_ASKED = (
+    "note: loaded; no request was sent, because it is not known what the handler takes: add"
+    " --sample FILE"
+)
 
 
 class ModelTrial(NamedTuple):
@@ -48,47 +55,90 @@ def try_model(spec: ArchiveSpec, settings: Settings) -> ModelTrial:
     """
     plan = plan_archive(spec, warn=lambda warning: None)
     if sum(member.size for member in plan.members) > LARGEST:
-        return ModelTrial(notes=(f"note: not loaded here, as it has more than {human(LARGEST)}; --check loads it",))
+        return ModelTrial(
+            notes=(
+                f"note: not loaded here, as it has more than {human(LARGEST)}; --check loads it",
+            )
+        )
     try:
         with as_directory(plan, copy=True) as directory:  # a model-config.yaml must not be a link
-            return asyncio.run(_ask(directory, spec, settings.model_copy(update={"log_format": "text"})))  # its worker speaks to a person
+            return asyncio.run(
+                _ask(directory, spec, settings.model_copy(update={"log_format": "text"}))
+            )  # its worker speaks to a person
     except TsxError as error:
         reason = escaped(error.message.partition("\n")[0].rstrip("."))
         raised = error.message.partition(": ")[2] if getattr(error, "traceback", None) else ""
-        elsewhere = _MISSING_LIBRARY.search(error.message) or (not gpu_count() and _MISSING_GPU.search(raised))
-        refused = isinstance(error, LoadFailed | BadRequest | InvalidModel) and not isinstance(error, LoadOutOfMemory)
+        elsewhere = _MISSING_LIBRARY.search(error.message) or (
+            not gpu_count() and _MISSING_GPU.search(raised)
+        )
+        refused = isinstance(error, LoadFailed | BadRequest | InvalidModel) and not isinstance(
+            error, LoadOutOfMemory
+        )
         if refused and not elsewhere:
             text = f"{spec.model_name} does not load: {reason}. {_ANYWAY}"
             raise CliError(text, traceback=getattr(error, "traceback", None)) from error
-        return ModelTrial(notes=(f"note: {spec.model_name} does not load on this machine: {reason}",))
+        return ModelTrial(
+            notes=(f"note: {spec.model_name} does not load on this machine: {reason}",)
+        )
     except OSError as error:  # such as a full disk
-        return ModelTrial(notes=(f"note: {spec.model_name} could not be loaded to test it: {error}",))
+        return ModelTrial(
+            notes=(f"note: {spec.model_name} could not be loaded to test it: {error}",)
+        )
 
 
 async def _ask(directory: Path, spec: ArchiveSpec, settings: Settings) -> ModelTrial:
     async with open_model(directory, settings) as version:
         samples = await known_sample(version)
         if not samples:
-            shape = ", or input_shape to its model-config.yaml" if spec.handler == DEFAULT_HANDLER else ""
+            shape = (
+                ", or input_shape to its model-config.yaml"
+                if spec.handler == DEFAULT_HANDLER
+                else ""
+            )
             return ModelTrial(notes=(NOT_ASKED + shape,))
         (sample,) = samples
         answer = await send(version, sample)
         made_up = sample.name == GENERATED
         if answer.status < 400:
-            example = json.loads(sample.body) if made_up and sample.content_type == "application/json" else None
-            is_image = spec.handler == DEFAULT_HANDLER and sample.body.startswith(b"[[[") and len(example or ()) == RGB
+            example = (
+                json.loads(sample.body)
+                if made_up and sample.content_type == "application/json"
+                else None
+            )
+            is_image = (
+                spec.handler == DEFAULT_HANDLER
+                and sample.body.startswith(b"[[[")
+                and len(example or ()) == RGB
+            )
             return ModelTrial(example, (IMAGES,) if is_image else ())
         source = f"a generated request ({sample.content_type})" if made_up else sample.name
-        message = error_text(answer.body).strip().splitlines() or [""]  # TorchScript's begins with pages of its code
-        reason = f"{spec.model_name} answers {source} with {answer.status}: {escaped(message[-1].rstrip('.'))}"
-        if answer.status < 500 or (made_up and (spec.handler not in BUILTIN_HANDLERS or spec.handler == DEFAULT_HANDLER)):
+        message = error_text(answer.body).strip().splitlines() or [
+            ""
+        ]  # TorchScript's begins with pages of its code
+        reason = (
+            f"{spec.model_name} answers {source} with {answer.status}:"
+            f" {escaped(message[-1].rstrip('.'))}"
+        )
+        if answer.status < 500 or (
+            made_up and (spec.handler not in BUILTIN_HANDLERS or spec.handler == DEFAULT_HANDLER)
+        ):
             return ModelTrial(notes=(f"note: {reason}; --sample FILE tries another request",))
-        raise CliError(f"{reason}. Correct the model or its handler, or name another request with --sample. {_ANYWAY}")
+        raise CliError(
+            f"{reason}. Correct the model or its handler, or name another request with --sample."
+            f" {_ANYWAY}"
+        )
 
 
 def request_line(name: str, example: Any, settings: Settings) -> str:
     """A line for a shell, beside a server of these settings. Raises as `curl` does."""
     command = printing_command(example)
-    more = ("-H", "Content-Type: application/json", "-d", json.dumps(example) if command is None else "@-")
-    line = curl(settings.inference_address, f"/predictions/{name}", settings, *more, with_token=True)
+    more = (
+        "-H",
+        "Content-Type: application/json",
+        "-d",
+        json.dumps(example) if command is None else "@-",
+    )
+    line = curl(
+        settings.inference_address, f"/predictions/{name}", settings, *more, with_token=True
+    )
     return line if command is None else f"{command} | {line}"

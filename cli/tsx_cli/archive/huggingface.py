@@ -28,18 +28,33 @@ class HuggingFaceOptions:
     @property
     def given(self) -> str:
         """Of those that are packed, the ones given."""
-        return ", ".join(name for name, value in {"--task": self.task, "--adapter": self.adapters}.items() if value)
+        return ", ".join(
+            name
+            for name, value in {"--task": self.task, "--adapter": self.adapters}.items()
+            if value
+        )
 
 
 def name_of(path: Path) -> str:
     text = str(path)
-    return model_name_from(parse_hub(text).repo.rpartition("/")[2] if is_hub(text) else path.absolute().name)
+    return model_name_from(
+        parse_hub(text).repo.rpartition("/")[2] if is_hub(text) else path.absolute().name
+    )
 
 
 def huggingface_spec(
-    path: Path, options: HuggingFaceOptions, name: str | None, version: str | None, handler: str | None, *, quiet: bool = False
+    path: Path,
+    options: HuggingFaceOptions,
+    name: str | None,
+    version: str | None,
+    handler: str | None,
+    *,
+    quiet: bool = False,
 ) -> tuple[ArchiveSpec, list[str]]:
-    """What to pack, and lines about it; a model of the Hub is downloaded first. Raises CliError, ArchiveError, TsxError."""
+    """What to pack, and lines about it; a model of the Hub is downloaded first.
+
+    Raises CliError, ArchiveError, TsxError.
+    """
     adapters: dict[str, Path] = {}
     for given in options.adapters:
         label, place = read_pair(given, "--adapter takes NAME=DIRECTORY")
@@ -48,7 +63,14 @@ def huggingface_spec(
         adapters[label] = _directory(Path(place), quiet)[0]
     directory, source, revision = _directory(path, quiet)
     return pretrained_spec(
-        directory, source=source, revision=revision, name=name, version=version, handler=handler, task=options.task, adapters=adapters
+        directory,
+        source=source,
+        revision=revision,
+        name=name,
+        version=version,
+        handler=handler,
+        task=options.task,
+        adapters=adapters,
     )
 
 

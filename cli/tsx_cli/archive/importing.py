@@ -1,4 +1,6 @@
-"""Compiles the code of a new archive, and imports it as a worker will, in a process of its own: before anything is written."""
+"""Compiles the code of a new archive, and imports it as a worker will, in a process of its own:
+before anything is written.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,15 @@ ANYWAY = "--no-import packs it without this test."
 
 
 def check_code(spec: ArchiveSpec, *, import_it: bool) -> list[str]:
-    """Lines that say what was imported. Raises CliError for code that cannot be, and ArchiveError."""
+    """Lines that say what was imported. Raises CliError for code that cannot be, and
+    ArchiveError.
+    """
     plan = plan_archive(spec, warn=lambda text: None)
     handler = None if spec.handler in BUILTIN_HANDLERS else str(plan.manifest["model"]["handler"])
     model = plan.manifest["model"]
-    names = [name for name in (handler and handler.partition(":")[0], model.get("modelFile")) if name]
+    names = [
+        name for name in (handler and handler.partition(":")[0], model.get("modelFile")) if name
+    ]
     for member in plan.members:
         if member.name in names:
             _compile(member)
@@ -33,7 +39,9 @@ def check_code(spec: ArchiveSpec, *, import_it: bool) -> list[str]:
         return []
     config = load_model_config(Path(spec.config_file))[0] if spec.config_file else ModelConfig()
     with as_directory(plan) as directory:
-        fault = _in_a_process(directory, handler, model, config.raw | {"init_args": config.init_args})
+        fault = _in_a_process(
+            directory, handler, model, config.raw | {"init_args": config.init_args}
+        )
     if fault is None:
         return [f"imported {' and '.join(names)}"]
     if "waits" in fault or ("missing" in fault and spec.requirements_file):
@@ -46,11 +54,19 @@ def _compile(member: PlannedMember) -> None:
     try:
         compile(source, str(member.source), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:  # a ValueError: null bytes
-        where = f", line {error.lineno}: {error.msg}: {(error.text or '').strip()}" if isinstance(error, SyntaxError) else f": {error}"
-        raise CliError(f"{member.source!s} is not valid Python{where}. Correct it and pack again.") from error
+        where = (
+            f", line {error.lineno}: {error.msg}: {(error.text or '').strip()}"
+            if isinstance(error, SyntaxError)
+            else f": {error}"
+        )
+        raise CliError(
+            f"{member.source!s} is not valid Python{where}. Correct it and pack again."
+        ) from error
 
 
-def _in_a_process(directory: Path, handler: str | None, model: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str] | None:
+def _in_a_process(
+    directory: Path, handler: str | None, model: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, str] | None:
     """Return what is wrong, if anything is."""
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     answer, theirs = context.Pipe(duplex=False)
@@ -61,7 +77,10 @@ def _in_a_process(directory: Path, handler: str | None, model: Mapping[str, Any]
     try:
         if not answer.poll(TIMEOUT):
             return {
-                "message": f"{code} has not ended after {TIMEOUT:g} s; it was stopped, and the archive is written untested.",
+                "message": (
+                    f"{code} has not ended after {TIMEOUT:g} s; it was stopped, and the archive is"
+                    " written untested."
+                ),
                 "waits": "",
             }
         fault: dict[str, str] | None = answer.recv()

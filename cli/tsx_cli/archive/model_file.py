@@ -1,4 +1,6 @@
-"""Derives the kind, the name and the required files of a model from its file, and describes them for people."""
+"""Derives the kind, the name and the required files of a model from its file, and describes them
+for people.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ KINDS = {
     "onnx": "ONNX",
     "unknown": "a file that only its handler knows",
 }
-NOT_SERVED = ("vllm_handler", "dali_image_classifier", "trt_llm_handler")  # of the handlers that TorchServe brings
+NOT_SERVED = (
+    "vllm_handler",
+    "dali_image_classifier",
+    "trt_llm_handler",
+)  # of the handlers that TorchServe brings
 NEEDS_MODEL_FILE = ("eager", "safetensors")
 # The names that save_pretrained gives to the files of large weights.
 SHARD = re.compile(r"-\d+-of-(?!0*1\.)\d+\.|\.index\.json$")
@@ -61,11 +67,22 @@ class HandlerFiles:
 
 
 def work_out(
-    path: Path | None, parts: HandlerFiles, *, name: str | None = None, version: str | None = None, config_file: Path | None = None
+    path: Path | None,
+    parts: HandlerFiles,
+    *,
+    name: str | None = None,
+    version: str | None = None,
+    config_file: Path | None = None,
 ) -> tuple[ArchiveSpec, list[str]]:
-    """What to pack, and lines that say what was worked out. Raises `UsageError` where something is missing, and `ArchiveError`."""
+    """What to pack, and lines that say what was worked out.
+
+    Raises `UsageError` where something is missing, and `ArchiveError`.
+    """
     if path is None and not ((parts.own_handler or parts.model_file) and name):
-        raise UsageError("name a model file; for a model without one, give --name and your own --handler or --model-file")
+        raise UsageError(
+            "name a model file; for a model without one, give --name and your own --handler or"
+            " --model-file"
+        )
     handler = parts.handler or DEFAULT_HANDLER
     chosen = name or default_model_name(path or "")
     notes = []
@@ -74,16 +91,26 @@ def work_out(
         check(model, parts, config_file)
         notes.append(f"{path.name}: {kind_in_words(model)}, {human(model.size)}")
         if model.problem is not None and path.suffix.lower() in MODEL_SUFFIXES:
-            notes.append(f"note: {model.problem} It is packed anyway, because your own handler may be able to load it.")
+            notes.append(
+                f"note: {model.problem} It is packed anyway, because your own handler may be able"
+                " to load it."
+            )
     notes.append(f"name {chosen}, version {version or DEFAULT_VERSION}")
-    notes.append(f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON"))
+    notes.append(
+        f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON")
+    )
     if handler in NOT_SERVED:
-        notes.append(f"note: TorchServe has {handler}, but this version of tsx does not, so it cannot serve the model")
+        notes.append(
+            f"note: TorchServe has {handler}, but this version of tsx does not, so it cannot serve"
+            " the model"
+        )
     extra = list(parts.extra_files)
     found = _index_to_name(path, parts)
     if found is not None:
         extra.append(str(found))
-        notes.append(f"{found}: found beside the model file and added (--no-index-to-name leaves it out)")
+        notes.append(
+            f"{found}: found beside the model file and added (--no-index-to-name leaves it out)"
+        )
     spec = ArchiveSpec(
         model_name=chosen,
         version=version or DEFAULT_VERSION,
@@ -108,7 +135,9 @@ def kind_of_directory(manifest: Manifest) -> str:
 
 
 def check(model: ModelFile, parts: HandlerFiles, config_file: Path | None = None) -> None:
-    """Refuse what a handler that comes with tsx could not load, and what nothing can load, with what to add or change."""
+    """Refuse what a handler that comes with tsx could not load, and what nothing can load, with
+    what to add or change.
+    """
     if model.problem is not None and model.is_broken:
         raise CliError(model.problem)
     if parts.own_handler:
@@ -116,8 +145,9 @@ def check(model: ModelFile, parts: HandlerFiles, config_file: Path | None = None
     if model.path.suffix == ".py":
         code = shlex.quote(str(model.path))
         raise UsageError(
-            f"{model.path} is Python code, not a trained model. To pack weights with it: tsx archive WEIGHTS --model-file {code}. "
-            f"To pack it as a handler: tsx archive --name {default_model_name(model.path)} --handler {code}"
+            f"{model.path} is Python code, not a trained model. To pack weights with it: tsx"
+            f" archive WEIGHTS --model-file {code}. To pack it as a handler: tsx archive --name"
+            f" {default_model_name(model.path)} --handler {code}"
         )
     if SHARD.search(model.path.name):
         raise UsageError(
@@ -130,21 +160,31 @@ def check(model: ModelFile, parts: HandlerFiles, config_file: Path | None = None
         if config_file and load_model_config(config_file)[0].weights_only is False:
             return
         raise UsageError(
-            f"{model.path} is a whole pickled {model.whole_object}, which loads only together with the code that defines it. "
-            "Save torch.save(model.state_dict(), FILE) and add --model-file with the class, or torch.export.save a program. "
-            "If you trust the file, set `weightsOnly: false` in the --config-file, and add its code with --extra-files"
+            f"{model.path} is a whole pickled {model.whole_object}, which loads only together with"
+            " the code that defines it. Save torch.save(model.state_dict(), FILE) and add"
+            " --model-file with the class, or torch.export.save a program. If you trust the file,"
+            " set `weightsOnly: false` in the --config-file, and add its code with --extra-files"
         )
     if model.kind in NEEDS_MODEL_FILE and parts.model_file is None:
         raise UsageError(
-            f"{model.path} contains weights without the model's class; add --model-file FILE.py, the file with the model's class"
+            f"{model.path} contains weights without the model's class; add --model-file FILE.py,"
+            " the file with the model's class"
         )
     if model.kind not in NEEDS_MODEL_FILE and parts.model_file is not None:
-        raise UsageError(f"{model.path} is {KINDS[model.kind]} and contains its network; remove --model-file")
+        raise UsageError(
+            f"{model.path} is {KINDS[model.kind]} and contains its network; remove --model-file"
+        )
 
 
 def _index_to_name(path: Path | None, parts: HandlerFiles) -> Path | None:
-    """The names of a classifier's classes, where they lie beside the model file and were not given anyway."""
-    if path is None or not parts.index_to_name or any(Path(extra).name == INDEX_TO_NAME for extra in parts.extra_files):
+    """The names of a classifier's classes, where they lie beside the model file and were not given
+    anyway.
+    """
+    if (
+        path is None
+        or not parts.index_to_name
+        or any(Path(extra).name == INDEX_TO_NAME for extra in parts.extra_files)
+    ):
         return None
     beside = path.parent / INDEX_TO_NAME
     return beside if beside.is_file() else None

@@ -91,24 +91,42 @@ class Packed:
 def pack(path: Path | None, kind: SourceKind, order: Packing, *, quiet: bool) -> Packed:
     """Write the archive. Raises `CliError` and `ArchiveError`."""
     if order.tracking_uri is not None and (path is None or not is_uri(path)):
-        raise UsageError("--tracking-uri is the server of models:/NAME/VERSION and runs:/ID/PATH; remove it for a file or a directory")
+        raise UsageError(
+            "--tracking-uri is the server of models:/NAME/VERSION and runs:/ID/PATH; remove it for"
+            " a file or a directory"
+        )
     if path is not None and kind == "Hugging Face":
-        spec, notes = huggingface_spec(path, order.huggingface, order.name, order.version, order.parts.handler, quiet=quiet)
+        spec, notes = huggingface_spec(
+            path, order.huggingface, order.name, order.version, order.parts.handler, quiet=quiet
+        )
         spec = replace(spec, extra_files=order.parts.extra_files, model_file=order.parts.model_file)
         return _pack(spec, notes, order, quiet=quiet)
     if order.huggingface.given:
-        raise UsageError(f"{order.huggingface.given}: only a Hugging Face model takes that, and {path} is none; remove it")
+        raise UsageError(
+            f"{order.huggingface.given}: only a Hugging Face model takes that, and {path} is none;"
+            " remove it"
+        )
     if path is None or kind != "MLflow":
-        spec, notes = work_out(path, order.parts, name=order.name, version=order.version, config_file=order.config_file)
+        spec, notes = work_out(
+            path, order.parts, name=order.name, version=order.version, config_file=order.config_file
+        )
         return _pack(spec, notes, order, quiet=quiet)
     own = order.requirements_file is None
-    with mlflow_spec(path, order.name, order.version, order.parts.handler, order.tracking_uri, requirements=own) as (spec, notes):
-        spec = replace(spec, extra_files=[*(spec.extra_files or ()), *order.parts.extra_files], model_file=order.parts.model_file)
+    with mlflow_spec(
+        path, order.name, order.version, order.parts.handler, order.tracking_uri, requirements=own
+    ) as (spec, notes):
+        spec = replace(
+            spec,
+            extra_files=[*(spec.extra_files or ()), *order.parts.extra_files],
+            model_file=order.parts.model_file,
+        )
         return _pack(spec, notes, order, quiet=quiet)
 
 
 def _pack(spec: ArchiveSpec, notes: list[str], order: Packing, *, quiet: bool) -> Packed:
-    samples = {f"{SAMPLES}/{name}": file.read_bytes() for name, file in sample_files(order.samples).items()}
+    samples = {
+        f"{SAMPLES}/{name}": file.read_bytes() for name, file in sample_files(order.samples).items()
+    }
     spec = replace(
         spec,
         requirements_file=order.requirements_file or spec.requirements_file,
@@ -118,8 +136,13 @@ def _pack(spec: ArchiveSpec, notes: list[str], order: Packing, *, quiet: bool) -
     target = output_path(spec.model_name, order.export_path, order.format)
     if os.path.exists(target) and not order.force:  # noqa: PTH110  # Path.exists raises for a name that is too long
         other = target.with_name(f"{spec.model_name}-{spec.version}{SUFFIXES[order.format]}")
-        raise CliError(f"{target} already exists. Overwrite it with --force, or write another archive: -o {shlex.quote(str(other))}")
-    if spec.config_file:  # of an author, who can correct it: no key that looks misspelt is passed on
+        raise CliError(
+            f"{target} already exists. Overwrite it with --force, or write another archive: -o"
+            f" {shlex.quote(str(other))}"
+        )
+    if (
+        spec.config_file
+    ):  # of an author, who can correct it: no key that looks misspelt is passed on
         check_config(Path(spec.config_file))
     _say(notes, quiet)
     imported = check_code(spec, import_it=order.import_it)
@@ -132,22 +155,44 @@ def _pack(spec: ArchiveSpec, notes: list[str], order: Packing, *, quiet: bool) -
     _say(tried, quiet)
     notes += tried
     warnings: list[str] = []
-    with progress_bar(f"Packing {spec.model_name}", shown=not quiet and sys.stderr.isatty()) as progress:
-        written = write_archive(spec, order.export_path, format=order.format, force=order.force, progress=progress, warn=warnings.append)
+    with progress_bar(
+        f"Packing {spec.model_name}", shown=not quiet and sys.stderr.isatty()
+    ) as progress:
+        written = write_archive(
+            spec,
+            order.export_path,
+            format=order.format,
+            force=order.force,
+            progress=progress,
+            warn=warnings.append,
+        )
     for warning in warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     bytes_written = (
-        written.stat().st_size if written.is_file() else sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
+        written.stat().st_size
+        if written.is_file()
+        else sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
     )
     _say([f"wrote {written} ({human(bytes_written)})"], quiet)
     _say([f"try it: tsx serve {shlex.quote(str(written))}"], quiet)
     if line is not None:
         _say([f"  in another terminal: {line}"], quiet)
-    return Packed(str(written), spec.model_name, spec.version, spec.handler, bytes_written, notes, warnings, line)
+    return Packed(
+        str(written),
+        spec.model_name,
+        spec.version,
+        spec.handler,
+        bytes_written,
+        notes,
+        warnings,
+        line,
+    )
 
 
 def _try_it(spec: ArchiveSpec) -> tuple[str | None, list[str]]:
-    """Load the model and ask it; return a request that it has answered, as a line for a shell, and notes."""
+    """Load the model and ask it; return a request that it has answered, as a line for a shell, and
+    notes.
+    """
     from tsx_cli.archive.example import request_line, try_model  # here, for the reason below
     from tsx_runtime.errors import SettingError
 
@@ -155,7 +200,11 @@ def _try_it(spec: ArchiveSpec) -> tuple[str | None, list[str]]:
     with silent():
         trial = try_model(spec, settings)
     try:
-        line = None if trial.example is None else request_line(spec.model_name, trial.example, settings)
+        line = (
+            None
+            if trial.example is None
+            else request_line(spec.model_name, trial.example, settings)
+        )
     except (SettingError, OSError):  # a certificate that no server can use, which `tsx serve` says
         line = None
     return line, list(trial.notes)
@@ -163,7 +212,9 @@ def _try_it(spec: ArchiveSpec) -> tuple[str | None, list[str]]:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Log nothing, as a worker's failure is in its error as well; send what a worker prints to stderr."""
+    """Log nothing, as a worker's failure is in its error as well; send what a worker prints to
+    stderr.
+    """
     logger = logging.getLogger("tsx")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -178,15 +229,31 @@ def silent() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def check(packed: Packed, samples: Sequence[Path], tolerance: float, *, trust_remote_code: bool = False, quiet: bool) -> Packed:
-    """Try the archive with the samples given, else with those that it holds. Raises `ArchiveError` and `TsxError`."""
-    from tsx_cli.archive.check import check_archive  # here, as it imports the front end, and help must be quick
+def check(
+    packed: Packed,
+    samples: Sequence[Path],
+    tolerance: float,
+    *,
+    trust_remote_code: bool = False,
+    quiet: bool,
+) -> Packed:
+    """Try the archive with the samples given, else with those that it holds.
+
+    Raises `ArchiveError` and `TsxError`.
+    """
+    from tsx_cli.archive.check import (
+        check_archive,
+    )  # here, as it imports the front end, and help must be quick
 
     settings, _ = read_settings(None)
     if trust_remote_code:
-        settings = settings.model_copy(update={"trust_remote_code": [manifest_of(Path(packed.archive)).model_name]})
+        settings = settings.model_copy(
+            update={"trust_remote_code": [manifest_of(Path(packed.archive)).model_name]}
+        )
     with silent():
-        result = check_archive(Path(packed.archive), list(sample_files(samples).values()), settings, tolerance)
+        result = check_archive(
+            Path(packed.archive), list(sample_files(samples).values()), settings, tolerance
+        )
     _say(check_lines(result), quiet)
     return replace(packed, name=result.model, version=result.version, check=result)
 
@@ -196,12 +263,21 @@ def check_lines(result: CheckResult) -> list[str]:
     lines += [f"check: it runs as the form {result.form}"] if result.form else []
     lines += [f"check: form not used: {reason}" for reason in result.forms_passed_over]
     if not result.samples:
-        return [*lines, "check: there is no sample to send; give one with tsx archive --sample FILE"]
+        return [
+            *lines,
+            "check: there is no sample to send; give one with tsx archive --sample FILE",
+        ]
     sizes = ", ".join(map(str, result.batch_sizes))
     if result.findings:
         return [*lines, *(f"check: FAILED {finding}" for finding in result.findings)]
     count = len(result.samples)
-    return [*lines, f"check: {count} sample{'' if count == 1 else 's'} got the same answers in batches of {sizes}"]
+    return [
+        *lines,
+        (
+            f"check: {count} sample{'' if count == 1 else 's'} got the same answers in batches of"
+            f" {sizes}"
+        ),
+    ]
 
 
 def sample_files(paths: Sequence[Path]) -> dict[str, Path]:
@@ -210,10 +286,19 @@ def sample_files(paths: Sequence[Path]) -> dict[str, Path]:
     for path in paths:
         if not path.exists():
             raise UsageError(f"there is no sample '{path}'")
-        files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")) if path.is_dir() else [path]
+        files = (
+            sorted(
+                file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
+            )
+            if path.is_dir()
+            else [path]
+        )
         for file in files:
             if file.name in found:
-                raise UsageError(f"two samples are called '{file.name}': {found[file.name]} and {file}; rename one")
+                raise UsageError(
+                    f"two samples are called '{file.name}': {found[file.name]} and {file};"
+                    " rename one"
+                )
             found[file.name] = file
     return found
 

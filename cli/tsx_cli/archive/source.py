@@ -1,4 +1,6 @@
-"""Decides what a command's word is: a workflow, an archive, a model of Hugging Face or MLflow, or a file."""
+"""Decides what a command's word is: a workflow, an archive, a model of Hugging Face or MLflow, or a
+file.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tsx_cli.archive.mlflow import is_uri
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.sources.hub import is_hub
 
-SourceKind: TypeAlias = Literal["workflow", "archive", "Hugging Face", "MLflow", "directory", "file"]
+SourceKind: TypeAlias = Literal[
+    "workflow", "archive", "Hugging Face", "MLflow", "directory", "file"
+]
 
 
 def classify(word: Path) -> SourceKind:

@@ -11,7 +11,11 @@ from tsx_cli.batch.stores import JOURNAL, OutputStore
 from tsx_cli.common.failure import CliError
 
 FORMAT = 1
-CHANGED = {"model": "the model", "reader": "the input or the way it is read", "writer": "the format of the output"}
+CHANGED = {
+    "model": "the model",
+    "reader": "the input or the way it is read",
+    "writer": "the format of the output",
+}
 
 
 @dataclass
@@ -29,8 +33,12 @@ class Checkpoint:
 class BatchJournal:
     """Without a store (the output is a stream) nothing is kept."""
 
-    def __init__(self, store: OutputStore | None, fingerprint: dict[str, Any], *, restart: bool = False) -> None:
-        """`fingerprint`: JSON, by the names of CHANGED. Raises CliError where the output is there, or belongs to other rows."""
+    def __init__(
+        self, store: OutputStore | None, fingerprint: dict[str, Any], *, restart: bool = False
+    ) -> None:
+        """`fingerprint`: JSON, by the names of CHANGED. Raises CliError where the output is there,
+        or belongs to other rows.
+        """
         self._store, self._fingerprint = store, json.loads(json.dumps(fingerprint))
         self.progress = Checkpoint()
         if store is not None:
@@ -45,7 +53,12 @@ class BatchJournal:
         """It is on the disk on return."""
         self.progress = progress
         if self._store is not None:
-            self._store.put(JOURNAL, json.dumps({"format": FORMAT, "fingerprint": self._fingerprint, **asdict(progress)}).encode())
+            self._store.put(
+                JOURNAL,
+                json.dumps(
+                    {"format": FORMAT, "fingerprint": self._fingerprint, **asdict(progress)}
+                ).encode(),
+            )
 
     def close(self, *, finished: bool) -> None:
         """`finished`: the output is whole, so that nothing is left to go on with."""
@@ -64,9 +77,15 @@ class BatchJournal:
         store.clear()
         if store.exists():
             if store.output.endswith("/"):
-                raise CliError(f"{store.output} is not empty; remove what is in it, or name another directory with -o")
+                raise CliError(
+                    f"{store.output} is not empty; remove what is in it, or name another directory"
+                    " with -o"
+                )
             if not restart:
-                raise CliError(f"{store.output} exists already, and no unfinished run belongs to it; --restart replaces it")
+                raise CliError(
+                    f"{store.output} exists already, and no unfinished run belongs to it; --restart"
+                    " replaces it"
+                )
 
     def _parse(self, output: str, kept: bytes) -> Checkpoint:
         advice = "; start over with --restart, or name another output"
@@ -76,9 +95,19 @@ class BatchJournal:
                 raise ValueError("it is of another version of tsx")
             before, position = entry.pop("fingerprint"), Position(*entry.pop("position"))
             progress = Checkpoint(**entry, position=position)
-            changed = [words for key, words in CHANGED.items() if before.get(key) != self._fingerprint.get(key)]
+            changed = [
+                words
+                for key, words in CHANGED.items()
+                if before.get(key) != self._fingerprint.get(key)
+            ]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CliError(f"the journal of the unfinished run that writes {output} cannot be read ({error}){advice}") from error
+            raise CliError(
+                f"the journal of the unfinished run that writes {output} cannot be read"
+                f" ({error}){advice}"
+            ) from error
         if changed:
-            raise CliError(f"{output} is unfinished, and {' and '.join(changed)} changed since the run started{advice}")
+            raise CliError(
+                f"{output} is unfinished, and {' and '.join(changed)} changed since the run"
+                f" started{advice}"
+            )
         return progress

@@ -1,4 +1,6 @@
-"""The engine on this machine: the model's own workers, as a server would start them, with as many rows in hand as keep them busy."""
+"""The engine on this machine: the model's own workers, as a server would start them, with as many
+rows in hand as keep them busy.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ CHUNK = 64  # rows that go to the workers together, where they are fast
 QUICK, SLOW = 0.02, 1.0  # seconds of such rows, between which their number stays
 IN_HAND = 256 << 20  # bytes of rows and answers that are under way
 LARGEST = 4096  # batch size that calibration tries
-LONGEST = 5.0  # seconds of a batch, beyond which it does not grow: one that is under way is computed again after a kill
+# seconds of a batch, beyond which it does not grow: one that is under way is computed again after a
+# kill
+LONGEST = 5.0
 GROWTH = 1.05  # in rows per second, for which a larger batch is worth its memory
 STEP = 0.25  # seconds at least that a batch size is measured for
 FULL = 85.0  # per cent of the memory in use, beyond which nothing grows
@@ -49,21 +53,37 @@ class Recommendation(NamedTuple):
 
 
 def recommendation(model: Path) -> Recommendation:
-    """The number of workers of the measured winner, and the batch size with which one of them had the most rows per second."""
+    """The number of workers of the measured winner, and the batch size with which one of them had
+    the most rows per second.
+    """
     record = read_record(model)
     if record is None or not record.here:
         return Recommendation()
     best = Configuration(**record.best.configuration)
     curves = [curve for curve in record.curves if curve.variant.kind == best.variant.kind]
     threads = best.threads_each(record.environment.cores)
-    points = [point for curve in [curve for curve in curves if curve.threads == threads] or curves for point in curve.points]
-    sizes = {point.batch_size: point.batch_size / point.median_ms for point in points if point.median_ms > 0}
-    return Recommendation(best.workers, max(sizes, key=sizes.__getitem__) if sizes else best.batch_size)
+    points = [
+        point
+        for curve in [curve for curve in curves if curve.threads == threads] or curves
+        for point in curve.points
+    ]
+    sizes = {
+        point.batch_size: point.batch_size / point.median_ms
+        for point in points
+        if point.median_ms > 0
+    }
+    return Recommendation(
+        best.workers, max(sizes, key=sizes.__getitem__) if sizes else best.batch_size
+    )
 
 
 @contextmanager
-def open_local(model: Path, settings: Settings, workers: int | None = None, batch_size: int | None = None) -> Iterator[LocalEngine]:
-    """`workers` and `batch_size`: instead of what the measurement recommends or the machine has room for. Raises as `open_model` does."""
+def open_local(
+    model: Path, settings: Settings, workers: int | None = None, batch_size: int | None = None
+) -> Iterator[LocalEngine]:
+    """`workers` and `batch_size`: instead of what the measurement recommends or the machine has
+    room for. Raises as `open_model` does.
+    """
     measured = recommendation(model)
     with (
         start_blocking_portal(name="model") as portal,
@@ -75,7 +95,9 @@ def open_local(model: Path, settings: Settings, workers: int | None = None, batc
         if not (workers or measured.workers):
             count = _room_for(version)
             portal.call(version.scale, count, count)
-        portal.call(version.change, {"job_queue_size": 1 << 30, "max_queue_bytes": 1 << 50})  # the engine bounds what is under way
+        portal.call(
+            version.change, {"job_queue_size": 1 << 30, "max_queue_bytes": 1 << 50}
+        )  # the engine bounds what is under way
         yield LocalEngine(portal, version, count, batch_size or measured.batch_size)
 
 
@@ -83,13 +105,17 @@ def _check(version: ModelVersion) -> None:
     strategy = version.plan.strategy
     if strategy.sequences is not None or strategy.tickets:
         what = (
-            "its requests belong to sequences (sequenceBatching)" if strategy.sequences is not None else "no request waits (useJobTicket)"
+            "its requests belong to sequences (sequenceBatching)"
+            if strategy.sequences is not None
+            else "no request waits (useJobTicket)"
         )
         raise CliError(f"{version.label} cannot answer rows: {what}; change its model-config.yaml")
 
 
 def _room_for(version: ModelVersion) -> int:
-    """As many workers as the archive says, or there are GPUs, or as cores and memory allow; one is there."""
+    """As many workers as the archive says, or there are GPUs, or as cores and memory allow; one is
+    there.
+    """
     plan = version.plan
     if version.config.min_workers or plan.gpus or plan.parallel.is_group:
         return version.config.min_workers or max(1, len(plan.gpus) // max(1, plan.parallel.gpus))
@@ -100,11 +126,19 @@ def _room_for(version: ModelVersion) -> int:
 
 
 class LocalEngine:
-    """See `BatchEngine`. Without a batch size it is found on the first rows: doubled for as long as the rows per second grow."""
+    """See `BatchEngine`.
 
-    def __init__(self, portal: BlockingPortal, version: ModelVersion, workers: int, batch_size: int | None) -> None:
+    Without a batch size it is found on the first rows: doubled for as long as the rows per second
+    grow.
+    """
+
+    def __init__(
+        self, portal: BlockingPortal, version: ModelVersion, workers: int, batch_size: int | None
+    ) -> None:
         self.workers = workers
-        self.batches = version.plan.strategy.mode == "batch"  # otherwise its workers take rows while they work on others
+        self.batches = (
+            version.plan.strategy.mode == "batch"
+        )  # otherwise its workers take rows while they work on others
         self.batch_size: int | None = None  # once it is known
         self._portal, self._version = portal, version
         if not self.batches:
@@ -113,15 +147,23 @@ class LocalEngine:
             self._set(batch_size)
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
-        """Rows go to the workers in flights: of a batch where that takes long, of several where it does not."""
+        """Rows go to the workers in flights: of a batch where that takes long, of several where it
+        does not.
+        """
         if self.batch_size is None:
             yield from self.calibrate(rows)
         assert self.batch_size is not None
         least = self.batch_size if self.batches else 1
         size, flights = least, deque[RowFlight]()
-        answer, landed, more = 0, time.monotonic(), True  # bytes of an answer; the time of the last flight's end
+        answer, landed, more = (
+            0,
+            time.monotonic(),
+            True,
+        )  # bytes of an answer; the time of the last flight's end
         while True:
-            while more and (count := sum(flight.rows for flight in flights)) < 2 * (size + self.workers * self.batch_size):
+            while more and (count := sum(flight.rows for flight in flights)) < 2 * (
+                size + self.workers * self.batch_size
+            ):
                 if flights and sum(flight.size for flight in flights) + count * answer > IN_HAND:
                     break
                 if more := bool(taken := _take(rows, size)):
@@ -130,7 +172,11 @@ class LocalEngine:
                 return
             results = flights[0].results.result()
             flights.popleft()
-            answer, before, landed = sum(len(each.body) for each in results) // len(results), landed, time.monotonic()
+            answer, before, landed = (
+                sum(len(each.body) for each in results) // len(results),
+                landed,
+                time.monotonic(),
+            )
             if landed - before < QUICK and size < CHUNK:
                 size *= 2
             elif landed - before > SLOW:
@@ -141,13 +187,24 @@ class LocalEngine:
         size, best = 1, 0.0
         while True:
             self._set(size)
-            count, results, begun, measured, more = size * self.workers, list[RowResult](), 0.0, 0, True
+            count, results, begun, measured, more = (
+                size * self.workers,
+                list[RowResult](),
+                0.0,
+                0,
+                True,
+            )
             while more and (measured < 2 * count or time.monotonic() - begun < STEP):
                 taken = _take(rows, count)
                 results += self._submit(taken).results.result()
-                more, measured = len(taken) == count, measured + count if begun else 0  # the first round is for warming up
+                more, measured = (
+                    len(taken) == count,
+                    measured + count if begun else 0,
+                )  # the first round is for warming up
                 begun = begun or time.monotonic()
-            rate = measured / max(time.monotonic() - begun, 1e-9)  # without rows no time may have passed
+            rate = measured / max(
+                time.monotonic() - begun, 1e-9
+            )  # without rows no time may have passed
             yield from results
             if not more or rate < best * GROWTH:  # too few rows to say, or no better
                 self._set(max(1, size // 2))
@@ -165,17 +222,31 @@ class LocalEngine:
         self._portal.call(self._version.change, {"batch_size": batch_size})
 
     def _submit(self, rows: Sequence[Row]) -> RowFlight:
-        return RowFlight(len(rows), sum(len(row.body) for row in rows), self._portal.start_task_soon(self._answers, rows))
+        return RowFlight(
+            len(rows),
+            sum(len(row.body) for row in rows),
+            self._portal.start_task_soon(self._answers, rows),
+        )
 
     async def _answers(self, rows: Sequence[Row]) -> list[RowResult]:
         """In the order of the rows. Raises Unavailable where the model has no worker any more."""
         now, most, jobs = time.monotonic(), self._version.max_response_size, list[RowJob]()
         for row in rows:
             if row.error is None:
-                jobs.append(RowJob(b"%d\r\n\r\n%b" % (row.index, _headers(row.content_type)), row.body, now, most))
+                jobs.append(
+                    RowJob(
+                        b"%d\r\n\r\n%b" % (row.index, _headers(row.content_type)),
+                        row.body,
+                        now,
+                        most,
+                    )
+                )
                 self._version.submit(jobs[-1])
         answers = iter(await asyncio.gather(*(job.done for job in jobs), return_exceptions=True))
-        return [_result(row, next(answers)) if row.error is None else row.failed(400, row.error) for row in rows]
+        return [
+            _result(row, next(answers)) if row.error is None else row.failed(400, row.error)
+            for row in rows
+        ]
 
 
 class RowFlight(NamedTuple):
@@ -202,9 +273,15 @@ class RowJob(WaitingJob):
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         if self._size > self._most:
-            self.refuse(PredictionFailed("The parts of the answer have more bytes than max_response_size allows."))
+            self.refuse(
+                PredictionFailed(
+                    "The parts of the answer have more bytes than max_response_size allows."
+                )
+            )
         else:
-            super().answer(status, headers, b"".join((*self._parts, body)) if status < 400 else body, batch)
+            super().answer(
+                status, headers, b"".join((*self._parts, body)) if status < 400 else body, batch
+            )
 
 
 def _take(rows: Iterator[Row], count: int) -> list[Row]:

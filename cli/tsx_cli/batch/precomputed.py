@@ -1,4 +1,6 @@
-"""The output as precomputed answers: each in a store of jobs, from which a server answers `/predictions/MODEL/precomputed/ID`."""
+"""The output as precomputed answers: each in a store of jobs, from which a server answers
+`/predictions/MODEL/precomputed/ID`.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +54,20 @@ class PrecomputedWriter:
         """Together, since a store commits together what comes together."""
         expires = time.time() + self._keep
         keys = (AnswerKey(PRECOMPUTED, self._model, each.id) for each in results)
-        await asyncio.gather(*(self._store.put_answer(key, _answer(each, expires)) for key, each in zip(keys, results, strict=True)))
+        await asyncio.gather(
+            *(
+                self._store.put_answer(key, _answer(each, expires))
+                for key, each in zip(keys, results, strict=True)
+            )
+        )
 
 
 def _answer(result: RowResult, expires: float) -> StoredAnswer:
-    headers = [(b"content-type", result.content_type.encode("latin-1", "replace"))] if result.content_type else []
+    headers = (
+        [(b"content-type", result.content_type.encode("latin-1", "replace"))]
+        if result.content_type
+        else []
+    )
     return StoredAnswer(result.status, header_block(headers), result.body, expires=expires)
 
 
@@ -65,11 +76,14 @@ def is_jobs_store(output: str) -> bool:
 
 
 def open_precomputed(output: str, model: str, expires: str | None) -> tuple[PrecomputedWriter, str]:
-    """The writer, and the name beside which its run keeps its journal: the file's, or one in the working directory.
+    """The writer, and the name beside which its run keeps its journal: the file's, or one in the
+    working directory.
 
     Raises UsageError, SettingError.
     """
-    keep = read_option(parse_seconds, expires or DEFAULT_EXPIRES, "--expires", "a time such as 12h or 7d")
+    keep = read_option(
+        parse_seconds, expires or DEFAULT_EXPIRES, "--expires", "a time such as 12h or 7d"
+    )
     named = output.removeprefix(PREFIX)
     if named.startswith(POSTGRES):
         store, place = postgres_store(named), Path("precomputed")
@@ -77,5 +91,8 @@ def open_precomputed(output: str, model: str, expires: str | None) -> tuple[Prec
         place = Path(named.removeprefix(SQLITE))
         store = _SharedSqlite(place)
     else:
-        raise UsageError(f"-o {output} names no store; it takes jobs+sqlite:///FILE or jobs+postgresql://USER@HOST/DATABASE")
+        raise UsageError(
+            f"-o {output} names no store; it takes jobs+sqlite:///FILE or"
+            " jobs+postgresql://USER@HOST/DATABASE"
+        )
     return PrecomputedWriter(store, model, keep), f"{place}.{quote(model, safe='')}"

@@ -23,7 +23,9 @@ AHEAD = 64 << 20  # bytes of files that are there before they are asked for
 
 
 class RowFormat(NamedTuple):
-    """How a row becomes a request: the value of `field` is sent in place of the whole row; that of `id_field` is its id."""
+    """How a row becomes a request: the value of `field` is sent in place of the whole row; that of
+    `id_field` is its id.
+    """
 
     field: str | None = None
     id_field: str | None = None
@@ -32,23 +34,40 @@ class RowFormat(NamedTuple):
 class InputReader:
     """The rows of files, here or in S3, or of standard input, in a fixed order.
 
-    `total` is what `Position.done` is at the end: rows where that is `exact`, else bytes; None for standard input. `fingerprint` is JSON,
-    and the same only where the rows are the same.
+    `total` is what `Position.done` is at the end: rows where that is `exact`, else bytes; None for
+    standard input. `fingerprint` is JSON, and the same only where the rows are the same.
     """
 
-    def __init__(self, inputs: Sequence[str], format: str | None = None, rows: RowFormat | None = None, s3: S3 | None = None) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[str],
+        format: str | None = None,
+        rows: RowFormat | None = None,
+        s3: S3 | None = None,
+    ) -> None:
         """Raises UsageError, CliError."""
         self.sources, self._rows = Sources(inputs, format, s3 or S3()), rows or RowFormat()
         digest, count, size, self.exact = self.sources.survey()
         if not count:
             raise CliError(f"there are no files in {', '.join(inputs)}")
         if self.exact and self._rows != RowFormat():
-            raise UsageError("--field and --id-field name a field of a row, and here each row is a whole file; leave them out")
+            raise UsageError(
+                "--field and --id-field name a field of a row, and here each row is a whole file;"
+                " leave them out"
+            )
         self.total = None if self.sources.stdin else count if self.exact else size
-        self.fingerprint: dict[str, Any] = {"inputs": digest, "files": count, "bytes": size, **self._rows._asdict()}
+        self.fingerprint: dict[str, Any] = {
+            "inputs": digest,
+            "files": count,
+            "bytes": size,
+            **self._rows._asdict(),
+        }
 
     def rows(self, start: Position, index: int) -> Generator[Row, None, None]:
-        """From `start` on, which is before the row of that index. Raises CliError where nothing further can be read."""
+        """From `start` on, which is before the row of that index.
+
+        Raises CliError where nothing further can be read.
+        """
         for number, row in enumerate(self._all(start), index):
             yield row._replace(index=number)
 
@@ -63,9 +82,16 @@ class InputReader:
                 if number < start.source:
                     continue
                 if source.format == FILES:
-                    files.append((pool.submit(self._file, source, Position(number + 1, done=done)), source.size))
+                    files.append(
+                        (
+                            pool.submit(self._file, source, Position(number + 1, done=done)),
+                            source.size,
+                        )
+                    )
                     ahead += source.size
-                while files and (source.format != FILES or len(files) > 2 * AT_ONCE or ahead > AHEAD):
+                while files and (
+                    source.format != FILES or len(files) > 2 * AT_ONCE or ahead > AHEAD
+                ):
                     ahead -= files[0][1]
                     yield files.popleft()[0].result()
                 if source.format != FILES:
@@ -77,7 +103,9 @@ class InputReader:
 
     def _file(self, source: Source, next: Position) -> Row:
         if source.size > LONGEST:
-            return unreadable(source.name, next, f"it has {source.size} bytes, and a row has {LONGEST} at most")
+            return unreadable(
+                source.name, next, f"it has {source.size} bytes, and a row has {LONGEST} at most"
+            )
         try:
             with self.sources.open(source) as file:
                 body = file.read()
@@ -92,10 +120,19 @@ class InputReader:
         try:
             with self.sources.open(source) as file:
                 yield from formats[source.format](source, file, start, done)
-        except (OSError, csv.Error, ValueError, NotImplementedError) as error:  # the last two are pyarrow's
-            raise CliError(f"{source.url} cannot be read ({getattr(error, 'strerror', None) or error})") from error
+        except (
+            OSError,
+            csv.Error,
+            ValueError,
+            NotImplementedError,
+        ) as error:  # the last two are pyarrow's
+            raise CliError(
+                f"{source.url} cannot be read ({getattr(error, 'strerror', None) or error})"
+            ) from error
 
-    def _json_lines(self, source: Source, file: BinaryIO, start: Position, done: int) -> Iterator[Row]:
+    def _json_lines(
+        self, source: Source, file: BinaryIO, start: Position, done: int
+    ) -> Iterator[Row]:
         for at, after, line in _lines(source, file, start):
             id, body = f"{source.name}:{at.line}", line.strip()
             if not body:
@@ -105,7 +142,11 @@ class InputReader:
             except (ValueError, RecursionError) as error:
                 yield unreadable(id, after, error)
             else:
-                yield Row(0, id, body, JSON, after) if self._rows == (None, None) else self._row(id, values, after)
+                yield (
+                    Row(0, id, body, JSON, after)
+                    if self._rows == (None, None)
+                    else self._row(id, values, after)
+                )
 
     def _csv(self, source: Source, file: BinaryIO, start: Position, done: int) -> Iterator[Row]:
         after = Position()
@@ -114,7 +155,9 @@ class InputReader:
             nonlocal after
             for at, behind, line in _lines(source, file, begin):
                 after = behind
-                yield line.decode("utf-8", "surrogateescape").removeprefix("" if at.offset else "\ufeff")
+                yield line.decode("utf-8", "surrogateescape").removeprefix(
+                    "" if at.offset else "\ufeff"
+                )
 
         csv.field_size_limit(LONGEST)
         text = lines(Position(start.source, done=done))
@@ -134,7 +177,9 @@ class InputReader:
             except csv.Error as found:
                 cells, error = ["?"], str(found)
             if cells and len(cells) != len(columns):
-                error = error or f"it has {len(cells)} columns, and the first line names {len(columns)}"
+                error = (
+                    error or f"it has {len(cells)} columns, and the first line names {len(columns)}"
+                )
             if cells:
                 values = dict(zip(columns, cells, strict=False))
                 yield unreadable(id, after, error) if error else self._row(id, values, after)
@@ -149,7 +194,11 @@ class InputReader:
                 for values in batch.to_pylist():
                     at += 1
                     if at > start.offset:
-                        next = Position(start.source, at, done=done + source.size * at // opened.metadata.num_rows)
+                        next = Position(
+                            start.source,
+                            at,
+                            done=done + source.size * at // opened.metadata.num_rows,
+                        )
                         yield self._row(f"{source.name}:{at}", values, next)
 
     def _row(self, id: str, values: Any, next: Position) -> Row:
@@ -160,7 +209,9 @@ class InputReader:
                 return Row(0, id, value, BYTES, next)
             if isinstance(value, str):
                 return Row(0, id, value.encode(), TEXT, next)
-            return Row(0, id, json.dumps(value, ensure_ascii=False, default=_plain).encode(), JSON, next)
+            return Row(
+                0, id, json.dumps(value, ensure_ascii=False, default=_plain).encode(), JSON, next
+            )
         except KeyError as error:
             return unreadable(id, next, f"it has no {error}, but {', '.join(values)}")
         except (TypeError, ValueError) as error:  # no object, or text that is no text
@@ -184,8 +235,13 @@ def pyarrow_parquet() -> Any:
     return pyarrow.parquet
 
 
-def _lines(source: Source, file: BinaryIO, start: Position) -> Iterator[tuple[Position, Position, bytes]]:
-    """Each line with the positions before and behind it. Of standard input, positions have a digest of what came before."""
+def _lines(
+    source: Source, file: BinaryIO, start: Position
+) -> Iterator[tuple[Position, Position, bytes]]:
+    """Each line with the positions before and behind it.
+
+    Of standard input, positions have a digest of what came before.
+    """
     at, digest = start, hashlib.sha256() if source.url == STDIN else None
     if digest is None:
         file.seek(start.offset)
@@ -197,10 +253,19 @@ def _lines(source: Source, file: BinaryIO, start: Position) -> Iterator[tuple[Po
         _check_stdin(start, digest.hexdigest())
     while line := file.readline(LONGEST):
         if len(line) == LONGEST:
-            raise CliError(f"{source.url}, line {at.line}, has more than {LONGEST} bytes; are there lines in it?")
+            raise CliError(
+                f"{source.url}, line {at.line}, has more than {LONGEST} bytes; are there lines"
+                " in it?"
+            )
         if digest is not None:
             digest.update(line)
-        after = Position(at.source, at.offset + len(line), at.line + 1, at.done + len(line), digest.hexdigest() if digest else "")
+        after = Position(
+            at.source,
+            at.offset + len(line),
+            at.line + 1,
+            at.done + len(line),
+            digest.hexdigest() if digest else "",
+        )
         yield at, after, line
         at = after
 
@@ -208,7 +273,10 @@ def _lines(source: Source, file: BinaryIO, start: Position) -> Iterator[tuple[Po
 def _check_stdin(start: Position, digest: str) -> None:
     """`digest`: of what comes before `start`. Raises CliError."""
     if start.offset and digest != start.digest:
-        raise CliError("standard input does not begin with the rows that the output has already; start over with --restart")
+        raise CliError(
+            "standard input does not begin with the rows that the output has already; start over"
+            " with --restart"
+        )
 
 
 def _plain(value: object) -> str:

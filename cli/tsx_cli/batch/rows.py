@@ -17,7 +17,9 @@ class Position(NamedTuple):
 
 
 class RowResult(NamedTuple):
-    """The answer to the row of the same index: what the model answered or, with an `error`, why it did not. `status` is that of HTTP."""
+    """The answer to the row of the same index: what the model answered or, with an `error`, why it
+    did not. `status` is that of HTTP.
+    """
 
     index: int  # type: ignore[assignment]  # not the method of tuples
     id: str
@@ -47,8 +49,10 @@ class BatchEngine(Protocol):
     batch_size: int | None  # once it is known
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
-        """One result for each row, in the order of the rows; a row with an `error` is answered with that.
+        """One result for each row, in the order of the rows; a row with an `error` is answered with
+        that.
 
-        It takes rows ahead of its results within a bound of its own, from one thread. `rows` ends early where the run is to stop: what was
-        taken is still answered. Raises CliError or TsxError where no further row can succeed.
+        It takes rows ahead of its results within a bound of its own, from one thread. `rows` ends
+        early where the run is to stop: what was taken is still answered. Raises CliError or
+        TsxError where no further row can succeed.
         """

@@ -1,4 +1,6 @@
-"""A run: rows from the reader through the engine to the writer, committed to the journal part by part."""
+"""A run: rows from the reader through the engine to the writer, committed to the journal part by
+part.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +26,28 @@ PROGRESS_EVERY = 0.2  # seconds between two calls of `progress`
 
 
 class MaxErrors(NamedTuple):
-    """The run ends with more errors than `rows`, or than that `share` of the rows that are done. None: no limit."""
+    """The run ends with more errors than `rows`, or than that `share` of the rows that are done.
+
+    None: no limit.
+    """
 
     rows: int | None = None
     share: float | None = None
 
     def exceeded(self, errors: int, rows: int, *, over: bool) -> bool:
         many = self.rows is not None and errors > self.rows
-        return many or (self.share is not None and (over or rows >= SHARE_FROM) and errors > self.share * rows)
+        return many or (
+            self.share is not None and (over or rows >= SHARE_FROM) and errors > self.share * rows
+        )
 
 
 NO_LIMIT = MaxErrors()
 
 
 class BatchRun:
-    """`before`: where the journal had it begin; `done`: how far it is, with rows whose commit is still to come."""
+    """`before`: where the journal had it begin; `done`: how far it is, with rows whose commit is
+    still to come.
+    """
 
     def __init__(
         self,
@@ -53,12 +62,19 @@ class BatchRun:
         commit_every: float = 5.0,
     ) -> None:
         self._engine, self._reader, self._writer, self._journal = engine, reader, writer, journal
-        self._stop, self._max_errors, self._progress, self._every = stop, max_errors, progress, commit_every
+        self._stop, self._max_errors, self._progress, self._every = (
+            stop,
+            max_errors,
+            progress,
+            commit_every,
+        )
         self.before, self.done = journal.progress, replace(journal.progress)
         self.first_error = ""
         self._begun = self._committed = self._shown = time.monotonic()
         self._exhausted = False  # all rows were taken
-        self._positions: deque[Position] = deque()  # behind the rows whose results are still to come
+        self._positions: deque[Position] = (
+            deque()
+        )  # behind the rows whose results are still to come
         self._results: list[RowResult] = []  # of the next part
         self._size = 0
         self._thread = ThreadPoolExecutor(1, "writer")
@@ -69,9 +85,11 @@ class BatchRun:
         return self.done.seconds - self.before.seconds
 
     def run(self) -> None:
-        """Until the output is whole (`done.complete`) or `stop` is set: what the engine has taken is finished and committed.
+        """Until the output is whole (`done.complete`) or `stop` is set: what the engine has taken
+        is finished and committed.
 
-        Raises CliError for too many errors, after a commit, and what reader, engine and writer raise.
+        Raises CliError for too many errors, after a commit, and what reader, engine and writer
+        raise.
         """
         done = self.done
         with self._thread:
@@ -111,7 +129,11 @@ class BatchRun:
         now = time.monotonic()
         if now - self._shown >= PROGRESS_EVERY:
             self._show()
-        if self._size >= PART or len(self._results) >= PART_ROWS or now - self._committed >= self._every:
+        if (
+            self._size >= PART
+            or len(self._results) >= PART_ROWS
+            or now - self._committed >= self._every
+        ):
             self._commit()
 
     def _check_errors(self, *, over: bool) -> None:
@@ -120,7 +142,9 @@ class BatchRun:
             self._commit()
             self._wait()
             why = f"; one is {self.first_error}" if self.first_error else ""
-            text = f"{done.errors:,} of {done.rows:,} rows failed, more than --max-errors allows{why}"
+            text = (
+                f"{done.errors:,} of {done.rows:,} rows failed, more than --max-errors allows{why}"
+            )
             raise CliError(f"{text}. The same command with a higher limit continues the run")
 
     def _show(self) -> None:
@@ -129,7 +153,9 @@ class BatchRun:
         self._progress(self)
 
     def _commit(self) -> None:
-        """Has one thread write what there is, while the next rows are computed; waits for the part before."""
+        """Has one thread write what there is, while the next rows are computed; waits for the part
+        before.
+        """
         self._wait()
         done, results, now = self.done, self._results, time.monotonic()
         if not results and not done.complete:

@@ -1,4 +1,7 @@
-"""Objects of S3, or of a compatible service, by boto3 and its credentials. Everything raises CliError."""
+"""Objects of S3, or of a compatible service, by boto3 and its credentials.
+
+Everything raises CliError.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,18 @@ class S3:
             raise CliError(f"{url}: {error}") from error
 
     def listing(self, url: str) -> Iterator[tuple[str, int, str]]:
-        """URL, size and ETag of the object, or, where `url` ends with a slash, of all below it, by name."""
+        """URL, size and ETag of the object, or, where `url` ends with a slash, of all below it, by
+        name.
+        """
         with self.calls(url) as client:
             if not url.endswith("/"):
                 head = client.head_object(**place(url))
                 yield url, int(head["ContentLength"]), head["ETag"]
                 return
             bucket, prefix = place(url).values()
-            for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+            for page in client.get_paginator("list_objects_v2").paginate(
+                Bucket=bucket, Prefix=prefix
+            ):
                 for each in page.get("Contents", ()):
                     if not each["Key"].endswith("/"):  # what consoles make of a folder
                         yield f"s3://{bucket}/{each['Key']}", int(each["Size"]), each["ETag"]
@@ -56,7 +63,12 @@ class S3:
         import boto3  # 0.2 s, for objects of S3 alone
         from botocore.config import Config
 
-        config = Config(connect_timeout=10, read_timeout=60, retries={"max_attempts": 10, "mode": "standard"}, max_pool_connections=32)
+        config = Config(
+            connect_timeout=10,
+            read_timeout=60,
+            retries={"max_attempts": 10, "mode": "standard"},
+            max_pool_connections=32,
+        )
         return boto3.client("s3", endpoint_url=self._endpoint, config=config)
 
 
@@ -81,7 +93,9 @@ class ObjectFile(io.RawIOBase):
         if last < self._at:
             return 0
         with self._s3.calls(self._url) as client:
-            content = client.get_object(**place(self._url), Range=f"bytes={self._at}-{last}", IfMatch=self._tag)["Body"].read()
+            content = client.get_object(
+                **place(self._url), Range=f"bytes={self._at}-{last}", IfMatch=self._tag
+            )["Body"].read()
         buffer[: len(content)] = content
         self._at += len(content)
         return len(content)

@@ -1,4 +1,6 @@
-"""One call of `tsx batch`: opens what the command line names, runs it, reports, and stops at a signal."""
+"""One call of `tsx batch`: opens what the command line names, runs it, reports, and stops at a
+signal.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +68,21 @@ class Options(NamedTuple):
 def run_command(options: Options, settings: Settings) -> None:
     """Raises CliError, TsxError, ArchiveError; typer.Exit where it was stopped."""
     require_packed(options.model)
-    price = None if options.price_per_hour is None else finite(options.price_per_hour, "--price-per-hour")
+    price = (
+        None
+        if options.price_per_hour is None
+        else finite(options.price_per_hour, "--price-per-hour")
+    )
     max_errors = parse_max_errors(options.max_errors)
     if options.as_json and options.output == STDIN:
-        raise UsageError("--json prints the summary on standard output, where -o - has the rows; leave one of the two out")
+        raise UsageError(
+            "--json prints the summary on standard output, where -o - has the rows; leave one of"
+            " the two out"
+        )
     s3 = S3(settings.s3_endpoint_url)
-    reader = InputReader(options.inputs, options.input_format, RowFormat(options.field, options.id_field), s3)
+    reader = InputReader(
+        options.inputs, options.input_format, RowFormat(options.field, options.id_field), s3
+    )
     stop, finished = threading.Event(), False
 
     def interrupt() -> None:
@@ -82,7 +93,11 @@ def run_command(options: Options, settings: Settings) -> None:
 
     opening = open_engine(options, reader, settings, stop)
     writer, store = open_output(options, reader, settings, s3)
-    fingerprint = {"model": model_fingerprint(options.model, settings), "reader": reader.fingerprint, "writer": writer.fingerprint}
+    fingerprint = {
+        "model": model_fingerprint(options.model, settings),
+        "reader": reader.fingerprint,
+        "writer": writer.fingerprint,
+    }
     journal = BatchJournal(store, fingerprint, restart=options.restart)
     try:
         with interruptible(begin=interrupt), BatchProgress(reader) as progress, opening as engine:
@@ -104,20 +119,29 @@ def run_command(options: Options, settings: Settings) -> None:
     if options.as_json:
         print_json(found)
     else:
-        print(escaped(summary_text(found)), file=sys.stderr if options.output == STDIN else sys.stdout)
+        print(
+            escaped(summary_text(found)), file=sys.stderr if options.output == STDIN else sys.stdout
+        )
     if not finished:
         raise typer.Exit(INTERRUPTED)
 
 
-def open_engine(options: Options, reader: InputReader, settings: Settings, stop: threading.Event) -> AbstractContextManager[BatchEngine]:
+def open_engine(
+    options: Options, reader: InputReader, settings: Settings, stop: threading.Event
+) -> AbstractContextManager[BatchEngine]:
     """Raises UsageError, CliError; what it returns, TsxError and ArchiveError as well."""
     on, model, workers, batch_size = options.on, options.model, options.workers, options.batch_size
     if options.end_job and on != SAGEMAKER:
-        raise UsageError("--stop ends a job of --on sagemaker; a run on this machine or a cluster ends with Ctrl-C")
+        raise UsageError(
+            "--stop ends a job of --on sagemaker; a run on this machine or a cluster ends with"
+            " Ctrl-C"
+        )
     if on is None:
         return open_local(model, settings, workers, batch_size)
     if on == SAGEMAKER:
-        from tsx_cli.batch.sagemaker.engine import SageMakerEngine  # here, as it imports all of tsx deploy
+        from tsx_cli.batch.sagemaker.engine import (
+            SageMakerEngine,
+        )  # here, as it imports all of tsx deploy
 
         job = SageMakerEngine(model, reader, workers, batch_size, stop, restart=options.restart)
         if options.end_job:
@@ -133,7 +157,9 @@ def open_engine(options: Options, reader: InputReader, settings: Settings, stop:
     return open_ray(on, model, settings, workers, batch_size)
 
 
-def open_output(options: Options, reader: InputReader, settings: Settings, s3: S3) -> tuple[Writer, OutputStore | None]:
+def open_output(
+    options: Options, reader: InputReader, settings: Settings, s3: S3
+) -> tuple[Writer, OutputStore | None]:
     """Raises UsageError, CliError."""
     output = options.output
     if is_jobs_store(output):
@@ -144,15 +170,23 @@ def open_output(options: Options, reader: InputReader, settings: Settings, s3: S
         reader.sources.check_output(place)
         return writer, LocalStore(place)
     if options.model_name or options.expires:
-        raise UsageError("--model-name and --expires are for answers in a store (-o jobs+sqlite:///FILE); leave them out")
+        raise UsageError(
+            "--model-name and --expires are for answers in a store (-o jobs+sqlite:///FILE); leave"
+            " them out"
+        )
     format = options.output_format or _format_of(output)
     if output == STDIN:
         if format not in ("jsonl", "csv"):
-            raise UsageError(f"standard output (-o -) takes JSON lines or, with --output-format csv, CSV, not {format}")
+            raise UsageError(
+                "standard output (-o -) takes JSON lines or, with --output-format csv, CSV, not"
+                f" {format}"
+            )
         return StreamWriter(ENCODINGS[format]()), None
     reader.sources.check_output(output)
     if format != "directory" and Path(output).is_dir():
-        raise UsageError(f"-o {output} is a directory, and --output-format {format} is one file; name the file")
+        raise UsageError(
+            f"-o {output} is a directory, and --output-format {format} is one file; name the file"
+        )
     output = f"{output.rstrip('/')}/" if format == "directory" else output
     store: OutputStore = S3Store(output, s3) if is_s3(output) else LocalStore(output)
     if format == "directory":
@@ -161,7 +195,9 @@ def open_output(options: Options, reader: InputReader, settings: Settings, s3: S
 
 
 def model_name(model: Path, settings: Settings) -> str:
-    with open_archive(model, cache=settings.archive_cache(), limits=settings.archive_limits()) as archive:
+    with open_archive(
+        model, cache=settings.archive_cache(), limits=settings.archive_limits()
+    ) as archive:
         return archive.manifest.model_name
 
 
@@ -169,7 +205,9 @@ def model_fingerprint(model: Path, settings: Settings) -> str:
     """The archive's sha-256; of a directory, what changes with its files. Raises ArchiveError."""
     if model.is_dir():
         return Sources([str(model)], FILES, S3()).survey()[0]
-    with open_archive(model, cache=settings.archive_cache(), limits=settings.archive_limits()) as archive:
+    with open_archive(
+        model, cache=settings.archive_cache(), limits=settings.archive_limits()
+    ) as archive:
         return str(archive.digest)
 
 
@@ -187,11 +225,17 @@ def parse_max_errors(text: str | None) -> MaxErrors:
 
 
 def _format_of(output: str) -> str:
-    suffix, is_directory = PurePosixPath(output).suffix.lower(), output.endswith("/") or Path(output).is_dir()
+    suffix, is_directory = (
+        PurePosixPath(output).suffix.lower(),
+        output.endswith("/") or Path(output).is_dir(),
+    )
     if output == STDIN:
         return "jsonl"
     if not suffix or is_directory:
         return "directory"
     if suffix not in BY_SUFFIX:
-        raise UsageError(f"-o {output}: its name ends in none of {', '.join(BY_SUFFIX)}; add --output-format, or end a directory with /")
+        raise UsageError(
+            f"-o {output}: its name ends in none of {', '.join(BY_SUFFIX)}; add --output-format, or"
+            " end a directory with /"
+        )
     return BY_SUFFIX[suffix]

@@ -1,4 +1,6 @@
-"""The files that the inputs of a command line name, here or in S3, in a fixed order, however many they are."""
+"""The files that the inputs of a command line name, here or in S3, in a fixed order, however many
+they are.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +34,31 @@ class Source(NamedTuple):
 class Sources:
     """Lists the files again each time, so that the memory does not grow with their number.
 
-    A file that is named itself has rows where its name ends as in BY_SUFFIX. Of a directory, and below a prefix of S3, each file is a row.
-    `format` says otherwise for all of them.
+    A file that is named itself has rows where its name ends as in BY_SUFFIX. Of a directory, and
+    below a prefix of S3, each file is a row. `format` says otherwise for all of them.
     """
 
     def __init__(self, inputs: Sequence[str], format: str | None, s3: S3) -> None:
         self._format, self._s3, self.stdin = format, s3, STDIN in inputs
         self._opened: int | None = None  # standard input
         if self.stdin and (len(inputs) > 1 or format in (FILES, "parquet")):
-            raise UsageError("standard input (-) brings JSON lines or, with --input-format csv, CSV, and is the only input")
-        self._inputs = [each if each == STDIN or is_s3(each) else str(Path(each).absolute()) for each in inputs]
+            raise UsageError(
+                "standard input (-) brings JSON lines or, with --input-format csv, CSV, and is the"
+                " only input"
+            )
+        self._inputs = [
+            each if each == STDIN or is_s3(each) else str(Path(each).absolute()) for each in inputs
+        ]
         if len(set(self._inputs)) < len(inputs):
             raise UsageError("an input is named twice; name each once")
-        parents = [_path(each) if each.endswith("/") or Path(each).is_dir() else str(Path(_path(each)).parent) for each in self._inputs]
+        parents = [
+            (
+                _path(each)
+                if each.endswith("/") or Path(each).is_dir()
+                else str(Path(_path(each)).parent)
+            )
+            for each in self._inputs
+        ]
         self._base = parents[0] if len(parents) == 1 else os.path.commonpath(parents)
 
     def __iter__(self) -> Iterator[Source]:
@@ -53,8 +67,16 @@ class Sources:
             return
         for each in self._inputs:
             for url, size, tag in self._s3.listing(each) if is_s3(each) else _listing(each):
-                name = str(PurePosixPath(_path(url)).relative_to(self._base)).encode("utf-8", "backslashreplace").decode()
-                own = BY_SUFFIX.get(PurePosixPath(url).suffix.lower(), FILES) if url == each else FILES
+                name = (
+                    str(PurePosixPath(_path(url)).relative_to(self._base))
+                    .encode("utf-8", "backslashreplace")
+                    .decode()
+                )
+                own = (
+                    BY_SUFFIX.get(PurePosixPath(url).suffix.lower(), FILES)
+                    if url == each
+                    else FILES
+                )
                 yield Source(name, url, self._format or own, size, tag)
 
     def open(self, source: Source) -> BinaryIO:
@@ -62,11 +84,16 @@ class Sources:
             self._opened = os.dup(sys.stdin.fileno())
             return open(self._opened, "rb")
         if is_s3(source.url):
-            return cast(BinaryIO, io.BufferedReader(ObjectFile(self._s3, source.url, source.size, source.tag), PIECE))
+            return cast(
+                BinaryIO,
+                io.BufferedReader(ObjectFile(self._s3, source.url, source.size, source.tag), PIECE),
+            )
         return open(source.url, "rb")
 
     def end_stdin(self) -> None:
-        """For a signal handler: a read of standard input that it has interrupted goes on, and ends."""
+        """For a signal handler: a read of standard input that it has interrupted goes on, and
+        ends.
+        """
         if self._opened is not None:
             nothing = os.open(os.devnull, os.O_RDONLY)
             os.dup2(nothing, self._opened)
@@ -74,12 +101,19 @@ class Sources:
 
     def check_output(self, output: str) -> None:
         """Raises UsageError where it would be among the inputs, so that they change with it."""
-        path, *inputs = (each if is_s3(each) else str(Path(each).resolve()) for each in (output, *self._inputs))
+        path, *inputs = (
+            each if is_s3(each) else str(Path(each).resolve()) for each in (output, *self._inputs)
+        )
         if any(path == each or path.startswith(f"{each.rstrip('/')}/") for each in inputs):
-            raise UsageError(f"-o {output} is among the inputs, which would change with it; name a place outside of them")
+            raise UsageError(
+                f"-o {output} is among the inputs, which would change with it; name a place outside"
+                " of them"
+            )
 
     def survey(self) -> tuple[str, int, int, bool]:
-        """A digest of all names, sizes and tags; the number of files and of bytes; whether each file is a row. Raises CliError."""
+        """A digest of all names, sizes and tags; the number of files and of bytes; whether each
+        file is a row. Raises CliError.
+        """
         digest, count, size, whole = hashlib.sha256(), 0, 0, True
         for source in self:
             digest.update(repr(source).encode())

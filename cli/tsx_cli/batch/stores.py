@@ -1,4 +1,6 @@
-"""Where an output goes, and beside it the parts and the journal of its run until it is whole: a disk, or S3."""
+"""Where an output goes, and beside it the parts and the journal of its run until it is whole: a
+disk, or S3.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,30 @@ Write = Callable[[BinaryIO], object]
 
 
 def _resolve_own(output: str) -> Path:
-    """Follow the links on the way to an output, but none of another user. Raises CliError, OSError."""
+    """Follow the links on the way to an output, but none of another user. Raises CliError,
+    OSError.
+    """
     path = Path(output).absolute()
     try:
         check_directory(path.parent, allow_sticky=True)
     except PermissionError as error:
-        raise CliError(f"{output} cannot be written: {error.strerror}. Name an output in a directory of your own.") from error
+        raise CliError(
+            f"{output} cannot be written: {error.strerror}. Name an output in a directory of your"
+            " own."
+        ) from error
     is_own_link = path.is_symlink() and is_trusted(path.lstat())
-    return path.resolve() if is_own_link or path.name in ("", "..") else path.parent.resolve() / path.name
+    return (
+        path.resolve()
+        if is_own_link or path.name in ("", "..")
+        else path.parent.resolve() / path.name
+    )
 
 
 class LocalStore:
-    """What is written is on the disk on return. Raises OSError, CliError. An `output` that ends with a slash is a directory of files."""
+    """What is written is on the disk on return.
+
+    Raises OSError, CliError. An `output` that ends with a slash is a directory of files.
+    """
 
     def __init__(self, output: str) -> None:
         self.output = output
@@ -57,11 +71,18 @@ class LocalStore:
             try:
                 private_directory(self._work)
             except PermissionError as error:
-                todo = "Remove it if you can, or name an output in a directory that no other user can write to"
-                raise CliError(f"{self.output} cannot be written: {error.strerror}. {todo}.") from error
+                todo = (
+                    "Remove it if you can, or name an output in a directory that no other user can"
+                    " write to"
+                )
+                raise CliError(
+                    f"{self.output} cannot be written: {error.strerror}. {todo}."
+                ) from error
             self._lock = FileLock(self._work / "lock")
             if not self._lock.own(wait=False):
-                raise CliError(f"another run writes {self.output}; wait until it ends, or name another output")
+                raise CliError(
+                    f"another run writes {self.output}; wait until it ends, or name another output"
+                )
 
     def read(self, name: str) -> bytes | None:
         path = self._work / name
@@ -78,7 +99,10 @@ class LocalStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)  # whole or not: it is no part of the output yet
             folders |= {parent for parent in path.parents if self._work in parent.parents}
-        for path in (*paths, *folders):  # once all are written, as the first takes most others along
+        for path in (
+            *paths,
+            *folders,
+        ):  # once all are written, as the first takes most others along
             _sync(path)
 
     def remove_files(self, names: Iterable[str]) -> None:
@@ -86,7 +110,9 @@ class LocalStore:
             (self._files / name).unlink(missing_ok=True)
 
     def publish(self, write: Write | None) -> None:
-        """What `write` writes becomes the output, as a whole; without it, the directory is complete. May be called again."""
+        """What `write` writes becomes the output, as a whole; without it, the directory is
+        complete. May be called again.
+        """
         if write is not None:
             self._replace(self._path, write)
         elif self._files.is_dir():
@@ -96,7 +122,9 @@ class LocalStore:
             self._path.mkdir(exist_ok=True)
 
     def clear(self) -> None:
-        """Remove all but the output, the journal first: it must not speak of parts that are gone."""
+        """Remove all but the output, the journal first: it must not speak of parts that are
+        gone.
+        """
         (self._work / JOURNAL).unlink(missing_ok=True)
         _sync(self._work)
         for each in self._work.iterdir():
@@ -108,13 +136,17 @@ class LocalStore:
     def close(self) -> None:
         if self._lock is not None:
             try:
-                if self._lock.is_current() and [each.name for each in self._work.iterdir()] == ["lock"]:
+                if self._lock.is_current() and [each.name for each in self._work.iterdir()] == [
+                    "lock"
+                ]:
                     shutil.rmtree(self._work)
             finally:
                 self._lock.close()
 
     def _replace(self, path: Path, write: Write) -> None:
-        """By way of a file that always has the same name, so that a run that is killed leaves no others behind."""
+        """By way of a file that always has the same name, so that a run that is killed leaves no
+        others behind.
+        """
         partial = self._work / "partial"
         partial.unlink(missing_ok=True)
         with partial.open("xb") as file:
@@ -169,7 +201,10 @@ class S3Store:
                 client.upload_fileobj(file, *place(self.output).values())
 
     def clear(self) -> None:
-        for url in sorted((url for url, _, _ in self._s3.listing(self._work)), key=lambda url: not url.endswith(f"/{JOURNAL}")):
+        for url in sorted(
+            (url for url, _, _ in self._s3.listing(self._work)),
+            key=lambda url: not url.endswith(f"/{JOURNAL}"),
+        ):
             self._delete(url)
 
     def close(self) -> None:
@@ -188,8 +223,14 @@ OutputStore: TypeAlias = LocalStore | S3Store
 
 
 def file_name(id: str) -> str:
-    """The path of a row's file in a directory, which it cannot lead out of. A part that is too long for a file system is cut."""
-    parts = [re.sub(r"[\x00-\x1f\x7f%\\]|^\.", lambda found: f"%{ord(found[0]):02X}", part) or "%" for part in id.split("/")]
+    """The path of a row's file in a directory, which it cannot lead out of.
+
+    A part that is too long for a file system is cut.
+    """
+    parts = [
+        re.sub(r"[\x00-\x1f\x7f%\\]|^\.", lambda found: f"%{ord(found[0]):02X}", part) or "%"
+        for part in id.split("/")
+    ]
     return "/".join(part if len(part.encode()) <= LONGEST_NAME else _cut(part) for part in parts)
 
 

@@ -35,7 +35,12 @@ class BatchProgress:
             self._status.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if self._status is not None:
             self._status.stop()
 
@@ -55,14 +60,18 @@ def progress_text(run: BatchRun, reader: InputReader) -> str:
         parts.append(counted(done.errors, "error"))
     parts.append(f"{number(rate)} rows/s")
     if reader.total is not None and read:
-        left = reader.total - read if reader.exact else round(done.rows * (reader.total - read) / read)
+        left = (
+            reader.total - read if reader.exact else round(done.rows * (reader.total - read) / read)
+        )
         parts.append(f"{'' if reader.exact else 'about '}{left:,} left")
         if rate:
             parts.append(f"{timedelta(seconds=round(left / rate))} left")
     return " · ".join(parts)
 
 
-def summary(run: BatchRun, output: str, batch_size: int | None, price_per_hour: float | None) -> dict[str, Any]:
+def summary(
+    run: BatchRun, output: str, batch_size: int | None, price_per_hour: float | None
+) -> dict[str, Any]:
     done = run.done
     found: dict[str, Any] = {
         "output": output,
@@ -83,7 +92,10 @@ def summary(run: BatchRun, output: str, batch_size: int | None, price_per_hour: 
 
 def summary_text(found: dict[str, Any]) -> str:
     before = f" ({found['rows_before']:,} of them by earlier runs)" if found["rows_before"] else ""
-    text = f"{found['output']}: {counted(found['rows'], 'row')}{before}, {counted(found['errors'], 'error')}, {found['seconds']:,.1f} s, "
+    text = (
+        f"{found['output']}: {counted(found['rows'], 'row')}{before},"
+        f" {counted(found['errors'], 'error')}, {found['seconds']:,.1f} s, "
+    )
     text += f"{number(found['rows_per_second'])} rows/s"
     if found["batch_size"] is not None:
         text += f", batches of {found['batch_size']:,}"
@@ -93,7 +105,9 @@ def summary_text(found: dict[str, Any]) -> str:
         text += f"\nthe first error: {found['first_error']}"
     if found["finished"]:
         return text
-    return f"{text}\nstopped before the end" + ("" if found["output"] == STDIN else "; the same command continues there")
+    return f"{text}\nstopped before the end" + (
+        "" if found["output"] == STDIN else "; the same command continues there"
+    )
 
 
 def counted(number: int, name: str) -> str:

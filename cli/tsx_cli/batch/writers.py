@@ -27,7 +27,10 @@ class Writer(Protocol):
     fingerprint: str  # the same only where it writes the same
 
     def write(self, part: int, results: Sequence[RowResult]) -> None:
-        """Part by part, from 1; on the disk on return. The last may come again, with the same rows first: that one counts."""
+        """Part by part, from 1; on the disk on return.
+
+        The last may come again, with the same rows first: that one counts.
+        """
 
     def finish(self, parts: int) -> None:
         """All parts are written. May be called again."""
@@ -43,11 +46,16 @@ class FileWriter:
         self._store.put(f"{part:08}.part", self._format.encode(results))
 
     def finish(self, parts: int) -> None:
-        self._store.publish(lambda file: self._format.join(map(self._read, range(1, parts + 1)), file))
+        self._store.publish(
+            lambda file: self._format.join(map(self._read, range(1, parts + 1)), file)
+        )
 
     def _read(self, part: int) -> bytes:
         if (content := self._store.read(f"{part:08}.part")) is None:
-            raise CliError(f"{self._store.output}: part {part} of the unfinished run is gone; start over with --restart")
+            raise CliError(
+                f"{self._store.output}: part {part} of the unfinished run is gone; start over with"
+                " --restart"
+            )
         return content
 
 
@@ -76,7 +84,9 @@ class DirectoryWriter:
         self._store, self._numbered, self.fingerprint = store, numbered, "directory"
 
     def write(self, part: int, results: Sequence[RowResult]) -> None:
-        """Names go to the disk first: a row that is answered again may get another name, and its first file must go."""
+        """Names go to the disk first: a row that is answered again may get another name, and its
+        first file must go.
+        """
         files = dict(map(self._file, results))
         before, names = json.loads(self._store.read(_NAMES) or b"[0, []]")
         if before == part:
@@ -88,14 +98,20 @@ class DirectoryWriter:
         self._store.publish(None)
 
     def _file(self, result: RowResult) -> tuple[str, bytes]:
-        name = f"{result.index:09}-{file_name(result.id.replace('/', '_'))}" if self._numbered else file_name(result.id)
+        name = (
+            f"{result.index:09}-{file_name(result.id.replace('/', '_'))}"
+            if self._numbered
+            else file_name(result.id)
+        )
         if result.error is not None:
             return f"{name}.error.json", json.dumps(_error(result)).encode()
         return name + (mimetypes.guess_extension(_media_type(result)) or ".bin"), result.body
 
 
 class JsonLinesEncoding:
-    """{"id": ..., "output": ...} a row: JSON as it is, text as a string; other bytes as `output_base64`, with their `content_type`."""
+    """{"id": ..., "output": ...} a row: JSON as it is, text as a string; other bytes as
+    `output_base64`, with their `content_type`.
+    """
 
     name = "jsonl"
 
@@ -114,7 +130,9 @@ class CsvEncoding:
     def encode(self, results: Sequence[RowResult]) -> bytes:
         texts = ((row, "" if row.error is not None else _text(row)) for row in results)
         cells = ((row, text if _is_binary(row) else csv_cell(text)) for row, text in texts)
-        return _csv((csv_cell(row.id), row.status, cell, csv_cell(row.error)) for row, cell in cells)
+        return _csv(
+            (csv_cell(row.id), row.status, cell, csv_cell(row.error)) for row, cell in cells
+        )
 
     def join(self, parts: Iterator[bytes], file: BinaryIO) -> None:
         file.write(_csv([COLUMNS]))
@@ -122,7 +140,10 @@ class CsvEncoding:
 
 
 class ParquetEncoding:
-    """COLUMNS and the content type; a part is a file, and at least one row group of the whole. Binary answers are in `output_bytes`."""
+    """COLUMNS and the content type; a part is a file, and at least one row group of the whole.
+
+    Binary answers are in `output_bytes`.
+    """
 
     name = "parquet"
 
@@ -137,11 +158,19 @@ class ParquetEncoding:
         for each in results:
             text = None if each.error is not None or _is_binary(each) else _text(each)
             data = each.body if each.error is None and text is None else None
-            for column, value in zip(columns, (each.id, each.status, text, data, each.content_type, each.error), strict=True):
+            for column, value in zip(
+                columns,
+                (each.id, each.status, text, data, each.content_type, each.error),
+                strict=True,
+            ):
                 column.append(value)
         with io.BytesIO() as file:
             self._parquet.write_table(
-                pa.Table.from_arrays([pa.array(c, t) for c, t in zip(columns, self._schema.types, strict=True)], schema=self._schema), file
+                pa.Table.from_arrays(
+                    [pa.array(c, t) for c, t in zip(columns, self._schema.types, strict=True)],
+                    schema=self._schema,
+                ),
+                file,
             )
             return file.getvalue()
 
@@ -155,12 +184,23 @@ class ParquetEncoding:
         import pyarrow as pa  # an extra
 
         text = pa.string()
-        fields = {"id": text, "status": pa.int32(), "output": text, "output_bytes": pa.binary(), "content_type": text, "error": text}
+        fields = {
+            "id": text,
+            "status": pa.int32(),
+            "output": text,
+            "output_bytes": pa.binary(),
+            "content_type": text,
+            "error": text,
+        }
         return pa.schema(list(fields.items()))
 
 
 RowEncoding: TypeAlias = JsonLinesEncoding | CsvEncoding | ParquetEncoding
-ENCODINGS: dict[str, type[RowEncoding]] = {"jsonl": JsonLinesEncoding, "csv": CsvEncoding, "parquet": ParquetEncoding}
+ENCODINGS: dict[str, type[RowEncoding]] = {
+    "jsonl": JsonLinesEncoding,
+    "csv": CsvEncoding,
+    "parquet": ParquetEncoding,
+}
 
 
 def _media_type(result: RowResult) -> str:
@@ -200,7 +240,11 @@ def _json_line(result: RowResult) -> bytes:
         except (ValueError, RecursionError):  # the handler says JSON, and it is none
             pass
         else:
-            one_line = result.body if b"\n" not in result.body and b"\r" not in result.body else json.dumps(value).encode()
+            one_line = (
+                result.body
+                if b"\n" not in result.body and b"\r" not in result.body
+                else json.dumps(value).encode()
+            )
             return b'%b"output":%b}\n' % (start, one_line)
     if not _is_binary(result):
         return b'%b"output":%b}\n' % (start, json.dumps(_text(result), ensure_ascii=False).encode())

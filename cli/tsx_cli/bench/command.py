@@ -35,15 +35,21 @@ WITH_RESUME = {  # all other options are those of the original run
 
 
 class OrAnother(TyperCommand):
-    """A command that another one replaces, depending on its arguments: a running server has other options."""
+    """A command that another one replaces, depending on its arguments: a running server has other
+    options.
+    """
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
         module = another(args)
         if module is None:
             return super().make_context(info_name, args, parent, **extra)
         if module == COMPARE:
             info_name, args = f"{info_name} compare", args[1:]
-        return command_of(importlib.import_module(module).app).make_context(info_name, args, parent, **extra)
+        return command_of(importlib.import_module(module).app).make_context(
+            info_name, args, parent, **extra
+        )
 
 
 @app.command("bench", cls=OrAnother)
@@ -88,15 +94,19 @@ def bench_command(
     seed: options.Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best way to run a model within a latency bound, by measuring it: `tsx bench model.mar --slo 'p99<100ms'`.
+    """Find the best way to run a model within a latency bound, by measuring it: `tsx bench
+    model.mar --slo 'p99<100ms'`.
 
-    The real server runs in each promising configuration under generated load. Ctrl-C stops the run and reports what was measured.
-    `tsx bench --against URL --model NAME --input FILE` measures a running server; see `--against URL --help`.
-    `tsx bench compare A.json B.json` compares two runs, and `tsx bench CONFIG.yaml` runs a file of TorchServe's auto-benchmark.
+    The real server runs in each promising configuration under generated load. Ctrl-C stops the run
+    and reports what was measured. `tsx bench --against URL --model NAME --input FILE` measures a
+    running server; see `--against URL --help`. `tsx bench compare A.json B.json` compares two runs,
+    and `tsx bench CONFIG.yaml` runs a file of TorchServe's auto-benchmark.
     """
     from tsx_cli.bench.commands.session import carry_out, new_run, resumed_run
     from tsx_cli.bench.report import show, write_report
-    from tsx_cli.bench.search.run_options import (  # here, as they import a server, and help must be quick
+
+    # here, as they import a server, and help must be quick
+    from tsx_cli.bench.search.run_options import (
         BenchOptions,
         finite,
         seconds,
@@ -150,7 +160,10 @@ def bench_command(
         request = replace(request, time_limit=seconds(options.DEFAULT_TIME, "--time-limit"))
     one_round = request.options.duration or 0.0
     if request.time_limit is not None and one_round > request.time_limit:
-        raise UsageError(f"--duration: one round of {one_round:g} s is longer than the run may take; give more --time-limit")
+        raise UsageError(
+            f"--duration: one round of {one_round:g} s is longer than the run may take; give more"
+            " --time-limit"
+        )
     if write:
         check_writable(request.model)
     if price_per_hour is not None:
@@ -164,13 +177,22 @@ def bench_command(
         print_json(results.model_dump(mode="json"))
     else:
         show(results)
-        print(f"report: {one_line(request.directory / 'report.html')}, with report.md, results.csv and results.json beside it")
+        print(
+            f"report: {one_line(request.directory / 'report.html')}, with report.md, results.csv"
+            " and results.json beside it"
+        )
         if results.faster_unmeasured:
             print(f"continue: tsx bench --resume {one_line(request.directory)} --time-limit 5m")
     if write and results.complete:
-        print(one_line(keep(request.model, results, settings.archive_cache())), file=sys.stderr if as_json else sys.stdout)
+        print(
+            one_line(keep(request.model, results, settings.archive_cache())),
+            file=sys.stderr if as_json else sys.stdout,
+        )
     elif write:
-        message = f"nothing was written into {request.model}: `tsx bench --resume {request.directory} --write` goes on"
+        message = (
+            f"nothing was written into {request.model}: `tsx bench --resume {request.directory}"
+            " --write` goes on"
+        )
         print(one_line(message), file=sys.stderr)
     if junit is not None:
         write_junit(junit, bound_cases(results), results)
@@ -180,13 +202,17 @@ def bench_command(
         raise typer.Exit(FAILED)
 
 
-def _loads(mode: options.Mode, connections: str | None, rate: str | None, arrivals: options.Arrivals | None) -> tuple[float, ...]:
+def _loads(
+    mode: options.Mode, connections: str | None, rate: str | None, arrivals: options.Arrivals | None
+) -> tuple[float, ...]:
     """The loads that are named. Raises UsageError."""
     for name, given in (("--rate", rate), ("--arrivals", arrivals)):
         if given is not None and mode is options.Mode.CLOSED:
             raise UsageError(f"{name} is for an open loop: leave it out, or give --mode open")
     if connections is not None and mode is options.Mode.OPEN:
-        raise UsageError("--connections is for a closed loop: leave it out, or leave --mode open out")
+        raise UsageError(
+            "--connections is for a closed loop: leave it out, or leave --mode open out"
+        )
     option, text = ("--rate", rate) if mode is options.Mode.OPEN else ("--connections", connections)
     if text is None:
         return ()
@@ -205,7 +231,9 @@ def another(words: Sequence[str]) -> str | None:
     if words and words[0] == "compare":
         return COMPARE
     options = {word.partition("=")[0] for word in words if word.startswith("--")}
-    if "--torchserve-config" in options or any(word.endswith((".yaml", ".yml")) for word in _by_themselves(words)):
+    if "--torchserve-config" in options or any(
+        word.endswith((".yaml", ".yml")) for word in _by_themselves(words)
+    ):
         return TORCHSERVE
     return AGAINST if "--against" in options else None
 

@@ -1,1 +1,3 @@
-"""`tsx check --target`: simulates a platform's requests and limits for an image's entry point on this machine."""
+"""`tsx check --target`: simulates a platform's requests and limits for an image's entry point on
+this machine.
+"""

@@ -17,21 +17,40 @@ app = typer.Typer(add_completion=False)
 @app.command("check")
 def check_command(
     archive: Annotated[Path, typer.Argument(metavar="MODEL.mar", help="The archive to deploy.")],
-    contract: Annotated[Contract, typer.Option("--target", "--contract", help="The platform to imitate on this machine.")],
+    contract: Annotated[
+        Contract,
+        typer.Option("--target", "--contract", help="The platform to imitate on this machine."),
+    ],
     samples: Annotated[
         list[Path] | None,
-        typer.Option("--sample", metavar="FILE|DIR", help="Inputs to send; by default the archive's samples; may be repeated."),
+        typer.Option(
+            "--sample",
+            metavar="FILE|DIR",
+            help="Inputs to send; by default the archive's samples; may be repeated.",
+        ),
     ] = None,
     timeout: Annotated[
         str | None,
-        typer.Option("--timeout", help="Time limit to become ready (10m by default); for Lambda, of an invocation (60s by default)."),
+        typer.Option(
+            "--timeout",
+            help=(
+                "Time limit to become ready (10m by default); for Lambda, of an invocation (60s by"
+                " default)."
+            ),
+        ),
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="An environment variable of the deployment; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="NAME=VALUE",
+            help="An environment variable of the deployment; may be repeated.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start the image's entry point on this machine and send it the platform's requests, within its limits, without a container runtime.
+    """Start the image's entry point on this machine and send it the platform's requests, within its
+    limits, without a container runtime.
 
     Exit code 1: a requirement is not met; the output says what to do.
     """

@@ -1,4 +1,6 @@
-"""The contract of a container or pod: the health check, requests, and the end within the grace period."""
+"""The contract of a container or pod: the health check, requests, and the end within the grace
+period.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,54 @@ from tsx_archiver import open_archive
 from tsx_cli.archive.check import ModelSample
 from tsx_cli.check.entry import environment, free_ports, started
 from tsx_cli.check.report import Report
-from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, has_metrics, stays_well_under_load
+from tsx_cli.check.web import (
+    Web,
+    answers_samples,
+    becomes_ready,
+    ends_in_order,
+    has_metrics,
+    stays_well_under_load,
+)
 from tsx_cli.common.options import archive_limits
 from tsx_runtime.shared.safe_path import run_module
 
-HEALTH, ANSWER, GRACE = 5.0, 120.0, 30.0  # seconds: HEALTHCHECK's time-out, the server's own, and from SIGTERM to SIGKILL
+HEALTH, ANSWER, GRACE = (
+    5.0,
+    120.0,
+    30.0,
+)  # seconds: HEALTHCHECK's time-out, the server's own, and from SIGTERM to SIGKILL
 MOST = 6553500  # bytes: TorchServe's own limit, and the setting's
 
 
-def check(report: Report, archive: Path, samples: Sequence[ModelSample], env: Mapping[str, str], place: Path, startup: float) -> None:
+def check(
+    report: Report,
+    archive: Path,
+    samples: Sequence[ModelSample],
+    env: Mapping[str, str],
+    place: Path,
+    startup: float,
+) -> None:
     """The model lies there unpacked, as the image has it."""
     name = unpack_model(archive, place)
     inference, management, metrics = free_ports(3)
     ports = {"INFERENCE": inference, "MANAGEMENT": management, "METRICS": metrics}
     given = {f"TSX_{role}_ADDRESS": f"http://127.0.0.1:{port}" for role, port in ports.items()}
-    given |= {"TSX_MODEL_DIR": str(place / "model"), "TSX_TARGET": "container", "TSX_ENABLE_GRPC": "false", **env}
-    web = Web(inference, "/readyz", f"/predictions/{name}", HEALTH, ANSWER, startup, GRACE, "container.startup_timeout")
+    given |= {
+        "TSX_MODEL_DIR": str(place / "model"),
+        "TSX_TARGET": "container",
+        "TSX_ENABLE_GRPC": "false",
+        **env,
+    }
+    web = Web(
+        inference,
+        "/readyz",
+        f"/predictions/{name}",
+        HEALTH,
+        ANSWER,
+        startup,
+        GRACE,
+        "container.startup_timeout",
+    )
     with started(place, given) as entry:
         if not becomes_ready(web, entry, report):
             return
@@ -59,9 +93,23 @@ def _health_check(report: Report, env: Mapping[str, str], place: Path) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        report.add("the image's health check", False, f"nothing after {HEALTH:g} s", f"within {HEALTH:g} s", "the machine is too busy")
+        report.add(
+            "the image's health check",
+            False,
+            f"nothing after {HEALTH:g} s",
+            f"within {HEALTH:g} s",
+            "the machine is too busy",
+        )
         return
     if done.returncode != 0:
-        report.add("the image's health check", False, f"exit code {done.returncode}", "0", done.stderr.strip()[-200:] or "it says nothing")
+        report.add(
+            "the image's health check",
+            False,
+            f"exit code {done.returncode}",
+            "0",
+            done.stderr.strip()[-200:] or "it says nothing",
+        )
         return
-    report.within("the image's health check", time.monotonic() - begin, HEALTH, "the machine is too busy")
+    report.within(
+        "the image's health check", time.monotonic() - begin, HEALTH, "the machine is too busy"
+    )

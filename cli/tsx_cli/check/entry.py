@@ -1,4 +1,6 @@
-"""The entry point of an image as a process on this machine, and a platform's side of it: HTTP, SIGTERM, then SIGKILL."""
+"""The entry point of an image as a process on this machine, and a platform's side of it: HTTP,
+SIGTERM, then SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,11 @@ class EntryProcess:
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
     """This process's, without what is set for tsx in it, and with what is given."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_", "SAGEMAKER_", "AWS_LAMBDA_"))}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TSX_", "TS_", "SAGEMAKER_", "AWS_LAMBDA_"))
+    }
     return own | dict(given)
 
 
@@ -74,7 +80,14 @@ def started(directory: Path, env: Mapping[str, str]) -> Generator[EntryProcess, 
     log_file = directory / "container.log"
     with log_file.open("wb") as log:
         begin = time.monotonic()
-        process = subprocess.Popen(ENTRY, cwd=directory, env=environment(env), stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            ENTRY,
+            cwd=directory,
+            env=environment(env),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     entry = EntryProcess(process, log_file, begin)
     try:
         yield entry
@@ -93,9 +106,16 @@ def kill_group(pid: int) -> None:
 
 
 def send_request(
-    port: int, method: str, path: str, limit: float, body: bytes | None = None, headers: Mapping[str, str] = {}
+    port: int,
+    method: str,
+    path: str,
+    limit: float,
+    body: bytes | None = None,
+    headers: Mapping[str, str] = {},
 ) -> PlatformResponse:
-    """Raises OSError where nothing answers within `limit` seconds, http.client.HTTPException where it is no HTTP."""
+    """Raises OSError where nothing answers within `limit` seconds, http.client.HTTPException where
+    it is no HTTP.
+    """
     begin = time.monotonic()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit)
     try:
@@ -107,13 +127,20 @@ def send_request(
         began = time.monotonic() - begin
         rest = response.read()
         lowered = {name.lower(): value for name, value in response.getheaders()}
-        return PlatformResponse(response.status, lowered, first + rest, connected, began, time.monotonic() - begin)
+        return PlatformResponse(
+            response.status, lowered, first + rest, connected, began, time.monotonic() - begin
+        )
     finally:
         connection.close()
 
 
 def try_request(
-    port: int, method: str, path: str, limit: float, body: bytes | None = None, headers: Mapping[str, str] = {}
+    port: int,
+    method: str,
+    path: str,
+    limit: float,
+    body: bytes | None = None,
+    headers: Mapping[str, str] = {},
 ) -> PlatformResponse | str:
     """As `send_request`; where nothing answers, the reason in words."""
     try:

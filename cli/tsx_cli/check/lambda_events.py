@@ -1,4 +1,6 @@
-"""Events of the services that invoke Lambda, as documented: an HTTP request in each format, and messages of a queue."""
+"""Events of the services that invoke Lambda, as documented: an HTTP request in each format, and
+messages of a queue.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,27 @@ def _body(body: bytes | str) -> dict[str, Any]:
     return {"body": base64.b64encode(body).decode(), "isBase64Encoded": True}
 
 
-def rest_api(path: str, body: bytes | str = "", method: str = "POST", headers: Mapping[str, str] = {}) -> dict[str, Any]:
-    """API Gateway, payload format 1.0: https://docs.aws.amazon.com/lambda/latest/dg/services-apigateway.html"""
+def rest_api(
+    path: str, body: bytes | str = "", method: str = "POST", headers: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """API Gateway, payload format 1.0:
+    https://docs.aws.amazon.com/lambda/latest/dg/services-apigateway.html
+    """
     many = {name: [value] for name, value in headers.items()}
     return {
         "resource": "/{proxy+}",
         "path": path,
         "httpMethod": method,
-        "headers": {"Host": "70ixmpl4fl.execute-api.us-east-2.amazonaws.com", "X-Forwarded-Proto": "https", **headers},
-        "multiValueHeaders": {"Host": ["70ixmpl4fl.execute-api.us-east-2.amazonaws.com"], "X-Forwarded-Proto": ["https"], **many},
+        "headers": {
+            "Host": "70ixmpl4fl.execute-api.us-east-2.amazonaws.com",
+            "X-Forwarded-Proto": "https",
+            **headers,
+        },
+        "multiValueHeaders": {
+            "Host": ["70ixmpl4fl.execute-api.us-east-2.amazonaws.com"],
+            "X-Forwarded-Proto": ["https"],
+            **many,
+        },
         "queryStringParameters": None,
         "multiValueQueryStringParameters": None,
         "pathParameters": {"proxy": path[1:]},
@@ -44,21 +58,39 @@ def rest_api(path: str, body: bytes | str = "", method: str = "POST", headers: M
 
 
 def function_url(
-    path: str, body: bytes | str = "", method: str = "POST", headers: Mapping[str, str] = {}, stage: str = "$default", query: str = ""
+    path: str,
+    body: bytes | str = "",
+    method: str = "POST",
+    headers: Mapping[str, str] = {},
+    stage: str = "$default",
+    query: str = "",
 ) -> dict[str, Any]:
-    """A function URL, and with another stage an HTTP API, payload format 2.0: .../dg/urls-invocation.html"""
+    """A function URL, and with another stage an HTTP API, payload format 2.0:
+    .../dg/urls-invocation.html
+    """
     path = path if stage == "$default" else f"/{stage}{path}"
     return {
         "version": "2.0",
         "routeKey": "$default",
         "rawPath": path,
         "rawQueryString": query,
-        "headers": {"host": "u123.lambda-url.eu-central-1.on.aws", "x-forwarded-proto": "https", "x-forwarded-port": "443", **headers},
+        "headers": {
+            "host": "u123.lambda-url.eu-central-1.on.aws",
+            "x-forwarded-proto": "https",
+            "x-forwarded-port": "443",
+            **headers,
+        },
         "requestContext": {
             "accountId": "anonymous",
             "apiId": "u123",
             "domainName": "u123.lambda-url.eu-central-1.on.aws",
-            "http": {"method": method, "path": path, "protocol": "HTTP/1.1", "sourceIp": "123.123.123.123", "userAgent": "curl/8"},
+            "http": {
+                "method": method,
+                "path": path,
+                "protocol": "HTTP/1.1",
+                "sourceIp": "123.123.123.123",
+                "userAgent": "curl/8",
+            },
             "requestId": "id",
             "routeKey": "$default",
             "stage": stage,
@@ -69,20 +101,41 @@ def function_url(
     }
 
 
-def balancer(path: str, body: bytes | str = "", method: str = "POST", headers: Mapping[str, str] = {}) -> dict[str, Any]:
-    """An Application Load Balancer: https://docs.aws.amazon.com/lambda/latest/dg/services-alb.html"""
+def balancer(
+    path: str, body: bytes | str = "", method: str = "POST", headers: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """An Application Load Balancer:
+    https://docs.aws.amazon.com/lambda/latest/dg/services-alb.html
+    """
     return {
-        "requestContext": {"elb": {"targetGroupArn": "arn:aws:elasticloadbalancing:us-east-2:123456789012:targetgroup/lambda-279/49e9"}},
+        "requestContext": {
+            "elb": {
+                "targetGroupArn": (
+                    "arn:aws:elasticloadbalancing:us-east-2:123456789012:targetgroup/lambda-279/49e9"
+                )
+            }
+        },
         "httpMethod": method,
         "path": path,
         "queryStringParameters": {},
-        "headers": {"host": "lambda-alb-123578498.us-east-2.elb.amazonaws.com", "x-forwarded-for": "72.12.164.125", **headers},
+        "headers": {
+            "host": "lambda-alb-123578498.us-east-2.elb.amazonaws.com",
+            "x-forwarded-for": "72.12.164.125",
+            **headers,
+        },
         **_body(body),
     }
 
 
-def messages(bodies: Iterable[str], attributes: Mapping[str, str] = {}, groups: Iterable[str] = (), queue: str = QUEUE) -> dict[str, Any]:
-    """An event of SQS; with groups, of a FIFO queue: https://docs.aws.amazon.com/lambda/latest/dg/with-sqs.html"""
+def messages(
+    bodies: Iterable[str],
+    attributes: Mapping[str, str] = {},
+    groups: Iterable[str] = (),
+    queue: str = QUEUE,
+) -> dict[str, Any]:
+    """An event of SQS; with groups, of a FIFO queue:
+    https://docs.aws.amazon.com/lambda/latest/dg/with-sqs.html
+    """
     named = list(groups)
     return {
         "Records": [
@@ -98,7 +151,12 @@ def messages(bodies: Iterable[str], attributes: Mapping[str, str] = {}, groups: 
                     **({"MessageGroupId": named[number]} if named else {}),
                 },
                 "messageAttributes": {
-                    name: {"stringValue": value, "stringListValues": [], "binaryListValues": [], "dataType": "String"}
+                    name: {
+                        "stringValue": value,
+                        "stringListValues": [],
+                        "binaryListValues": [],
+                        "dataType": "String",
+                    }
                     for name, value in attributes.items()
                 },
                 "md5OfBody": "e4e68fb7bd0e697a0ae8f1bb342846b3",

@@ -1,8 +1,11 @@
-"""Simulates Lambda by its documentation: starts a container, serves the Runtime API, freezes it between invocations, ends it.
+"""Simulates Lambda by its documentation: starts a container, serves the Runtime API, freezes it
+between invocations, ends it.
 
-Limits: 10 s to start (then it is started again, in the time of the invocation), the function's timeout for an invocation, 6 MB each way. An
-environment whose process has ended, or did not answer in time, is replaced at the next invocation.
-https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html, lambda-runtime-environment.html, gettingstarted-limits.html
+Limits: 10 s to start (then it is started again, in the time of the invocation), the function's
+timeout for an invocation, 6 MB each way. An environment whose process has ended, or did not answer
+in time, is replaced at the next invocation.
+https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html, lambda-runtime-environment.html,
+gettingstarted-limits.html
 """
 
 from __future__ import annotations
@@ -51,7 +54,10 @@ class HostedInvocation:
         return json.loads(self.answer)
 
     def fail(self, kind: str, message: str) -> None:
-        self.answer, self.error = json.dumps({"errorType": kind, "errorMessage": message}).encode(), "Unhandled"
+        self.answer, self.error = (
+            json.dumps({"errorType": kind, "errorMessage": message}).encode(),
+            "Unhandled",
+        )
         self.end()
 
     def end(self) -> None:
@@ -91,10 +97,14 @@ class Host:
         self._log: IO[bytes] = self.log_file.open("ab")
         self._waiting: queue.Queue[HostedInvocation | None] = queue.Queue()
         self.under_way: dict[str, HostedInvocation] = {}
-        self._ready = threading.Event()  # the environment has asked for its first invocation, or has ended
+        self._ready = (
+            threading.Event()
+        )  # the environment has asked for its first invocation, or has ended
         self._began = 0.0
         self._server = _Server(self)
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
 
     @property
     def address(self) -> str:
@@ -117,12 +127,18 @@ class Host:
     def begin(self, event: Any) -> HostedInvocation:
         payload = event if isinstance(event, bytes) else json.dumps(event).encode()
         if len(payload) > LARGEST_REQUEST:
-            raise RequestTooLarge(f"Request must be smaller than {LARGEST_REQUEST} bytes for the InvokeFunction operation")
+            raise RequestTooLarge(
+                f"Request must be smaller than {LARGEST_REQUEST} bytes for the InvokeFunction"
+                " operation"
+            )
         invocation = HostedInvocation(payload)
         with self._lock:
             if not self._is_there() and not self._start():
                 head = self.init_error or {}
-                invocation.fail(head.get("errorType", "Runtime.ExitError"), head.get("errorMessage", "Runtime exited during its start"))
+                invocation.fail(
+                    head.get("errorType", "Runtime.ExitError"),
+                    head.get("errorMessage", "Runtime exited during its start"),
+                )
                 return invocation
             invocation.deadline = time.time() + self.timeout
             self.under_way[invocation.id] = invocation
@@ -132,15 +148,25 @@ class Host:
 
     def wait(self, invocation: HostedInvocation) -> None:
         """Until it is answered, or its time is over, or its environment has ended."""
-        while not invocation.done.wait(0.02 if self._process is None or self._process.poll() is not None else 0.25):
+        while not invocation.done.wait(
+            0.02 if self._process is None or self._process.poll() is not None else 0.25
+        ):
             process = self._process
             if process is not None and process.poll() is not None and not invocation.done.wait(0.2):
                 self.under_way.pop(invocation.id, None)
-                invocation.fail("Runtime.ExitError", f"RequestId: {invocation.id} Error: Runtime exited with error: {process.returncode}")
+                invocation.fail(
+                    "Runtime.ExitError",
+                    f"RequestId: {invocation.id} Error: Runtime exited with error:"
+                    f" {process.returncode}",
+                )
             elif time.time() > invocation.deadline + self._grace and not invocation.done.is_set():
                 self.under_way.pop(invocation.id, None)
                 self._kill()
-                invocation.fail("Sandbox.Timedout", f"RequestId: {invocation.id} Error: Task timed out after {self.timeout:.2f} seconds")
+                invocation.fail(
+                    "Sandbox.Timedout",
+                    f"RequestId: {invocation.id} Error: Task timed out after {self.timeout:.2f}"
+                    " seconds",
+                )
 
     def ended(self, seconds: float) -> int | None:
         """The exit code of the environment's process, once it has ended by itself."""
@@ -150,7 +176,9 @@ class Host:
         return None
 
     def stop(self, seconds: float = 2.0) -> int | None:
-        """SIGTERM, which announces the environment's end where an extension is there, or on Managed Instances."""
+        """SIGTERM, which announces the environment's end where an extension is there, or on Managed
+        Instances.
+        """
         assert self._process is not None
         self._thaw()
         self._process.send_signal(signal.SIGTERM)
@@ -166,7 +194,10 @@ class Host:
         return self._process is not None and self._process.poll() is None
 
     def _start(self) -> bool:
-        """A fresh environment; whether it asked for an invocation. One that takes too long is restarted without that limit."""
+        """A fresh environment; whether it asked for an invocation.
+
+        One that takes too long is restarted without that limit.
+        """
         for limit in (self._init, self.timeout):
             self._waiting = queue.Queue()
             self._ready.clear()
@@ -174,9 +205,16 @@ class Host:
             self._began = time.monotonic()
             self.started += 1
             self._process = subprocess.Popen(
-                self._command, cwd=self._directory, env=self._variables(), stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL
+                self._command,
+                cwd=self._directory,
+                env=self._variables(),
+                stdout=self._log,
+                stderr=self._log,
+                stdin=subprocess.DEVNULL,
             )
-            threading.Thread(target=self._watch, args=(self._process, self._ready), daemon=True).start()
+            threading.Thread(
+                target=self._watch, args=(self._process, self._ready), daemon=True
+            ).start()
             if self._ready.wait(limit):
                 self.init_seconds = time.monotonic() - self._began
                 return self.init_error is None and self._process.poll() is None
@@ -188,7 +226,9 @@ class Host:
         ready.set()
 
     def _variables(self) -> dict[str, str]:
-        more = {"AWS_LAMBDA_MAX_CONCURRENCY": str(self._concurrency)} if self._concurrency > 1 else {}
+        more = (
+            {"AWS_LAMBDA_MAX_CONCURRENCY": str(self._concurrency)} if self._concurrency > 1 else {}
+        )
         kind = "lambda-managed-instances" if self._concurrency > 1 else "on-demand"
         return {
             "PATH": os.environ["PATH"],
@@ -231,7 +271,10 @@ class Host:
         if failed:
             invocation.error = "Unhandled"
         elif len(body) > LARGEST_ANSWER and not invocation.streamed:
-            text = f"Response payload size exceeded maximum allowed payload size ({LARGEST_ANSWER} bytes)."
+            text = (
+                f"Response payload size exceeded maximum allowed payload size ({LARGEST_ANSWER}"
+                " bytes)."
+            )
             invocation.fail("Function.ResponseSizeTooLarge", text)
             return 413
         invocation.answer = body
@@ -252,7 +295,8 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # with it a small answer waits for an acknowledgement, which the other end delays by 40 ms
+    # with it a small answer waits for an acknowledgement, which the other end delays by 40 ms
+    disable_nagle_algorithm = True
     wbufsize = -1  # the head and the body in one packet
     server: _Server
 
@@ -268,7 +312,9 @@ class _Handler(BaseHTTPRequestHandler):
             "Lambda-Runtime-Aws-Request-Id": invocation.id,
             "Lambda-Runtime-Deadline-Ms": str(int(invocation.deadline * 1000)),
             "Lambda-Runtime-Invoked-Function-Arn": ARN,
-            "Lambda-Runtime-Trace-Id": "Root=1-5bef4de7-ad49b0e87f6ef6c87fc2e700;Parent=9a9197af755a6419;Sampled=0",
+            "Lambda-Runtime-Trace-Id": (
+                "Root=1-5bef4de7-ad49b0e87f6ef6c87fc2e700;Parent=9a9197af755a6419;Sampled=0"
+            ),
         }
         self._reply(200, invocation.payload, headers)
 
@@ -281,12 +327,18 @@ class _Handler(BaseHTTPRequestHandler):
         _, _, rest = path.partition(f"{API}invocation/")
         id, _, verb = rest.partition("/")
         invocation = host.under_way.get(id)
-        if invocation is not None and verb == "response" and self.headers.get("Lambda-Runtime-Function-Response-Mode") == "streaming":
+        if (
+            invocation is not None
+            and verb == "response"
+            and self.headers.get("Lambda-Runtime-Function-Response-Mode") == "streaming"
+        ):
             self._reply(self._stream(host, invocation), b'{"status":"OK"}')
             return
         body = self._body()
         if invocation is None or verb not in ("response", "error"):
-            self._reply(400, b'{"errorType":"InvalidRequestID","errorMessage":"no such invocation"}')
+            self._reply(
+                400, b'{"errorType":"InvalidRequestID","errorMessage":"no such invocation"}'
+            )
         else:
             self._reply(host.answered(invocation, body, failed=verb == "error"), b'{"status":"OK"}')
 
@@ -319,7 +371,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _reply(self, status: int, body: bytes, headers: Mapping[str, str] = {}) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+        for name, value in {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            **headers,
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

@@ -1,4 +1,6 @@
-"""The report of a check: each requirement with its limit, the measurement, and what to do if it fails."""
+"""The report of a check: each requirement with its limit, the measurement, and what to do if it
+fails.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,20 @@ class Report:
     def failed(self) -> list[Check]:
         return [check for check in self.checks if check.ok is False]
 
-    def add(self, what: str, ok: bool | None, measured: str = "", limit: str = "", way: str = "") -> bool:
+    def add(
+        self, what: str, ok: bool | None, measured: str = "", limit: str = "", way: str = ""
+    ) -> bool:
         """Returns whether it holds. `way` is shown only where it does not."""
         self.checks.append(Check(what, ok, measured, limit, "" if ok else way))
         return bool(ok)
 
     def not_checked(self, what: str, samples: Sequence[object]) -> None:
         """Note that no request was answered with 200, so `what` was not measured."""
-        way = "no sample was answered with 200" if samples else "no sample; add --sample FILE, or pack one with tsx archive --sample FILE"
+        way = (
+            "no sample was answered with 200"
+            if samples
+            else "no sample; add --sample FILE, or pack one with tsx archive --sample FILE"
+        )
         self.add(what, None, "not checked", "", way)
 
     def within(self, what: str, seconds: float, most: float, way: str) -> bool:
@@ -58,7 +66,9 @@ class Report:
         print_table(["", f"{self.contract}: {self.model}", "measured", "must be"], rows)
         for check in self.checks:
             if check.way:
-                print(f"{MARKS[check.ok] if check.ok is False else 'note'}: {check.what}: {check.way}")
+                print(
+                    f"{MARKS[check.ok] if check.ok is False else 'note'}: {check.what}: {check.way}"
+                )
 
 
 def time_of(seconds: float) -> str:

@@ -1,4 +1,6 @@
-"""SageMaker's contract: https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html."""
+"""SageMaker's contract:
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,50 @@ from pathlib import Path
 from tsx_cli.archive.check import ModelSample
 from tsx_cli.check.entry import free_ports, started, try_request
 from tsx_cli.check.report import Report
-from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, has_metrics, stays_well_under_load, takes_the_largest
+from tsx_cli.check.web import (
+    Web,
+    answers_samples,
+    becomes_ready,
+    ends_in_order,
+    has_metrics,
+    stays_well_under_load,
+    takes_the_largest,
+)
 from tsx_cli.deploy.engine.facts import model_data
 from tsx_cli.deploy.preflight.limits import LIMITS
 
 PING, CONNECT, STOP = 2.0, 0.25, 30.0  # seconds
 
 
-def check(report: Report, archive: Path, samples: Sequence[ModelSample], env: Mapping[str, str], place: Path, startup: float) -> None:
+def check(
+    report: Report,
+    archive: Path,
+    samples: Sequence[ModelSample],
+    env: Mapping[str, str],
+    place: Path,
+    startup: float,
+) -> None:
     """As the host does: the model unpacked at one place, `serve` started, asked, and stopped."""
     unpack_model(archive, place)
     limits = LIMITS["sagemaker"]
     (port,) = free_ports(1)
-    web = Web(port, "/ping", "/invocations", PING, limits["time"].most, startup, STOP, "sagemaker.startup_timeout", CONNECT)
-    given = {"SAGEMAKER_BASE_DIR": str(place), "SAGEMAKER_BIND_TO_PORT": str(port), "TSX_TARGET": "sagemaker", **env}
+    web = Web(
+        port,
+        "/ping",
+        "/invocations",
+        PING,
+        limits["time"].most,
+        startup,
+        STOP,
+        "sagemaker.startup_timeout",
+        CONNECT,
+    )
+    given = {
+        "SAGEMAKER_BASE_DIR": str(place),
+        "SAGEMAKER_BIND_TO_PORT": str(port),
+        "TSX_TARGET": "sagemaker",
+        **env,
+    }
     with started(place, given) as entry:
         if not becomes_ready(web, entry, report):
             return
@@ -41,14 +73,23 @@ def check(report: Report, archive: Path, samples: Sequence[ModelSample], env: Ma
 def unpack_model(archive: Path, place: Path) -> None:
     """`model.tar.gz` as `tsx deploy` uploads it, unpacked as the host does."""
     with tarfile.open(model_data(archive, place)) as packed:
-        packed.extractall(place / "model", filter="data") if hasattr(tarfile, "data_filter") else packed.extractall(place / "model")
+        (
+            packed.extractall(place / "model", filter="data")
+            if hasattr(tarfile, "data_filter")
+            else packed.extractall(place / "model")
+        )
     (place / "model.tar.gz").unlink()
 
 
 def _tells(web: Web, report: Report) -> None:
     """What the platform reads beside answers."""
-    has_metrics(web.port, "/metrics at the same port", PING, "leave TSX_METRICS_ADDRESS as it is", report)
-    batch, what = try_request(web.port, "GET", "/execution-parameters", PING), "/execution-parameters, of batch transform"
+    has_metrics(
+        web.port, "/metrics at the same port", PING, "leave TSX_METRICS_ADDRESS as it is", report
+    )
+    batch, what = (
+        try_request(web.port, "GET", "/execution-parameters", PING),
+        "/execution-parameters, of batch transform",
+    )
     if isinstance(batch, str):
         report.add(what, False, batch, "an answer", "see its log")
         return
@@ -58,5 +99,14 @@ def _tells(web: Web, report: Report) -> None:
         response = json.loads(batch.body)
     except ValueError:
         response = None
-    right = isinstance(response, dict) and {"MaxConcurrentTransforms", "BatchStrategy", "MaxPayloadInMB"} <= response.keys()
-    report.add(what, right, batch.body[:100].decode(errors="replace"), "three keys", "this is a bug in tsx: please report it")
+    right = (
+        isinstance(response, dict)
+        and {"MaxConcurrentTransforms", "BatchStrategy", "MaxPayloadInMB"} <= response.keys()
+    )
+    report.add(
+        what,
+        right,
+        batch.body[:100].decode(errors="replace"),
+        "three keys",
+        "this is a bug in tsx: please report it",
+    )

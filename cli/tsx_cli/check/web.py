@@ -1,4 +1,6 @@
-"""The checks that HTTP platforms share: a container becomes ready, answers, stays healthy under load, and stops in order."""
+"""The checks that HTTP platforms share: a container becomes ready, answers, stays healthy under
+load, and stops in order.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Web:
 
 
 def becomes_ready(web: Web, entry: EntryProcess, report: Report) -> bool:
-    """Polled from the start: a refused connection is fine, but an answer must come in time, with 200 only once ready."""
+    """Polled from the start: a refused connection is fine, but an answer must come in time, with
+    200 only once ready.
+    """
     slowest, asked = 0.0, 0
     while entry.is_up and entry.since() < web.start_limit:
         try:
@@ -50,8 +54,16 @@ def becomes_ready(web: Web, entry: EntryProcess, report: Report) -> bool:
             asked, slowest = asked + 1, max(slowest, answered.took)
             if answered.status == 200:
                 report.within("ready", entry.since(), web.start_limit, "")
-                way = "something blocks the server's process while the model loads: load the model in the handler's initialize"
-                return report.within(f"{web.health} while it starts, the slowest of {asked}", slowest, web.health_limit, way)
+                way = (
+                    "something blocks the server's process while the model loads: load the model in"
+                    " the handler's initialize"
+                )
+                return report.within(
+                    f"{web.health} while it starts, the slowest of {asked}",
+                    slowest,
+                    web.health_limit,
+                    way,
+                )
         with suppress(subprocess.TimeoutExpired):
             entry.process.wait(AGAIN)
     report.log = entry.lines
@@ -59,33 +71,69 @@ def becomes_ready(web: Web, entry: EntryProcess, report: Report) -> bool:
     way = " ".join(map(str, known)) or "see the last lines of its log"
     if entry.is_up:
         return report.add(
-            "ready", False, f"not after {time_of(entry.since())}", f"within {time_of(web.start_limit)}", f"{way} ({web.start_key})"
+            "ready",
+            False,
+            f"not after {time_of(entry.since())}",
+            f"within {time_of(web.start_limit)}",
+            f"{way} ({web.start_key})",
         )
-    return report.add("ready", False, f"ended with {entry.process.returncode} after {time_of(entry.since())}", "stays up", way)
+    return report.add(
+        "ready",
+        False,
+        f"ended with {entry.process.returncode} after {time_of(entry.since())}",
+        "stays up",
+        way,
+    )
 
 
-def answers_samples(web: Web, samples: Sequence[ModelSample], most: int, report: Report) -> ModelSample | None:
+def answers_samples(
+    web: Web, samples: Sequence[ModelSample], most: int, report: Report
+) -> ModelSample | None:
     """The first that was answered with 200, if any."""
     good, slowest, largest, streamed = None, 0.0, 0, None
     for sample in samples:
         if len(sample.body) > most:
             way = "the platform refuses it: send smaller inputs"
-            report.add(f"sample {sample.name}", False, f"{len(sample.body)} bytes", f"at most {most}", way)
+            report.add(
+                f"sample {sample.name}", False, f"{len(sample.body)} bytes", f"at most {most}", way
+            )
             continue
         answered = _send(web, sample)
         if isinstance(answered, str):
-            report.add(f"sample {sample.name}", False, answered, f"within {time_of(web.answer_limit)}", QUICKER)
+            report.add(
+                f"sample {sample.name}",
+                False,
+                answered,
+                f"within {time_of(web.answer_limit)}",
+                QUICKER,
+            )
             continue
         if answered.status != 200:
             body_text = " ".join(answered.body[:300].decode(errors="replace").split())
-            report.add(f"sample {sample.name}", False, f"status {answered.status}", "200", f"it was answered: {body_text}")
+            report.add(
+                f"sample {sample.name}",
+                False,
+                f"status {answered.status}",
+                "200",
+                f"it was answered: {body_text}",
+            )
             continue
-        good, slowest, largest = good or sample, max(slowest, answered.took), max(largest, len(answered.body))
+        good, slowest, largest = (
+            good or sample,
+            max(slowest, answered.took),
+            max(largest, len(answered.body)),
+        )
         streamed = streamed or (answered if answered.streamed else None)
     if good is not None:
         what = f"{len(samples)} sample{'' if len(samples) == 1 else 's'}, the slowest"
         report.within(what, slowest, web.answer_limit, QUICKER)
-        report.add("answers, the largest", largest <= most, f"{largest} bytes", f"at most {most}", "return a smaller answer, or stream it")
+        report.add(
+            "answers, the largest",
+            largest <= most,
+            f"{largest} bytes",
+            f"at most {most}",
+            "return a smaller answer, or stream it",
+        )
     if streamed is not None:
         measured = f"first after {time_of(streamed.began)}, last after {time_of(streamed.took)}"
         report.add("streams, part by part", True, measured)
@@ -95,13 +143,26 @@ def answers_samples(web: Web, samples: Sequence[ModelSample], most: int, report:
 
 
 def _send(web: Web, sample: ModelSample) -> PlatformResponse | str:
-    return try_request(web.port, "POST", web.predict, web.answer_limit, sample.body, {"Content-Type": sample.content_type})
+    return try_request(
+        web.port,
+        "POST",
+        web.predict,
+        web.answer_limit,
+        sample.body,
+        {"Content-Type": sample.content_type},
+    )
 
 
 def has_metrics(port: int, what: str, limit: float, way: str, report: Report) -> None:
     answered = try_request(port, "GET", "/metrics", limit)
     well = not isinstance(answered, str) and answered.status == 200 and b"# TYPE" in answered.body
-    report.add(what, well, answered if isinstance(answered, str) else f"status {answered.status}", "200, for Prometheus", way)
+    report.add(
+        what,
+        well,
+        answered if isinstance(answered, str) else f"status {answered.status}",
+        "200, for Prometheus",
+        way,
+    )
 
 
 def stays_well_under_load(web: Web, sample: ModelSample | None, report: Report) -> None:
@@ -120,7 +181,9 @@ def stays_well_under_load(web: Web, sample: ModelSample | None, report: Report) 
             connects.append(one.connected)
             answered[number] += 1
 
-    clients = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(CLIENTS)]
+    clients = [
+        threading.Thread(target=client, args=(number,), daemon=True) for number in range(CLIENTS)
+    ]
     for each in clients:
         each.start()
     slowest, bad = 0.0, ""
@@ -129,12 +192,18 @@ def stays_well_under_load(web: Web, sample: ModelSample | None, report: Report) 
         if isinstance(well, str):
             slowest, bad = web.health_limit, well
         else:
-            slowest, bad = max(slowest, well.took), bad or ("" if well.status == 200 else f"status {well.status}")
+            slowest, bad = (
+                max(slowest, well.took),
+                bad or ("" if well.status == 200 else f"status {well.status}"),
+            )
         threading.Event().wait(AGAIN)
     for each in clients:
         each.join()
     what = f"{web.health} while {CLIENTS} clients ask ({sum(answered)} answers)"
-    way = "the server's process gets no CPU time: leave a core free (threads and minWorkers in model-config.yaml)"
+    way = (
+        "the server's process gets no CPU time: leave a core free (threads and minWorkers in"
+        " model-config.yaml)"
+    )
     if bad:
         report.add(what, False, bad, f"200 within {time_of(web.health_limit)}", way)
     else:
@@ -147,31 +216,71 @@ def takes_the_largest(web: Web, size: int, report: Report) -> None:
     """Whatever the handler makes of zeros: the server must take them, and be well afterwards."""
     answered = _send(web, ModelSample("zeros", "application/octet-stream", bytes(size)))
     if isinstance(answered, str):
-        report.add(f"a body of {size} bytes", False, answered, "an answer", "see its log; raise max_request_size")
+        report.add(
+            f"a body of {size} bytes",
+            False,
+            answered,
+            "an answer",
+            "see its log; raise max_request_size",
+        )
         return
-    way = "the server refuses what the platform accepts: raise max_request_size (TSX_MAX_REQUEST_SIZE)"
-    report.add(f"a body of {size} bytes", answered.status != 413, f"status {answered.status} in {time_of(answered.took)}", "not 413", way)
+    way = (
+        "the server refuses what the platform accepts: raise max_request_size"
+        " (TSX_MAX_REQUEST_SIZE)"
+    )
+    report.add(
+        f"a body of {size} bytes",
+        answered.status != 413,
+        f"status {answered.status} in {time_of(answered.took)}",
+        "not 413",
+        way,
+    )
 
 
-def ends_in_order(web: Web, entry: EntryProcess, sample: ModelSample | None, report: Report) -> None:
+def ends_in_order(
+    web: Web, entry: EntryProcess, sample: ModelSample | None, report: Report
+) -> None:
     """SIGTERM while a request is on its way: that is answered, and the process is gone in time."""
     found: list[PlatformResponse | str] = []
-    last = threading.Thread(target=lambda: found.extend([_send(web, sample)] if sample else ()), daemon=True)
+    last = threading.Thread(
+        target=lambda: found.extend([_send(web, sample)] if sample else ()), daemon=True
+    )
     last.start()
     last.join(0.005)  # on its way, and for a quick model over already
     code, seconds = entry.stop(web.stop_limit)
     last.join(1)
-    way = "something does not stop: threads of the handler that are not daemon threads, or requests longer than drain_timeout"
+    way = (
+        "something does not stop: threads of the handler that are not daemon threads, or requests"
+        " longer than drain_timeout"
+    )
     if code is None:
         report.log = entry.lines
-        report.add("ends on SIGTERM", False, f"still there after {time_of(seconds)}", f"within {time_of(web.stop_limit)}", way)
+        report.add(
+            "ends on SIGTERM",
+            False,
+            f"still there after {time_of(seconds)}",
+            f"within {time_of(web.stop_limit)}",
+            way,
+        )
         return
     report.within("ends on SIGTERM", seconds, web.stop_limit, way)
-    report.add("its exit code", code == 0, str(code), "0", "it did not exit by itself; see the last lines of its log")
+    report.add(
+        "its exit code",
+        code == 0,
+        str(code),
+        "0",
+        "it did not exit by itself; see the last lines of its log",
+    )
     if sample is None:
         return
     answered = found[0] if found else ""
     refused = isinstance(answered, str) and "refused" in answered  # it came after the door was shut
     text = answered if isinstance(answered, str) else f"status {answered.status}"
     well = refused or not isinstance(answered, str)
-    report.add("the request in flight at that time", well, text, "an answer", "raise drain_timeout (TSX_DRAIN_TIMEOUT)")
+    report.add(
+        "the request in flight at that time",
+        well,
+        text,
+        "an answer",
+        "raise drain_timeout (TSX_DRAIN_TIMEOUT)",
+    )

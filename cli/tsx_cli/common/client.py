@@ -24,18 +24,26 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 10
 ERROR_SHOWN = 200  # bytes of an error that is not in the server's own form
-TRACEBACK = "\nTraceback (most recent call last):"  # a worker's own, behind the message of a load that failed
+# a worker's own, behind the message of a load that failed
+TRACEBACK = "\nTraceback (most recent call last):"
 NOT_ALLOWED = "MethodNotAllowedException"
-WRONG_PLACE = ("ResourceNotFoundException", NOT_ALLOWED)  # what a path of another address is answered with
+WRONG_PLACE = (
+    "ResourceNotFoundException",
+    NOT_ALLOWED,
+)  # what a path of another address is answered with
 WRONG_TOKEN = "InvalidKeyException"
 OTHER_FORM = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 UNKNOWN_MODEL = ("ModelNotFoundException", "ModelVersionNotFoundException")
 
 
 class RequestFailed(CliError):
-    """The server answered with an error; `status` is its code, and `type` its kind in TorchServe's words, if it has one."""
+    """The server answered with an error; `status` is its code, and `type` its kind in TorchServe's
+    words, if it has one.
+    """
 
-    def __init__(self, status: int, message: str, *, type: str = "", traceback: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, type: str = "", traceback: str | None = None
+    ) -> None:
         super().__init__(message, traceback=traceback)
         self.status = status
         self.type = type
@@ -97,9 +105,9 @@ class AnswerCommand(TyperCommand):
 class Server:
     """One address of a server. Errors are `CliError`s in the server's own words.
 
-    `role` says which of a server's addresses this should be, for the case that it is another: `inference` or `management`.
-    `timeout` is in seconds, for each read; without it, the server alone limits how long a model may take. `absent` is the advice
-    where no server answers.
+    `role` says which of a server's addresses this should be, for the case that it is another:
+    `inference` or `management`. `timeout` is in seconds, for each read; without it, the server
+    alone limits how long a model may take. `absent` is the advice where no server answers.
     """
 
     def __init__(
@@ -116,11 +124,21 @@ class Server:
         self.url = url
         self.address = read_url(url)
         self._certificate, self._timeout, self._absent = certificate, timeout, absent
-        self._headers = {"User-Agent": f"tsx/{__version__}", "Accept-Encoding": "identity", "Connection": "close"}
+        self._headers = {
+            "User-Agent": f"tsx/{__version__}",
+            "Accept-Encoding": "identity",
+            "Connection": "close",
+        }
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
 
-    def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Response:
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
         """Send a request and return its answer of 2xx. Raises RequestFailed for another status."""
         response = self.send(method, path, body, headers)
         if 300 <= response.status < 400 and (location := response.headers.get("location")):
@@ -134,41 +152,72 @@ class Server:
         """The answer's JSON, to a request with `value` as its body, where there is one."""
         if value is None:
             return self.call(method, path).json(kind)
-        return self.call(method, path, json.dumps(value).encode(), {"Content-Type": "application/json"}).json(kind)
+        return self.call(
+            method, path, json.dumps(value).encode(), {"Content-Type": "application/json"}
+        ).json(kind)
 
-    def send(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Response:
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
         """Return an answer of any status. Raises CliError where none comes."""
         return self.exchange(method, path, {**self._headers, **(headers or {})}.items(), body)
 
-    def exchange(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes | None) -> Response:
-        """Send a request with no other headers than these; without `Connection: close` its connection is kept for the next one.
+    def exchange(
+        self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes | None
+    ) -> Response:
+        """Send a request with no other headers than these; without `Connection: close` its
+        connection is kept for the next one.
 
         Raises:
-            CliError: No answer came. Its cause is an OSError where there was no connection, else an error of httpx.
+            CliError: No answer came. Its cause is an OSError where there was no connection, else an
+            error of httpx.
         """
         import httpx  # here, as it is slow to import, and help must be quick
 
-        encoded = [(name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers]
+        encoded = [
+            (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+            for name, value in headers
+        ]
         timeout = {"connect": CONNECT_TIMEOUT, "read": self._timeout, "write": self._timeout}
         extensions = {"target": (self.address.prefix + path).encode(), "timeout": timeout}
         url = f"http{'s' if self.address.secure else ''}://{self.address.authority}"
         try:
-            request = httpx.Request(method, url, headers=encoded, content=body, extensions=extensions)
+            request = httpx.Request(
+                method, url, headers=encoded, content=body, extensions=extensions
+            )
             response = self._transport.handle_request(request)
         except httpx.HTTPError as error:
             reason = _root(error)
-            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and isinstance(reason, OSError):
+            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and isinstance(
+                reason, OSError
+            ):
                 raise self._absence(reason) from reason
-            raise CliError(f"{self.url} did not answer {method} {path}: {_reason(reason)}; the server's own output says more") from error
+            raise CliError(
+                f"{self.url} did not answer {method} {path}: {_reason(reason)}; the server's own"
+                " output says more"
+            ) from error
         return Response(response.status_code, dict(response.headers), _parts(response))
 
     def refusal(self, status: int, body: bytes, path: str) -> RequestFailed:
-        """What an answer of 400 or more says, with the next step, where that is known here rather than on the server."""
+        """What an answer of 400 or more says, with the next step, where that is known here rather
+        than on the server.
+        """
         error = _failure(status, body)
         if error.type in WRONG_PLACE and (odd := _odd_name(path)) is not None:
-            return RequestFailed(error.status, f"'{odd}' is not a valid name of a model, version or label: it is empty or has a '/'")
+            return RequestFailed(
+                error.status,
+                f"'{odd}' is not a valid name of a model, version or label: it is empty or has"
+                " a '/'",
+            )
         if error.type == NOT_ALLOWED and self.role == "management":
-            text = f"{self.url} does not allow models to be registered or removed; start the server with enable_model_api = true"
+            text = (
+                f"{self.url} does not allow models to be registered or removed; start the server"
+                " with enable_model_api = true"
+            )
             return RequestFailed(error.status, text, type=error.type)
         if error.type in WRONG_PLACE:
             return RequestFailed(
@@ -178,8 +227,13 @@ class Server:
                 type=error.type,
             )
         if error.type == WRONG_TOKEN:
-            return error.hinted(f"commands send the setting {self.role}_token, as in TSX_{self.role.upper()}_TOKEN=TOKEN")
-        if error.type in UNKNOWN_MODEL and path.count("/") > 1:  # for /models alone, it is an archive that is not known
+            return error.hinted(
+                f"commands send the setting {self.role}_token, as in"
+                f" TSX_{self.role.upper()}_TOKEN=TOKEN"
+            )
+        if (
+            error.type in UNKNOWN_MODEL and path.count("/") > 1
+        ):  # for /models alone, it is an archive that is not known
             return error.hinted("`tsx models list` shows what is served")
         return error
 
@@ -195,7 +249,10 @@ class Server:
         try:
             verify = trusting(self._certificate) if self.address.secure else False
         except OSError as error:  # an ssl.SSLError is one as well
-            raise CliError(f"certificate_file: cannot read a certificate from {self._certificate}: {_reason(error)}") from error
+            raise CliError(
+                f"certificate_file: cannot read a certificate from {self._certificate}:"
+                f" {_reason(error)}"
+            ) from error
         return httpx.HTTPTransport(verify=verify, uds=self.address.socket or None)
 
     def _absence(self, error: OSError) -> CliError:
@@ -207,12 +264,20 @@ class Server:
 
 def path(*segments: str, **query: object) -> str:
     """A path of the API; segments are quoted, and what is None is left out of the query."""
-    given = {name: str(value).lower() if isinstance(value, bool) else value for name, value in query.items() if value is not None}
-    return "".join(f"/{quote(segment, safe='')}" for segment in segments) + (f"?{urlencode(given)}" if given else "")
+    given = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in query.items()
+        if value is not None
+    }
+    return "".join(f"/{quote(segment, safe='')}" for segment in segments) + (
+        f"?{urlencode(given)}" if given else ""
+    )
 
 
 def _odd_name(path: str) -> str | None:
-    """A name in a path of the API that no model, version or label can have, and by which the path leads elsewhere."""
+    """A name in a path of the API that no model, version or label can have, and by which the path
+    leads elsewhere.
+    """
     segments = path.partition("?")[0].split("/")[1:]
     return next((unquote(segment) for segment in segments if not segment or "%2F" in segment), None)
 
@@ -223,7 +288,10 @@ def _parts(response: httpx.Response) -> Iterator[bytes]:
     try:
         yield from response.iter_raw()
     except httpx.HTTPError as error:
-        raise CliError(f"the answer was interrupted: {_reason(_root(error))}; the server's own output says more") from error
+        raise CliError(
+            f"the answer was interrupted: {_reason(_root(error))}; the server's own output says"
+            " more"
+        ) from error
     finally:
         response.close()
 
@@ -254,10 +322,22 @@ def _failure(status: int, body: bytes) -> RequestFailed:
         text_of_error = str(answer["message"]).rstrip()
     except (ValueError, TypeError, KeyError, RecursionError):
         text = body.decode("utf-8", "replace").strip()
-        return RequestFailed(status, f"the server answered {status} {http.client.responses.get(status, '')}: {text[:2000]}".rstrip(": "))
+        return RequestFailed(
+            status,
+            f"the server answered {status} {http.client.responses.get(status, '')}: {text[:2000]}".rstrip(
+                ": "
+            ),
+        )
     message, begin, traceback = text_of_error.partition(TRACEBACK)
-    return RequestFailed(status, message, type=str(answer.get("type", "")), traceback=(begin + traceback).lstrip() or None)
+    return RequestFailed(
+        status,
+        message,
+        type=str(answer.get("type", "")),
+        traceback=(begin + traceback).lstrip() or None,
+    )
 
 
 def _reason(error: BaseException) -> str:
-    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
+    return (
+        error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    ) or type(error).__name__

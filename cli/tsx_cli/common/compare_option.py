@@ -11,7 +11,10 @@ from tsx_cli.common.failure import UsageError
 
 _NUMBERS = {"rtol": float, "atol": float, "k": int, "timeout": float}
 
-Ignore = Annotated[list[str] | None, typer.Option(metavar="FIELD", help="Fields of JSON answers to ignore: a.b, or a.*.b.")]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FIELD", help="Fields of JSON answers to ignore: a.b, or a.*.b."),
+]
 
 
 def read_compare(text: str) -> dict[str, Any]:
@@ -27,13 +30,18 @@ def read_compare(text: str) -> dict[str, Any]:
             fields[key] = _NUMBERS[key](value)
         except (KeyError, ValueError):
             raise UsageError(
-                f"--compare takes numeric:rtol=1e-3,atol=1e-6, exact, top-k:k=5 or plugin:NAME,timeout=1; not '{text}'"
+                "--compare takes numeric:rtol=1e-3,atol=1e-6, exact, top-k:k=5 or"
+                f" plugin:NAME,timeout=1; not '{text}'"
             ) from None
     return fields
 
 
 def in_words(compare: Mapping[str, Any], tolerance: Mapping[str, float] | None = None) -> str:
     """`tolerance` is what counts where the comparison itself names none."""
-    options = [f"{key} {value}" for key, value in {**compare, **(tolerance or {})}.items() if key not in ("kind", "ignore")]
+    options = [
+        f"{key} {value}"
+        for key, value in {**compare, **(tolerance or {})}.items()
+        if key not in ("kind", "ignore")
+    ]
     ignored = [f"without {', '.join(compare['ignore'])}"] if compare.get("ignore") else []
     return ", ".join([compare["kind"], *options, *ignored])

@@ -10,11 +10,24 @@ from tsx_runtime.targets.server.tls import is_trusted_as
 
 
 def curl(address: str, path: str, settings: Settings, *more: str, with_token: bool = False) -> str:
-    """It accepts the server's certificate. Raises SettingError and OSError for one that cannot be read."""
+    """It accepts the server's certificate.
+
+    Raises SettingError and OSError for one that cannot be read.
+    """
     parsed, words = parse_address(address), ["curl", f"{address}{path}"]
     if parsed.scheme == "unix":
         words = ["curl", "--unix-socket", parsed.path, f"http://localhost{path}"]
     elif parsed.scheme == "https":
-        words[1:1] = ["--cacert", str(settings.certificate_file)] if is_trusted_as(parsed.host, settings) else ["-k"]
-    token = with_token and settings.inference_token is not None and not settings.disable_token_authorization
-    return shlex.join([*words, *more]) + (' -H "Authorization: Bearer $TSX_INFERENCE_TOKEN"' if token else "")
+        words[1:1] = (
+            ["--cacert", str(settings.certificate_file)]
+            if is_trusted_as(parsed.host, settings)
+            else ["-k"]
+        )
+    token = (
+        with_token
+        and settings.inference_token is not None
+        and not settings.disable_token_authorization
+    )
+    return shlex.join([*words, *more]) + (
+        ' -H "Authorization: Bearer $TSX_INFERENCE_TOKEN"' if token else ""
+    )

@@ -15,7 +15,9 @@ FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
 HOW_TO_SEE_ALL = "--debug shows the whole traceback."
-_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*(?:\n    (?P<code>[^\n]+))?', re.MULTILINE)
+_FRAME = re.compile(
+    r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*(?:\n    (?P<code>[^\n]+))?', re.MULTILINE
+)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -38,8 +40,13 @@ class UsageError(CliError):
     exit_code = USAGE
 
 
-def for_all(items: Iterable[Item], act: Callable[[Item], Result], *errors: type[Exception]) -> list[Result]:
-    """Call `act` with each item. Raises CliError, with a line for each item that it raises one of `errors` for."""
+def for_all(
+    items: Iterable[Item], act: Callable[[Item], Result], *errors: type[Exception]
+) -> list[Result]:
+    """Call `act` with each item.
+
+    Raises CliError, with a line for each item that it raises one of `errors` for.
+    """
     results, messages = [], []
     for item in items:
         try:
@@ -64,8 +71,13 @@ def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
     print(_mark(f"Error: {escaped(str(message))}", file), file=file)
     worker_traceback: str | None = getattr(error, "traceback", None)
     if worker_traceback:
-        lines = worker_traceback if debug else getattr(error, "outline", "") or where(worker_traceback)
-        print(escaped("\n".join(filter(None, [lines.rstrip(), "" if debug else HOW_TO_SEE_ALL]))), file=file)
+        lines = (
+            worker_traceback if debug else getattr(error, "outline", "") or where(worker_traceback)
+        )
+        print(
+            escaped("\n".join(filter(None, [lines.rstrip(), "" if debug else HOW_TO_SEE_ALL]))),
+            file=file,
+        )
     if debug:
         traceback.print_exception(type(error), error, error.__traceback__, file=file)
     return int(getattr(error, "exit_code", FAILED))
@@ -73,14 +85,20 @@ def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
 
 def where(text: str) -> str:
     """Name the line of user code that a traceback ends at."""
-    frames = [match for match in _FRAME.finditer(text) if match["code"]]  # in a worker's traceback, only the model's own files
+    frames = [
+        match for match in _FRAME.finditer(text) if match["code"]
+    ]  # in a worker's traceback, only the model's own files
     if not frames:
         return ""
-    return f"It was raised in {PurePath(frames[-1]['file']).name}, line {frames[-1]['line']}: {frames[-1]['code'].strip()}"
+    return (
+        f"It was raised in {PurePath(frames[-1]['file']).name}, line {frames[-1]['line']}:"
+        f" {frames[-1]['code'].strip()}"
+    )
 
 
 def _expected(error: BaseException) -> bool:
-    # Only a module that has been imported can have raised its error, and importing it for that would be slow.
+    # Only a module that has been imported can have raised its error, and importing it for that
+    # would be slow.
     trees = [("tsx_runtime.errors", "TsxError"), ("tsx_archiver", "ArchiveError")]
     known = [getattr(sys.modules[module], name) for module, name in trees if module in sys.modules]
     return isinstance(error, (CliError, OSError, *known))

@@ -11,7 +11,11 @@ INDEX_TO_NAME = "index_to_name.json"
 
 def samples_in(directory: Path) -> list[Path]:
     """The inputs that a model brings along for trying it."""
-    return sorted(path for path in (directory / SAMPLES).glob("*") if path.is_file() and not path.name.startswith("."))
+    return sorted(
+        path
+        for path in (directory / SAMPLES).glob("*")
+        if path.is_file() and not path.name.startswith(".")
+    )
 
 
 def split_list(values: Iterable[str] | None) -> list[str]:

@@ -11,13 +11,21 @@ from types import FrameType
 
 from tsx_cli.common.failure import INTERRUPTED
 
-SIGNALS = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+SIGNALS = [
+    number
+    for name in ("SIGINT", "SIGTERM", "SIGHUP")
+    if (number := getattr(signal, name, None)) is not None
+]
 
 
 @contextmanager
-def interruptible(abandon: Callable[[], None] = lambda: None, begin: Callable[[], None] | None = None) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and the end of the terminal: the first raises KeyboardInterrupt where the run is, which reports what there is, or
-    calls `begin` instead, which has the run end soon; the second ends this process once `abandon` is done."""
+def interruptible(
+    abandon: Callable[[], None] = lambda: None, begin: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and the end of the terminal: the first raises KeyboardInterrupt where the run
+    is, which reports what there is, or calls `begin` instead, which has the run end soon; the
+    second ends this process once `abandon` is done.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,6 @@
-"""Command groups that import a command's module only when it runs, so that help and completion stay fast."""
+"""Command groups that import a command's module only when it runs, so that help and completion stay
+fast.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,23 @@ def _show_flags(command: Any) -> None:
 
 
 class LazyGroup(TyperGroup):
-    """Shows each command by a line of text; `entries` gives that line and the module whose `app` is the command."""
+    """Shows each command by a line of text; `entries` gives that line and the module whose `app` is
+    the command.
+    """
 
     entries: Mapping[str, tuple[str, str]] = {}  # name -> (module, short help)
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {name: TyperCommand(name, help=help_text) for name, (_, help_text) in self.entries.items()}
+        self.commands = {
+            name: TyperCommand(name, help=help_text)
+            for name, (_, help_text) in self.entries.items()
+        }
 
     def invoke(self, ctx: Any) -> Any:
-        """Wrong values in plain words: newer versions of typer put the name of a Python exception before them."""
+        """Wrong values in plain words: newer versions of typer put the name of a Python exception
+        before them.
+        """
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
@@ -53,14 +62,18 @@ class LazyGroup(TyperGroup):
 
 
 class DefaultGroup(TyperGroup):
-    """Runs its command `default` if the first argument names no command; its help is that of `default`, with the other commands listed."""
+    """Runs its command `default` if the first argument names no command; its help is that of
+    `default`, with the other commands listed.
+    """
 
     default = ""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         shown = self.commands[self.default]
-        path = property(lambda context: context.parent.command_path)  # errors show it by the group's name, under which it is known
+        path = property(
+            lambda context: context.parent.command_path
+        )  # errors show it by the group's name, under which it is known
         shown.context_class = type("DefaultContext", (shown.context_class,), {"command_path": path})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -72,7 +85,14 @@ class DefaultGroup(TyperGroup):
         """The names of the commands, and the options of the default one."""
         own = super().shell_complete(ctx, incomplete)
         known = {item.value for item in own}
-        return [*own, *(item for item in self.commands[self.default].shell_complete(ctx, incomplete) if item.value not in known)]
+        return [
+            *own,
+            *(
+                item
+                for item in self.commands[self.default].shell_complete(ctx, incomplete)
+                if item.value not in known
+            ),
+        ]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         shown = self.commands[self.default]
@@ -80,8 +100,12 @@ class DefaultGroup(TyperGroup):
             name=self.name,
             help=shown.help,
             params=shown.params,
-            commands={name: command for name, command in self.commands.items() if name != self.default},
-            subcommand_metavar=f"| {' | '.join(name for name in self.commands if name != self.default)} FILE",
+            commands={
+                name: command for name, command in self.commands.items() if name != self.default
+            },
+            subcommand_metavar=(
+                f"| {' | '.join(name for name in self.commands if name != self.default)} FILE"
+            ),
             rich_markup_mode=self.rich_markup_mode,
         )
         _show_flags(group)

@@ -19,36 +19,68 @@ if TYPE_CHECKING:
 
 COMPLETES = 2.0  # seconds that a server may take for the names of its models
 
-Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read settings from this file instead of ./tsx.toml.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="Read settings from this file instead of ./tsx.toml."
+    ),
+]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Set any setting; may be repeated. `tsx config show` lists them."),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Set any setting; may be repeated. `tsx config show` lists them.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Handler = Annotated[
     str | None,
-    typer.Option("--handler", metavar="NAME|FILE.py[:FUNCTION]", help="Handler: a built-in one, or your own file."),
+    typer.Option(
+        "--handler",
+        metavar="NAME|FILE.py[:FUNCTION]",
+        help="Handler: a built-in one, or your own file.",
+    ),
 ]
 ModelFile = Annotated[
     Path | None,
-    typer.Option("--model-file", metavar="FILE[:CLASS]", help="Python file with the model's class, for a file that contains only weights."),
+    typer.Option(
+        "--model-file",
+        metavar="FILE[:CLASS]",
+        help="Python file with the model's class, for a file that contains only weights.",
+    ),
 ]
 ExtraFiles = Annotated[
-    list[str] | None, typer.Option("--extra-files", metavar="FILE,...", help="Other files the handler needs; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--extra-files", metavar="FILE,...", help="Other files the handler needs; may be repeated."
+    ),
 ]
-Task = Annotated[str | None, typer.Option(help="Task of a Hugging Face model, where its directory does not tell it.")]
+Task = Annotated[
+    str | None,
+    typer.Option(help="Task of a Hugging Face model, where its directory does not tell it."),
+]
 Adapters = Annotated[
     list[str] | None,
     typer.Option(
-        "--adapter", metavar="NAME=DIR", help="PEFT adapter of a Hugging Face model, which requests choose by NAME; may be repeated."
+        "--adapter",
+        metavar="NAME=DIR",
+        help=(
+            "PEFT adapter of a Hugging Face model, which requests choose by NAME; may be repeated."
+        ),
     ),
 ]
-TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let code that lies in a Hugging Face model run.")]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Let code that lies in a Hugging Face model run."),
+]
 InputOption = Annotated[
     str | None,
     typer.Option("--input", metavar="FILE", help="The same as the argument FILE."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Accept versions that are not registered yet.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Accept versions that are not registered yet.")
+]
 
 
 def _served(role: str) -> Callable[[typer.Context, str], list[str]]:
@@ -61,52 +93,92 @@ def _served(role: str) -> Callable[[typer.Context, str], list[str]]:
         try:
             settings, _ = read_settings(context.params.get("config"), quiet=True)
             url = context.params.get("url") or getattr(settings, f"{role}_address")
-            server = Server(url, getattr(settings, f"{role}_token"), role=role, certificate=settings.certificate_file, timeout=COMPLETES)
+            server = Server(
+                url,
+                getattr(settings, f"{role}_token"),
+                role=role,
+                certificate=settings.certificate_file,
+                timeout=COMPLETES,
+            )
             with reading_answers():
                 names = server.call("GET", "/v1/models").json()["models"]
                 return [name for name in names if name.startswith(incomplete)]
-        except (CliError, SettingError, OSError):  # a shell completes with nothing, and shows no error
+        except (
+            CliError,
+            SettingError,
+            OSError,
+        ):  # a shell completes with nothing, and shows no error
             return []
 
     return complete
 
 
-ModelName = Annotated[str, typer.Argument(help="Name of the model.", autocompletion=_served("management"))]
-PredictedModel = Annotated[str, typer.Argument(help="Name of the model.", autocompletion=_served("inference"))]
-Token = Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for the server, or the file that contains it.")]
+ModelName = Annotated[
+    str, typer.Argument(help="Name of the model.", autocompletion=_served("management"))
+]
+PredictedModel = Annotated[
+    str, typer.Argument(help="Name of the model.", autocompletion=_served("inference"))
+]
+Token = Annotated[
+    str | None,
+    typer.Option(metavar="TOKEN|@FILE", help="Token for the server, or the file that contains it."),
+]
 Url = Annotated[
     str | None,
     typer.Option(
         "--url",
-        help="Address of the server; by default from the settings, as is its token: "
-        "set TSX_MANAGEMENT_TOKEN, or TSX_INFERENCE_TOKEN for predictions.",
+        help=(
+            "Address of the server; by default from the settings, as is its token: "
+            "set TSX_MANAGEMENT_TOKEN, or TSX_INFERENCE_TOKEN for predictions."
+        ),
     ),
 ]
 
 
 def management(url: str | None, config: Path | None) -> Server:
     """The server whose models are asked for."""
-    from tsx_cli.common.client import Server  # here, as it is slow to import, and help must be quick
+    from tsx_cli.common.client import (
+        Server,
+    )  # here, as it is slow to import, and help must be quick
 
     settings, _ = read_settings(config)
     address = url or settings.management_address
-    return Server(address, settings.management_token, role="management", certificate=settings.certificate_file)
+    return Server(
+        address, settings.management_token, role="management", certificate=settings.certificate_file
+    )
 
 
 def read_settings(
-    config: Path | None, assignments: Iterable[str] | None = None, *, quiet: bool = False, **given: object
+    config: Path | None,
+    assignments: Iterable[str] | None = None,
+    *,
+    quiet: bool = False,
+    **given: object,
 ) -> tuple[Settings, dict[str, str]]:
-    """The settings of this call and their origins; of `given`, what is None was not given. `quiet`: without notices."""
-    from tsx_runtime.settings.sources import find_config, load_settings  # here, as they are slow to import, and help must be quick
+    """The settings of this call and their origins; of `given`, what is None was not given.
 
-    cli: dict[str, object] = dict(read_pair(assignment, "--set takes NAME=VALUE") for assignment in assignments or [])
+    `quiet`: without notices.
+    """
+    from tsx_runtime.settings.sources import (
+        find_config,
+        load_settings,
+    )  # here, as they are slow to import, and help must be quick
+
+    cli: dict[str, object] = dict(
+        read_pair(assignment, "--set takes NAME=VALUE") for assignment in assignments or []
+    )
     cli.update((name, value) for name, value in given.items() if value is not None)
-    warn: Callable[[str], None] = (lambda notice: None) if quiet else lambda notice: print(notice, file=sys.stderr)
+    warn: Callable[[str], None] = (
+        (lambda notice: None) if quiet else lambda notice: print(notice, file=sys.stderr)
+    )
     return load_settings(cli, os.environ, find_config(config, os.environ, Path.cwd()), warn)
 
 
 def archive_limits(*, quiet: bool = True) -> Limits:
-    """What a server with these settings would refuse to unpack. Most commands ask several times, so it prints no notices."""
+    """What a server with these settings would refuse to unpack.
+
+    Most commands ask several times, so it prints no notices.
+    """
     return read_settings(None, quiet=quiet)[0].archive_limits()
 
 
@@ -146,5 +218,8 @@ def read_token(given: str | None, option: str = "--token") -> str | None:
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             raise CliError(f"{option}: {given[1:]} cannot be read: {reason}") from error
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError(f"{option}: a token is one word of plain letters, digits and signs; @FILE reads it from a file")
+        raise UsageError(
+            f"{option}: a token is one word of plain letters, digits and signs; @FILE reads it from"
+            " a file"
+        )
     return token

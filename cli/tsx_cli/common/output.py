@@ -1,4 +1,6 @@
-"""The output of commands: tables for people, JSON for programs, and plain columns without a terminal."""
+"""The output of commands: tables for people, JSON for programs, and plain columns without a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ FORMULA = re.compile(r"(?![-+]?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?\Z)[=+@\t\r-]"
 
 def human(size: int) -> str:
     """A number of bytes as people write it."""
-    from tsx_archiver.limits import human  # here, as it imports all of archives, and help must be quick
+    from tsx_archiver.limits import (
+        human,
+    )  # here, as it imports all of archives, and help must be quick
 
     return human(size)
 
@@ -66,8 +70,16 @@ def csv_cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None, *, whole: bool = False) -> None:
-    """Where the terminal is narrow, cells are wrapped, between words if these fit; with `whole` those of the first column only."""
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    title: str | None = None,
+    *,
+    whole: bool = False,
+) -> None:
+    """Where the terminal is narrow, cells are wrapped, between words if these fit; with `whole`
+    those of the first column only.
+    """
     cells = [["" if cell is None else one_line(cell) for cell in row] for row in (columns, *rows)]
     console = Console()
     if not console.is_terminal:
@@ -83,7 +95,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
 
 
 def _widths(rows: Sequence[Sequence[str]], room: int, *, whole: bool) -> list[int | None]:
-    """Of the columns of a table in a terminal, if it is too narrow for whole cells and wide enough for their words; else None."""
+    """Of the columns of a table in a terminal, if it is too narrow for whole cells and wide enough
+    for their words; else None.
+    """
     table = list(zip(*rows, strict=True))
     full = [max(map(len, column)) for column in table]
     least = [max(len(word) for cell in column for word in cell.split() or [""]) for column in table]
@@ -100,4 +114,6 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
     """Whole lines, for a program that reads them."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )

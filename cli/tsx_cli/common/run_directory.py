@@ -1,4 +1,6 @@
-"""The directory of a run that can be resumed: its journal, a line of JSON per result, and its results.json. One run at a time has it."""
+"""The directory of a run that can be resumed: its journal, a line of JSON per result, and its
+results.json. One run at a time has it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ class JournalFile:
     format = 1
 
     def __init__(self, directory: Path, *, new: bool = False) -> None:
-        """Appends to the directory's journal, or starts it if the run is `new`. Raises CliError, also if another run writes it."""
+        """Appends to the directory's journal, or starts it if the run is `new`.
+
+        Raises CliError, also if another run writes it.
+        """
         self._path = directory / NAME
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -41,19 +46,28 @@ class JournalFile:
                 raise PermissionError(errno.EACCES, "it belongs to another user")
             self._file = open(self._path, "a", encoding="utf-8", opener=private_opener)  # noqa: SIM115  # it is closed with the journal
         except OSError as error:
-            raise CliError(f"'{directory}' cannot be written ({error.strerror}); name another directory with --output") from error
+            raise CliError(
+                f"'{directory}' cannot be written ({error.strerror}); name another directory with"
+                " --output"
+            ) from error
         self._lock = FileLock(self._path)
         if not self._lock.own(wait=False) or (new and has_run(directory)):
             self.close()
             raise CliError(
-                f"another run of {self.command} writes into '{directory}'; wait until it ends, or name another directory with --output"
+                f"another run of {self.command} writes into '{directory}'; wait until it ends, or"
+                " name another directory with --output"
             )
         _cut(self._path, whole=not new)
 
     def __enter__(self: Self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -70,12 +84,21 @@ class JournalFile:
             self._file.write(json.dumps({"kind": kind, **entry}, separators=(",", ":")) + "\n")
             self._file.flush()
         except OSError as error:
-            message = f"'{self._path}' cannot be written ({error.strerror or error}), so the run ends here"
-            raise CliError(f"{message}; free some disk space, and continue with {self.command} --resume {self._path.parent}") from error
+            message = (
+                f"'{self._path}' cannot be written ({error.strerror or error}), so the run ends"
+                " here"
+            )
+            raise CliError(
+                f"{message}; free some disk space, and continue with {self.command} --resume"
+                f" {self._path.parent}"
+            ) from error
 
 
 def has_run(directory: Path) -> bool:
-    """Whether there is a run to resume. One whose input was refused has no more than its first line."""
+    """Whether there is a run to resume.
+
+    One whose input was refused has no more than its first line.
+    """
     try:
         with (directory / NAME).open("rb") as lines:
             return len(list(islice(lines, 2))) > 1
@@ -95,34 +118,62 @@ class JournaledRun:
     def arguments(self, directory: Path, options: Callable[..., Options]) -> tuple[Path, Options]:
         """The model and the options. Raises CliError."""
         try:
-            found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in self.asked.items()}
+            found: dict[str, Any] = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in self.asked.items()
+            }
             return Path(found.pop("model")), options(**found)
-        except (KeyError, TypeError, AttributeError, UsageError) as error:  # of another version of tsx
-            raise CliError(f"--resume: the options of the run in '{directory}' cannot be read ({error}); start a new run") from error
+        except (
+            KeyError,
+            TypeError,
+            AttributeError,
+            UsageError,
+        ) as error:  # of another version of tsx
+            raise CliError(
+                f"--resume: the options of the run in '{directory}' cannot be read ({error}); start"
+                " a new run"
+            ) from error
 
     def check(self, model: Path, sha256: str | None, fingerprint: str) -> None:
         """Raises CliError if new results cannot be combined with those of the run."""
         if self.sha256 != sha256:
-            raise CliError(f"--resume: {model} has changed since that run started; start a new run without --resume")
+            raise CliError(
+                f"--resume: {model} has changed since that run started; start a new run without"
+                " --resume"
+            )
         if self.fingerprint != fingerprint:
             raise CliError(
-                "--resume: the run started on another machine, whose figures cannot be combined with those of this one; start a new run"
+                "--resume: the run started on another machine, whose figures cannot be combined"
+                " with those of this one; start a new run"
             )
 
 
 def read_journal_file(
-    directory: Path, journal: type[JournalFile], begin: Callable[..., Past], add: Callable[[dict[str, Any], Past], None]
+    directory: Path,
+    journal: type[JournalFile],
+    begin: Callable[..., Past],
+    add: Callable[[dict[str, Any], Past], None],
 ) -> Past:
-    """`begin` makes a JournaledRun, to which `add` adds the later entries. Raises CliError if there is nothing to resume."""
+    """`begin` makes a JournaledRun, to which `add` adds the later entries.
+
+    Raises CliError if there is nothing to resume.
+    """
     path = directory / NAME
     try:
         check_directory(directory)  # A resumed run loads what it names: models, metrics, forms.
         text = path.read_text(encoding="utf-8", errors="replace")
     except PermissionError as error:
-        raise CliError(f"--resume: {error.strerror}; name the directory of a run of your own") from error
+        raise CliError(
+            f"--resume: {error.strerror}; name the directory of a run of your own"
+        ) from error
     except OSError as error:
-        raise CliError(f"--resume: '{path}' cannot be read ({error.strerror}); name the directory of a run of {journal.command}") from error
-    lines = text.removesuffix("\n").split("\n") if text else []  # JSON may contain what str.splitlines takes for line ends
+        raise CliError(
+            f"--resume: '{path}' cannot be read ({error.strerror}); name the directory of a run of"
+            f" {journal.command}"
+        ) from error
+    lines = (
+        text.removesuffix("\n").split("\n") if text else []
+    )  # JSON may contain what str.splitlines takes for line ends
     past: Past | None = None
     for number, line in enumerate(lines, 1):
         try:
@@ -130,13 +181,29 @@ def read_journal_file(
             if past is not None:
                 add(entry, past)
             elif entry["kind"] == "begin" and entry["format"] == journal.format:
-                past = begin(**{name: value for name, value in entry.items() if name not in ("kind", "format")})
+                past = begin(
+                    **{
+                        name: value
+                        for name, value in entry.items()
+                        if name not in ("kind", "format")
+                    }
+                )
             else:
                 raise ValueError(entry["kind"])
-        except (ValueError, KeyError, TypeError, IndexError, ValidationError, RecursionError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            IndexError,
+            ValidationError,
+            RecursionError,
+        ) as error:
             if number == len(lines) and past is not None:
                 break
-            raise CliError(f"'{path}', line {number}, is damaged ({type(error).__name__}); start a new run without --resume") from error
+            raise CliError(
+                f"'{path}', line {number}, is damaged ({type(error).__name__}); start a new run"
+                " without --resume"
+            ) from error
     if past is None:
         raise CliError(f"'{path}' is empty; start a new run without --resume")
     return past
@@ -158,7 +225,9 @@ def write_results(results: BaseModel, directory: Path) -> None:
         with whole_file(directory / RESULTS) as file:
             file.write(results.model_dump_json(indent=1).encode() + b"\n")
     except OSError as error:
-        raise CliError(f"'{directory / RESULTS}' cannot be written: {error.strerror or error}") from error
+        raise CliError(
+            f"'{directory / RESULTS}' cannot be written: {error.strerror or error}"
+        ) from error
 
 
 def _cut(path: Path, *, whole: bool) -> None:

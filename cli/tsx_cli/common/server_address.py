@@ -1,4 +1,6 @@
-"""The address of a server and its trusted certificate, for the commands' client and the load generator."""
+"""The address of a server and its trusted certificate, for the commands' client and the load
+generator.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from urllib.parse import urlsplit
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.settings.addresses import parse_address
 
-ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server on all interfaces is reached from here
+ANY_HOST = {
+    "0.0.0.0": "127.0.0.1",
+    "::": "::1",
+}  # where a server on all interfaces is reached from here
 
 LOADING = (
     "its port is in use, or was a minute ago: a server that runs answers once all its models "
@@ -56,22 +61,37 @@ def read_url(url: str, schemes: Collection[str] = ("http", "https")) -> ServerAd
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
         host = (parts.hostname or "").encode("idna").decode()  # raises UnicodeError, a ValueError
-        if parts.scheme not in schemes or not host.isprintable() or not host or " " in host or port == 0:
+        if (
+            parts.scheme not in schemes
+            or not host.isprintable()
+            or not host
+            or " " in host
+            or port == 0
+        ):
             raise ValueError
         if parts.query or parts.fragment or parts.username is not None:
             raise ValueError
     except ValueError:
-        raise UsageError(f"'{url}' is not the address of a server; one looks like http://127.0.0.1:8080, or unix:/run/tsx.sock") from None
+        raise UsageError(
+            f"'{url}' is not the address of a server; one looks like http://127.0.0.1:8080, or"
+            " unix:/run/tsx.sock"
+        ) from None
     secure = parts.scheme == "https"
-    return ServerAddress(ANY_HOST.get(host, host), port or (443 if secure else 80), parts.path.rstrip("/"), secure)
+    return ServerAddress(
+        ANY_HOST.get(host, host), port or (443 if secure else 80), parts.path.rstrip("/"), secure
+    )
 
 
 def trusting(certificate: str | Path | None) -> ssl.SSLContext:
-    """Trust what this machine trusts, and `certificate`. Raises OSError where that file holds none."""
+    """Trust what this machine trusts, and `certificate`. Raises OSError where that file holds
+    none.
+    """
     context = ssl.create_default_context()
     if certificate is not None:
         context.load_verify_locations(certificate)
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the server's own certificate is enough
+        context.verify_flags |= (
+            ssl.VERIFY_X509_PARTIAL_CHAIN
+        )  # the server's own certificate is enough
     return context
 
 
@@ -81,9 +101,17 @@ def distrust(
     address: str = "--url",
     trust: str = "set certificate_file to it, or to that of the authority that signed it (TSX_CERTIFICATE_FILE=cert.pem)",
 ) -> str:
-    """Why the TLS handshake failed and what to do; `address` is the option that has the URL, `trust` how to trust a certificate."""
+    """Why the TLS handshake failed and what to do; `address` is the option that has the URL,
+    `trust` how to trust a certificate.
+    """
     if not isinstance(error, ssl.SSLCertVerificationError):
-        return f"the server does not speak TLS ({error.reason or error}); does its address begin with http://?"
+        return (
+            f"the server does not speak TLS ({error.reason or error}); does its address begin with"
+            " http://?"
+        )
     if "ostname mismatch" in error.verify_message or "IP address mismatch" in error.verify_message:
-        return f"{error.verify_message} Give {address} a name that the certificate has, or make one with this name (subjectAltName)."
+        return (
+            f"{error.verify_message} Give {address} a name that the certificate has, or make one"
+            " with this name (subjectAltName)."
+        )
     return f"this machine does not trust the server's certificate ({error.verify_message}); {trust}"

@@ -14,7 +14,14 @@ PARTS = {
     "postprocess": "the handler's postprocess",
     "other": "reading and writing bodies, the way there and back",
 }
-LETTERS = {"queue": "q", "batch": "b", "preprocess": "p", "inference": "I", "postprocess": "a", "other": "."}
+LETTERS = {
+    "queue": "q",
+    "batch": "b",
+    "preprocess": "p",
+    "inference": "I",
+    "postprocess": "a",
+    "other": ".",
+}
 
 
 def milliseconds(value: float) -> str:

@@ -42,11 +42,17 @@ Seconds = Annotated[int, BeforeValidator(where_text(seconds))]
 
 def words(value: object) -> object:
     """`a,b` as two, which is how `--set` can say it."""
-    return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
+    return (
+        [word.strip() for word in value.split(",") if word.strip()]
+        if isinstance(value, str)
+        else value
+    )
 
 
 def table(value: object) -> object:
-    """`{"example.com/pool" = "gpu"}` as TOML reads it, which is how `--set` can give keys with dots."""
+    """`{"example.com/pool" = "gpu"}` as TOML reads it, which is how `--set` can give keys with
+    dots.
+    """
     try:
         return tomllib.loads(f"value = {value}")["value"] if isinstance(value, str) else value
     except tomllib.TOMLDecodeError:
@@ -65,7 +71,10 @@ def role(value: object) -> object:
 
 def own_name(name: str) -> str:
     if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
-        raise ValueError(f"a name has up to {LONGEST_NAME} lower-case letters, digits and single hyphens between them")
+        raise ValueError(
+            f"a name has up to {LONGEST_NAME} lower-case letters, digits and single hyphens between"
+            " them"
+        )
     return name
 
 

@@ -1,4 +1,6 @@
-"""`tsx jobs`: lists the asynchronous requests of a running server, shows one with its answer, cancels them and runs them again."""
+"""`tsx jobs`: lists the asynchronous requests of a running server, shows one with its answer,
+cancels them and runs them again.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,28 @@ STATES = ("queued", "running", "done", "failed", "cancelled", "expired")
 COLUMNS = ["job", "model", "version", "state", "answer", "accepted", "waited", "ran", "attempts"]
 
 Model = Annotated[str | None, typer.Option(help="Only jobs of this model.")]
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Ids of jobs; or choose them with --model and --all.")]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[JOB]...", help="Ids of jobs; or choose them with --model and --all."),
+]
 All = Annotated[bool, typer.Option("--all", help="All such jobs, instead of those that are named.")]
 
 app = typer.Typer(
-    add_completion=False, help="List, show, cancel and retry the asynchronous requests of a running server.", no_args_is_help=True
+    add_completion=False,
+    help="List, show, cancel and retry the asynchronous requests of a running server.",
+    no_args_is_help=True,
 )
 
 
 @app.command("list", cls=AnswerCommand)
 def list_jobs(
     model: Model = None,
-    state: Annotated[str | None, typer.Option(help=f"Only jobs in this state: {', '.join(STATES)}.")] = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Number of jobs to show.")] = 20,
+    state: Annotated[
+        str | None, typer.Option(help=f"Only jobs in this state: {', '.join(STATES)}.")
+    ] = None,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, help="Number of jobs to show.")
+    ] = 20,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
@@ -54,7 +65,10 @@ def list_jobs(
 @app.command(cls=AnswerCommand)
 def show(
     job: Annotated[str, typer.Argument(help="Id of the job.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the body of its answer to this file.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the body of its answer to this file."),
+    ] = None,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
@@ -64,7 +78,10 @@ def show(
     found = server.call("GET", path("jobs", job, "record")).json()
     if output is not None:
         if found["state"] != "done":
-            raise UsageError(f"job {job} is {found['state']} and has no answer to write to {output}; leave -o out")
+            raise UsageError(
+                f"job {job} is {found['state']} and has no answer to write to {output}; leave"
+                " -o out"
+            )
         answer = server.send("GET", path("jobs", job))
         if answer.status != found["status"]:
             raise server.refusal(answer.status, answer.body(), path("jobs", job))
@@ -74,25 +91,45 @@ def show(
 
 @app.command(cls=AnswerCommand)
 def cancel(
-    jobs: Ids = None, every: All = False, model: Model = None, as_json: AsJson = False, url: Url = None, config: Config = None
+    jobs: Ids = None,
+    every: All = False,
+    model: Model = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
 ) -> None:
     """Cancel jobs that are queued or running."""
     _check(jobs, every, model)
-    print_result(_change(management(url, config), "DELETE", (), jobs, model, ("queued", "running")), as_json, _show_ids)
+    print_result(
+        _change(management(url, config), "DELETE", (), jobs, model, ("queued", "running")),
+        as_json,
+        _show_ids,
+    )
 
 
 @app.command(cls=AnswerCommand)
 def retry(
-    jobs: Ids = None, every: All = False, model: Model = None, as_json: AsJson = False, url: Url = None, config: Config = None
+    jobs: Ids = None,
+    every: All = False,
+    model: Model = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
 ) -> None:
     """Run jobs again that failed or were cancelled."""
     _check(jobs, every, model)
-    print_result(_change(management(url, config), "POST", ("retry",), jobs, model, ("failed", "cancelled")), as_json, _show_ids)
+    print_result(
+        _change(management(url, config), "POST", ("retry",), jobs, model, ("failed", "cancelled")),
+        as_json,
+        _show_ids,
+    )
 
 
 def _check(ids: list[str] | None, every: bool, model: str | None) -> None:
     if bool(ids) == every or (ids and model):
-        raise UsageError("give the ids of jobs, as `tsx jobs list` shows them, or --all, which --model narrows")
+        raise UsageError(
+            "give the ids of jobs, as `tsx jobs list` shows them, or --all, which --model narrows"
+        )
 
 
 def _jobs(server: Server, most: int | None = None, **query: str | None) -> list[dict[str, Any]]:
@@ -106,11 +143,21 @@ def _jobs(server: Server, most: int | None = None, **query: str | None) -> list[
 
 
 def _change(
-    server: Server, method: str, verb: tuple[str, ...], ids: list[str] | None, model: str | None, states: tuple[str, ...]
+    server: Server,
+    method: str,
+    verb: tuple[str, ...],
+    ids: list[str] | None,
+    model: str | None,
+    states: tuple[str, ...],
 ) -> list[str]:
-    """Of the named jobs, or of all in these states. Returns those that were changed: of all, some may end meanwhile."""
+    """Of the named jobs, or of all in these states.
+
+    Returns those that were changed: of all, some may end meanwhile.
+    """
     changed = []
-    for id in ids or [job["id"] for state in states for job in _jobs(server, model=model, state=state)]:
+    for id in ids or [
+        job["id"] for state in states for job in _jobs(server, model=model, state=state)
+    ]:
         try:
             server.call(method, path("jobs", id, *verb)).json()
         except RequestFailed as error:
@@ -135,8 +182,14 @@ def _row(job: dict[str, Any], now: float) -> list[object]:
 
 
 def _show(job: dict[str, Any]) -> None:
-    facts = dict(zip(COLUMNS, _row(job, time.time()), strict=True)) | {"request": job["request_id"], "size": human(job["size"])}
-    facts |= {"callback": job["callback"], "expires": _clock(job["expires"]) if "expires" in job else None}
+    facts = dict(zip(COLUMNS, _row(job, time.time()), strict=True)) | {
+        "request": job["request_id"],
+        "size": human(job["size"]),
+    }
+    facts |= {
+        "callback": job["callback"],
+        "expires": _clock(job["expires"]) if "expires" in job else None,
+    }
     for name, value in facts.items():
         if value not in (None, ""):
             print(f"{name:9} {one_line(value)}")

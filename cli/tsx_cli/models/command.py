@@ -28,15 +28,23 @@ WITHOUT_WORKERS = re.compile(
     r'(Model "(.+)" Version: (\S+) .+) Use scale workers API to add workers for the model\.',
 )
 
-Version = Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")]
+Version = Annotated[
+    str | None, typer.Option(help="Version of the model; by default its default version.")
+]
 ArchiveName = Annotated[
     str,
-    typer.Argument(help="An archive here, which the server must be able to read; else one of its model store."),
+    typer.Argument(
+        help="An archive here, which the server must be able to read; else one of its model store."
+    ),
 ]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once; the workers start in the background.")]
+NoWait = Annotated[
+    bool, typer.Option("--no-wait", help="Return at once; the workers start in the background.")
+]
 
 app = typer.Typer(
-    add_completion=False, help="List, describe, register, scale and remove the models of a running server.", no_args_is_help=True
+    add_completion=False,
+    help="List, describe, register, scale and remove the models of a running server.",
+    no_args_is_help=True,
 )
 
 
@@ -50,15 +58,31 @@ def list_models(as_json: AsJson = False, url: Url = None, config: Config = None)
         print_json([version for name in names for version in versions[name]])
         return
     if not names:
-        print(f"no model is registered at {server.url}; add one of the model store with `tsx models register FILE`")
+        print(
+            f"no model is registered at {server.url}; add one of the model store with `tsx models"
+            " register FILE`"
+        )
         return
     defaults = {name: _default_version(server, name, versions[name]) for name in names}
-    rows = [_row(version, version["modelVersion"] == defaults[name]) for name in names for version in versions[name]]
-    print_table(["model", "version", "default", "workers", "device", "batch size", "waiting", "archive"], rows)
+    rows = [
+        _row(version, version["modelVersion"] == defaults[name])
+        for name in names
+        for version in versions[name]
+    ]
+    print_table(
+        ["model", "version", "default", "workers", "device", "batch size", "waiting", "archive"],
+        rows,
+    )
 
 
 @app.command(cls=AnswerCommand)
-def describe(name: ModelName, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
+def describe(
+    name: ModelName,
+    version: Version = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
     """Show one model: its versions, their workers, and why a worker could not load."""
     server = management(url, config)
     answer = server.call("GET", path("models", name, version or "all")).json(list)
@@ -72,14 +96,31 @@ def describe(name: ModelName, version: Version = None, as_json: AsJson = False, 
 @app.command(cls=AnswerCommand)
 def register(
     archive: ArchiveName,
-    name: Annotated[str | None, typer.Option(help="Name to serve it under; by default the archive's.")] = None,
-    handler: Annotated[str | None, typer.Option(help="Handler to use in place of the archive's.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Workers to start, if the archive has no minWorkers.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests in a batch.")] = None,
-    max_batch_delay: Annotated[int | None, typer.Option(min=0, help="Maximum milliseconds that a request waits for its batch.")] = None,
-    slo: Annotated[str | None, typer.Option(help="Latency target, such as p99<50ms, in place of a batch size.")] = None,
-    response_timeout: Annotated[int | None, typer.Option(min=1, help="Seconds a worker may take for a batch.")] = None,
-    startup_timeout: Annotated[int | None, typer.Option(min=1, help="Seconds a worker may take to load the model.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name to serve it under; by default the archive's.")
+    ] = None,
+    handler: Annotated[
+        str | None, typer.Option(help="Handler to use in place of the archive's.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Workers to start, if the archive has no minWorkers.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of requests in a batch.")
+    ] = None,
+    max_batch_delay: Annotated[
+        int | None,
+        typer.Option(min=0, help="Maximum milliseconds that a request waits for its batch."),
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option(help="Latency target, such as p99<50ms, in place of a batch size.")
+    ] = None,
+    response_timeout: Annotated[
+        int | None, typer.Option(min=1, help="Seconds a worker may take for a batch.")
+    ] = None,
+    startup_timeout: Annotated[
+        int | None, typer.Option(min=1, help="Seconds a worker may take to load the model.")
+    ] = None,
     no_wait: NoWait = False,
     as_json: AsJson = False,
     url: Url = None,
@@ -105,15 +146,23 @@ def register(
 @app.command(cls=AnswerCommand)
 def replace(
     archive: ArchiveName,
-    name: Annotated[str | None, typer.Option(help="Name of the model; by default the archive's.")] = None,
-    handler: Annotated[str | None, typer.Option(help="Handler to use in place of the archive's.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Workers to start; by default as many as now.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model; by default the archive's.")
+    ] = None,
+    handler: Annotated[
+        str | None, typer.Option(help="Handler to use in place of the archive's.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Workers to start; by default as many as now.")
+    ] = None,
     no_wait: NoWait = False,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Replace the version that has the archive's version number, or else the default version, without losing a request."""
+    """Replace the version that has the archive's version number, or else the default version,
+    without losing a request.
+    """
     _register(
         management(url, config),
         archive,
@@ -129,26 +178,51 @@ def replace(
 @app.command(cls=AnswerCommand)
 def scale(
     name: ModelName,
-    count: Annotated[int | None, typer.Argument(metavar="[WORKERS]", min=0, help="Number of workers.")] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=0, help="The same as an option.")] = None,
-    minimum: Annotated[int | None, typer.Option("--min", min=0, help="Minimum number of workers, instead of WORKERS.")] = None,
-    maximum: Annotated[int | None, typer.Option("--max", min=0, help="Maximum number of workers, instead of WORKERS.")] = None,
+    count: Annotated[
+        int | None, typer.Argument(metavar="[WORKERS]", min=0, help="Number of workers.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=0, help="The same as an option.")
+    ] = None,
+    minimum: Annotated[
+        int | None,
+        typer.Option("--min", min=0, help="Minimum number of workers, instead of WORKERS."),
+    ] = None,
+    maximum: Annotated[
+        int | None,
+        typer.Option("--max", min=0, help="Maximum number of workers, instead of WORKERS."),
+    ] = None,
     version: Version = None,
     no_wait: NoWait = False,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Change how many workers serve a model, and wait until they are ready. Workers that failed are replaced."""
-    if (count is not None) + (workers is not None) + (minimum is not None or maximum is not None) != 1:
-        raise UsageError(f"give the number of workers for '{name}' once: `tsx models scale {name} 2`, or --min and --max")
+    """Change how many workers serve a model, and wait until they are ready.
+
+    Workers that failed are replaced.
+    """
+    if (count is not None) + (workers is not None) + (
+        minimum is not None or maximum is not None
+    ) != 1:
+        raise UsageError(
+            f"give the number of workers for '{name}' once: `tsx models scale {name} 2`, or --min"
+            " and --max"
+        )
     workers = count if workers is None else workers
     least = workers if minimum is None else minimum
     most = workers if maximum is None else maximum
-    server, target = management(url, config), ["models", name, *([] if version is None else [version])]
+    server, target = (
+        management(url, config),
+        ["models", name, *([] if version is None else [version])],
+    )
     over = threading.Event()
-    threading.Thread(target=_print_progress, args=(server, path(*target), over), daemon=True).start()
-    answer = server.call("PUT", path(*target, min_worker=least, max_worker=most, synchronous=not no_wait)).json()
+    threading.Thread(
+        target=_print_progress, args=(server, path(*target), over), daemon=True
+    ).start()
+    answer = server.call(
+        "PUT", path(*target, min_worker=least, max_worker=most, synchronous=not no_wait)
+    ).json()
     over.set()
     _say(answer, as_json)
 
@@ -158,14 +232,19 @@ def change(
     name: ModelName,
     values: Annotated[
         list[str],
-        typer.Argument(metavar="NAME=VALUE...", help="Limits, such as batch_size=8; an unknown name prints the list."),
+        typer.Argument(
+            metavar="NAME=VALUE...",
+            help="Limits, such as batch_size=8; an unknown name prints the list.",
+        ),
     ],
     version: Version = None,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Change a model's limits while it is served; workers continue, and other limits stay unchanged."""
+    """Change a model's limits while it is served; workers continue, and other limits stay
+    unchanged.
+    """
     target = ["models", name, *([] if version is None else [version])]
     _say(management(url, config).call("PUT", path(*target, **_changes(values))).json(), as_json)
 
@@ -173,7 +252,12 @@ def change(
 @app.command(cls=AnswerCommand)
 def set_default(
     name: ModelName,
-    number: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="Version that answers requests without a version.")] = None,
+    number: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[VERSION]", help="Version that answers requests without a version."
+        ),
+    ] = None,
     version: Annotated[str | None, typer.Option("--version", help="The same as an option.")] = None,
     as_json: AsJson = False,
     url: Url = None,
@@ -182,17 +266,35 @@ def set_default(
     """Choose the version that answers requests without a version."""
     if (version is None) == (number is None):
         raise UsageError(f"give the version once: `tsx models set-default {name} 2.0`")
-    _say(management(url, config).call("PUT", path("models", name, version or number or "", "set-default")).json(), as_json)
+    _say(
+        management(url, config)
+        .call("PUT", path("models", name, version or number or "", "set-default"))
+        .json(),
+        as_json,
+    )
 
 
 @app.command(cls=AnswerCommand)
-def unregister(name: ModelName, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
+def unregister(
+    name: ModelName,
+    version: Version = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
     """Unregister a model and stop its workers; the archive stays in the model store."""
     target = path("models", name, *([] if version is None else [version]))
     _say(management(url, config).call("DELETE", target).json(), as_json)
 
 
-for _command in (traffic.traffic, traffic.label, traffic.rollback, record.record, rollout.rollout, shadow.shadow):
+for _command in (
+    traffic.traffic,
+    traffic.label,
+    traffic.rollback,
+    record.record,
+    rollout.rollout,
+    shadow.shadow,
+):
     app.command(cls=AnswerCommand)(_command)
 
 
@@ -229,7 +331,9 @@ def _changes(values: list[str]) -> dict[str, str]:
     for text in values:
         name, equals, value = text.partition("=")
         if not equals or not value:
-            raise UsageError(f"`tsx models set` takes NAME=VALUE, such as batch_size=8, not '{text}'")
+            raise UsageError(
+                f"`tsx models set` takes NAME=VALUE, such as batch_size=8, not '{text}'"
+            )
         name = BY_KEY.get(name, name)
         if name not in (known := (*CHANGEABLE, "slo")):
             scale = "; did you mean `tsx models scale NAME 2`?" if "worker" in name.lower() else ""
@@ -275,7 +379,9 @@ def _ready(answer: dict[str, Any]) -> int:
 
 
 def _print_progress(server: Server, target: str, over: threading.Event) -> None:
-    """Print on stderr how many workers of a version are ready, whenever that changes, until `over` is set."""
+    """Print on stderr how many workers of a version are ready, whenever that changes, until `over`
+    is set.
+    """
     printed = ""
     while not over.wait(PROGRESS_S):
         with suppress(CliError):  # the command itself reports what is wrong
@@ -287,16 +393,34 @@ def _print_progress(server: Server, target: str, over: threading.Event) -> None:
 
 
 def _devices(workers: list[dict[str, Any]]) -> str:
-    """Where the workers run, each device once; a GPU has its number where the server could ask the driver."""
-    numbers = [worker["gpuUsage"].partition("gpuId::")[2].partition(" ")[0] for worker in workers if worker["gpu"]]
-    gpus = f"gpu {', '.join(sorted({number for number in numbers if number}))}".rstrip() if numbers else ""
+    """Where the workers run, each device once; a GPU has its number where the server could ask the
+    driver.
+    """
+    numbers = [
+        worker["gpuUsage"].partition("gpuId::")[2].partition(" ")[0]
+        for worker in workers
+        if worker["gpu"]
+    ]
+    gpus = (
+        f"gpu {', '.join(sorted({number for number in numbers if number}))}".rstrip()
+        if numbers
+        else ""
+    )
     return ", ".join(filter(None, ["cpu" if len(numbers) < len(workers) else "", gpus]))
 
 
 def _print_version(answer: dict[str, Any]) -> None:
-    facts = [(name, value) for name, value in answer.items() if not isinstance(value, (dict, list)) and name not in ("status", "lastError")]
+    facts = [
+        (name, value)
+        for name, value in answer.items()
+        if not isinstance(value, (dict, list)) and name not in ("status", "lastError")
+    ]
     facts += [(f"measured {name}", value) for name, value in answer.get("measured", {}).items()]
-    facts += [(f"{part} {name}", value) for part in ("slo", "cache") for name, value in answer.get(part, {}).items()]
+    facts += [
+        (f"{part} {name}", value)
+        for part in ("slo", "cache")
+        for name, value in answer.get(part, {}).items()
+    ]
     queue = answer.get("jobQueueStatus", {})
     facts += [(name, queue[name]) for name in queue]
     facts = [(name, rounded(value) if isinstance(value, float) else value) for name, value in facts]

@@ -21,33 +21,75 @@ NO_ROLLOUT = "RolloutNotFoundException"
 
 def rollout(
     name: ModelName,
-    version: Annotated[str | None, typer.Option(help="The version or label to roll out; without it, the rollout is shown.")] = None,
-    steps: Annotated[str | None, typer.Option(help="Percentage at each step.", show_default="1,5,25,100")] = None,
-    bake: Annotated[str | None, typer.Option(help="Duration of a step: 30s, 10m, 2h, 1d.", show_default="10m")] = None,
-    max_error_rate: Annotated[str | None, typer.Option(help="Share of its requests that may fail, such as 0.5%.")] = None,
-    max_p99: Annotated[str | None, typer.Option(help="Highest p99: 1.2x the old version's, or 250ms.")] = None,
-    min_requests: Annotated[int | None, typer.Option(min=1, help="Requests required per step.", show_default="100")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show each decision until it ends; exits 1 unless it finished.")] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="End the rollout and return to the old version.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="With --stop: leave the shares as they are.")] = False,
+    version: Annotated[
+        str | None,
+        typer.Option(help="The version or label to roll out; without it, the rollout is shown."),
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Percentage at each step.", show_default="1,5,25,100")
+    ] = None,
+    bake: Annotated[
+        str | None, typer.Option(help="Duration of a step: 30s, 10m, 2h, 1d.", show_default="10m")
+    ] = None,
+    max_error_rate: Annotated[
+        str | None, typer.Option(help="Share of its requests that may fail, such as 0.5%.")
+    ] = None,
+    max_p99: Annotated[
+        str | None, typer.Option(help="Highest p99: 1.2x the old version's, or 250ms.")
+    ] = None,
+    min_requests: Annotated[
+        int | None, typer.Option(min=1, help="Requests required per step.", show_default="100")
+    ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Show each decision until it ends; exits 1 unless it finished."
+        ),
+    ] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="End the rollout and return to the old version.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="With --stop: leave the shares as they are.")
+    ] = False,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Move a model's requests to another version step by step while its checks pass; or show, watch or stop a rollout."""
-    given = {"steps": steps, "bake": bake, "max_error_rate": max_error_rate, "max_p99": max_p99, "min_requests": min_requests}
-    if version is None and (named := [f"--{option.replace('_', '-')}" for option, value in given.items() if value is not None]):
+    """Move a model's requests to another version step by step while its checks pass; or show, watch
+    or stop a rollout.
+    """
+    given = {
+        "steps": steps,
+        "bake": bake,
+        "max_error_rate": max_error_rate,
+        "max_p99": max_p99,
+        "min_requests": min_requests,
+    }
+    if version is None and (
+        named := [
+            f"--{option.replace('_', '-')}" for option, value in given.items() if value is not None
+        ]
+    ):
         command = f"tsx models rollout {name} --version 2.0 {named[0]} ..."
-        raise UsageError(f"{named[0]} belongs to a new rollout: give the version, as in `{command}`")
+        raise UsageError(
+            f"{named[0]} belongs to a new rollout: give the version, as in `{command}`"
+        )
     if stop and (version is not None or watch):
-        raise UsageError("--stop ends the current rollout; use it without a version and without --watch")
+        raise UsageError(
+            "--stop ends the current rollout; use it without a version and without --watch"
+        )
     if keep and not stop:
         raise UsageError("--keep applies to --stop; use both")
     server, target = management(url, config), path("models", name, "rollout")
     if stop:
-        answer = server.call("DELETE", path("models", name, "rollout", back="false" if keep else "true")).json()
+        answer = server.call(
+            "DELETE", path("models", name, "rollout", back="false" if keep else "true")
+        ).json()
     elif version is not None:
-        answer = server.call_json("POST", target, _plan(version, steps, bake, max_error_rate, max_p99, min_requests))
+        answer = server.call_json(
+            "POST", target, _plan(version, steps, bake, max_error_rate, max_p99, min_requests)
+        )
     else:
         answer = _status(server, target, name)
     if watch:
@@ -65,21 +107,36 @@ def _status(server: Server, target: str, name: str) -> dict[str, Any]:
         answer: dict[str, Any] = server.call("GET", target).json()
     except RequestFailed as error:
         if error.type == NO_ROLLOUT:
-            raise CliError(f"Model {name} has no rollout; `tsx models rollout {name} --version VERSION` begins one") from None
+            raise CliError(
+                f"Model {name} has no rollout; `tsx models rollout {name} --version VERSION`"
+                " begins one"
+            ) from None
         raise
     return answer
 
 
 def _plan(
-    version: str, steps: str | None, bake: str | None, max_error_rate: str | None, max_p99: str | None, min_requests: int | None
+    version: str,
+    steps: str | None,
+    bake: str | None,
+    max_error_rate: str | None,
+    max_p99: str | None,
+    min_requests: int | None,
 ) -> dict[str, Any]:
     plan: dict[str, Any] = {"version": version}
     if steps is not None:
-        plan["steps"] = [read_option(parse_percent, step, "--steps", "percentages such as 1,5,25,100") for step in steps.split(",")]
+        plan["steps"] = [
+            read_option(parse_percent, step, "--steps", "percentages such as 1,5,25,100")
+            for step in steps.split(",")
+        ]
     if bake is not None:
-        plan["bake"] = read_option(parse_seconds, bake, "--bake", "a time such as 30s, 10m, 2h or 1d")
+        plan["bake"] = read_option(
+            parse_seconds, bake, "--bake", "a time such as 30s, 10m, 2h or 1d"
+        )
     if max_error_rate is not None:
-        plan["max_error_rate"] = read_option(parse_share, max_error_rate, "--max-error-rate", "a share such as 0.5% or 0.005")
+        plan["max_error_rate"] = read_option(
+            parse_share, max_error_rate, "--max-error-rate", "a share such as 0.5% or 0.005"
+        )
     if max_p99 is not None and max_p99.endswith("x"):
         plan["max_p99_ratio"] = read_option(float, max_p99.removesuffix("x"), "--max-p99", P99)
     elif max_p99 is not None:
@@ -96,7 +153,10 @@ def _milliseconds(text: str) -> float:
 
 
 def _watch(server: Server, target: str, answer: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    """Print what is decided until it ends. A server that is started again meanwhile goes on with it."""
+    """Print what is decided until it ends.
+
+    A server that is started again meanwhile goes on with it.
+    """
     printed, problem = 0.0, ""
     while True:
         for entry in answer["log"]:
@@ -125,11 +185,23 @@ def _show(answer: dict[str, Any]) -> None:
     print(f"{head}; {step}, for {answer['seconds']:.0f} of {plan['bake']:g} s")
     print(f"{one_line(answer['reason'])}\n")
     rows = [
-        (number, counts["requests"], counts["errors"], f"{counts['error_rate']:.2%}", _ms(counts.get("p50_ms")), _ms(counts.get("p99_ms")))
-        for number, counts in ((answer["old"], answer["old_counts"]), (plan["version"], answer["new_counts"]))
+        (
+            number,
+            counts["requests"],
+            counts["errors"],
+            f"{counts['error_rate']:.2%}",
+            _ms(counts.get("p50_ms")),
+            _ms(counts.get("p99_ms")),
+        )
+        for number, counts in (
+            (answer["old"], answer["old_counts"]),
+            (plan["version"], answer["new_counts"]),
+        )
     ]
     print_table(["version", "requests", "errors", "rate", "p50 ms", "p99 ms"], rows)
-    decisions = [entry for entry in answer["log"] if entry["at"] >= answer["began"]]  # the log has those of earlier rollouts as well
+    decisions = [
+        entry for entry in answer["log"] if entry["at"] >= answer["began"]
+    ]  # the log has those of earlier rollouts as well
     if decisions:
         print()
     for entry in decisions[-20:]:
@@ -141,8 +213,14 @@ def _line(entry: dict[str, Any]) -> str:
     new, old = entry["new"], entry["old"]
     numbers = ""
     if new["requests"]:
-        numbers = f" ({entry['to']}: {new['requests']} requests, {new['error_rate']:.2%} failed, p99 {_ms(new.get('p99_ms'))} ms"
-        numbers += f"; {entry['from']}: {old['requests']}, {old['error_rate']:.2%}, {_ms(old.get('p99_ms'))} ms)"
+        numbers = (
+            f" ({entry['to']}: {new['requests']} requests, {new['error_rate']:.2%} failed, p99"
+            f" {_ms(new.get('p99_ms'))} ms"
+        )
+        numbers += (
+            f"; {entry['from']}: {old['requests']}, {old['error_rate']:.2%},"
+            f" {_ms(old.get('p99_ms'))} ms)"
+        )
     return f"{at}  {entry['event']} at {entry['share']:g} %: {one_line(entry['reason'])}{numbers}"
 
 

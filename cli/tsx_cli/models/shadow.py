@@ -1,4 +1,6 @@
-"""`tsx models shadow`: copy a share of a model's requests to another version, and see where the answers differ."""
+"""`tsx models shadow`: copy a share of a model's requests to another version, and see where the
+answers differ.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +21,35 @@ WIDE = 100  # characters of a line of a body
 
 def shadow(
     name: ModelName,
-    to: Annotated[str | None, typer.Option("--version", help="Version or label that gets the copies.")] = None,
+    to: Annotated[
+        str | None, typer.Option("--version", help="Version or label that gets the copies.")
+    ] = None,
     share: Annotated[str | None, typer.Option(help="Share of the requests, such as 10%.")] = None,
     how: Annotated[
         str | None,
         typer.Option(
-            "--compare", metavar="HOW", help="numeric[:rtol=1e-3,atol=1e-6] (default), exact, top-k[:k=5] or plugin:NAME[,timeout=1]."
+            "--compare",
+            metavar="HOW",
+            help=(
+                "numeric[:rtol=1e-3,atol=1e-6] (default), exact, top-k[:k=5] or"
+                " plugin:NAME[,timeout=1]."
+            ),
         ),
     ] = None,
     ignore: Ignore = None,
     examples: Annotated[int, typer.Option(min=0, help="Number of differing answers to show.")] = 3,
-    off: Annotated[bool, typer.Option("--off", help="Stop copying requests; the results so far stay readable.")] = False,
+    off: Annotated[
+        bool, typer.Option("--off", help="Stop copying requests; the results so far stay readable.")
+    ] = False,
     force: Force = False,
     reset: Annotated[bool, typer.Option("--reset", help="Reset the counters.")] = False,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Show the results of a model's shadow, start one, or change it; what is not given stays unchanged."""
+    """Show the results of a model's shadow, start one, or change it; what is not given stays
+    unchanged.
+    """
     server, target = management(url, config), path("models", name, "shadow")
     wanted = to is not None or share is not None or how is not None or bool(ignore)
     if off and (wanted or reset):
@@ -47,7 +60,9 @@ def shadow(
         answer = server.call("GET", target).json()
     if wanted:
         answer = server.call_json(
-            "PUT", path("models", name, "shadow", force=force or None), _changed(answer, name, to, share, how, ignore)
+            "PUT",
+            path("models", name, "shadow", force=force or None),
+            _changed(answer, name, to, share, how, ignore),
         )
     if reset:
         answer = server.call("DELETE", target).json()
@@ -55,7 +70,12 @@ def shadow(
 
 
 def _changed(
-    answer: dict[str, Any], name: str, to: str | None, share: str | None, how: str | None, ignore: list[str] | None
+    answer: dict[str, Any],
+    name: str,
+    to: str | None,
+    share: str | None,
+    how: str | None,
+    ignore: list[str] | None,
 ) -> dict[str, Any]:
     """What there was, with what is named now."""
     fields: dict[str, Any] = dict(answer.get("shadow", {}))
@@ -68,52 +88,93 @@ def _changed(
     if ignore:
         fields["compare"] = fields.get("compare", {}) | {"ignore": ignore}
     if "to" not in fields or "share" not in fields:
-        raise UsageError(f"a shadow takes a version and a share: `tsx models shadow {name} --version 2.0 --share 10%`")
+        raise UsageError(
+            f"a shadow takes a version and a share: `tsx models shadow {name} --version 2.0 --share"
+            " 10%`"
+        )
     return fields
 
 
 def _show(examples: int, answer: dict[str, Any]) -> None:
     name = answer["model"]
     if "shadow" not in answer:
-        print(f"model {name} has no shadow; `tsx models shadow {name} --version VERSION --share 10%` begins one")
+        print(
+            f"model {name} has no shadow; `tsx models shadow {name} --version VERSION --share 10%`"
+            " begins one"
+        )
         return
     fields, requests, errors = answer["shadow"], answer["requests"], answer["errors"]
     state = answer["state"] + (f": {one_line(answer['why'])}" if "why" in answer else "")
     how = in_words(fields["compare"], answer.get("tolerance"))
-    print(f"{name}: {fields['share']:g} % to version {answer['version']}, compared by {how}; {state}")
-    print(f"since {answer['since'][:19]}Z: {requests['copied']} copied, {requests['under_way']} of them under way")
+    print(
+        f"{name}: {fields['share']:g} % to version {answer['version']}, compared by {how}; {state}"
+    )
+    print(
+        f"since {answer['since'][:19]}Z: {requests['copied']} copied, {requests['under_way']} of"
+        " them under way"
+    )
     if requests["shed"]:
-        print(f"not copied: {', '.join(f'{count} {reason}' for reason, count in sorted(requests['shed'].items()))}")
+        print(
+            "not copied:"
+            f" {', '.join(f'{count} {reason}' for reason, count in sorted(requests['shed'].items()))}"
+        )
     rate = answer.get("disagreement")
-    sure = f" ({_percent(rate['rate'])}; 95 % confidence: {_percent(rate['low'])} to {_percent(rate['high'])})" if rate else ""
+    sure = (
+        f" ({_percent(rate['rate'])}; 95 % confidence: {_percent(rate['low'])} to"
+        f" {_percent(rate['high'])})"
+        if rate
+        else ""
+    )
     print(f"{answer['agreed']} agreed, {answer['disagreed']} disagreed{sure}")
     if "largest_difference" in answer:
         print(f"largest difference of two numbers: {answer['largest_difference']:.3g}")
     if errors["comparison"]:
-        print(f"{errors['comparison']} could not be compared: {one_line(answer.get('last_problem', ''))}")
+        print(
+            f"{errors['comparison']} could not be compared:"
+            f" {one_line(answer.get('last_problem', ''))}"
+        )
     latency = answer.get("latency")
     if latency:
-        rows = [(side, latency[side]["p50"], latency[side]["p99"], errors[side]) for side in ("primary", "shadow")]
+        rows = [
+            (side, latency[side]["p50"], latency[side]["p99"], errors[side])
+            for side in ("primary", "shadow")
+        ]
         print_table([f"newest {latency['requests']}", "p50 ms", "p99 ms", "errors"], rows)
     for example in answer["examples"][:examples]:
         _show_example(example)
 
 
 def _show_example(example: dict[str, Any]) -> None:
-    print(f"\n{example['at'][:19]}Z request {one_line(example['request_id'])}: {one_line(example['why'])}")
+    print(
+        f"\n{example['at'][:19]}Z request {one_line(example['request_id'])}:"
+        f" {one_line(example['why'])}"
+    )
     print(f"  request  {_body(example['body'])}")
     for side in ("primary", "shadow"):
         answer = example[side]
-        print(f"  {side:8} {answer['version']}: {answer['status']} after {answer['ms']:g} ms: {_body(answer['body'])}")
+        print(
+            f"  {side:8} {answer['version']}: {answer['status']} after {answer['ms']:g} ms:"
+            f" {_body(answer['body'])}"
+        )
 
 
 def _body(body: dict[str, Any]) -> str:
-    """One line of it. What clients sent is shown with its control characters escaped: it must not steer a terminal."""
+    """One line of it.
+
+    What clients sent is shown with its control characters escaped: it must not steer a terminal.
+    """
     if "text" not in body:
         return f"{body['size']} bytes"
     text = body["text"]
-    shown = "".join(letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in text[:WIDE])
-    return shown if len(text) <= WIDE and len(text.encode()) == body["size"] else f"{shown}... ({body['size']} bytes)"
+    shown = "".join(
+        letter if letter.isprintable() else " " if letter.isspace() else "?"
+        for letter in text[:WIDE]
+    )
+    return (
+        shown
+        if len(text) <= WIDE and len(text.encode()) == body["size"]
+        else f"{shown}... ({body['size']} bytes)"
+    )
 
 
 def _percent(rate: float) -> str:

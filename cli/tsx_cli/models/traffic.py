@@ -1,4 +1,6 @@
-"""`tsx models traffic`, `label` and `rollback`: how a model's requests are split among its versions."""
+"""`tsx models traffic`, `label` and `rollback`: how a model's requests are split among its
+versions.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,13 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import AsJson, Config, Force, ModelName, Url, management
 from tsx_cli.common.output import one_line, print_json, print_table
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")
+]
 
-RULE = re.compile(r"header\s+(?P<header>[^\s=~]+)\s*(?P<sign>[=~])\s*(?P<value>.*?)\s*->\s*(?P<to>\S+)")
+RULE = re.compile(
+    r"header\s+(?P<header>[^\s=~]+)\s*(?P<sign>[=~])\s*(?P<value>.*?)\s*->\s*(?P<to>\S+)"
+)
 
 
 def traffic(
@@ -24,26 +30,43 @@ def traffic(
     weights: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[VERSION=PERCENT]...", help="Shares by version or label, such as 2.0=10; the other versions split the rest."
+            metavar="[VERSION=PERCENT]...",
+            help="Shares by version or label, such as 2.0=10; the other versions split the rest.",
         ),
     ] = None,
     sticky: Annotated[
-        str | None, typer.Option(help="What makes a client keep its version: header:NAME, cookie:NAME, field:NAME; or none.")
+        str | None,
+        typer.Option(
+            help=(
+                "What makes a client keep its version: header:NAME, cookie:NAME, field:NAME; or"
+                " none."
+            )
+        ),
     ] = None,
     rule: Annotated[
-        list[str] | None, typer.Option(help="'header X-Beta=1 -> VERSION', or with ~ for a pattern; instead of the current rules.")
+        list[str] | None,
+        typer.Option(
+            help=(
+                "'header X-Beta=1 -> VERSION', or with ~ for a pattern; instead of the current"
+                " rules."
+            )
+        ),
     ] = None,
     no_rules: Annotated[bool, typer.Option("--no-rules", help="Remove the rules.")] = False,
-    clear: Annotated[bool, typer.Option("--clear", help="Send all requests to the default version; labels stay.")] = False,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Send all requests to the default version; labels stay.")
+    ] = False,
     force: Force = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Show or change how a model's requests are split among its versions; what is not given stays unchanged.
+    """Show or change how a model's requests are split among its versions; what is not given stays
+    unchanged.
 
-    Versions that are not named keep their proportions in what is left; if all are named, only the proportions of the numbers matter.
+    Versions that are not named keep their proportions in what is left; if all are named, only the
+    proportions of the numbers matter.
     """
     server, target = management(url, config), path("models", name, "traffic")
     changing = path("models", name, "traffic", force=force or None, dry_run=dry_run or None)
@@ -55,13 +78,17 @@ def traffic(
     if clear:
         answer = server.call("DELETE", changing).json()
     elif any(wanted):
-        changes: dict[str, Any] = {}  # only what is named: another client, or a rollout, may change the rest meanwhile
+        changes: dict[
+            str, Any
+        ] = {}  # only what is named: another client, or a rollout, may change the rest meanwhile
         if sticky is not None:
             changes["sticky"] = None if sticky == "none" else sticky
         if rule or no_rules:
             changes["rules"] = [_rule(text) for text in rule or []]
         if weights:
-            changes["weights"] = with_shares(read_weights(weights), server.call("GET", target).json())
+            changes["weights"] = with_shares(
+                read_weights(weights), server.call("GET", target).json()
+            )
         answer = server.call_json("PATCH", changing, changes)
     else:
         answer = server.call("GET", target).json()
@@ -70,14 +97,19 @@ def traffic(
 
 def label(
     name: ModelName,
-    labels: Annotated[list[str] | None, typer.Argument(metavar="[LABEL=VERSION]...", help="Such as stable=1.0 canary=2.0.")] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[LABEL=VERSION]...", help="Such as stable=1.0 canary=2.0."),
+    ] = None,
     remove: Annotated[list[str] | None, typer.Option(help="Remove this label.")] = None,
     force: Force = False,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Give versions labels, which URLs can use in place of version numbers; without arguments, list the labels."""
+    """Give versions labels, which URLs can use in place of version numbers; without arguments, list
+    the labels.
+    """
     server, target = management(url, config), path("models", name, "traffic")
     given = [_label(text) for text in labels or []]
     words = [*(word for word, _ in given), *(remove or [])]
@@ -91,7 +123,9 @@ def label(
         raise CliError(f"model {name} has no label '{gone}'; it has {', '.join(there) or 'none'}")
     if words:
         answer = server.call_json(
-            "PATCH", path("models", name, "traffic", force=force or None), {"labels": dict(given) | dict.fromkeys(remove or [])}
+            "PATCH",
+            path("models", name, "traffic", force=force or None),
+            {"labels": dict(given) | dict.fromkeys(remove or [])},
         )
     if as_json:
         print_json(answer["traffic"].get("labels", {}))
@@ -99,20 +133,42 @@ def label(
     rows = sorted(answer["traffic"].get("labels", {}).items())
     if rows:
         ready = {share["version"]: share["ready"] for share in answer["table"]}
-        print_table(["label", "version", "ready"], [(word, version, _yes(ready.get(version, False))) for word, version in rows])
+        print_table(
+            ["label", "version", "ready"],
+            [(word, version, _yes(ready.get(version, False))) for word, version in rows],
+        )
     else:
-        print(f"model {name} has no labels; `tsx models label {name} stable={answer['default']}` gives one")
+        print(
+            f"model {name} has no labels; `tsx models label {name} stable={answer['default']}`"
+            " gives one"
+        )
 
 
-def rollback(name: ModelName, dry_run: DryRun = False, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
-    """Undo the last change of a model's traffic, labels or default version; the next rollback undoes the one before."""
-    answer = management(url, config).call("POST", path("models", name, "rollback", dry_run=dry_run or None)).json()
+def rollback(
+    name: ModelName,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Undo the last change of a model's traffic, labels or default version; the next rollback
+    undoes the one before.
+    """
+    answer = (
+        management(url, config)
+        .call("POST", path("models", name, "rollback", dry_run=dry_run or None))
+        .json()
+    )
     _show(answer, as_json, dry_run=dry_run)
     if as_json:
         return
     left = answer["undoable"] - dry_run
     before = f"; {left} more can be undone" if left else "; it was the first one"
-    done = f"undone: the change of {answer['undone'][:19]}Z" if "undone" in answer else "the last change would be undone"
+    done = (
+        f"undone: the change of {answer['undone'][:19]}Z"
+        if "undone" in answer
+        else "the last change would be undone"
+    )
     print(f"{done}{before}")
 
 
@@ -133,7 +189,18 @@ def _show(answer: dict[str, Any], as_json: bool, *, dry_run: bool = False) -> No
         )
         for share in answer["table"]
     ]
-    print_table([answer["model"], "labels", "ready", *(["before"] if changed else []), "share", "requests", "errors"], rows)
+    print_table(
+        [
+            answer["model"],
+            "labels",
+            "ready",
+            *(["before"] if changed else []),
+            "share",
+            "requests",
+            "errors",
+        ],
+        rows,
+    )
     said = answer["traffic"]
     if said.get("sticky"):
         print(f"sticky by {one_line(said['sticky'].replace(':', ' ', 1))}")
@@ -141,31 +208,47 @@ def _show(answer: dict[str, Any], as_json: bool, *, dry_run: bool = False) -> No
         test = f"={rule['equals']}" if "equals" in rule else f"~{rule['matches']}"
         print(f"rule: header {rule['header']}{one_line(test)} -> {rule['to']}")
     for change in answer.get("changes", []):
-        print(f"{'would change' if dry_run else 'changed'}: {change['what']}: {_value(change, 'before')} -> {_value(change, 'after')}")
+        print(
+            f"{'would change' if dry_run else 'changed'}: {change['what']}:"
+            f" {_value(change, 'before')} -> {_value(change, 'after')}"
+        )
     if answer.get("changes") == []:
         print("nothing changes" if dry_run else "nothing was changed")
 
 
 def with_shares(named: Mapping[str, float], answer: Mapping[str, Any]) -> dict[str, float | None]:
-    """The weights that give the named versions their percentages, and what is left to the others in proportion; None removes one.
+    """The weights that give the named versions their percentages, and what is left to the others in
+    proportion; None removes one.
 
     `answer` is the traffic as it is. Raises UsageError.
     """
     labels = answer["traffic"].get("labels", {})
     there = answer["traffic"].get("weights") or {answer["default"]: 100}
     taken = {labels.get(word, word) for word in named}
-    rest = {word: weight for word, weight in there.items() if labels.get(word, word) not in taken and weight > 0}
+    rest = {
+        word: weight
+        for word, weight in there.items()
+        if labels.get(word, word) not in taken and weight > 0
+    }
     given = sum(named.values())
     if not rest and given == 0:
-        raise UsageError("all shares are 0, which leaves no version for the requests; give one of them a share, or --clear")
+        raise UsageError(
+            "all shares are 0, which leaves no version for the requests; give one of them a share,"
+            " or --clear"
+        )
     if not rest:
         return dict.fromkeys(there) | dict(named)
     if given > 100:
         raise UsageError(
-            f"the shares add up to {given:g} %: nothing is left for {', '.join(rest)}; give smaller ones, or name all versions"
+            f"the shares add up to {given:g} %: nothing is left for {', '.join(rest)}; give smaller"
+            " ones, or name all versions"
         )
     left = (100 - given) / sum(rest.values())
-    return dict.fromkeys(there) | {word: _tidy(weight * left) for word, weight in rest.items()} | dict(named)
+    return (
+        dict.fromkeys(there)
+        | {word: _tidy(weight * left) for word, weight in rest.items()}
+        | dict(named)
+    )
 
 
 def read_weights(texts: Sequence[str]) -> dict[str, float]:
@@ -179,7 +262,9 @@ def read_weights(texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             version = ""
         if not version:
-            raise UsageError(f"`tsx models traffic` takes VERSION=PERCENT, such as 2.0=10, not '{text}'")
+            raise UsageError(
+                f"`tsx models traffic` takes VERSION=PERCENT, such as 2.0=10, not '{text}'"
+            )
         if version in weights:
             raise UsageError(f"'{version}' has two shares; give one")
         weights[version] = number
@@ -189,14 +274,23 @@ def read_weights(texts: Sequence[str]) -> dict[str, float]:
 def _rule(text: str) -> dict[str, str]:
     found = RULE.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"a rule has the form 'header X-Beta=1 -> 2.0', or 'header X-User~test-.* -> 2.0' for a pattern, not '{text}'")
-    return {"header": found["header"], "equals" if found["sign"] == "=" else "matches": found["value"], "to": found["to"]}
+        raise UsageError(
+            "a rule has the form 'header X-Beta=1 -> 2.0', or 'header X-User~test-.* -> 2.0' for a"
+            f" pattern, not '{text}'"
+        )
+    return {
+        "header": found["header"],
+        "equals" if found["sign"] == "=" else "matches": found["value"],
+        "to": found["to"],
+    }
 
 
 def _label(text: str) -> tuple[str, str]:
     label, _, version = text.partition("=")
     if not label or not version:
-        raise UsageError(f"`tsx models label` takes LABEL=VERSION, such as stable=1.0, not '{text}'")
+        raise UsageError(
+            f"`tsx models label` takes LABEL=VERSION, such as stable=1.0, not '{text}'"
+        )
     return label, version
 
 

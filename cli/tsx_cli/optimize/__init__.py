@@ -1,1 +1,3 @@
-"""`tsx optimize`: builds other forms of a model, proves that they answer right, measures them, and keeps the best."""
+"""`tsx optimize`: builds other forms of a model, proves that they answer right, measures them, and
+keeps the best.
+"""

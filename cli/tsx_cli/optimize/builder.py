@@ -1,4 +1,6 @@
-"""Builds the forms of a model, each in a process of its own, and lays out the directories that their workers load."""
+"""Builds the forms of a model, each in a process of its own, and lays out the directories that
+their workers load.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE, FormRecord, KeptForms
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_cli.bench.measure.modelconfig import with_keys
-from tsx_cli.bench.measure.standalone_worker import WorkerSpec, batch_of, how_it_ended, last_lines, model_variables, worker_spec
+from tsx_cli.bench.measure.standalone_worker import (
+    WorkerSpec,
+    batch_of,
+    how_it_ended,
+    last_lines,
+    model_variables,
+    worker_spec,
+)
 from tsx_cli.bench.measure.variants import lay_out
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.optimize.write_back import BuiltForm
@@ -29,7 +38,13 @@ from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.wire import Item, Kind
 
 PROGRAM = CLEAN + "from tsx_runtime.worker.forms.build import main; main()"
-SIZES = (2, 3, 8)  # of calibration batches: all inputs in batches of 8, and two smaller batches, so that the batch size differs
+SIZES = (
+    2,
+    3,
+    8,
+    # of calibration batches: all inputs in batches of 8, and two smaller batches, so that the batch
+    # size differs
+)
 
 
 class BuildFailed(Exception):
@@ -42,7 +57,10 @@ class BuildTimeout(BuildFailed):
 
 @dataclass
 class FormBuilder:
-    """`place` is a temporary directory. `kept` is the directory of built forms, in which a resumed run finds those of the earlier one."""
+    """`place` is a temporary directory.
+
+    `kept` is the directory of built forms, in which a resumed run finds those of the earlier one.
+    """
 
     archive: OpenArchive
     device: str
@@ -55,7 +73,10 @@ class FormBuilder:
     _process: subprocess.Popen[bytes] | None = None
 
     def spec(self, form: BuiltForm | None = None) -> WorkerSpec:
-        """A worker that runs this form, or the archive's own model. Raises WorkerFailed if there can be none."""
+        """A worker that runs this form, or the archive's own model.
+
+        Raises WorkerFailed if there can be none.
+        """
         place = Path(tempfile.mkdtemp(dir=self.place))
         forms = KeptForms(() if form is None else (form.record,))
         directory = lay_out(self.archive, Configuration(device=self.device), place, forms=forms)
@@ -65,7 +86,10 @@ class FormBuilder:
         return worker_spec(open_archive(directory), Configuration(device=self.device), self.largest)
 
     def survey(self, seconds: float) -> tuple[dict[str, str | None], dict[str, str]]:
-        """(Why it cannot be built, or None; label), each by the name of the form. Raises BuildFailed, WorkerFailed."""
+        """(Why it cannot be built, or None; label), each by the name of the form.
+
+        Raises BuildFailed, WorkerFailed.
+        """
         with tempfile.TemporaryDirectory(dir=self.place) as empty:
             report = self._run(None, Path(empty), seconds)
         return report["applies"], report["labels"]
@@ -91,8 +115,14 @@ class FormBuilder:
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        record = replace(FormRecord(**report["record"]), name=name, measured={"build_seconds": time.monotonic() - begun})
-        with whole_file(self._record_file(name)) as file:  # last: a form without its record was not built completely
+        record = replace(
+            FormRecord(**report["record"]),
+            name=name,
+            measured={"build_seconds": time.monotonic() - begun},
+        )
+        with whole_file(
+            self._record_file(name)
+        ) as file:  # last: a form without its record was not built completely
             file.write(json.dumps(asdict(record)).encode())
         self._fresh[name] = BuiltForm(record, directory)
         return self._fresh[name]
@@ -115,7 +145,13 @@ class FormBuilder:
         report.unlink(missing_ok=True)
         load = self.spec().load
         load["model_config"] = with_keys(load["model_config"], {"forms": [REFERENCE]})
-        order = {"load": load, "batches": str(batches), "form": name, "directory": str(directory.absolute()), "report": str(report)}
+        order = {
+            "load": load,
+            "batches": str(batches),
+            "form": name,
+            "directory": str(directory.absolute()),
+            "report": str(report),
+        }
         with tempfile.TemporaryFile() as log:
             code = self._code(json.dumps(order).encode(), seconds, log)
             try:
@@ -124,7 +160,10 @@ class FormBuilder:
                 if code is None:
                     raise BuildTimeout(f"it was not built within {seconds:.0f} seconds") from error
                 words = last_lines(log)
-                raise BuildFailed(f"the build process ended ({how_it_ended(code)})" + (f": {words}" if words else "")) from error
+                raise BuildFailed(
+                    f"the build process ended ({how_it_ended(code)})"
+                    + (f": {words}" if words else "")
+                ) from error
         if "reason" in found:
             raise BuildFailed(found["reason"])
         return found
@@ -132,7 +171,14 @@ class FormBuilder:
     def _code(self, order: bytes, seconds: float, log: IO[bytes]) -> int | None:
         """The return code of the build process; None if it ran out of time and was killed."""
         command, variables = [sys.executable, "-c", PROGRAM], model_variables()
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=variables,
+            start_new_session=True,
+        )
         self._process = process
         try:
             process.communicate(order, max(0.1, seconds))
@@ -153,4 +199,8 @@ def calibration_frames(items: Sequence[Item]) -> bytes:
     *few, usual = SIZES
     batches = [batch_of(items, size, 0) for size in few]
     batches += [batch_of(items, usual, number) for number in range(-(-len(items) // usual))]
-    return b"".join(bytes(part) for number, batch in enumerate(batches) for part in wire.encode(Kind.BATCH, number, batch))
+    return b"".join(
+        bytes(part)
+        for number, batch in enumerate(batches)
+        for part in wire.encode(Kind.BATCH, number, batch)
+    )

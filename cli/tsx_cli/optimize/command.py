@@ -13,7 +13,13 @@ from tsx_cli.optimize import options
 
 app = typer.Typer(add_completion=False)
 
-WITH_RESUME = {"model", "resume", "time_limit", "keep", "as_json"}  # all other options are those of the original run
+WITH_RESUME = {
+    "model",
+    "resume",
+    "time_limit",
+    "keep",
+    "as_json",
+}  # all other options are those of the original run
 
 
 @app.command("optimize")
@@ -38,14 +44,19 @@ def optimize_command(
     resume: options.Resume = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fastest form of a model that still answers right: `tsx optimize model.mar --input DIR --max-loss 'top1>=-0.5%'`.
+    """Find the fastest form of a model that still answers right: `tsx optimize model.mar --input
+    DIR --max-loss 'top1>=-0.5%'`.
 
-    Builds other ways to run the model (ONNX Runtime, OpenVINO, int8, bf16, ...), and measures each beside the model as it is.
-    A form may only win if it answers inputs that it was not built with as well as the model does, within the loss that you accept.
-    The best is written into the archive, next to the original, which serves wherever the form does not fit.
-    Ctrl-C ends the run and reports what was measured. If no form is better, the archive stays as it is, and the exit code is 0.
+    Builds other ways to run the model (ONNX Runtime, OpenVINO, int8, bf16, ...), and measures each
+    beside the model as it is. A form may only win if it answers inputs that it was not built with
+    as well as the model does, within the loss that you accept. The best is written into the
+    archive, next to the original, which serves wherever the form does not fit. Ctrl-C ends the run
+    and reports what was measured. If no form is better, the archive stays as it is, and the exit
+    code is 0.
     """
-    from tsx_cli.bench.search.run_options import seconds  # here, as they import a server, and help must be quick
+    from tsx_cli.bench.search.run_options import (
+        seconds,
+    )  # here, as they import a server, and help must be quick
     from tsx_cli.bench.storage.write_back import check_writable
     from tsx_cli.common.output import print_json
     from tsx_cli.optimize.report import show, write_report
@@ -88,7 +99,10 @@ def optimize_command(
         print_json(results.model_dump(mode="json"))
     else:
         show(results)
-        print(f"report: {one_line(request.directory / 'report.html')}, with report.md, results.csv and results.json beside it")
+        print(
+            f"report: {one_line(request.directory / 'report.html')}, with report.md, results.csv"
+            " and results.json beside it"
+        )
     if not results.complete or any(form.state == "not tried" for form in results.forms):
         print(f"continue: tsx optimize --resume {one_line(request.directory)}", file=sys.stderr)
     if not results.complete:

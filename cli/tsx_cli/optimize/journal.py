@@ -1,6 +1,7 @@
 """The journal of a run of `tsx optimize`, a line of JSON per result: `--resume` continues from it.
 
-{"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "inputs": ..., "fingerprint": ..., "started": ...}
+{"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "inputs": ..., "fingerprint": ...,
+"started": ...}
 {"kind": "form", "form": {...}}                        what a form was found to be
 {"kind": "written", "sha256": ...}                     the archive, with the forms that were kept
 """
@@ -48,9 +49,14 @@ class PastOptimization(JournaledRun):
     forms: dict[str, FormResult] = field(default_factory=dict)
 
     def check_inputs(self, digest: str) -> None:
-        """Raises CliError where they are others: an input that has calibrated a form would test it."""
+        """Raises CliError where they are others: an input that has calibrated a form would test
+        it.
+        """
         if self.inputs != digest:
-            raise CliError("--resume: the inputs or their labels have changed since that run started; start a new run without --resume")
+            raise CliError(
+                "--resume: the inputs or their labels have changed since that run started; start a"
+                " new run without --resume"
+            )
 
 
 def read_optimize_journal(directory: Path) -> PastOptimization:

@@ -1,4 +1,6 @@
-"""Times two workers in turn: how many times as fast as the reference a form answers batches of one size."""
+"""Times two workers in turn: how many times as fast as the reference a form answers batches of one
+size.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class ReferenceFailed(Exception):
 
 
 class RoundTimes(NamedTuple):
-    """Seconds of a batch in a round: the median, or, in a disturbed round, the minimum, since disturbances only add time."""
+    """Seconds of a batch in a round: the median, or, in a disturbed round, the minimum, since
+    disturbances only add time.
+    """
 
     reference: float
     form: float
@@ -48,8 +52,9 @@ def measure_pair(
     watch: Callable[[], Watch],
     cores: int,
 ) -> PairedTiming:
-    """Warms up, then measures until the ratio is precise enough, or the time is over and there are enough rounds. Raises WorkerFailed,
-    ReferenceFailed."""
+    """Warms up, then measures until the ratio is precise enough, or the time is over and there are
+    enough rounds. Raises WorkerFailed, ReferenceFailed.
+    """
 
     def times_of(worker: StandaloneWorker, number: int, seconds: float) -> list[float]:
         try:
@@ -64,13 +69,23 @@ def measure_pair(
     for worker in (reference, form):
         _warm_up(partial(times_of, worker), chunk, time.monotonic() + seconds / 4)
     rounds: list[RoundTimes] = []
-    while len(rounds) < LEAST or (len(rounds) < MOST and time.monotonic() < ends and not _precise(ratio_of(rounds))):
-        order = (reference, form) if len(rounds) % 2 else (form, reference)  # so that neither is always the second
+    while len(rounds) < LEAST or (
+        len(rounds) < MOST and time.monotonic() < ends and not _precise(ratio_of(rounds))
+    ):
+        order = (
+            (reference, form) if len(rounds) % 2 else (form, reference)
+        )  # so that neither is always the second
         with watch() as watched:
-            times = {worker: times_of(worker, len(rounds), chunk)[1:] for worker in order}  # before the first, the worker was idle
+            times = {
+                worker: times_of(worker, len(rounds), chunk)[1:] for worker in order
+            }  # before the first, the worker was idle
         disturbed = judge(watched.noise, cores)
         figure = min if disturbed else statistics.median
-        rounds.append(RoundTimes(figure(times[reference]), figure(times[form]), disturbed[0] if disturbed else ""))
+        rounds.append(
+            RoundTimes(
+                figure(times[reference]), figure(times[form]), disturbed[0] if disturbed else ""
+            )
+        )
     found, used = ratio_of(rounds), undisturbed(rounds)
     figures = SizeFigures(
         batch_size=size,
@@ -101,5 +116,9 @@ def _precise(found: RatioInterval) -> bool:
 
 def _warm_up(times: Callable[[int, float], list[float]], seconds: float, ends: float) -> None:
     chunks: list[list[float]] = []
-    while not settled(chunks) and len(chunks) < CHUNKS and (len(chunks) < FEWEST or time.monotonic() < ends):
+    while (
+        not settled(chunks)
+        and len(chunks) < CHUNKS
+        and (len(chunks) < FEWEST or time.monotonic() < ends)
+    ):
         chunks.append(times(len(chunks), seconds if chunks else 0.0))

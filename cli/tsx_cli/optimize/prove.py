@@ -1,4 +1,6 @@
-"""Proves that a form answers right: in batches of all sizes, and as the reference or the labels do."""
+"""Proves that a form answers right: in batches of all sizes, and as the reference or the labels
+do.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,15 @@ from tsx_runtime.core.shadowing.comparison import compare
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import Item
 
-SIZES = (1, 2, 3, 5, 8, 17, 32)  # batches that every form is proven with, besides those that are measured
+SIZES = (
+    1,
+    2,
+    3,
+    5,
+    8,
+    17,
+    32,
+)  # batches that every form is proven with, besides those that are measured
 TOGETHER = 8  # rows of a batch whose answers are compared
 TWICE = 8  # rows that the reference answers a second time
 SHARE = 0.05  # of the time limit, for the reference's answers
@@ -40,7 +50,12 @@ class Criteria:
     `labels` are those of the held-out rows; `names` are those of the classes, by number.
     """
 
-    def __init__(self, options: OptimizeOptions, labels: Sequence[Any] | None = None, names: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        options: OptimizeOptions,
+        labels: Sequence[Any] | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         """Read the options. Raises UsageError, CliError."""
         self._names = names or {}
         custom = None if options.metric is None else load_metric(options.metric)
@@ -57,10 +72,15 @@ class Criteria:
         return FormGuard(reference, self._limits, labels, self._custom, self._seed)
 
     def batch_keeps(
-        self, limits: Sequence[Limit], rows: Sequence[int], alone: Sequence[ComparedAnswer], together: Sequence[ComparedAnswer]
+        self,
+        limits: Sequence[Limit],
+        rows: Sequence[int],
+        alone: Sequence[ComparedAnswer],
+        together: Sequence[ComparedAnswer],
     ) -> bool:
-        """Whether a form's answers to these rows in a batch keep the limits, compared with its answers to each row alone. Only a custom
-        metric needs labels."""
+        """Whether a form's answers to these rows in a batch keep the limits, compared with its
+        answers to each row alone. Only a custom metric needs labels.
+        """
         labels = self.labels and self._custom and [self.labels[row] for row in rows]
         try:
             return FormGuard(alone, limits, labels, self._custom, self._seed).keeps(together)
@@ -69,17 +89,31 @@ class Criteria:
 
 
 class Proof:
-    """Proves the forms of one model, whose reference answers the held-out rows once for all of them."""
+    """Proves the forms of one model, whose reference answers the held-out rows once for all of
+    them.
+    """
 
     def __init__(
-        self, criteria: Criteria, held_out: Sequence[Payload], reference: StandaloneWorker, ends: float, on_rows: Callable[[int], None]
+        self,
+        criteria: Criteria,
+        held_out: Sequence[Payload],
+        reference: StandaloneWorker,
+        ends: float,
+        on_rows: Callable[[int], None],
     ) -> None:
         """`ends`: by time.monotonic. Raises CliError, UsageError, WorkerFailed."""
-        self._criteria, self._ends, self._on_rows, self._same = criteria, ends, on_rows, parse_tolerance()
+        self._criteria, self._ends, self._on_rows, self._same = (
+            criteria,
+            ends,
+            on_rows,
+            parse_tolerance(),
+        )
         begun, items = time.monotonic(), items_of(held_out)
         enough = begun + SHARE * (ends - begun)
         answers: list[ComparedAnswer] = []
-        while len(answers) < len(items) and (len(answers) < LEAST_ROWS or time.monotonic() < enough):
+        while len(answers) < len(items) and (
+            len(answers) < LEAST_ROWS or time.monotonic() < enough
+        ):
             batch = items[len(answers) : len(answers) + TOGETHER]
             answers += answered(reference, batch, "the archive as it is", CliError)
             on_rows(len(answers))
@@ -88,39 +122,73 @@ class Proof:
         self.guard = criteria.guard(answers)
         if self.guard.shortage is not None:
             if self.rows == len(items):
-                more = "a quarter of the inputs calibrates forms; give more of them, or accept more by --max-loss"
+                more = (
+                    "a quarter of the inputs calibrates forms; give more of them, or accept more by"
+                    " --max-loss"
+                )
                 raise UsageError(f"--input: {self.guard.shortage} ({more})")
-            raise UsageError(f"--time-limit: it leaves time for {self.rows} of {len(items)} held-out rows only; {self.guard.shortage}")
+            raise UsageError(
+                f"--time-limit: it leaves time for {self.rows} of {len(items)} held-out rows only;"
+                f" {self.guard.shortage}"
+            )
         again = answered(reference, self._items[:TWICE], "the archive as it is", CliError)
         pairs = zip(answers, again, strict=False)
-        if found := next((found for first, second in pairs if (found := compare(self._same, b"", first, second).difference)), None):
+        if found := next(
+            (
+                found
+                for first, second in pairs
+                if (found := compare(self._same, b"", first, second).difference)
+            ),
+            None,
+        ):
             raise CliError(
-                "the archive as it is answers the same request differently each time, so no form can be compared with it "
-                f"({found.between('the first time', 'the second time')}); make it deterministic, for example by a fixed seed in its handler"
+                "the archive as it is answers the same request differently each time, so no form"
+                f" can be compared with it ({found.between('the first time', 'the second time')});"
+                " make it deterministic, for example by a fixed seed in its handler"
             )
 
     def batch_difference(self, worker: StandaloneWorker) -> str | None:
-        """The first difference between answers in a batch and alone, in the first batch whose differences exceed rounding and break the
-        limits; None if there is none. Raises WorkerFailed, OutOfTime."""
+        """The first difference between answers in a batch and alone, in the first batch whose
+        differences exceed rounding and break the limits; None if there is none. Raises
+        WorkerFailed, OutOfTime.
+        """
         alone: dict[int, ComparedAnswer] = {}
-        for size, start in zip(self._criteria.sizes, accumulate(self._criteria.sizes, initial=0), strict=False):
+        for size, start in zip(
+            self._criteria.sizes, accumulate(self._criteria.sizes, initial=0), strict=False
+        ):
             rows = [position % self.rows for position in range(start, start + size)]
             for row in rows:
                 if row not in alone:
                     self._check_time("while it answered batches of all sizes")
                     alone[row] = answered(worker, [self._items[row]], "it")[0]
-            expected, actual = [alone[row] for row in rows], answered(worker, [self._items[row] for row in rows], "it")
-            found = [compare(self._same, b"", one, other).difference for one, other in zip(expected, actual, strict=True)]
-            wrong = [(at, difference) for at, difference in enumerate(found) if difference is not None]
-            judged = [other if difference else one for one, other, difference in zip(expected, actual, found, strict=True)]
+            expected, actual = (
+                [alone[row] for row in rows],
+                answered(worker, [self._items[row] for row in rows], "it"),
+            )
+            found = [
+                compare(self._same, b"", one, other).difference
+                for one, other in zip(expected, actual, strict=True)
+            ]
+            wrong = [
+                (at, difference) for at, difference in enumerate(found) if difference is not None
+            ]
+            judged = [
+                other if difference else one
+                for one, other, difference in zip(expected, actual, found, strict=True)
+            ]
             if wrong and not self._criteria.batch_keeps(self.guard.limits, rows, expected, judged):
                 at, first = wrong[0]
                 others = f" and {len(wrong) - 1} others" if wrong[1:] else ""
-                return f"row {at + 1} of a batch of {size}{others}: {first.between('alone', 'in the batch')}"
+                return (
+                    f"row {at + 1} of a batch of {size}{others}:"
+                    f" {first.between('alone', 'in the batch')}"
+                )
         return None
 
     def verdict(self, worker: StandaloneWorker) -> GuardVerdict:
-        """Of the answers for the held-out rows, of which no more are asked for once a limit is broken. Raises WorkerFailed, OutOfTime."""
+        """Of the answers for the held-out rows, of which no more are asked for once a limit is
+        broken. Raises WorkerFailed, OutOfTime.
+        """
         answers: list[ComparedAnswer] = []
         look = 4 * TOGETHER
         while len(answers) < self.rows:
@@ -131,11 +199,17 @@ class Proof:
                 look *= 2
                 with suppress(CliError):  # too few rows to judge
                     if why := self.guard.hopeless(answers):
-                        verdict = self._criteria.guard(self._reference[: len(answers)]).judge(answers)
-                        return verdict.model_copy(update={"passed": False, "rows_needed": None, "text": why})
+                        verdict = self._criteria.guard(self._reference[: len(answers)]).judge(
+                            answers
+                        )
+                        return verdict.model_copy(
+                            update={"passed": False, "rows_needed": None, "text": why}
+                        )
         try:
             return self.guard.judge(answers)
-        except CliError as error:  # a metric of the user's that takes the reference's answers does not take these
+        except (
+            CliError
+        ) as error:  # a metric of the user's that takes the reference's answers does not take these
             raise WorkerFailed(f"its answers have no score: {error}") from error
 
     def _check_time(self, when: str) -> None:
@@ -144,7 +218,10 @@ class Proof:
 
 
 def answered(
-    worker: StandaloneWorker, batch: Sequence[Item], name: str, failure: Callable[[str], Exception] = WorkerFailed
+    worker: StandaloneWorker,
+    batch: Sequence[Item],
+    name: str,
+    failure: Callable[[str], Exception] = WorkerFailed,
 ) -> list[ComparedAnswer]:
     """Raises `failure` if an answer is an error, WorkerFailed."""
     answers = worker.answer(batch).answers

@@ -1,4 +1,7 @@
-"""results.json of `tsx optimize`. Times end in `_ms` or `_seconds`, sizes in `_mib`; shares go from 0 to 1."""
+"""results.json of `tsx optimize`.
+
+Times end in `_ms` or `_seconds`, sizes in `_mib`; shares go from 0 to 1.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,12 @@ FORMAT = 1
 MANY = 10_000_000  # rows: more than can be had
 
 
-# kept: written into the archive, or the best; passed: accurate, and faster; slower: accurate, and not faster beyond the noise;
-# unproven: the held-out rows keep the limit, and are too few to prove it; inaccurate: they break it
-FormState = Literal["kept", "passed", "slower", "unproven", "inaccurate", "failed", "not applicable", "not tried"]
+# kept: written into the archive, or the best; passed: accurate, and faster; slower: accurate, and
+# not faster beyond the noise; unproven: the held-out rows keep the limit, and are too few to prove
+# it; inaccurate: they break it
+FormState = Literal[
+    "kept", "passed", "slower", "unproven", "inaccurate", "failed", "not applicable", "not tried"
+]
 
 
 class SizeFigures(Part):
@@ -37,10 +43,14 @@ class GuardVerdict(Part):
     limit: str  # top1>=-0.5%
     value: float  # of the form
     reference: float  # of the reference: 1 if its own answers are the truth
-    loss: float  # reference - value, or value - reference if less is better; as a share of the reference for unbounded metrics
+    # reference - value, or value - reference if less is better; as a share of the reference for
+    # unbounded metrics
+    loss: float
     loss_bound: float  # the loss is not larger, with 95 % confidence
     rows: int
-    rows_needed: int | None = None  # where these rows keep the limit, and are too few to prove it: about how many would
+    rows_needed: int | None = (
+        None  # where these rows keep the limit, and are too few to prove it: about how many would
+    )
     text: str  # the verdict in a sentence: why it is not passed, or what it rests on
 
 
@@ -50,7 +60,9 @@ class FormResult(Part):
     state: FormState
     reason: str = ""  # in words, of all states but kept and passed
     guard: GuardVerdict | None = None
-    batches_agree: bool | None = None  # whether answers in batches of all sizes agree with those to single rows
+    batches_agree: bool | None = (
+        None  # whether answers in batches of all sizes agree with those to single rows
+    )
     sizes: list[SizeFigures] = Field(default_factory=list)
     speedup: float | None = None  # geometric mean of the ratios
     speedup_low: float | None = None

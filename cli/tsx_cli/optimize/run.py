@@ -1,4 +1,6 @@
-"""A run: builds, proves and measures one form after the other beside the reference, and keeps each result."""
+"""A run: builds, proves and measures one form after the other beside the reference, and keeps each
+result.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from tsx_archiver.metadata.forms import REFERENCE
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.measure.environment import NOISY
 from tsx_cli.bench.measure.noise import Watch
-from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, items_of, start_worker
+from tsx_cli.bench.measure.standalone_worker import (
+    StandaloneWorker,
+    WorkerFailed,
+    items_of,
+    start_worker,
+)
 from tsx_cli.bench.measure.usage import MEBI, memory_of
 from tsx_cli.bench.model.results import now
 from tsx_cli.bench.workload.payloads import Payload
@@ -63,13 +70,22 @@ class Optimization:
             with start_worker(self.builder.spec()) as reference:
                 self.results.reference.load_seconds = reference.load_seconds
                 self.progress.doing("the answers of the model as it is")
-                proof = Proof(self.criteria, self.held_out, reference, self.ends, self.progress.rows)
+                proof = Proof(
+                    self.criteria, self.held_out, reference, self.ends, self.progress.rows
+                )
                 if proof.rows < len(self.held_out):
-                    self.results.notes.append(f"{proof.rows} of {len(self.held_out)} held-out rows were used, as the time was short")
-                self.progress.found(f"{name}: {proof.rows} held-out rows; a form has to keep {proof.guard.limit}")
+                    self.results.notes.append(
+                        f"{proof.rows} of {len(self.held_out)} held-out rows were used, as the time"
+                        " was short"
+                    )
+                self.progress.found(
+                    f"{name}: {proof.rows} held-out rows; a form has to keep {proof.guard.limit}"
+                )
                 self.progress.doing("finding the forms that apply")
                 applies, labels = self.builder.survey(max(LEAST_BUILD, self._left()))
-                survey = Survey(applies=applies, labels=labels, limit=proof.guard.limit, rows=proof.rows)
+                survey = Survey(
+                    applies=applies, labels=labels, limit=proof.guard.limit, rows=proof.rows
+                )
                 self._list(survey)
                 self.journal.survey(survey)
                 for form in self.results.forms:
@@ -80,20 +96,28 @@ class Optimization:
             raise CliError(f"{name} cannot be optimized: {error}") from error
         except ReferenceFailed as error:
             found = f"{self.builder.kept.parent} has the results so far; --resume continues the run"
-            raise CliError(f"the model as it is failed, which ended the run: {error}. {found}") from error
+            raise CliError(
+                f"the model as it is failed, which ended the run: {error}. {found}"
+            ) from error
         finally:
             self._finish()
 
     def _list(self, survey: Survey) -> None:
-        """Fills in all wanted forms, the most promising first, with the results of the run that this one resumes. Raises UsageError."""
+        """Fills in all wanted forms, the most promising first, with the results of the run that
+        this one resumes. Raises UsageError.
+        """
         past = {} if self.past is None else self.past.forms
         self.results.limit, self.results.held_out_rows = survey.limit, survey.rows
         self.results.reference = past.get(REFERENCE, self.results.reference)
         self.results.forms = []
         for name in in_order(list(survey.applies), self.options.forms):
             reason = survey.applies[name]
-            state: Literal["not applicable", "not tried"] = "not applicable" if reason else "not tried"
-            form = FormResult(name=name, label=survey.labels[name], state=state, reason=reason or NOT_REACHED)
+            state: Literal["not applicable", "not tried"] = (
+                "not applicable" if reason else "not tried"
+            )
+            form = FormResult(
+                name=name, label=survey.labels[name], state=state, reason=reason or NOT_REACHED
+            )
             self.results.forms.append(past.get(name, form))
 
     def _try(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
@@ -111,10 +135,17 @@ class Optimization:
     def _end_of_time(self) -> None:
         left = [form for form in self.results.forms if form.state == "not tried"]
         for form in left:
-            form.reason = "the time limit ended before it was built" if form.reason == NOT_REACHED else form.reason
+            form.reason = (
+                "the time limit ended before it was built"
+                if form.reason == NOT_REACHED
+                else form.reason
+            )
         if left:
             several = f"{len(left)} forms were" if len(left) > 1 else "One form was"
-            note = f"{several} not tried, as the time limit ended; --resume with a longer --time-limit continues"
+            note = (
+                f"{several} not tried, as the time limit ended; --resume with a longer --time-limit"
+                " continues"
+            )
             self.results.notes.append(note)
             self.progress.found(note)
 
@@ -131,12 +162,16 @@ class Optimization:
             difference = proof.batch_difference(worker)
             form.batches_agree = difference is None
             if difference is not None:
-                raise WorkerFailed(f"it answers a row differently in a batch than alone: {difference}")
+                raise WorkerFailed(
+                    f"it answers a row differently in a batch than alone: {difference}"
+                )
             self.progress.doing(f"{form.name}: comparing answers")
             form.guard = proof.verdict(worker)
             form.sizes = self._measure(form.name, reference, worker)
             form.memory_mib = memory_of(psutil.Process(worker.pid)) / MEBI
-            self.results.reference.memory_mib = memory_of(psutil.Process(reference.pid)) / MEBI  # beside it: they share pages
+            self.results.reference.memory_mib = (
+                memory_of(psutil.Process(reference.pid)) / MEBI
+            )  # beside it: they share pages
         form.speedup, form.speedup_low, form.speedup_high, _ = speedup_of(form.sizes)
         form.state, form.reason = judged(form.guard, form.speedup_low)
 
@@ -144,12 +179,16 @@ class Optimization:
         built = self.builder.built(form.name)
         if built is None:
             self.progress.doing(f"{form.name}: building")
-            built = self.builder.build(form.name, min(self._left(), max(LEAST_BUILD, BUILD_SHARE * self._left())))
+            built = self.builder.build(
+                form.name, min(self._left(), max(LEAST_BUILD, BUILD_SHARE * self._left()))
+            )
         form.build_seconds = built.record.measured.get("build_seconds")
         form.size_mib = size_of(built.directory) / MEBI
         return built
 
-    def _measure(self, name: str, reference: StandaloneWorker, worker: StandaloneWorker) -> list[SizeFigures]:
+    def _measure(
+        self, name: str, reference: StandaloneWorker, worker: StandaloneWorker
+    ) -> list[SizeFigures]:
         items, found = items_of(self.held_out), []
         for at, size in enumerate(self.results.batch_sizes):
             self._check_time("before it was measured")
@@ -171,13 +210,20 @@ class Optimization:
         for size in results.batch_sizes:
             if times := [each.reference_ms for each in measured if each.batch_size == size]:
                 middle = statistics.median(times)
-                figures = SizeFigures(batch_size=size, median_ms=middle, reference_ms=middle, ratio=1, low=1, high=1)
+                figures = SizeFigures(
+                    batch_size=size, median_ms=middle, reference_ms=middle, ratio=1, low=1, high=1
+                )
                 results.reference.sizes.append(figures)
         if disturbed := [each.disturbed for each in self._rounds if each.disturbed]:
-            results.notes.append(f"{len(disturbed)} of {len(self._rounds)} rounds were disturbed, the first since {disturbed[0]}")
+            results.notes.append(
+                f"{len(disturbed)} of {len(self._rounds)} rounds were disturbed, the first since"
+                f" {disturbed[0]}"
+            )
         if (results.environment.noise or 0.0) > NOISY:
             varies = f"a fixed computation varies by {results.environment.noise:.0%}"
-            results.notes.append(f"this machine is not quiet: {varies}; small differences mean little")
+            results.notes.append(
+                f"this machine is not quiet: {varies}; small differences mean little"
+            )
 
     def _left(self) -> float:
         return self.ends - time.monotonic()
@@ -188,12 +234,23 @@ class Optimization:
 
 
 def may_be_tried(form: FormResult) -> bool:
-    """Whether a resumed run tries it: a package that was missing (`Form.missing`) may be installed now."""
-    return form.state == "not tried" or (form.state == "not applicable" and " is not installed: " in form.reason)
+    """Whether a resumed run tries it: a package that was missing (`Form.missing`) may be installed
+    now.
+    """
+    return form.state == "not tried" or (
+        form.state == "not applicable" and " is not installed: " in form.reason
+    )
 
 
 def outcome(form: FormResult) -> str:
     """One line of progress."""
-    speed = "" if form.speedup is None else f", {form.speedup:.2f} times as fast ({form.speedup_low:.2f} to {form.speedup_high:.2f})"
+    speed = (
+        ""
+        if form.speedup is None
+        else (
+            f", {form.speedup:.2f} times as fast ({form.speedup_low:.2f} to"
+            f" {form.speedup_high:.2f})"
+        )
+    )
     reason = f": {form.reason.splitlines()[0]}" if form.reason else ""
     return f"{form.name}: {form.state}{speed}{reason}"

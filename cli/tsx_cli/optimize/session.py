@@ -1,4 +1,6 @@
-"""Prepares a run from the command line, carries it out, and writes what it found into the archive."""
+"""Prepares a run from the command line, carries it out, and writes what it found into the
+archive.
+"""
 
 from __future__ import annotations
 
@@ -72,19 +74,31 @@ class Rows(NamedTuple):
         """Another one where a row, a label, or the division is another."""
         found = hashlib.sha256(json.dumps([len(self.calibration), self.labels]).encode())
         for each in (*self.calibration, *self.held_out):
-            found.update(json.dumps([each.content_type, each.headers, each.query, len(each.body)]).encode())
+            found.update(
+                json.dumps([each.content_type, each.headers, each.query, len(each.body)]).encode()
+            )
             found.update(each.body)
         return found.hexdigest()
 
 
 def new_optimization(
-    model: Path, options: OptimizeOptions, output: Path | None, time_limit: float, keep: Keep, *, quiet: bool
+    model: Path,
+    options: OptimizeOptions,
+    output: Path | None,
+    time_limit: float,
+    keep: Keep,
+    *,
+    quiet: bool,
 ) -> OptimizeRequest:
     """Raises UsageError, CliError."""
-    return OptimizeRequest(model, options, new_directory("optimize", model, output), time_limit, keep, quiet=quiet)
+    return OptimizeRequest(
+        model, options, new_directory("optimize", model, output), time_limit, keep, quiet=quiet
+    )
 
 
-def resumed_optimization(directory: Path, model: Path | None, time_limit: float, keep: Keep, *, quiet: bool) -> OptimizeRequest:
+def resumed_optimization(
+    directory: Path, model: Path | None, time_limit: float, keep: Keep, *, quiet: bool
+) -> OptimizeRequest:
     """Raises CliError."""
     past = read_optimize_journal(directory)
     measured, options = past.arguments(directory, OptimizeOptions)
@@ -92,21 +106,35 @@ def resumed_optimization(directory: Path, model: Path | None, time_limit: float,
 
 
 def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
-    """Tries all forms, unless the time ends or the run is interrupted (not `complete`), and writes results.json and what --keep says."""
+    """Tries all forms, unless the time ends or the run is interrupted (not `complete`), and writes
+    results.json and what --keep says.
+    """
     options, past = request.options, request.past
     with (
-        open_archive(request.model, cache=settings.archive_cache(), limits=settings.archive_limits()) as archive,
+        open_archive(
+            request.model, cache=settings.archive_cache(), limits=settings.archive_limits()
+        ) as archive,
         tempfile.TemporaryDirectory(prefix="tsx-optimize-", dir=temporary_place()) as place,
     ):
         if MANIFEST_KEY in archive.manifest.data:
             advice = "Set huggingface.dtype in model-config.yaml to bf16 or fp16 for a faster one"
             raise UsageError(
-                f"{request.model} is a Hugging Face model, which tsx optimize builds no forms of: transformers runs it. {advice}"
+                f"{request.model} is a Hugging Face model, which tsx optimize builds no forms of:"
+                f" transformers runs it. {advice}"
             )
         inputs = [Path(each) for each in options.inputs]
-        if not inputs and of_archive(inspect_archive(archive.source, limits=settings.archive_limits())) is None:
-            raise UsageError(f"name typical inputs, since made-up ones prove nothing: tsx optimize {request.model} --input DIR")
-        payloads, source = choose_payloads(archive.source, inputs, seed=options.seed, content_type=options.content_type)
+        if (
+            not inputs
+            and of_archive(inspect_archive(archive.source, limits=settings.archive_limits()))
+            is None
+        ):
+            raise UsageError(
+                "name typical inputs, since made-up ones prove nothing: tsx optimize"
+                f" {request.model} --input DIR"
+            )
+        payloads, source = choose_payloads(
+            archive.source, inputs, seed=options.seed, content_type=options.content_type
+        )
         labels = None if options.labels is None else read_labels(Path(options.labels), payloads)
         rows = divided(payloads, labels, options.seed, options.rows)
         names = None
@@ -114,13 +142,26 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
             names = read_class_names(archive.directory / INDEX_TO_NAME)
         criteria = Criteria(options, rows.labels, names)
         ends = time.monotonic() + request.time_limit
-        with Progress(ends, quiet=request.quiet) as progress, OptimizeJournal(request.directory, new=past is None) as journal:
+        with (
+            Progress(ends, quiet=request.quiet) as progress,
+            OptimizeJournal(request.directory, new=past is None) as journal,
+        ):
             progress.doing("examining this machine")
             results = _results(request, archive, mix(payloads, plain(source)), rows)
-            fingerprint, digest, inputs_digest = results.environment.fingerprint, digest_of(archive), rows.digest()
+            fingerprint, digest, inputs_digest = (
+                results.environment.fingerprint,
+                digest_of(archive),
+                rows.digest(),
+            )
             if past is None:
                 asked = asdict(options) | {"model": str(request.model.absolute())}
-                journal.begin(asked, sha256=digest, inputs=inputs_digest, fingerprint=fingerprint, started=results.started)
+                journal.begin(
+                    asked,
+                    sha256=digest,
+                    inputs=inputs_digest,
+                    fingerprint=fingerprint,
+                    started=results.started,
+                )
             else:
                 past.check(request.model, digest, fingerprint)
                 past.check_inputs(inputs_digest)
@@ -133,13 +174,18 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
                 (request.directory / FORMS_DIRECTORY).absolute(),
                 past is not None,
             )
-            run = Optimization(options, criteria, rows.held_out, builder, results, journal, progress, ends, past)
+            run = Optimization(
+                options, criteria, rows.held_out, builder, results, journal, progress, ends, past
+            )
             with interruptible(builder.abandon):
                 try:
                     run.go()
                 except KeyboardInterrupt:
                     results.complete = False
-                    results.notes.append("The run was interrupted, and nothing was written into the archive. --resume continues it.")
+                    results.notes.append(
+                        "The run was interrupted, and nothing was written into the archive."
+                        " --resume continues it."
+                    )
                 except BaseException:
                     results.complete = False
                     with suppress(OSError):  # the reason that ended the run is reported
@@ -151,7 +197,9 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
     return results
 
 
-def _results(request: OptimizeRequest, archive: OpenArchive, inputs: Inputs, rows: Rows) -> OptimizeResults:
+def _results(
+    request: OptimizeRequest, archive: OpenArchive, inputs: Inputs, rows: Rows
+) -> OptimizeResults:
     return OptimizeResults(
         started=now() if request.past is None else request.past.started,
         command=command_line(),
@@ -162,19 +210,31 @@ def _results(request: OptimizeRequest, archive: OpenArchive, inputs: Inputs, row
         held_out_rows=len(rows.held_out),
         limit="",
         batch_sizes=list(parse_numbers(request.options.batch_sizes, "--batch-sizes")),
-        reference=FormResult(name=REFERENCE, label="the model as it is", state="passed", size_mib=_size(archive)),
+        reference=FormResult(
+            name=REFERENCE, label="the model as it is", state="passed", size_mib=_size(archive)
+        ),
     )
 
 
-def divided(payloads: Sequence[Payload], labels: Sequence[Any] | None, seed: int, most: int | None = None) -> Rows:
-    """A random quarter of the different payloads, and the rest with their labels. Raises UsageError if there are too few."""
+def divided(
+    payloads: Sequence[Payload], labels: Sequence[Any] | None, seed: int, most: int | None = None
+) -> Rows:
+    """A random quarter of the different payloads, and the rest with their labels.
+
+    Raises UsageError if there are too few.
+    """
     pairs = zip(payloads, [None] * len(payloads) if labels is None else labels, strict=True)
-    different = list({(each.body, each.content_type, each.query): (each, label) for each, label in pairs}.values())
+    different = list(
+        {
+            (each.body, each.content_type, each.query): (each, label) for each, label in pairs
+        }.values()
+    )
     random.Random(seed).shuffle(different)
     different = different[:most]
     if len(different) < FEWEST:
         raise UsageError(
-            f"--input: {len(different)} different inputs are too few; give at least {FEWEST}, or hundreds to show a loss of half a percent"
+            f"--input: {len(different)} different inputs are too few; give at least {FEWEST}, or"
+            " hundreds to show a loss of half a percent"
         )
     share = min(len(different) // 4, CALIBRATION)
     held_out = different[share:]
@@ -190,19 +250,28 @@ def device_of(given: str | None, archive: OpenArchive) -> str:
     if others:
         raise UsageError(f"--device: '{given}' is more than one; forms are built for one device")
     if device == "cuda" and not gpu_count():
-        raise UsageError("--device cuda: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave it out")
+        raise UsageError(
+            "--device cuda: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave"
+            " it out"
+        )
     return device
 
 
 def _keep(
-    request: OptimizeRequest, results: OptimizeResults, builder: FormBuilder, digest: str, journal: OptimizeJournal, settings: Settings
+    request: OptimizeRequest,
+    results: OptimizeResults,
+    builder: FormBuilder,
+    digest: str,
+    journal: OptimizeJournal,
+    settings: Settings,
 ) -> None:
     """`digest` is that of the archive as the run found it. Raises CliError, ArchiveError."""
     chosen = ranked(results.forms)[: 1 if request.keep is Keep.BEST else None]
     if not chosen:
         if builder.archive.config.forms:
             results.notes.append(
-                f"{request.model} still has the forms of an earlier run: tsx optimize {request.model} --remove removes them"
+                f"{request.model} still has the forms of an earlier run: tsx optimize"
+                f" {request.model} --remove removes them"
             )
         return
     built: list[BuiltForm] = []
@@ -210,14 +279,16 @@ def _keep(
         found = builder.built(form.name)
         if found is None:
             raise CliError(
-                f"nothing was written into {request.model}: {request.directory / FORMS_DIRECTORY} has no files of {form.name}; "
-                "run tsx optimize again"
+                f"nothing was written into {request.model}: {request.directory / FORMS_DIRECTORY}"
+                f" has no files of {form.name}; run tsx optimize again"
             )
         built.append(found._replace(record=replace(found.record, measured=measured_of(form))))
     results.notes.append(keep_forms(request.model, digest, built, settings.archive_cache()))
     for form in chosen:
         form.state = "kept"
-    with open_archive(request.model, cache=settings.archive_cache(), limits=settings.archive_limits()) as archive:
+    with open_archive(
+        request.model, cache=settings.archive_cache(), limits=settings.archive_limits()
+    ) as archive:
         journal.written(digest_of(archive))
 
 

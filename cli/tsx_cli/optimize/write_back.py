@@ -1,4 +1,6 @@
-"""Writes forms of a model into its archive beside the original, and removes them; both atomically."""
+"""Writes forms of a model into its archive beside the original, and removes them; both
+atomically.
+"""
 
 from __future__ import annotations
 
@@ -32,32 +34,59 @@ def measured_of(result: FormResult) -> dict[str, Any]:
 
 
 def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path | Cache) -> str:
-    """What was written, in words; the forms are in the order in which a server is to try them. Those of an earlier run are removed.
+    """What was written, in words; the forms are in the order in which a server is to try them.
 
-    `digest` is the `digest_of` the archive that the forms were built from. Without forms nothing is written. Raises CliError, ArchiveError.
+    Those of an earlier run are removed.
+
+    `digest` is the `digest_of` the archive that the forms were built from. Without forms nothing is
+    written. Raises CliError, ArchiveError.
     """
     if not forms:
         return f"{path} is left as it is"
     names = [form.record.name for form in forms]
     with open_archive(path, cache=cache, limits=archive_limits()) as archive:
         if digest_of(archive) != digest:
-            raise CliError(f"nothing was written into {path}: it has changed since its forms were built. Run tsx optimize again")
+            raise CliError(
+                f"nothing was written into {path}: it has changed since its forms were built. Run"
+                " tsx optimize again"
+            )
         kept = KeptForms(tuple(form.record for form in forms), made_of(archive))
         config = config_name(archive)
         text = with_keys(config_text(archive), {"forms": names})
     members: dict[str, bytes | Path] = {}
     for form in forms:
-        files = sorted(file for file in form.directory.rglob("*") if file.is_file() and not file.is_symlink())
-        members |= {f"{form.record.directory}/{file.relative_to(form.directory).as_posix()}": file for file in files}
-    members |= {FORMS_FILE: kept.content(), config: text.encode()}  # last: in a directory they name files that are there
-    rewrite_archive(path, members, remove=[FORMS_DIRECTORY], model={"configFile": config}, limits=archive_limits())
-    return f"{path} now runs as {names[0]}" + (f", else as {', '.join(names[1:])}" if names[1:] else "")
+        files = sorted(
+            file for file in form.directory.rglob("*") if file.is_file() and not file.is_symlink()
+        )
+        members |= {
+            f"{form.record.directory}/{file.relative_to(form.directory).as_posix()}": file
+            for file in files
+        }
+    members |= {
+        FORMS_FILE: kept.content(),
+        config: text.encode(),
+    }  # last: in a directory they name files that are there
+    rewrite_archive(
+        path,
+        members,
+        remove=[FORMS_DIRECTORY],
+        model={"configFile": config},
+        limits=archive_limits(),
+    )
+    return f"{path} now runs as {names[0]}" + (
+        f", else as {', '.join(names[1:])}" if names[1:] else ""
+    )
 
 
 def remove_forms(path: Path, cache: Path | Cache) -> str:
-    """Removes all forms, and their names in model-config.yaml; says so. Raises CliError, ArchiveError."""
+    """Removes all forms, and their names in model-config.yaml; says so.
+
+    Raises CliError, ArchiveError.
+    """
     with open_archive(path, cache=cache, limits=archive_limits()) as archive:
-        present = [name for name in (FORMS_FILE, FORMS_DIRECTORY) if (archive.directory / name).exists()]
+        present = [
+            name for name in (FORMS_FILE, FORMS_DIRECTORY) if (archive.directory / name).exists()
+        ]
         if not present and "forms" not in archive.config.raw:
             return f"{path} has no forms"
         config = config_name(archive)
@@ -68,19 +97,27 @@ def remove_forms(path: Path, cache: Path | Cache) -> str:
 
 
 def digest_of(archive: OpenArchive) -> str:
-    """The sha-256 of the archive file; of a directory, that of the members that forms are built from."""
+    """The sha-256 of the archive file; of a directory, that of the members that forms are built
+    from.
+    """
     return archive.digest or hashlib.sha256(json.dumps(made_of(archive)).encode()).hexdigest()
 
 
 def made_of(archive: OpenArchive) -> dict[str, str]:
     """sha-256 of the members that forms are built from: weights and code, wherever they are."""
     manifest, handler, found = archive.manifest, archive.manifest.handler_file, dict[str, str]()
-    named = {normal(name) for name in (manifest.serialized_file, manifest.model_file, handler) if name}
+    named = {
+        normal(name) for name in (manifest.serialized_file, manifest.model_file, handler) if name
+    }
     for path in sorted(archive.directory.rglob("*")):
         name = normal(path.relative_to(archive.directory).as_posix())
         first, *rest = name.split("/")
         hidden = first == FORMS_DIRECTORY or any(part.startswith(".") for part in (first, *rest))
-        if not hidden and (name in named or path.suffix in (".py", *MODEL_SUFFIXES)) and path.is_file():
+        if (
+            not hidden
+            and (name in named or path.suffix in (".py", *MODEL_SUFFIXES))
+            and path.is_file()
+        ):
             with path.open("rb") as file:
                 found[name] = file_digest(file, path)
     return found

@@ -24,27 +24,40 @@ def explain(
 ) -> None:
     """Show where the time of one request went, from its arrival to its answer.
 
-    The server keeps the newest 2000 requests of each version of a model, and the slowest hundred of the last half hour.
+    The server keeps the newest 2000 requests of each version of a model, and the slowest hundred of
+    the last half hour.
     """
     words = request_id.split()  # as it was cut out of an answer's head, with the end of its line
     if len(words) != 1:
         raise UsageError("give the id of a request: it is in the header x-request-id of its answer")
     timeline = management(url, config).call("GET", path("debug", "requests", words[0])).json()
-    print_result(timeline, as_json, lambda timeline: print("\n".join(map(one_line, lines(timeline)))))
+    print_result(
+        timeline, as_json, lambda timeline: print("\n".join(map(one_line, lines(timeline))))
+    )
 
 
 def lines(timeline: dict[str, Any]) -> list[str]:
     spent = timeline["milliseconds"]
     what = f"was refused ({timeline['error']})" if timeline.get("error") else "was answered"
-    batch = {None: "", 1: ", alone in its batch"}.get(timeline.get("batchSize"), f", in a batch of {timeline.get('batchSize')}")
+    batch = {None: "", 1: ", alone in its batch"}.get(
+        timeline.get("batchSize"), f", in a batch of {timeline.get('batchSize')}"
+    )
     shown = [
-        f"{timeline['requestId']} {what} with {timeline['status']} after {milliseconds(spent['total'])}",
-        f"{timeline['modelName']} {timeline['modelVersion']}{batch}; it arrived at {timeline['arrived']}",
+        (
+            f"{timeline['requestId']} {what} with {timeline['status']} after"
+            f" {milliseconds(spent['total'])}"
+        ),
+        (
+            f"{timeline['modelName']} {timeline['modelVersion']}{batch}; it arrived at"
+            f" {timeline['arrived']}"
+        ),
     ]
     known = [part for part in PARTS if part in spent]
     if known:
         shown.append("")
         shown += [
-            f"  {part:11} {milliseconds(spent[part]):>12}  {bar(spent[part], spent['total']):30} {PARTS[part]}".rstrip() for part in known
+            f"  {part:11} {milliseconds(spent[part]):>12}  {bar(spent[part], spent['total']):30}"
+            f" {PARTS[part]}".rstrip()
+            for part in known
         ]
     return shown

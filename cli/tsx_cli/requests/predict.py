@@ -18,7 +18,16 @@ from rich.text import Text
 
 from tsx_cli.common.client import AnswerCommand, Response, Server, path
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.options import AsJson, Config, InputOption, PredictedModel, Token, Url, read_settings, read_token
+from tsx_cli.common.options import (
+    AsJson,
+    Config,
+    InputOption,
+    PredictedModel,
+    Token,
+    Url,
+    read_settings,
+    read_token,
+)
 from tsx_cli.common.output import human, print_json
 from tsx_runtime.shared.content_types import guess_content_type
 from tsx_runtime.shared.log_format import STEERS, escaped
@@ -38,12 +47,23 @@ def predict(
     model: PredictedModel,
     input: Annotated[
         str | None,
-        typer.Argument(metavar="FILE|TEXT|-", help="A file or a text to send; - reads standard input."),
+        typer.Argument(
+            metavar="FILE|TEXT|-", help="A file or a text to send; - reads standard input."
+        ),
     ] = None,
     input_option: InputOption = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Send a sample of the model, or one generated for it, instead of FILE.")] = False,
-    version: Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")] = None,
-    content_type: Annotated[str | None, typer.Option(help="Content type of what is sent, if the guess is wrong.")] = None,
+    sample: Annotated[
+        bool,
+        typer.Option(
+            "--sample", help="Send a sample of the model, or one generated for it, instead of FILE."
+        ),
+    ] = False,
+    version: Annotated[
+        str | None, typer.Option(help="Version of the model; by default its default version.")
+    ] = None,
+    content_type: Annotated[
+        str | None, typer.Option(help="Content type of what is sent, if the guess is wrong.")
+    ] = None,
     fields: Annotated[
         list[str] | None,
         typer.Option(
@@ -53,14 +73,18 @@ def predict(
         ),
     ] = None,
     token: Token = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer, unchanged, to this file.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the answer, unchanged, to this file."),
+    ] = None,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
     """Send a file, a text or a sample to a model of a running server and print the answer.
 
-    On a terminal the answer is formatted; otherwise it is written unchanged, and a text ends a line.
+    On a terminal the answer is formatted; otherwise it is written unchanged, and a text ends a
+    line.
     """
     check_delivery(output, as_json=as_json)
     sources = sample + (input is not None) + (input_option is not None)
@@ -69,7 +93,11 @@ def predict(
         raise UsageError(f"give one file or text, or --sample: {how}")
     input = input_option if input is None else input
     settings, _ = read_settings(config)
-    server = Server(url or settings.inference_address, read_token(token) or settings.inference_token, certificate=settings.certificate_file)
+    server = Server(
+        url or settings.inference_address,
+        read_token(token) or settings.inference_token,
+        certificate=settings.certificate_file,
+    )
     name, kind, data = "", "", b""
     if sample:
         name, kind, data = _sample(server, model, version)
@@ -77,7 +105,9 @@ def predict(
         name, kind, data = _read(input)
     kind = content_type or kind
     if fields:
-        from urllib3.filepost import encode_multipart_formdata  # here, as it is slow to import, and help must be quick
+        from urllib3.filepost import (
+            encode_multipart_formdata,
+        )  # here, as it is slow to import, and help must be quick
 
         data, kind = encode_multipart_formdata(_form(fields, (name, data, kind) if kind else None))
     target = path("predictions", model, *([] if version is None else [version]))
@@ -88,7 +118,9 @@ def predict(
 def check_delivery(output: Path | None, *, as_json: bool) -> None:
     """Raises UsageError."""
     if output is not None and as_json:
-        raise UsageError("--output writes the answer to a file and --json prints it; give only one of them")
+        raise UsageError(
+            "--output writes the answer to a file and --json prints it; give only one of them"
+        )
 
 
 def deliver(response: Response, output: Path | None, *, as_json: bool) -> None:
@@ -107,10 +139,15 @@ def deliver(response: Response, output: Path | None, *, as_json: bool) -> None:
 
 def _sample(server: Server, model: str, version: str | None) -> tuple[str, str, bytes]:
     """Its name, its content type, and the body."""
-    response = server.call("GET", path("v2", "models", model, *([] if version is None else ["versions", version]), "sample"))
+    response = server.call(
+        "GET",
+        path("v2", "models", model, *([] if version is None else ["versions", version]), "sample"),
+    )
     source, body = unquote(response.headers.get("x-tsx-sample", "generated")), response.body()
     if sys.stderr.isatty():
-        origin = "a generated sample" if source == "generated" else f"{escaped(source)} of the archive"
+        origin = (
+            "a generated sample" if source == "generated" else f"{escaped(source)} of the archive"
+        )
         print(f"sending {origin} ({response.content_type}, {human(len(body))})", file=sys.stderr)
     return Path(source).name, response.content_type, body
 
@@ -118,7 +155,10 @@ def _sample(server: Server, model: str, version: str | None) -> tuple[str, str, 
 def describe(response: Response) -> dict[str, object]:
     """The answer for a program: JSON as it is, other text as text, bytes in base64."""
     body = response.body()
-    answer: dict[str, object] = {"status": response.status, "content_type": response.content_type or None}
+    answer: dict[str, object] = {
+        "status": response.status,
+        "content_type": response.content_type or None,
+    }
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
@@ -132,7 +172,9 @@ def describe(response: Response) -> dict[str, object]:
 def show(response: Response, console: Console) -> None:
     """Lay out an answer for a person; a stream of text appears as it comes."""
     if response.content_type.startswith("text/"):
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a part may end within a character
+        decoder = codecs.getincrementaldecoder("utf-8")(
+            "replace"
+        )  # a part may end within a character
         shown = ""
         for part in response.parts:
             text = escaped(decoder.decode(part))
@@ -151,13 +193,19 @@ def show(response: Response, console: Console) -> None:
     if labels := as_probabilities(value):
         width = max(len(escaped(label)) for label, _ in labels)
         for label, probability in labels:
-            console.print(Text(f"{escaped(label):<{width}}  {probability:7.2%}  "), Text("█" * round(probability * BAR), "green"), sep="")
+            console.print(
+                Text(f"{escaped(label):<{width}}  {probability:7.2%}  "),
+                Text("█" * round(probability * BAR), "green"),
+                sep="",
+            )
     else:
         console.print(JSON.from_data(value, ensure_ascii=False))
 
 
 def as_probabilities(value: object) -> list[tuple[str, float]]:
-    """The labels of a classifier's answer, as `image_classifier` gives it; empty for any other answer."""
+    """The labels of a classifier's answer, as `image_classifier` gives it; empty for any other
+    answer.
+    """
     if not isinstance(value, dict) or not 0 < len(value) <= SHOWN_LABELS:
         return []
     if not all(isinstance(number, float) and 0 <= number <= 1 for number in value.values()):
@@ -179,19 +227,25 @@ def _show_unparsed(body: bytes, content_type: str, console: Console) -> None:
         console.print(Text(escaped(body.decode("utf-8"))))
     except UnicodeDecodeError:
         kind = f" of {content_type}" if content_type else " that are not text"
-        raise CliError(f"the answer is {human(len(body))}{kind}; write it into a file with --output FILE") from None
+        raise CliError(
+            f"the answer is {human(len(body))}{kind}; write it into a file with --output FILE"
+        ) from None
 
 
 def _form(fields: list[str], sent: Content | None) -> list[tuple[str, Any]]:
     """Read the fields of a form; one without a value is what is sent. Raises UsageError."""
     parts = [field.partition("=") for field in fields]
     if sum(not equals for _, equals, _ in parts) != (sent is not None):
-        raise UsageError("--field takes NAME=VALUE, and once the NAME for the file or text, if there is one")
+        raise UsageError(
+            "--field takes NAME=VALUE, and once the NAME for the file or text, if there is one"
+        )
     return [(name, value if equals else sent) for name, equals, value in parts]
 
 
 def _read(word: str) -> tuple[str, str, bytes]:
-    """Return the name, the content type and the bytes of a file, of standard input, or of a text."""
+    """Return the name, the content type and the bytes of a file, of standard input, or of a
+    text.
+    """
     try:
         data = sys.stdin.buffer.read() if word == "-" else Path(word).read_bytes()
     except OSError as error:  # a long text is no name either
@@ -199,7 +253,10 @@ def _read(word: str) -> tuple[str, str, bytes]:
 
         if not any(map(str.isspace, word)) and word[:1] not in TEXT_STARTS:
             how = f"To send it as a text: echo {shlex.quote(word)} | tsx predict MODEL -"
-            raise CliError(f"the file '{word}' cannot be read ({error.strerror}){similar_file(Path(word)) or '.'} {how}") from error
+            raise CliError(
+                f"the file '{word}' cannot be read"
+                f" ({error.strerror}){similar_file(Path(word)) or '.'} {how}"
+            ) from error
         data, word = word.encode(), "-"
     return Path(word).name, guess_content_type(word, data), data
 

@@ -22,31 +22,66 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def replay(
-    recording: Annotated[Path, typer.Argument(metavar="FILE|DIRECTORY", help="A recording, or a directory of recordings.")],
-    speed: Annotated[float, typer.Option(min=0.001, help="Speed factor relative to the recording.")] = 1.0,
-    model: Annotated[str | None, typer.Option(help="Model to send the requests to; by default that of the recording.")] = None,
-    version: Annotated[str | None, typer.Option(help="Version or label to send the requests to.")] = None,
+    recording: Annotated[
+        Path,
+        typer.Argument(metavar="FILE|DIRECTORY", help="A recording, or a directory of recordings."),
+    ],
+    speed: Annotated[
+        float, typer.Option(min=0.001, help="Speed factor relative to the recording.")
+    ] = 1.0,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model to send the requests to; by default that of the recording."),
+    ] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Version or label to send the requests to.")
+    ] = None,
     how: Annotated[
         str | None,
-        typer.Option("--compare", metavar="HOW", help="numeric[:rtol=1e-3,atol=1e-6] (default), exact or top-k[:k=5]."),
+        typer.Option(
+            "--compare",
+            metavar="HOW",
+            help="numeric[:rtol=1e-3,atol=1e-6] (default), exact or top-k[:k=5].",
+        ),
     ] = None,
     ignore: Ignore = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests to send.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Connections; further concurrent requests wait for a free one.")] = 64,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of requests to send.")
+    ] = None,
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1024, help="Connections; further concurrent requests wait for a free one."
+        ),
+    ] = 64,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Replay the requests of a recording to a running server with their original spacing, and report how it answered."""
-    from tsx_cli.requests.replay_run import Replay, read_comparison  # here, as it is slow to import, and help must be quick
+    """Replay the requests of a recording to a running server with their original spacing, and
+    report how it answered.
+    """
+    from tsx_cli.requests.replay_run import (
+        Replay,
+        read_comparison,
+    )  # here, as it is slow to import, and help must be quick
 
     if math.isnan(speed):
         raise UsageError("--speed takes a number, such as 2 for twice as fast as they came")
     settings, _ = read_settings(config)
-    server = Server(url or settings.inference_address, settings.inference_token, certificate=settings.certificate_file)
+    server = Server(
+        url or settings.inference_address,
+        settings.inference_token,
+        certificate=settings.certificate_file,
+    )
     try:
         run = Replay(server, model, version, read_comparison(how, ignore))
-        run.send_all(itertools.islice(read(recording), limit), speed, concurrency, progress=sys.stderr.isatty() and not as_json)
+        run.send_all(
+            itertools.islice(read(recording), limit),
+            speed,
+            concurrency,
+            progress=sys.stderr.isatty() and not as_json,
+        )
     except NotARecording as error:
         raise CliError(str(error)) from error
     except OSError as error:
@@ -58,16 +93,24 @@ def replay(
     if run.failed:
         raise CliError(f"{sum(run.failed.values())} of {run.sent} requests got no answer")
     if set(run.answers) == {404} and not run.equal:
-        raise CliError("no such model is served: `tsx models list` shows the models; --model and --version choose where the requests go")
+        raise CliError(
+            "no such model is served: `tsx models list` shows the models; --model and --version"
+            " choose where the requests go"
+        )
     if run.refused and not run.alike and min(run.answers) >= 300:
-        raise CliError(f"no request got the same answer as when it was recorded; the first got {run.refused}")
+        raise CliError(
+            f"no request got the same answer as when it was recorded; the first got {run.refused}"
+        )
 
 
 def _show(summary: dict[str, Any]) -> None:
     answers = [*summary["answers"].items(), *summary["failed"].items()]
     rows: list[tuple[str, object]] = [
         ("sent", f"{summary['sent']} in {summary['seconds']:.1f} s"),
-        *((f"answered {status}" if status.isdigit() else f"not answered ({status})", count) for status, count in answers),
+        *(
+            (f"answered {status}" if status.isdigit() else f"not answered ({status})", count)
+            for status, count in answers
+        ),
         ("latency p50", _shown(summary["p50_ms"])),
         ("latency p99", _shown(summary["p99_ms"])),
         ("the slowest", _shown(summary["max_ms"])),
@@ -75,14 +118,20 @@ def _show(summary: dict[str, Any]) -> None:
         ("the latest", _shown(summary["late_max_ms"])),
     ]
     if summary["compared"]:
-        rows.append(("equal answers", f"{summary['equal']} of {summary['compared']}, compared by {summary['compare']}"))
+        rows.append(
+            (
+                "equal answers",
+                f"{summary['equal']} of {summary['compared']}, compared by {summary['compare']}",
+            )
+        )
         if summary["largest_difference"] is not None:
             rows.append(("largest difference", f"{summary['largest_difference']:.3g}"))
     print_table(["replay", ""], rows)
     for each in summary["different"]:
         was, now = each["recorded"], each["now"]
         print(
-            f"differs at {each['at']} s: recorded {was['status']} {one_line(was['answer'])}, now {now['status']} {one_line(now['answer'])}"
+            f"differs at {each['at']} s: recorded {was['status']} {one_line(was['answer'])}, now"
+            f" {now['status']} {one_line(now['answer'])}"
         )
         print(f"  {one_line(each['why'])}")
 

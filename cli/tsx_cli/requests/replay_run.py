@@ -1,4 +1,6 @@
-"""Sends the requests of a recording to a server when they are due, and compares the answers with the recorded ones."""
+"""Sends the requests of a recording to a server when they are due, and compares the answers with
+the recorded ones.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,20 @@ TICK = 0.2  # seconds between two looks at the progress
 
 def read_comparison(how: str | None, ignore: list[str] | None) -> Compare:
     """Raises UsageError."""
-    fields = ({"kind": "numeric"} if how is None else read_compare(how)) | ({"ignore": ignore} if ignore else {})
+    fields = ({"kind": "numeric"} if how is None else read_compare(how)) | (
+        {"ignore": ignore} if ignore else {}
+    )
     if fields["kind"] == "plugin":
-        raise UsageError("--compare plugin: plugins compare in the server; use `tsx models shadow`, or numeric, exact or top-k here")
+        raise UsageError(
+            "--compare plugin: plugins compare in the server; use `tsx models shadow`, or numeric,"
+            " exact or top-k here"
+        )
     try:
         return Compare.model_validate(fields)
     except ValidationError as error:
-        raise UsageError(f"--compare and --ignore: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+        raise UsageError(
+            f"--compare and --ignore: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
+        ) from None
 
 
 def plan(entries: Iterable[Recorded], speed: float) -> Iterator[tuple[float, Recorded]]:
@@ -54,7 +63,9 @@ def target_of(entry: Recorded, model: str | None, version: str | None) -> str:
     named = [name] if version is None else [name, version]
     if any(header.lower() == "explain" and value == "True" for header, value in entry.headers):
         return path("explanations", *named)
-    if rest := next((value for header, value in entry.headers if header.lower() == "url_path"), ""):  # of OpenAI's paths too
+    if rest := next(
+        (value for header, value in entry.headers if header.lower() == "url_path"), ""
+    ):  # of OpenAI's paths too
         return f"{path('predictions', name, version or '')}/{rest}"
     query = quote(entry.query, safe="%=&+;,/?:@!$'()*~[]", encoding="latin-1")
     return f"{path(*named, 'predict')}?{query}" if query else path("predictions", *named)
@@ -62,7 +73,9 @@ def target_of(entry: Recorded, model: str | None, version: str | None) -> str:
 
 @dataclass
 class Replay:
-    """Latencies count from the due time of a request, so a server that delays the generator does not look faster."""
+    """Latencies count from the due time of a request, so a server that delays the generator does
+    not look faster.
+    """
 
     server: Server
     model: str | None
@@ -73,7 +86,9 @@ class Replay:
     answers: Counter[int] = field(default_factory=Counter)  # by status
     failed: Counter[str] = field(default_factory=Counter)  # without an answer, by reason
     latencies: list[float] = field(default_factory=list)  # seconds
-    late: list[float] = field(default_factory=list)  # seconds that requests left after they were due
+    late: list[float] = field(
+        default_factory=list
+    )  # seconds that requests left after they were due
     compared: int = 0
     different: list[dict[str, Any]] = field(default_factory=list)  # the first of them
     equal: int = 0  # those that agree
@@ -86,7 +101,9 @@ class Replay:
         self._lock = threading.Lock()
         self._here = threading.local()
 
-    def send_all(self, entries: Iterable[Recorded], speed: float, concurrency: int, *, progress: bool) -> None:
+    def send_all(
+        self, entries: Iterable[Recorded], speed: float, concurrency: int, *, progress: bool
+    ) -> None:
         """Raises CliError where there is no server, NotARecording, OSError."""
         copy(self.server).send("GET", "/ping")
         room = threading.BoundedSemaphore(concurrency + AHEAD)
@@ -99,7 +116,9 @@ class Replay:
                         self._show_progress(start)
                 room.acquire()
                 self.sent += 1
-                pool.submit(self._send, entry, start + due, start).add_done_callback(lambda _: room.release())
+                pool.submit(self._send, entry, start + due, start).add_done_callback(
+                    lambda _: room.release()
+                )
         self.seconds = time.monotonic() - start
         if progress:
             print("\r\033[K", end="", file=sys.stderr)
@@ -126,20 +145,26 @@ class Replay:
         }
 
     def _connect(self) -> None:
-        """Give this thread a connection of its own: one pool for many threads takes longer for each request."""
+        """Give this thread a connection of its own: one pool for many threads takes longer for each
+        request.
+        """
         self._here.server = copy(self.server)
 
     def _send(self, entry: Recorded, due: float, start: float) -> None:
         late = max(0.0, time.monotonic() - due)
         try:
             target = target_of(entry, self.model, self.version)
-            response = self._here.server.exchange("POST", target, [*entry.headers, *self.server.authorization.items()], entry.body)
+            response = self._here.server.exchange(
+                "POST", target, [*entry.headers, *self.server.authorization.items()], entry.body
+            )
             status, body = response.status, response.body()
         except CliError as error:
             cause = error.__cause__
             with self._lock:
                 self.late.append(late)
-                self.failed["no connection" if isinstance(cause, OSError) else type(cause).__name__] += 1
+                self.failed[
+                    "no connection" if isinstance(cause, OSError) else type(cause).__name__
+                ] += 1
             return
         with self._lock:
             self.late.append(late)
@@ -149,10 +174,14 @@ class Replay:
             if status >= 300 > entry.status > 0 and not self.refused:
                 self.refused = f"{status}: {self.server.refusal(status, body, target).message}"
         if entry.answer is not None:
-            self._compare(entry, entry.answer, ComparedAnswer(status, response.headers, body), due - start)
+            self._compare(
+                entry, entry.answer, ComparedAnswer(status, response.headers, body), due - start
+            )
 
     def _compare(self, entry: Recorded, recorded: bytes, actual: ComparedAnswer, at: float) -> None:
-        expected = ComparedAnswer(entry.status, {name.lower(): value for name, value in entry.answer_headers}, recorded)
+        expected = ComparedAnswer(
+            entry.status, {name.lower(): value for name, value in entry.answer_headers}, recorded
+        )
         found = compare(self.how, entry.body, expected, actual, precisions=[entry.precision])
         with self._lock:
             self.compared += 1
@@ -161,14 +190,27 @@ class Replay:
             if found.difference is None:
                 self.equal += 1
             elif len(self.different) < SHOWN:
-                before, now = ({"status": answer.status, "answer": _clip(answer.body)} for answer in (expected, actual))
+                before, now = (
+                    {"status": answer.status, "answer": _clip(answer.body)}
+                    for answer in (expected, actual)
+                )
                 self.different.append(
-                    {"at": round(at, 3), "recorded": before, "now": now, "why": found.difference.between("recorded", "now")}
+                    {
+                        "at": round(at, 3),
+                        "recorded": before,
+                        "now": now,
+                        "why": found.difference.between("recorded", "now"),
+                    }
                 )
 
     def _show_progress(self, start: float) -> None:
         done = sum(self.answers.values()) + sum(self.failed.values())
-        print(f"\r\033[Ksent {self.sent}, answered {done}, {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
+        print(
+            f"\r\033[Ksent {self.sent}, answered {done}, {time.monotonic() - start:.0f} s",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _ms(ordered: list[float], which: float) -> float | None:

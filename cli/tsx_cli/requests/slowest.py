@@ -17,7 +17,9 @@ app = typer.Typer(add_completion=False)
 @app.command(cls=AnswerCommand)
 def slowest(
     model: Annotated[str | None, typer.Argument(help="Only requests of this model.")] = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="Number of requests to show.")] = 20,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, max=100, help="Number of requests to show.")
+    ] = 20,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
@@ -44,5 +46,7 @@ def slowest(
         ]
         for each in answer["requests"]
     ]
-    print_table(["took", "where", "answer", "model", "version", "batch", "arrived", "request"], rows)
+    print_table(
+        ["took", "where", "answer", "model", "version", "batch", "arrived", "request"], rows
+    )
     print(legend())

@@ -15,12 +15,15 @@ import psutil
 
 from tsx_runtime.shared.safe_path import CLEAN
 
-# SageMaker's toolkit looks for the one process that has this word among its arguments, and `--stop` does before it ends anything.
+# SageMaker's toolkit looks for the one process that has this word among its arguments, and `--stop`
+# does before it ends anything.
 MARK = "org.pytorch.serve.ModelServer"
-START_PATIENCE = 60.0  # seconds that a server may take from its addresses to its first answer before `--start` returns
+# seconds that a server may take from its addresses to its first answer before `--start` returns
+START_PATIENCE = 60.0
 PATIENCE = 300.0  # seconds that a stopping server may take to answer what it has accepted
 
-# No `-m`: that would let a file of the working directory stand before tsx's own modules, and before Python's.
+# No `-m`: that would let a file of the working directory stand before tsx's own modules, and before
+# Python's.
 _MAIN = CLEAN + "from tsx_cli.serve.torchserve import main; sys.exit(main())"
 
 
@@ -34,7 +37,9 @@ def pid_file() -> Path:
 
 
 def find_server(file: Path) -> psutil.Process | None:
-    """The process that the file names, if it is this user's, and a model server: numbers are used again, and anybody may write to /tmp."""
+    """The process that the file names, if it is this user's, and a model server: numbers are used
+    again, and anybody may write to /tmp.
+    """
     try:
         process = psutil.Process(_own_pid(file))
         ours = not hasattr(os, "getuid") or process.uids().real == os.getuid()
@@ -45,14 +50,20 @@ def find_server(file: Path) -> psutil.Process | None:
 
 def _own_pid(file: Path) -> int:
     """What is in it. Raises OSError, also where it is another user's, and ValueError."""
-    with open(os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)), encoding="ascii") as open_file:
+    with open(
+        os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)),
+        encoding="ascii",
+    ) as open_file:
         if hasattr(os, "getuid") and os.fstat(open_file.fileno()).st_uid != os.getuid():
             raise PermissionError(f"{file} belongs to another user")
         return int(open_file.read(32))
 
 
 def remove_orphan(file: Path) -> bool:
-    """Remove this user's pid file if no process has its number, or one that is no model server. Whether it was one."""
+    """Remove this user's pid file if no process has its number, or one that is no model server.
+
+    Whether it was one.
+    """
     try:
         if MARK in _command_line(_own_pid(file)):
             return False
@@ -71,7 +82,10 @@ def _command_line(pid: int) -> list[str]:
 
 @contextmanager
 def claimed(file: Path) -> Iterator[None]:
-    """Have this process's number in the file. Raises AlreadyRunning, and OSError where it cannot be written."""
+    """Have this process's number in the file.
+
+    Raises AlreadyRunning, and OSError where it cannot be written.
+    """
     _claim(file)
     try:
         yield
@@ -113,16 +127,20 @@ def become_server(words: Sequence[str]) -> int:
 
 
 def leave_running(words: Sequence[str]) -> int:
-    """Start it beside this process; return 0 once it answers, or the code with which it ended before.
+    """Start it beside this process; return 0 once it answers, or the code with which it ended
+    before.
 
-    A server that has its addresses and still reads archives after `START_PATIENCE` is not waited for.
-    It writes where this process does, as TorchServe does: programs wait for its lines.
+    A server that has its addresses and still reads archives after `START_PATIENCE` is not waited
+    for. It writes where this process does, as TorchServe does: programs wait for its lines.
     """
     ours, theirs = os.pipe()
     with open(ours, "rb", buffering=0) as log:
         try:
             process = subprocess.Popen(
-                command(["--tell", str(theirs), *words]), stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[theirs]
+                command(["--tell", str(theirs), *words]),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[theirs],
             )
         finally:
             os.close(theirs)
@@ -146,7 +164,9 @@ def teller(descriptor: int | None) -> Callable[[], None]:
 
 
 def end_server(process: psutil.Process) -> bool:
-    """Ask it to stop, and wait until it has answered what it has accepted; false if it takes too long for that."""
+    """Ask it to stop, and wait until it has answered what it has accepted; false if it takes too
+    long for that.
+    """
     try:
         with _ending(process) as ended:
             process.terminate()
@@ -157,7 +177,10 @@ def end_server(process: psutil.Process) -> bool:
 
 @contextmanager
 def _ending(process: psutil.Process) -> Iterator[Callable[[], bool]]:
-    """What waits for its end. In a container it may be a zombie from then on: not every first process looks after orphans."""
+    """What waits for its end.
+
+    In a container it may be a zombie from then on: not every first process looks after orphans.
+    """
     if not hasattr(os, "pidfd_open"):
         yield lambda: not psutil.wait_procs([process], PATIENCE)[1]
         return

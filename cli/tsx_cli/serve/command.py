@@ -8,7 +8,17 @@ from typing import Annotated, Literal
 import typer
 
 from tsx_cli.common.inputs import split_list
-from tsx_cli.common.options import Adapters, Assignments, Config, ExtraFiles, Handler, ModelFile, Task, TrustRemoteCode, read_settings
+from tsx_cli.common.options import (
+    Adapters,
+    Assignments,
+    Config,
+    ExtraFiles,
+    Handler,
+    ModelFile,
+    Task,
+    TrustRemoteCode,
+    read_settings,
+)
 
 app = typer.Typer(add_completion=False)
 
@@ -19,8 +29,11 @@ def serve_command(
         list[str] | None,
         typer.Argument(
             metavar="[NAME=]FILE...",
-            help="Archives of models or workflows, directories of models (MLflow's and Hugging Face's as well), model files; "
-            "file names in the stores; hf:ORG/NAME@REVISION; or models:/NAME/VERSION.",
+            help=(
+                "Archives of models or workflows, directories of models (MLflow's and Hugging"
+                " Face's as well), model files; "
+                "file names in the stores; hf:ORG/NAME@REVISION; or models:/NAME/VERSION."
+            ),
         ),
     ] = None,
     handler: Handler = None,
@@ -29,31 +42,58 @@ def serve_command(
     task: Task = None,
     adapters: Adapters = None,
     trust_remote_code: TrustRemoteCode = False,
-    model_store: Annotated[Path | None, typer.Option(help="Directory that models are registered from.")] = None,
+    model_store: Annotated[
+        Path | None, typer.Option(help="Directory that models are registered from.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Host name or IP address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for predictions; 0 chooses a free one.")] = None,
-    management_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for managing models.")] = None,
-    metrics_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for Prometheus.")] = None,
-    grpc_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for gRPC predictions.")] = None,
-    grpc_management_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for managing models over gRPC.")] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port for predictions; 0 chooses a free one."),
+    ] = None,
+    management_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port for managing models.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port for Prometheus.")
+    ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port for gRPC predictions.")
+    ] = None,
+    grpc_management_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port for managing models over gRPC.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of workers per model.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests in a batch.")] = None,
-    device: Annotated[Literal["cpu", "gpu"] | None, typer.Option(help="Where the models run.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Take the addresses over from the server that runs there.")] = False,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of requests in a batch.")
+    ] = None,
+    device: Annotated[
+        Literal["cpu", "gpu"] | None, typer.Option(help="Where the models run.")
+    ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Take the addresses over from the server that runs there."),
+    ] = False,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
     """Serve archives, model directories or bare model files until Ctrl-C or SIGTERM.
 
-    Without a file, the server loads what the settings `load_models` and `load_workflows` name, or starts empty.
+    Without a file, the server loads what the settings `load_models` and `load_workflows` name, or
+    starts empty.
     """
-    from tsx_cli.archive.huggingface import HuggingFaceOptions  # here, all of them, as they are slow to import, and help must be quick
+    from tsx_cli.archive.huggingface import (
+        HuggingFaceOptions,
+    )  # here, all of them, as they are slow to import, and help must be quick
     from tsx_cli.archive.model_file import HandlerFiles
     from tsx_cli.serve import server
 
     settings, _ = read_settings(config, assignments, model_store=model_store)
-    settings = server.with_addresses(settings, host, {"inference": port, "management": management_port, "metrics": metrics_port})
-    settings = server.with_grpc_addresses(settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port})
+    settings = server.with_addresses(
+        settings, host, {"inference": port, "management": management_port, "metrics": metrics_port}
+    )
+    settings = server.with_grpc_addresses(
+        settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port}
+    )
     chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device}
     parts, huggingface = (
         HandlerFiles(handler, model_file, split_list(extra_files)),

@@ -52,36 +52,73 @@ def serve_words(
     *,
     replaces: bool = False,
 ) -> None:
-    """The files and directories that are named, else what the settings name. `chosen` is for each model; None leaves it open."""
+    """The files and directories that are named, else what the settings name.
+
+    `chosen` is for each model; None leaves it open.
+    """
     if chosen.get("device_type") == "gpu" and not gpu_count():
-        raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit --device to run on the CPU")
+        raise UsageError(
+            "--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit"
+            " --device to run on the CPU"
+        )
     sources = for_all(words, lambda word: locate(word, settings), CliError)
     of_models = [source for source in sources if source.kind != "workflow"]
     kinds = {source.kind for source in of_models}
     if parts.given and "file" not in kinds:
-        raise UsageError("--handler, --model-file and --extra-files apply to bare model files; archives and directories have their own")
+        raise UsageError(
+            "--handler, --model-file and --extra-files apply to bare model files; archives and"
+            " directories have their own"
+        )
     if huggingface.given and kinds != {"Hugging Face"}:
-        raise UsageError(f"{huggingface.given}: only directories of Hugging Face models, and models of the Hub, take that; remove it")
+        raise UsageError(
+            f"{huggingface.given}: only directories of Hugging Face models, and models of the Hub,"
+            " take that; remove it"
+        )
     if huggingface.trust_remote_code and not of_models:
-        raise UsageError("--trust-remote-code is for the models that are named; for others, name them in the setting trust_remote_code")
+        raise UsageError(
+            "--trust-remote-code is for the models that are named; for others, name them in the"
+            " setting trust_remote_code"
+        )
     with ExitStack() as stack:
-        starts = [find_model(source, parts, stack, huggingface) for source in of_models] or models_from_settings(settings)
+        starts = [
+            find_model(source, parts, stack, huggingface) for source in of_models
+        ] or models_from_settings(settings)
         if huggingface.trust_remote_code:
-            trusted = [start.order.model_name or manifest_of(start.path).model_name for start in starts if start.path is not None]
-            settings = settings.model_copy(update={"trust_remote_code": [*settings.trust_remote_code, *trusted]})
+            trusted = [
+                start.order.model_name or manifest_of(start.path).model_name
+                for start in starts
+                if start.path is not None
+            ]
+            settings = settings.model_copy(
+                update={"trust_remote_code": [*settings.trust_remote_code, *trusted]}
+            )
         named = [start_workflow(path, name) for name, path, kind in sources if kind == "workflow"]
         flows = named or workflows_from_settings(settings)
-        orders: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        orders: dict[str, Any] = {
+            name: value for name, value in chosen.items() if value is not None
+        }
         if orders and named and not starts:
-            raise UsageError("--workers, --batch-size and --device apply to models; a workflow's specification sets them for its models")
+            raise UsageError(
+                "--workers, --batch-size and --device apply to models; a workflow's specification"
+                " sets them for its models"
+            )
         try:
             options = ServeOptions(replace=replaces)
-            run_server(settings, [replace(start, order=replace(start.order, **orders)) for start in starts], flows, options=options)
+            run_server(
+                settings,
+                [replace(start, order=replace(start.order, **orders)) for start in starts],
+                flows,
+                options=options,
+            )
         except Conflict as error:
-            raise CliError(f"{error.message.rstrip('.')}; give each file its own name, as NAME=FILE") from error
+            raise CliError(
+                f"{error.message.rstrip('.')}; give each file its own name, as NAME=FILE"
+            ) from error
 
 
-def with_grpc_addresses(settings: Settings, host: str | None, ports: dict[str, int | None]) -> Settings:
+def with_grpc_addresses(
+    settings: Settings, host: str | None, ports: dict[str, int | None]
+) -> Settings:
     """The same for gRPC, whose hosts and ports are settings of their own."""
     changed: dict[str, Any] = {}
     for role, port in ports.items():
@@ -102,13 +139,21 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
         old = parse_address(getattr(settings, setting))
         if old.scheme == "unix" and (host, port) != (None, None):
             if port is None:
-                raise UsageError(f"{setting} is {old}, which has no host; give a port as well, or remove --host")
+                raise UsageError(
+                    f"{setting} is {old}, which has no host; give a port as well, or remove --host"
+                )
             old = parse_address("http://127.0.0.1:0")
-        changed[setting] = str(old._replace(host=old.host if host is None else host, port=old.port if port is None else port))
+        changed[setting] = str(
+            old._replace(
+                host=old.host if host is None else host, port=old.port if port is None else port
+            )
+        )
         try:
             parse_address(changed[setting])
         except ValueError:
-            raise UsageError(f"--host takes a name or an address such as 127.0.0.1, not '{host}'") from None
+            raise UsageError(
+                f"--host takes a name or an address such as 127.0.0.1, not '{host}'"
+            ) from None
     return settings.model_copy(update=changed)
 
 
@@ -120,7 +165,12 @@ class LocatedSource(NamedTuple):
     kind: SourceKind
 
 
-def find_model(source: LocatedSource, parts: HandlerFiles, stack: ExitStack, huggingface: HuggingFaceOptions = NONE_OF_THEM) -> StartModel:
+def find_model(
+    source: LocatedSource,
+    parts: HandlerFiles,
+    stack: ExitStack,
+    huggingface: HuggingFaceOptions = NONE_OF_THEM,
+) -> StartModel:
     """Find out how to serve a path.
 
     What is no archive becomes a directory like an unpacked one, which `stack` removes.
@@ -131,12 +181,18 @@ def find_model(source: LocatedSource, parts: HandlerFiles, stack: ExitStack, hug
     if kind == "Hugging Face":
         spec, notes = huggingface_spec(path, huggingface, name, None, None)
     elif kind == "MLflow":
-        spec, notes = stack.enter_context(mlflow_spec(path, name, None, None, None, requirements=True))
+        spec, notes = stack.enter_context(
+            mlflow_spec(path, name, None, None, None, requirements=True)
+        )
     else:
         spec, notes = work_out(path, parts, name=name)
     print("\n".join(notes), flush=True)
     start = start_model(stack.enter_context(as_directory(plan_archive(spec))), name)
-    facts = spec.extra_manifest.get(MANIFEST_KEY) or spec.extra_manifest.get(MLFLOW_KEY) or {"source": path.name}
+    facts = (
+        spec.extra_manifest.get(MANIFEST_KEY)
+        or spec.extra_manifest.get(MLFLOW_KEY)
+        or {"source": path.name}
+    )
     url = "@".join(facts[key] for key in ("source", "revision") if key in facts)
     return replace(start, order=replace(start.order, url=url))
 
@@ -144,7 +200,8 @@ def find_model(source: LocatedSource, parts: HandlerFiles, stack: ExitStack, hug
 def locate(argument: str, settings: Settings) -> LocatedSource:
     """Find `[NAME=]FILE` in the working directory, else in the store.
 
-    A directory that is no model does not hide a file or directory of the store; what hides one is named.
+    A directory that is no model does not hide a file or directory of the store; what hides one is
+    named.
     """
     name, path = _split(argument)
     kind = classify(path)
@@ -153,15 +210,23 @@ def locate(argument: str, settings: Settings) -> LocatedSource:
         store_name, store = "workflow store", settings.workflow_store
     candidates = () if store is None else (store / path, store / f"{path}.mar")
     stored = next((file for file in candidates if file.exists()), None)
-    if kind in ("Hugging Face", "MLflow") or (path.exists() and (stored is None or kind != "directory")):
+    if kind in ("Hugging Face", "MLflow") or (
+        path.exists() and (stored is None or kind != "directory")
+    ):
         if stored is not None and stored.resolve() != path.resolve():
-            print(f"'{path}' is that of the working directory, not '{stored}' of the {store_name}", flush=True)
+            print(
+                f"'{path}' is that of the working directory, not '{stored}' of the {store_name}",
+                flush=True,
+            )
         return LocatedSource(name, path, kind)
     if stored is not None:
         return LocatedSource(name, stored, classify(stored))
     beside = f", nor in the {store_name} '{store}'" if store else ""
     near = similar_file(path) or (similar_file(store / path) if store else "")
-    raise CliError(f"there is no file '{path}'{beside}{near or ';'} name an archive, a model directory or a model file")
+    raise CliError(
+        f"there is no file '{path}'{beside}{near or ';'} name an archive, a model directory or a"
+        " model file"
+    )
 
 
 def run_server(
@@ -172,16 +237,33 @@ def run_server(
     ready_line: str | None = None,
     options: ServeOptions = DEFAULT_OPTIONS,
 ) -> None:
-    """Serve until stopped. `ready_line` is printed when requests are answered, for programs that wait for it."""
+    """Serve until stopped.
+
+    `ready_line` is printed when requests are answered, for programs that wait for it.
+    """
     if settings.model_store is not None and not settings.model_store.is_dir():
-        raise CliError(f"the model store '{settings.model_store}' is not a directory; create it, or name another with --model-store")
+        raise CliError(
+            f"the model store '{settings.model_store}' is not a directory; create it, or name"
+            " another with --model-store"
+        )
     keep_going()  # a full disk, or a reader that is gone or asleep, is no reason not to serve
     set_up_logging(settings)
     console = Console()
     if console.is_terminal and (starts or workflows):
-        named = one_line(redacted(", ".join([*(start.order.url for start in starts), *(start.order.url for start in workflows)])))
+        named = one_line(
+            redacted(
+                ", ".join(
+                    [
+                        *(start.order.url for start in starts),
+                        *(start.order.url for start in workflows),
+                    ]
+                )
+            )
+        )
         overwrite(f"loading {named} ...", console)
-        options = replace(options, on_loading=lambda status: overwrite(progress_line(named, status), console))
+        options = replace(
+            options, on_loading=lambda status: overwrite(progress_line(named, status), console)
+        )
 
     def on_ready(started: RunningServer) -> None:
         overwrite("", console)

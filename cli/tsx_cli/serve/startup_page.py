@@ -36,7 +36,8 @@ def show(started: RunningServer, settings: Settings, console: Console) -> None:
     if not console.is_terminal:
         for version in versions:
             print(
-                f"serving {version.name} {version.version}: {kind(version)}, {devices(version)}, {_count(len(version.workers), 'worker')}"
+                f"serving {version.name} {version.version}: {kind(version)}, {devices(version)},"
+                f" {_count(len(version.workers), 'worker')}"
             )
         for workflow in started.workflows:
             print(f"serving workflow {workflow.name}: {one_line(', '.join(workflow.nodes))}")
@@ -44,10 +45,17 @@ def show(started: RunningServer, settings: Settings, console: Console) -> None:
             print(f"{WHAT[role]} at {address}")
         if page := web_page(started):
             print(f"page at {page}")
-        print("\n".join(f"try: {one_line(line)}" for line in examples(started, settings)), flush=True)
+        print(
+            "\n".join(f"try: {one_line(line)}" for line in examples(started, settings)), flush=True
+        )
         return
-    served = [_count(len(versions), "model"), *([_count(len(started.workflows), "workflow")] if started.workflows else [])]
-    console.print(Text.assemble("\n", (f"tsx {__version__}", "bold"), f" serves {' and '.join(served)}\n"))
+    served = [
+        _count(len(versions), "model"),
+        *([_count(len(started.workflows), "workflow")] if started.workflows else []),
+    ]
+    console.print(
+        Text.assemble("\n", (f"tsx {__version__}", "bold"), f" serves {' and '.join(served)}\n")
+    )
     if page := web_page(started):
         console.print(Text.assemble(f"  {'page':<16} ", (page, "bold")), soft_wrap=True)
     for role, address in started.addresses.items():
@@ -58,10 +66,16 @@ def show(started: RunningServer, settings: Settings, console: Console) -> None:
         console.print(Text.assemble("    ", (one_line(line), "bold")), soft_wrap=True)
     console.print()
     if versions:
-        rows = [(each.name, each.version, kind(each), devices(each), len(each.workers)) for each in versions]
+        rows = [
+            (each.name, each.version, kind(each), devices(each), len(each.workers))
+            for each in versions
+        ]
         print_table(["model", "version", "kind", "device", "workers"], rows)
     if started.workflows:
-        print_table(["workflow", "nodes"], [(each.name, ", ".join(each.nodes)) for each in started.workflows])
+        print_table(
+            ["workflow", "nodes"],
+            [(each.name, ", ".join(each.nodes)) for each in started.workflows],
+        )
     console.print("\n  Ctrl-C stops the server\n")
 
 
@@ -73,7 +87,10 @@ def overwrite(text: str, console: Console) -> None:
 
 def progress_line(named: str, status: LoadStatus) -> str:
     """What the start waits for, in bytes and seconds."""
-    steps = [f"{one_line(name)}: {step} {human(done)} of {human(total)}" for name, step, done, total in status.opening]
+    steps = [
+        f"{one_line(name)}: {step} {human(done)} of {human(total)}"
+        for name, step, done, total in status.opening
+    ]
     steps += [
         f"{name}: worker {worker} {f'has {human(memory)} in memory' if memory else 'is starting'}"
         for name, worker, memory in status.loading
@@ -88,12 +105,33 @@ def web_page(started: RunningServer) -> str | None:
 
 
 def examples(started: RunningServer, settings: Settings) -> list[str]:
-    """Lines for a shell that work as they stand, but for a FILE where nothing is known to send. The last one is for curl."""
+    """Lines for a shell that work as they stand, but for a FILE where nothing is known to send.
+
+    The last one is for curl.
+    """
     inference = started.addresses["inference"]
-    address, url = parse_address(inference), [] if inference == Settings.model_fields["inference_address"].default else ["--url", inference]
-    trust = f"TSX_CERTIFICATE_FILE={shlex.quote(str(settings.certificate_file))} " if address.scheme == "https" else ""
+    address, url = (
+        parse_address(inference),
+        (
+            []
+            if inference == Settings.model_fields["inference_address"].default
+            else ["--url", inference]
+        ),
+    )
+    trust = (
+        f"TSX_CERTIFICATE_FILE={shlex.quote(str(settings.certificate_file))} "
+        if address.scheme == "https"
+        else ""
+    )
     tried = ((version, sample_of(version)) for version in started.versions)
-    sampled = next(((version, sample) for version, sample in tried if sample is not None or has_example(version)), None)
+    sampled = next(
+        (
+            (version, sample)
+            for version, sample in tried
+            if sample is not None or has_example(version)
+        ),
+        None,
+    )
     lines = []
     if sampled is not None:
         if not trust or is_trusted_as(address.host, settings):
@@ -102,17 +140,35 @@ def examples(started: RunningServer, settings: Settings) -> list[str]:
             return [*lines, request_line(inference, sampled[0].name, sampled[1], settings)]
     elif started.versions:
         lines.append(shlex.join(["tsx", "predict", started.versions[0].name, "FILE", *url]))
-    lines += [curl(inference, f"/wfpredict/{workflow.name}", settings, "-T", "FILE") for workflow in started.workflows[:1]]
+    lines += [
+        curl(inference, f"/wfpredict/{workflow.name}", settings, "-T", "FILE")
+        for workflow in started.workflows[:1]
+    ]
     return [*lines, curl(inference, "/ping", settings)]
 
 
 def request_line(address: str, name: str, sample: SampleInput, settings: Settings) -> str:
-    """Return a line for a shell that sends a model its sample: a short text as it is, any other as the server hands it out."""
+    """Return a line for a shell that sends a model its sample: a short text as it is, any other as
+    the server hands it out.
+    """
     text = sample.body.decode(errors="surrogateescape").strip()
-    is_short = len(text) <= SHORT and text.isprintable() and text[:1] != "@"  # of which curl makes a file's name
-    more = ("-H", f"Content-Type: {sample.content_type}", *(("-d", text) if is_short else ("--data-binary", "@-")))
+    is_short = (
+        len(text) <= SHORT and text.isprintable() and text[:1] != "@"
+    )  # of which curl makes a file's name
+    more = (
+        "-H",
+        f"Content-Type: {sample.content_type}",
+        *(("-d", text) if is_short else ("--data-binary", "@-")),
+    )
     line = curl(address, f"/predictions/{name}", settings, *more, with_token=True)
-    return line if is_short else f"{curl(address, f'/v2/models/{name}/sample', settings, '-s', with_token=True)} | {line}"
+    return (
+        line
+        if is_short
+        else (
+            f"{curl(address, f'/v2/models/{name}/sample', settings, '-s', with_token=True)} |"
+            f" {line}"
+        )
+    )
 
 
 def kind(version: ModelVersion) -> str:

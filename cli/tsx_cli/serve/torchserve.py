@@ -41,36 +41,98 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="torchserve", description="TorchServe's command, on tsx. `tsx serve` does the same and more.")
+    made = argparse.ArgumentParser(
+        prog="torchserve",
+        description="TorchServe's command, on tsx. `tsx serve` does the same and more.",
+    )
     action = made.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")
-    action.add_argument("--start", action="store_true", help="start the server; this is the default")
-    action.add_argument("--stop", action="store_true", help="stop the server after it has answered accepted requests")
-    made.add_argument("--ts-config", metavar="FILE", type=Path, help="config.properties, a snapshot, or a tsx.toml")
-    made.add_argument("--model-store", metavar="DIRECTORY", type=Path, help="directory of the archives")
-    made.add_argument("--workflow-store", metavar="DIRECTORY", type=Path, help="directory of the workflow archives, if different")
-    made.add_argument("--models", metavar="[NAME=]FILE", nargs="+", help="models to load: files of the model store, or all")
-    made.add_argument("--foreground", action="store_true", help="run in the foreground")
-    made.add_argument("--no-config-snapshots", "--ncs", action="store_true", dest="ncs", help="do not write snapshots or start from one")
-    made.add_argument("--disable-token-auth", "--dt", action="store_true", help="do not require tokens")
-    made.add_argument("--enable-model-api", action="store_true", help="allow requests to register and remove models")
-    made.add_argument(
-        "--log-config", metavar="FILE", type=Path, help="a log4j2.xml, for its levels and sizes, or a file for Python's logging.config"
+    action.add_argument(
+        "--start", action="store_true", help="start the server; this is the default"
     )
-    made.add_argument("--cpp-log-config", metavar="FILE", type=Path, help="accepted and ignored: there is no C++ backend")
-    made.add_argument("--plugins-path", "--ppath", metavar="PATH", type=Path, help="accepted and ignored: Java plugins cannot be loaded")
-    made.add_argument("--tell", type=int, help=argparse.SUPPRESS)  # between this command and the server that it starts
+    action.add_argument(
+        "--stop",
+        action="store_true",
+        help="stop the server after it has answered accepted requests",
+    )
+    made.add_argument(
+        "--ts-config",
+        metavar="FILE",
+        type=Path,
+        help="config.properties, a snapshot, or a tsx.toml",
+    )
+    made.add_argument(
+        "--model-store", metavar="DIRECTORY", type=Path, help="directory of the archives"
+    )
+    made.add_argument(
+        "--workflow-store",
+        metavar="DIRECTORY",
+        type=Path,
+        help="directory of the workflow archives, if different",
+    )
+    made.add_argument(
+        "--models",
+        metavar="[NAME=]FILE",
+        nargs="+",
+        help="models to load: files of the model store, or all",
+    )
+    made.add_argument("--foreground", action="store_true", help="run in the foreground")
+    made.add_argument(
+        "--no-config-snapshots",
+        "--ncs",
+        action="store_true",
+        dest="ncs",
+        help="do not write snapshots or start from one",
+    )
+    made.add_argument(
+        "--disable-token-auth", "--dt", action="store_true", help="do not require tokens"
+    )
+    made.add_argument(
+        "--enable-model-api",
+        action="store_true",
+        help="allow requests to register and remove models",
+    )
+    made.add_argument(
+        "--log-config",
+        metavar="FILE",
+        type=Path,
+        help="a log4j2.xml, for its levels and sizes, or a file for Python's logging.config",
+    )
+    made.add_argument(
+        "--cpp-log-config",
+        metavar="FILE",
+        type=Path,
+        help="accepted and ignored: there is no C++ backend",
+    )
+    made.add_argument(
+        "--plugins-path",
+        "--ppath",
+        metavar="PATH",
+        type=Path,
+        help="accepted and ignored: Java plugins cannot be loaded",
+    )
+    made.add_argument(
+        "--tell", type=int, help=argparse.SUPPRESS
+    )  # between this command and the server that it starts
     return made
 
 
 def act(arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    """What a person asked for. The server itself is another process, or what becomes of this one."""
+    """What a person asked for. The server itself is another process, or what becomes of this
+    one.
+    """
     if arguments.version:
         print(f"TorchServe Version is {TORCHSERVE_VERSION} (tsx {__version__})")
         return 0
     temporary = os.environ.get("TEMP")
-    if temporary and not Path(temporary).is_dir():  # tempfile would take another directory, and with it another server's file
-        print(NOT_RUNNING if arguments.stop else f"Invalid temp directory: {temporary}, please check TEMP environment variable.")
+    if (
+        temporary and not Path(temporary).is_dir()
+    ):  # tempfile would take another directory, and with it another server's file
+        print(
+            NOT_RUNNING
+            if arguments.stop
+            else f"Invalid temp directory: {temporary}, please check TEMP environment variable."
+        )
         return 0 if arguments.stop else FAILED
     if arguments.stop:
         return stop()
@@ -82,10 +144,16 @@ def act(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if missing := missing_file(arguments, os.environ):
         print(missing)
         return FAILED
-    setup = configure(arguments, os.environ, warn=lambda notice: None)  # so that what is wrong is said here, and in the exit code
+    setup = configure(
+        arguments, os.environ, warn=lambda notice: None
+    )  # so that what is wrong is said here, and in the exit code
     store = setup.settings.model_store
     if store is None or not store.is_dir():
-        print("Missing mandatory parameter --model-store" if store is None else f"--model-store directory not found: {store}")
+        print(
+            "Missing mandatory parameter --model-store"
+            if store is None
+            else f"--model-store directory not found: {store}"
+        )
         return FAILED
     if missing := missing_archive(setup.settings):
         print(missing, file=sys.stderr)
@@ -101,7 +169,10 @@ def stop() -> int:
         print(NOT_RUNNING)
         return 0
     if not end_server(process):
-        raise CliError(f"TorchServe (process {process.pid}) is still answering accepted requests; `kill -9 {process.pid}` stops it at once")
+        raise CliError(
+            f"TorchServe (process {process.pid}) is still answering accepted requests; `kill -9"
+            f" {process.pid}` stops it at once"
+        )
     print("TorchServe has stopped.")
     return 0
 
@@ -133,7 +204,10 @@ def missing_archive(settings: Settings) -> str:
     for start in starts(settings) if settings.model_snapshot is not None else ():
         if start.path is not None and not start.path.exists():
             name, version = start.order.model_name, start.order.version
-            problem = f"InvalidSnapshotException: Model archive file for model :{name}, version :{version} not found in model store"
+            problem = (
+                f"InvalidSnapshotException: Model archive file for model :{name}, version"
+                f" :{version} not found in model store"
+            )
             return f"{problem}: {start.path}. Put it there, or start without the snapshot: --ncs"
     return ""
 
@@ -150,19 +224,32 @@ def serve(arguments: argparse.Namespace) -> int:
     setup = configure(arguments, os.environ, warn=text.append)
     for notice in [*text, *notices(arguments, setup)]:
         print(notice, file=sys.stderr)
-    snapshots = None if arguments.ncs else Snapshots(snapshot_directory(os.environ), setup.base, setup.settings.model_store)
+    snapshots = (
+        None
+        if arguments.ncs
+        else Snapshots(snapshot_directory(os.environ), setup.base, setup.settings.model_store)
+    )
     tell = teller(arguments.tell)
     options = ServeOptions(answer_first=True, snapshots=snapshots, on_bound=tell, on_answering=tell)
     try:
         with claimed(pid_file()):
-            run_server(setup.settings, starts(setup.settings), workflows_from_settings(setup.settings), ready_line=READY, options=options)
+            run_server(
+                setup.settings,
+                starts(setup.settings),
+                workflows_from_settings(setup.settings),
+                ready_line=READY,
+                options=options,
+            )
     except AlreadyRunning:
         print(RUNNING)
         return FAILED
     except PermissionError as error:
         if error.filename != str(pid_file()):
             raise
-        raise CliError(f"{error.filename} belongs to another user; set TMPDIR to your own directory, for --stop as well") from error
+        raise CliError(
+            f"{error.filename} belongs to another user; set TMPDIR to your own directory, for"
+            " --stop as well"
+        ) from error
     return 0
 
 
@@ -181,16 +268,26 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
     from tsx_runtime.settings.torchserve import load_properties, read_torchserve_config
 
     file, restored = config_file(arguments, env)
-    kept = {"model_store": arguments.model_store, "workflow_store": arguments.workflow_store, "load_models": split_list(arguments.models)}
+    kept = {
+        "model_store": arguments.model_store,
+        "workflow_store": arguments.workflow_store,
+        "load_models": split_list(arguments.models),
+    }
     given = {
         **kept,
-        "disable_token_authorization": arguments.disable_token_auth,  # not kept: a restart must ask for open access again
+        # not kept: a restart must ask for open access again
+        "disable_token_authorization": arguments.disable_token_auth,
         "enable_model_api": arguments.enable_model_api,
         "log_config": arguments.log_config,
     }
     properties = file if file is not None and file.suffix != ".toml" else None
-    keys = [] if properties is None else read_torchserve_config(properties, env, Settings.model_fields)[0]
-    # TorchServe has its variables before the command line: images have the one, their users the other.
+    keys = (
+        []
+        if properties is None
+        else read_torchserve_config(properties, env, Settings.model_fields)[0]
+    )
+    # TorchServe has its variables before the command line: images have the one, their users the
+    # other.
     first = {key.name for key in keys if key.origin.startswith("environment variable")}
     given_settings = {name: value for name, value in given.items() if value and name not in first}
     try:
@@ -198,21 +295,40 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
     except SettingError as error:
         if not restored:
             raise
-        raise SettingError(f"{error.message}. This is the last snapshot; --ncs starts without it") from error
-    settings = settings.model_copy(update={name: value for name, value in defaults(env).items() if origins.get(name) == "default"})
+        raise SettingError(
+            f"{error.message}. This is the last snapshot; --ncs starts without it"
+        ) from error
+    settings = settings.model_copy(
+        update={
+            name: value for name, value in defaults(env).items() if origins.get(name) == "default"
+        }
+    )
     base = {} if properties is None else load_properties(properties)
-    base |= {name: ",".join(value) if isinstance(value, list) else str(value) for name, value in kept.items() if value}
-    for name in ("model_store", "workflow_store"):  # a snapshot may be started from in another directory
+    base |= {
+        name: ",".join(value) if isinstance(value, list) else str(value)
+        for name, value in kept.items()
+        if value
+    }
+    for name in (
+        "model_store",
+        "workflow_store",
+    ):  # a snapshot may be started from in another directory
         if name in base and "$$" not in base[name]:
             base[name] = str(Path(base[name]).absolute())
     return Setup(settings, base, file, restored)
 
 
 def defaults(env: Mapping[str, str]) -> dict[str, object]:
-    """What holds for this command where nothing else is said, because its users' scripts expect it."""
+    """What holds for this command where nothing else is said, because its users' scripts expect
+    it.
+    """
     logs = Path(env.get("LOG_LOCATION") or "logs")
     metrics = Path(env["METRICS_LOCATION"]) if env.get("METRICS_LOCATION") else logs
-    strict = {"generate_tokens": True, "enable_model_api": False, "pass_headers": ["authorization", "proxy-authorization", "cookie"]}
+    strict = {
+        "generate_tokens": True,
+        "enable_model_api": False,
+        "pass_headers": ["authorization", "proxy-authorization", "cookie"],
+    }
     return {
         **strict,
         "handler_error_status": 503,
@@ -245,24 +361,34 @@ def notices(arguments: argparse.Namespace, setup: Setup) -> list[str]:
     from tsx_runtime.settings.torchserve import WITHOUT_EFFECT
 
     given = [name for name in JAVAS_OWN if getattr(arguments, name)]
-    given_settings = [f"--{name.replace('_', '-')} has no effect here: {WITHOUT_EFFECT[name]}" for name in given]
+    given_settings = [
+        f"--{name.replace('_', '-')} has no effect here: {WITHOUT_EFFECT[name]}" for name in given
+    ]
     if setup.settings.pass_headers:
         names = ", ".join(setup.settings.pass_headers)
         given_settings.append(
-            f"handlers see these headers of requests, as in TorchServe: {names}; an empty pass_headers keeps them from handlers"
+            f"handlers see these headers of requests, as in TorchServe: {names}; an empty"
+            " pass_headers keeps them from handlers"
         )
     if setup.restored:
-        ignored = "; --models is ignored (--ncs starts without the snapshot)" if arguments.models else ""
+        ignored = (
+            "; --models is ignored (--ncs starts without the snapshot)" if arguments.models else ""
+        )
         given_settings.append(f"starting from the last snapshot, {setup.file}{ignored}")
     return given_settings
 
 
 def starts(settings: Settings) -> list[StartModel]:
-    """A model that asks for no number of workers has one a core, as in TorchServe, where there is no GPU."""
+    """A model that asks for no number of workers has one a core, as in TorchServe, where there is
+    no GPU.
+    """
     from tsx_runtime.shared.cores import cpu_count
     from tsx_runtime.targets.server.startup import models_from_settings
 
-    return [replace(start, order=replace(start.order, default_workers=cpu_count())) for start in models_from_settings(settings)]
+    return [
+        replace(start, order=replace(start.order, default_workers=cpu_count()))
+        for start in models_from_settings(settings)
+    ]
 
 
 if __name__ == "__main__":

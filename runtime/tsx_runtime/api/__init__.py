@@ -1,1 +1,3 @@
-"""Rules that HTTP's lanes and gRPC obey: URLs, headers, bodies, errors, authorization, limits, descriptions."""
+"""Rules that HTTP's lanes and gRPC obey: URLs, headers, bodies, errors, authorization, limits,
+descriptions.
+"""

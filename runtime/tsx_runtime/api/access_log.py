@@ -1,4 +1,6 @@
-"""The access log: a line for each HTTP and gRPC answer (`/127.0.0.1:64003 "POST /predictions/resnet-18 HTTP/1.1" 200 118`)."""
+"""The access log: a line for each HTTP and gRPC answer (`/127.0.0.1:64003 "POST
+/predictions/resnet-18 HTTP/1.1" 200 118`).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tsx_runtime.shared.log_format import escaped, json_line, writes_json
 from tsx_runtime.shared.redaction import redacted
 
 LONGEST_NAME = 128  # characters of a model's that are shown
-_NOT_SHOWN = re.compile(r'[\x00-\x1f\x7f-\xff"\\]')  # of a request line: what would break the log's own
+_NOT_SHOWN = re.compile(
+    r'[\x00-\x1f\x7f-\xff"\\]'
+)  # of a request line: what would break the log's own
 SERVED = "tsx.served"  # in a request's scope: where it was submitted, and the job
 ENDED = "tsx.ended"  # in the same: why its answer has no end, where that is not its client
 LEFT = "the client disconnected"
@@ -24,9 +28,11 @@ BROKEN = "the answer was interrupted"
 
 
 class AccessLog:
-    """In a file, a line has TorchServe's shape; elsewhere it goes on with the request's id and its model.
+    """In a file, a line has TorchServe's shape; elsewhere it goes on with the request's id and its
+    model.
 
-    A line is made when its answer is out, and waits at most `EVERY` seconds for others, with which it is passed on.
+    A line is made when its answer is out, and waits at most `EVERY` seconds for others, with which
+    it is passed on.
     """
 
     def __init__(self, share: float = 1.0, *, is_json: bool = False, in_file: bool = False) -> None:
@@ -61,7 +67,10 @@ class AccessLog:
         version: str = "",
         broken: str = "",
     ) -> None:
-        """`client` is (host, port), or None at a unix socket; the times are time.monotonic(). `broken`: why the answer has no end."""
+        """`client` is (host, port), or None at a unix socket; the times are time.monotonic().
+
+        `broken`: why the answer has no end.
+        """
         lines = self._lines
         if not lines:
             self._since = time.time() - time.monotonic()
@@ -71,7 +80,12 @@ class AccessLog:
             quoted = self._shown[line] = shown(line)
         took = int(1000 * (ended - began))
         if self._is_json:
-            about = {"client": _peer(client), "status": status, "ms": took, "request_id": str(request_id, "latin-1")}
+            about = {
+                "client": _peer(client),
+                "status": status,
+                "ms": took,
+                "request_id": str(request_id, "latin-1"),
+            }
             about |= {"model": shown(model[:LONGEST_NAME]), "version": version, "broken": broken}
             text = json_line(at, "info", ACCESS_LOG, quoted, about)
         else:
@@ -116,17 +130,24 @@ def access_log(settings: Settings) -> AccessLog | None:
 
 
 def _gap(share: float) -> int:
-    """So that each answer has a line with this probability, whatever those before it have: drawn once a line, not once an answer."""
+    """So that each answer has a line with this probability, whatever those before it have: drawn
+    once a line, not once an answer.
+    """
     return 1 if share >= 1.0 else 1 + int(math.log(1.0 - random.random()) / math.log(1.0 - share))
 
 
 def shown(line: str) -> str:
-    """A request line that stays within its quotes and its line, whatever was sent, without the secrets of its query."""
+    """A request line that stays within its quotes and its line, whatever was sent, without the
+    secrets of its query.
+    """
     return escaped(redacted(line), _NOT_SHOWN)
 
 
 class LoggedResponse:
-    """The `send` of one request, which writes its line once the answer is out. `close` writes that of an answer that breaks off."""
+    """The `send` of one request, which writes its line once the answer is out.
+
+    `close` writes that of an answer that breaks off.
+    """
 
     def __init__(self, log: AccessLog, scope: Scope, send: Send) -> None:
         self._log = log
@@ -140,7 +161,9 @@ class LoggedResponse:
         await self._send(message)
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            self._request_id = next((value for name, value in message["headers"] if name == b"x-request-id"), b"")
+            self._request_id = next(
+                (value for name, value in message["headers"] if name == b"x-request-id"), b""
+            )
         elif not message.get("more_body", False):
             self._tell(self._scope.get(ENDED, ""))
 
@@ -151,7 +174,16 @@ class LoggedResponse:
     def _tell(self, broken: str) -> None:
         scope, status, self._status = self._scope, self._status, 0
         served = _served(scope)
-        self._log.add(scope.get("client"), _request_line(scope), status, self._began, time.monotonic(), self._request_id, *served, broken)
+        self._log.add(
+            scope.get("client"),
+            _request_line(scope),
+            status,
+            self._began,
+            time.monotonic(),
+            self._request_id,
+            *served,
+            broken,
+        )
 
 
 def _served(scope: Scope) -> tuple[str, str]:

@@ -1,4 +1,6 @@
-"""Decompresses a request's body by its `Content-Encoding` (RFC 9110, section 8.4), slice by slice."""
+"""Decompresses a request's body by its `Content-Encoding` (RFC 9110, section 8.4), slice by
+slice.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,15 @@ from tsx_runtime.errors import BadRequest, UnsupportedEncoding
 
 SLICE = 256 << 10  # bytes that are decompressed at once: less than a millisecond of the event loop
 INPUT = 16 << 10  # bytes that are given to zlib at once, which copies what is behind each member
-# Keys of a message: whether the sender may still be sending, and how many compressed bytes came so far.
+# Keys of a message: whether the sender may still be sending, and how many compressed bytes came so
+# far.
 SENDER_MORE, COMPRESSED = "tsx.sender_more", "tsx.compressed"
 _WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # zlib's `wbits`
 
 
-async def decompress(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], window: int) -> AsyncIterator[MutableMapping[str, Any]]:
+async def decompress(
+    receive: Callable[[], Awaitable[MutableMapping[str, Any]]], window: int
+) -> AsyncIterator[MutableMapping[str, Any]]:
     """Yield ASGI's messages of the decompressed body.
 
     Raises BadRequest for a body that cannot be decompressed.
@@ -44,7 +49,9 @@ async def decompress(receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
                 raise zlib.error("it ends too early")
         except zlib.error as error:
             text = f"The body is not what its Content-Encoding says: {error}."
-            raise BadRequest(f"{text} Send it again, or without Content-Encoding.", more=more) from None
+            raise BadRequest(
+                f"{text} Send it again, or without Content-Encoding.", more=more
+            ) from None
     yield {"type": "http.request"}
 
 
@@ -56,5 +63,7 @@ def window_of(codings: bytes, *, more: bool) -> int | None:
     name = codings.lower().replace(b"identity", b"").strip(b", \t")
     if name and name not in _WINDOWS:
         text = f"The Content-Encoding {codings.decode('latin-1').strip(',')!r} is not read here."
-        raise UnsupportedEncoding(f"{text} Send the body with gzip or deflate, or as it is.", more=more)
+        raise UnsupportedEncoding(
+            f"{text} Send the body with gzip or deflate, or as it is.", more=more
+        )
     return _WINDOWS.get(name)

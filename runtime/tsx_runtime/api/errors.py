@@ -28,7 +28,10 @@ from tsx_runtime.errors import (
 from tsx_runtime.wire import OPENAI_META, V2_META, content_type_of
 
 NOT_FOUND = "Requested resource is not found, please refer to API document."
-UNEXPECTED = "The server failed unexpectedly; its log has the traceback under the x-request-id of this answer."
+UNEXPECTED = (
+    "The server failed unexpectedly; its log has the traceback under the x-request-id of this"
+    " answer."
+)
 
 V2 = "/v2/"  # the routes of the Open Inference Protocol
 
@@ -51,7 +54,9 @@ def fault(error: TsxError, path: str = "") -> tuple[int, tuple[Pair, ...], bytes
 
 
 def form_of_path(path: str) -> Callable[[bytes], bytes] | None:
-    """What brings an error JSON into the form of the path's protocol; None where that is TorchServe's."""
+    """What brings an error JSON into the form of the path's protocol; None where that is
+    TorchServe's.
+    """
     if speaks_openai(path):
         return for_openai
     return for_v2 if path.startswith(V2) else None
@@ -65,7 +70,9 @@ def form_of_meta(meta: bytes) -> Callable[[bytes], bytes] | None:
 
 
 def for_v2(body: bytes) -> bytes:
-    """With the message in the field `error` as well, which is where clients of the Open Inference Protocol look."""
+    """With the message in the field `error` as well, which is where clients of the Open Inference
+    Protocol look.
+    """
     return _with_error(body, lambda error: error["message"])
 
 
@@ -81,14 +88,22 @@ def for_openai(body: bytes) -> bytes:
 
 
 def _with_error(body: bytes, value: Callable[[dict[str, Any]], Any]) -> bytes:
-    """An error JSON with the field `error` as well. Any other body stays, such as what `worker.openai` writes.
+    """An error JSON with the field `error` as well.
 
-    A handler writes what it likes, and what a client made it write: none of that may raise here, where a batch is being answered.
+    Any other body stays, such as what `worker.openai` writes.
+
+    A handler writes what it likes, and what a client made it write: none of that may raise here,
+    where a batch is being answered.
     """
     error = read_error(body)
     if list(error) == ["code", "type", "message"]:
         with suppress(ValueError, RecursionError):
-            return json.dumps(error | {"error": value(error)}, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n"
+            return (
+                json.dumps(error | {"error": value(error)}, indent=2, ensure_ascii=False).encode(
+                    errors="replace"
+                )
+                + b"\n"
+            )
     return body
 
 
@@ -98,12 +113,20 @@ def is_event_stream(headers: bytes) -> bool:
 
 
 def error_event(why: str) -> bytes:
-    """An error, in words or as an error JSON, as the last event of a stream that has begun, maybe within an event."""
+    """An error, in words or as an error JSON, as the last event of a stream that has begun, maybe
+    within an event.
+    """
     shown = None
     with suppress(ValueError, RecursionError, AttributeError):
-        shown = json.loads(for_openai(why.encode(errors="replace"))).get("error") if len(why) <= LONGEST_READ else None
+        shown = (
+            json.loads(for_openai(why.encode(errors="replace"))).get("error")
+            if len(why) <= LONGEST_READ
+            else None
+        )
     if not isinstance(shown, dict):
-        shown = _openai_error({"code": 500, "type": TsxError.type, "message": shortened(why, LONGEST_REFUSAL)})
+        shown = _openai_error(
+            {"code": 500, "type": TsxError.type, "message": shortened(why, LONGEST_REFUSAL)}
+        )
     return b"\n\ndata: %b\n\n" % json.dumps({"error": shown}).encode()
 
 
@@ -111,9 +134,19 @@ def _openai_error(error: dict[str, Any]) -> dict[str, Any]:
     status, kind = error["code"], error["type"]
     code, param = _OPENAI_CODES.get(kind, (None, None))
     if status == 429:
-        return {"message": error["message"], "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}
+        return {
+            "message": error["message"],
+            "type": "rate_limit_error",
+            "param": None,
+            "code": "rate_limit_exceeded",
+        }
     is_client = isinstance(status, int) and status < 500
-    return {"message": error["message"], "type": "invalid_request_error" if is_client else "server_error", "param": param, "code": code}
+    return {
+        "message": error["message"],
+        "type": "invalid_request_error" if is_client else "server_error",
+        "param": param,
+        "code": code,
+    }
 
 
 _OPENAI_CODES = {
@@ -124,7 +157,9 @@ _OPENAI_CODES = {
 
 
 def unexpected(error: BaseException, request_id: bytes) -> TsxError:
-    """An exception that is a defect of the server: the traceback goes to the log, once, and stays out of the answer."""
+    """An exception that is a defect of the server: the traceback goes to the log, once, and stays
+    out of the answer.
+    """
     about = {"request_id": request_id.decode()}
     logger.error("request %s failed unexpectedly", about["request_id"], exc_info=error, extra=about)
     return TsxError(UNEXPECTED)
@@ -140,6 +175,8 @@ def _extra(error: TsxError) -> list[Pair]:
         pairs.append((b"accept-encoding", b"gzip, deflate"))
     if isinstance(error, (Unavailable, TooManyRequests)) and error.retry_after is not None:
         pairs.append((b"retry-after", b"%d" % error.retry_after))
-    if isinstance(error, PayloadTooLarge) or error.more:  # The rest of the body must not be read as the next request.
+    if (
+        isinstance(error, PayloadTooLarge) or error.more
+    ):  # The rest of the body must not be read as the next request.
         pairs.append((b"connection", b"close"))
     return pairs

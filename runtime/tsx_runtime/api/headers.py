@@ -1,4 +1,6 @@
-"""Header pairs of HTTP and gRPC: what handlers see and may set, what confines answers, request ids."""
+"""Header pairs of HTTP and gRPC: what handlers see and may set, what confines answers, request
+ids.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ NO_CACHE: tuple[Pair, ...] = (
 
 JSON: Pair = (b"content-type", b"application/json")
 # Headers of servers, proxies and credentials: no handler sees one that is spelled with "_" for "-".
-_SPOKEN_FOR = frozenset(b"proxy-authorization content-type content-length transfer-encoding x-request-id x-real-ip".split())
-_FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"upgrade", b"trailer"))
+_SPOKEN_FOR = frozenset(
+    b"proxy-authorization content-type content-length transfer-encoding x-request-id x-real-ip".split()
+)
+_FRAMING = frozenset(
+    (b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"upgrade", b"trailer")
+)
 _OURS = {*_FRAMING, b"x-request-id"}
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -44,7 +50,10 @@ def clashing_names(headers: Iterable[Pair]) -> list[str]:
 def check_distinct(headers: Iterable[Pair]) -> None:
     """Refuse a request with clashing names. Raises BadRequest."""
     if names := clashing_names(headers):
-        raise BadRequest(f"The request has headers whose names differ only in '_' and '-': {', '.join(names[:5])}. Send one of them.")
+        raise BadRequest(
+            "The request has headers whose names differ only in '_' and '-':"
+            f" {', '.join(names[:5])}. Send one of them."
+        )
 
 
 def shown_headers(headers: Iterable[Pair], left_out: Collection[bytes]) -> list[Pair]:
@@ -66,7 +75,9 @@ def is_header(name: bytes, value: bytes) -> bool:
 
 @lru_cache(maxsize=512)  # a handler's answers have mostly the same headers
 def handler_headers(block: bytes) -> tuple[Pair, ...]:
-    """What a handler's header block becomes in the answer: lower-case names, the framing left to the server, no caching."""
+    """What a handler's header block becomes in the answer: lower-case names, the framing left to
+    the server, no caching.
+    """
     pairs: list[Pair] = []
     names: set[bytes] = set()
     for line in block.split(b"\r\n"):
@@ -74,7 +85,9 @@ def handler_headers(block: bytes) -> tuple[Pair, ...]:
             continue
         name, _, value = line.partition(b": ")
         if not is_header(name, value):
-            raise PredictionFailed(f"The handler set a header that HTTP does not allow: {line[:100]!r}")
+            raise PredictionFailed(
+                f"The handler set a header that HTTP does not allow: {line[:100]!r}"
+            )
         name = name.lower()
         names.add(name)
         if name not in _OURS:
@@ -88,15 +101,17 @@ _CONFINEMENT: tuple[Pair, ...] = (
     (b"content-security-policy", b"sandbox; default-src 'none'"),
 )
 _BEYOND_ANSWER = frozenset(  # what changes more of a browser's state than this answer
-    b"set-cookie clear-site-data strict-transport-security alt-svc refresh www-authenticate proxy-authenticate "
-    b"service-worker-allowed report-to reporting-endpoints nel accept-ch critical-ch".split()
+    b"set-cookie clear-site-data strict-transport-security alt-svc refresh www-authenticate"
+    b" proxy-authenticate service-worker-allowed report-to reporting-endpoints nel accept-ch"
+    b" critical-ch".split()
 )
 
 
 def answer_headers(status: int, headers: Iterable[Pair], *, confined: bool) -> tuple[Pair, ...]:
     """Return the headers of a model's answer, `confined` if its address also manages models.
 
-    No browser shows a confined answer as a page, runs it, or lets it change anything else of its origin.
+    No browser shows a confined answer as a page, runs it, or lets it change anything else of its
+    origin.
     """
     if not confined:
         return tuple(headers)
@@ -108,19 +123,31 @@ def answer_headers(status: int, headers: Iterable[Pair], *, confined: bool) -> t
 
 def header_pairs(block: bytes) -> list[Pair]:
     """Return the headers of a block."""
-    return [(name, value) for line in block.split(b"\r\n") if line for name, _, value in [line.partition(b": ")]]
+    return [
+        (name, value)
+        for line in block.split(b"\r\n")
+        if line
+        for name, _, value in [line.partition(b": ")]
+    ]
 
 
 def stored_headers(block: bytes) -> list[Pair]:
     """Return a stored answer's headers without framing, which any writer of the store may add."""
-    return [pair for pair in header_pairs(block) if is_header(*pair) and pair[0].lower() not in _FRAMING]
+    return [
+        pair for pair in header_pairs(block) if is_header(*pair) and pair[0].lower() not in _FRAMING
+    ]
 
 
 def check_status(status: int) -> None:
     if not 200 <= status <= 599:
-        raise PredictionFailed(f"The handler set the HTTP status {status}; it must lie between 200 and 599.")
+        raise PredictionFailed(
+            f"The handler set the HTTP status {status}; it must lie between 200 and 599."
+        )
 
 
 def new_request_id() -> bytes:
-    """A UUID of the random form (version 4): a part drawn when the process starts, then a count. A tenth of `uuid.uuid4`'s time."""
+    """A UUID of the random form (version 4): a part drawn when the process starts, then a count.
+
+    A tenth of `uuid.uuid4`'s time.
+    """
     return b"%b%012x" % (_DRAWN, next(_count))

@@ -23,7 +23,9 @@ class Match(NamedTuple):
 class LikelyPaths:
     """Of one listener. Paths are templates as in OpenAPI: `/models/{model}`."""
 
-    def __init__(self, own: Iterable[str] = (), elsewhere: Mapping[str, Iterable[str]] | None = None) -> None:
+    def __init__(
+        self, own: Iterable[str] = (), elsewhere: Mapping[str, Iterable[str]] | None = None
+    ) -> None:
         """`elsewhere`: the paths of other listeners, by their address in words."""
         self._own = _split(own)
         self._elsewhere = {where: _split(paths) for where, paths in (elsewhere or {}).items()}
@@ -34,7 +36,14 @@ class LikelyPaths:
         if len(path) <= LONGEST:
             words = path.strip("/").split("/")
             found = _best(words, self._own)
-            where = next((where for where, own in self._elsewhere.items() if (there := _best(words, own)) and not there.slips), "")
+            where = next(
+                (
+                    where
+                    for where, own in self._elsewhere.items()
+                    if (there := _best(words, own)) and not there.slips
+                ),
+                "",
+            )
             if where and (found is None or found.slips):
                 hint = f"It is on {where}."
             elif found is not None:
@@ -47,7 +56,11 @@ def _split(paths: Iterable[str]) -> list[list[str]]:
 
 
 def _best(words: list[str], templates: list[list[str]]) -> Match | None:
-    return min(filter(None, (_match(words, template) for template in templates)), key=lambda found: found.slips, default=None)
+    return min(
+        filter(None, (_match(words, template) for template in templates)),
+        key=lambda found: found.slips,
+        default=None,
+    )
 
 
 def _match(words: list[str], template: list[str]) -> Match | None:

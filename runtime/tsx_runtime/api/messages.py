@@ -26,7 +26,11 @@ LONGEST_NUMBER = 19  # digits of a length
 COUNTED = "tsx.counted"  # in a scope: its `CountedBytes`
 CLIENT_LEFT = "tsx.client_left"  # in the scope of a WebSocket: the event that its client has left
 REQUEST_ID = "tsx.request_id"  # in a scope: the id that a proxy has given the request already
-DISCARD = 64 << 20  # bytes of a refused body that are read and thrown away, so that its sender comes to read the refusal
+DISCARD = (
+    64 << 20
+    # bytes of a refused body that are read and thrown away, so that its sender comes to read the
+    # refusal
+)
 
 
 class ClientGone(Exception):
@@ -64,13 +68,19 @@ def request_id_of(scope: Scope) -> bytes:
 
 
 async def read_body(
-    scope: Scope, receive: Receive, limit: int, check: Callable[[bytes], None] | None = None, setting: str = "max_request_size"
+    scope: Scope,
+    receive: Receive,
+    limit: int,
+    check: Callable[[bytes], None] | None = None,
+    setting: str = "max_request_size",
 ) -> bytes:
-    """The whole body; raises `PayloadTooLarge` as soon as it is known to exceed `limit` bytes, `NoRoom`, and `ClientGone`.
+    """The whole body; raises `PayloadTooLarge` as soon as it is known to exceed `limit` bytes,
+    `NoRoom`, and `ClientGone`.
 
     A body with a Content-Encoding is decompressed, and the scope's headers become those of the
-    result; `limit` bounds both forms. Raises `UnsupportedEncoding`, and `BadRequest` for a broken body.
-    `check` is called with each part, and may raise `PayloadTooLarge`. `setting`: the one that `limit` comes from.
+    result; `limit` bounds both forms. Raises `UnsupportedEncoding`, and `BadRequest` for a broken
+    body. `check` is called with each part, and may raise `PayloadTooLarge`. `setting`: the one that
+    `limit` comes from.
     """
     announced, waits_for_go, codings = _announced(scope["headers"])
     if announced > limit:
@@ -112,7 +122,9 @@ async def read_body(
 
 
 async def discard(receive: Receive) -> None:
-    """Read the rest of a refused body: a connection closed under a sender would lose it the refusal. Not without end."""
+    """Read the rest of a refused body: a connection closed under a sender would lose it the
+    refusal. Not without end.
+    """
     rest = DISCARD
     while rest > 0:
         message = await receive()
@@ -127,7 +139,9 @@ def rest_of(error: TsxError, receive: Receive) -> Receive | None:
 
 
 def _announced(headers: list[Pair]) -> tuple[int, bool, bytes]:
-    """What the headers say of the body: its length (0 where unknown), whether the sender waits for a go-ahead, and its encodings."""
+    """What the headers say of the body: its length (0 where unknown), whether the sender waits for
+    a go-ahead, and its encodings.
+    """
     length, waits, codings = 0, False, b""
     for name, value in headers:
         if name == b"content-length":
@@ -141,15 +155,26 @@ def _announced(headers: list[Pair]) -> tuple[int, bool, bytes]:
 
 def _too_large(limit: int, setting: str, *, more: bool = False) -> PayloadTooLarge:
     text = f"The request's body is larger than {setting}, which is {limit} bytes."
-    return PayloadTooLarge(f"{text} Send less, or start the server with a larger {setting}.", more=more)
+    return PayloadTooLarge(
+        f"{text} Send less, or start the server with a larger {setting}.", more=more
+    )
 
 
 async def send_whole(
-    send: Send, scope: Scope, status: int, headers: tuple[Pair, ...], request_id: bytes, body: bytes, rest: Receive | None = None
+    send: Send,
+    scope: Scope,
+    status: int,
+    headers: tuple[Pair, ...],
+    request_id: bytes,
+    body: bytes,
+    rest: Receive | None = None,
 ) -> None:
-    """One complete answer. A HEAD request gets its headers alone; 204, 205 and 304 have no body by definition.
+    """One complete answer.
 
-    With `rest`, it goes out while the request's body is still coming from there, of which the rest is thrown away.
+    A HEAD request gets its headers alone; 204, 205 and 304 have no body by definition.
+
+    With `rest`, it goes out while the request's body is still coming from there, of which the rest
+    is thrown away.
     """
     pairs = [(b"x-request-id", request_id), *headers]
     if status in (204, 205, 304):
@@ -169,7 +194,10 @@ async def send_last(send: Send, body: bytes, rest: Receive | None) -> None:
 
 
 async def while_client_waits(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT:
-    """Raises ClientGone, and ends the work, when the client leaves first. After the body, nothing else is to be received."""
+    """Raises ClientGone, and ends the work, when the client leaves first.
+
+    After the body, nothing else is to be received.
+    """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(receive())
     try:
@@ -184,13 +212,17 @@ async def while_client_waits(work: Coroutine[Any, Any, ResultT], receive: Receiv
 
 
 class PlatformHook(Protocol):
-    """What a hosting platform asks for in its own way: an ASGI application that decides itself which requests it takes.
+    """What a hosting platform asks for in its own way: an ASGI application that decides itself
+    which requests it takes.
 
     It comes before the server's own routes, on both lanes.
     """
 
     def wants(self, path: bytes, headers: list[Pair]) -> bool:
-        """`path` is percent-encoded, without its query; names of headers are in lower case. The answer depends on nothing else."""
+        """`path` is percent-encoded, without its query; names of headers are in lower case.
+
+        The answer depends on nothing else.
+        """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
@@ -202,7 +234,9 @@ def raw_path(scope: Scope) -> bytes:
 
 
 def as_sent(scope: Scope) -> list[Pair]:
-    """The request's headers under the client's own names, which TorchServe's handlers look up, where the server tells them."""
+    """The request's headers under the client's own names, which TorchServe's handlers look up,
+    where the server tells them.
+    """
     headers: list[Pair] = scope["headers"]
     names: list[bytes] = scope.get(HEADER_NAMES, ())
     if len(names) != len(headers):
@@ -213,4 +247,8 @@ def as_sent(scope: Scope) -> list[Pair]:
 def without_headers(scope: Scope, left_out: Collection[bytes]) -> Scope:
     """Return the scope with the headers that `shown_headers` leaves."""
     shown = shown_headers(as_sent(scope), left_out)
-    return {**scope, "headers": [(name.lower(), value) for name, value in shown], HEADER_NAMES: [name for name, _ in shown]}
+    return {
+        **scope,
+        "headers": [(name.lower(), value) for name, value in shown],
+        HEADER_NAMES: [name for name, _ in shown],
+    }

@@ -1,4 +1,6 @@
-"""What a request's headers ask for besides an answer: a priority, a deadline, and an answer that is stored."""
+"""What a request's headers ask for besides an answer: a priority, a deadline, and an answer that is
+stored.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ LONGEST_WAIT = 600  # seconds for which a request is held; what is longer counts
 
 
 def priority_and_timeout(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int | None]:
-    """Priority (0 where there is none; greater goes first) and milliseconds that the client will wait. Names are lower case.
+    """Priority (0 where there is none; greater goes first) and milliseconds that the client will
+    wait. Names are lower case.
 
     Raises BadRequest.
     """
@@ -47,7 +50,10 @@ def _whole(name: bytes, value: bytes, least: int, most: int) -> int:
         number = None
     if number is None or not least <= number <= most:
         shown = value[:100].decode("latin-1")
-        raise BadRequest(f"The header {name.decode()} is {shown!r}: it must be a whole number from {least} to {most}.")
+        raise BadRequest(
+            f"The header {name.decode()} is {shown!r}: it must be a whole number from {least} to"
+            f" {most}."
+        )
     return number
 
 
@@ -58,12 +64,21 @@ class Preference(NamedTuple):
 
 
 def is_stored(headers: Iterable[Pair]) -> bool:
-    """Whether the request may be one that the store of jobs has to do with. Names are in lower case."""
-    return any(name == IDEMPOTENCY_KEY or (name == PREFER and b"respond-async" in value.lower()) for name, value in headers)
+    """Whether the request may be one that the store of jobs has to do with.
+
+    Names are in lower case.
+    """
+    return any(
+        name == IDEMPOTENCY_KEY or (name == PREFER and b"respond-async" in value.lower())
+        for name, value in headers
+    )
 
 
 def parse_preference(headers: Iterable[Pair]) -> Preference | None:
-    """None where the client waits for the answer. Of a preference that comes twice the first counts; one that cannot be read is none."""
+    """None where the client waits for the answer.
+
+    Of a preference that comes twice the first counts; one that cannot be read is none.
+    """
     given: dict[str, str] = {}
     for name, value in headers:
         if name == PREFER:
@@ -78,4 +93,6 @@ def parse_preference(headers: Iterable[Pair]) -> Preference | None:
 
 def callback_of(headers: Iterable[Pair]) -> str:
     """The URL that the answer is to be sent to; empty where there is none."""
-    return next((value.decode("latin-1").strip() for name, value in headers if name == CALLBACK), "")
+    return next(
+        (value.decode("latin-1").strip() for name, value in headers if name == CALLBACK), ""
+    )

@@ -1,4 +1,6 @@
-"""Requests that get a `Server-Timing` header, or that become exemplars of metrics (a sampled trace)."""
+"""Requests that get a `Server-Timing` header, or that become exemplars of metrics (a sampled
+trace).
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,17 @@ def parse_timing_request(headers: Sequence[Pair]) -> TimingRequest | None:
 def server_timing(times: BatchTimes, arrived: float) -> bytes:
     """The value of the header: each part with its milliseconds (W3C Server Timing)."""
     parts = times.seconds(arrived).items()
-    return ", ".join(f"{name};dur={MILLI * seconds:.3f}" for name, seconds in parts if name != "other").encode()
+    return ", ".join(
+        f"{name};dur={MILLI * seconds:.3f}" for name, seconds in parts if name != "other"
+    ).encode()
 
 
-def timing_header(request: TimingRequest, stats: Stats, job: Job, status: int, batch: Batch) -> bytes:
-    """The value of `Server-Timing` where it is asked for; the request is remembered, and its trace pointed to, in any case."""
+def timing_header(
+    request: TimingRequest, stats: Stats, job: Job, status: int, batch: Batch
+) -> bytes:
+    """The value of `Server-Timing` where it is asked for; the request is remembered, and its trace
+    pointed to, in any case.
+    """
     times = stats.times(batch)
     stats.keep(job.request_id, job.arrived, status, times)
     if request.trace_id:
@@ -61,7 +69,14 @@ class TimedJob(WaitingJob):
     __slots__ = ("_timing", "header")
 
     def __init__(
-        self, timing: TimingRequest, route: Route, meta: bytes, body: Body, arrived: float, deadline: float | None, priority: int
+        self,
+        timing: TimingRequest,
+        route: Route,
+        meta: bytes,
+        body: Body,
+        arrived: float,
+        deadline: float | None,
+        priority: int,
     ) -> None:
         super().__init__(meta, body, arrived, deadline, priority)
         self._timing = timing

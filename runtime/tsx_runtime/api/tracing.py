@@ -1,4 +1,6 @@
-"""The span of an HTTP request, for both lanes; `core/telemetry/tracing.py` has the spans below it."""
+"""The span of an HTTP request, for both lanes; `core/telemetry/tracing.py` has the spans below
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,16 @@ from tsx_runtime.api.messages import Message, Receive, Scope, Send
 from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent_of
 from tsx_runtime.errors import is_failure
 
-_ROUTES = {"predictions": "/predictions/{model}", "explanations": "/explanations/{model}", "wfpredict": "/wfpredict/{workflow}"}
-_LAST = {"invoke": "/models/{model}/invoke", "infer": "/v2/models/{model}/infer", "explain": "/v2/models/{model}/explain"}
+_ROUTES = {
+    "predictions": "/predictions/{model}",
+    "explanations": "/explanations/{model}",
+    "wfpredict": "/wfpredict/{workflow}",
+}
+_LAST = {
+    "invoke": "/models/{model}/invoke",
+    "infer": "/v2/models/{model}/infer",
+    "explain": "/v2/models/{model}/explain",
+}
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -34,7 +44,15 @@ def route_of(path: str) -> str:
     return "/invocations" if first == "invocations" else "/{model}/predict"
 
 
-def describe(span: OpenSpan, method: str, path: str, scheme: str, version: str, client: Any, headers: list[Pair]) -> None:
+def describe(
+    span: OpenSpan,
+    method: str,
+    path: str,
+    scheme: str,
+    version: str,
+    client: Any,
+    headers: list[Pair],
+) -> None:
     """By OpenTelemetry's names. `client` is (host, port), or None at a unix socket."""
     route = route_of(path)
     span.name = f"{method} {route}"
@@ -52,16 +70,28 @@ def describe(span: OpenSpan, method: str, path: str, scheme: str, version: str, 
         span.attributes["user_agent.original"] = agent.decode("latin-1")
 
 
-async def traced(tracer: Tracer | None, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+async def traced(
+    tracer: Tracer | None, app: App, scope: Scope, receive: Receive, send: Send
+) -> None:
     """The app's answer, below a span of its own where the request is traced."""
     parent = None if tracer is None else parent_of(scope["headers"])
     if tracer is None or not tracer.wants(parent):
         if tracer is not None:
-            current.set(None)  # uvicorn begins a request that was sent ahead in the task of the one before
+            current.set(
+                None
+            )  # uvicorn begins a request that was sent ahead in the task of the one before
         await app(scope, receive, send)
         return
     span = tracer.begin(parent, time.monotonic())
-    describe(span, scope["method"], scope["path"], scope["scheme"], scope["http_version"], scope.get("client"), scope["headers"])
+    describe(
+        span,
+        scope["method"],
+        scope["path"],
+        scope["scheme"],
+        scope["http_version"],
+        scope.get("client"),
+        scope["headers"],
+    )
     status, error, left = 0, LEFT, False
 
     async def heard() -> Message:
@@ -77,7 +107,9 @@ async def traced(tracer: Tracer | None, app: App, scope: Scope, receive: Receive
         elif message["type"] == "http.response.start":
             status, error = message["status"], BROKEN
             span.attributes["http.response.status_code"] = status
-            named = next((value for name, value in message["headers"] if name == b"x-request-id"), b"")
+            named = next(
+                (value for name, value in message["headers"] if name == b"x-request-id"), b""
+            )
             span.attributes["tsx.request.id"] = named.decode("latin-1")
         elif not message.get("more_body", False):
             error = f"status {status}" if is_failure(status) else ""

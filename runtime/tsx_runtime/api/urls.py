@@ -23,8 +23,12 @@ _PREDICT: Pair = (b"explain", b"False")
 _MULTIPART = b"multipart/form-data"
 _FORMS = (_MULTIPART, b"application/x-www-form-urlencoded")
 _FIELD = b"model_name"
-MOST_FIELDS = 1000  # of a query string, or of a form that is to name its model: what has more is not read
-LONGEST_HEAD = 4096  # bytes of the headers of one part of a form, or of the content type; of a longer one nothing is read
+MOST_FIELDS = (
+    1000  # of a query string, or of a form that is to name its model: what has more is not read
+)
+# bytes of the headers of one part of a form, or of the content type; of a longer one nothing is
+# read
+LONGEST_HEAD = 4096
 # First segments of the server's own paths.
 RESERVED_PATHS = {
     "predictions",
@@ -42,7 +46,9 @@ RESERVED_PATHS = {
     "jobs",
 }
 RESERVED_PATHS |= {"ping", "livez", "readyz", "api-description", "openapi.json", "docs"}
-PRECOMPUTED = "precomputed"  # in place of a version, before a key: a stored answer, for which no model runs
+PRECOMPUTED = (  # in place of a version, before a key: a stored answer, for which no model runs
+    "precomputed"
+)
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 
 
@@ -54,14 +60,19 @@ class Target(NamedTuple):
     headers: tuple[Pair, ...] = ()  # what the route itself tells the handler
     json: bool = False  # where a body names no type, it is JSON
     query: bool = False  # the pairs of the query string are inputs
-    strict: bool = True  # a version that does not exist is an error; else the default answers, as KServe's routes do in TorchServe
+    # a version that does not exist is an error; else the default answers, as KServe's routes do in
+    # TorchServe
+    strict: bool = True
     in_body: bool = False  # the body names the model, as in OpenAI's API: see `with_model`
 
 
 def check_query(query: bytes) -> None:
     """Before it is parsed. Raises BadRequest."""
     if query.count(b"&") >= MOST_FIELDS:
-        raise BadRequest(f"The query string has {query.count(b'&') + 1} parameters; at most {MOST_FIELDS} are read.")
+        raise BadRequest(
+            f"The query string has {query.count(b'&') + 1} parameters; at most {MOST_FIELDS} are"
+            " read."
+        )
 
 
 def without_empty(query: bytes) -> bytes:
@@ -79,7 +90,8 @@ def runs_model(path: str) -> bool:
 def find_target(path: str, query: bytes = b"") -> Target | None:
     """`path` is percent-decoded. None: the path runs no model.
 
-    Raises `ResourceNotFound` where a model's name is missing, `BadRequest` for a query string of too many parameters.
+    Raises `ResourceNotFound` where a model's name is missing, `BadRequest` for a query string of
+    too many parameters.
     """
     if path.startswith(("/predictions/", "/explanations/")):
         return _from_predictions(path)
@@ -100,40 +112,59 @@ def find_target(path: str, query: bytes = b"") -> Target | None:
 
 
 def resolve(registry: Registry, target: Target, headers: Headers = ()) -> Route:
-    """Raises ModelNotFound, ModelVersionNotFound, and BadRequest where there is no one model to mean."""
+    """Raises ModelNotFound, ModelVersionNotFound, and BadRequest where there is no one model to
+    mean.
+    """
     if target.name is None:
         return registry.route(_only_model(registry), None, headers)
     if target.strict or target.version is None:
         return registry.route(target.name, target.version, headers)
     model = registry.models.get(target.name)
-    known = model is not None and resolve_label(target.version, model.versions, model.labels) in model.versions
+    known = (
+        model is not None
+        and resolve_label(target.version, model.versions, model.labels) in model.versions
+    )
     return registry.route(target.name, target.version if known else None, headers)
 
 
 def model_in_body(target: Target, headers: Headers, body: Body) -> openai.ModelName:
-    """The model that the body names; its name is empty where there is none. Raises BadRequest and PayloadTooLarge."""
+    """The model that the body names; its name is empty where there is none.
+
+    Raises BadRequest and PayloadTooLarge.
+    """
     if target.json and not is_form(headers):
         text = openai.model_in_json(body)
     elif target.json:
         raise BadRequest("Send the body as JSON, with the header Content-Type: application/json.")
     elif not _is_multipart(_content_type(headers)):
-        raise BadRequest("Send the audio as multipart/form-data, with the fields 'file' and 'model'.")
+        raise BadRequest(
+            "Send the audio as multipart/form-data, with the fields 'file' and 'model'."
+        )
     else:
-        text = model_in_form(headers, b"".join(body.pieces) if isinstance(body, Parts) else bytes(body), b"model")
+        text = model_in_form(
+            headers, b"".join(body.pieces) if isinstance(body, Parts) else bytes(body), b"model"
+        )
     return openai.split_name(text or "")
 
 
 def with_model(registry: Registry, target: Target, headers: Headers, body: Body) -> Target:
-    """A target with the name and the version that the body names. Raises BadRequest, PayloadTooLarge and ModelNotFound."""
+    """A target with the name and the version that the body names.
+
+    Raises BadRequest, PayloadTooLarge and ModelNotFound.
+    """
     found = model_in_body(target, headers, body)
     try:
         if found.name:
             registry.find(found.name)
         return target._replace(name=found.name or _only_model(registry), version=found.version)
     except (ModelNotFound, BadRequest) as error:
-        about = error.message.removesuffix(".") if found.name else "Name the model in the field 'model'"
+        about = (
+            error.message.removesuffix(".") if found.name else "Name the model in the field 'model'"
+        )
         stop = "" if about.endswith("?") else "."
-        raise type(error)(f"{about}{stop} Models here: {openai.listed(registry.names) or 'none'}.") from None
+        raise type(error)(
+            f"{about}{stop} Models here: {openai.listed(registry.names) or 'none'}."
+        ) from None
 
 
 def _from_predictions(path: str) -> Target | None:
@@ -144,7 +175,11 @@ def _from_predictions(path: str) -> Target | None:
         raise ResourceNotFound(f"{NOT_FOUND} The path names no model: /{segments[1]}/MODEL.")
     version = (segments[3] or None) if len(segments) > 3 else None
     rest = segments[4] if len(segments) > 4 else ""
-    return Target(segments[2], version, ((b"url_path", url_path(rest)), _EXPLAIN if segments[1] == "explanations" else _PREDICT))
+    return Target(
+        segments[2],
+        version,
+        ((b"url_path", url_path(rest)), _EXPLAIN if segments[1] == "explanations" else _PREDICT),
+    )
 
 
 def _from_kserve_v1(path: str) -> Target | None:
@@ -161,7 +196,11 @@ def _from_kserve_v2(path: str) -> Target | None:
 def _from_sagemaker(path: str) -> Target | None:
     """`/models/MODEL/invoke`, as SageMaker calls an endpoint of several models."""
     segments = path.split("/")
-    return Target(segments[2], query=True) if len(segments) == 4 and segments[1] == "models" and segments[2] else None
+    return (
+        Target(segments[2], query=True)
+        if len(segments) == 4 and segments[1] == "models" and segments[2]
+        else None
+    )
 
 
 def _from_legacy(path: str) -> Target | None:
@@ -176,7 +215,9 @@ def _kserve(model: str, verb: str) -> Target | None:
     name, _, version = model.partition("/versions/")
     if not name or "/" in name or "/" in version:
         return None
-    return Target(name, version or None, (_EXPLAIN if verb == "explain" else _PREDICT,), strict=False)
+    return Target(
+        name, version or None, (_EXPLAIN if verb == "explain" else _PREDICT,), strict=False
+    )
 
 
 def _only_model(registry: Registry) -> str:
@@ -184,50 +225,81 @@ def _only_model(registry: Registry) -> str:
     models = registry.models
     names = list(models)
     if len(names) > 1:
-        names = [name for name, model in models.items() if any(version.loaded_at_startup for version in model.versions.values())]
+        names = [
+            name
+            for name, model in models.items()
+            if any(version.loaded_at_startup for version in model.versions.values())
+        ]
     if len(names) != 1:
         raise BadRequest("Parameter model_name is required.")
     return names[0]
 
 
 def url_path(rest: str) -> bytes:
-    """What follows the version in the path, as a header's value: what a header cannot carry is percent-encoded."""
-    return rest.encode() if rest.isascii() and rest.isprintable() else quote(rest, safe=_PRINTABLE).encode()
+    """What follows the version in the path, as a header's value: what a header cannot carry is
+    percent-encoded.
+    """
+    return (
+        rest.encode()
+        if rest.isascii() and rest.isprintable()
+        else quote(rest, safe=_PRINTABLE).encode()
+    )
 
 
 def with_headers(headers: list[Pair], target: Target, hidden: Collection[bytes] = ()) -> list[Pair]:
-    """The target's headers in place of whatever the client sent under those names; without those that are hidden from handlers."""
+    """The target's headers in place of whatever the client sent under those names; without those
+    that are hidden from handlers.
+    """
     own = target.headers
-    if target.json and not any(name.lower() in (b"content-type", TENSORS_HEAD) for name, _ in headers):
+    if target.json and not any(
+        name.lower() in (b"content-type", TENSORS_HEAD) for name, _ in headers
+    ):
         own = (*own, JSON)
     names = {*hidden, *(name for name, _ in own)}
     return [*shown_headers(headers, names), *own]
 
 
 def is_form(headers: Headers) -> bool:
-    return any(name == b"content-type" and value.lower().startswith(_FORMS) for name, value in headers)
+    return any(
+        name == b"content-type" and value.lower().startswith(_FORMS) for name, value in headers
+    )
 
 
 def model_in_form(headers: Headers, body: bytes, field: bytes = _FIELD) -> str | None:
-    """The form's field `model_name`, or another; the last of several. Any other fault of the form is reported by the worker.
+    """The form's field `model_name`, or another; the last of several.
 
-    Nothing but that field is parsed, and only after the fields were counted. Raises PayloadTooLarge.
+    Any other fault of the form is reported by the worker.
+
+    Nothing but that field is parsed, and only after the fields were counted. Raises
+    PayloadTooLarge.
     """
     content_type = _content_type(headers)
     found = None
-    for value in _values_in_parts(content_type, body, field) if _is_multipart(content_type) else _values_in_pairs(body):
+    for value in (
+        _values_in_parts(content_type, body, field)
+        if _is_multipart(content_type)
+        else _values_in_pairs(body)
+    ):
         found = value
     return None if found is None else found.decode("utf-8", "replace")
 
 
 def field_counter(headers: list[Pair]) -> Callable[[bytes], None]:
-    """Called with each part of a form as it comes, it raises PayloadTooLarge where there are too many fields already.
+    """Called with each part of a form as it comes, it raises PayloadTooLarge where there are too
+    many fields already.
 
-    So a form that would not be read is not held either. A separator that two parts share is not counted.
+    So a form that would not be read is not held either. A separator that two parts share is not
+    counted.
     """
     content_type = _content_type(headers)
     boundary = _option(content_type, b"boundary")
-    separators = [b"&", b";"] if not _is_multipart(content_type) else [b"\r\n--" + boundary] if boundary else []
+    separators = (
+        [b"&", b";"]
+        if not _is_multipart(content_type)
+        else [b"\r\n--" + boundary]
+        if boundary
+        else []
+    )
     count = 0
 
     def add(part: bytes) -> None:
@@ -277,7 +349,9 @@ def _values_in_pairs(body: bytes) -> Iterator[bytes]:
 
 
 def _places(body: bytes, separator: bytes, most: int) -> Iterator[int]:
-    """Where it stands, up to one more than so many times: how long that takes does not grow with what stands behind."""
+    """Where it stands, up to one more than so many times: how long that takes does not grow with
+    what stands behind.
+    """
     at = body.find(separator)
     for _ in range(most + 1):
         if at < 0:
@@ -288,7 +362,10 @@ def _places(body: bytes, separator: bytes, most: int) -> Iterator[int]:
 
 def _check_fields(count: int) -> None:
     if count > MOST_FIELDS:
-        text = f"The form has more than {MOST_FIELDS} fields, which are not searched for the model's name. Name it as ?model_name=NAME."
+        text = (
+            f"The form has more than {MOST_FIELDS} fields, which are not searched for the model's"
+            " name. Name it as ?model_name=NAME."
+        )
         raise PayloadTooLarge(text)
 
 

@@ -25,13 +25,18 @@ logger = logging.getLogger("tsx.state")
 
 
 class StateStore:
-    """The saved state of each model, by part. Not thread safe: for the event loop; a separate thread writes."""
+    """The saved state of each model, by part.
+
+    Not thread safe: for the event loop; a separate thread writes.
+    """
 
     def __init__(self, directory: Path | None, *, replaces: bool = False) -> None:
-        """Without a directory, or where it cannot be written, it is kept as long as the server runs.
+        """Without a directory, or where it cannot be written, it is kept as long as the server
+        runs.
 
-        Of several servers with one directory the first one writes there. Another one starts with what it finds, and writes
-        what it has to once the first one has ended: in a rolling update it is started before that. `replaces`: the first one ends soon.
+        Of several servers with one directory the first one writes there. Another one starts with
+        what it finds, and writes what it has to once the first one has ended: in a rolling update
+        it is started before that. `replaces`: the first one ends soon.
         """
         self.directory = directory
         self._lock: FileLock | None = None  # held by the server that writes there
@@ -59,7 +64,9 @@ class StateStore:
 
     def save(self, name: str, **parts: Any) -> None:
         """Keep these parts, which JSON can carry, beside the others; None forgets one."""
-        kept = {part: value for part, value in (self.load(name) | parts).items() if value is not None}
+        kept = {
+            part: value for part, value in (self.load(name) | parts).items() if value is not None
+        }
         if kept == self.load(name):
             return
         if kept:
@@ -91,8 +98,12 @@ class StateStore:
             self._warn_once("no usable directory was found")
             return
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "tsx-state")  # one, so that what came later is written later
-        self._last = self._thread.submit(self._write, self.directory, self.directory / "models" / f"{name}.json", text)
+            self._thread = ThreadPoolExecutor(
+                1, "tsx-state"
+            )  # one, so that what came later is written later
+        self._last = self._thread.submit(
+            self._write, self.directory, self.directory / "models" / f"{name}.json", text
+        )
 
     def _write(self, directory: Path, file: Path, text: str | None) -> None:
         """In the thread."""
@@ -139,7 +150,9 @@ class StateStore:
 
 
 def state_directory(settings: Settings, env: Mapping[str, str] = os.environ) -> Path | None:
-    """`state_dir`, else one in the model store, else one of the user's that is known by the server's address. None where neither can be."""
+    """`state_dir`, else one in the model store, else one of the user's that is known by the
+    server's address. None where neither can be.
+    """
     if settings.state_dir is not None:
         return settings.state_dir
     store = settings.model_store
@@ -147,20 +160,29 @@ def state_directory(settings: Settings, env: Mapping[str, str] = os.environ) -> 
         try:
             check_directory(store / ".tsx")
         except OSError as error:
-            logger.warning("changes made while this server runs are not saved in the model store: %s", error.strerror)
+            logger.warning(
+                "changes made while this server runs are not saved in the model store: %s",
+                error.strerror,
+            )
         else:
             return store / ".tsx"
     address = parse_address(settings.inference_address)
     if address.scheme != "unix" and not address.port:  # another one at each start
         return None
     home = env.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111  # where there is no home, Path raises
-    directory = Path(home) / "tsx" / re.sub(r"[^A-Za-z0-9.]+", "_", settings.inference_address.partition(":")[2]).strip("_")
+    directory = (
+        Path(home)
+        / "tsx"
+        / re.sub(r"[^A-Za-z0-9.]+", "_", settings.inference_address.partition(":")[2]).strip("_")
+    )
     return directory if _can_be_written(directory) else None
 
 
 def _can_be_written(directory: Path) -> bool:
     """Whether it, or what it would be made in, can."""
-    there = next((path for path in (directory, *directory.parents) if os.access(path, os.F_OK)), None)
+    there = next(
+        (path for path in (directory, *directory.parents) if os.access(path, os.F_OK)), None
+    )
     return there is not None and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 

@@ -1,1 +1,4 @@
-"""gRPC, the extra `grpc`: the services of TorchServe and of the Open Inference Protocol. They share the queues with HTTP."""
+"""gRPC, the extra `grpc`: the services of TorchServe and of the Open Inference Protocol.
+
+They share the queues with HTTP.
+"""

@@ -33,11 +33,16 @@ class Admission:
     def check(self) -> None:
         """Raises `CallRefused` where there are as many calls as there may be."""
         if len(self.calls) >= self.limit:
-            text = f"{len(self.calls)} calls are in progress, as many as grpc_max_concurrent_calls allows. Try again later."
+            text = (
+                f"{len(self.calls)} calls are in progress, as many as grpc_max_concurrent_calls"
+                " allows. Try again later."
+            )
             raise CallRefused(Refusal(StatusCode.RESOURCE_EXHAUSTED, text, RETRY, status=429))
 
     def expire(self, task: asyncio.Task[Any]) -> None:
-        """End the call that runs in this task: its stream is reset, and all that gRPC holds of it is freed."""
+        """End the call that runs in this task: its stream is reset, and all that gRPC holds of it
+        is freed.
+        """
         if not self._expired:
             asyncio.get_running_loop().call_soon(self._end_expired)
         self._expired.add(task)
@@ -52,23 +57,28 @@ class Admission:
 
 
 def _watched(task: asyncio.Task[Any]) -> list[Any]:
-    """What a task of gRPC that waits for the end of a call refers to: among it, the task that runs the call.
+    """What a task of gRPC that waits for the end of a call refers to: among it, the task that runs
+    the call.
 
-    Python has no way to reset a stream whose client takes nothing: a status would wait behind the answer. gRPC's core resets it once
-    nothing refers to the call. Both tasks refer to it, and gRPC has no interface to the first.
+    Python has no way to reset a stream whose client takes nothing: a status would wait behind the
+    answer. gRPC's core resets it once nothing refers to the call. Both tasks refer to it, and gRPC
+    has no interface to the first.
     """
     coroutine = task.get_coro()
     if getattr(coroutine, "__qualname__", "") != WATCHER:
         return []
-    scopes = [scope for scope in gc.get_referents(coroutine) if "scope_struct" in type(scope).__name__]
+    scopes = [
+        scope for scope in gc.get_referents(coroutine) if "scope_struct" in type(scope).__name__
+    ]
     return [each for each in gc.get_referents(*scopes) if isinstance(each, asyncio.Task)]
 
 
 class Call:
     """The share of one call in its port's limits, from its metadata until gRPC releases it.
 
-    The end of the task that it is made in is not the call's: an answer that is not taken is still in gRPC's core then. Another task of
-    gRPC refers to the first one until the core is done as well, so the call ends when the first one is freed.
+    The end of the task that it is made in is not the call's: an answer that is not taken is still
+    in gRPC's core then. Another task of gRPC refers to the first one until the core is done as
+    well, so the call ends when the first one is freed.
     """
 
     __slots__ = ("_admission", "_loop", "_size", "_task", "_timer")
@@ -91,7 +101,10 @@ class Call:
         self._timer.cancel()
 
     def take(self, size: int) -> None:
-        """Of an answer, so many bytes are to be sent. Raises Unavailable where there is no room for them."""
+        """Of an answer, so many bytes are to be sent.
+
+        Raises Unavailable where there is no room for them.
+        """
         self.budget.take(size)
         self._size += size
 
@@ -101,7 +114,10 @@ class Call:
         self._size -= size
 
     def finish(self) -> None:
-        """The client must take the rest now. Its status would wait forever behind parts of an answer that are not taken."""
+        """The client must take the rest now.
+
+        Its status would wait forever behind parts of an answer that are not taken.
+        """
         self._timer.cancel()
         self._timer = self._loop.call_later(self._admission.write_timeout, self._expire)
 
@@ -116,7 +132,9 @@ class Call:
 
 
 class Admissions(NamedTuple):
-    """Health probes and the other calls are counted separately, so that neither takes places from the other."""
+    """Health probes and the other calls are counted separately, so that neither takes places from
+    the other.
+    """
 
     calls: Admission
     probes: Admission

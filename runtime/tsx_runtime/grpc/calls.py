@@ -26,14 +26,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PendingRequest:
-    """One request of a call. Leaving the `with` early gives up its place in the queue, or its stream."""
+    """One request of a call.
 
-    def __init__(self, context: Context, route: Route, own: Iterable[Pair], body: Body, hidden: HiddenHeaders) -> None:
-        """`own`: headers beside those of the call's metadata; the handler sees none that are `hidden`.
+    Leaving the `with` early gives up its place in the queue, or its stream.
+    """
+
+    def __init__(
+        self, context: Context, route: Route, own: Iterable[Pair], body: Body, hidden: HiddenHeaders
+    ) -> None:
+        """`own`: headers beside those of the call's metadata; the handler sees none that are
+        `hidden`.
 
         Raises BadRequest for a priority in the metadata that is none.
 
-        The body counts against `max_inflight_bytes` until `leave`; Unavailable where it does not fit.
+        The body counts against `max_inflight_bytes` until `leave`; Unavailable where it does not
+        fit.
         """
         request_id = new_request_id()
         headers = as_headers(context.invocation_metadata() or ())
@@ -47,7 +54,9 @@ class PendingRequest:
         self.id = request_id.decode()
         shown = shown_headers(headers, hidden.of(route.name))
         self.route = route
-        self.job = WaitingJob(wire.request_meta(self.id, b"", [*shown, *own]), body, now, due, priority)
+        self.job = WaitingJob(
+            wire.request_meta(self.id, b"", [*shown, *own]), body, now, due, priority
+        )
         self._answer: Answer | None = None
         if (span := current.get()) is not None:
             self.job.trace(span, route)
@@ -66,10 +75,17 @@ class PendingRequest:
         return cast("ModelVersion", self.route if routed is None else routed)
 
     async def answer(self) -> Answer:
-        """The answer, or the first part of one that streams. Raises TsxError, and `CallRefused` with the worker's reason."""
+        """The answer, or the first part of one that streams.
+
+        Raises TsxError, and `CallRefused` with the worker's reason.
+        """
         self._answer = answer = await self.job.done
         check_status(answer.status)
-        if answer.status >= 400 and not answer.streamed and (refusal := worker_refusal(answer.status, answer.body)):
+        if (
+            answer.status >= 400
+            and not answer.streamed
+            and (refusal := worker_refusal(answer.status, answer.body))
+        ):
             raise CallRefused(refusal)
         return answer
 
@@ -104,8 +120,12 @@ async def whole_answer(context: Context, pending: PendingRequest) -> tuple[Answe
     return answer, await answer.whole(pending.version.max_response_size)
 
 
-async def answer_parts(context: Context, pending: PendingRequest) -> AsyncGenerator[tuple[Answer, bytes], None]:
-    """The answer, and each part of it as it comes. The worker is held while its client is slower."""
+async def answer_parts(
+    context: Context, pending: PendingRequest
+) -> AsyncGenerator[tuple[Answer, bytes], None]:
+    """The answer, and each part of it as it comes. The worker is held while its client is
+    slower.
+    """
     answer = await _first(context, pending)
     await send_headers(context, pending, answer)
     async for part in answer.parts():
@@ -119,12 +139,17 @@ async def _first(context: Context, pending: PendingRequest) -> Answer:
         return await pending.answer()
     except (TsxError, CallRefused):
         if pending.job.routed is not None:
-            context.set_trailing_metadata((("x-request-id", pending.id), (HEADER.decode(), pending.version.version)))
+            context.set_trailing_metadata(
+                (("x-request-id", pending.id), (HEADER.decode(), pending.version.version))
+            )
         raise
 
 
 async def send_headers(context: Context, pending: PendingRequest, answer: Answer) -> None:
-    """The handler's headers and status, as metadata. Sent only where there are some: it costs a write of its own."""
+    """The handler's headers and status, as metadata.
+
+    Sent only where there are some: it costs a write of its own.
+    """
     headers = from_block(answer.headers)
     if answer.status != 200:
         headers = ((STATUS, str(answer.status)), *headers)

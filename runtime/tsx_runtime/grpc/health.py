@@ -21,7 +21,9 @@ NAME = "grpc.health.v1.Health"
 
 
 class HealthService:
-    """Says of the server, and of each of its services, what `/readyz` says, and of `MODEL` or `MODEL/VERSION` whether a worker is ready."""
+    """Says of the server, and of each of its services, what `/readyz` says, and of `MODEL` or
+    `MODEL/VERSION` whether a worker is ready.
+    """
 
     def __init__(self, registry: Registry, services: Collection[str]) -> None:
         self.registry = registry
@@ -49,7 +51,9 @@ class HealthService:
             raise CallRefused(Refusal(grpc.StatusCode.NOT_FOUND, details_text(text), status=404))
         return HealthCheckResponse(status=status)
 
-    async def watch(self, request: HealthCheckRequest, context: Context) -> AsyncGenerator[HealthCheckResponse, None]:
+    async def watch(
+        self, request: HealthCheckRequest, context: Context
+    ) -> AsyncGenerator[HealthCheckResponse, None]:
         sent, changed = None, asyncio.Event()
         self._watchers.add(changed)
         try:

@@ -1,4 +1,6 @@
-"""TorchServe's inference service: Ping, Predictions, and both kinds of streams (contract section 2)."""
+"""TorchServe's inference service: Ping, Predictions, and both kinds of streams (contract section
+2).
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,24 @@ from tsx_runtime.core.scheduling.job import Answer, Route
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Context, PendingRequest, answer_parts, whole_answer
-from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
+from tsx_runtime.grpc.protos.inference_pb2 import (
+    PredictionResponse,
+    PredictionsRequest,
+    TorchServeHealthResponse,
+)
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import CallRefused, Refusal, code_of, refusal
-from tsx_runtime.wire import COPIED, INPUTS, SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, Body, Buffer, Parts, parse_header_block
+from tsx_runtime.wire import (
+    COPIED,
+    INPUTS,
+    SEQUENCE_END,
+    SEQUENCE_ID,
+    SEQUENCE_START,
+    Body,
+    Buffer,
+    Parts,
+    parse_header_block,
+)
 
 NAME = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
 MOST_PIECES = 1024
@@ -61,24 +77,43 @@ class Inference:
         service.unary("Ping", self.ping, Empty, TorchServeHealthResponse, open_to_all=True)
         service.unary("Predictions", self.predictions, PredictionsRequest, PredictionResponse)
         service.stream("StreamPredictions", self.stream, PredictionsRequest, PredictionResponse)
-        service.stream("StreamPredictions2", self.stream2, PredictionsRequest, PredictionResponse, both_ways=True)
+        service.stream(
+            "StreamPredictions2",
+            self.stream2,
+            PredictionsRequest,
+            PredictionResponse,
+            both_ways=True,
+        )
         return service
 
     async def ping(self, request: Empty, context: Context) -> TorchServeHealthResponse:
         healthy = is_healthy(self.registry.models.values())
-        return TorchServeHealthResponse(health=Health(status="Healthy" if healthy else "Unhealthy").model_dump_json(indent=2))
+        return TorchServeHealthResponse(
+            health=Health(status="Healthy" if healthy else "Unhealthy").model_dump_json(indent=2)
+        )
 
-    async def predictions(self, request: PredictionsRequest, context: Context) -> PredictionResponse:
+    async def predictions(
+        self, request: PredictionsRequest, context: Context
+    ) -> PredictionResponse:
         with self._ask(request, context, _sequence_of(request)) as pending:
             answer, body = await whole_answer(context, pending)
-        return PredictionResponse(prediction=body, sequence_id=self._answered_sequence(_sequence_of(request), answer))
+        return PredictionResponse(
+            prediction=body, sequence_id=self._answered_sequence(_sequence_of(request), answer)
+        )
 
-    async def stream(self, request: PredictionsRequest, context: Context) -> AsyncGenerator[PredictionResponse, None]:
+    async def stream(
+        self, request: PredictionsRequest, context: Context
+    ) -> AsyncGenerator[PredictionResponse, None]:
         with self._ask(request, context, _sequence_of(request)) as pending:
             async for answer, part in answer_parts(context, pending):
-                yield PredictionResponse(prediction=part, sequence_id=self._answered_sequence(_sequence_of(request), answer))
+                yield PredictionResponse(
+                    prediction=part,
+                    sequence_id=self._answered_sequence(_sequence_of(request), answer),
+                )
 
-    async def stream2(self, requests: AsyncIterator[PredictionsRequest], context: Context) -> AsyncGenerator[PredictionResponse, None]:
+    async def stream2(
+        self, requests: AsyncIterator[PredictionsRequest], context: Context
+    ) -> AsyncGenerator[PredictionResponse, None]:
         turns = _Turns(asyncio.Queue(), asyncio.Semaphore(AHEAD))
         reader = asyncio.create_task(self._read(requests, context, turns))
         reader.add_done_callback(_look_at)
@@ -95,25 +130,38 @@ class Inference:
                 if (turn := turns.queue.get_nowait()) is not None and turn.pending is not None:
                     turn.pending.leave()
 
-    async def _read(self, requests: AsyncIterator[PredictionsRequest], context: Context, turns: _Turns) -> None:
-        """Put each request into its model's queue as it comes, so that those of one stream share batches.
+    async def _read(
+        self, requests: AsyncIterator[PredictionsRequest], context: Context, turns: _Turns
+    ) -> None:
+        """Put each request into its model's queue as it comes, so that those of one stream share
+        batches.
 
-        What names no sequence belongs, where the model is stateful, to one that is the stream's own.
+        What names no sequence belongs, where the model is stateful, to one that is the stream's
+        own.
         """
         seen: set[str] = set()
         own = f"ts-seq-{uuid.uuid4()}"
         try:
             async for request in requests:
-                await turns.room.acquire()  # no await between submitting it and queueing its turn: the end of the stream finds it
+                # no await between submitting it and queueing its turn: the end of the stream finds
+                # it
+                await turns.room.acquire()
                 sequence = _sequence_of(request) or (own if self._is_stateful(request) else None)
                 try:
                     if sequence not in seen and len(seen) >= MOST_SEQUENCES:
                         raise BadRequest(
-                            f"The stream has {MOST_SEQUENCES} sequences that have not ended. End some, or open another stream."
+                            f"The stream has {MOST_SEQUENCES} sequences that have not ended. End"
+                            " some, or open another stream."
                         )
-                    turn = _Turn(sequence, self._ask(request, context, sequence, starts=sequence not in seen))
+                    turn = _Turn(
+                        sequence, self._ask(request, context, sequence, starts=sequence not in seen)
+                    )
                 except (TsxError, CallRefused) as error:
-                    turn = _Turn(sequence, None, refusal(error) if isinstance(error, TsxError) else error.refusal)
+                    turn = _Turn(
+                        sequence,
+                        None,
+                        refusal(error) if isinstance(error, TsxError) else error.refusal,
+                    )
                 turns.queue.put_nowait(turn)
                 if sequence is not None and (sequence in seen or len(seen) < MOST_SEQUENCES):
                     (seen.discard if SEQUENCE_END in request.input else seen.add)(sequence)
@@ -121,14 +169,19 @@ class Inference:
             turns.queue.put_nowait(None)
 
     async def _answers(self, turn: _Turn) -> AsyncGenerator[PredictionResponse, None]:
-        """What one request of a stream yields; an error as a response of its own, since the others go on."""
+        """What one request of a stream yields; an error as a response of its own, since the others
+        go on.
+        """
         refused = turn.refusal
         if turn.pending is not None:
             with turn.pending as pending:
                 try:
                     answer = await pending.answer()
                     async for part in answer.parts():
-                        yield PredictionResponse(prediction=part, sequence_id=self._answered_sequence(turn.sequence, answer))
+                        yield PredictionResponse(
+                            prediction=part,
+                            sequence_id=self._answered_sequence(turn.sequence, answer),
+                        )
                     return
                 except (TsxError, CallRefused) as error:
                     refused = refusal(error) if isinstance(error, TsxError) else error.refusal
@@ -136,22 +189,48 @@ class Inference:
         status = {"code": refused.code.value[0], "message": refused.details}
         yield PredictionResponse(sequence_id=turn.sequence, status=status)
 
-    def _ask(self, request: PredictionsRequest, context: Context, sequence: str | None, *, starts: bool = False) -> PendingRequest:
-        """`starts`: the sequence begins with it. Inputs of the names that the marks of a sequence have are headers as well."""
+    def _ask(
+        self,
+        request: PredictionsRequest,
+        context: Context,
+        sequence: str | None,
+        *,
+        starts: bool = False,
+    ) -> PendingRequest:
+        """`starts`: the sequence begins with it.
+
+        Inputs of the names that the marks of a sequence have are headers as well.
+        """
         route = self._find(request)
         own: list[Pair] = [_CONTENT]
         if sequence:
             if _BREAKS.search(sequence):
-                raise BadRequest(f"The sequence_id {sequence[:100]!r} contains a line break or a NUL. Use another id.")
-            own.append((SEQUENCE_ID.encode("latin-1"), sequence.encode()))  # UTF-8, in which ids that differ stay different
+                raise BadRequest(
+                    f"The sequence_id {sequence[:100]!r} contains a line break or a NUL. Use"
+                    " another id."
+                )
+            own.append(
+                (SEQUENCE_ID.encode("latin-1"), sequence.encode())
+            )  # UTF-8, in which ids that differ stay different
             if starts and SEQUENCE_START not in request.input:
                 own.append((SEQUENCE_START.encode("latin-1"), b"true"))
-        own += [(name.encode("latin-1"), _line(request.input[name])) for name in (SEQUENCE_START, SEQUENCE_END) if name in request.input]
+        own += [
+            (name.encode("latin-1"), _line(request.input[name]))
+            for name in (SEQUENCE_START, SEQUENCE_END)
+            if name in request.input
+        ]
         size = sum(len(value) for _, value in own)
         if size > self.longest:
-            text = f"The sequence_id, {SEQUENCE_START} and {SEQUENCE_END} have {size} bytes together, and may have {self.longest}"
-            raise BadRequest(f"{text} (max_header_size): they are headers. Use a shorter sequence_id.")
-        return PendingRequest(context, route, own, body_of(request.input), self.registry.hidden_headers)
+            text = (
+                f"The sequence_id, {SEQUENCE_START} and {SEQUENCE_END} have {size} bytes together,"
+                f" and may have {self.longest}"
+            )
+            raise BadRequest(
+                f"{text} (max_header_size): they are headers. Use a shorter sequence_id."
+            )
+        return PendingRequest(
+            context, route, own, body_of(request.input), self.registry.hidden_headers
+        )
 
     def _is_stateful(self, request: PredictionsRequest) -> bool:
         """Whether one of the versions that may get it is."""
@@ -166,10 +245,19 @@ class Inference:
         """The sequence that the request belongs to, or that was made up for it."""
         if sequence is not None or not answer.headers:
             return sequence
-        return next((value for name, value in parse_header_block(answer.headers.decode("latin-1")) if name.lower() == SEQUENCE_ID), None)
+        return next(
+            (
+                value
+                for name, value in parse_header_block(answer.headers.decode("latin-1"))
+                if name.lower() == SEQUENCE_ID
+            ),
+            None,
+        )
 
     def _find(self, request: PredictionsRequest) -> Route:
-        """TorchServe answers INTERNAL for a model that is not there, and its clients look for that."""
+        """TorchServe answers INTERNAL for a model that is not there, and its clients look for
+        that.
+        """
         if not request.model_name:
             raise BadRequest("Parameter model_name is required.")
         try:

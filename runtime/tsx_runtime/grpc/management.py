@@ -6,7 +6,12 @@ from typing import Any
 
 from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.api.management.describe import PAGE
-from tsx_runtime.api.management.schemas import RegisterParameters, ScaleParameters, dump_json, parameters_of
+from tsx_runtime.api.management.schemas import (
+    RegisterParameters,
+    ScaleParameters,
+    dump_json,
+    parameters_of,
+)
 from tsx_runtime.api.management.service import ManagementService
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.grpc.admission import Admissions
@@ -23,12 +28,17 @@ from tsx_runtime.grpc.protos.management_pb2 import (
 )
 from tsx_runtime.grpc.service import Ledger, Service
 
-REPLACE = "x-tsx-replace"  # of RegisterModel: whether it takes the place of a version (`replace` of REST)
+REPLACE = (  # of RegisterModel: whether it takes the place of a version (`replace` of REST)
+    "x-tsx-replace"
+)
 NAME = "org.pytorch.serve.grpc.management.ManagementAPIsService"
 
 
 class ManagementCalls:
-    """Fields that are empty or zero are not given. `synchronous` is false by default, unlike in REST."""
+    """Fields that are empty or zero are not given.
+
+    `synchronous` is false by default, unlike in REST.
+    """
 
     def __init__(self, management: ManagementService) -> None:
         self.management = management
@@ -47,16 +57,22 @@ class ManagementCalls:
         return service
 
     async def describe(self, request: DescribeModelRequest, context: Context) -> ManagementResponse:
-        found = await self.management.describe(_found(request), request.model_version or None, request.customized)
+        found = await self.management.describe(
+            _found(request), request.model_version or None, request.customized
+        )
         return ManagementResponse(msg=dump_json(found))
 
     async def list_models(self, request: ListModelsRequest, context: Context) -> ManagementResponse:
-        return ManagementResponse(msg=dump_json(self.management.list(request.limit or PAGE, request.next_page_token)))
+        return ManagementResponse(
+            msg=dump_json(self.management.list(request.limit or PAGE, request.next_page_token))
+        )
 
     async def register(self, request: RegisterModelRequest, context: Context) -> ManagementResponse:
         """TorchServe's message has no field for `replace`, so it comes as metadata."""
         replace = dict(context.invocation_metadata() or ()).get(REPLACE, "false")
-        wanted = parameters_of(RegisterParameters, _given(request), synchronous=request.synchronous, replace=replace)
+        wanted = parameters_of(
+            RegisterParameters, _given(request), synchronous=request.synchronous, replace=replace
+        )
         done, _ = await self.management.register(wanted)
         return ManagementResponse(msg=done.status)
 
@@ -65,17 +81,24 @@ class ManagementCalls:
         for ignored in ("model_name", "model_version", "number_gpu", "timeout"):
             given.pop(ignored, None)
         wanted = parameters_of(ScaleParameters, given, synchronous=request.synchronous)
-        done, _ = await self.management.change(_found(request), request.model_version or None, wanted, ())
+        done, _ = await self.management.change(
+            _found(request), request.model_version or None, wanted, ()
+        )
         return ManagementResponse(msg=done.status)
 
     async def set_default(self, request: SetDefaultRequest, context: Context) -> ManagementResponse:
         name = _found(request)
         if not request.model_version:
-            raise ModelVersionNotFound(f"Model version  does not exist for model {name}. The request names no version: set model_version.")
+            raise ModelVersionNotFound(
+                f"Model version  does not exist for model {name}. The request names no version: set"
+                " model_version."
+            )
         done = await self.management.set_default(name, request.model_version)
         return ManagementResponse(msg=done.status)
 
-    async def unregister(self, request: UnregisterModelRequest, context: Context) -> ManagementResponse:
+    async def unregister(
+        self, request: UnregisterModelRequest, context: Context
+    ) -> ManagementResponse:
         self.management.check_model_api()
         if not request.model_name:
             raise BadRequest("Parameter model_name is required.")

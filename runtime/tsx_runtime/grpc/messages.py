@@ -1,4 +1,6 @@
-"""From the bytes of a message to the message, refused where it is too large or is none; and a call's metadata as headers, and back."""
+"""From the bytes of a message to the message, refused where it is too large or is none; and a
+call's metadata as headers, and back.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,30 @@ from tsx_runtime.wire import TENSORS_HEAD
 Metadata = tuple[tuple[str, str], ...]
 
 _KEY = re.compile(rb"[0-9a-z_.-]+")
-_OURS = ("grpc-", "content-type", TENSORS_HEAD.decode())  # what frames the call, or its body on the way to the worker
+_OURS = (
+    "grpc-",
+    "content-type",
+    TENSORS_HEAD.decode(),
+)  # what frames the call, or its body on the way to the worker
 _FRAMING = (b"grpc-", b"content-", TENSORS_HEAD)
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 _VARINT, _LENGTH = 0, 2  # wire types
 _FIXED = {1: 8, 5: 4}  # bytes of those that have always the same
 GZIP = b"\x1f\x8b"  # no message begins so: wire type 7 does not exist in protobuf
-MOST_FIELDS = 20_000  # of one message: tensors, entries of maps, strings; packed numbers are one field, however many there are
+# of one message: tensors, entries of maps, strings; packed numbers are one field, however many
+# there are
+MOST_FIELDS = 20_000
 SMALL = 64 << 10  # bytes of a message that carries no data for a model
 
 
 async def read_message(kind: Any, raw: bytes, most: int) -> Any:
-    """A message of the class `kind`, of at most so many bytes. Raises BadRequest and PayloadTooLarge."""
-    data = await asyncio.to_thread(unpacked, raw, most) if raw.startswith(GZIP) else raw  # zlib leaves the event loop its turn
+    """A message of the class `kind`, of at most so many bytes.
+
+    Raises BadRequest and PayloadTooLarge.
+    """
+    data = (
+        await asyncio.to_thread(unpacked, raw, most) if raw.startswith(GZIP) else raw
+    )  # zlib leaves the event loop its turn
     if len(data) > most:
         raise _too_large(most)
     if len(data) > 2 * MOST_FIELDS:  # the shortest field has two bytes
@@ -42,7 +55,8 @@ async def read_message(kind: Any, raw: bytes, most: int) -> Any:
     except DecodeError as error:
         name = kind.DESCRIPTOR.name
         raise BadRequest(
-            f"The message of {len(data)} bytes is not a {name}: protobuf cannot parse it. Compare the .proto files."
+            f"The message of {len(data)} bytes is not a {name}: protobuf cannot parse it. Compare"
+            " the .proto files."
         ) from error
 
 
@@ -52,7 +66,9 @@ def unpacked(raw: bytes, most: int) -> bytes:
     try:
         data = unpacker.decompress(raw, most + 1)
     except zlib.error as error:
-        raise BadRequest(f"The message is marked as gzip, but cannot be unpacked: {error}.") from error
+        raise BadRequest(
+            f"The message is marked as gzip, but cannot be unpacked: {error}."
+        ) from error
     if len(data) > most:
         raise _too_large(most)
     if not unpacker.eof:
@@ -61,7 +77,10 @@ def unpacked(raw: bytes, most: int) -> bytes:
 
 
 def check_fields(kind: Descriptor, data: bytes) -> None:
-    """Count before anything is parsed: two bytes of a message become a hundred of memory. Raises BadRequest."""
+    """Count before anything is parsed: two bytes of a message become a hundred of memory.
+
+    Raises BadRequest.
+    """
     left, spans = MOST_FIELDS, [(kind, 0, len(data))]
     while spans:
         kind, at, end = spans.pop()
@@ -69,7 +88,10 @@ def check_fields(kind: Descriptor, data: bytes) -> None:
         while at < end:
             left -= 1
             if left < 0:
-                raise BadRequest(f"The message has more than {MOST_FIELDS} fields. Send numbers and strings as raw_input_contents.")
+                raise BadRequest(
+                    f"The message has more than {MOST_FIELDS} fields. Send numbers and strings as"
+                    " raw_input_contents."
+                )
             tag, at = _varint(data, at)
             wire_type = tag & 7
             if wire_type == _LENGTH:
@@ -97,25 +119,42 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _too_large(most: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"The message has more than {most} bytes, which is the limit of this method (max_request_size).")
+    return PayloadTooLarge(
+        f"The message has more than {most} bytes, which is the limit of this method"
+        " (max_request_size)."
+    )
 
 
 def as_headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[Pair]:
-    """Return what the client sent beside its message, without what HTTP does not allow. Binary values become base64."""
+    """Return what the client sent beside its message, without what HTTP does not allow.
+
+    Binary values become base64.
+    """
     pairs = []
     for key, value in metadata:
         if not key.startswith(_OURS):
-            text = base64.b64encode(value) if isinstance(value, bytes) else value.encode("latin-1", "replace")
+            text = (
+                base64.b64encode(value)
+                if isinstance(value, bytes)
+                else value.encode("latin-1", "replace")
+            )
             pairs.append((key.encode(), text))
     return [pair for pair in pairs if is_header(*pair)]
 
 
 def from_block(block: bytes) -> Metadata:
-    """A handler's header block. Raises `PredictionFailed` for what not even HTTP allows; a name that gRPC does not is left out."""
+    """A handler's header block.
+
+    Raises `PredictionFailed` for what not even HTTP allows; a name that gRPC does not is left out.
+    """
     if not block:
         return ()
     own = (pair for pair in handler_headers(block) if pair not in NO_CACHE)
-    return tuple((name.decode(), _value(value)) for name, value in own if _KEY.fullmatch(name) and not name.startswith(_FRAMING))
+    return tuple(
+        (name.decode(), _value(value))
+        for name, value in own
+        if _KEY.fullmatch(name) and not name.startswith(_FRAMING)
+    )
 
 
 def _value(value: bytes) -> str:

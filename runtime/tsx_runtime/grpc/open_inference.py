@@ -1,4 +1,6 @@
-"""The Open Inference Protocol, version 2, under both of its names (contract section 2): what KServe's and Triton's clients speak."""
+"""The Open Inference Protocol, version 2, under both of its names (contract section 2): what
+KServe's and Triton's clients speak.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import CallRefused, Refusal, code_of, details_text, refusal
 from tsx_runtime.wire import TENSORS_HEAD
 
-_TORCHSERVE = "org.pytorch.serve.grpc.openinference"  # the package name that TorchServe gave the protocol
+_TORCHSERVE = (  # the package name that TorchServe gave the protocol
+    "org.pytorch.serve.grpc.openinference"
+)
 _messages: dict[str, Any] = {}
 load(_messages, [(f"{_TORCHSERVE}.proto", renamed("grpc_predict_v2.proto", _TORCHSERVE))])
 NAMES = {
@@ -40,7 +44,9 @@ class OpenInference:
         self.registry = registry
         self.messages = messages
 
-    def service(self, name: str, guard: Guard | None, ledger: Ledger, admissions: Admissions) -> Service:
+    def service(
+        self, name: str, guard: Guard | None, ledger: Ledger, admissions: Admissions
+    ) -> Service:
         service, messages = Service(name, guard, ledger, admissions), self.messages
         for method, call in (
             ("ServerLive", self.server_live),
@@ -51,8 +57,20 @@ class OpenInference:
             ("ModelInfer", self.infer),
         ):
             probe = method in ("ServerLive", "ServerReady")
-            service.unary(method, call, getattr(messages, f"{method}Request"), getattr(messages, f"{method}Response"), open_to_all=probe)
-        service.stream("ModelStreamInfer", self.stream_infer, messages.ModelInferRequest, messages.ModelStreamInferResponse, both_ways=True)
+            service.unary(
+                method,
+                call,
+                getattr(messages, f"{method}Request"),
+                getattr(messages, f"{method}Response"),
+                open_to_all=probe,
+            )
+        service.stream(
+            "ModelStreamInfer",
+            self.stream_infer,
+            messages.ModelInferRequest,
+            messages.ModelStreamInferResponse,
+            both_ways=True,
+        )
         return service
 
     async def server_live(self, request: Any, context: Context) -> Any:
@@ -63,18 +81,28 @@ class OpenInference:
         return self.messages.ServerReadyResponse(ready=ready)
 
     async def model_ready(self, request: Any, context: Context) -> Any:
-        return self.messages.ModelReadyResponse(ready=self._find(request.name, request.version, "name").ready)
+        return self.messages.ModelReadyResponse(
+            ready=self._find(request.name, request.version, "name").ready
+        )
 
     async def server_metadata(self, request: Any, context: Context) -> Any:
         known = ServerMetadata()  # of REST
         extensions = [*known.extensions, "binary_tensor_data"]
-        return self.messages.ServerMetadataResponse(name=known.name, version=known.version, extensions=extensions)
+        return self.messages.ServerMetadataResponse(
+            name=known.name, version=known.version, extensions=extensions
+        )
 
     async def model_metadata(self, request: Any, context: Context) -> Any:
         """Without tensors: archives do not describe those of their models."""
         version = self._find(request.name, request.version, "model_name")
-        versions = [version.version] if request.version else list(self.registry.models[version.name].versions)
-        return self.messages.ModelMetadataResponse(name=version.name, versions=versions, platform="")
+        versions = (
+            [version.version]
+            if request.version
+            else list(self.registry.models[version.name].versions)
+        )
+        return self.messages.ModelMetadataResponse(
+            name=version.name, versions=versions, platform=""
+        )
 
     async def infer(self, request: Any, context: Context) -> Any:
         route = self._find_route(request.model_name, request.model_version)
@@ -82,8 +110,12 @@ class OpenInference:
             answer, body = await whole_answer(context, pending)
         return self._response(request, pending.version, answer, body)
 
-    async def stream_infer(self, requests: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
-        """Triton's stream: requests one after the other; of an answer that its handler streams, each part is a response."""
+    async def stream_infer(
+        self, requests: AsyncIterator[Any], context: Context
+    ) -> AsyncGenerator[Any, None]:
+        """Triton's stream: requests one after the other; of an answer that its handler streams,
+        each part is a response.
+        """
         async for request in requests:
             try:
                 route = self._find_route(request.model_name, request.model_version)
@@ -93,8 +125,12 @@ class OpenInference:
                         yield self.messages.ModelStreamInferResponse(infer_response=response)
             except (TsxError, CallRefused) as error:
                 reason = refusal(error) if isinstance(error, TsxError) else error.refusal
-                failed = self.messages.ModelInferResponse(id=request.id, model_name=request.model_name)
-                yield self.messages.ModelStreamInferResponse(error_message=reason.details, infer_response=failed)
+                failed = self.messages.ModelInferResponse(
+                    id=request.id, model_name=request.model_name
+                )
+                yield self.messages.ModelStreamInferResponse(
+                    error_message=reason.details, infer_response=failed
+                )
 
     def _find(self, name: str, version: str, parameter: str) -> ModelVersion:
         _check_name(name, parameter)
@@ -105,11 +141,23 @@ class OpenInference:
         return self.registry.route(name, version or None)
 
     def _response(self, request: Any, version: ModelVersion, answer: Answer, body: bytes) -> Any:
-        """Raises `CallRefused` where the handler's own status is an error: what it wrote is no tensors then."""
+        """Raises `CallRefused` where the handler's own status is an error: what it wrote is no
+        tensors then.
+        """
         if answer.status >= 400:
-            raise CallRefused(Refusal(code_of(answer.status), details_text(body.decode(errors="replace")), status=answer.status))
-        response = self.messages.ModelInferResponse(model_name=version.name, model_version=version.version, id=request.id)
-        tensors.unpack(response, _head_of(answer.headers), body, typed=not request.raw_input_contents)
+            raise CallRefused(
+                Refusal(
+                    code_of(answer.status),
+                    details_text(body.decode(errors="replace")),
+                    status=answer.status,
+                )
+            )
+        response = self.messages.ModelInferResponse(
+            model_name=version.name, model_version=version.version, id=request.id
+        )
+        tensors.unpack(
+            response, _head_of(answer.headers), body, typed=not request.raw_input_contents
+        )
         return response
 
 

@@ -1,8 +1,9 @@
 """A separate pool for the messages' descriptors.
 
-In protobuf's default pool a name exists once in a process. A client's generated code (`inference_pb2` of TorchServe's users,
-`tritonclient`) has the same names, and would fail to import beside this server, or this server beside it. Nor do these modules
-need the protobuf release that their generator belonged to: a descriptor is data.
+In protobuf's default pool a name exists once in a process. A client's generated code
+(`inference_pb2` of TorchServe's users, `tritonclient`) has the same names, and would fail to import
+beside this server, or this server beside it. Nor do these modules need the protobuf release that
+their generator belonged to: a descriptor is data.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _added: set[str] = set()
 
 
 def load(namespace: dict[str, Any], files: Sequence[tuple[str, bytes]]) -> None:
-    """Add files (name, serialized descriptor; those that others need first), and put the last one's messages into `namespace`."""
+    """Add files (name, serialized descriptor; those that others need first), and put the last one's
+    messages into `namespace`.
+    """
     for name, serialized in files:
         if name not in _added:
             POOL.AddSerializedFile(serialized)

@@ -1,4 +1,6 @@
-"""The gRPC servers: one per port, on the event loop of the HTTP servers, with the services of the port's roles."""
+"""The gRPC servers: one per port, on the event loop of the HTTP servers, with the services of the
+port's roles.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,21 @@ from tsx_runtime.settings.schema import Settings
 CONCURRENT_CALLS = 100  # on one connection
 CONNECTION_IDLE_MS = 300_000  # time without a call after which a connection is closed
 LEAST_PING = 10_000  # ms between the pings of a client that keeps its connection open
-PING_STRIKES = 2  # pings that may come sooner, before the connection is closed with ENHANCE_YOUR_CALM
-PENDING_CALLS = 200  # that the core holds before Python has seen them; twice as many at most, the others get RESOURCE_EXHAUSTED
+PING_STRIKES = (
+    2  # pings that may come sooner, before the connection is closed with ENHANCE_YOUR_CALM
+)
+# that the core holds before Python has seen them; twice as many at most, the others get
+# RESOURCE_EXHAUSTED
+PENDING_CALLS = 200
 IDENTITY_AND_GZIP = 0b101  # bits of GRPC_COMPRESS_NONE and GRPC_COMPRESS_GZIP
 KEEPALIVE = 120_000  # ms after which a client that sends nothing is pinged
 KEEPALIVE_TIMEOUT = 20_000  # ms for its answer
 
 
 class _ClientsLeave(logging.Filter):
-    """A client that leaves while it is answered is no error of the server's: gRPC logs a traceback for each."""
+    """A client that leaves while it is answered is no error of the server's: gRPC logs a traceback
+    for each.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("ExecuteBatchError raised in core")
@@ -51,7 +59,10 @@ CLIENTS_LEAVE = _ClientsLeave()  # one, so that a logger has it once
 
 
 class GrpcServer:
-    """Bound when it is made; it answers from `start` on. Raises SettingError where it cannot be bound."""
+    """Bound when it is made; it answers from `start` on.
+
+    Raises SettingError where it cannot be bound.
+    """
 
     def __init__(
         self,
@@ -65,31 +76,50 @@ class GrpcServer:
         *,
         shares_port: bool = False,
     ):
-        """`target`: HOST:PORT. `certificate`: private key and chain, PEM. `counts`: those of the HTTP servers.
+        """`target`: HOST:PORT.
 
-        `shares_port`: with another server of this user that shares it too. Without it, a second one fails.
+        `certificate`: private key and chain, PEM. `counts`: those of the HTTP servers.
+
+        `shares_port`: with another server of this user that shares it too. Without it, a second one
+        fails.
         """
         logging.getLogger("grpc._cython.cygrpc").addFilter(CLIENTS_LEAVE)
-        self.server = grpc.aio.server(options=[*options(settings), ("grpc.so_reuseport", int(shares_port))])
+        self.server = grpc.aio.server(
+            options=[*options(settings), ("grpc.so_reuseport", int(shares_port))]
+        )
         self.log = access_log(settings)
-        clients = client_limits(settings, is_local=all(is_loopback_host(getattr(settings, f"{role}_address")) for role in roles))
+        clients = client_limits(
+            settings,
+            is_local=all(is_loopback_host(getattr(settings, f"{role}_address")) for role in roles),
+        )
         ledger = Ledger(counts, self.log, registry.tracer, clients)
-        admissions = Admissions(Admission(settings, registry.bytes_in_flight), Admission(settings, registry.bytes_in_flight))
+        admissions = Admissions(
+            Admission(settings, registry.bytes_in_flight),
+            Admission(settings, registry.bytes_in_flight),
+        )
         guards = build_guards(settings, keys, registry.plugins.authentication.values())
         services = _services(registry, settings, guards, roles, ledger, admissions)
         self.health = HealthService(registry, [service.name for service in services])
         services.append(self.health.service(Ledger(counts), admissions.probes))
-        guard = without_browsers(guards.inference if "grpc_inference" in roles else guards.management)
-        services.append(_reflection([service.name for service in services], guard, ledger, admissions))
+        guard = without_browsers(
+            guards.inference if "grpc_inference" in roles else guards.management
+        )
+        services.append(
+            _reflection([service.name for service in services], guard, ledger, admissions)
+        )
         self.server.add_generic_rpc_handlers(tuple(services))
         try:
             if certificate is None:
                 self.port = self.server.add_insecure_port(target)
             else:
-                self.port = self.server.add_secure_port(target, grpc.ssl_server_credentials([certificate]))
+                self.port = self.server.add_secure_port(
+                    target, grpc.ssl_server_credentials([certificate])
+                )
         except RuntimeError as error:
             names = " and ".join(f"{role}_port" for role in roles)
-            raise SettingError(f"{names}: cannot bind to {target}: {error}. Is the port in use? Choose another.") from error
+            raise SettingError(
+                f"{names}: cannot bind to {target}: {error}. Is the port in use? Choose another."
+            ) from error
 
     async def start(self) -> None:
         await self.server.start()
@@ -103,42 +133,70 @@ class GrpcServer:
 
 
 def _services(
-    registry: Registry, settings: Settings, guards: Guards, roles: Collection[str], ledger: Ledger, admissions: Admissions
+    registry: Registry,
+    settings: Settings,
+    guards: Guards,
+    roles: Collection[str],
+    ledger: Ledger,
+    admissions: Admissions,
 ) -> list[Service]:
     inference = without_browsers(guards.inference)
     services: list[Service] = []
     if "grpc_inference" in roles:
         services.append(Inference(registry).service(inference, ledger, admissions))
         for name, messages in NAMES.items():
-            services.append(OpenInference(registry, messages).service(name, inference, ledger, admissions))
+            services.append(
+                OpenInference(registry, messages).service(name, inference, ledger, admissions)
+            )
     if "grpc_management" in roles:
-        services.append(ManagementCalls(ManagementService(registry)).service(guards.management, ledger, admissions))
+        services.append(
+            ManagementCalls(ManagementService(registry)).service(
+                guards.management, ledger, admissions
+            )
+        )
     return services
 
 
-def _reflection(names: list[str], guard: Guard | None, ledger: Ledger, admissions: Admissions) -> Service:
+def _reflection(
+    names: list[str], guard: Guard | None, ledger: Ledger, admissions: Admissions
+) -> Service:
     """Behind the token of its port.
 
-    The messages of health checking and reflection are in protobuf's own pool; a client that asks gets all of them from one.
+    The messages of health checking and reflection are in protobuf's own pool; a client that asks
+    gets all of them from one.
     """
     for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         POOL.AddSerializedFile(file.serialized_pb)
     servicer = reflection.aio.ReflectionServicer([*names, reflection.SERVICE_NAME], pool=POOL)
     service = Service(reflection.SERVICE_NAME, guard, ledger, admissions, SMALL)
-    service.stream("ServerReflectionInfo", servicer.ServerReflectionInfo, ServerReflectionRequest, ServerReflectionResponse, both_ways=True)
+    service.stream(
+        "ServerReflectionInfo",
+        servicer.ServerReflectionInfo,
+        ServerReflectionRequest,
+        ServerReflectionResponse,
+        both_ways=True,
+    )
     return service
 
 
 def options(settings: Settings) -> list[tuple[str, Any]]:
-    """The channel arguments of a port: see docs/guides/security.md for the attack that each is for."""
+    """The channel arguments of a port: see docs/guides/security.md for the attack that each is
+    for.
+    """
     patience = settings.header_timeout * 1000
     chosen: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", settings.max_request_size),
         ("grpc.max_send_message_length", -1),  # the worker sees to max_response_size
-        ("grpc.per_message_decompression", 0),  # the core would unpack 1 MB to 1 GB: `messages.unpacked` stops at the limit
+        (
+            "grpc.per_message_decompression",
+            0,
+        ),  # the core would unpack 1 MB to 1 GB: `messages.unpacked` stops at the limit
         ("grpc.compression_enabled_algorithms_bitset", IDENTITY_AND_GZIP),
         ("grpc.max_metadata_size", settings.max_header_size),
-        ("grpc.absolute_max_metadata_size", settings.max_header_size),  # else a share of the calls between the two is refused
+        (
+            "grpc.absolute_max_metadata_size",
+            settings.max_header_size,
+        ),  # else a share of the calls between the two is refused
         ("grpc.max_concurrent_streams", CONCURRENT_CALLS),
         ("grpc.server.max_pending_requests", PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", 2 * PENDING_CALLS),

@@ -24,8 +24,11 @@ from tsx_runtime.grpc.messages import as_headers, read_message
 from tsx_runtime.grpc.statuses import CallRefused, Refusal, refusal
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
-TRACED = frozenset({"Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer"})
-# Codes that OpenTelemetry counts as the server's errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
+TRACED = frozenset(
+    {"Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer"}
+)
+# Codes that OpenTelemetry counts as the server's errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED,
+# INTERNAL, UNAVAILABLE, DATA_LOSS.
 FAULTS = frozenset({2, 4, 12, 13, 14, 15})
 TOO_SLOW = "The client read nothing of the answer for {:g} s (write_timeout)."
 UNEXPECTED = "The server failed unexpectedly; its log has the traceback."
@@ -34,7 +37,9 @@ logger = logging.getLogger("tsx.grpc")
 
 
 class Ledger(NamedTuple):
-    """Records how each call ended: the counters that REST has, the access log, and the spans of those that are traced."""
+    """Records how each call ended: the counters that REST has, the access log, and the spans of
+    those that are traced.
+    """
 
     counts: ResponseCounts
     log: AccessLog | None = None
@@ -45,19 +50,31 @@ class Ledger(NamedTuple):
 class Service(grpc.GenericRpcHandler):
     """One service under its full name, as a server takes it. `unary` and `stream` add its methods.
 
-    Tokens and the number of calls are looked at before a message is received: a client that may not call sends no bodies.
+    Tokens and the number of calls are looked at before a message is received: a client that may not
+    call sends no bodies.
     """
 
-    def __init__(self, name: str, guard: Guard | None, ledger: Ledger, admissions: Admissions, most: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        guard: Guard | None,
+        ledger: Ledger,
+        admissions: Admissions,
+        most: int | None = None,
+    ) -> None:
         """`most`: bytes of one message, where that is less than `max_request_size`."""
         self.name = name
         self._admissions = admissions
-        self._most = admissions.calls.largest if most is None else min(most, admissions.calls.largest)
+        self._most = (
+            admissions.calls.largest if most is None else min(most, admissions.calls.largest)
+        )
         self._guard = guard
         self._ledger = ledger
         self._methods: dict[str, _Method] = {}
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Called by gRPC in the task of each call, once its metadata is there."""
         method = self._methods.get(handler_call_details.method)
         if method is None:
@@ -74,7 +91,13 @@ class Service(grpc.GenericRpcHandler):
         return method.handler
 
     def unary(
-        self, method: str, call: Callable[[Any, Context], Awaitable[Any]], request: Any, response: Any, *, open_to_all: bool = False
+        self,
+        method: str,
+        call: Callable[[Any, Context], Awaitable[Any]],
+        request: Any,
+        response: Any,
+        *,
+        open_to_all: bool = False,
     ) -> None:
         """`open_to_all`: it asks for no token, as what probes ask by REST."""
 
@@ -108,16 +131,25 @@ class Service(grpc.GenericRpcHandler):
         *,
         both_ways: bool = False,
     ) -> None:
-        """`call` yields the responses. With `both_ways` it gets an iterator of requests in place of one."""
+        """`call` yields the responses.
+
+        With `both_ways` it gets an iterator of requests in place of one.
+        """
 
         async def guarded(raw: Any, context: Context) -> None:
             current_call.get().arrived()
             with self._logged(method, context) as ended:
                 try:
                     self._count(context)
-                    message = self._each(request, raw) if both_ways else await read_message(request, raw, self._most)
+                    message = (
+                        self._each(request, raw)
+                        if both_ways
+                        else await read_message(request, raw, self._most)
+                    )
                     ended.model = getattr(message, "model_name", "")
-                    async with aclosing(call(message, context)) as responses:  # a client that leaves ends it here, not when it is collected
+                    async with aclosing(
+                        call(message, context)
+                    ) as responses:  # a client that leaves ends it here, not when it is collected
                         async for response in responses:
                             await self._write(context, response)
                     current_call.get().finish()
@@ -129,15 +161,24 @@ class Service(grpc.GenericRpcHandler):
                 ended.code, ended.status = reason.code, reason.status
                 await _end(context, reason)
 
-        made = grpc.stream_stream_rpc_method_handler if both_ways else grpc.unary_stream_rpc_method_handler
+        made = (
+            grpc.stream_stream_rpc_method_handler
+            if both_ways
+            else grpc.unary_stream_rpc_method_handler
+        )
         self._add(method, made(guarded))
 
-    def _add(self, method: str, handler: grpc.RpcMethodHandler[Any, Any], *, open_to_all: bool = False) -> None:
+    def _add(
+        self, method: str, handler: grpc.RpcMethodHandler[Any, Any], *, open_to_all: bool = False
+    ) -> None:
         admission = self._admissions.probes if open_to_all else self._admissions.calls
         self._methods[f"/{self.name}/{method}"] = _Method(method, handler, admission, open_to_all)
 
     def _refusing(self, method: str, error: Exception) -> grpc.RpcMethodHandler[Any, Any]:
-        """Ends the call without its message. To the client a method of one message and one of many are the same."""
+        """Ends the call without its message.
+
+        To the client a method of one message and one of many are the same.
+        """
 
         async def refuse(_: Any, context: Context) -> None:
             with self._logged(method, context) as ended:
@@ -157,7 +198,10 @@ class Service(grpc.GenericRpcHandler):
             yield await read_message(request, raw, self._most)
 
     async def _write(self, context: Context, response: Any) -> None:
-        """A client that reads nothing holds up the worker, and all requests that wait for it. Raises `CallRefused` and Unavailable."""
+        """A client that reads nothing holds up the worker, and all requests that wait for it.
+
+        Raises `CallRefused` and Unavailable.
+        """
         task, late = asyncio.current_task(), False
         assert task is not None
 
@@ -166,7 +210,11 @@ class Service(grpc.GenericRpcHandler):
             late = True
             task.cancel()
 
-        data, call, seconds = response.SerializeToString(), current_call.get(), self._admissions.calls.write_timeout
+        data, call, seconds = (
+            response.SerializeToString(),
+            current_call.get(),
+            self._admissions.calls.write_timeout,
+        )
         call.take(len(data))
         timer = asyncio.get_running_loop().call_later(seconds, give_up)
         try:
@@ -174,17 +222,23 @@ class Service(grpc.GenericRpcHandler):
             call.give(len(data))  # else once the call has ended
         except asyncio.CancelledError:
             if late:
-                raise CallRefused(Refusal(grpc.StatusCode.ABORTED, TOO_SLOW.format(seconds), status=408)) from None
+                raise CallRefused(
+                    Refusal(grpc.StatusCode.ABORTED, TOO_SLOW.format(seconds), status=408)
+                ) from None
             raise
         finally:
             timer.cancel()
 
     def _count(self, context: Context, error: Exception | None = None) -> None:
-        """Raises TooManyRequests where the client has sent too many calls, or, as `error` says, wrong tokens."""
+        """Raises TooManyRequests where the client has sent too many calls, or, as `error` says,
+        wrong tokens.
+        """
         clients = self._ledger.clients
         if clients is None or (peer := _peer(context)) is None:
             return
-        client = clients.caller(unquote(peer[0]).strip("[]"), as_headers(context.invocation_metadata() or ()))
+        client = clients.caller(
+            unquote(peer[0]).strip("[]"), as_headers(context.invocation_metadata() or ())
+        )
         clients.count_request(client)
         if isinstance(error, InvalidToken) and error.given:
             clients.count_failure(client)
@@ -200,22 +254,41 @@ class Service(grpc.GenericRpcHandler):
 
     @contextmanager
     def _logged(self, method: str, context: Context) -> Generator[_CallEnd, None, None]:
-        """The call is counted, and has a line of the access log in TorchServe's form: the status there is gRPC's number."""
+        """The call is counted, and has a line of the access log in TorchServe's form: the status
+        there is gRPC's number.
+        """
         ended, began = _CallEnd(), time.monotonic()
-        span = None if self._ledger.tracer is None else self._span(self._ledger.tracer, method, context, began)
+        span = (
+            None
+            if self._ledger.tracer is None
+            else self._span(self._ledger.tracer, method, context, began)
+        )
         current.set(span)  # of the call's own task
         try:
             yield ended
         finally:
             if span is not None:
-                span.attributes |= {"rpc.grpc.status_code": ended.code.value[0], "tsx.request.id": _request_id(context)}
-                span.finish(time.monotonic(), ended.code.name if ended.code.value[0] in FAULTS else "")
+                span.attributes |= {
+                    "rpc.grpc.status_code": ended.code.value[0],
+                    "tsx.request.id": _request_id(context),
+                }
+                span.finish(
+                    time.monotonic(), ended.code.name if ended.code.value[0] in FAULTS else ""
+                )
             if ended.status:
                 self._ledger.counts.add(ended.status)
             if self._ledger.log is not None and self._ledger.log.wants():
                 line = f"gRPC {self.name}/{method} HTTP/2.0"
                 request_id = _request_id(context).encode()
-                self._ledger.log.add(_peer(context), line, ended.code.value[0], began, time.monotonic(), request_id, ended.model)
+                self._ledger.log.add(
+                    _peer(context),
+                    line,
+                    ended.code.value[0],
+                    began,
+                    time.monotonic(),
+                    request_id,
+                    ended.model,
+                )
 
     def _span(self, tracer: Tracer, method: str, context: Context, began: float) -> OpenSpan | None:
         """Of a call of a model; of another one it says nothing."""
@@ -245,11 +318,16 @@ class _CallEnd:
 
     code = grpc.StatusCode.CANCELLED  # unless it is set: its client has left
     model = ""  # that its message names
-    status = 0  # as REST would answer it; a client that has left gets no answer that could be counted
+    status = (
+        0  # as REST would answer it; a client that has left gets no answer that could be counted
+    )
 
 
 def _request_id(context: Context) -> str:
-    return next((str(value) for key, value in context.trailing_metadata() or () if key == "x-request-id"), "")
+    return next(
+        (str(value) for key, value in context.trailing_metadata() or () if key == "x-request-id"),
+        "",
+    )
 
 
 def _peer(context: Context) -> tuple[str, str] | None:
@@ -262,4 +340,6 @@ def _peer(context: Context) -> tuple[str, str] | None:
 async def _end(context: Context, reason: Refusal) -> None:
     if (call := current_call.get(None)) is not None:
         call.finish()
-    await context.abort(reason.code, reason.details, (*(context.trailing_metadata() or ()), *reason.metadata))
+    await context.abort(
+        reason.code, reason.details, (*(context.trailing_metadata() or ()), *reason.metadata)
+    )

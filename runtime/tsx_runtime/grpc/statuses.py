@@ -19,11 +19,17 @@ from tsx_runtime.errors import (
 )
 
 MODEL_API_DISABLED = "Model API disabled"
-STATUS = "x-http-status"  # metadata: what the handler made of the request, as HTTP would say it, where it is not 200
+# metadata: what the handler made of the request, as HTTP would say it, where it is not 200
+STATUS = "x-http-status"
 LONGEST = 4000  # characters of a description: clients take 8 KiB of trailers
 _TAIL = 2500  # of them from its end, where a traceback says what happened
 
-_OF_ARCHIVES = {"ModelException", "ModelNotFoundException", "ModelVersionNotFoundException", "InvalidModelException"}
+_OF_ARCHIVES = {
+    "ModelException",
+    "ModelNotFoundException",
+    "ModelVersionNotFoundException",
+    "InvalidModelException",
+}
 
 _CODES = {
     400: StatusCode.INVALID_ARGUMENT,
@@ -59,12 +65,18 @@ class CallRefused(Exception):
 
 def code_of(status: int) -> StatusCode:
     """What an HTTP status from 400 on is in gRPC."""
-    return _CODES.get(status) or (StatusCode.FAILED_PRECONDITION if status < 500 else StatusCode.INTERNAL)
+    return _CODES.get(status) or (
+        StatusCode.FAILED_PRECONDITION if status < 500 else StatusCode.INTERNAL
+    )
 
 
 def refusal(error: TsxError) -> Refusal:
     if isinstance(error, MethodNotAllowed):
-        return Refusal(StatusCode.PERMISSION_DENIED, described(MODEL_API_DISABLED, "ModelException"), status=error.status)
+        return Refusal(
+            StatusCode.PERMISSION_DENIED,
+            described(MODEL_API_DISABLED, "ModelException"),
+            status=error.status,
+        )
     details = error.message
     if isinstance(error, LoadFailed) and error.traceback and error.traceback not in details:
         details = f"{details}\n{error.traceback}"
@@ -72,7 +84,9 @@ def refusal(error: TsxError) -> Refusal:
 
 
 def worker_refusal(status: int, body: bytes) -> Refusal | None:
-    """What a worker answered that is no answer of the handler's, but why there is none: the error JSON of `errors.error_body`."""
+    """What a worker answered that is no answer of the handler's, but why there is none: the error
+    JSON of `errors.error_body`.
+    """
     error = read_error(body)
     if len(error) == 3 and error.get("code") == status and isinstance(error.get("type"), str):
         return Refusal(code_of(status), described(error["message"], error["type"]), status=status)
@@ -87,17 +101,28 @@ def described(message: str, type: str) -> str:
 
 def details_text(text: str) -> str:
     """The text as a call's details may carry it."""
-    return shortened(text.encode(errors="backslashreplace").decode(), LONGEST, tail=_TAIL)  # a lone surrogate has no bytes in UTF-8
+    return shortened(
+        text.encode(errors="backslashreplace").decode(), LONGEST, tail=_TAIL
+    )  # a lone surrogate has no bytes in UTF-8
 
 
 def _code(error: TsxError) -> StatusCode:
     if isinstance(error, InvalidToken):
         return StatusCode.PERMISSION_DENIED
-    return StatusCode.DEADLINE_EXCEEDED if isinstance(error, DeadlinePassed) else code_of(error.status)
+    return (
+        StatusCode.DEADLINE_EXCEEDED if isinstance(error, DeadlinePassed) else code_of(error.status)
+    )
 
 
 def _retry(error: TsxError) -> tuple[tuple[str, str], ...]:
     """Clients that retry by themselves heed the first name, people the second."""
-    if isinstance(error, (Unavailable, TooManyRequests)) and error.retry_after is not None and not isinstance(error, DeadlinePassed):
-        return (("grpc-retry-pushback-ms", str(error.retry_after * 1000)), ("retry-after", str(error.retry_after)))
+    if (
+        isinstance(error, (Unavailable, TooManyRequests))
+        and error.retry_after is not None
+        and not isinstance(error, DeadlinePassed)
+    ):
+        return (
+            ("grpc-retry-pushback-ms", str(error.retry_after * 1000)),
+            ("retry-after", str(error.retry_after)),
+        )
     return ()

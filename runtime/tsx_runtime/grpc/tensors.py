@@ -1,7 +1,9 @@
-"""Tensors of the Open Inference Protocol: from gRPC's messages to the form in which they travel to a worker, and back.
+"""Tensors of the Open Inference Protocol: from gRPC's messages to the form in which they travel to
+a worker, and back.
 
-That form is the one of the protocol's REST side, with its binary extension: a JSON head, whose length is in a header, and behind it
-the raw bytes of each tensor whose `binary_data_size` the head names. Numbers are never looked at one by one here.
+That form is the one of the protocol's REST side, with its binary extension: a JSON head, whose
+length is in a header, and behind it the raw bytes of each tensor whose `binary_data_size` the head
+names. Numbers are never looked at one by one here.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ SIZE = "binary_data_size"
 
 
 class ContentsField(NamedTuple):
-    """Where the numbers of a data type are in `InferTensorContents`, and what `array` calls them."""
+    """Where the numbers of a data type are in `InferTensorContents`, and what `array` calls
+    them.
+    """
 
     field: str
     code: str
@@ -45,37 +49,54 @@ TYPED = {
 
 
 def pack(request: Any) -> tuple[int, Body]:
-    """A `ModelInferRequest` of either package as a worker reads it: the bytes of its JSON, and the body. Raises BadRequest."""
+    """A `ModelInferRequest` of either package as a worker reads it: the bytes of its JSON, and the
+    body. Raises BadRequest.
+    """
     if request.raw_input_contents:
         if len(request.raw_input_contents) != len(request.inputs):
-            raise BadRequest(f"{len(request.raw_input_contents)} raw_input_contents do not fit {len(request.inputs)} inputs: one each.")
+            raise BadRequest(
+                f"{len(request.raw_input_contents)} raw_input_contents do not fit"
+                f" {len(request.inputs)} inputs: one each."
+            )
         for tensor in request.inputs:
             if tensor.HasField("contents"):
                 raise BadRequest(
-                    f"The input {tensor.name!r} has contents although the request has raw_input_contents: send only one of them."
+                    f"The input {tensor.name!r} has contents although the request has"
+                    " raw_input_contents: send only one of them."
                 )
         raw: list[bytes] = list(request.raw_input_contents)
     else:
         raw = [pack_contents(tensor) for tensor in request.inputs]
     for tensor in request.inputs:
         if len(tensor.shape) > MOST_DIMENSIONS:
-            message = f"The input {tensor.name[:100]!r} has {len(tensor.shape)} dimensions: a tensor has at most {MOST_DIMENSIONS}."
+            message = (
+                f"The input {tensor.name[:100]!r} has {len(tensor.shape)} dimensions: a tensor has"
+                f" at most {MOST_DIMENSIONS}."
+            )
             raise BadRequest(message)
     head = {
         "id": request.id,
         "parameters": {**parameters(request.parameters), "binary_data_output": True},
-        "inputs": [_input(tensor, len(data)) for tensor, data in zip(request.inputs, raw, strict=True)],
+        "inputs": [
+            _input(tensor, len(data)) for tensor, data in zip(request.inputs, raw, strict=True)
+        ],
     }
     if request.outputs:
-        head["outputs"] = [{"name": output.name, "parameters": parameters(output.parameters)} for output in request.outputs]
+        head["outputs"] = [
+            {"name": output.name, "parameters": parameters(output.parameters)}
+            for output in request.outputs
+        ]
     text = json.dumps(head).encode()
     pieces: list[Buffer] = [text, *raw]
     size = sum(map(len, pieces))
-    return len(text), Parts(pieces, size) if size > COPIED and len(pieces) <= 1024 else b"".join(pieces)
+    return len(text), (
+        Parts(pieces, size) if size > COPIED and len(pieces) <= 1024 else b"".join(pieces)
+    )
 
 
 def unpack(response: Any, head: int | None, body: bytes, *, typed: bool) -> None:
-    """Fill a `ModelInferResponse` from a worker's answer; `typed` puts numbers into `contents`, as the request had them.
+    """Fill a `ModelInferResponse` from a worker's answer; `typed` puts numbers into `contents`, as
+    the request had them.
 
     An answer that is no tensors is one tensor of type BYTES. Raises PredictionFailed.
     """
@@ -84,38 +105,54 @@ def unpack(response: Any, head: int | None, body: bytes, *, typed: bool) -> None
         outputs = _outputs(parsed, rest)
         response.id = str(parsed.get("id") or response.id)
         _set_parameters(response.parameters, parsed.get("parameters") or {})
-        typed = typed and all(output.datatype in TYPED or output.datatype == "BYTES" for output in outputs)
+        typed = typed and all(
+            output.datatype in TYPED or output.datatype == "BYTES" for output in outputs
+        )
         for output in outputs:
-            tensor = response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+            tensor = response.outputs.add(
+                name=output.name, datatype=output.datatype, shape=output.shape
+            )
             _set_parameters(tensor.parameters, output.parameters)
             if typed:
                 unpack_contents(tensor.contents, output.datatype, output.raw)
             else:
                 response.raw_output_contents.append(output.raw)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error) as error:
-        raise PredictionFailed(f"The handler returned outputs that are not tensors: {type(error).__name__}: {error}.") from error
+        raise PredictionFailed(
+            f"The handler returned outputs that are not tensors: {type(error).__name__}: {error}."
+        ) from error
 
 
 def pack_contents(tensor: Any) -> bytes:
     """The numbers of an input's `contents` as raw bytes."""
     name, datatype = tensor.name, tensor.datatype
-    field = "bytes_contents" if datatype == "BYTES" else TYPED[datatype].field if datatype in TYPED else None
+    field = (
+        "bytes_contents"
+        if datatype == "BYTES"
+        else TYPED[datatype].field
+        if datatype in TYPED
+        else None
+    )
     if field is None:
         known = ", ".join([*TYPED, "BYTES"])
         raise BadRequest(
-            f"The input {name!r} is of type {datatype!r}: contents take {known}, and raw_input_contents FP16 and BF16 as well."
+            f"The input {name!r} is of type {datatype!r}: contents take {known}, and"
+            " raw_input_contents FP16 and BF16 as well."
         )
     values = getattr(tensor.contents, field)
     if len(values) != prod(tensor.shape):
         raise BadRequest(
-            f"The input {name!r} has {len(values)} elements in {field}, but its shape {list(tensor.shape)} has {prod(tensor.shape)}."
+            f"The input {name!r} has {len(values)} elements in {field}, but its shape"
+            f" {list(tensor.shape)} has {prod(tensor.shape)}."
         )
     if datatype == "BYTES":
         return pack_bytes(values)
     try:
         return _little(array(TYPED[datatype].code, values)).tobytes()
     except OverflowError as error:
-        raise BadRequest(f"The input {name!r} contains a value that is not {datatype}: {error}.") from error
+        raise BadRequest(
+            f"The input {name!r} contains a value that is not {datatype}: {error}."
+        ) from error
 
 
 def unpack_contents(contents: Any, datatype: str, raw: bytes) -> None:
@@ -148,7 +185,11 @@ def unpack_bytes(raw: bytes) -> list[bytes]:
 
 def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     """A map of `InferParameter` as JSON."""
-    return {name: getattr(value, choice) for name, value in given.items() if (choice := value.WhichOneof("parameter_choice"))}
+    return {
+        name: getattr(value, choice)
+        for name, value in given.items()
+        if (choice := value.WhichOneof("parameter_choice"))
+    }
 
 
 def _input(tensor: Any, size: int) -> dict[str, Any]:
@@ -204,9 +245,15 @@ def _outputs(parsed: dict[str, Any], rest: memoryview) -> list[_Output]:
         size = others.pop(SIZE, None)
         if size is not None and not 0 <= size <= len(rest) - at:
             raise ValueError(f"{SIZE} is {size}, but {len(rest) - at} bytes are left")
-        raw = _pack_values(output["datatype"], output["data"]) if size is None else bytes(rest[at : at + size])
+        raw = (
+            _pack_values(output["datatype"], output["data"])
+            if size is None
+            else bytes(rest[at : at + size])
+        )
         at += size or 0
-        outputs.append(_Output(output["name"], output["datatype"], list(output["shape"]), others, raw))
+        outputs.append(
+            _Output(output["name"], output["datatype"], list(output["shape"]), others, raw)
+        )
     return outputs
 
 

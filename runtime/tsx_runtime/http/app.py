@@ -77,7 +77,9 @@ from tsx_runtime.settings.schema import ROLES, Settings
 from tsx_runtime.version import __version__
 from tsx_runtime.workflows.manager import Workflows
 
-UNLIMITED = frozenset({"/ping", "/livez", "/readyz", "/metrics", *kserve.HEALTH})  # what probes and Prometheus ask
+UNLIMITED = frozenset(
+    {"/ping", "/livez", "/readyz", "/metrics", *kserve.HEALTH}
+)  # what probes and Prometheus ask
 LONGEST_PATH = 8192  # characters; no route of the framework has so long a one
 SEPARATE = tuple((role,) for role in ROLES)
 
@@ -85,12 +87,17 @@ SEPARATE = tuple((role,) for role in ROLES)
 class ServerApp(FastAPI):
     """FastAPI for all but predictions, which go straight to their endpoint.
 
-    Every answer gets a request id and forbids caching; every error is the error JSON; each route is behind its guard.
+    Every answer gets a request id and forbids caching; every error is the error JSON; each route is
+    behind its guard.
     """
 
-    def __init__(self, title: str, counts: ResponseCounts, settings: Settings, system: System | None = None) -> None:
+    def __init__(
+        self, title: str, counts: ResponseCounts, settings: Settings, system: System | None = None
+    ) -> None:
         # no /docs: FastAPI's page loads its scripts from another host
-        super().__init__(title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+        super().__init__(
+            title=title, version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+        )
         self.counts = counts
         self.timeouts = Timeouts(
             keep_alive=settings.keep_alive_timeout,
@@ -99,10 +106,14 @@ class ServerApp(FastAPI):
             body_idle=settings.body_idle_timeout,
             write=settings.write_timeout,
         )
-        self.bytes_in_flight = ByteBudget(settings.max_inflight_bytes)  # the registry's, where there is one
+        self.bytes_in_flight = ByteBudget(
+            settings.max_inflight_bytes
+        )  # the registry's, where there is one
         self.max_header_size = settings.max_header_size
         self.lane: Lane | None = None  # made by its first connection
-        self.leaving = False  # another server accepts the connections from now on: those that are here end with their next answer
+        # another server accepts the connections from now on: those that are here end with their
+        # next answer
+        self.leaving = False
         self.predictions: Predictions | None = None
         self.server_timing_share = settings.server_timing_share
         self.cors = cors_headers(settings)
@@ -120,8 +131,12 @@ class ServerApp(FastAPI):
         self.elsewhere: dict[str, str] = {}  # the server's other addresses, by their roles
         self.likely_paths = LikelyPaths()
         exception_handlers.install(self, self.not_found)
-        self.add_api_route("/", self._index, methods=["GET", "HEAD", "OPTIONS"], include_in_schema=False)
-        self.add_api_route("/api-description", self._describe, methods=["GET"], include_in_schema=False)
+        self.add_api_route(
+            "/", self._index, methods=["GET", "HEAD", "OPTIONS"], include_in_schema=False
+        )
+        self.add_api_route(
+            "/api-description", self._describe, methods=["GET"], include_in_schema=False
+        )
         self.include_router(api_page.build_router())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,7 +149,11 @@ class ServerApp(FastAPI):
             await super().__call__(scope, receive, send)
             return
         scope[COUNTED] = counted = CountedBytes(self.bytes_in_flight)
-        logged = None if self.access_log is None or not self.access_log.wants() else LoggedResponse(self.access_log, scope, send)
+        logged = (
+            None
+            if self.access_log is None or not self.access_log.wants()
+            else LoggedResponse(self.access_log, scope, send)
+        )
         try:
             await self._answer(scope, receive, logged or send)
         finally:
@@ -161,10 +180,16 @@ class ServerApp(FastAPI):
         elif self.jobs is not None and self.jobs.shows(scope["path"]):
             await self.jobs(scope, receive, send)
         elif self.predictions is not None and runs_model(scope["path"]):
-            predictions = self.jobs if self.jobs is not None and self.jobs.accepts(scope) else self.predictions
+            predictions = (
+                self.jobs
+                if self.jobs is not None and self.jobs.accepts(scope)
+                else self.predictions
+            )
             await traced(self.tracer, self._keyed(predictions, scope), scope, receive, send)
         elif self.workflow_predictions is not None and runs_workflow(scope["path"]):
-            await traced(self.tracer, self._keyed(self.workflow_predictions, scope), scope, receive, send)
+            await traced(
+                self.tracer, self._keyed(self.workflow_predictions, scope), scope, receive, send
+            )
         elif self.playground is not None and scope["path"].startswith(PREDICT):
             await self.playground(scope, receive, send)
         else:
@@ -180,12 +205,22 @@ class ServerApp(FastAPI):
         return send
 
     def _keyed(self, app: App, scope: Scope) -> App:
-        return partial(self.idempotency, app) if self.idempotency is not None and has_key(scope) else app
+        return (
+            partial(self.idempotency, app)
+            if self.idempotency is not None and has_key(scope)
+            else app
+        )
 
     def missing(self, path: str) -> ResourceNotFound | None:
-        """None where there may be routes below the path's first segment; where there are none, nothing but 404 can be the answer."""
+        """None where there may be routes below the path's first segment; where there are none,
+        nothing but 404 can be the answer.
+        """
         first = path[1:].partition("/")[0]
-        return None if not first or first in RESERVED_PATHS or first in self.guards else self.not_found(path)
+        return (
+            None
+            if not first or first in RESERVED_PATHS or first in self.guards
+            else self.not_found(path)
+        )
 
     def not_found(self, path: str) -> ResourceNotFound:
         return self.likely_paths.not_found(path)
@@ -194,7 +229,9 @@ class ServerApp(FastAPI):
         self.include_router(router)
         for route in router.routes:
             if isinstance(route, APIRoute) and route.include_in_schema:
-                self.paths.setdefault(route.path_format, {}).update(dict.fromkeys(sorted(route.methods or ()), route.summary or ""))
+                self.paths.setdefault(route.path_format, {}).update(
+                    dict.fromkeys(sorted(route.methods or ()), route.summary or "")
+                )
 
     def lane_config(self) -> LaneConfig:
         predictions = self.predictions
@@ -241,8 +278,13 @@ class ServerApp(FastAPI):
                 raise missing
             if path not in kserve.HEALTH and (guard := self.guards.get(path[1:].partition("/")[0])):
                 guard.check(scope["headers"])
-            if scope["query_string"] and path[1:].partition("/")[0] in RESERVED_PATHS:  # a plugin's own may mean an empty one
-                scope = {**scope, "query_string": without_empty(scope["query_string"])}  # a copy: the access log shows what was sent
+            if (
+                scope["query_string"] and path[1:].partition("/")[0] in RESERVED_PATHS
+            ):  # a plugin's own may mean an empty one
+                scope = {
+                    **scope,
+                    "query_string": without_empty(scope["query_string"]),
+                }  # a copy: the access log shows what was sent
             await super().__call__(scope, receive, answer)
         except ClientGone:
             return
@@ -299,14 +341,40 @@ def build_apps(
 ) -> list[ServerApp]:
     """One app a listener, each with the routes of the roles that share its address.
 
-    `series` is what the web page's charts show, `addresses` where each role really answers; the settings' own if not given. Without `jobs`,
-    every client waits for its answer.
+    `series` is what the web page's charts show, `addresses` where each role really answers; the
+    settings' own if not given. Without `jobs`, every client waits for its answer.
     """
-    workflows, keys, series = workflows or Workflows(registry), keys or build_keys(settings), series or TimeSeries(registry.models.values)
+    workflows, keys, series = (
+        workflows or Workflows(registry),
+        keys or build_keys(settings),
+        series or TimeSeries(registry.models.values),
+    )
     counts, system = ResponseCounts(), System(settings)
-    apps = [_build_app(roles, registry, workflows, settings, keys, counts, system, series, addresses or {}, jobs) for roles in listeners]
-    configured = {role: getattr(settings, f"{role}_address") for role in ROLES} | dict(addresses or {})
-    _introduce({" and ".join(role for role in ROLES if role in roles): app for roles, app in zip(listeners, apps, strict=True)}, configured)
+    apps = [
+        _build_app(
+            roles,
+            registry,
+            workflows,
+            settings,
+            keys,
+            counts,
+            system,
+            series,
+            addresses or {},
+            jobs,
+        )
+        for roles in listeners
+    ]
+    configured = {role: getattr(settings, f"{role}_address") for role in ROLES} | dict(
+        addresses or {}
+    )
+    _introduce(
+        {
+            " and ".join(role for role in ROLES if role in roles): app
+            for roles, app in zip(listeners, apps, strict=True)
+        },
+        configured,
+    )
     return apps
 
 
@@ -324,10 +392,17 @@ def _build_app(
 ) -> ServerApp:
     plugins = registry.plugins
     guards = build_guards(settings, keys, plugins.authentication.values())
-    app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings, system)
+    app = ServerApp(
+        f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings, system
+    )
     app.tracer = registry.tracer
     app.bytes_in_flight = registry.bytes_in_flight
-    app.clients = client_limits(settings, is_local=all(parse_address(getattr(settings, f"{role}_address")).is_local for role in roles))
+    app.clients = client_limits(
+        settings,
+        is_local=all(
+            parse_address(getattr(settings, f"{role}_address")).is_local for role in roles
+        ),
+    )
     limit = settings.max_request_size
     most = min(limit, MAX_MANAGEMENT_BODY)
     largest = settings.max_job_size or limit
@@ -338,22 +413,39 @@ def _build_app(
             app.add_routes(queue.build_router(jobs, guards.management))
             either = either and either._replace(also=keys.management)
         app.jobs = JobRoutes(jobs, registry, largest, either, counts, confined)
-        app.paths |= {path: {verb.upper(): each["summary"] for verb, each in item.items()} for path, item in openapi.job_path().items()}
+        app.paths |= {
+            path: {verb.upper(): each["summary"] for verb, each in item.items()}
+            for path, item in openapi.job_path().items()
+        }
     if "inference" in roles:
         share = settings.server_timing_share
-        app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions, share, confined)
-        app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts, confined)
-        runs, credentials = None if jobs is None else jobs.keyed_runs, registry.hidden_headers.seen_credentials
-        app.idempotency = Idempotency(runs, limit, largest, guards.inference, counts, credentials, confined)
+        app.predictions = Predictions(
+            registry, limit, guards.inference, counts, openapi.describe_predictions, share, confined
+        )
+        app.workflow_predictions = WorkflowPredictions(
+            workflows, limit, guards.inference, counts, confined
+        )
+        runs, credentials = (
+            None if jobs is None else jobs.keyed_runs,
+            registry.hidden_headers.seen_credentials,
+        )
+        app.idempotency = Idempotency(
+            runs, limit, largest, guards.inference, counts, credentials, confined
+        )
         if jobs is not None:
             app.add_routes(precomputed.build_router(jobs, confined=confined))
             app.guards["predictions"] = guards.inference
         described = openapi.prediction_paths() | openapi.openai_paths() | openapi.workflow_path()
-        app.paths |= {path: {method.upper(): each["summary"] for method, each in item.items()} for path, item in described.items()}
+        app.paths |= {
+            path: {method.upper(): each["summary"] for method, each in item.items()}
+            for path, item in described.items()
+        }
     if "management" in roles:
         if jobs is None:
             app.add_routes(queue.build_closed_router())
-        app.add_routes(traffic.build_router(registry, most))  # before those that take any word for a version
+        app.add_routes(
+            traffic.build_router(registry, most)
+        )  # before those that take any word for a version
         app.add_routes(rollout.build_router(registry, most))
         app.add_routes(recording.build_router(registry, most))
         app.add_routes(shadow.build_router(registry, most))
@@ -366,12 +458,24 @@ def _build_app(
             app.guards["token"] = guards.token
         app.add_routes(workflow_routes.build_router(workflows, most))
         app.guards["workflows"] = guards.management
-        later = PlaygroundJobs(jobs, registry, largest, guards.management, counts, confined) if jobs is not None else None
+        later = (
+            PlaygroundJobs(jobs, registry, largest, guards.management, counts, confined)
+            if jobs is not None
+            else None
+        )
         app.playground = Playground(
-            registry, limit, guards.management, counts, openapi.describe_predictions, confined=confined, later=later
+            registry,
+            limit,
+            guards.management,
+            counts,
+            openapi.describe_predictions,
+            confined=confined,
+            later=later,
         )
         read_metrics = collection.reader(registry, counts, system, jobs)
-        app.add_routes(ui.build_router(registry, series, read_metrics, guards.management, addresses))
+        app.add_routes(
+            ui.build_router(registry, series, read_metrics, guards.management, addresses)
+        )
         app.paths["/ui/"] = {"GET": "The web page"}
         app.guards["ui"] = ui.shell_guard(guards.management)
     if "metrics" in roles:
@@ -379,9 +483,15 @@ def _build_app(
         app.guards["metrics"] = guards.metrics
     check_paths(plugins.endpoints.values())
     for role, guard in (("inference", guards.inference), ("management", guards.management)):
-        own = [endpoint for endpoint in plugins.endpoints.values() if endpoint.role == role and role in roles]
+        own = [
+            endpoint
+            for endpoint in plugins.endpoints.values()
+            if endpoint.role == role and role in roles
+        ]
         app.add_routes(plugged.build_router(own, registry, limit))
-        app.guards.update({first: guard for endpoint in own if (first := endpoint.path.split("/")[1]) != "ping"})
+        app.guards.update(
+            {first: guard for endpoint in own if (first := endpoint.path.split("/")[1]) != "ping"}
+        )
     app.add_routes(health.build_router(registry, roles))
     app.add_routes(kserve.build_router(registry, roles))
     app.guards["v1"] = guards.inference if "inference" in roles else guards.management
@@ -390,18 +500,30 @@ def _build_app(
 
 
 def _introduce(apps: Mapping[str, ServerApp], addresses: Mapping[str, str]) -> None:
-    """Tell each listener what the others have. `apps` are by their roles; where other machines can connect, no address is told."""
+    """Tell each listener what the others have.
+
+    `apps` are by their roles; where other machines can connect, no address is told.
+    """
     is_local = all(parse_address(address).is_local for address in addresses.values())
     for app in apps.values():
         others = {roles: other for roles, other in apps.items() if other is not app}
         if is_local:
             app.elsewhere = {roles: addresses[roles.partition(" ")[0]] for roles in others}
-        words = {roles: f"the {roles} address{f', {app.elsewhere[roles]}' if is_local else ''}" for roles in others}
-        app.likely_paths = LikelyPaths(app.paths, {words[roles]: other.paths for roles, other in others.items()})
+        words = {
+            roles: f"the {roles} address{f', {app.elsewhere[roles]}' if is_local else ''}"
+            for roles in others
+        }
+        app.likely_paths = LikelyPaths(
+            app.paths, {words[roles]: other.paths for roles, other in others.items()}
+        )
 
 
 async def limited(limits: ClientLimits, scope: Scope, send: Send) -> Send:
-    """Count the request. Returns the `send` that holds answers to wrong tokens back. Raises TooManyRequests, after a while."""
+    """Count the request.
+
+    Returns the `send` that holds answers to wrong tokens back. Raises TooManyRequests, after a
+    while.
+    """
     caller = Caller(limits, limits.caller(scope["client"][0], scope["headers"]))
     calling.set(caller)  # of the request's own task
     if scope["path"] not in UNLIMITED:

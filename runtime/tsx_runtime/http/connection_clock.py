@@ -1,4 +1,6 @@
-"""The timeouts of connections, checked once a second: a timer for each request would cost more than its parsing."""
+"""The timeouts of connections, checked once a second: a timer for each request would cost more than
+its parsing.
+"""
 
 from __future__ import annotations
 

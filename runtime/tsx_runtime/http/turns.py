@@ -13,7 +13,9 @@ MOST = 2  # a turn: a request that was sent ahead, or a read of up to 256 KB eac
 
 
 class Turns:
-    """Runs callbacks in the order in which they came, at most `MOST` in one turn of the loop, each in a context of its own."""
+    """Runs callbacks in the order in which they came, at most `MOST` in one turn of the loop, each
+    in a context of its own.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

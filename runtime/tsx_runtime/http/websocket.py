@@ -1,4 +1,5 @@
-"""A WebSocket connection: the protocol of the package `websockets` as an ASGI server, within the limits of this server's other connections.
+"""A WebSocket connection: the protocol of the package `websockets` as an ASGI server, within the
+limits of this server's other connections.
 
 `asgi_lane/websockets.py` says what the messages are.
 """
@@ -30,9 +31,19 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 SUBPROTOCOL = "tsx.v1"
-INVALID, POLICY, FAILED, RESTART, TRY_AGAIN = 1007, 1008, 1011, 1012, 1013  # close codes (RFC 6455, and IANA's registry of them)
+INVALID, POLICY, FAILED, RESTART, TRY_AGAIN = (
+    1007,
+    1008,
+    1011,
+    1012,
+    1013,
+)  # close codes (RFC 6455, and IANA's registry of them)
 LONGEST_REASON = 120  # bytes, of a control frame's 125
-AHEAD = 64 << 10  # bytes that a client may send ahead of the message that it waits for before it is no longer read from
+AHEAD = (
+    64 << 10
+    # bytes that a client may send ahead of the message that it waits for before it is no longer
+    # read from
+)
 OVERHEAD = 1024  # bytes that a message counts for besides its own
 FRAMES_PER_TURN = 16  # frames parsed before other connections have their turn, in about 15 µs each
 MAX_IDLE_FRAMES = 100  # pings, pongs and empty fragments of one second
@@ -40,7 +51,9 @@ MAX_FRAGMENTS = 1024  # fragments of a message, besides one for each KiB of it
 HOLD_S = 1.0  # time in which a client that broke a limit can read why, and cannot come again
 LENGTH_BYTES = {126: 2, 127: 8}  # of a frame's extended length (RFC 6455, 5.2)
 MASK_BYTES = 4  # of each frame of a client
-SILENCE = 20  # seconds after which a client gets a ping, and after as many again without a word is gone
+SILENCE = (
+    20  # seconds after which a client gets a ping, and after as many again without a word is gone
+)
 
 logger = logging.getLogger("tsx.http")
 quiet = logging.getLogger("tsx.http.websocket")  # the package's own, which tells of each connection
@@ -48,8 +61,11 @@ quiet.setLevel(logging.WARNING)
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """Reads ahead, within bounds, so that it notices a client that leaves. Bytes that wait, to be read here or by the client, count
-    against `max_inflight_bytes`."""
+    """Reads ahead, within bounds, so that it notices a client that leaves.
+
+    Bytes that wait, to be read here or by the client, count
+    against `max_inflight_bytes`.
+    """
 
     def __init__(
         self,
@@ -61,17 +77,27 @@ class WebSocketConnection(asyncio.Protocol):
         turns: Turns,
         on_lost: Callable[[Exception | None], None],
     ) -> None:
-        """`head` is the request that asks for the upgrade. `on_lost` is called once the connection is closed. Raises BadRequest if `head`
-        is no handshake."""
+        """`head` is the request that asks for the upgrade.
+
+        `on_lost` is called once the connection is closed. Raises BadRequest if `head`
+        is no handshake.
+        """
         self._protocol = ServerProtocol(max_size=max_size, select_subprotocol=_choose, logger=quiet)
         self._protocol.receive_data(head)
         events = self._protocol.events_received()
         self._response = self._protocol.accept(cast("Request", events[0])) if events else None
         if self._response is None or self._response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             error = self._protocol.handshake_exc
-            raise BadRequest(f"This is no handshake of a WebSocket: {error and (error.__cause__ or error)}.")
+            raise BadRequest(
+                f"This is no handshake of a WebSocket: {error and (error.__cause__ or error)}."
+            )
         self._connections, self._tasks = server_state.connections, server_state.tasks
-        self._budget, self._timeouts, self._turns, self._on_lost = bytes_in_flight, timeouts, turns, on_lost
+        self._budget, self._timeouts, self._turns, self._on_lost = (
+            bytes_in_flight,
+            timeouts,
+            turns,
+            on_lost,
+        )
         self._counted = CountedBytes(bytes_in_flight)
         self._ahead = bytearray()  # not parsed yet
         self._frame_missing = 0  # bytes of the present frame that are not parsed yet
@@ -87,17 +113,30 @@ class WebSocketConnection(asyncio.Protocol):
         self._paused = self._leaving = self._held_open = self._has_turn = False
         self._ticks = 0  # seconds since the incomplete message began
         self._silence = 0  # seconds in which nothing has come
-        self._unsent = self._stuck = 0  # bytes that the client had not taken at the last tick, and for how many ticks it takes none
+        self._unsent = self._stuck = (
+            # bytes that the client had not taken at the last tick, and for how many ticks it takes
+            # none
+            0
+        )
 
-    def start(self, transport: asyncio.Transport, app: Callable[[Scope, Receive, Send], Awaitable[None]], scope: Scope) -> None:
+    def start(
+        self,
+        transport: asyncio.Transport,
+        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        scope: Scope,
+    ) -> None:
         self.transport = transport
         transport.set_protocol(self)
         self._connections.add(cast("Any", self))
-        task = asyncio.get_running_loop().create_task(self._run(app, {**scope, "type": "websocket", CLIENT_LEFT: self._left}))
+        task = asyncio.get_running_loop().create_task(
+            self._run(app, {**scope, "type": "websocket", CLIENT_LEFT: self._left})
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], scope: Scope) -> None:
+    async def _run(
+        self, app: Callable[[Scope, Receive, Send], Awaitable[None]], scope: Scope
+    ) -> None:
         try:
             await app(scope, self.receive, self.send)
         except OSError:  # the client has left
@@ -155,7 +194,9 @@ class WebSocketConnection(asyncio.Protocol):
         self._idle_frames = 0
         self._stuck = self._stuck + 1 if unsent and unsent >= self._unsent else 0
         self._unsent = unsent
-        self._count_unread(unsent)  # answers to pings are no answers that wait until the client reads
+        self._count_unread(
+            unsent
+        )  # answers to pings are no answers that wait until the client reads
         if self._stuck > timeouts.write:
             self.transport.abort()
         if self._paused or unsent or self._protocol.state is not State.OPEN:
@@ -170,7 +211,11 @@ class WebSocketConnection(asyncio.Protocol):
         if self._partial:
             self._ticks += 1
             if self._ticks > timeouts.body + self._partial / timeouts.body_rate:
-                self._fail(POLICY, f"The message came too slowly: {self._partial} bytes in {self._ticks} s (body_timeout).")
+                self._fail(
+                    POLICY,
+                    f"The message came too slowly: {self._partial} bytes in {self._ticks} s"
+                    " (body_timeout).",
+                )
 
     def cut_off(self) -> None:
         """The client has too much to read, and the budget is used up."""
@@ -180,7 +225,9 @@ class WebSocketConnection(asyncio.Protocol):
 
     async def receive(self) -> Message:
         """Return the next message, each in a turn of its own, or a disconnect."""
-        while not ((self._news.is_set() and self._messages) or self._left.is_set() or self._leaving):
+        while not (
+            (self._news.is_set() and self._messages) or self._left.is_set() or self._leaving
+        ):
             self._news.clear()
             await self._news.wait()
         if self._left.is_set() or self._leaving:
@@ -191,7 +238,10 @@ class WebSocketConnection(asyncio.Protocol):
         if self._messages or self._ahead or self._paused:
             self._news.clear()
             self._take_turn()
-        return {"type": "websocket.receive", "text" if isinstance(message, str) else "bytes": message}
+        return {
+            "type": "websocket.receive",
+            "text" if isinstance(message, str) else "bytes": message,
+        }
 
     async def send(self, message: Message) -> None:
         """Raises OSError where the client has left."""
@@ -202,9 +252,16 @@ class WebSocketConnection(asyncio.Protocol):
             if message["type"] == "websocket.accept":
                 self._protocol.send_response(cast("Response", self._response))
             elif message["type"] == "websocket.refuse":
-                headers = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in message["headers"]])
+                headers = Headers(
+                    [
+                        (name.decode("latin-1"), value.decode("latin-1"))
+                        for name, value in message["headers"]
+                    ]
+                )
                 status = HTTPStatus(message["status"])
-                self._protocol.send_response(Response(status, status.phrase, headers, message["body"]))
+                self._protocol.send_response(
+                    Response(status, status.phrase, headers, message["body"])
+                )
             elif "bytes" in message:
                 self._protocol.send_binary(message["bytes"])
             else:
@@ -249,7 +306,11 @@ class WebSocketConnection(asyncio.Protocol):
             size = ahead[1] & 0x7F
             begin = 2 + LENGTH_BYTES.get(size, 0)
             if len(ahead) >= begin:
-                self._frame_missing = begin + MASK_BYTES + (int.from_bytes(ahead[2:begin], "big") if begin > 2 else size)
+                self._frame_missing = (
+                    begin
+                    + MASK_BYTES
+                    + (int.from_bytes(ahead[2:begin], "big") if begin > 2 else size)
+                )
         return min(self._frame_missing, len(ahead))
 
     def _take_turn(self) -> None:
@@ -280,7 +341,10 @@ class WebSocketConnection(asyncio.Protocol):
         if is_control or not (frame.data or frame.fin):
             self._idle_frames += 1
             if self._idle_frames > MAX_IDLE_FRAMES:
-                self._refuse(f"At most {MAX_IDLE_FRAMES} pings, pongs and empty fragments a second are taken.")
+                self._refuse(
+                    f"At most {MAX_IDLE_FRAMES} pings, pongs and empty fragments a second are"
+                    " taken."
+                )
         if is_control:
             self._news.set()
             return
@@ -289,11 +353,15 @@ class WebSocketConnection(asyncio.Protocol):
         self._message += frame.data
         self._fragments += 1
         if self._fragments > MAX_FRAGMENTS + (len(self._message) >> 10):
-            self._refuse(f"A message has at most {MAX_FRAGMENTS} fragments, and one more for each KiB.")
+            self._refuse(
+                f"A message has at most {MAX_FRAGMENTS} fragments, and one more for each KiB."
+            )
         if frame.fin:
             self._fragments = 0
             try:
-                self._messages.append(self._message.decode() if self._is_text else bytes(self._message))
+                self._messages.append(
+                    self._message.decode() if self._is_text else bytes(self._message)
+                )
             except UnicodeDecodeError:
                 self._fail(INVALID, "The text is not UTF-8.")
                 return

@@ -1,1 +1,3 @@
-"""Asynchronous answers: requests that are stored, answered later, and fetched or sent to a callback."""
+"""Asynchronous answers: requests that are stored, answered later, and fetched or sent to a
+callback.
+"""

@@ -1,4 +1,5 @@
-"""Sends answers to callback URLs: signed, to allowed hosts only, again and again until they are received.
+"""Sends answers to callback URLs: signed, to allowed hosts only, again and again until they are
+received.
 
     POST URL
     content-type: that of the answer
@@ -7,10 +8,11 @@
     x-request-id: that of the request
     x-tsx-signature: t=SECONDS,v1=HEX
 
-The signature is the HMAC-SHA256 of "SECONDS.ID.STATUS." and the body, under `job_callback_secret`; another `v1`
-follows for `job_callback_old_secret`. A receiver compares them in constant time, and SECONDS (of the epoch) with its
-clock, so that nobody can send it again later. Any status from 200 to 299 is a receipt. An answer may come more than
-once, since a receipt can be lost; it then has the same ID.
+The signature is the HMAC-SHA256 of "SECONDS.ID.STATUS." and the body, under `job_callback_secret`;
+another `v1` follows for `job_callback_old_secret`. A receiver compares them in constant time, and
+SECONDS (of the epoch) with its clock, so that nobody can send it again later. Any status from 200
+to 299 is a receipt. An answer may come more than once, since a receipt can be lost; it then has the
+same ID.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ from urllib.parse import urlsplit
 
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.concurrency.events import wait_for_event
-from tsx_runtime.errors import BadRequest, DownloadFailed, ModelNotFound, StoreFull, TsxError, Unavailable
+from tsx_runtime.errors import (
+    BadRequest,
+    DownloadFailed,
+    ModelNotFound,
+    StoreFull,
+    TsxError,
+    Unavailable,
+)
 from tsx_runtime.jobs.job_stats import JobStats
 from tsx_runtime.jobs.receivers import Receivers, receiver_of
 from tsx_runtime.jobs.sql_store import SqlStore
@@ -69,17 +78,30 @@ class CallbackSender:
     def check(self, url: str) -> str:
         """Return the URL with its scheme, host and port in one form. Raises BadRequest."""
         if not self._hosts.entries:
-            raise BadRequest("This server sends no callbacks: job_callback_hosts is empty. Poll the job, or have its administrator set it.")
+            raise BadRequest(
+                "This server sends no callbacks: job_callback_hosts is empty. Poll the job, or have"
+                " its administrator set it."
+            )
         try:
             parsed = parse_url(url)
             host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
             netloc = host if parsed.port is None else f"{host}:{parsed.port}"
-            parsed = parse_url(urlsplit(parsed.text)._replace(netloc=netloc, path=parsed.path or "/").geturl())
+            parsed = parse_url(
+                urlsplit(parsed.text)._replace(netloc=netloc, path=parsed.path or "/").geturl()
+            )
         except ModelNotFound as error:
-            raise BadRequest(f"The callback cannot be sent to {redacted(url)}: {error.message}") from error
+            raise BadRequest(
+                f"The callback cannot be sent to {redacted(url)}: {error.message}"
+            ) from error
         if parsed.scheme not in ("http", "https") or not self._hosts.allows(parsed):
-            entries = "hosts, each with its port where that is neither 80 nor 443, or regular expressions for whole URLs"
-            raise BadRequest(f"The callback cannot be sent to {redacted(url)}: job_callback_hosts does not allow it. It has {entries}.")
+            entries = (
+                "hosts, each with its port where that is neither 80 nor 443, or regular expressions"
+                " for whole URLs"
+            )
+            raise BadRequest(
+                f"The callback cannot be sent to {redacted(url)}: job_callback_hosts does not allow"
+                f" it. It has {entries}."
+            )
         return parsed.text
 
     def added(self, job: JobRecord) -> None:
@@ -99,15 +121,21 @@ class CallbackSender:
         while True:
             self._wake.clear()
             pause = LOOK
-            with suppress(StoreFull, Unavailable):  # what the store is about is logged where jobs are looked after
-                while len(self._sending) < AT_ONCE and (claimed := await self._store.claim_callbacks(1, LEASE, self._receivers.closed())):
+            with suppress(
+                StoreFull, Unavailable
+            ):  # what the store is about is logged where jobs are looked after
+                while len(self._sending) < AT_ONCE and (
+                    claimed := await self._store.claim_callbacks(1, LEASE, self._receivers.closed())
+                ):
                     self._receivers.begin(receiver_of(claimed[0].url))
                     self._sending.add(task := asyncio.create_task(self._send(claimed[0])))
                     task.add_done_callback(self._sent)
                 if len(self._sending) < AT_ONCE:
                     closed = self._receivers.closed()
                     seconds = await self._store.next_callback(closed)
-                    pause = max(0.0, min(LOOK if seconds is None else seconds, LOOK, *closed.values()))
+                    pause = max(
+                        0.0, min(LOOK if seconds is None else seconds, LOOK, *closed.values())
+                    )
             await wait_for_event(self._wake, pause)
 
     async def _send(self, due: DueCallback) -> None:
@@ -121,11 +149,23 @@ class CallbackSender:
             logger.exception("job %s: its callback failed unexpectedly", due.id)
             failure = f"{type(error).__name__}: {error}"
         self._receivers.end(receiver_of(due.url), failed=not 0 < status < 500)
-        retry_in = None if not failure or due.attempts >= MOST_TRIES else backoff(due.attempts, self._draw())
-        self._stats.callbacks["delivered" if not failure else "given_up" if retry_in is None else "retried"] += 1
+        retry_in = (
+            None
+            if not failure or due.attempts >= MOST_TRIES
+            else backoff(due.attempts, self._draw())
+        )
+        self._stats.callbacks[
+            "delivered" if not failure else "given_up" if retry_in is None else "retried"
+        ] += 1
         if failure:
             what = "it is given up" if retry_in is None else f"the next try is in {retry_in:.0f} s"
-            logger.warning("job %s: its callback to %s failed: %s; %s", due.id, redacted(due.url), failure, what)
+            logger.warning(
+                "job %s: its callback to %s failed: %s; %s",
+                due.id,
+                redacted(due.url),
+                failure,
+                what,
+            )
         with suppress(StoreFull, Unavailable):  # it is sent again once its lease has run out
             await self._store.end_callback(due.id, retry_in, failure)
 
@@ -134,8 +174,13 @@ class CallbackSender:
         self._wake.set()
 
     def _post(self, due: DueCallback) -> int:
-        """Return the status of the receiver's answer, in a thread. Raises TsxError if there is none."""
-        from tsx_runtime.sources.http_download import post  # here, as urllib3 opens a socket when it is imported
+        """Return the status of the receiver's answer, in a thread.
+
+        Raises TsxError if there is none.
+        """
+        from tsx_runtime.sources.http_download import (
+            post,
+        )  # here, as urllib3 opens a socket when it is imported
 
         try:
             url = parse_url(due.url)
@@ -148,7 +193,10 @@ class CallbackSender:
 
     def _headers(self, due: DueCallback) -> dict[str, str]:
         now, answer = int(time.time()), due.answer
-        signed = (f"v1={signature(secret, now, due.id, answer.status, answer.body)}" for secret in self._secrets)
+        signed = (
+            f"v1={signature(secret, now, due.id, answer.status, answer.body)}"
+            for secret in self._secrets
+        )
         own = dict(parse_header_block(answer.headers.decode("latin-1")))
         return {
             "content-type": own.get("content-type", "application/octet-stream"),
@@ -167,5 +215,7 @@ def signature(secret: bytes, now: int, id: str, status: int | None, body: bytes)
 
 
 def backoff(attempts: int, drawn: float) -> float:
-    """Seconds until the next try, after so many: twice as long each time, up to a half more or less so that many do not come at once."""
+    """Seconds until the next try, after so many: twice as long each time, up to a half more or less
+    so that many do not come at once.
+    """
     return float(min(2.0**attempts, LONGEST_PAUSE)) * (0.5 + drawn)

@@ -1,4 +1,6 @@
-"""Runs of requests under an idempotency key: one at a time among all servers of a store, which keeps its answer for a while."""
+"""Runs of requests under an idempotency key: one at a time among all servers of a store, which
+keeps its answer for a while.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,17 @@ class _Run(NamedTuple):
 class KeyedRuns:
     """Those of one server. `counts`: requests with a key, by what became of them."""
 
-    def __init__(self, store: SqlStore, owner: str, keep: float, largest: int, begin: Callable[[], Awaitable[None]]) -> None:
-        """`keep`: seconds; `largest`: bytes of an answer; `begin`: from when on the store is looked after."""
+    def __init__(
+        self,
+        store: SqlStore,
+        owner: str,
+        keep: float,
+        largest: int,
+        begin: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`keep`: seconds; `largest`: bytes of an answer; `begin`: from when on the store is looked
+        after.
+        """
         self.largest = largest
         self.counts: Counter[str] = Counter()
         self._store = store
@@ -45,7 +56,10 @@ class KeyedRuns:
         self._runs: dict[AnswerKey, _Run] = {}
 
     async def claim(self, keyed: KeyedRequest) -> StoredAnswer | None:
-        """The answer that there is, once it is. None: the run is the caller's, who goes on with `run`. Raises KeyReused."""
+        """The answer that there is, once it is.
+
+        None: the run is the caller's, who goes on with `run`. Raises KeyReused.
+        """
         waited = False
         while (other := self._runs.get(keyed.key)) is not None:
             self._check(keyed, other.fingerprint)
@@ -55,12 +69,18 @@ class KeyedRuns:
         try:
             await self._begin()
             pause = SHORTEST
-            while (found := await self._store.begin_answer(keyed.key, keyed.fingerprint, self._owner, LEASE)) is not None:
+            while (
+                found := await self._store.begin_answer(
+                    keyed.key, keyed.fingerprint, self._owner, LEASE
+                )
+            ) is not None:
                 self._check(keyed, found.fingerprint)
                 if found.status is not None:
                     break
-                # Another server works on it, or one that died did. SQLite tells nobody, and on PostgreSQL a notification for each key would
-                # cost every answer one, so one request of this server looks again, ever more rarely; the others wait for it.
+                # Another server works on it, or one that died did. SQLite tells nobody, and on
+                # PostgreSQL a notification for each key would cost every answer one, so one request
+                # of this server looks again, ever more rarely; the others wait for it.
+                # rarely; the others wait for it.
                 waited = True
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST)
@@ -72,8 +92,11 @@ class KeyedRuns:
         self.counts["run" if found is None else "waited" if waited else "replayed"] += 1
         return found
 
-    async def run(self, keyed: KeyedRequest, work: Awaitable[StoredAnswer | None]) -> StoredAnswer | None:
-        """Keep what comes of it; nothing where that is None, and then the next request with this key runs again.
+    async def run(
+        self, keyed: KeyedRequest, work: Awaitable[StoredAnswer | None]
+    ) -> StoredAnswer | None:
+        """Keep what comes of it; nothing where that is None, and then the next request with this
+        key runs again.
 
         Returns the answer that is kept instead: of another server, which took this one for dead.
         """
@@ -92,8 +115,12 @@ class KeyedRuns:
         other = await self._store.get_answer(keyed.key)
         return other if other is not None and other.status is not None else None
 
-    def answer(self, keyed: KeyedRequest, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> StoredAnswer:
-        return StoredAnswer(status, header_block(headers), body, keyed.fingerprint, time.time() + self._keep)
+    def answer(
+        self, keyed: KeyedRequest, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    ) -> StoredAnswer:
+        return StoredAnswer(
+            status, header_block(headers), body, keyed.fingerprint, time.time() + self._keep
+        )
 
     async def _renew(self, keyed: KeyedRequest) -> None:
         while True:
@@ -105,8 +132,9 @@ class KeyedRuns:
         if fingerprint != keyed.fingerprint:
             self.counts["reused"] += 1
             raise KeyReused(
-                f"The Idempotency-Key {keyed.key.key!r} belongs to another request to this path: its method, query, content type or body "
-                "was another. Send each request under a key of its own."
+                f"The Idempotency-Key {keyed.key.key!r} belongs to another request to this path:"
+                " its method, query, content type or body was another. Send each request under a"
+                " key of its own."
             )
 
     def _end(self, keyed: KeyedRequest) -> None:

@@ -13,7 +13,9 @@ from tsx_runtime.jobs.sql_thread import Session
 
 CONNECT_TIMEOUT = 10  # seconds
 STATEMENT_TIMEOUT = 60_000  # ms; nothing that a store does takes as long
-TABLES_LOCK = 0x7478_6A6F  # any number that no other application takes: servers that start together make the tables one after the other
+# any number that no other application takes: servers that start together make the tables one after
+# the other
+TABLES_LOCK = 0x7478_6A6F
 # Triggers, functions and operators in the schema run as this server's user.
 FOREIGN = """
 SELECT nspname, has_schema_privilege('public', oid, 'CREATE'), (
@@ -23,7 +25,9 @@ FROM pg_namespace AS s WHERE nspname = current_schema()
 
 
 class PostgresStore(SqlStore):
-    """Jobs are claimed by FOR UPDATE SKIP LOCKED, and are the claiming server's while it renews their leases. Times are the database's."""
+    """Jobs are claimed by FOR UPDATE SKIP LOCKED, and are the claiming server's while it renews
+    their leases. Times are the database's.
+    """
 
     words = {
         "{begin}": "BEGIN",
@@ -31,7 +35,11 @@ class PostgresStore(SqlStore):
         "{locked}": "FOR UPDATE SKIP LOCKED",
         "?": "%s",
     }
-    types = {"serial": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "real": "DOUBLE PRECISION", "blob": "BYTEA"}
+    types = {
+        "serial": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+        "real": "DOUBLE PRECISION",
+        "blob": "BYTEA",
+    }
     driver_error = psycopg.Error
 
     def __init__(self, url: str) -> None:
@@ -42,7 +50,11 @@ class PostgresStore(SqlStore):
 
     def connect(self) -> Any:
         options = f"-c statement_timeout={STATEMENT_TIMEOUT} -c synchronous_commit=on"
-        given = {"connect_timeout": CONNECT_TIMEOUT, "application_name": "tsx", "options": options} | conninfo_to_dict(self._url)
+        given = {
+            "connect_timeout": CONNECT_TIMEOUT,
+            "application_name": "tsx",
+            "options": options,
+        } | conninfo_to_dict(self._url)
         return psycopg.connect(autocommit=True, **given)  # type: ignore[arg-type]  # parameters of libpq, by name
 
     def prepare(self, session: Session) -> None:
@@ -50,21 +62,39 @@ class PostgresStore(SqlStore):
         session.run("SELECT set_config('search_path', quote_ident(current_schema()), false)")
         for schema, is_open, planted in session.rows(FOREIGN):
             if is_open or planted:
-                fault = f"the table {planted} in its schema {schema} belongs to another user, whose triggers would run as this server"
+                fault = (
+                    f"the table {planted} in its schema {schema} belongs to another user, whose"
+                    " triggers would run as this server"
+                )
                 if is_open:
-                    fault = f"any user of the database can put functions into its schema {schema}, which would run as this server"
-                text = f"jobs_store, {self._shown}, is refused: {fault}. Drop what others have made there, and REVOKE CREATE ON SCHEMA"
-                raise StoreUnavailable(f"{text} {schema} FROM PUBLIC; or append ?options=-csearch_path%3DSCHEMA to the URL", retry_after=5)
+                    fault = (
+                        f"any user of the database can put functions into its schema {schema},"
+                        " which would run as this server"
+                    )
+                text = (
+                    f"jobs_store, {self._shown}, is refused: {fault}. Drop what others have made"
+                    " there, and REVOKE CREATE ON SCHEMA"
+                )
+                raise StoreUnavailable(
+                    f"{text} {schema} FROM PUBLIC; or append ?options=-csearch_path%3DSCHEMA to"
+                    " the URL",
+                    retry_after=5,
+                )
 
     def is_lost(self, connection: Any) -> bool:
         return bool(connection.closed)
 
     def fault(self, error: Exception) -> TsxError:
         if isinstance(error, psycopg.errors.DiskFull):
-            return StoreFull(f"The disk of jobs_store, {self._shown}, is full. Free space there, or lower job_retention.")
+            return StoreFull(
+                f"The disk of jobs_store, {self._shown}, is full. Free space there, or lower"
+                " job_retention."
+            )
         if isinstance(error, psycopg.DataError):  # a zero byte in a path
             return BadRequest(f"The request cannot be stored: {_reason(error)}.")
-        return StoreUnavailable(f"jobs_store, {self._shown}, cannot be used: {_reason(error)}", retry_after=5)
+        return StoreUnavailable(
+            f"jobs_store, {self._shown}, cannot be used: {_reason(error)}", retry_after=5
+        )
 
 
 def _reason(error: Exception) -> str:

@@ -24,13 +24,19 @@ class Receivers:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._calls: Counter[str] = Counter()
-        self._failing: dict[str, tuple[int, float]] = {}  # failures in a row, and when the next call may begin
+        self._failing: dict[
+            str, tuple[int, float]
+        ] = {}  # failures in a row, and when the next call may begin
 
     def closed(self) -> dict[str, float]:
         """Return the receivers that get no call, and for how many seconds (inf: until one ends)."""
         now = self._clock()
         paused = {name: until - now for name, (_, until) in self._failing.items() if until > now}
-        busy = [name for name, calls in self._calls.items() if calls >= (1 if name in self._failing else AT_ONCE)]
+        busy = [
+            name
+            for name, calls in self._calls.items()
+            if calls >= (1 if name in self._failing else AT_ONCE)
+        ]
         return paused | dict.fromkeys(busy, math.inf)
 
     def begin(self, receiver: str) -> None:

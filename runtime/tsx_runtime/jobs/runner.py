@@ -1,4 +1,6 @@
-"""Runs stored requests: claims jobs for the models of this server, a bounded number at a time, and stores their answers."""
+"""Runs stored requests: claims jobs for the models of this server, a bounded number at a time, and
+stores their answers.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from tsx_runtime.jobs.store import Claim, JobRecord, JobTarget, StoredAnswer
 LEASE = 30.0  # seconds after which another server takes a job whose server does not renew its lease
 GRACE = 60.0  # seconds that a job waits for a model which is not registered: it may be loading
 ORPHANS = 32  # jobs of one unknown model that are answered at a time
-MOST_UNSTORED = 64  # answers that wait to be stored: more, and no job is started, since the disk may be full for long
+# answers that wait to be stored: more, and no job is started, since the disk may be full for long
+MOST_UNSTORED = 64
 PAUSE = 0.5  # seconds before the next try where a store or a model refuses; it doubles
 LONGEST_PAUSE = 30.0
 MEMORY = 0.9  # the weight of earlier jobs in the mean time of one
@@ -37,14 +40,22 @@ class JobExecutor(Protocol):
     """Submits a stored request to its model."""
 
     def places(self, target: JobTarget) -> int | None:
-        """How many jobs may be at the model at once, 0 while it has no workers; None where it is not registered."""
+        """How many jobs may be at the model at once, 0 while it has no workers; None where it is
+        not registered.
+        """
 
     async def answer(self, job: JobRecord) -> StoredAnswer:
-        """The model's answer, or that of an error; cancelled, it withdraws the request. Raises Unavailable: a later try may do better."""
+        """The model's answer, or that of an error; cancelled, it withdraws the request.
+
+        Raises Unavailable: a later try may do better.
+        """
 
 
 class Runner:
-    """All of it runs in the event loop. `added` is called for jobs of this server; those of others are found by looking."""
+    """All of it runs in the event loop.
+
+    `added` is called for jobs of this server; those of others are found by looking.
+    """
 
     def __init__(
         self,
@@ -55,7 +66,9 @@ class Runner:
         on_answer: Callable[[JobRecord], None],
         stats: JobStats | None = None,
     ) -> None:
-        """`keep`: seconds for which answers are stored. `on_answer` is called when one is stored."""
+        """`keep`: seconds for which answers are stored. `on_answer` is called when one is
+        stored.
+        """
         self.stopping = False
         self._store = store
         self._executor = executor
@@ -65,11 +78,15 @@ class Runner:
         self._stats = stats or JobStats()
         self._waiting: set[JobTarget] = set()  # that may have queued jobs
         self._known: set[JobTarget] = set()  # that have been registered while this runs
-        self._missing: dict[JobTarget, float] = {}  # since when they are not registered, and run nowhere else
+        self._missing: dict[
+            JobTarget, float
+        ] = {}  # since when they are not registered, and run nowhere else
         self._held: dict[Claim, asyncio.Task[None]] = {}
         self._at_model: dict[Claim, str] = {}  # the model of each that is not answered yet
         self._seconds: dict[str, float] = {}  # that a job of a model takes, in the mean
-        self._ended: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()  # as long as somebody waits
+        self._ended: WeakValueDictionary[str, asyncio.Event] = (
+            WeakValueDictionary()
+        )  # as long as somebody waits
         self._tasks = TaskGroup()
         self._wake = asyncio.Event()
         self._problem = ""  # of the store, as it was logged
@@ -85,7 +102,9 @@ class Runner:
         """Renew leases; find jobs whose servers have died, and those that were not announced."""
         problem = ""
         try:
-            for claim in await self._store.renew(list(self._held), self._owner, LEASE) if self._held else ():
+            for claim in (
+                await self._store.renew(list(self._held), self._owner, LEASE) if self._held else ()
+            ):
                 if claim in self._held:
                     self._held[claim].cancel()
             await self._store.reclaim()
@@ -129,7 +148,9 @@ class Runner:
             event.set()
 
     def expected(self, job: JobRecord, ahead: int) -> int | None:
-        """Whole seconds until it is answered, if its model goes on as it did; None where nothing is known."""
+        """Whole seconds until it is answered, if its model goes on as it did; None where nothing is
+        known.
+        """
         seconds = self._seconds.get(job.model)
         if seconds is None:
             return None
@@ -144,7 +165,10 @@ class Runner:
         await wait_for_event(self._ended.setdefault(id, asyncio.Event()), seconds)
 
     async def stop(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Claim nothing more, and give the jobs at models so many seconds. What is left then, `close` queues again."""
+        """Claim nothing more, and give the jobs at models so many seconds.
+
+        What is left then, `close` queues again.
+        """
         self.stopping = True
         running = {id for id, _ in self._held}
         for id, event in self._ended.items():
@@ -177,7 +201,9 @@ class Runner:
             claim = job.id, job.attempts
             self._at_model[claim] = job.model
             self._held[claim] = task = self._tasks.begin(self._work(job))
-            task.add_done_callback(partial(self._left, claim))  # also of one that is cancelled before it begins
+            task.add_done_callback(
+                partial(self._left, claim)
+            )  # also of one that is cancelled before it begins
         counts = Counter((job.model, job.version) for job in jobs)
         self._waiting |= {target for target, most in wanted.items() if counts[target] == most}
 
@@ -199,21 +225,31 @@ class Runner:
         return wanted
 
     def _is_orphan(self, target: JobTarget) -> bool:
-        """Whether its jobs are answered with the error that there is no such model: another server may have it."""
+        """Whether its jobs are answered with the error that there is no such model: another server
+        may have it.
+        """
         if target in self._known and not self._store.shared:
             return True
         now = time.monotonic()
-        return now - self._missing.setdefault(target, now) > (self._keep if self._store.shared else GRACE)
+        return now - self._missing.setdefault(target, now) > (
+            self._keep if self._store.shared else GRACE
+        )
 
     async def _work(self, job: JobRecord) -> None:
         began = time.monotonic()
         answer = await _insist(f"job {job.id} waits", lambda: self._executor.answer(job))
-        self._at_model.pop((job.id, job.attempts))  # the next job need not wait until this answer is stored
+        self._at_model.pop(
+            (job.id, job.attempts)
+        )  # the next job need not wait until this answer is stored
         self._wake.set()
         spent, before = time.monotonic() - began, self._seconds.get(job.model)
-        self._seconds[job.model] = spent if before is None else before * MEMORY + spent * (1 - MEMORY)
+        self._seconds[job.model] = (
+            spent if before is None else before * MEMORY + spent * (1 - MEMORY)
+        )
         keep = (job.id, job.attempts, self._owner, answer, self._keep)
-        if await _insist(f"the answer to job {job.id} is not stored", lambda: self._store.finish(*keep)):
+        if await _insist(
+            f"the answer to job {job.id} is not stored", lambda: self._store.finish(*keep)
+        ):
             self._stats.answered(job, answer.status or 500)
         self._on_answer(job)
 
@@ -226,7 +262,10 @@ class Runner:
 
 
 async def _insist(what: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    """Call again where it is refused for now, with longer and longer pauses. `what` is logged, once."""
+    """Call again where it is refused for now, with longer and longer pauses.
+
+    `what` is logged, once.
+    """
     pause = PAUSE
     while True:
         try:

@@ -1,6 +1,7 @@
 """The tables of a store, for SQLite and PostgreSQL.
 
-Requests and answers have tables of their own: SQLite writes a whole row where a part of it changes, and a list of jobs reads none of them.
+Requests and answers have tables of their own: SQLite writes a whole row where a part of it changes,
+and a list of jobs reads none of them.
 """
 
 from __future__ import annotations

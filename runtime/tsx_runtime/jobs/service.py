@@ -33,19 +33,32 @@ class Jobs:
     def __init__(self, settings: Settings, store: SqlStore, executor: JobExecutor) -> None:
         """Raises SettingError."""
         if settings.job_callback_hosts and not settings.job_callback_secret:
-            raise SettingError("job_callback_hosts is set, but job_callback_secret, which callbacks are signed with, is not. Set both.")
+            raise SettingError(
+                "job_callback_hosts is set, but job_callback_secret, which callbacks are signed"
+                " with, is not. Set both."
+            )
         self.store = store
         self.owner = secrets.token_hex(8)
         self.keep = float(settings.job_retention)
         self.stats = JobStats()
-        self.keyed_runs = KeyedRuns(store, self.owner, settings.idempotency_retention, settings.max_kept_answer, self.begin)
+        self.keyed_runs = KeyedRuns(
+            store, self.owner, settings.idempotency_retention, settings.max_kept_answer, self.begin
+        )
         hosts = AllowList(settings.job_callback_hosts, "job_callback_hosts")
-        signing = [text for text in (settings.job_callback_secret, settings.job_callback_old_secret) if text]
+        signing = [
+            text
+            for text in (settings.job_callback_secret, settings.job_callback_old_secret)
+            if text
+        ]
         self.callbacks = CallbackSender(store, hosts, signing, stats=self.stats)
-        self.runner = Runner(store, executor, self.owner, self.keep, self.callbacks.added, self.stats)
+        self.runner = Runner(
+            store, executor, self.owner, self.keep, self.callbacks.added, self.stats
+        )
         self._most = settings.max_queued_jobs
         own = 0 if parse_address(settings.inference_address).is_local else JOBS_PER_CLIENT
-        self._most_of_client = own if settings.max_jobs_per_client is None else settings.max_jobs_per_client
+        self._most_of_client = (
+            own if settings.max_jobs_per_client is None else settings.max_jobs_per_client
+        )
         self._tasks = AsyncExitStack()
         self._begun = False
 
@@ -55,7 +68,13 @@ class Jobs:
             return
         self._begun = True
         looking = [repeat(LOOK, self._look)] if self.store.shared else []
-        works = [self.runner.run(), self.callbacks.run(), self._tend(), repeat(TEND, self.runner.clean), *looking]
+        works = [
+            self.runner.run(),
+            self.callbacks.run(),
+            self._tend(),
+            repeat(TEND, self.runner.clean),
+            *looking,
+        ]
         await self._tasks.enter_async_context(running("asynchronous answers stand still", *works))
 
     async def resume(self) -> None:
@@ -64,7 +83,9 @@ class Jobs:
             await self.begin()
 
     async def stop(self, seconds: float, hurry: asyncio.Event) -> None:
-        """Start no more jobs, and give those that are running so many seconds; what is left after `close` is run by the next server."""
+        """Start no more jobs, and give those that are running so many seconds; what is left after
+        `close` is run by the next server.
+        """
         if self._begun:
             await self.runner.stop(seconds, hurry)
 
@@ -77,21 +98,31 @@ class Jobs:
     async def add(self, job: NewJob, answer: tuple[AnswerKey, StoredAnswer] | None = None) -> None:
         """Once it returns, the job is on the disk. Raises JobsFull, StoreFull, StoreUnavailable."""
         await self.begin()
-        await self.store.add(job, self._most, self._most_of_client if job.client else 0, answer, self.owner)
+        await self.store.add(
+            job, self._most, self._most_of_client if job.client else 0, answer, self.owner
+        )
         self.runner.added((job.model, job.version))
 
     async def get(self, id: str) -> JobRecord | None:
         return await self.store.get(id) if await self.is_open() else None
 
     async def queue(self) -> tuple[dict[tuple[str, JobState], int], dict[str, float]]:
-        """Jobs by model and state, and for how many seconds the oldest queued one of each model has waited."""
-        return (await self.store.counts(), await self.store.oldest()) if await self.is_open() else ({}, {})
+        """Jobs by model and state, and for how many seconds the oldest queued one of each model has
+        waited.
+        """
+        return (
+            (await self.store.counts(), await self.store.oldest())
+            if await self.is_open()
+            else ({}, {})
+        )
 
     async def answer(self, id: str) -> StoredAnswer | None:
         return await self.store.get_answer(AnswerKey(JOB, "", id))
 
     async def progress(self, job: JobRecord) -> tuple[int, int | None]:
-        """How many queued jobs of its model go before it, and whole seconds until its answer, if they are known."""
+        """How many queued jobs of its model go before it, and whole seconds until its answer, if
+        they are known.
+        """
         ahead = await self.store.ahead(job) if job.state == "queued" else 0
         return ahead, self.runner.expected(job, ahead)
 
@@ -100,7 +131,9 @@ class Jobs:
         end = time.monotonic() + seconds
         while True:
             left = max(0.0, end - time.monotonic())
-            await self.runner.wait(id, min(left, LOOK) if self.store.shared else left)  # another server tells nothing of its answers
+            await self.runner.wait(
+                id, min(left, LOOK) if self.store.shared else left
+            )  # another server tells nothing of its answers
             answer = await self.answer(id)
             if answer is not None or not self.store.shared or not left or self.runner.stopping:
                 return answer
@@ -140,7 +173,9 @@ class Jobs:
 
 
 def make_store(settings: Settings, directory: Path | None) -> SqlStore | None:
-    """The store that `jobs_store` names, else a file in the directory of the server's state; None without one. Raises SettingError."""
+    """The store that `jobs_store` names, else a file in the directory of the server's state; None
+    without one. Raises SettingError.
+    """
     named = settings.jobs_store
     if named == OFF:
         return None
@@ -148,7 +183,11 @@ def make_store(settings: Settings, directory: Path | None) -> SqlStore | None:
         return postgres_store(named)
     if named is not None:
         return SqliteStore(Path(named.removeprefix(SQLITE)), settings.max_jobs_size)
-    return None if directory is None else SqliteStore(directory / "jobs.sqlite", settings.max_jobs_size)
+    return (
+        None
+        if directory is None
+        else SqliteStore(directory / "jobs.sqlite", settings.max_jobs_size)
+    )
 
 
 def postgres_store(url: str) -> SqlStore:
@@ -156,9 +195,17 @@ def postgres_store(url: str) -> SqlStore:
     try:
         from tsx_runtime.jobs.postgres import PostgresStore  # here, as its driver is an extra
     except ImportError as error:
-        raise SettingError("jobs_store is a PostgreSQL URL, which needs the extra postgres: pip install 'tsx-serve[postgres]'") from error
+        raise SettingError(
+            "jobs_store is a PostgreSQL URL, which needs the extra postgres: pip install"
+            " 'tsx-serve[postgres]'"
+        ) from error
     try:
         return PostgresStore(url)
     except PostgresStore.driver_error:  # its text may hold the password
-        text = "jobs_store is not a URL of a PostgreSQL database. Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
-        raise SettingError(f"{text}, with the signs @ / : % of the password percent-encoded.") from None
+        text = (
+            "jobs_store is not a URL of a PostgreSQL database. Write"
+            " postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        )
+        raise SettingError(
+            f"{text}, with the signs @ / : % of the password percent-encoded."
+        ) from None

@@ -25,7 +25,9 @@ EXPIRED_AT_ONCE = 500  # jobs, or answers: the thread has other work
 LIVE = "state IN ('queued', 'running')"
 RECORD = ", ".join(JobRecord._fields)
 ANSWER = ", ".join(StoredAnswer._fields)
-REPLACE = "ON CONFLICT (kind, scope, name) DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in StoredAnswer._fields)
+REPLACE = "ON CONFLICT (kind, scope, name) DO UPDATE SET " + ", ".join(
+    f"{name} = excluded.{name}" for name in StoredAnswer._fields
+)
 REQUEUE = "state = 'queued', owner = NULL, started = NULL"
 HELD = "id = ? AND attempts = ? AND owner = ? AND state = 'running'"
 KEY = "kind = ? AND scope = ? AND name = ?"
@@ -41,7 +43,10 @@ class SqlStore(SqlThread):
         return True
 
     def follow(self, seconds: float) -> None:
-        """The server that this one replaces works on it too, for at most so long. To be called before the store is used."""
+        """The server that this one replaces works on it too, for at most so long.
+
+        To be called before the store is used.
+        """
 
     def hand_over(self) -> None:
         """Another server replaces this one, which ends what it has begun."""
@@ -53,28 +58,48 @@ class SqlStore(SqlThread):
     # Jobs, for clients
 
     async def add(
-        self, job: NewJob, most: int, most_of_client: int = 0, answer: tuple[AnswerKey, StoredAnswer] | None = None, owner: str = ""
+        self,
+        job: NewJob,
+        most: int,
+        most_of_client: int = 0,
+        answer: tuple[AnswerKey, StoredAnswer] | None = None,
+        owner: str = "",
     ) -> None:
-        """Accept a job; in the same commit store an `answer` under its key, which `owner` has begun.
+        """Accept a job; in the same commit store an `answer` under its key, which `owner` has
+        begun.
 
-        Raises `JobsFull` where so many are queued or running, and `TooManyRequests` where so many are this client's (0: any number).
+        Raises `JobsFull` where so many are queued or running, and `TooManyRequests` where so many
+        are this client's (0: any number).
         """
 
         def work(session: Session) -> None:
             _check_room(session, job.client, most, most_of_client)
             if answer is not None:
-                if not session.run(f"DELETE FROM tsx_answers WHERE {BEGUN}", *answer[0], owner.encode()):
-                    raise StoreUnavailable("Another server works on this Idempotency-Key now. Send the request again.", retry_after=1)
+                if not session.run(
+                    f"DELETE FROM tsx_answers WHERE {BEGUN}", *answer[0], owner.encode()
+                ):
+                    raise StoreUnavailable(
+                        "Another server works on this Idempotency-Key now. Send the request again.",
+                        retry_after=1,
+                    )
                 _put(session, *answer)
-            fields = "id, state, model, version, priority, client, request_id, size, created, deadline, callback"
+            fields = (
+                "id, state, model, version, priority, client, request_id, size, created, deadline,"
+                " callback"
+            )
             added = session.run(
-                f"INSERT INTO tsx_jobs ({fields}) VALUES (?, 'queued', ?, ?, ?, ?, ?, ?, {{now}}, ?, ?) ON CONFLICT (id) DO NOTHING",
+                f"INSERT INTO tsx_jobs ({fields}) VALUES (?, 'queued', ?, ?, ?, ?, ?, ?, {{now}},"
+                " ?, ?) ON CONFLICT (id) DO NOTHING",
                 *(job.id, job.model, job.version, job.priority, job.client, job.request.request_id),
                 *(len(job.request.body), job.deadline, job.callback),
             )
             if added:  # else an earlier try was committed after all
                 fields = ", ".join(StoredRequest._fields)
-                session.run(f"INSERT INTO tsx_requests (id, {fields}) VALUES (?, ?, ?, ?, ?, ?, ?)", job.id, *job.request)
+                session.run(
+                    f"INSERT INTO tsx_requests (id, {fields}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    job.id,
+                    *job.request,
+                )
 
         await self.do(work)
 
@@ -83,13 +108,24 @@ class SqlStore(SqlThread):
 
     async def ahead(self, job: JobRecord) -> int:
         """How many queued jobs of its model go before it."""
-        before = "state = 'queued' AND model = ? AND (priority > ? OR (priority = ? AND number < ?))"
+        before = (
+            "state = 'queued' AND model = ? AND (priority > ? OR (priority = ? AND number < ?))"
+        )
         values = (job.model, job.priority, job.priority, job.number)
-        count: int = (await self.do(lambda session: session.row(f"SELECT count(*) FROM tsx_jobs WHERE {before}", *values)))[0]
+        count: int = (
+            await self.do(
+                lambda session: session.row(
+                    f"SELECT count(*) FROM tsx_jobs WHERE {before}", *values
+                )
+            )
+        )[0]
         return count
 
     async def cancel(self, id: str, keep: float) -> JobRecord | None:
-        """Cancel it where it is queued or running; returns it as it is now. A server that runs it learns it by `renew`."""
+        """Cancel it where it is queued or running; returns it as it is now.
+
+        A server that runs it learns it by `renew`.
+        """
 
         def work(session: Session) -> JobRecord | None:
             change = "state = 'cancelled', owner = NULL, finished = {now}, expires = {now} + ?"
@@ -99,11 +135,18 @@ class SqlStore(SqlThread):
         return await self.do(work)
 
     async def retry(self, id: str) -> JobRecord | None:
-        """Queue it again where it is done or cancelled, and forget its answer; returns it as it is now."""
+        """Queue it again where it is done or cancelled, and forget its answer; returns it as it is
+        now.
+        """
 
         def work(session: Session) -> JobRecord | None:
-            change = "state = 'queued', status = NULL, started = NULL, finished = NULL, expires = NULL, deadline = NULL"
-            if session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ? AND state IN ('done', 'cancelled')", id):
+            change = (
+                "state = 'queued', status = NULL, started = NULL, finished = NULL, expires = NULL,"
+                " deadline = NULL"
+            )
+            if session.run(
+                f"UPDATE tsx_jobs SET {change} WHERE id = ? AND state IN ('done', 'cancelled')", id
+            ):
                 session.run(f"DELETE FROM tsx_answers WHERE {KEY}", JOB, "", id)
                 session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
             return _get(session, id)
@@ -120,7 +163,12 @@ class SqlStore(SqlThread):
         limit: int = 100,
     ) -> list[JobRecord]:
         """The newest first; `before`: the number of the last one of the page before."""
-        wanted = {"state = ?": state, "model = ?": model, "status >= ?": least_status, "number < ?": before}
+        wanted = {
+            "state = ?": state,
+            "model = ?": model,
+            "status >= ?": least_status,
+            "number < ?": before,
+        }
         given = {test: value for test, value in wanted.items() if value is not None}
         where = f"WHERE {' AND '.join(given)}" if given else ""
         sql = f"SELECT {RECORD} FROM tsx_jobs {where} ORDER BY number DESC LIMIT ?"
@@ -133,31 +181,51 @@ class SqlStore(SqlThread):
 
     async def oldest(self) -> dict[str, float]:
         """Seconds for which the oldest queued job of each model has waited."""
-        first = "SELECT min(number) FROM tsx_jobs WHERE state = 'queued' GROUP BY model"  # by an index alone
-        rows = await self._rows(f"SELECT model, {{now}} - created FROM tsx_jobs WHERE number IN ({first})")
+        # by an index alone
+        first = "SELECT min(number) FROM tsx_jobs WHERE state = 'queued' GROUP BY model"
+        rows = await self._rows(
+            f"SELECT model, {{now}} - created FROM tsx_jobs WHERE number IN ({first})"
+        )
         return {model: max(0.0, seconds) for model, seconds in rows}
 
     # Jobs, for the servers that run them
 
     async def request(self, id: str) -> StoredRequest | None:
-        rows = await self._rows(f"SELECT {', '.join(StoredRequest._fields)} FROM tsx_requests WHERE id = ?", id)
+        rows = await self._rows(
+            f"SELECT {', '.join(StoredRequest._fields)} FROM tsx_requests WHERE id = ?", id
+        )
         return StoredRequest(*rows[0]) if rows else None
 
     async def waiting(self) -> tuple[set[JobTarget], set[JobTarget]]:
         """What has queued jobs, and what has running ones, on whatever server."""
         rows = await self._rows(f"SELECT DISTINCT state, model, version FROM tsx_jobs WHERE {LIVE}")
-        queued, running = ({(model, version) for state, model, version in rows if state == each} for each in ("queued", "running"))
+        queued, running = (
+            {(model, version) for state, model, version in rows if state == each}
+            for each in ("queued", "running")
+        )
         return queued, running
 
-    async def claim(self, wanted: Mapping[JobTarget, int], owner: str, seconds: float) -> list[JobRecord]:
-        """At most so many jobs of each target, which from now on are `owner`'s for so many seconds."""
+    async def claim(
+        self, wanted: Mapping[JobTarget, int], owner: str, seconds: float
+    ) -> list[JobRecord]:
+        """At most so many jobs of each target, which from now on are `owner`'s for so many
+        seconds.
+        """
 
         def work(session: Session) -> list[JobRecord]:
             claimed = []
             for target, most in wanted.items():
-                queued = "WHERE state = 'queued' AND model = ? AND version = ? ORDER BY priority DESC, number LIMIT ?"
-                for (id,) in session.rows(f"SELECT id FROM tsx_jobs {queued} {{locked}}", *target, most):
-                    change = "state = 'running', attempts = attempts + 1, started = {now}, owner = ?, lease = {now} + ?"
+                queued = (
+                    "WHERE state = 'queued' AND model = ? AND version = ? ORDER BY priority DESC,"
+                    " number LIMIT ?"
+                )
+                for (id,) in session.rows(
+                    f"SELECT id FROM tsx_jobs {queued} {{locked}}", *target, most
+                ):
+                    change = (
+                        "state = 'running', attempts = attempts + 1, started = {now}, owner = ?,"
+                        " lease = {now} + ?"
+                    )
                     session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ?", owner, seconds, id)
                     claimed.append(_get(session, id))
             return [job for job in claimed if job is not None]
@@ -175,14 +243,29 @@ class SqlStore(SqlThread):
 
     async def release(self, owner: str) -> None:
         """Queue all jobs again that this owner runs."""
-        await self._change(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running' AND owner = ?", owner)
+        await self._change(
+            f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running' AND owner = ?", owner
+        )
 
-    async def finish(self, id: str, attempts: int, owner: str, answer: StoredAnswer, keep: float) -> bool:
-        """Store the answer for so many seconds; False where the job is the owner's no more (cancelled, or claimed by another server)."""
+    async def finish(
+        self, id: str, attempts: int, owner: str, answer: StoredAnswer, keep: float
+    ) -> bool:
+        """Store the answer for so many seconds; False where the job is the owner's no more
+        (cancelled, or claimed by another server).
+        """
 
         def work(session: Session) -> bool:
-            change = "state = 'done', owner = NULL, status = ?, finished = {now}, expires = {now} + ?"
-            if not session.run(f"UPDATE tsx_jobs SET {change} WHERE {HELD}", answer.status, keep, id, attempts, owner):
+            change = (
+                "state = 'done', owner = NULL, status = ?, finished = {now}, expires = {now} + ?"
+            )
+            if not session.run(
+                f"UPDATE tsx_jobs SET {change} WHERE {HELD}",
+                answer.status,
+                keep,
+                id,
+                attempts,
+                owner,
+            ):
                 return False
             (expires,) = session.row("SELECT expires FROM tsx_jobs WHERE id = ?", id)
             _put(session, AnswerKey(JOB, "", id), answer._replace(expires=expires))
@@ -194,21 +277,35 @@ class SqlStore(SqlThread):
 
     async def reclaim(self) -> None:
         """Queue the jobs again whose lease has run out."""
-        await self._change(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running' AND lease < {{now}}")
+        await self._change(
+            f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running' AND lease < {{now}}"
+        )
 
     async def expire(self) -> bool:
-        """Remove some of what has passed its `expires`: requests and answers, a day later the record of the job. False: that was all."""
+        """Remove some of what has passed its `expires`: requests and answers, a day later the
+        record of the job. False: that was all.
+        """
 
         def work(session: Session) -> bool:
-            gone = session.rows(f"SELECT id, state FROM tsx_jobs WHERE expires < {{now}} ORDER BY expires LIMIT {EXPIRED_AT_ONCE}")
+            gone = session.rows(
+                "SELECT id, state FROM tsx_jobs WHERE expires < {now} ORDER BY expires LIMIT"
+                f" {EXPIRED_AT_ONCE}"
+            )
             for id, state in gone:
                 if state == "expired":
                     session.run("DELETE FROM tsx_jobs WHERE id = ?", id)
                 else:
-                    session.run("UPDATE tsx_jobs SET state = 'expired', expires = {now} + ? WHERE id = ?", TOMBSTONE, id)
+                    session.run(
+                        "UPDATE tsx_jobs SET state = 'expired', expires = {now} + ? WHERE id = ?",
+                        TOMBSTONE,
+                        id,
+                    )
                     session.run("DELETE FROM tsx_requests WHERE id = ?", id)
                     session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
-            old = f"SELECT kind, scope, name FROM tsx_answers WHERE expires < {{now}} LIMIT {EXPIRED_AT_ONCE}"
+            old = (
+                "SELECT kind, scope, name FROM tsx_answers WHERE expires < {now} LIMIT"
+                f" {EXPIRED_AT_ONCE}"
+            )
             removed = session.run(f"DELETE FROM tsx_answers WHERE (kind, scope, name) IN ({old})")
             return max(len(gone), removed) >= EXPIRED_AT_ONCE
 
@@ -220,26 +317,45 @@ class SqlStore(SqlThread):
         """None where there is none, or it has expired."""
         return await self.do(lambda session: _answer(session, key))
 
-    async def begin_answer(self, key: AnswerKey, fingerprint: str, owner: str, seconds: float) -> StoredAnswer | None:
-        """None: there is no answer, and from now on nobody but the caller works on it, for so many seconds. Else what there is."""
-        free = "tsx_answers.expires < {now} OR (tsx_answers.status IS NULL AND tsx_answers.headers = excluded.headers)"
+    async def begin_answer(
+        self, key: AnswerKey, fingerprint: str, owner: str, seconds: float
+    ) -> StoredAnswer | None:
+        """None: there is no answer, and from now on nobody but the caller works on it, for so many
+        seconds. Else what there is.
+        """
+        free = (
+            "tsx_answers.expires < {now} OR (tsx_answers.status IS NULL AND tsx_answers.headers ="
+            " excluded.headers)"
+        )
         values = "?, ?, ?, NULL, ?, ?, ?, {now} + ?"
-        sql = f"INSERT INTO tsx_answers (kind, scope, name, {ANSWER}) VALUES ({values}) {REPLACE} WHERE {free}"
+        sql = (
+            f"INSERT INTO tsx_answers (kind, scope, name, {ANSWER}) VALUES ({values}) {REPLACE}"
+            f" WHERE {free}"
+        )
 
         def work(session: Session) -> StoredAnswer | None:
             if session.run(sql, *key, owner.encode(), b"", fingerprint, seconds):
                 return None
-            gone_meanwhile = StoredAnswer(None, fingerprint=fingerprint)  # so that the caller looks again
+            gone_meanwhile = StoredAnswer(
+                None, fingerprint=fingerprint
+            )  # so that the caller looks again
             return _answer(session, key) or gone_meanwhile
 
         return await self.do(work)
 
     async def renew_answer(self, key: AnswerKey, owner: str, seconds: float) -> None:
         """Work on it for so many seconds from now on."""
-        await self._change(f"UPDATE tsx_answers SET expires = {{now}} + ? WHERE {BEGUN}", seconds, *key, owner.encode())
+        await self._change(
+            f"UPDATE tsx_answers SET expires = {{now}} + ? WHERE {BEGUN}",
+            seconds,
+            *key,
+            owner.encode(),
+        )
 
     async def end_answer(self, key: AnswerKey, owner: str, answer: StoredAnswer | None) -> bool:
-        """Store what came of the owner's work, or that nothing did; False where it is the owner's no more."""
+        """Store what came of the owner's work, or that nothing did; False where it is the owner's
+        no more.
+        """
 
         def work(session: Session) -> bool:
             ended = session.run(f"DELETE FROM tsx_answers WHERE {BEGUN}", *key, owner.encode()) > 0
@@ -255,15 +371,25 @@ class SqlStore(SqlThread):
 
     # Callbacks
 
-    async def claim_callbacks(self, most: int, seconds: float, closed: Collection[str] = ()) -> list[DueCallback]:
+    async def claim_callbacks(
+        self, most: int, seconds: float, closed: Collection[str] = ()
+    ) -> list[DueCallback]:
         """Claim due callbacks for so many seconds, unless their URL begins with one of `closed`."""
         others, values = _not_to(closed)
 
         def work(session: Session) -> list[DueCallback]:
             claimed = []
-            due = f"SELECT id, url, attempts FROM tsx_callbacks WHERE due <= {{now}}{others} ORDER BY due LIMIT ? {{locked}}"
+            due = (
+                f"SELECT id, url, attempts FROM tsx_callbacks WHERE due <= {{now}}{others} ORDER BY"
+                " due LIMIT ? {locked}"
+            )
             for id, url, attempts in session.rows(due, *values, most):
-                session.run("UPDATE tsx_callbacks SET attempts = attempts + 1, due = {now} + ? WHERE id = ?", seconds, id)
+                session.run(
+                    "UPDATE tsx_callbacks SET attempts = attempts + 1, due = {now} + ? WHERE"
+                    " id = ?",
+                    seconds,
+                    id,
+                )
                 job, answer = _get(session, id), _answer(session, AnswerKey(JOB, "", id))
                 if job is None or answer is None:  # it has expired
                     session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
@@ -285,7 +411,12 @@ class SqlStore(SqlThread):
         if retry_in is None:
             await self._change("DELETE FROM tsx_callbacks WHERE id = ?", id)
         else:
-            await self._change("UPDATE tsx_callbacks SET due = {now} + ?, error = ? WHERE id = ?", retry_in, error, id)
+            await self._change(
+                "UPDATE tsx_callbacks SET due = {now} + ?, error = ? WHERE id = ?",
+                retry_in,
+                error,
+                id,
+            )
 
     async def _rows(self, sql: str, *values: Any) -> list[Any]:
         return await self.do(lambda session: session.rows(sql, *values))
@@ -296,21 +427,35 @@ class SqlStore(SqlThread):
 
 def _not_to(closed: Collection[str]) -> tuple[str, list[Any]]:
     """Return a condition on the beginning of a callback's URL, and its values."""
-    return " AND substr(url, 1, ?) <> ?" * len(closed), [value for start in closed for value in (len(start), start)]
+    return " AND substr(url, 1, ?) <> ?" * len(closed), [
+        value for start in closed for value in (len(start), start)
+    ]
 
 
 def _check_room(session: Session, client: str, most: int, most_of_client: int) -> None:
-    """Jobs are counted once for all that are accepted in one commit: it takes time where many are queued."""
-    for counted, where, limit in (("", LIVE, most), (client, f"client = ? AND {LIVE}", most_of_client)):
+    """Jobs are counted once for all that are accepted in one commit: it takes time where many are
+    queued.
+    """
+    for counted, where, limit in (
+        ("", LIVE, most),
+        (client, f"client = ? AND {LIVE}", most_of_client),
+    ):
         if limit and counted not in session.live:
             count = f"SELECT count(*) FROM (SELECT 1 FROM tsx_jobs WHERE {where} LIMIT ?) AS live"
             session.live[counted] = session.row(count, *([counted] if counted else []), limit)[0]
     if session.live[""] >= most:
-        raise JobsFull(f"{most} jobs are queued or running (max_queued_jobs). Try again later.", retry_after=5)
+        raise JobsFull(
+            f"{most} jobs are queued or running (max_queued_jobs). Try again later.", retry_after=5
+        )
     if most_of_client and session.live[client] >= most_of_client:
-        text = f"{most_of_client} jobs of this client are queued or running (max_jobs_per_client). Try again later."
+        text = (
+            f"{most_of_client} jobs of this client are queued or running (max_jobs_per_client). Try"
+            " again later."
+        )
         raise TooManyRequests(text, retry_after=5)
-    session.live.update({each: session.live[each] + 1 for each in {"", client} if each in session.live})
+    session.live.update(
+        {each: session.live[each] + 1 for each in {"", client} if each in session.live}
+    )
 
 
 def _get(session: Session, id: str) -> JobRecord | None:
@@ -324,4 +469,9 @@ def _answer(session: Session, key: AnswerKey) -> StoredAnswer | None:
 
 
 def _put(session: Session, key: AnswerKey, answer: StoredAnswer) -> None:
-    session.run(f"INSERT INTO tsx_answers (kind, scope, name, {ANSWER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) {REPLACE}", *key, *answer)
+    session.run(
+        f"INSERT INTO tsx_answers (kind, scope, name, {ANSWER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        f" {REPLACE}",
+        *key,
+        *answer,
+    )

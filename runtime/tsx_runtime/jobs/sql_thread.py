@@ -1,4 +1,6 @@
-"""Transactions of SQLite or PostgreSQL in one thread, which commits together what has come while it was busy."""
+"""Transactions of SQLite or PostgreSQL in one thread, which commits together what has come while it
+was busy.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ class Session:
 
     def __init__(self, connection: Any, words: Mapping[str, str]) -> None:
         """`words`: what stands in this database for `{begin}`, `{now}`, `{locked}` and `?`."""
-        self.live: dict[str, int] = {}  # jobs of a client, and of all (""), that are queued or running, as far as they were counted
+        self.live: dict[
+            str,
+            int,
+            # jobs of a client, and of all (""), that are queued or running, as far as they were
+            # counted
+        ] = {}
         self._connection = connection
         self._words = words
 
@@ -54,7 +61,9 @@ class _Call(NamedTuple):
 
 
 class SqlThread(ABC):
-    """Its calls become transactions in a thread: those that have come while it was busy share its next commit."""
+    """Its calls become transactions in a thread: those that have come while it was busy share its
+    next commit.
+    """
 
     # What differs between databases. All of it is used in the thread.
 
@@ -99,7 +108,9 @@ class SqlThread(ABC):
             self._thread = None
 
     async def do(self, work: Callable[[Session], ResultT]) -> ResultT:
-        """`work` may be called again where its transaction has failed; it raises a `TsxError` only before it has written anything."""
+        """`work` may be called again where its transaction has failed; it raises a `TsxError` only
+        before it has written anything.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tsx jobs", daemon=True)
             self._thread.start()
@@ -122,11 +133,15 @@ class SqlThread(ABC):
             self._connection = None
 
     def _commit(self, group: Sequence[_Call], *, again: bool = True) -> None:
-        """One transaction; where it fails, one for each call, so that none fails for another's sake. Without a connection all fail."""
+        """One transaction; where it fails, one for each call, so that none fails for another's
+        sake. Without a connection all fail.
+        """
         try:
             if self._connection is None:
                 self._connection = self._connected()
-        except Exception as error:  # the boundary of the thread: it is raised where the call is waited for
+        except (
+            Exception
+        ) as error:  # the boundary of the thread: it is raised where the call is waited for
             results: list[Any] = [self._fault(error) for _ in group]
         else:
             try:
@@ -168,7 +183,10 @@ class SqlThread(ABC):
             if version is None:
                 session.run("INSERT INTO tsx_schema (version) VALUES (?)", VERSION)
             elif version[0] != VERSION:
-                text = f"jobs_store has the tables of another release (format {version[0]}, this one reads {VERSION})."
+                text = (
+                    f"jobs_store has the tables of another release (format {version[0]}, this one"
+                    f" reads {VERSION})."
+                )
                 raise StoreUnavailable(f"{text} Name another store.")
             connection.commit()
         except BaseException:

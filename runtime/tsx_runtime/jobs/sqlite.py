@@ -21,9 +21,16 @@ LARGEST_LOG = 64 << 20  # bytes that the write-ahead log keeps of the disk
 
 
 class SqliteStore(SqlStore):
-    """WAL with synchronous=FULL: a commit is on the disk when it returns. What a killed server was running is queued again at once."""
+    """WAL with synchronous=FULL: a commit is on the disk when it returns.
 
-    words = {"{begin}": "BEGIN IMMEDIATE", "{now}": "((julianday('now') - 2440587.5) * 86400.0)", "{locked}": ""}
+    What a killed server was running is queued again at once.
+    """
+
+    words = {
+        "{begin}": "BEGIN IMMEDIATE",
+        "{now}": "((julianday('now') - 2440587.5) * 86400.0)",
+        "{locked}": "",
+    }
     types = {"serial": "INTEGER PRIMARY KEY AUTOINCREMENT", "real": "REAL", "blob": "BLOB"}
     driver_error = sqlite3.Error
 
@@ -38,13 +45,17 @@ class SqliteStore(SqlStore):
 
     @property
     def shared(self) -> bool:
-        return not self._is_mine or (self._shared_until is not None and time.monotonic() < self._shared_until)
+        return not self._is_mine or (
+            self._shared_until is not None and time.monotonic() < self._shared_until
+        )
 
     def follow(self, seconds: float) -> None:
         self._shared_until = time.monotonic() + seconds
 
     def hand_over(self) -> None:
-        """The lock goes to the other server at once; what this one runs stays its own, by its leases."""
+        """The lock goes to the other server at once; what this one runs stays its own, by its
+        leases.
+        """
         self._is_mine = False
         own, self._lock = self._lock, None
         if own is not None:
@@ -61,7 +72,9 @@ class SqliteStore(SqlStore):
             self._own()
             with open(self.path, "ab", opener=private_opener):
                 pass
-            connection = sqlite3.connect(self.path, isolation_level=None)  # transactions are begun by name
+            connection = sqlite3.connect(
+                self.path, isolation_level=None
+            )  # transactions are begun by name
             for pragma in (
                 f"page_size={PAGE}",
                 "journal_mode=WAL",
@@ -73,7 +86,9 @@ class SqliteStore(SqlStore):
         except (OSError, CacheError) as error:
             self._leave()
             reason = getattr(error, "strerror", None) or error
-            raise StoreUnavailable(f"jobs_store, {self.path}, cannot be written: {reason}. Name another file.") from error
+            raise StoreUnavailable(
+                f"jobs_store, {self.path}, cannot be written: {reason}. Name another file."
+            ) from error
         except sqlite3.Error:
             self._leave()
             raise
@@ -84,14 +99,18 @@ class SqliteStore(SqlStore):
             alone = self._is_mine and self._shared_until is None and others.own(wait=False)
         if alone and session.row("SELECT 1 FROM sqlite_master WHERE name = 'tsx_jobs'"):
             session.run(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running'")
-            session.run("UPDATE tsx_callbacks SET due = {now} WHERE due > {now} AND error = ''")  # the killed server was sending it
+            session.run(
+                "UPDATE tsx_callbacks SET due = {now} WHERE due > {now} AND error = ''"
+            )  # the killed server was sending it
             session.run("DELETE FROM tsx_answers WHERE status IS NULL")
 
     def fault(self, error: Exception) -> TsxError:
         if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
             limit = f" or has reached max_jobs_size, {self._most} bytes" if self._most else ""
             text = f"The disk of jobs_store, {self.path}, is full{limit}."
-            return StoreFull(f"{text} Free space there, lower job_retention, or name a store on another disk.")
+            return StoreFull(
+                f"{text} Free space there, lower job_retention, or name a store on another disk."
+            )
         return StoreUnavailable(f"jobs_store, {self.path}, cannot be used: {error}.")
 
     def disconnect(self, connection: sqlite3.Connection) -> None:
@@ -99,7 +118,9 @@ class SqliteStore(SqlStore):
         self._leave()
 
     def _draining(self) -> FileLock:
-        """Shared by servers that have been replaced and still run jobs: the one that replaced them may have died."""
+        """Shared by servers that have been replaced and still run jobs: the one that replaced them
+        may have died.
+        """
         return FileLock(self.path.with_name(self.path.name + ".draining"))
 
     def _drain(self) -> None:
@@ -114,7 +135,10 @@ class SqliteStore(SqlStore):
             self._lock = None
 
     def _own(self) -> None:
-        """A lock beside the file, which ends with this process. Raises StoreUnavailable, OSError, CacheError."""
+        """A lock beside the file, which ends with this process.
+
+        Raises StoreUnavailable, OSError, CacheError.
+        """
         if not self._is_mine:
             self._drain()
             return
@@ -125,7 +149,9 @@ class SqliteStore(SqlStore):
                 continue
             lock.close()
             text = f"jobs_store, {self.path}, is in use by another running server."
-            raise StoreUnavailable(f"{text} Name another file, or a postgresql:// URL, which servers can share.")
+            raise StoreUnavailable(
+                f"{text} Name another file, or a postgresql:// URL, which servers can share."
+            )
         self._lock = lock
         if not self._is_mine:  # handed over while it waited
             self.hand_over()

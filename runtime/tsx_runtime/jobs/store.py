@@ -7,9 +7,10 @@
       +-------retry------|------------------+        ^
       +-------retry--- cancelled --------------------+
 
-What a method of the store returns is on the disk. A server is an `owner`, a random name that it draws at its start. A job that it
-claims is its own until the lease runs out, which it renews. A claim is known by the job's number of attempts: an answer is stored
-only for the claim that is in force, so that a job is answered once, whoever else has worked on it.
+What a method of the store returns is on the disk. A server is an `owner`, a random name that it
+draws at its start. A job that it claims is its own until the lease runs out, which it renews. A
+claim is known by the job's number of attempts: an answer is stored only for the claim that is in
+force, so that a job is answered once, whoever else has worked on it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Literal, NamedTuple, TypeAlias
 JobState: TypeAlias = Literal["queued", "running", "done", "cancelled", "expired"]
 JobTarget: TypeAlias = tuple[str, str]  # a model, and the version that was requested (empty: none)
 Claim: TypeAlias = tuple[str, int]  # a job's id and its number of attempts
-PRECOMPUTED = "precomputed"  # the kind of an answer that was computed in advance: its scope is the model
+PRECOMPUTED = (  # the kind of an answer that was computed in advance: its scope is the model
+    "precomputed"
+)
 JOB = "job"  # the kind of an answer to a job: its key is the job's id
 
 
@@ -42,7 +45,9 @@ class NewJob(NamedTuple):
     version: str  # as requested; empty for the default, or what the model's traffic picks
     request: StoredRequest
     priority: int = 0  # greater goes first
-    deadline: float | None = None  # seconds since the epoch: a job that is not started by then is refused
+    deadline: float | None = (
+        None  # seconds since the epoch: a job that is not started by then is refused
+    )
     client: str = ""  # by which jobs are counted for quotas
     callback: str = ""  # URL
 
@@ -70,7 +75,9 @@ class JobRecord(NamedTuple):
 
 
 class AnswerKey(NamedTuple):
-    """What an answer is stored under: an idempotency key of a model's, say, or the key of a precomputed answer."""
+    """What an answer is stored under: an idempotency key of a model's, say, or the key of a
+    precomputed answer.
+    """
 
     kind: str
     scope: str
@@ -78,7 +85,9 @@ class AnswerKey(NamedTuple):
 
 
 class StoredAnswer(NamedTuple):
-    """The answer to a request, or the note that a server is working on it: then it has no status."""
+    """The answer to a request, or the note that a server is working on it: then it has no
+    status.
+    """
 
     status: int | None
     headers: bytes = b""  # a header block, see `wire`

@@ -1,7 +1,8 @@
 """`/metrics`: the core's counters and the machine's metrics as Prometheus text, rendered on demand.
 
-The names and labels are TorchServe's (contract 1.7) and, for what it has no name for, begin with `tsx_`. What TorchServe
-has once for the host and tsx has for each version carries the version in further labels.
+The names and labels are TorchServe's (contract 1.7) and, for what it has no name for, begin with
+`tsx_`. What TorchServe has once for the host and tsx has for each version carries the version in
+further labels.
 """
 
 from __future__ import annotations
@@ -32,7 +33,15 @@ from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.metrics.version_metrics import add_handler_metrics, add_shadows, add_version
 
 SYSTEM = frozenset(
-    {"CPUUtilization", "MemoryUsed", "MemoryAvailable", "MemoryUtilization", "DiskUsage", "DiskAvailable", "DiskUtilization"}
+    {
+        "CPUUtilization",
+        "MemoryUsed",
+        "MemoryAvailable",
+        "MemoryUtilization",
+        "DiskUsage",
+        "DiskAvailable",
+        "DiskUtilization",
+    }
     | {"GPUUtilization", "GPUMemoryUsed", "GPUMemoryUtilization"}
 )
 
@@ -49,7 +58,9 @@ class Reading(NamedTuple):
     all_models: bool = True  # also what handlers report and the configuration does not declare
     usage: Mapping[str, ResourceUsage] = {}  # by the ids of workers
     process: Sequence[Metric] = ()  # of the front end
-    shares: Mapping[str, Mapping[str, float]] = {}  # of the requests that name no version, by model and version
+    shares: Mapping[
+        str, Mapping[str, float]
+    ] = {}  # of the requests that name no version, by model and version
     shadows: Sequence[Mirror] = ()
     in_flight: ByteBudget | None = None
     jobs: JobReading | None = None
@@ -68,9 +79,18 @@ def fill(families: Families, reading: Reading) -> Iterator[None]:
         _add_in_flight(families, reading.in_flight, {"hostname": reading.host})
     for version in versions:
         add_version(families, version, reading.host, reading.usage, reading.gpus)
-        labels = {"model_name": version.name, "model_version": version.version, "hostname": reading.host}
+        labels = {
+            "model_name": version.name,
+            "model_version": version.version,
+            "hostname": reading.host,
+        }
         share = reading.shares.get(version.name, {}).get(version.version, 0.0)
-        families.add("tsx_traffic_share", "gauge", "share of the requests of a model that name no version, from 0 to 1", [(labels, share)])
+        families.add(
+            "tsx_traffic_share",
+            "gauge",
+            "share of the requests of a model that name no version, from 0 to 1",
+            [(labels, share)],
+        )
         yield
     add_shadows(families, reading.shadows, reading.host)
     if reading.jobs is not None:
@@ -78,7 +98,13 @@ def fill(families: Families, reading: Reading) -> Iterator[None]:
     families.keep(reading.config.shows)
     own_names = families.names()
     for version in versions:
-        yield from add_handler_metrics(families, own_names, version, reading.host, None if reading.all_models else reading.config)
+        yield from add_handler_metrics(
+            families,
+            own_names,
+            version,
+            reading.host,
+            None if reading.all_models else reading.config,
+        )
 
 
 def _add_host(families: Families, reading: Reading) -> None:
@@ -87,12 +113,19 @@ def _add_host(families: Families, reading: Reading) -> None:
         text = f"answers with a status of {digit}xx"
         families.add(f"Requests{digit}XX", "counter", text, [(host, reading.counts.classes[digit])])
     for name, unit, value, labels in reading.system:
-        if name in SYSTEM or name in (reading.config.server or ()):  # a program of the user's may print what it likes
-            families.add(name, "gauge", f"of this machine, in {unit}", [(host | dict(labels), value)])
+        if name in SYSTEM or name in (
+            reading.config.server or ()
+        ):  # a program of the user's may print what it likes
+            families.add(
+                name, "gauge", f"of this machine, in {unit}", [(host | dict(labels), value)]
+            )
     for metric in reading.process:
         for sample in metric.samples:
             families.add(
-                sample.name, metric.type, f"of the front end: {metric.documentation}", [({"hostname": reading.host}, sample.value)]
+                sample.name,
+                metric.type,
+                f"of the front end: {metric.documentation}",
+                [({"hostname": reading.host}, sample.value)],
             )
 
 
@@ -104,8 +137,18 @@ def _add_in_flight(families: Families, budget: ByteBudget, labels: Labels) -> No
             "bytes that count against max_inflight_bytes: of requests and of answers not read yet",
             budget.used,
         ),
-        ("tsx_unread_bytes", "gauge", "of these, bytes of answers that clients have not read", budget.unread),
-        ("tsx_bodies_refused_total", "counter", "requests refused because max_inflight_bytes was used up", budget.refused),
+        (
+            "tsx_unread_bytes",
+            "gauge",
+            "of these, bytes of answers that clients have not read",
+            budget.unread,
+        ),
+        (
+            "tsx_bodies_refused_total",
+            "counter",
+            "requests refused because max_inflight_bytes was used up",
+            budget.refused,
+        ),
         (
             "tsx_clients_cut_off_total",
             "counter",
@@ -126,7 +169,9 @@ def _add_gpus(families: Families, reading: Reading) -> None:
             families.add(name, "gauge", text, [(labels, plain)])
 
 
-def reader(registry: Registry, counts: ResponseCounts, system: System, jobs: Jobs | None = None) -> Callable[[], Awaitable[Families]]:
+def reader(
+    registry: Registry, counts: ResponseCounts, system: System, jobs: Jobs | None = None
+) -> Callable[[], Awaitable[Families]]:
     """What reads all metrics as they are when it is called."""
     host = socket.gethostname()
     settings = registry.settings
@@ -137,13 +182,29 @@ def reader(registry: Registry, counts: ResponseCounts, system: System, jobs: Job
     async def read() -> Families:
         gpus = await read_gpus() if registry.gpus and not system.disabled else {}
         workers = registry.workers()
-        usage, process = await asyncio.to_thread(lambda: (usage_of(workers), process_metrics(own_process)))
+        usage, process = await asyncio.to_thread(
+            lambda: (usage_of(workers), process_metrics(own_process))
+        )
         models = list(registry.models.values())
         shares = {model.name: registry.shares(model.name) for model in models}
         shadows, in_flight = registry.shadows.all(), registry.bytes_in_flight
         families = Families()
         queue = None if jobs is None else await read_jobs(jobs)
-        reading = Reading(host, models, counts, system.read(), gpus, config, all_models, usage, process, shares, shadows, in_flight, queue)
+        reading = Reading(
+            host,
+            models,
+            counts,
+            system.read(),
+            gpus,
+            config,
+            all_models,
+            usage,
+            process,
+            shares,
+            shadows,
+            in_flight,
+            queue,
+        )
         await in_turns(fill(families, reading))
         return families
 
@@ -151,31 +212,50 @@ def reader(registry: Registry, counts: ResponseCounts, system: System, jobs: Job
 
 
 def process_metrics(collector: ProcessCollector) -> list[Metric]:
-    """Of this process. Where no descriptor is left to count descriptors with, all of them are in use."""
+    """Of this process.
+
+    Where no descriptor is left to count descriptors with, all of them are in use.
+    """
     found = list(collector.collect())
     if sys.platform == "linux" and all(metric.name != "process_open_fds" for metric in found):
         import resource  # here, because Windows has none
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        found.append(GaugeMetricFamily("process_open_fds", "Number of open file descriptors.", most))
-        found.append(GaugeMetricFamily("process_max_fds", "Maximum number of open file descriptors.", most))
+        found.append(
+            GaugeMetricFamily("process_open_fds", "Number of open file descriptors.", most)
+        )
+        found.append(
+            GaugeMetricFamily("process_max_fds", "Maximum number of open file descriptors.", most)
+        )
     return found
 
 
 def usage_of(workers: Iterable[Worker]) -> dict[str, ResourceUsage]:
     """Of those that have a process. Reads files of the system's, so not on the event loop."""
-    found = ((worker.id, worker.instance.usage()) for worker in workers if worker.instance is not None)
+    found = (
+        (worker.id, worker.instance.usage()) for worker in workers if worker.instance is not None
+    )
     return {id: usage for id, usage in found if usage is not None}
 
 
-def build_router(registry: Registry, counts: ResponseCounts, system: System, jobs: Jobs | None = None) -> APIRouter:
+def build_router(
+    registry: Registry, counts: ResponseCounts, system: System, jobs: Jobs | None = None
+) -> APIRouter:
     router = APIRouter(tags=["metrics"])
     read = reader(registry, counts, system, jobs)
 
-    @router.get("/metrics", summary="All metrics as Prometheus text", response_class=Response, responses={200: _DOCUMENTED})
+    @router.get(
+        "/metrics",
+        summary="All metrics as Prometheus text",
+        response_class=Response,
+        responses={200: _DOCUMENTED},
+    )
     async def metrics(
         request: Request,
-        names: Annotated[list[str] | None, Query(alias="name[]", description="only these metrics", examples=["Requests2XX"])] = None,
+        names: Annotated[
+            list[str] | None,
+            Query(alias="name[]", description="only these metrics", examples=["Requests2XX"]),
+        ] = None,
     ) -> Response:
         families = await read()
         if names:
@@ -184,11 +264,24 @@ def build_router(registry: Registry, counts: ResponseCounts, system: System, job
         written = b"".join(await in_turns(families.openmetrics() if is_open else families.text()))
         return Response(written, headers={"content-type": OPENMETRICS if is_open else TEXT})
 
-    router.add_api_route("/metrics", metrics, methods=["HEAD", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+    router.add_api_route(
+        "/metrics",
+        metrics,
+        methods=["HEAD", "POST", "PUT", "PATCH", "DELETE"],
+        include_in_schema=False,
+    )
     return router
 
 
 _DOCUMENTED = {
-    "description": "one line a sample; as OpenMetrics, with exemplars, where `Accept` asks for `application/openmetrics-text`",
-    "content": {"text/plain": {"schema": {"type": "string"}, "example": 'Requests2XX{Hostname="box",Level="Host"} 8.0\n'}},
+    "description": (
+        "one line a sample; as OpenMetrics, with exemplars, where `Accept` asks for"
+        " `application/openmetrics-text`"
+    ),
+    "content": {
+        "text/plain": {
+            "schema": {"type": "string"},
+            "example": 'Requests2XX{Hostname="box",Level="Host"} 8.0\n',
+        }
+    },
 }

@@ -1,7 +1,9 @@
-"""Metric families, rendered as Prometheus text, or as OpenMetrics, whose exemplars point from a bucket to a trace.
+"""Metric families, rendered as Prometheus text, or as OpenMetrics, whose exemplars point from a
+bucket to a trace.
 
-Of hundreds of models that is a second's work. It comes in pieces of a millisecond or two, so that the event loop can answer others
-between them (`in_turns`); a thread would take from it more than that, since both need Python's lock.
+Of hundreds of models that is a second's work. It comes in pieces of a millisecond or two, so that
+the event loop can answer others between them (`in_turns`); a thread would take from it more than
+that, since both need Python's lock.
 """
 
 from __future__ import annotations
@@ -41,10 +43,20 @@ class Families(Collector):
 
     def add_durations(self, name: str, text: str, labels: Labels, durations: Durations) -> None:
         metric = self.metric(name, "histogram", text)
-        pointers = {place: Pointer({"trace_id": one.trace_id}, one.seconds, one.at) for place, one in durations.exemplars.items()}
+        pointers = {
+            place: Pointer({"trace_id": one.trace_id}, one.seconds, one.at)
+            for place, one in durations.exemplars.items()
+        }
         for place, (bound, below) in enumerate(zip(SHOWN, durations.shown(), strict=True)):
-            metric.add_sample(f"{name}_bucket", labels | {"le": str(bound)}, below, exemplar=pointers.get(place))
-        metric.add_sample(f"{name}_bucket", labels | {"le": "+Inf"}, durations.count, exemplar=pointers.get(len(SHOWN)))
+            metric.add_sample(
+                f"{name}_bucket", labels | {"le": str(bound)}, below, exemplar=pointers.get(place)
+            )
+        metric.add_sample(
+            f"{name}_bucket",
+            labels | {"le": "+Inf"},
+            durations.count,
+            exemplar=pointers.get(len(SHOWN)),
+        )
         metric.add_sample(f"{name}_count", labels, durations.count)
         metric.add_sample(f"{name}_sum", labels, durations.sum)
 
@@ -69,7 +81,9 @@ class Families(Collector):
         return self._metrics[name].type if name in self._metrics else None
 
     def text(self) -> Iterator[bytes]:
-        """prometheus-client adds `_total` to a counter's name; here it has its full name already."""
+        """prometheus-client adds `_total` to a counter's name; here it has its full name
+        already.
+        """
         for metric in self.collect():
             for piece in _pieces(metric):
                 written = generate_latest(piece)
@@ -122,7 +136,9 @@ async def in_turns(steps: Iterable[T]) -> list[T]:
 
 
 class _OpenMetrics(Collector):
-    """The same samples under the same names. A counter is called without its `_total`; one whose name has none, as TorchServe's,
+    """The same samples under the same names.
+
+    A counter is called without its `_total`; one whose name has none, as TorchServe's,
     may not be called a counter there.
     """
 
@@ -135,7 +151,11 @@ class _OpenMetrics(Collector):
             if metric.type == "counter":
                 name = metric.name.removesuffix("_total")
                 is_one = name != metric.name and name not in taken
-                shown = Metric(name if is_one else metric.name, metric.documentation, "counter" if is_one else "unknown")
+                shown = Metric(
+                    name if is_one else metric.name,
+                    metric.documentation,
+                    "counter" if is_one else "unknown",
+                )
                 shown.samples = metric.samples
                 yield shown
             else:

@@ -1,4 +1,6 @@
-"""GPU usage, read on demand: from NVML (the extra `gpu`) in a millisecond, else from `nvidia-smi`, which takes hundreds."""
+"""GPU usage, read on demand: from NVML (the extra `gpu`) in a millisecond, else from `nvidia-smi`,
+which takes hundreds.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,23 @@ class Gpu(NamedTuple):
     memory_utilization: float | None  # percent of the time that memory was read or written
     memory_used: float | None  # MiB
     memory_total: float | None  # MiB
-    processes: Mapping[int, int] = {}  # bytes that each process holds, by its pid; only NVML reports it
+    processes: Mapping[
+        int, int
+    ] = {}  # bytes that each process holds, by its pid; only NVML reports it
 
     def usage(self, gpu_id: int) -> str:
         """In the words of TorchServe's description of a worker."""
         return (
-            f"gpuId::{gpu_id} utilization.gpu [%]::{_whole(self.utilization)} % "
-            f"utilization.memory [%]::{_whole(self.memory_utilization)} % memory.used [MiB]::{_whole(self.memory_used)} MiB"
+            f"gpuId::{gpu_id} utilization.gpu [%]::{_whole(self.utilization)} % utilization.memory"
+            f" [%]::{_whole(self.memory_utilization)} % memory.used"
+            f" [MiB]::{_whole(self.memory_used)} MiB"
         )
 
 
 async def read_gpus(timeout: float = TIMEOUT) -> dict[int, Gpu]:
-    """The visible GPUs by the number that a worker knows them under; empty where neither NVML nor `nvidia-smi` is there."""
+    """The visible GPUs by the number that a worker knows them under; empty where neither NVML nor
+    `nvidia-smi` is there.
+    """
     library = _find_library()
     found = None if library is None else await library.read(timeout)
     if found is None:
@@ -68,12 +75,21 @@ def parse(output: str) -> list[Gpu]:
 
 
 def visible(gpus: list[Gpu], setting: str | None) -> dict[int, Gpu]:
-    """`CUDA_VISIBLE_DEVICES` chooses and orders them, by index or by the beginning of the UUID; it ends at the first unknown one."""
+    """`CUDA_VISIBLE_DEVICES` chooses and orders them, by index or by the beginning of the UUID; it
+    ends at the first unknown one.
+    """
     if setting is None:
         return dict(enumerate(gpus))
     chosen: dict[int, Gpu] = {}
     for position, entry in enumerate(part.strip() for part in setting.split(",")):
-        found = next((gpu for gpu in gpus if gpu.number == entry or (entry.startswith("GPU-") and gpu.uuid.startswith(entry))), None)
+        found = next(
+            (
+                gpu
+                for gpu in gpus
+                if gpu.number == entry or (entry.startswith("GPU-") and gpu.uuid.startswith(entry))
+            ),
+            None,
+        )
         if found is None:
             break
         chosen[position] = found
@@ -92,8 +108,14 @@ def _whole(value: float | None) -> str:
 
 
 def gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
-    """TorchServe's three of each GPU: name, unit, value; less those that the device does not report."""
-    share = 100 * gpu.memory_used / gpu.memory_total if gpu.memory_used is not None and gpu.memory_total else None
+    """TorchServe's three of each GPU: name, unit, value; less those that the device does not
+    report.
+    """
+    share = (
+        100 * gpu.memory_used / gpu.memory_total
+        if gpu.memory_used is not None and gpu.memory_total
+        else None
+    )
     named = (
         ("GPUUtilization", "Percent", gpu.utilization),
         ("GPUMemoryUsed", "Megabytes", gpu.memory_used),
@@ -105,16 +127,33 @@ def gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
 def own_gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
     """The same in the units that Prometheus is used to: name, text, value."""
     named = (
-        ("tsx_gpu_memory_used_bytes", "memory of a GPU that is in use, by any process", gpu.memory_used, MEGA),
+        (
+            "tsx_gpu_memory_used_bytes",
+            "memory of a GPU that is in use, by any process",
+            gpu.memory_used,
+            MEGA,
+        ),
         ("tsx_gpu_memory_total_bytes", "memory of a GPU", gpu.memory_total, MEGA),
-        ("tsx_gpu_utilization_ratio", "share of the time in which a GPU was busy", gpu.utilization, 0.01),
-        ("tsx_gpu_memory_utilization_ratio", "share of the time in which a GPU read or wrote its memory", gpu.memory_utilization, 0.01),
+        (
+            "tsx_gpu_utilization_ratio",
+            "share of the time in which a GPU was busy",
+            gpu.utilization,
+            0.01,
+        ),
+        (
+            "tsx_gpu_memory_utilization_ratio",
+            "share of the time in which a GPU read or wrote its memory",
+            gpu.memory_utilization,
+            0.01,
+        ),
     )
     return [(name, text, value * unit) for name, text, value, unit in named if value is not None]
 
 
 class Nvml:
-    """Asks in a thread of its own, one at a time: a driver that hangs must hang neither an answer nor the end of the process."""
+    """Asks in a thread of its own, one at a time: a driver that hangs must hang neither an answer
+    nor the end of the process.
+    """
 
     def __init__(self, library: ModuleType) -> None:
         self._library = library
@@ -122,12 +161,18 @@ class Nvml:
         self._pending: Future[list[Gpu] | None] | None = None
 
     async def read(self, timeout: float) -> list[Gpu] | None:
-        """None where the library does not work here; empty where the driver takes longer than `timeout` seconds."""
+        """None where the library does not work here; empty where the driver takes longer than
+        `timeout` seconds.
+        """
         if self._pending is None or self._pending.done():
             self._pending = Future()
-            threading.Thread(target=self._answer, args=(self._pending,), name="tsx-nvml", daemon=True).start()
+            threading.Thread(
+                target=self._answer, args=(self._pending,), name="tsx-nvml", daemon=True
+            ).start()
         try:
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._pending)), timeout)
+            return await asyncio.wait_for(
+                asyncio.shield(asyncio.wrap_future(self._pending)), timeout
+            )
         except (TimeoutError, asyncio.TimeoutError):
             return []
 
@@ -161,7 +206,11 @@ class Nvml:
             None if rates is None else float(rates.memory),
             None if memory is None else memory.used / MEGA,
             None if memory is None else memory.total / MEGA,
-            {each.pid: int(each.usedGpuMemory) for each in running if each.usedGpuMemory is not None},
+            {
+                each.pid: int(each.usedGpuMemory)
+                for each in running
+                if each.usedGpuMemory is not None
+            },
         )
 
     def _get(self, ask: Any, device: Any) -> Any:

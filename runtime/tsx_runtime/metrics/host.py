@@ -1,4 +1,6 @@
-"""System metrics: measured on demand, or printed by the program of `system_metrics_cmd` at intervals."""
+"""System metrics: measured on demand, or printed by the program of `system_metrics_cmd` at
+intervals.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class System:
         try:
             code, output = await output_of(shlex.split(command), LONGEST_RUN, env=env)
         except TimeoutError:
-            logger.warning("system_metrics_cmd took longer than %d s, so it was stopped", LONGEST_RUN)
+            logger.warning(
+                "system_metrics_cmd took longer than %d s, so it was stopped", LONGEST_RUN
+            )
             return
         except (OSError, ValueError) as error:
             logger.warning("system_metrics_cmd cannot be run: %s", error)
@@ -71,7 +75,9 @@ class System:
 
 
 def parse_lines(text: str) -> list[SystemMetric]:
-    """Lines such as `CPUUtilization.Percent:12.5|#Level:Host|#hostname:box,timestamp:1717105307`; others are passed over."""
+    """Lines such as `CPUUtilization.Percent:12.5|#Level:Host|#hostname:box,timestamp:1717105307`;
+    others are passed over.
+    """
     found = []
     for line in text.splitlines():
         if match := _LINE.match(line.strip()):
@@ -89,7 +95,10 @@ def _read_or_nothing() -> list[SystemMetric]:
 
 
 def read_system() -> list[SystemMetric]:
-    """TorchServe's system metrics. The processor's use is measured since the last call; the first one yields 0."""
+    """TorchServe's system metrics.
+
+    The processor's use is measured since the last call; the first one yields 0.
+    """
     memory = psutil.virtual_memory()
     disk = psutil.disk_usage("/")
     return [
@@ -103,12 +112,18 @@ def read_system() -> list[SystemMetric]:
     ]
 
 
-async def output_of(words: Sequence[str], seconds: float, *, quiet: bool = False, env: dict[str, str] | None = None) -> tuple[int, bytes]:
-    """A program's exit code and its stdout; `quiet` drops its stderr. `env`: this process's if not given.
+async def output_of(
+    words: Sequence[str], seconds: float, *, quiet: bool = False, env: dict[str, str] | None = None
+) -> tuple[int, bytes]:
+    """A program's exit code and its stdout; `quiet` drops its stderr. `env`: this process's if not
+    given.
 
-    Raises OSError where it cannot be started, and TimeoutError after `seconds`. It is killed then, and when the call is cancelled.
+    Raises OSError where it cannot be started, and TimeoutError after `seconds`. It is killed then,
+    and when the call is cancelled.
     """
-    process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL if quiet else None, env=env)
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL if quiet else None, env=env
+    )
     try:
         output, _ = await asyncio.wait_for(process.communicate(), seconds)
     except asyncio.TimeoutError:  # in Python 3.10 it is not the built-in one

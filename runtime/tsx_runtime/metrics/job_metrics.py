@@ -1,4 +1,6 @@
-"""The metrics of asynchronous requests in `/metrics`: the queue, jobs by outcome and their times, callbacks, idempotency keys."""
+"""The metrics of asynchronous requests in `/metrics`: the queue, jobs by outcome and their times,
+callbacks, idempotency keys.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ KEYED = ("run", "replayed", "waited", "reused")
 
 
 class JobReading(NamedTuple):
-    """`queue` and `oldest` are those of the store, the same on all servers that share it; the rest is this server's own."""
+    """`queue` and `oldest` are those of the store, the same on all servers that share it; the rest
+    is this server's own.
+    """
 
     stats: JobStats
     keyed: Mapping[str, int]
@@ -26,7 +30,9 @@ class JobReading(NamedTuple):
 
 
 async def read_jobs(jobs: Jobs) -> JobReading:
-    """Without the queue where the store does not answer: the other metrics are needed then more than ever."""
+    """Without the queue where the store does not answer: the other metrics are needed then more
+    than ever.
+    """
     try:
         return JobReading(jobs.stats, jobs.keyed_runs.counts, *await jobs.queue())
     except TsxError:
@@ -36,20 +42,50 @@ async def read_jobs(jobs: Jobs) -> JobReading:
 def add_jobs(families: Families, reading: JobReading, host: str) -> None:
     stats, own = reading.stats, {"hostname": host}
     models = sorted({model for model, _ in (*reading.queue, *stats.finished)})
-    in_state = [({"model_name": model, "state": each, **own}, reading.queue.get((model, each), 0)) for model in models for each in STATES]
+    in_state = [
+        ({"model_name": model, "state": each, **own}, reading.queue.get((model, each), 0))
+        for model in models
+        for each in STATES
+    ]
     families.add("tsx_jobs", "gauge", "asynchronous requests in the store, by state", in_state)
-    ended = [({"model_name": model, "outcome": each, **own}, stats.finished[model, each]) for model in models for each in OUTCOMES]
+    ended = [
+        ({"model_name": model, "outcome": each, **own}, stats.finished[model, each])
+        for model in models
+        for each in OUTCOMES
+    ]
     families.add("tsx_jobs_finished_total", "counter", "asynchronous requests by outcome", ended)
     waits = [({"model_name": model, **own}, reading.oldest.get(model, 0.0)) for model in models]
-    families.add("tsx_jobs_oldest_seconds", "gauge", "seconds for which the oldest queued asynchronous request has waited", waits)
+    families.add(
+        "tsx_jobs_oldest_seconds",
+        "gauge",
+        "seconds for which the oldest queued asynchronous request has waited",
+        waits,
+    )
     for name, text, durations in (
         ("wait", "from the acceptance of an asynchronous request to its start", stats.waited),
         ("run", "from the start of an asynchronous request to its answer", stats.ran),
     ):
         for model, of_model in sorted(durations.items()):
-            families.add_durations(f"tsx_job_{name}_seconds", f"seconds {text}", {"model_name": model, **own}, of_model)
+            families.add_durations(
+                f"tsx_job_{name}_seconds", f"seconds {text}", {"model_name": model, **own}, of_model
+            )
     for name, text, values, counts in (
-        ("tsx_job_callbacks_total", "calls of callback URLs by outcome", CALLBACKS, stats.callbacks),
-        ("tsx_idempotency_keys_total", "requests with an Idempotency-Key by what became of them", KEYED, reading.keyed),
+        (
+            "tsx_job_callbacks_total",
+            "calls of callback URLs by outcome",
+            CALLBACKS,
+            stats.callbacks,
+        ),
+        (
+            "tsx_idempotency_keys_total",
+            "requests with an Idempotency-Key by what became of them",
+            KEYED,
+            reading.keyed,
+        ),
     ):
-        families.add(name, "counter", text, [({"outcome": value, **own}, counts.get(value, 0)) for value in values])
+        families.add(
+            name,
+            "counter",
+            text,
+            [({"outcome": value, **own}, counts.get(value, 0)) for value in values],
+        )

@@ -1,4 +1,6 @@
-"""The metric log: what TorchServe writes into ts_metrics.log and model_metrics.log, in its words (contract 1.7); and plugins' sinks."""
+"""The metric log: what TorchServe writes into ts_metrics.log and model_metrics.log, in its words
+(contract 1.7); and plugins' sinks.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,13 @@ SUMS = (
 
 
 class MetricLog:
-    """Counters are logged as their growth; where TorchServe writes a line for each request, this writes one for all of a half second."""
+    """Counters are logged as their growth; where TorchServe writes a line for each request, this
+    writes one for all of a half second.
+    """
 
-    def __init__(self, registry: Registry, counts: ResponseCounts, system: System, settings: Settings) -> None:
+    def __init__(
+        self, registry: Registry, counts: ResponseCounts, system: System, settings: Settings
+    ) -> None:
         self._registry = registry
         self._counts = counts
         self._system = system
@@ -57,8 +63,12 @@ class MetricLog:
         self._models = Logbook(MODEL_METRICS)
         self._host = socket.gethostname()
         self._told = counts.classes
-        self._loaded: set[tuple[str, int | None]] = set()  # starts that were logged, of the present workers
-        self._sums: WeakKeyDictionary[ModelVersion, tuple[float, float, float]] = WeakKeyDictionary()  # that were logged
+        self._loaded: set[tuple[str, int | None]] = (
+            set()
+        )  # starts that were logged, of the present workers
+        self._sums: WeakKeyDictionary[ModelVersion, tuple[float, float, float]] = (
+            WeakKeyDictionary()
+        )  # that were logged
         self._next_system = 0.0
 
     async def write(self) -> None:
@@ -68,10 +78,16 @@ class MetricLog:
             if grown := counts[digit] - self._told[digit]:
                 self._log(f"Requests{digit}XX", "Count", float(grown), "Level:Host", now)
         self._told = counts
-        versions = [version for model in self._registry.models.values() for version in model.versions.values()]
+        versions = [
+            version
+            for model in self._registry.models.values()
+            for version in model.versions.values()
+        ]
         for version in versions:
             await self._log_version(version, now)
-        self._loaded.intersection_update((worker.id, worker.pid) for version in versions for worker in version.workers)
+        self._loaded.intersection_update(
+            (worker.id, worker.pid) for version in versions for worker in version.workers
+        )
         if now >= self._next_system:
             self._next_system = now + self._interval
             await self._log_system(now)
@@ -83,7 +99,13 @@ class MetricLog:
             if worker.load_seconds is not None and (worker.id, worker.pid) not in self._loaded:
                 self._loaded.add((worker.id, worker.pid))
                 name = f"W-{worker.id}-{version.name}_{version.version}"
-                self._log("WorkerLoadTime", "Milliseconds", _millis(worker.load_seconds), f"WorkerName:{name},Level:Host", now)
+                self._log(
+                    "WorkerLoadTime",
+                    "Milliseconds",
+                    _millis(worker.load_seconds),
+                    f"WorkerName:{name},Level:Host",
+                    now,
+                )
         self._log_sums(version, now)
         journal = version.stats.journal
         if journal is None:
@@ -99,20 +121,34 @@ class MetricLog:
     def _log_batch(self, model: str, entry: BatchEntry) -> None:
         at, request_ids, batch = entry
         times = times_of(batch)
-        self._log("QueueTime", "Milliseconds", _millis(times.sent - oldest(batch)), "Level:Host", at)
+        self._log(
+            "QueueTime", "Milliseconds", _millis(times.sent - oldest(batch)), "Level:Host", at
+        )
         self._log("WorkerThreadTime", "Milliseconds", _millis(times.way), "Level:Host", at)
         if self._all_models or self._config.declares(PREDICTION_TIME, "gauge"):
             took, ids = round(1000 * (times.done - times.began), 2), request_ids.decode()
             dimensions = f"ModelName:{_plain(model)},Level:Model"
-            self._models.add(f"{PREDICTION_TIME}.ms:{took}|#{dimensions}|#hostname:{self._host},requestID:{ids},timestamp:{int(at)}", at)
+            self._models.add(
+                f"{PREDICTION_TIME}.ms:{took}|#{dimensions}|#hostname:{self._host},requestID:{ids},timestamp:{int(at)}",
+                at,
+            )
 
     def _log_value(self, entry: ValueEntry) -> None:
-        """The worker's own value of a batch's time comes once a second; here each batch has a line."""
+        """The worker's own value of a batch's time comes once a second; here each batch has a
+        line.
+        """
         at, request_ids, value = entry
-        if value["name"] != PREDICTION_TIME and (self._all_models or self._config.declares(value["name"], value["type"])):
-            dimensions = ",".join(f"{_plain(name)}:{_plain(text)}" for name, text in value["dimensions"].items())
+        if value["name"] != PREDICTION_TIME and (
+            self._all_models or self._config.declares(value["name"], value["type"])
+        ):
+            dimensions = ",".join(
+                f"{_plain(name)}:{_plain(text)}" for name, text in value["dimensions"].items()
+            )
             facts = f"hostname:{self._host},requestID:{request_ids.decode()},timestamp:{int(at)}"
-            self._models.add(f"{_plain(value['name'])}.{_plain(value['unit'])}:{value['value']}|#{dimensions}|#{facts}", at)
+            self._models.add(
+                f"{_plain(value['name'])}.{_plain(value['unit'])}:{value['value']}|#{dimensions}|#{facts}",
+                at,
+            )
 
     def _log_sums(self, version: ModelVersion, now: float) -> None:
         stats, labels = version.stats, f"model_name:{version.name},model_version:{version.version}"
@@ -134,14 +170,25 @@ class MetricLog:
 
     def _log(self, name: str, unit: str, value: float, dimensions: str, at: float) -> None:
         if self._config.shows(name):
-            self._server.add(f"{name}.{unit}:{value}|#{dimensions}|#hostname:{self._host},timestamp:{int(at)}", at)
+            self._server.add(
+                f"{name}.{unit}:{value}|#{dimensions}|#hostname:{self._host},timestamp:{int(at)}",
+                at,
+            )
 
 
 @contextlib.asynccontextmanager
-async def metric_tasks(registry: Registry, counts: ResponseCounts, system: System, settings: Settings) -> AsyncIterator[None]:
-    """While this is open, the metric log is written (where `metrics_mode` asks for one), and the user's program is run."""
+async def metric_tasks(
+    registry: Registry, counts: ResponseCounts, system: System, settings: Settings
+) -> AsyncIterator[None]:
+    """While this is open, the metric log is written (where `metrics_mode` asks for one), and the
+    user's program is run.
+    """
     works = [system.follow()]
-    log = MetricLog(registry, counts, system, settings) if settings.metrics_mode != "prometheus" else None
+    log = (
+        MetricLog(registry, counts, system, settings)
+        if settings.metrics_mode != "prometheus"
+        else None
+    )
     if log is not None:
         works.append(repeat(EVERY, log.write))
     read = reader(registry, counts, system)
@@ -163,13 +210,23 @@ def _plain(text: str) -> str:
     """A handler's word that keeps to its place in the line."""
     if text.isprintable() and not _SEPARATOR.search(text):
         return text
-    return "".join("_" if character in ":|,#" or not character.isprintable() else character for character in text)
+    return "".join(
+        "_" if character in ":|,#" or not character.isprintable() else character
+        for character in text
+    )
 
 
 async def feed_once(name: str, sink: MetricsSink, read: Callable[[], Awaitable[Families]]) -> None:
-    """Give a plugin's sink all that `/metrics` would show. A sink that is slow or fails delays no other, and is called again."""
+    """Give a plugin's sink all that `/metrics` would show.
+
+    A sink that is slow or fails delays no other, and is called again.
+    """
     families = await read()
-    samples = [Sample(sample.name, metric.type, sample.labels, sample.value) for metric in families.collect() for sample in metric.samples]
+    samples = [
+        Sample(sample.name, metric.type, sample.labels, sample.value)
+        for metric in families.collect()
+        for sample in metric.samples
+    ]
     try:
         await DaemonThreads(1, "metrics sinks").call(lambda: sink(samples))
     except Exception:  # the boundary to the plugin's code

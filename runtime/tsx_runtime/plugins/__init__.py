@@ -1,4 +1,6 @@
-"""Plugins: entry points of installed packages, which the server loads by name (docs/guides/plugins.md)."""
+"""Plugins: entry points of installed packages, which the server loads by name
+(docs/guides/plugins.md).
+"""
 
 from tsx_runtime.plugins.api import (
     Authenticate,

@@ -49,9 +49,11 @@ class ServerView(Protocol):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Group `tsx.endpoints`: a path of its own, on the listener of its role and behind that listener's token.
+    """Group `tsx.endpoints`: a path of its own, on the listener of its role and behind that
+    listener's token.
 
-    `answer` runs in a thread, unless it is a coroutine function: that one shares the event loop with every request, and must not block.
+    `answer` runs in a thread, unless it is a coroutine function: that one shares the event loop
+    with every request, and must not block.
     """
 
     path: str
@@ -68,8 +70,10 @@ class Refused(Exception):
         self.status = status
 
 
-# Group `tsx.authentication`: (role, headers by their names in lower case) -> None, or raises Refused. It runs on the event loop, for every
-# request to that role (inference, management or metrics), after the server's own tokens were right: it must not block.
+# Group `tsx.authentication`: (role, headers by their names in lower case) -> None, or raises
+# Refused. It runs on the event loop, for every request to that role (inference, management or
+# metrics), after the server's own tokens were right: it must not block.
+# it must not block.
 Authenticate: TypeAlias = Callable[[str, Mapping[str, str]], None]
 
 
@@ -81,11 +85,15 @@ class Waiting:
     size: int  # bytes of their bodies
     oldest: float  # seconds that the first of them has waited
     max_count: int  # of a full batch
-    max_delay: float  # seconds, the model's maxBatchDelay: none waits longer, whatever the policy says
+    max_delay: (
+        float  # seconds, the model's maxBatchDelay: none waits longer, whatever the policy says
+    )
 
 
-# Group `tsx.batch_policies`, by the name that a model-config.yaml has as its batchPolicy: the seconds for which the batch may wait for
-# more; 0 sends it now. Asked at each arrival and each answer: it must be quick, and depend on nothing but what it is given.
+# Group `tsx.batch_policies`, by the name that a model-config.yaml has as its batchPolicy: the
+# seconds for which the batch may wait for more; 0 sends it now. Asked at each arrival and each
+# answer: it must be quick, and depend on nothing but what it is given.
+# nothing but what it is given.
 BatchPolicy: TypeAlias = Callable[[Waiting], float]
 
 
@@ -100,11 +108,13 @@ class Sample(NamedTuple):
 
 PUSH_INTERVAL_S = 10
 
-# Group `tsx.metrics_sinks`: called in a thread of its own with all samples, every PUSH_INTERVAL_S seconds.
+# Group `tsx.metrics_sinks`: called in a thread of its own with all samples, every PUSH_INTERVAL_S
+# seconds.
 MetricsSink: TypeAlias = Callable[[list[Sample]], None]
 
-# Group `tsx.sources`, by the scheme of the URLs: writes the archive at the URL to the path, of at most so many bytes; raises OSError or
-# ValueError with the reason. Runs in a thread. `allowed_urls` was checked before.
+# Group `tsx.sources`, by the scheme of the URLs: writes the archive at the URL to the path, of at
+# most so many bytes; raises OSError or ValueError with the reason. Runs in a thread. `allowed_urls`
+# was checked before.
 Source: TypeAlias = Callable[[str, Path, int], None]
 
 
@@ -116,7 +126,8 @@ class ComparedAnswer(NamedTuple):
     body: bytes
 
 
-# Group `tsx.comparisons`, by the name that a shadow has as its compare.name: (body of the request, the client's answer, the shadow's) ->
-# True where they agree; else False, or a text that says why not. Runs in a thread, and may take `compare.timeout` seconds. Answers whose
-# statuses differ never get here.
+# Group `tsx.comparisons`, by the name that a shadow has as its compare.name: (body of the request,
+# the client's answer, the shadow's) -> True where they agree; else False, or a text that says why
+# not. Runs in a thread, and may take `compare.timeout` seconds. Answers whose statuses differ never
+# get here.
 Comparison: TypeAlias = Callable[[bytes, ComparedAnswer, ComparedAnswer], bool | str]

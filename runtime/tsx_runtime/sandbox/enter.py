@@ -1,7 +1,7 @@
 """The first program of an isolated worker: drops its rights, then becomes the worker's interpreter.
 
-It runs before any code of the archive, also before the `.pth` files of a model's own environment, and imports the standard
-library only. The processes that it starts cannot regain the rights.
+It runs before any code of the archive, also before the `.pth` files of a model's own environment,
+and imports the standard library only. The processes that it starts cannot regain the rights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from typing import NoReturn, TypedDict
 from tsx_runtime.sandbox import landlock, seccomp
 from tsx_runtime.shared.nonblocking_output import send_output_to
 
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = 1, 24, 38, 47, 4
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = (
+    1,
+    24,
+    38,
+    47,
+    4,
+)
 _CAPABILITY_VERSION_3 = 0x20080522
 _MOST_CAPABILITIES = 64
 
@@ -47,17 +53,23 @@ def enter(config: SandboxConfig) -> NoReturn:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _drop_capabilities()
     abi = landlock.abi()
-    rules = [(path, landlock.READ) for path in config["read"]] + [(path, landlock.DEVICE) for path in config["devices"]]
+    rules = [(path, landlock.READ) for path in config["read"]] + [
+        (path, landlock.DEVICE) for path in config["devices"]
+    ]
     landlock.restrict([*rules, (config["scratch"], landlock.ALL)], abi)
     seccomp.restrict(network=config["network"], landlock_abi=abi)
     os.execv(config["command"][0], config["command"])
 
 
 def _drop_capabilities() -> None:
-    """Root keeps its files, and nothing else of root. With no_new_privs no program gives them back."""
+    """Root keeps its files, and nothing else of root. With no_new_privs no program gives them
+    back.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in range(_MOST_CAPABILITIES):
-        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # a process without the right has none, and there are fewer than this
+        libc.prctl(
+            _PR_CAPBSET_DROP, capability, 0, 0, 0
+        )  # a process without the right has none, and there are fewer than this
     _prctl(_PR_CAP_AMBIENT, _CLEAR_ALL)
     if libc.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

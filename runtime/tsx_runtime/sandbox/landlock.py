@@ -1,6 +1,9 @@
-"""Landlock: restricts the file trees that this process and its children can reach. Linux 5.13 and later, no root needed.
+"""Landlock: restricts the file trees that this process and its children can reach.
 
-https://docs.kernel.org/userspace-api/landlock.html. The kernel's ABI number says what it can restrict:
+Linux 5.13 and later, no root needed.
+
+https://docs.kernel.org/userspace-api/landlock.html. The kernel's ABI number says what it can
+restrict:
 
     1  reading, executing, writing, making and removing files      3  truncating files
     2  moving files between directories                            5  ioctl on devices
@@ -17,13 +20,19 @@ import stat
 import struct
 from collections.abc import Iterable
 
-_CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446  # system calls, of the same number on every architecture
+_CREATE, _ADD_RULE, _RESTRICT = (
+    444,
+    445,
+    446,
+)  # system calls, of the same number on every architecture
 _VERSION = 1  # flag of _CREATE
 _PATH_BENEATH = 1
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE, _IOCTL_DEVICE = 1 << 14, 1 << 15
-_OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | _IOCTL_DEVICE  # the rest is for directories
+_OF_FILES = (
+    EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | _IOCTL_DEVICE
+)  # the rest is for directories
 _SCOPES = 0b11  # abstract unix sockets, signals
 
 READ = READ_FILE | READ_DIR | EXECUTE
@@ -40,7 +49,8 @@ def abi() -> int:
 
 
 def restrict(rules: Iterable[tuple[str, int]], version: int) -> None:
-    """From now on, nothing but what `rules` allow: (path, rights), of which those that do not exist are left out. Raises OSError.
+    """From now on, nothing but what `rules` allow: (path, rights), of which those that do not exist
+    are left out. Raises OSError.
 
     Needs no_new_privs, or CAP_SYS_ADMIN.
     """
@@ -71,7 +81,12 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 def _syscall(number: int, *arguments: bytes | int | None) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
-    result = int(libc.syscall(ctypes.c_long(number), *(ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)))
+    result = int(
+        libc.syscall(
+            ctypes.c_long(number),
+            *(ctypes.c_long(each) if isinstance(each, int) else each for each in arguments),
+        )
+    )
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result

@@ -1,4 +1,6 @@
-"""The addresses of a server, as in its settings: `http://HOST:PORT`, `https://HOST:PORT`, `unix:/PATH`."""
+"""The addresses of a server, as in its settings: `http://HOST:PORT`, `https://HOST:PORT`,
+`unix:/PATH`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ _UNIX = re.compile(r"unix:(?://)?(/(?!/)[^\0]*[^\0/])")
 
 
 class Address(NamedTuple):
-    """A host and a port, or, where the scheme is `unix`, a path. An IPv6 host stands in brackets in the text and not here."""
+    """A host and a port, or, where the scheme is `unix`, a path.
+
+    An IPv6 host stands in brackets in the text and not here.
+    """
 
     host: str
     port: int

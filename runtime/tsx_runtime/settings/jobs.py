@@ -17,9 +17,22 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 def _check(value: str) -> str:
     path = value.removeprefix(SQLITE)
-    if not path or "\0" in path or (_SCHEME.match(path) and len(path) > 1 and path[1] != ":" and not path.startswith(POSTGRES)):
+    if (
+        not path
+        or "\0" in path
+        or (
+            _SCHEME.match(path)
+            and len(path) > 1
+            and path[1] != ":"
+            and not path.startswith(POSTGRES)
+        )
+    ):
         raise ValueError("it names no store")
     return value
 
 
-JobsStore = Annotated[str, AfterValidator(_check), Accepts("a file, sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE, or off")]
+JobsStore = Annotated[
+    str,
+    AfterValidator(_check),
+    Accepts("a file, sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE, or off"),
+]

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    create_model,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from tsx_archiver.metadata.model_limits import BY_KEY, LIMITS
@@ -28,7 +35,9 @@ class OneOf(Accepts):
         super().__init__(" or ".join(map(str, choices)))
         self._choices = choices
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def _check(self, value: int) -> int:
@@ -48,8 +57,12 @@ def _whole_seconds(text: str) -> float:
     return int(seconds) if seconds.is_integer() else seconds  # a fraction is refused by the type
 
 
-Bytes = Annotated[int, BeforeValidator(where_text(parse_bytes)), NumberUnit("a size such as 100MB or 8GB")]
-Seconds = Annotated[int, BeforeValidator(where_text(_whole_seconds)), NumberUnit("a time such as 30s, 10m or 2h")]
+Bytes = Annotated[
+    int, BeforeValidator(where_text(parse_bytes)), NumberUnit("a size such as 100MB or 8GB")
+]
+Seconds = Annotated[
+    int, BeforeValidator(where_text(_whole_seconds)), NumberUnit("a time such as 30s, 10m or 2h")
+]
 UNITS: dict[str, Any] = {
     "max_batch_bytes": Bytes,
     "max_queue_bytes": Bytes,
@@ -75,8 +88,11 @@ def described(name: str) -> Any:
     return limit_field(name, ... if LIMITS[name].changeable else None, alias=LIMITS[name].key)
 
 
-def with_limits(names: Iterable[str] = LIMITS, make: Callable[[str], Any] = limit_field) -> Callable[[type[ModelT]], type[ModelT]]:
-    """A class decorator: adds a field for each limit that the class does not declare, behind the inherited fields.
+def with_limits(
+    names: Iterable[str] = LIMITS, make: Callable[[str], Any] = limit_field
+) -> Callable[[type[ModelT]], type[ModelT]]:
+    """A class decorator: adds a field for each limit that the class does not declare, behind the
+    inherited fields.
 
     A limit may also be given by its key in model-config.yaml, such as batchSize.
     """
@@ -90,11 +106,22 @@ def with_limits(names: Iterable[str] = LIMITS, make: Callable[[str], Any] = limi
                 added[name] = (kind if made.is_required() else kind | None, made)
         keyed = "alias_generator" in model.model_config  # its fields have these names already
         validators: Any = {} if keyed else {"by_key": model_validator(mode="before")(_by_name)}
-        base: Any = create_model(f"{model.__name__}Limits", __base__=model.__base__, __validators__=validators, **added)
-        return create_model(model.__name__, __base__=(model, base), __module__=model.__module__, __doc__=model.__doc__)
+        base: Any = create_model(
+            f"{model.__name__}Limits", __base__=model.__base__, __validators__=validators, **added
+        )
+        return create_model(
+            model.__name__,
+            __base__=(model, base),
+            __module__=model.__module__,
+            __doc__=model.__doc__,
+        )
 
     return decorate
 
 
 def _by_name(given: Any) -> Any:
-    return {BY_KEY.get(name, name): value for name, value in given.items()} if isinstance(given, dict) else given
+    return (
+        {BY_KEY.get(name, name): value for name, value in given.items()}
+        if isinstance(given, dict)
+        else given
+    )

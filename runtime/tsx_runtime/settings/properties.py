@@ -1,4 +1,6 @@
-"""Java's properties format, for config.properties: read like Java, and written so that Java can read it."""
+"""Java's properties format, for config.properties: read like Java, and written so that Java can
+read it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from collections.abc import Iterator, Mapping
 
 _BLANKS = " \t\f"
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")
-_ENTRY = re.compile(r"(?P<key>(?:\\.|[^\\=: \t\f])*)[ \t\f]*(?:[=:][ \t\f]*)?(?P<value>.*)", re.DOTALL)
+_ENTRY = re.compile(
+    r"(?P<key>(?:\\.|[^\\=: \t\f])*)[ \t\f]*(?:[=:][ \t\f]*)?(?P<value>.*)", re.DOTALL
+)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.?)", re.DOTALL)
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -15,7 +19,10 @@ _NAMES = {control: f"\\{name}" for name, control in _CONTROLS.items()}
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Keys and values; of a key that is there twice the last value counts. Raises ValueError for a `\\u` without its four digits."""
+    """Keys and values; of a key that is there twice the last value counts.
+
+    Raises ValueError for a `\\u` without its four digits.
+    """
     values = {}
     for line in _logical_lines(text):
         match = _ENTRY.fullmatch(line)
@@ -26,18 +33,24 @@ def parse_properties(text: str) -> dict[str, str]:
 
 def format_properties(values: Mapping[str, str]) -> str:
     """One line a key, in ASCII, so that it does not matter as which encoding the file is read."""
-    return "".join(f"{_escape(key, '=: #!')}={_escape(value, '')}\n" for key, value in values.items())
+    return "".join(
+        f"{_escape(key, '=: #!')}={_escape(value, '')}\n" for key, value in values.items()
+    )
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Without blank lines and comments; a line that ends with a backslash goes on in the next, whose indentation does not count."""
+    """Without blank lines and comments; a line that ends with a backslash goes on in the next,
+    whose indentation does not count.
+    """
     pending: str | None = None
     for natural in _LINE_ENDS.split(text):
         line = natural.lstrip(_BLANKS)
         if pending is None and (not line or line[0] in "#!"):
             continue
         line = (pending or "") + line
-        if (len(line) - len(line.rstrip("\\"))) % 2:  # it ends with a backslash that is not escaped by another
+        if (
+            len(line) - len(line.rstrip("\\"))
+        ) % 2:  # it ends with a backslash that is not escaped by another
             pending = line[:-1]
         else:
             pending = None
@@ -60,7 +73,10 @@ def _meaning(match: re.Match[str]) -> str:
     if len(escaped) == 5:
         return chr(int(escaped[1:], 16))
     if escaped == "u":
-        raise ValueError(f"\\u must be followed by four hexadecimal digits, near {match.string[match.start() : match.start() + 20]!r}")
+        raise ValueError(
+            "\\u must be followed by four hexadecimal digits, near"
+            f" {match.string[match.start() : match.start() + 20]!r}"
+        )
     return _CONTROLS.get(escaped, escaped)
 
 

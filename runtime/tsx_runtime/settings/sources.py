@@ -1,4 +1,5 @@
-"""One precedence for every setting: command line > environment (`TSX_*`) > `tsx.toml` or `config.properties` > default.
+"""One precedence for every setting: command line > environment (`TSX_*`) > `tsx.toml` or
+`config.properties` > default.
 
 `TS_*` variables count where a config.properties lets them in, before what stands in it.
 """
@@ -38,8 +39,12 @@ CONFIG_NAME = "tsx.toml"
 DEPLOY = "deploy"  # the table of `tsx deploy`, which reads it by itself
 ENV_PREFIX = "TSX_"
 CONFIG_VARIABLE = "TSX_CONFIG"
-_OF_IMAGES = re.compile(r"TSX_(TARGET|DEFAULTS|MODEL_DIR|MODEL_NAME|SAGEMAKER_\w+|LAMBDA_\w+)")  # read by `targets`
-_LINK = re.compile(r"TSX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
+_OF_IMAGES = re.compile(
+    r"TSX_(TARGET|DEFAULTS|MODEL_DIR|MODEL_NAME|SAGEMAKER_\w+|LAMBDA_\w+)"
+)  # read by `targets`
+_LINK = re.compile(
+    r"TSX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
 
 logger = logging.getLogger("tsx.settings")
 
@@ -53,24 +58,38 @@ def load_settings(
 ) -> tuple[Settings, dict[str, str]]:
     """The settings, and for each its origin in words. Raises `SettingError`.
 
-    `cli` holds only what was given, by setting name; text is read as in the environment. The file is TOML by its name `*.toml`,
-    any other is one of TorchServe's: what has no effect in it goes to `warn`. A relative path in TOML starts at the file's
-    directory, any other at the working directory. `sources` has the origin, by variable, of what no variable set.
+    `cli` holds only what was given, by setting name; text is read as in the environment. The file
+    is TOML by its name `*.toml`, any other is one of TorchServe's: what has no effect in it goes to
+    `warn`. A relative path in TOML starts at the file's directory, any other at the working
+    directory. `sources` has the origin, by variable, of what no variable set.
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(Settings.model_fields, "default")
-    from_file = _checked(_from_toml(file, warn)) if file is None or file.suffix == ".toml" else _from_properties(file, env, warn)
-    for found in [*from_file, *_from_environment(env, warn, sources), *_checked(_from_command_line(cli, warn))]:
+    from_file = (
+        _checked(_from_toml(file, warn))
+        if file is None or file.suffix == ".toml"
+        else _from_properties(file, env, warn)
+    )
+    for found in [
+        *from_file,
+        *_from_environment(env, warn, sources),
+        *_checked(_from_command_line(cli, warn)),
+    ]:
         place, key = values, found.name
         if found.model is not None:
-            place, key = values.setdefault(MODELS, {}).setdefault(found.model, {}), found.name.rpartition(".")[2]
+            place, key = (
+                values.setdefault(MODELS, {}).setdefault(found.model, {}),
+                found.name.rpartition(".")[2],
+            )
         place[key] = _convert(found)
         origins[found.name] = found.origin
     return Settings.model_validate(values), origins
 
 
 def find_config(option: Path | None, env: Mapping[str, str], directory: Path) -> Path | None:
-    """The file to read: the one named on the command line, or by TSX_CONFIG, or tsx.toml in `directory`."""
+    """The file to read: the one named on the command line, or by TSX_CONFIG, or tsx.toml in
+    `directory`.
+    """
     if option is not None:
         return option
     if env.get(CONFIG_VARIABLE):
@@ -82,7 +101,10 @@ def find_config(option: Path | None, env: Mapping[str, str], directory: Path) ->
 def accepted(field: FieldInfo) -> str:
     """What a setting takes, in words."""
     kind = _kind(field)
-    marks = (*field.metadata, *getattr(kind, "__metadata__", ()))  # of `Annotated[...] | None` the marks are inside
+    marks = (
+        *field.metadata,
+        *getattr(kind, "__metadata__", ()),
+    )  # of `Annotated[...] | None` the marks are inside
     for mark in marks:
         if isinstance(mark, Accepts):
             return mark.text
@@ -101,11 +123,17 @@ def accepted(field: FieldInfo) -> str:
         return "a path"
     if typing.get_origin(kind) is Literal:
         return " or ".join(typing.get_args(kind))
-    return "a list, or a string with commas" if typing.get_origin(kind) is list else "text, at least one character"
+    return (
+        "a list, or a string with commas"
+        if typing.get_origin(kind) is list
+        else "text, at least one character"
+    )
 
 
 class _SourceValue(NamedTuple):
-    """A value as one source has it; `file` where that source is a TOML file, which has types of its own."""
+    """A value as one source has it; `file` where that source is a TOML file, which has types of its
+    own.
+    """
 
     name: str
     value: object
@@ -114,7 +142,9 @@ class _SourceValue(NamedTuple):
 
     @property
     def model(self) -> str | None:
-        """Whose setting it is, where the name is `models.MODEL.KEY`; the model's own name may hold dots."""
+        """Whose setting it is, where the name is `models.MODEL.KEY`; the model's own name may hold
+        dots.
+        """
         return self.name.partition(".")[2].rpartition(".")[0] if "." in self.name else None
 
     @property
@@ -135,12 +165,19 @@ def _from_toml(path: Path | None, warn: Callable[[str], None]) -> Iterable[_Sour
 def _from_model_tables(tables: object, path: Path) -> Iterable[_SourceValue]:
     for model, table in (tables if isinstance(tables, dict) else {"": tables}).items():
         if not isinstance(table, dict):
-            raise SettingError(f"{MODELS} in {path} takes one table per model, as in [{MODELS}.resnet]; '{model or table}' is not a table")
+            raise SettingError(
+                f"{MODELS} in {path} takes one table per model, as in [{MODELS}.resnet];"
+                f" '{model or table}' is not a table"
+            )
         for key, value in table.items():
-            yield _SourceValue(f"{MODELS}.{model}.{BY_KEY.get(str(key), str(key))}", value, str(path), path)
+            yield _SourceValue(
+                f"{MODELS}.{model}.{BY_KEY.get(str(key), str(key))}", value, str(path), path
+            )
 
 
-def _from_properties(path: Path, env: Mapping[str, str], warn: Callable[[str], None]) -> Iterable[_SourceValue]:
+def _from_properties(
+    path: Path, env: Mapping[str, str], warn: Callable[[str], None]
+) -> Iterable[_SourceValue]:
     keys, notices = read_torchserve_config(path, env, _PLAIN)
     for key in keys:
         if key.name == MODELS:
@@ -155,46 +192,68 @@ def _from_properties(path: Path, env: Mapping[str, str], warn: Callable[[str], N
             yield _SourceValue(key.name, key.is_true, key.origin)
             word = key.text.strip()
             if word.lower() not in ("true", "false"):
-                notices.append(f"{key.origin}: {key.name} is {word!r}, which means false, as in TorchServe; write true or false")
+                notices.append(
+                    f"{key.origin}: {key.name} is {word!r}, which means false, as in TorchServe;"
+                    " write true or false"
+                )
         else:
             yield _SourceValue(key.name, key.text.strip(), key.origin)
     for notice in notices:
         warn(notice)
 
 
-def _from_environment(env: Mapping[str, str], warn: Callable[[str], None], sources: Mapping[str, str]) -> Iterable[_SourceValue]:
+def _from_environment(
+    env: Mapping[str, str], warn: Callable[[str], None], sources: Mapping[str, str]
+) -> Iterable[_SourceValue]:
     """An unknown variable is no error: another program may set a name that begins with TSX_."""
     for variable, text in env.items():
         name = variable.removeprefix(ENV_PREFIX).lower()
-        if not variable.startswith(ENV_PREFIX) or variable == CONFIG_VARIABLE or _is_service_link(variable, text):
+        if (
+            not variable.startswith(ENV_PREFIX)
+            or variable == CONFIG_VARIABLE
+            or _is_service_link(variable, text)
+        ):
             continue
         source = sources.get(variable, f"environment variable {variable}")
         if name in _PLAIN and variable == variable.upper():
             yield _SourceValue(name, text, source)
         elif not _OF_IMAGES.fullmatch(variable) and not _is_removed(name, source, warn):
             near = nearest(name, [*_PLAIN, "config"])
-            hint = f"did you mean {ENV_PREFIX}{near.upper()}?" if near else "`tsx config show` lists all settings"
+            hint = (
+                f"did you mean {ENV_PREFIX}{near.upper()}?"
+                if near
+                else "`tsx config show` lists all settings"
+            )
             warn(f"the {source} is no setting and is ignored; {hint}")
 
 
 def _is_service_link(variable: str, text: str) -> bool:
-    """Whether Kubernetes sets it in each pod beside a Service named tsx, or tsx-SOMETHING, as Docker did for linked containers.
+    """Whether Kubernetes sets it in each pod beside a Service named tsx, or tsx-SOMETHING, as
+    Docker did for linked containers.
 
     https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
     """
-    return _LINK.fullmatch(variable) is not None and (variable.removeprefix(ENV_PREFIX).lower() not in _PLAIN or "://" in text)
+    return _LINK.fullmatch(variable) is not None and (
+        variable.removeprefix(ENV_PREFIX).lower() not in _PLAIN or "://" in text
+    )
 
 
-def _from_command_line(cli: Mapping[str, object], warn: Callable[[str], None]) -> Iterable[_SourceValue]:
+def _from_command_line(
+    cli: Mapping[str, object], warn: Callable[[str], None]
+) -> Iterable[_SourceValue]:
     for name, value in cli.items():
         if _is_removed(name, "the command line", warn):
             continue
         table, dot, key = name.rpartition(".")
-        yield _SourceValue(f"{table}.{BY_KEY.get(key, key)}" if dot else name, value, "command line")
+        yield _SourceValue(
+            f"{table}.{BY_KEY.get(key, key)}" if dot else name, value, "command line"
+        )
 
 
 def _is_removed(name: str, origin: str, warn: Callable[[str], None]) -> bool:
-    """Return whether a setting no longer exists, after a warning: a file of an earlier release still starts a server."""
+    """Return whether a setting no longer exists, after a warning: a file of an earlier release
+    still starts a server.
+    """
     if name in REMOVED:
         warn(f"{origin}: the setting {name} no longer exists, so it has no effect; remove it")
     return name in REMOVED
@@ -226,7 +285,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
             data: dict[str, Any] = tomllib.load(file)
             return data
     except OSError as error:
-        raise SettingError(f"cannot read the configuration file '{path}': {error.strerror}") from error
+        raise SettingError(
+            f"cannot read the configuration file '{path}': {error.strerror}"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"'{path}' is not valid TOML: {error}") from error
 
@@ -243,27 +304,37 @@ def _convert(found: _SourceValue) -> Any:
     try:
         if found.file is None:
             return adapter.validate_python(_from_text(found.value, kind))
-        # '8' is not a number in TOML; strict JSON is what strict Python is, but takes text for a path.
+        # '8' is not a number in TOML; strict JSON is what strict Python is, but takes text for a
+        # path.
         value = adapter.validate_json(json.dumps(found.value, default=str), strict=True)
         return found.file.parent / value if kind is Path else value
     except ValueError as error:
         shown = "what was given" if found.name in SECRETS else redacted(repr(found.value))
         because = ""
-        if isinstance(error, ValidationError) and isinstance(next(iter(error.errors()[0]["loc"]), None), int):  # its place in a list
+        if isinstance(error, ValidationError) and isinstance(
+            next(iter(error.errors()[0]["loc"]), None), int
+        ):  # its place in a list
             because = f" because of {redacted(repr(error.errors()[0]['input']))}"
-        raise SettingError(f"{found.name} cannot be {shown} (from {found.origin}){because}: it takes {accepted(field)}") from error
+        raise SettingError(
+            f"{found.name} cannot be {shown} (from {found.origin}){because}: it takes"
+            f" {accepted(field)}"
+        ) from error
 
 
 def _traffic(found: _SourceValue) -> Traffic:
     """Has words of its own for what is wrong with it. As text, it is JSON."""
     try:
-        return parse_traffic(json.loads(found.value) if isinstance(found.value, str) else found.value)
+        return parse_traffic(
+            json.loads(found.value) if isinstance(found.value, str) else found.value
+        )
     except ValueError as error:
         raise SettingError(f"{found.name} (from {found.origin}): {error}") from error
 
 
 def _from_text(value: object, kind: Any) -> object:
-    """What a variable or `--set NAME=TEXT` means: commas part a list, unless it is JSON, and no path is empty."""
+    """What a variable or `--set NAME=TEXT` means: commas part a list, unless it is JSON, and no
+    path is empty.
+    """
     if not isinstance(value, str):
         return value
     if typing.get_origin(kind) is Annotated:  # of `Annotated[...] | None` the marks are inside
@@ -286,7 +357,15 @@ def _kind(field: FieldInfo) -> Any:
 
 
 _PLAIN = [name for name in Settings.model_fields if name not in NESTED]
-_INTENDED = {name: f"{MODELS}.NAME.{BY_KEY.get(name, name)}" for name in (*ModelSettings.model_fields, *BY_KEY)}
+_INTENDED = {
+    name: f"{MODELS}.NAME.{BY_KEY.get(name, name)}"
+    for name in (*ModelSettings.model_fields, *BY_KEY)
+}
 for _name in ("workers", "batch_size", "device"):
     _INTENDED[_name] += f", or --{_name.replace('_', '-')} of tsx serve"
-_INTENDED |= {"log_level": "log_config", "timeout": "default_response_timeout", "model": MODELS, "port": "inference_address"}
+_INTENDED |= {
+    "log_level": "log_config",
+    "timeout": "default_response_timeout",
+    "model": MODELS,
+    "port": "inference_address",
+}

@@ -1,4 +1,6 @@
-"""TorchServe's configuration: the keys of config.properties, the TS_* variables that override them, and its models."""
+"""TorchServe's configuration: the keys of config.properties, the TS_* variables that override them,
+and its models.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from tsx_runtime.shared.suggestions import suggestion
 ENV_PREFIX = "TS_"
 MODELS, SNAPSHOT = "models", "model_snapshot"
 ENABLE_ENV, ENABLE_ENV_URLS, URLS = "enable_envvars_config", "use_env_allowed_urls", "allowed_urls"
-RULES = {ENABLE_ENV, ENABLE_ENV_URLS}  # they say how the rest is read; only the file itself can set them
+RULES = {
+    ENABLE_ENV,
+    ENABLE_ENV_URLS,
+}  # they say how the rest is read; only the file itself can set them
 
 # What TorchServe writes into its snapshots of itself.
 _OWN_NOTES = {"python", "tsConfigFile", "version"}
@@ -45,7 +50,11 @@ JAVA_ONLY = {
 
 # What is accepted and changes nothing, with the reason for the log.
 _SEQUENCE_NAMES = [f"ts_header_key_sequence_{what}" for what in ("id", "start", "end")]
-_AGES = [f"grpc_{role}_max_connection_age_{what}" for role in ("inference", "management") for what in ("ms", "grace_ms")]
+_AGES = [
+    f"grpc_{role}_max_connection_age_{what}"
+    for role in ("inference", "management")
+    for what in ("ms", "grace_ms")
+]
 WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs them") | {
     "cpp_log_config": "there is no C++ backend",
     "initial_distribution_port": "the processes of a model choose a free port themselves",
@@ -54,7 +63,10 @@ WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs 
     "keystore_type": "tsx detects the type of a keystore from its first bytes",
     "plugins_path": "Java plugins cannot be loaded",
     **dict.fromkeys(_AGES, "connections have no maximum age"),
-    **dict.fromkeys(_SEQUENCE_NAMES, "the headers of a sequence have the default names, ts_request_sequence_id, _start and _end"),
+    **dict.fromkeys(
+        _SEQUENCE_NAMES,
+        "the headers of a sequence have the default names, ts_request_sequence_id, _start and _end",
+    ),
 }
 
 KEYS = (
@@ -63,13 +75,46 @@ KEYS = (
     | RULES
     | {MODELS, SNAPSHOT, URLS}
     | {f"{role}_address" for role in ("inference", "management", "metrics")}
-    | {f"grpc_{role}_{what}" for role in ("inference", "management") for what in ("address", "port")}
-    | {"enable_grpc_ssl", "model_store", "workflow_store", "load_models", "default_workers_per_model"}
-    | {"default_response_timeout", "default_startup_timeout", "unregister_model_timeout", "job_queue_size", "number_of_gpu"}
+    | {
+        f"grpc_{role}_{what}"
+        for role in ("inference", "management")
+        for what in ("address", "port")
+    }
+    | {
+        "enable_grpc_ssl",
+        "model_store",
+        "workflow_store",
+        "load_models",
+        "default_workers_per_model",
+    }
+    | {
+        "default_response_timeout",
+        "default_startup_timeout",
+        "unregister_model_timeout",
+        "job_queue_size",
+        "number_of_gpu",
+    }
     | {"max_request_size", "max_response_size", "limit_max_image_pixels", "decode_input_request"}
-    | {"default_service_handler", "service_envelope", "install_py_dep_per_model", "blacklist_env_vars"}
-    | {"metrics_config", "metrics_mode", "model_metrics_auto_detect", "metric_time_interval", "enable_metrics_api"}
-    | {"disable_system_metrics", "system_metrics_cmd", "disable_token_authorization", "token_expiration_min", "enable_model_api"}
+    | {
+        "default_service_handler",
+        "service_envelope",
+        "install_py_dep_per_model",
+        "blacklist_env_vars",
+    }
+    | {
+        "metrics_config",
+        "metrics_mode",
+        "model_metrics_auto_detect",
+        "metric_time_interval",
+        "enable_metrics_api",
+    }
+    | {
+        "disable_system_metrics",
+        "system_metrics_cmd",
+        "disable_token_authorization",
+        "token_expiration_min",
+        "enable_model_api",
+    }
     | {"cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers"}
     | {"keystore", "keystore_pass", "certificate_file", "private_key_file"}
     | {"cpu_launcher_enable", "cpu_launcher_args"}
@@ -94,7 +139,9 @@ class VersionSettings(_CamelModel):
     min_workers: int | None = Field(default=None, ge=0)
     max_workers: int | None = Field(default=None, ge=0)
     runtime_type: str | None = None
-    slo: Annotated[str, AfterValidator(checked_target)] | None = None  # tsx's own: then what it is in place of is for TorchServe alone
+    slo: Annotated[str, AfterValidator(checked_target)] | None = (
+        None  # tsx's own: then what it is in place of is for TorchServe alone
+    )
 
 
 Versions = dict[str, dict[str, VersionSettings]]  # by model, then by version
@@ -116,11 +163,15 @@ class PropertiesKey(NamedTuple):
 
     @property
     def is_true(self) -> bool:
-        """As Java reads it: any other word is false, and SageMaker's toolkit does write others (two lines that became one)."""
+        """As Java reads it: any other word is false, and SageMaker's toolkit does write others (two
+        lines that became one).
+        """
         return _is_true(self.text)
 
 
-def read_torchserve_config(path: Path, env: Mapping[str, str], settings: Collection[str]) -> tuple[list[PropertiesKey], list[str]]:
+def read_torchserve_config(
+    path: Path, env: Mapping[str, str], settings: Collection[str]
+) -> tuple[list[PropertiesKey], list[str]]:
     """What a config.properties sets, and what a person should hear about it.
 
     `settings` are the names that mean something here. Raises SettingError.
@@ -131,18 +182,29 @@ def read_torchserve_config(path: Path, env: Mapping[str, str], settings: Collect
 def interpret(
     given: Mapping[str, str], env: Mapping[str, str], settings: Collection[str], origin: str
 ) -> tuple[list[PropertiesKey], list[str]]:
-    values = {name: PropertiesKey(name, _with_variables(name, text, env, origin), origin) for name, text in given.items()}
+    values = {
+        name: PropertiesKey(name, _with_variables(name, text, env, origin), origin)
+        for name, text in given.items()
+    }
     values |= {key.name: key for key in _from_variables(given, env)}
     known = {*settings, MODELS, SNAPSHOT}
     idle: dict[str, list[str]] = {}
     for name, reason in WITHOUT_EFFECT.items():
         if name in values:
             idle.setdefault(reason, []).append(name)
-    notices = [f"{origin}: without effect here, since {reason}: {', '.join(names)}" for reason, names in idle.items()]
+    notices = [
+        f"{origin}: without effect here, since {reason}: {', '.join(names)}"
+        for reason, names in idle.items()
+    ]
     for name in values:
         if name not in KEYS | known:
-            notices.append(f"{origin}: the key '{name}' is unknown, so it has no effect{suggestion(name, sorted(KEYS | known))}")
-    return [_with_port(key) for key in values.values() if key.name in known and key.text.strip()], notices
+            notices.append(
+                f"{origin}: the key '{name}' is unknown, so it has no"
+                f" effect{suggestion(name, sorted(KEYS | known))}"
+            )
+    return [
+        _with_port(key) for key in values.values() if key.name in known and key.text.strip()
+    ], notices
 
 
 def load_properties(path: Path) -> dict[str, str]:
@@ -150,9 +212,13 @@ def load_properties(path: Path) -> dict[str, str]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise SettingError(f"cannot read the configuration file '{path}': {error.strerror}") from error
+        raise SettingError(
+            f"cannot read the configuration file '{path}': {error.strerror}"
+        ) from error
     try:
-        text = content.decode("utf-8-sig")  # editors of Windows begin a file with a mark that is no part of its first key
+        text = content.decode(
+            "utf-8-sig"
+        )  # editors of Windows begin a file with a mark that is no part of its first key
     except UnicodeDecodeError:
         text = content.decode("latin-1")  # as Java has it
     try:
@@ -182,16 +248,25 @@ def _versions(data: object, where: str, origin: str) -> tuple[Versions, list[str
         for version, values in _objects(versions, f"{where}.{model}", origin):
             place = f"{where}.{model}.{version}"
             if not isinstance(values, dict):
-                raise SettingError(f'{place} in {origin} takes an object such as {{"batchSize": 4}}, not {values!r}')
+                raise SettingError(
+                    f'{place} in {origin} takes an object such as {{"batchSize": 4}}, not'
+                    f" {values!r}"
+                )
             found.setdefault(model, {})[version] = _checked(VersionSettings, values, place, origin)
             unknown = [name for name in values if name not in names]
-            notices += [f"{origin}: {place}.{name} has no effect here{suggestion(name, names)}" for name in unknown]
+            notices += [
+                f"{origin}: {place}.{name} has no effect here{suggestion(name, names)}"
+                for name in unknown
+            ]
     return found, notices
 
 
 def _objects(data: object, where: str, origin: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(data, dict):
-        raise SettingError(f'{where} in {origin} takes an object such as {{"noop": {{"1.0": {{"batchSize": 4}}}}}}, not {data!r}')
+        raise SettingError(
+            f'{where} in {origin} takes an object such as {{"noop": {{"1.0": {{"batchSize":'
+            f" 4}}}}}}, not {data!r}"
+        )
     yield from data.items()
 
 
@@ -204,21 +279,29 @@ def _checked(kind: type[_Model], values: Mapping[str, Any], where: str, origin: 
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in (where, *first["loc"]))
-        raise SettingError(f"{name} cannot be {first['input']!r} (from {origin}): {first['msg']}") from error
+        raise SettingError(
+            f"{name} cannot be {first['input']!r} (from {origin}): {first['msg']}"
+        ) from error
 
 
 def _json_object(text: str, name: str, origin: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise SettingError(f"{name} in {origin} is not JSON: {error}. It takes an object; end each line but the last with a \\") from error
+        raise SettingError(
+            f"{name} in {origin} is not JSON: {error}. It takes an object; end each line but the"
+            " last with a \\"
+        ) from error
     if not isinstance(data, dict):
         raise SettingError(f"{name} in {origin} takes a JSON object, not {data!r}")
     return data
 
 
 def _from_variables(given: Mapping[str, str], env: Mapping[str, str]) -> Iterator[PropertiesKey]:
-    """The TS_* variables, where the file lets them in. `allowed_urls` keeps a lock of its own: it says whose code may run."""
+    """The TS_* variables, where the file lets them in.
+
+    `allowed_urls` keeps a lock of its own: it says whose code may run.
+    """
     if not _is_true(given.get(ENABLE_ENV)):
         return
     closed = RULES if _is_true(given.get(ENABLE_ENV_URLS)) else RULES | {URLS}
@@ -234,7 +317,10 @@ def _with_variables(name: str, text: str, env: Mapping[str, str], origin: str) -
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in env:
-            raise SettingError(f"{name} in {origin} holds {match[0]}, but there is no environment variable {match[1]}; set it")
+            raise SettingError(
+                f"{name} in {origin} holds {match[0]}, but there is no environment variable"
+                f" {match[1]}; set it"
+            )
         return env[match[1]]
 
     return _VARIABLE.sub(value, text)

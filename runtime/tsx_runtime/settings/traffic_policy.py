@@ -1,6 +1,7 @@
 """The traffic policy of one model: shares of versions, sticky clients, rules, labels, a shadow.
 
-One form in three places: the JSON of the management API, `[models.NAME.traffic]` of a `tsx.toml`, and what is kept across restarts.
+One form in three places: the JSON of the management API, `[models.NAME.traffic]` of a `tsx.toml`,
+and what is kept across restarts.
 """
 
 from __future__ import annotations
@@ -28,12 +29,31 @@ from tsx_archiver import is_model_name
 from tsx_runtime.shared.suggestions import suggestion
 
 # What stands in paths where a version could.
-RESERVED = frozenset({"all", "default", "labels", "record", "rollback", "rollout", "set-default", "shadow", "traffic"})
+RESERVED = frozenset(
+    {
+        "all",
+        "default",
+        "labels",
+        "record",
+        "rollback",
+        "rollout",
+        "set-default",
+        "shadow",
+        "traffic",
+    }
+)
 MOST = 1e9  # of a weight
 LONGEST = 4096  # characters of a pattern
-LARGEST = 1 << 16  # bytes of memory for one: what is tried on each request must not take longer than a millisecond
-NEEDS_RE2 = "it needs the package google-re2, whose matching time is bounded for every value: pip install 'tsx-serve[rules]'"
-MOST_ENTRIES = 1000  # rules, weights and labels, of each: rules are tried one after the other on each request
+LARGEST = (
+    1 << 16
+)  # bytes of memory for one: what is tried on each request must not take longer than a millisecond
+NEEDS_RE2 = (
+    "it needs the package google-re2, whose matching time is bounded for every value: pip install"
+    " 'tsx-serve[rules]'"
+)
+MOST_ENTRIES = (
+    1000  # rules, weights and labels, of each: rules are tried one after the other on each request
+)
 LONGEST_PATTERNS = 64 << 10  # characters of all patterns of one table
 EXPLAINED = 5  # problems of one table that an error names
 UNKNOWN = "extra_forbidden"  # pydantic's word, of what often makes the other problems
@@ -44,7 +64,10 @@ _STICKY = re.compile(r"(header|cookie|field):(.+)")
 
 def _check_target(value: str) -> str:
     if not is_model_name(value):
-        raise ValueError("a version or label consists of letters, digits, '_', '-' and '.', and begins with a letter or digit")
+        raise ValueError(
+            "a version or label consists of letters, digits, '_', '-' and '.', and begins with a"
+            " letter or digit"
+        )
     return value
 
 
@@ -59,7 +82,10 @@ def _check_text(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{value!r} contains half of a character (a lone surrogate), which no request can contain") from error
+        raise ValueError(
+            f"{value!r} contains half of a character (a lone surrogate), which no request can"
+            " contain"
+        ) from error
     return value
 
 
@@ -74,7 +100,9 @@ class Pattern(Protocol):
 
 
 def compile_pattern(value: str) -> Pattern:
-    """By RE2, whose time is linear in the length of what it is tried on: Python's own may take years. Raises ValueError."""
+    """By RE2, whose time is linear in the length of what it is tried on: Python's own may take
+    years. Raises ValueError.
+    """
     made = _compiled(value)
     if isinstance(made, str):
         raise ValueError(made)
@@ -100,7 +128,10 @@ def _compiled(value: str) -> Pattern | str:
     try:
         made: Pattern = re2.compile(value, options)
     except re2.error as error:
-        return f"it is not a regular expression of RE2, which has no lookaround and no backreferences: {_reason(error)}"
+        return (
+            "it is not a regular expression of RE2, which has no lookaround and no backreferences:"
+            f" {_reason(error)}"
+        )
     return made
 
 
@@ -117,7 +148,10 @@ def _check_pattern(value: str) -> str:
 def _check_sticky(value: str) -> str:
     found = _STICKY.fullmatch(_check_text(value))
     if found is None or (found[1] != "field" and not _TOKEN.fullmatch(found[2])):
-        raise ValueError("it takes header:NAME, cookie:NAME, or field:NAME of a JSON body (of one inside another: field:user.id)")
+        raise ValueError(
+            "it takes header:NAME, cookie:NAME, or field:NAME of a JSON body (of one inside"
+            " another: field:user.id)"
+        )
     return value
 
 
@@ -151,7 +185,10 @@ class _Part(BaseModel):
 
 
 class Rule(_Part):
-    """Requests with such a header go to one version. `matches` is a regular expression of RE2 for the whole value."""
+    """Requests with such a header go to one version.
+
+    `matches` is a regular expression of RE2 for the whole value.
+    """
 
     header: Annotated[str, AfterValidator(_check_header)]
     equals: Annotated[str, AfterValidator(_check_text)] | None = None
@@ -166,17 +203,25 @@ class Rule(_Part):
 
 
 class Compare(_Part):
-    """How the answers of a shadow are compared with those that clients got (`core/shadowing/comparison.py`)."""
+    """How the answers of a shadow are compared with those that clients got
+    (`core/shadowing/comparison.py`).
+    """
 
     kind: Literal["numeric", "exact", "top-k", "plugin"] = "numeric"
-    ignore: Annotated[list[FieldPath], _few] = []  # fields of JSON that do not count: a.b, or a.*.b for those of each item
+    ignore: Annotated[
+        list[FieldPath], _few
+    ] = []  # fields of JSON that do not count: a.b, or a.*.b for those of each item
     rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = (
         None  # how far a number may be off, as a part of the client's; else by precision
     )
-    atol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # and how far in any case
+    atol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = (
+        None  # and how far in any case
+    )
     k: Annotated[int, Field(ge=1, le=1000)] | None = None
     name: str | None = None  # of the plugin
-    timeout: Annotated[float, Field(gt=0, le=60)] | None = None  # seconds that the plugin may take for one comparison
+    timeout: Annotated[float, Field(gt=0, le=60)] | None = (
+        None  # seconds that the plugin may take for one comparison
+    )
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Compare:
@@ -186,11 +231,19 @@ class Compare(_Part):
         if self.kind == "plugin" and self.name is None:
             raise ValueError("the kind plugin needs the 'name' of a plugin")
         if self.kind == "plugin" and self.ignore:
-            raise ValueError("'ignore' does not apply to a plugin, which itself decides what to compare")
+            raise ValueError(
+                "'ignore' does not apply to a plugin, which itself decides what to compare"
+            )
         return self
 
 
-_BELONGS = {"rtol": "numeric", "atol": "numeric", "k": "top-k", "name": "plugin", "timeout": "plugin"}
+_BELONGS = {
+    "rtol": "numeric",
+    "atol": "numeric",
+    "k": "top-k",
+    "name": "plugin",
+    "timeout": "plugin",
+}
 
 
 class Shadow(_Part):
@@ -199,25 +252,43 @@ class Shadow(_Part):
     to: Target
     share: Annotated[int | float, Field(gt=0, le=100, allow_inf_nan=False)]  # percent
     compare: Compare = Compare()
-    examples: Annotated[int, Field(ge=0, le=100)] | None = None  # of answers that differ are kept, the newest; 20 where it is not set
+    examples: Annotated[int, Field(ge=0, le=100)] | None = (
+        None  # of answers that differ are kept, the newest; 20 where it is not set
+    )
 
 
 def _check_patterns(rules: object) -> object:
     """Before any is compiled."""
     given = rules if isinstance(rules, list | tuple) else ()
-    patterns = [rule.get("matches") if isinstance(rule, dict) else getattr(rule, "matches", None) for rule in given]
-    if (length := sum(len(pattern) for pattern in patterns if isinstance(pattern, str))) > LONGEST_PATTERNS:
-        raise ValueError(f"their patterns have {length} characters together; at most {LONGEST_PATTERNS} can be")
+    patterns = [
+        rule.get("matches") if isinstance(rule, dict) else getattr(rule, "matches", None)
+        for rule in given
+    ]
+    if (
+        length := sum(len(pattern) for pattern in patterns if isinstance(pattern, str))
+    ) > LONGEST_PATTERNS:
+        raise ValueError(
+            f"their patterns have {length} characters together; at most {LONGEST_PATTERNS} can be"
+        )
     return rules
 
 
 class Traffic(_Part):
-    """The traffic policy of one model. Entries for a version that is not registered or not ready have no effect until it is."""
+    """The traffic policy of one model.
 
-    weights: Annotated[dict[Target, Weight], _few] = Field(default={}, description="by version or label; only their proportions matter")
+    Entries for a version that is not registered or not ready have no effect until it is.
+    """
+
+    weights: Annotated[dict[Target, Weight], _few] = Field(
+        default={}, description="by version or label; only their proportions matter"
+    )
     sticky: Annotated[str, AfterValidator(_check_sticky)] | None = None
-    rules: Annotated[list[Rule], BeforeValidator(_check_patterns), _few] = []  # the first that fits counts
-    labels: Annotated[dict[Label, Target], _few] = Field(default={}, description="the version of each label")
+    rules: Annotated[
+        list[Rule], BeforeValidator(_check_patterns), _few
+    ] = []  # the first that fits counts
+    labels: Annotated[dict[Label, Target], _few] = Field(
+        default={}, description="the version of each label"
+    )
     shadow: Shadow | None = None
 
     @model_validator(mode="after")
@@ -225,19 +296,29 @@ class Traffic(_Part):
         """A label of a label would mean nothing: no version has its name."""
         for label, version in self.labels.items():
             if version in self.labels:
-                raise ValueError(f"label '{label}' must point to a version, but '{version}' is itself a label, for {self.labels[version]}")
+                raise ValueError(
+                    f"label '{label}' must point to a version, but '{version}' is itself a label,"
+                    f" for {self.labels[version]}"
+                )
         return self
 
     @property
     def splits(self) -> bool:
-        """Whether requests that name no version may go elsewhere than to the default one, or to another as well."""
+        """Whether requests that name no version may go elsewhere than to the default one, or to
+        another as well.
+        """
         return bool(self.weights or self.rules or self.shadow)
 
     @property
     def targets(self) -> list[str]:
         """The versions and labels that it names."""
         rules = [rule.to for rule in self.rules]
-        return [*self.weights, *self.labels.values(), *rules, *([self.shadow.to] if self.shadow else [])]
+        return [
+            *self.weights,
+            *self.labels.values(),
+            *rules,
+            *([self.shadow.to] if self.shadow else []),
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """As JSON, without what is not set."""
@@ -273,21 +354,37 @@ NOTHING = Traffic()
 
 
 def parse_traffic(given: object) -> Traffic:
-    """Raises ValueError in words, which name the place and, of a key that is not known, the nearest."""
+    """Raises ValueError in words, which name the place and, of a key that is not known, the
+    nearest.
+    """
     try:
         return Traffic.model_validate(given)
     except ValidationError as error:
-        problems = sorted(error.errors(include_url=False, include_input=False), key=lambda problem: problem["type"] != UNKNOWN)
-        texts = [_explained(problem["type"], problem["loc"], problem["msg"]) for problem in problems[:EXPLAINED]]
+        problems = sorted(
+            error.errors(include_url=False, include_input=False),
+            key=lambda problem: problem["type"] != UNKNOWN,
+        )
+        texts = [
+            _explained(problem["type"], problem["loc"], problem["msg"])
+            for problem in problems[:EXPLAINED]
+        ]
         more = len(problems) - EXPLAINED
-        raise ValueError("; ".join([*texts, f"and {more} more problems"] if more > 0 else texts)) from error
+        raise ValueError(
+            "; ".join([*texts, f"and {more} more problems"] if more > 0 else texts)
+        ) from error
 
 
 def _explained(kind: str, place: tuple[int | str, ...], text: str) -> str:
     if kind == UNKNOWN:
-        known = next((_FIELDS[part] for part in reversed(place[:-1]) if part in _FIELDS), [*Traffic.model_fields])
+        known = next(
+            (_FIELDS[part] for part in reversed(place[:-1]) if part in _FIELDS),
+            [*Traffic.model_fields],
+        )
         name = str(place[-1])
-        return f"traffic has no '{_path(place)}'{suggestion(name, known) or f'; it can have {_listed(known)}'}"
+        return (
+            "traffic has no"
+            f" '{_path(place)}'{suggestion(name, known) or f'; it can have {_listed(known)}'}"
+        )
     return f"{_path(place) or 'traffic'}: {text.removeprefix('Value error, ')}"
 
 

@@ -21,7 +21,10 @@ def read_class_names(path: Path) -> dict[str, str] | None:
     if isinstance(data, dict) and isinstance(data.get("object_type_names"), list):
         data = dict(enumerate(data["object_type_names"]))
     if not isinstance(data, dict):
-        raise ValueError(f'{path.name} holds a {type(data).__name__}; it must map numbers to names, as in {{"0": "cat"}}')
+        raise ValueError(
+            f'{path.name} holds a {type(data).__name__}; it must map numbers to names, as in {{"0":'
+            ' "cat"}'
+        )
     return {str(number): _name(number, value, path) for number, value in data.items()}
 
 
@@ -30,5 +33,8 @@ def _name(number: Any, value: Any, path: Path) -> str:
         value = value[-1]
     if not isinstance(value, str | int | float):
         kind = type(value).__name__
-        raise ValueError(f"{path.name} gives class {number} a {kind} as its name; it must be text, or a list that ends with text")
+        raise ValueError(
+            f"{path.name} gives class {number} a {kind} as its name; it must be text, or a list"
+            " that ends with text"
+        )
     return str(value)

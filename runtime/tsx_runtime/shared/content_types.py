@@ -24,7 +24,10 @@ def best_type(accept: str, offers: Sequence[str]) -> str | None:
     for position, part in enumerate(accept.split(",", MOST_ACCEPTED)[:MOST_ACCEPTED]):
         kind, options = parse_options_header(part)
         weight = options.get(b"q", b"1")
-        ranges[kind.decode("latin-1") or "*/*"] = (float(weight) if _WEIGHT.fullmatch(weight) else 0, -position)
+        ranges[kind.decode("latin-1") or "*/*"] = (
+            float(weight) if _WEIGHT.fullmatch(weight) else 0,
+            -position,
+        )
 
     def rank(offer: str) -> tuple[float, int]:
         names = (offer, f"{offer.partition('/')[0]}/*", "*/*")  # the most specific one counts
@@ -51,7 +54,10 @@ def guess_content_type(name: str, data: bytes) -> str:
 
 
 def looks_like(body: bytes | bytearray | memoryview, *, part: bool = False) -> str:
-    """The content type of an answer without one. A `part` of a stream is not taken for JSON: several values are no JSON document."""
+    """The content type of an answer without one.
+
+    A `part` of a stream is not taken for JSON: several values are no JSON document.
+    """
     if not part and bytes(body[:1]) in (b"{", b"[", b'"'):
         return JSON
     try:

@@ -13,10 +13,11 @@ ACCESS_LOG, TS_METRICS, MODEL_METRICS = "ACCESS_LOG", "TS_METRICS", "MODEL_METRI
 
 
 class Logbook:
-    """A logger under one of TorchServe's names, whose lines are written as they stand: the time, then the text.
+    """A logger under one of TorchServe's names, whose lines are written as they stand: the time,
+    then the text.
 
-    With `threads` each line names, as TorchServe's model_log.log does, the level, the thread and the logger too. With `is_json`, what
-    is added is a line as it stands.
+    With `threads` each line names, as TorchServe's model_log.log does, the level, the thread and
+    the logger too. With `is_json`, what is added is a line as it stands.
     """
 
     def __init__(self, name: str, *, threads: bool = False, is_json: bool = False) -> None:
@@ -30,7 +31,11 @@ class Logbook:
         self._stamp = ""
 
     def add(self, text: str, now: float, thread: str = "", level: int = logging.INFO) -> None:
-        """`now` is time.time(). Exactly two colons stand before `text`, which is where TorchServe's benchmark scripts look for it."""
+        """`now` is time.time().
+
+        Exactly two colons stand before `text`, which is where TorchServe's benchmark scripts look
+        for it.
+        """
         if not self._logger.isEnabledFor(level):
             return
         self._level = max(self._level, level)
@@ -40,7 +45,11 @@ class Logbook:
             millisecond = int(1000 * now)
             if millisecond != self._millisecond:
                 self._millisecond, self._stamp = millisecond, stamp(millisecond)
-            between = f"[{logging.getLevelName(level):<5}] {thread} {self.name} - " if self._threads else "- "
+            between = (
+                f"[{logging.getLevelName(level):<5}] {thread} {self.name} - "
+                if self._threads
+                else "- "
+            )
             self._lines.append(f"{self._stamp} {between}{text}")
         if len(self._lines) >= TOGETHER:
             self.flush()
@@ -53,7 +62,9 @@ class Logbook:
         lines, self._lines = self._lines, []
         level, self._level = self._level, logging.INFO
         if lines:
-            self._logger.log(level, "%s", "\n".join(lines), extra={"whole": True, "is_json": self.is_json})
+            self._logger.log(
+                level, "%s", "\n".join(lines), extra={"whole": True, "is_json": self.is_json}
+            )
 
 
 def stamp(millisecond: int) -> str:

@@ -21,10 +21,15 @@ def container_memory() -> int:
 
 
 def free_memory() -> int:
-    """What processes may still take: of the machine, and of the container's limit. Files that the system caches count as free."""
+    """What processes may still take: of the machine, and of the container's limit.
+
+    Files that the system caches count as free.
+    """
     free = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):
-        limit, current = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        limit, current = (
+            int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
+        )
         cached = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
         free = min(free, limit - current + int(cached.get("inactive_file", 0)))
     return max(0, free)

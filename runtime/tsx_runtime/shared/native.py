@@ -1,4 +1,7 @@
-"""Marks classes for mypyc in the modules that `hatch_build.py` compiles. Without effect in pure Python."""
+"""Marks classes for mypyc in the modules that `hatch_build.py` compiles.
+
+Without effect in pure Python.
+"""
 
 from __future__ import annotations
 

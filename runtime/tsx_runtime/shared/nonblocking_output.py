@@ -1,8 +1,10 @@
-"""Standard output and error that never block a writer: lines that cannot be written soon are dropped, counted, and reported later.
+"""Standard output and error that never block a writer: lines that cannot be written soon are
+dropped, counted, and reported later.
 
-A full disk is an error of `write`, and a pipe without a reader makes it wait for ever. Neither may fail a request that a
-handler prints from, hold up a worker, or hold up the front end. Only what Python writes comes through here: native code and
-programs that a handler starts write to the descriptors themselves.
+A full disk is an error of `write`, and a pipe without a reader makes it wait for ever. Neither may
+fail a request that a handler prints from, hold up a worker, or hold up the front end. Only what
+Python writes comes through here: native code and programs that a handler starts write to the
+descriptors themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from contextlib import nullcontext, suppress
 from typing import BinaryIO, cast
 
 PATIENCE = 0.5  # seconds for which a stalled reader is waited for before output is dropped
-LOG_LINES = 10_000  # records that wait for the thread which writes them; what workers print comes in records of many lines
+# records that wait for the thread which writes them; what workers print comes in records of many
+# lines
+LOG_LINES = 10_000
 LOG_SIZE = 64 << 20  # characters that wait for it: a disk that hangs must not fill the memory
 CHUNK = 4096  # bytes that go into a pipe whole, or not at all
 
@@ -37,9 +41,12 @@ def in_words(lost: int) -> bytes:
 
 
 class LossyOutput(io.RawIOBase):
-    """Accepts every write. Blocks once for a stalled reader, then drops whole writes until it reads.
+    """Accepts every write.
 
-    A write of more than 4 KiB may be cut. The report of the lost bytes then begins on a line of its own.
+    Blocks once for a stalled reader, then drops whole writes until it reads.
+
+    A write of more than 4 KiB may be cut. The report of the lost bytes then begins on a line of its
+    own.
     """
 
     def __init__(self, fd: int, patience: float = PATIENCE) -> None:
@@ -52,7 +59,9 @@ class LossyOutput(io.RawIOBase):
         self.notice: Callable[[int], bytes] = in_words  # makes of their number a line
         self.copy: Callable[[bytes], None] | None = None  # gets everything as well
         self.dress: Callable[[bytes], bytes] | None = None  # makes of it what is written
-        self._lock = threading.RLock()  # what two threads print at once are two lines; a signal's handler may print while one prints
+        # what two threads print at once are two lines; a signal's handler may print while one
+        # prints
+        self._lock = threading.RLock()
 
     def begin_anew(self) -> None:
         """In a process that was forked, another thread may have held the lock."""
@@ -114,7 +123,10 @@ class LossyOutput(io.RawIOBase):
 
 
 def keep_going() -> None:
-    """Have `sys.stdout` and `sys.stderr` drop what cannot be written. For a whole process: it stays so."""
+    """Have `sys.stdout` and `sys.stderr` drop what cannot be written.
+
+    For a whole process: it stays so.
+    """
     _keep_stdin_taken()
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
@@ -124,15 +136,25 @@ def keep_going() -> None:
             with suppress(OSError):
                 old.flush()
         encoding = getattr(old, "encoding", None) or "utf-8"
-        # not the usual buffer: a line is there when it was printed, also when the process is killed next
+        # not the usual buffer: a line is there when it was printed, also when the process is killed
+        # next
         raw = LossyOutput(fd)
         if hasattr(os, "register_at_fork"):  # not on Windows
             os.register_at_fork(after_in_child=raw.begin_anew)
-        setattr(sys, name, io.TextIOWrapper(cast("BinaryIO", raw), encoding, "backslashreplace", line_buffering=True))
+        setattr(
+            sys,
+            name,
+            io.TextIOWrapper(
+                cast("BinaryIO", raw), encoding, "backslashreplace", line_buffering=True
+            ),
+        )
 
 
 def log_in_background(handlers: Iterable[logging.Handler], level: int = logging.INFO) -> None:
-    """A thread writes what is logged, so that no caller waits for a disk. For the whole process, and for good."""
+    """A thread writes what is logged, so that no caller waits for a disk.
+
+    For the whole process, and for good.
+    """
     queued = _QueueHandler(queue.Queue(LOG_LINES))
     listener = _Listener(queued, handlers)
     root = logging.getLogger()
@@ -143,9 +165,11 @@ def log_in_background(handlers: Iterable[logging.Handler], level: int = logging.
 
 
 def send_output_to(path: str, label: str, *, all_of_it: bool = True) -> None:
-    """Send what this process writes to stdout and stderr, native code's output too, to the socket at `path`. Raises OSError.
+    """Send what this process writes to stdout and stderr, native code's output too, to the socket
+    at `path`. Raises OSError.
 
-    Not `all_of_it`: only native code's, and that of programs that a handler starts, and only what would go to a terminal.
+    Not `all_of_it`: only native code's, and that of programs that a handler starts, and only what
+    would go to a terminal.
     """
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
@@ -168,7 +192,9 @@ class _QueueHandler(logging.handlers.QueueHandler):
         self._lost = 0  # lines that found no room, and are not reported yet
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Its arguments may change once it is logged; a traceback stays beside the words, where JSON has it."""
+        """Its arguments may change once it is logged; a traceback stays beside the words, where
+        JSON has it.
+        """
         record = copy.copy(record)
         record.msg, record.args = record.getMessage(), None
         return record
@@ -176,8 +202,13 @@ class _QueueHandler(logging.handlers.QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
         lines = record.msg.count("\n") + 1
         if self._lost:
-            text = f"{self._lost} lines of the log were dropped: they came faster than they could be written"
-            if not self._put(logging.LogRecord("tsx.server", logging.WARNING, "", 0, text, None, None)):
+            text = (
+                f"{self._lost} lines of the log were dropped: they came faster than they could be"
+                " written"
+            )
+            if not self._put(
+                logging.LogRecord("tsx.server", logging.WARNING, "", 0, text, None, None)
+            ):
                 self._lost += lines
                 return
             self._lost = 0
@@ -210,8 +241,9 @@ class _Listener(logging.handlers.QueueListener):
 def _writer(fd: int) -> Write:
     """A write that raises BlockingIOError where the plain one would wait.
 
-    The descriptor itself stays as it is: it is shared with the shell and with other processes, which need it to block. So a pipe
-    or a terminal is opened once more; what cannot be is polled for room before each piece.
+    The descriptor itself stays as it is: it is shared with the shell and with other processes,
+    which need it to block. So a pipe or a terminal is opened once more; what cannot be is polled
+    for room before each piece.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
@@ -219,7 +251,9 @@ def _writer(fd: int) -> Write:
         return lambda view: sock.send(view, socket.MSG_DONTWAIT)
     if stat.S_ISFIFO(mode) or os.isatty(fd):
         try:
-            own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            own = os.open(
+                f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            )
         except (AttributeError, OSError):  # no Linux, or another user's pipe
             return lambda view: _write_if_room(fd, view)
         return lambda view: os.write(own, view)
@@ -241,7 +275,9 @@ def _wait_writable(fd: int, timeout: float) -> bool:
 
 
 def _keep_stdin_taken() -> None:
-    """Where it was closed when the process started, the event loop would get its number, and abort when it gives that back."""
+    """Where it was closed when the process started, the event loop would get its number, and abort
+    when it gives that back.
+    """
     try:
         os.fstat(0)
     except OSError:
@@ -252,7 +288,9 @@ def _keep_stdin_taken() -> None:
 
 
 def _stand_in(fd: int) -> int:
-    """For a descriptor that was closed when Python started: taken, so that no socket gets its number and then what is printed."""
+    """For a descriptor that was closed when Python started: taken, so that no socket gets its
+    number and then what is printed.
+    """
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.fstat(fd)

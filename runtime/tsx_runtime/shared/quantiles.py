@@ -1,4 +1,6 @@
-"""Quantiles by nearest rank: the smallest value that a given share of all values does not exceed."""
+"""Quantiles by nearest rank: the smallest value that a given share of all values does not
+exceed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ def nearest_rank(ordered: Sequence[float], share: float) -> float:
 
 
 def bucket_of(counts: Iterable[int], share: float) -> int:
-    """The index of the bucket that holds that value, given how many each bucket holds. Raises IndexError where there are no buckets."""
+    """The index of the bucket that holds that value, given how many each bucket holds.
+
+    Raises IndexError where there are no buckets.
+    """
     reached = list(accumulate(counts))
     return bisect_left(reached, _rank(reached[-1], share))
 

@@ -1,4 +1,6 @@
-"""Redacts secrets in displayed text: user names and passwords in URLs, and the values of secret query parameters."""
+"""Redacts secrets in displayed text: user names and passwords in URLs, and the values of secret
+query parameters.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def is_secret_header(name: str) -> bool:
 
 
 def redacted(text: str) -> str:
-    """The text without the secrets of the URLs in it. One without `=` and `@` costs next to nothing."""
+    """The text without the secrets of the URLs in it.
+
+    One without `=` and `@` costs next to nothing.
+    """
     if "@" in text and "://" in text:
         text = _USER.sub(rf"\1{HIDDEN}@", text)
     if "=" in text and ("?" in text or "&" in text):

@@ -1,4 +1,6 @@
-"""Paths of sockets between the server's own processes: short enough for a socket, and safe from other users."""
+"""Paths of sockets between the server's own processes: short enough for a socket, and safe from
+other users.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,24 @@ SHORT = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def socket_place() -> str:
-    """The directory for temporary files, or another one where its path is too long, or other users can write there. Raises SettingError."""
+    """The directory for temporary files, or another one where its path is too long, or other users
+    can write there. Raises SettingError.
+    """
     usual = tempfile.gettempdir()
     problem = _problem(usual)
     if problem is None:
         return usual
     for directory in SHORT:
-        if os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK) and _problem(directory) is None:  # noqa: PTH112  # as tempfile, which takes a string
+        if (
+            os.path.isdir(directory)  # noqa: PTH112  # as tempfile, which takes a string
+            and os.access(directory, os.W_OK | os.X_OK)
+            and _problem(directory) is None
+        ):  # as tempfile, which takes a string
             return directory
     places = ", ".join(SHORT)
     raise SettingError(
-        f"TMPDIR is {usual}, which cannot hold the sockets that start workers: {problem}; and none of {places} can. "
-        f"Set TMPDIR to a directory of your own, of at most {LONGEST} characters."
+        f"TMPDIR is {usual}, which cannot hold the sockets that start workers: {problem}; and none"
+        f" of {places} can. Set TMPDIR to a directory of your own, of at most {LONGEST} characters."
     )
 
 

@@ -13,7 +13,11 @@ CLOSE = 0.75  # of difflib's ratio: a typo or two, not a word that happens to sh
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The nearest of `known`, or nothing when none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=CLOSE) if len(word) <= LONGEST else []
+    near = (
+        difflib.get_close_matches(word, list(known), n=1, cutoff=CLOSE)
+        if len(word) <= LONGEST
+        else []
+    )
     return near[0] if near else ""
 
 
@@ -24,7 +28,13 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def suggestion_among_many(word: str, known: Iterable[str]) -> str:
-    """As `suggestion`, for names of which there may be thousands: only those of about the same length and letters are compared."""
+    """As `suggestion`, for names of which there may be thousands: only those of about the same
+    length and letters are compared.
+    """
     letters = set(word)
-    similar = (each for each in known if abs(len(each) - len(word)) <= 2 and len(letters.symmetric_difference(each)) <= 4)
+    similar = (
+        each
+        for each in known
+        if abs(len(each) - len(word)) <= 2 and len(letters.symmetric_difference(each)) <= 4
+    )
     return suggestion(word, islice(similar, MOST))

@@ -1,4 +1,7 @@
-"""Resolves a URL to an address or proxy. A host name is resolved once, so the checked address is the one that is used."""
+"""Resolves a URL to an address or proxy.
+
+A host name is resolved once, so the checked address is the one that is used.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,27 @@ def _networks(text: str) -> Networks:
     return tuple(map(ipaddress.ip_network, text.split()))
 
 
-# "Globally reachable" of IANA's registries of special-purpose addresses, IPv4 and IPv6, as of 2024-10-22, and multicast. Own tables,
-# because `ipaddress.is_global` differs between releases of Python (it follows the registries from 3.11.9, 3.12.4 and 3.13 on).
-# https://www.iana.org/assignments/iana-ipv4-special-registry, https://www.iana.org/assignments/iana-ipv6-special-registry
+# "Globally reachable" of IANA's registries of special-purpose addresses, IPv4 and IPv6, as of
+# 2024-10-22, and multicast. Own tables, because `ipaddress.is_global` differs between releases of
+# Python (it follows the registries from 3.11.9, 3.12.4 and 3.13 on).
+# https://www.iana.org/assignments/iana-ipv4-special-registry,
+# https://www.iana.org/assignments/iana-ipv6-special-registry
+# https://www.iana.org/assignments/iana-ipv6-special-registry
+# https://www.iana.org/assignments/iana-ipv6-special-registry
 _IPV4_SPECIAL = _networks(
-    "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 "
-    "192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/4 240.0.0.0/4"
+    "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24"
+    " 192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24"
+    " 224.0.0.0/4 240.0.0.0/4"
 )
 _IPV4_REACHABLE = _networks("192.0.0.9/32 192.0.0.10/32")
-_IPV6_ALLOCATED = _networks("2000::/3 64:ff9b::/96")  # all else is unassigned, local, multicast or special
+_IPV6_ALLOCATED = _networks(
+    "2000::/3 64:ff9b::/96"
+)  # all else is unassigned, local, multicast or special
 _IPV6_SPECIAL = _networks("2001::/23 2001:db8::/32 3fff::/20")
-_IPV6_REACHABLE = _networks("2001:1::1/128 2001:1::2/128 2001:1::3/128 2001:3::/32 2001:4:112::/48 2001:20::/28 2001:30::/28")
+_IPV6_REACHABLE = _networks(
+    "2001:1::1/128 2001:1::2/128 2001:1::3/128 2001:3::/32 2001:4:112::/48 2001:20::/28"
+    " 2001:30::/28"
+)
 _MAPPED = ipaddress.ip_network("::ffff:0:0/96")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _6TO4 = ipaddress.ip_network("2002::/16")
@@ -45,17 +58,22 @@ def addresses_of(host: str, port: int) -> list[str]:
 
 
 def check_public(host: str, addresses: list[str]) -> None:
-    """Raises ModelNotFound where one of the addresses is of this machine, of its network, or of the cloud's own services."""
+    """Raises ModelNotFound where one of the addresses is of this machine, of its network, or of the
+    cloud's own services.
+    """
     for text in addresses:
         if not is_public(ipaddress.ip_address(text)):
             raise ModelNotFound(
-                f"The host {host} has the address {text}, which is not a public one. "
-                "To load models from it, name the host in allowed_urls, or start the server with allow_private_urls=true."
+                f"The host {host} has the address {text}, which is not a public one. To load models"
+                " from it, name the host in allowed_urls, or start the server with"
+                " allow_private_urls=true."
             )
 
 
 def is_public(address: Address) -> bool:
-    """Whether it is one of the public internet, by the tables of this module, and so are all IPv4 addresses that it carries."""
+    """Whether it is one of the public internet, by the tables of this module, and so are all IPv4
+    addresses that it carries.
+    """
     if isinstance(address, ipaddress.IPv4Address):
         return _is_reachable(address, _IPV4_SPECIAL, _IPV4_REACHABLE)
     carried = _carried(address)
@@ -69,19 +87,30 @@ def is_public(address: Address) -> bool:
 
 
 def _is_reachable(address: Address, special: Networks, exceptions: Networks) -> bool:
-    return not any(address in network for network in special) or any(address in network for network in exceptions)
+    return not any(address in network for network in special) or any(
+        address in network for network in exceptions
+    )
 
 
 def _carried(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
-    """The IPv4 addresses in it: mapped, NAT64, 6to4, ISATAP. (Teredo, IPv4-compatible and translated addresses are not public at all.)"""
+    """The IPv4 addresses in it: mapped, NAT64, 6to4, ISATAP. (Teredo, IPv4-compatible and
+    translated addresses are not public at all.)
+    """
     number = int(address)
     low = ipaddress.IPv4Address(number & 0xFFFFFFFF)
-    found = [low] if address in _MAPPED or address in _NAT64 or (number >> 32) & 0xFDFFFFFF == _ISATAP else []
-    return [*found, ipaddress.IPv4Address((number >> 80) & 0xFFFFFFFF)] if address in _6TO4 else found
+    found = (
+        [low]
+        if address in _MAPPED or address in _NAT64 or (number >> 32) & 0xFDFFFFFF == _ISATAP
+        else []
+    )
+    return (
+        [*found, ipaddress.IPv4Address((number >> 80) & 0xFFFFFFFF)] if address in _6TO4 else found
+    )
 
 
 def proxy_for(url: ModelUrl) -> str | None:
-    """The URL of the proxy that HTTPS_PROXY, HTTP_PROXY or ALL_PROXY names, in either case; None without one or where NO_PROXY excludes it.
+    """The URL of the proxy that HTTPS_PROXY, HTTP_PROXY or ALL_PROXY names, in either case; None
+    without one or where NO_PROXY excludes it.
 
     It may hold a password.
     """

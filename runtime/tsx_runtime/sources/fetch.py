@@ -1,4 +1,6 @@
-"""Fetches an archive from a URL into the model store: checks the URL, downloads, verifies, and then renames it."""
+"""Fetches an archive from a URL into the model store: checks the URL, downloads, verifies, and then
+renames it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelN
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.sources.urls import CHUNK, AllowList, ModelUrl, Rules, file_name, parse_url, store_hint
+from tsx_runtime.sources.urls import (
+    CHUNK,
+    AllowList,
+    ModelUrl,
+    Rules,
+    file_name,
+    parse_url,
+    store_hint,
+)
 
 NO_SOURCES: Mapping[str, Source] = {}
 SSE_KMS = {"x-amz-server-side-encryption": "aws:kms"}
@@ -42,7 +52,10 @@ class Fetcher:
         suffixes: tuple[str, ...] = ARCHIVE_SUFFIXES,
         sources: Mapping[str, Source] = NO_SOURCES,
     ) -> None:
-        """Into `store`, by default the model store. Raises SettingError for an allow list that cannot be read."""
+        """Into `store`, by default the model store.
+
+        Raises SettingError for an allow list that cannot be read.
+        """
         self._settings = settings
         self._directory = store or settings.model_store
         self._suffixes = suffixes
@@ -72,7 +85,9 @@ class Fetcher:
         inside = store is not None and is_inside(path, store)
         inside = inside or path.resolve() in {served.resolve() for served in self.served}
         if not (inside or trust is Trust.OPERATOR or self._allowed.allows(url)):
-            raise ModelNotFound(f"Given URL {redacted(text)} does not match any allowed URL(s). {store_hint(store)}")
+            raise ModelNotFound(
+                f"Given URL {redacted(text)} does not match any allowed URL(s). {store_hint(store)}"
+            )
         if not path.exists():
             raise _failed(url, f"{path} does not exist")
         if not (inside or store is None or trust is Trust.OPERATOR or path.is_dir()):
@@ -83,10 +98,14 @@ class Fetcher:
             raise _failed(url, str(error)) from error
         return path
 
-    def fetch(self, text: str, trust: Trust, *, sse_kms: bool = False, beside: Collection[Path] = ()) -> Path:
-        """The archive, in the store; where the file that it would be is one of `beside`, under the next name that is free.
+    def fetch(
+        self, text: str, trust: Trust, *, sse_kms: bool = False, beside: Collection[Path] = ()
+    ) -> Path:
+        """The archive, in the store; where the file that it would be is one of `beside`, under the
+        next name that is free.
 
-        Raises ModelNotFound (not allowed), ModelFileExists, Conflict, BadRequest, DownloadFailed."""
+        Raises ModelNotFound (not allowed), ModelFileExists, Conflict, BadRequest, DownloadFailed.
+        """
         url = parse_url(text, self._sources)
         if trust is Trust.CLIENT:
             self._allowed.check(url, text)
@@ -96,9 +115,16 @@ class Fetcher:
         target = directory / file_name(url, self._suffixes)
         with self._lock:
             if target in beside:
-                target = next(free for number in itertools.count(2) if not os.path.lexists(free := _numbered(target, number)))
+                target = next(
+                    free
+                    for number in itertools.count(2)
+                    if not os.path.lexists(free := _numbered(target, number))
+                )
             if target in self._under_way:
-                raise Conflict(f"{target.name} is already being downloaded by another registration; wait for it, or use another file name")
+                raise Conflict(
+                    f"{target.name} is already being downloaded by another registration; wait for"
+                    " it, or use another file name"
+                )
             if os.path.lexists(target):
                 raise ModelFileExists(f"Model file already exists {target.name}")
             self._under_way.add(target)
@@ -111,13 +137,19 @@ class Fetcher:
         return target
 
     def _download(self, url: ModelUrl, target: Path, trust: Trust, sse_kms: bool) -> None:
-        check: Callable[[ModelUrl], None] = self._allowed.check if trust is Trust.CLIENT else lambda url: None
+        check: Callable[[ModelUrl], None] = (
+            self._allowed.check if trust is Trust.CLIENT else lambda url: None
+        )
         anywhere = self._settings.allow_private_urls or trust is Trust.OPERATOR
-        private: Callable[[ModelUrl], bool] = (lambda url: True) if anywhere else self._allowed.names
+        private: Callable[[ModelUrl], bool] = (
+            (lambda url: True) if anywhere else self._allowed.names
+        )
         headers = SSE_KMS if sse_kms else {}
         rules = Rules(check, private, self._settings.max_archive_size, headers, self._stop.is_set)
         of_url = hashlib.sha256(url.text.encode()).hexdigest()[:16]
-        part = target.with_name(f".{target.name}.{of_url}.part")  # one of another URL is none of this one's beginning
+        part = target.with_name(
+            f".{target.name}.{of_url}.part"
+        )  # one of another URL is none of this one's beginning
         if url.scheme in self._sources:
             ask_plugin(self._sources[url.scheme], url, part, self._settings.max_archive_size)
         elif url.scheme == "file":
@@ -156,7 +188,9 @@ def ask_plugin(source: Source, url: ModelUrl, part: Path, most: int) -> None:
         size = part.stat().st_size
     except Exception as error:  # the boundary to the plugin's code
         part.unlink(missing_ok=True)
-        raise DownloadFailed(f"the plugin for {url.scheme} says: {error or type(error).__name__}") from error
+        raise DownloadFailed(
+            f"the plugin for {url.scheme} says: {error or type(error).__name__}"
+        ) from error
     if size > most:
         part.unlink()
         raise DownloadFailed(f"it has {size} bytes, and max_archive_size is {most}")
@@ -176,7 +210,9 @@ def copy_file(source: Path, part: Path, most: int) -> None:
         if isinstance(error, ArchiveError):
             raise DownloadFailed(error.message.rstrip(".")) from error
         if isinstance(error, OSError):
-            raise DownloadFailed(f"it cannot be copied to {part.parent} ({error.strerror})") from error
+            raise DownloadFailed(
+                f"it cannot be copied to {part.parent} ({error.strerror})"
+            ) from error
         raise
 
 

@@ -1,4 +1,6 @@
-"""Downloads a file over http or https: checks each redirect, resumes interrupted transfers, and limits the bytes."""
+"""Downloads a file over http or https: checks each redirect, resumes interrupted transfers, and
+limits the bytes.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,11 @@ class _Transient(Exception):
 
 
 def download(url: ModelUrl, part: Path, rules: Rules) -> None:
-    """Write the file at `url` to `part`; go on where an earlier transfer of the same file broke off.
+    """Write the file at `url` to `part`; go on where an earlier transfer of the same file broke
+    off.
 
-    Raises DownloadFailed, and what `rules.check` raises. What there is of the file is left only where a later call can go on with it.
+    Raises DownloadFailed, and what `rules.check` raises. What there is of the file is left only
+    where a later call can go on with it.
     """
     try:
         _download(url, part, rules)
@@ -52,7 +56,9 @@ def download(url: ModelUrl, part: Path, rules: Rules) -> None:
 
 
 def post(url: ModelUrl, body: bytes, headers: Mapping[str, str], *, private: bool) -> int:
-    """The status of the answer, which may be a redirect. `private`: whether the URL may lead to an address that is not public.
+    """The status of the answer, which may be a redirect.
+
+    `private`: whether the URL may lead to an address that is not public.
 
     Raises DownloadFailed, and ModelNotFound for an address that is not public.
     """
@@ -76,19 +82,29 @@ def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
             _forget(part)
             return
         except (_Transient, HTTPError, OSError) as error:
-            if isinstance(error, OSError) and not isinstance(error, ssl.SSLError | ConnectionError | TimeoutError):
-                raise DownloadFailed(f"it cannot be written to {part.parent} ({error.strerror or error})") from error
+            if isinstance(error, OSError) and not isinstance(
+                error, ssl.SSLError | ConnectionError | TimeoutError
+            ):
+                raise DownloadFailed(
+                    f"it cannot be written to {part.parent} ({error.strerror or error})"
+                ) from error
             validator = _remembered(part)
             failures = 1 if part.exists() and part.stat().st_size > size else failures + 1
             if failures >= MOST_TRIES or rules.stopped():
                 raise DownloadFailed(_in_words(error)) from error
-            shown = url.text.partition("?")[0]  # what follows may be a signature, with which anybody could ask
+            shown = url.text.partition("?")[
+                0
+            ]  # what follows may be a signature, with which anybody could ask
             logger.warning("%s: %s; trying again", shown, _in_words(error))
-            time.sleep(rules.pause * 2 ** (failures - 1))  # a thread of its own; nothing signals when the other side is well again
+            time.sleep(
+                rules.pause * 2 ** (failures - 1)
+            )  # a thread of its own; nothing signals when the other side is well again
 
 
 class _StallGuard:
-    """Over all of a download: a server that sends a byte now and then, or a little on each of many connections, is not waited for."""
+    """Over all of a download: a server that sends a byte now and then, or a little on each of many
+    connections, is not waited for.
+    """
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -104,7 +120,9 @@ class _StallGuard:
 
 
 class _TcpConnection(HTTPConnection):
-    """Cut where the head of an answer takes too long: a socket's timeout restarts with each byte."""
+    """Cut where the head of an answer takes too long: a socket's timeout restarts with each
+    byte.
+    """
 
     _late = False
 
@@ -117,7 +135,9 @@ class _TcpConnection(HTTPConnection):
         finally:
             timer.cancel()
         if self._late:  # for http.client the end of the stream ends a head as well
-            raise ProtocolError(f"the headers of the answer did not arrive within {HEAD_TIMEOUT:g} s")
+            raise ProtocolError(
+                f"the headers of the answer did not arrive within {HEAD_TIMEOUT:g} s"
+            )
         return answer
 
     def _cut(self) -> None:
@@ -142,7 +162,9 @@ class _TlsPool(urllib3.HTTPSConnectionPool):
 _POOLS = {"http": _TcpPool, "https": _TlsPool}
 
 
-def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules, hurry: _StallGuard) -> str | None:
+def _transfer(
+    url: ModelUrl, part: Path, validator: str | None, rules: Rules, hurry: _StallGuard
+) -> str | None:
     have = part.stat().st_size if validator and part.exists() else 0
     headers = {"Accept-Encoding": "identity", "User-Agent": "tsx", **rules.headers}
     if have and validator:
@@ -163,21 +185,36 @@ def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules, hu
     raise DownloadFailed(f"it redirects more than {MOST_REDIRECTS} times")
 
 
-def _request(method: str, url: ModelUrl, headers: Mapping[str, str], body: bytes | None = None, *, private: bool) -> Any:
-    """Connect to an address that has been looked at, whatever the name means a moment later: by a proxy, too, to that address.
+def _request(
+    method: str,
+    url: ModelUrl,
+    headers: Mapping[str, str],
+    body: bytes | None = None,
+    *,
+    private: bool,
+) -> Any:
+    """Connect to an address that has been looked at, whatever the name means a moment later: by a
+    proxy, too, to that address.
 
-    `private`: any address will do. Then a proxy gets the name: it may know names that mean nothing here.
+    `private`: any address will do. Then a proxy gets the name: it may know names that mean nothing
+    here.
     """
     port = url.port or (443 if url.scheme == "https" else 80)
     proxy = proxy_for(url)
     addresses = [url.host] if proxy is not None and private else addresses_of(url.host, port)
     if not private:
         check_public(url.host, addresses)
-        if proxy is not None and url.scheme == "http":  # only a tunnel leads to an address under another name
+        if (
+            proxy is not None and url.scheme == "http"
+        ):  # only a tunnel leads to an address under another name
             raise DownloadFailed(
-                "the proxy resolves the host of an http URL again: use https, name the host in allowed_urls, or set allow_private_urls=true"
+                "the proxy resolves the host of an http URL again: use https, name the host in"
+                " allowed_urls, or set allow_private_urls=true"
             )
-    headers = {"Host": _bracketed(url.host) if url.port is None else f"{_bracketed(url.host)}:{url.port}", **headers}
+    headers = {
+        "Host": _bracketed(url.host) if url.port is None else f"{_bracketed(url.host)}:{url.port}",
+        **headers,
+    }
     last: Exception | None = None
     for address in addresses:
         try:
@@ -187,22 +224,44 @@ def _request(method: str, url: ModelUrl, headers: Mapping[str, str], body: bytes
     raise _Transient(_in_words(last)) from last
 
 
-def _ask(method: str, url: ModelUrl, address: str, port: int, proxy: str | None, headers: Mapping[str, str], body: bytes | None) -> Any:
+def _ask(
+    method: str,
+    url: ModelUrl,
+    address: str,
+    port: int,
+    proxy: str | None,
+    headers: Mapping[str, str],
+    body: bytes | None,
+) -> Any:
     """The answer's head; its body is still to be read."""
     target = url.text.split("/", 3)
     path = "/" + (target[3] if len(target) > 3 else "")
     options: dict[str, Any] = {"timeout": TIMEOUT, "retries": False}
     if url.scheme == "https":
-        options |= {"ssl_context": ssl.create_default_context(), "server_hostname": url.host, "assert_hostname": url.host}
+        options |= {
+            "ssl_context": ssl.create_default_context(),
+            "server_hostname": url.host,
+            "assert_hostname": url.host,
+        }
     if proxy is not None:
         user = urllib3.util.parse_url(proxy).auth
         login = urllib3.make_headers(proxy_basic_auth=unquote(user)) if user else None
         through = urllib3.ProxyManager(proxy, proxy_headers=login, **options)
         through.pool_classes_by_scheme = _POOLS
         place = f"{url.scheme}://{_bracketed(address)}:{port}{path}"
-        return through.request(method, place, body=body, headers=headers, redirect=False, preload_content=False, retries=False)
+        return through.request(
+            method,
+            place,
+            body=body,
+            headers=headers,
+            redirect=False,
+            preload_content=False,
+            retries=False,
+        )
     pool = _POOLS[url.scheme](address, port, **options)
-    return pool.request(method, path, body=body, headers=headers, redirect=False, preload_content=False)
+    return pool.request(
+        method, path, body=body, headers=headers, redirect=False, preload_content=False
+    )
 
 
 def _bracketed(host: str) -> str:
@@ -210,7 +269,9 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules, hurry: _StallGuard) -> str | None:
+def _store(
+    answer: Any, part: Path, have: int, before: str | None, rules: Rules, hurry: _StallGuard
+) -> str | None:
     """`before`: the validator of the bytes that are there."""
     if answer.status in PASSING:
         raise _Transient(f"the server answers {answer.status}")
@@ -219,10 +280,14 @@ def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules,
         raise _Transient("the file has changed since the download started")
     if answer.status not in (200, 206):
         raise DownloadFailed(f"the server answers {answer.status}")
-    if answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+    if answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(
+        f"bytes {have}-"
+    ):
         part.unlink(missing_ok=True)
         raise _Transient("the server sent a different part than requested")
-    if answer.status == 206 and have and _validator(answer.headers) not in (before, None):  # whatever it makes of If-Range
+    if (
+        answer.status == 206 and have and _validator(answer.headers) not in (before, None)
+    ):  # whatever it makes of If-Range
         part.unlink(missing_ok=True)
         raise _Transient("the file has changed since the download started")
     if answer.status == 200:
@@ -235,12 +300,16 @@ def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules,
     validator = _validator(answer.headers)
     _remember(part, validator)
     with open(part, "ab" if have else "wb", opener=private_opener) as file:
-        while chunk := answer.read1(CHUNK, decode_content=False):  # what is there: a whole chunk may be long in coming
+        while chunk := answer.read1(
+            CHUNK, decode_content=False
+        ):  # what is there: a whole chunk may be long in coming
             have += len(chunk)
             hurry.got(len(chunk))
             if have > rules.most:
                 _forget(part)
-                raise DownloadFailed(f"it has more than {rules.most} bytes, which is max_archive_size")
+                raise DownloadFailed(
+                    f"it has more than {rules.most} bytes, which is max_archive_size"
+                )
             file.write(chunk)
             if rules.stopped():
                 raise DownloadFailed("the server is stopping")
@@ -250,7 +319,9 @@ def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules,
 
 
 def _validator(headers: Mapping[str, str]) -> str | None:
-    """What a later request for the rest names, so that it gets the rest of this file or all of another: RFC 9110, section 13.1.5."""
+    """What a later request for the rest names, so that it gets the rest of this file or all of
+    another: RFC 9110, section 13.1.5.
+    """
     tag = headers.get("ETag", "")
     if tag and not tag.startswith("W/"):
         return tag
@@ -287,5 +358,12 @@ def _in_words(error: BaseException | None) -> str:
     if isinstance(error, IncompleteRead):
         return f"the connection ended {error.expected} bytes before the end of the file"
     places = [getattr(error, name, None) for name in ("original_error", "reason", "__cause__")]
-    cause = next((each for each in (*places, *getattr(error, "args", ())) if isinstance(each, BaseException)), None)
+    cause = next(
+        (
+            each
+            for each in (*places, *getattr(error, "args", ()))
+            if isinstance(each, BaseException)
+        ),
+        None,
+    )
     return _in_words(cause) if cause is not None else str(error) or type(error).__name__

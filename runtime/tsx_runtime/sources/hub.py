@@ -1,4 +1,6 @@
-"""Models of the Hugging Face Hub, `hf:ORG/NAME@REVISION`: which are allowed, and their download by huggingface_hub, with its cache."""
+"""Models of the Hugging Face Hub, `hf:ORG/NAME@REVISION`: which are allowed, and their download by
+huggingface_hub, with its cache.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from tsx_runtime.sources.urls import check_length
 
 SCHEME = "hf:"
 FORM = "hf:ORG/NAME or hf:ORG/NAME@REVISION"
-_MODEL = re.compile(r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII)
+_MODEL = re.compile(
+    r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?",
+    re.ASCII,
+)
 _FIRST = ("config.json", "*.index.json")  # which tell what else is needed
 
 _API = re.compile("[^?#]*/api/models/.*")  # URLs of the Hub whose answers are JSON
@@ -48,32 +53,47 @@ def parse_hub(text: str) -> HubModel:
     check_length(text)
     found = _MODEL.fullmatch(text)
     if found is None or ".." in text:
-        raise BadRequest(f"{text!r} does not name a model of the Hugging Face Hub: it must be {FORM}.")
+        raise BadRequest(
+            f"{text!r} does not name a model of the Hugging Face Hub: it must be {FORM}."
+        )
     return HubModel(found["repo"], found["revision"])
 
 
 def check_allowed(model: HubModel, allowed_urls: Sequence[str]) -> None:
-    """Only entries that begin with `hf:` speak of the Hub, as what they name decides which weights, and which names, are served.
+    """Only entries that begin with `hf:` speak of the Hub, as what they name decides which weights,
+    and which names, are served.
 
     Raises ModelNotFound.
     """
     entries = [entry.removeprefix("^") for entry in allowed_urls]
     patterns = [re.compile(entry, re.IGNORECASE) for entry in entries if is_hub(entry)]
-    if not any(pattern.fullmatch(text) for pattern in patterns for text in (str(model._replace(revision=None)), str(model))):
-        advice = f"Add {SCHEME}{model.repo}, or a pattern that begins with {SCHEME}, to the server's setting allowed_urls."
+    if not any(
+        pattern.fullmatch(text)
+        for pattern in patterns
+        for text in (str(model._replace(revision=None)), str(model))
+    ):
+        advice = (
+            f"Add {SCHEME}{model.repo}, or a pattern that begins with {SCHEME}, to the server's"
+            " setting allowed_urls."
+        )
         raise ModelNotFound(f"Given URL {model} does not match any allowed URL(s). {advice}")
 
 
-def download(model: HubModel, *, most: int, progress: Progress, stopped: Callable[[], bool] = lambda: False) -> Path:
+def download(
+    model: HubModel, *, most: int, progress: Progress, stopped: Callable[[], bool] = lambda: False
+) -> Path:
     """The files that serving needs; what the cache has is not fetched again. Blocking, for threads.
 
-    Returns their directory in the cache of huggingface_hub, whose name is the commit. `most`: bytes. Raises DownloadFailed.
+    Returns their directory in the cache of huggingface_hub, whose name is the commit. `most`:
+    bytes. Raises DownloadFailed.
     """
     try:
         import huggingface_hub  # an extra
         from huggingface_hub import constants, errors
     except ModuleNotFoundError as error:
-        raise DownloadFailed(f"{model} is fetched by huggingface_hub: pip install 'tsx-serve[transformers]'") from error
+        raise DownloadFailed(
+            f"{model} is fetched by huggingface_hub: pip install 'tsx-serve[transformers]'"
+        ) from error
 
     done = total = 0
 
@@ -91,37 +111,59 @@ def download(model: HubModel, *, most: int, progress: Progress, stopped: Callabl
     bar = _bar(count)
     page = f"{constants.ENDPOINT}/{model.repo}"
     try:
-        directory = Path(huggingface_hub.snapshot_download(model.repo, revision=model.revision, allow_patterns=_FIRST, tqdm_class=bar))
+        directory = Path(
+            huggingface_hub.snapshot_download(
+                model.repo, revision=model.revision, allow_patterns=_FIRST, tqdm_class=bar
+            )
+        )
         sizes = _sizes(model.repo, directory)
         needed = Pretrained(directory, tuple(sizes)).needed
         total = sum(sizes[name] for name in needed)
         if total > most:
-            raise DownloadFailed(f"{model} has {total} bytes to fetch, and max_archive_size is {most}")
+            raise DownloadFailed(
+                f"{model} has {total} bytes to fetch, and max_archive_size is {most}"
+            )
         done = sum(sizes[name] for name in needed if (directory / name).is_file())
         progress(done, total)
         patterns = [glob.escape(name) for name in needed]
-        huggingface_hub.snapshot_download(model.repo, revision=directory.name, allow_patterns=patterns, tqdm_class=bar)
+        huggingface_hub.snapshot_download(
+            model.repo, revision=directory.name, allow_patterns=patterns, tqdm_class=bar
+        )
         progress(total, total)  # with what another commit had already
     except ArchiveError as error:
         raise DownloadFailed(f"{model} cannot be served: {error.message}") from error
     except errors.GatedRepoError as error:
         todo = f"Accept its terms at {page}, and set HF_TOKEN to a token of that account"
-        raise DownloadFailed(f"{model} is gated, and this account may not read it. {todo}.") from error
+        raise DownloadFailed(
+            f"{model} is gated, and this account may not read it. {todo}."
+        ) from error
     except errors.RepositoryNotFoundError as error:
         todo = "Check its name; to read a private one, set HF_TOKEN to a token that may"
-        raise DownloadFailed(f"{model}: there is no model at {page}, or it is private. {todo}.") from error
+        raise DownloadFailed(
+            f"{model}: there is no model at {page}, or it is private. {todo}."
+        ) from error
     except errors.RevisionNotFoundError as error:
-        raise DownloadFailed(f"{model}: {model.repo} has no revision {model.revision}. Name a branch, a tag or a commit of it.") from error
+        raise DownloadFailed(
+            f"{model}: {model.repo} has no revision {model.revision}. Name a branch, a tag or a"
+            " commit of it."
+        ) from error
     except errors.LocalEntryNotFoundError as error:
-        what = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached ({error.__cause__})"
+        what = (
+            "HF_HUB_OFFLINE is set"
+            if constants.HF_HUB_OFFLINE
+            else f"{constants.ENDPOINT} cannot be reached ({error.__cause__})"
+        )
         todo = "unset it" if constants.HF_HUB_OFFLINE else "check the connection and HF_ENDPOINT"
         raise DownloadFailed(
-            f"{model} is not in the cache {constants.HF_HUB_CACHE}, and {what}; {todo}, or copy the cache here."
+            f"{model} is not in the cache {constants.HF_HUB_CACHE}, and {what}; {todo}, or copy the"
+            " cache here."
         ) from error
     except DownloadFailed:
         raise
     except Exception as error:  # the boundary to the library, and to those that it uses
-        raise DownloadFailed(f"{model} cannot be fetched from {constants.ENDPOINT}: {error or type(error).__name__}") from error
+        raise DownloadFailed(
+            f"{model} cannot be fetched from {constants.ENDPOINT}: {error or type(error).__name__}"
+        ) from error
     return directory
 
 
@@ -133,7 +175,10 @@ def _check_answers() -> None:
         client = huggingface_hub.get_session()
         hooks = client.event_hooks
         if _check_answer not in hooks["response"]:
-            kind, options = type(client), {"follow_redirects": client.follow_redirects, "timeout": client.timeout}
+            kind, options = (
+                type(client),
+                {"follow_redirects": client.follow_redirects, "timeout": client.timeout},
+            )
             hooks = {**hooks, "response": [*hooks["response"], _check_answer]}
             huggingface_hub.set_client_factory(lambda: kind(event_hooks=hooks, **options))
 
@@ -156,7 +201,9 @@ def _check_answer(response: Any) -> None:
 def _require(form: re.Pattern[str], *values: Any) -> None:
     for value in values:
         if value is not None and not form.fullmatch(str(value)):
-            raise DownloadFailed(f"{value!r} in the Hub's answer could lead out of the cache. Check HF_ENDPOINT.")
+            raise DownloadFailed(
+                f"{value!r} in the Hub's answer could lead out of the cache. Check HF_ENDPOINT."
+            )
 
 
 def log_progress(model: HubModel, write: Callable[[str], None]) -> Progress:
@@ -174,23 +221,35 @@ def log_progress(model: HubModel, write: Callable[[str], None]) -> Progress:
 
 
 def _sizes(repo: str, directory: Path) -> dict[str, int]:
-    """By name, of all files of that commit: by the listing that huggingface_hub has kept, else of those that are there."""
+    """By name, of all files of that commit: by the listing that huggingface_hub has kept, else of
+    those that are there.
+    """
     from huggingface_hub import get_cached_repo_tree  # as above
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
-        return {file.path: file.size for file in get_cached_repo_tree(repo, revision=directory.name)}
+        return {
+            file.path: file.size for file in get_cached_repo_tree(repo, revision=directory.name)
+        }
     except CachedRepoTreeNotFoundError:
-        return {name.relative_to(directory).as_posix(): name.stat().st_size for name in directory.rglob("*") if name.is_file()}
+        return {
+            name.relative_to(directory).as_posix(): name.stat().st_size
+            for name in directory.rglob("*")
+            if name.is_file()
+        }
 
 
 def _bar(count: Callable[[int], None]) -> type[Any]:
-    """A progress bar that shows nothing: it counts bytes, also none, so that a download can be ended."""
+    """A progress bar that shows nothing: it counts bytes, also none, so that a download can be
+    ended.
+    """
     from huggingface_hub.utils import tqdm  # as above
 
     class CountingBar(tqdm):  # type: ignore[misc]  # the library has no types for it
         def __init__(self, *args: Any, **options: Any) -> None:
-            self._counts = options.get("name") == "huggingface_hub.snapshot_download"  # of its bars, the one of bytes on the disk
+            self._counts = (
+                options.get("name") == "huggingface_hub.snapshot_download"
+            )  # of its bars, the one of bytes on the disk
             super().__init__(*args, **{**options, "disable": True})
 
         def update(self, n: float | None = 1) -> None:

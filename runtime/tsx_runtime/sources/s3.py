@@ -11,14 +11,18 @@ from tsx_runtime.sources.urls import CHUNK, ModelUrl, Rules
 
 
 def download(url: ModelUrl, part: Path, rules: Rules, endpoint: str | None) -> None:
-    """Raises DownloadFailed. boto3 tries again what is worth it; the endpoint is the operator's word, so its address is not looked at."""
+    """Raises DownloadFailed. boto3 tries again what is worth it; the endpoint is the operator's
+    word, so its address is not looked at.
+    """
     import boto3  # 0.2 s, for downloads from S3 alone
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
     rules.check(url)
     try:
-        config = Config(connect_timeout=10, read_timeout=60, retries={"max_attempts": 5, "mode": "standard"})
+        config = Config(
+            connect_timeout=10, read_timeout=60, retries={"max_attempts": 5, "mode": "standard"}
+        )
         client: Any = boto3.client("s3", endpoint_url=endpoint, config=config)
         try:
             _store(client, url, part, rules)
@@ -28,7 +32,9 @@ def download(url: ModelUrl, part: Path, rules: Rules, endpoint: str | None) -> N
     except (BotoCoreError, ClientError) as error:
         raise DownloadFailed(str(error)) from error
     except OSError as error:
-        raise DownloadFailed(f"it cannot be written to {part.parent} ({error.strerror or error})") from error
+        raise DownloadFailed(
+            f"it cannot be written to {part.parent} ({error.strerror or error})"
+        ) from error
 
 
 def _store(client: Any, url: ModelUrl, part: Path, rules: Rules) -> None:
@@ -41,7 +47,9 @@ def _store(client: Any, url: ModelUrl, part: Path, rules: Rules) -> None:
     with open(part, "wb", opener=private_opener) as file:
         for start in range(0, size, RANGE):
             last = min(start + RANGE, size) - 1
-            body = client.get_object(Bucket=bucket, Key=key, Range=f"bytes={start}-{last}", IfMatch=tag)["Body"]
+            body = client.get_object(
+                Bucket=bucket, Key=key, Range=f"bytes={start}-{last}", IfMatch=tag
+            )["Body"]
             for chunk in body.iter_chunks(CHUNK):
                 file.write(chunk)
                 if rules.stopped():

@@ -1,4 +1,5 @@
-"""The entry point of images, `python -m tsx_runtime.targets.entry`: detects the platform and serves the model of the image.
+"""The entry point of images, `python -m tsx_runtime.targets.entry`: detects the platform and serves
+the model of the image.
 
     TSX_TARGET    sagemaker, lambda or container; if not set: lambda where Lambda names the address of its Runtime API, sagemaker
                   where one of SageMaker's variables is there, else container
@@ -33,7 +34,9 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     if words[0] != "serve":
         return _become(words)
     try:
-        return _serve(chosen(env), {name: value for name, value in env.items() if name != TARGET})  # no setting of a server
+        return _serve(
+            chosen(env), {name: value for name, value in env.items() if name != TARGET}
+        )  # no setting of a server
     except (TsxError, ArchiveError, OSError) as error:
         print(f"Error: {getattr(error, 'message', None) or error}", file=sys.stderr)
         if isinstance(error, LoadFailed) and error.traceback:
@@ -49,7 +52,11 @@ def _become(words: list[str]) -> int:
     try:
         os.execvp(words[0], words)
     except OSError as error:
-        print(f"Error: '{words[0]}' cannot be started: {error.strerror}. 'serve', or no command, starts the server.", file=sys.stderr)
+        print(
+            f"Error: '{words[0]}' cannot be started: {error.strerror}. 'serve', or no command,"
+            " starts the server.",
+            file=sys.stderr,
+        )
         return 127  # as a shell has it
 
 
@@ -57,7 +64,10 @@ def chosen(env: Mapping[str, str]) -> str:
     """Raises SettingError."""
     named = env.get(TARGET, "").strip().lower()
     if named and named not in TARGETS:
-        raise SettingError(f"{TARGET} is '{named}'{suggestion(named, TARGETS) or '.'} There are {', '.join(TARGETS)}")
+        raise SettingError(
+            f"{TARGET} is '{named}'{suggestion(named, TARGETS) or '.'} There are"
+            f" {', '.join(TARGETS)}"
+        )
     if named:
         return named
     if env.get(RUNTIME_API):
@@ -75,7 +85,9 @@ def _serve(target: str, env: Mapping[str, str]) -> int:
         from tsx_runtime.targets.aws_lambda.run import run  # here, as below
 
         return run(os.environ)
-    from tsx_runtime.targets.image.serve import serve_image  # here, because it brings a server along
+    from tsx_runtime.targets.image.serve import (
+        serve_image,
+    )  # here, because it brings a server along
 
     serve_image(env)
     return 0

@@ -1,6 +1,8 @@
-"""The health check of an image, `python -m tsx_runtime.targets.health`: exit code 0 where the server can serve, else 1 and the reason.
+"""The health check of an image, `python -m tsx_runtime.targets.health`: exit code 0 where the
+server can serve, else 1 and the reason.
 
-It needs no program beside Python, and finds the server by the same variables and files as the entry.
+It needs no program beside Python, and finds the server by the same variables and files as the
+entry.
 """
 
 import sys
@@ -38,22 +40,36 @@ def main(env: Mapping[str, str]) -> int:
 
 
 def _where(env: Mapping[str, str]) -> Address:
-    """The management address where it is a TCP one, since it also answers while the server drains."""
+    """The management address where it is a TCP one, since it also answers while the server
+    drains.
+    """
     given = {name: value for name, value in env.items() if name != TARGET}
     settings = settings_of(given, locate_model(given), find_config(None, env, Path.cwd()), [])
-    addresses = [parse_address(each) for each in (settings.management_address, settings.inference_address)]
+    addresses = [
+        parse_address(each) for each in (settings.management_address, settings.inference_address)
+    ]
     address = next((each for each in addresses if each.scheme != "unix"), None)
     if address is None:
-        raise TsxError("neither management_address nor inference_address is an http or https address, which the health check needs")
-    return address._replace(host={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host))
+        raise TsxError(
+            "neither management_address nor inference_address is an http or https address, which"
+            " the health check needs"
+        )
+    return address._replace(
+        host={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
+    )
 
 
 def _request(address: Address) -> tuple[int, str]:
     connection = http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT)
     if address.scheme == "https":
         own = ssl.create_default_context()
-        own.check_hostname, own.verify_mode = False, ssl.CERT_NONE  # the server of this container, by a name that is on no certificate
-        connection = http.client.HTTPSConnection(address.host, address.port, timeout=TIMEOUT, context=own)
+        own.check_hostname, own.verify_mode = (
+            False,
+            ssl.CERT_NONE,
+        )  # the server of this container, by a name that is on no certificate
+        connection = http.client.HTTPSConnection(
+            address.host, address.port, timeout=TIMEOUT, context=own
+        )
     try:
         connection.request("GET", PATH)
         response = connection.getresponse()

@@ -1,4 +1,6 @@
-"""The worker's end of its socket: blocking, exact reads of frames, and writes without copies of bodies."""
+"""The worker's end of its socket: blocking, exact reads of frames, and writes without copies of
+bodies.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,13 @@ SMALL = 256 << 10  # frames up to this size are read without an allocation of th
 KEPT = 32 << 20  # a larger frame gets memory of its own, which does not stay
 JOINED = 32 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
 POLL = 200e-6  # seconds; to fall asleep and to be woken costs about half of that
-CAN_POLL = hasattr(socket, "MSG_DONTWAIT") and hasattr(os, "sched_yield") and cpu_count() > 1  # on one core nobody else could send
+CAN_POLL = (
+    hasattr(socket, "MSG_DONTWAIT") and hasattr(os, "sched_yield") and cpu_count() > 1
+)  # on one core nobody else could send
 
-OutFrame: TypeAlias = "tuple[Kind, int, Sequence[tuple[int, Buffer, Buffer]], Buffer]"  # kind, batch, items, extra
+OutFrame: TypeAlias = (
+    "tuple[Kind, int, Sequence[tuple[int, Buffer, Buffer]], Buffer]"  # kind, batch, items, extra
+)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -38,19 +44,28 @@ class FrameSocket:
         self._lock = threading.Lock()
         self._answering: int | None = None
         self._reading = threading.Lock()
-        self._aside: deque[Frame | None] = deque()  # read while a batch was answered; None is the end of the stream
+        self._aside: deque[Frame | None] = (
+            deque()
+        )  # read while a batch was answered; None is the end of the stream
         self._called_off = False  # whether all clients of the current batch have disconnected
         self._selector: selectors.BaseSelector | None = None
-        self.polls = False  # whether `read` looks for what is likely to come at once: for a process in which nothing else runs meanwhile
+        # whether `read` looks for what is likely to come at once: for a process in which nothing
+        # else runs meanwhile
+        self.polls = False
         self._is_quick = False  # whether the last wait was shorter than `POLL`
 
     def read(self) -> Frame | None:
-        """The next frame, or None when the front end has closed. Its buffers are valid until the next `read`."""
+        """The next frame, or None when the front end has closed.
+
+        Its buffers are valid until the next `read`.
+        """
         with self._reading:
             return self._aside.popleft() if self._aside else self._read()
 
     def is_called_off(self) -> bool:
-        """Whether the front end has cancelled the current batch, since all of its clients have disconnected, or is gone itself."""
+        """Whether the front end has cancelled the current batch, since all of its clients have
+        disconnected, or is gone itself.
+        """
         if self._reading.acquire(blocking=False):  # else another thread is looking already
             try:
                 while not (self._aside and self._aside[-1] is None) and self.has_frame():
@@ -60,7 +75,9 @@ class FrameSocket:
         return self._called_off
 
     def _put_aside(self) -> None:
-        self._view, self._start, self._end = self._fresh()  # the old memory stays with the frame that is in it
+        self._view, self._start, self._end = (
+            self._fresh()
+        )  # the old memory stays with the frame that is in it
         self._large = memoryview(b"")
         frame = self._read()
         if frame is None or frame.kind is not Kind.CANCEL:
@@ -86,7 +103,13 @@ class FrameSocket:
         self._start += header.size
         return wire.decode(header, self._view[start : self._start])
 
-    def send(self, kind: Kind, batch: int, items: Sequence[tuple[int, Buffer, Buffer]] = (), extra: Buffer = b"") -> None:
+    def send(
+        self,
+        kind: Kind,
+        batch: int,
+        items: Sequence[tuple[int, Buffer, Buffer]] = (),
+        extra: Buffer = b"",
+    ) -> None:
         buffers = wire.encode(kind, batch, items, extra)
         with self._lock:
             self._write(buffers)
@@ -97,7 +120,9 @@ class FrameSocket:
         self._called_off = False
 
     def send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> bool:
-        """False, and nothing is sent, where the batch is not the current one: the front end would not accept it."""
+        """False, and nothing is sent, where the batch is not the current one: the front end would
+        not accept it.
+        """
         buffers = wire.encode(Kind.PIECE, batch, [(position, headers, body)])
         with self._lock:
             if batch != self._answering:
@@ -105,7 +130,9 @@ class FrameSocket:
             self._write(buffers)
         return True
 
-    def reply(self, batch: int, answers: Sequence[tuple[int, Buffer, Buffer]], extra: Buffer) -> None:
+    def reply(
+        self, batch: int, answers: Sequence[tuple[int, Buffer, Buffer]], extra: Buffer
+    ) -> None:
         buffers = wire.encode(Kind.REPLY, batch, answers, extra)
         with self._lock:
             self._answering = None
@@ -124,7 +151,9 @@ class FrameSocket:
             self._write(buffers)
 
     def has_frame(self) -> bool:
-        """Whether `read` would return at once, or once the rest of a frame has arrived whose beginning has."""
+        """Whether `read` would return at once, or once the rest of a frame has arrived whose
+        beginning has.
+        """
         if self._end > self._start:
             return True
         if self._selector is None:
@@ -164,7 +193,9 @@ class FrameSocket:
         return got
 
     def _read_large(self, header: wire.Header) -> Frame | None:
-        """One request's body is read into memory of its own, which the handler gets; those of several into memory that is used again."""
+        """One request's body is read into memory of its own, which the handler gets; those of
+        several into memory that is used again.
+        """
         if header.items == 1:
             return self._read_single(header)
         if header.size > KEPT:
@@ -178,9 +209,18 @@ class FrameSocket:
     def _read_single(self, header: wire.Header) -> Frame | None:
         if not self._have(wire.ROW):
             return None
-        code, meta_length, body_length = wire.decode_row(header, self._view[self._start : self._start + wire.ROW])
+        code, meta_length, body_length = wire.decode_row(
+            header, self._view[self._start : self._start + wire.ROW]
+        )
         self._start += wire.ROW
-        meta, body, extra = (bytearray(length) for length in (meta_length, body_length, header.size - wire.ROW - meta_length - body_length))
+        meta, body, extra = (
+            bytearray(length)
+            for length in (
+                meta_length,
+                body_length,
+                header.size - wire.ROW - meta_length - body_length,
+            )
+        )
         if any(self._fill(memoryview(field)) is None for field in (meta, body, extra)):
             return None
         return Frame(header.kind, header.batch, [code], [(code, meta, body)], extra)

@@ -16,11 +16,15 @@ from typing import Any
 
 from tsx_runtime.errors import shortened
 
-LONGEST = 8000  # characters of an exception's message in reports; a traceback may have four times as many
+LONGEST = (
+    8000  # characters of an exception's message in reports; a traceback may have four times as many
+)
 
 
 class ClientsGone(BaseException):
-    """Raised where a handler sends a part of an answer after all clients of its batch have disconnected."""
+    """Raised where a handler sends a part of an answer after all clients of its batch have
+    disconnected.
+    """
 
 
 class PredictionException(Exception):
@@ -38,8 +42,8 @@ class PredictionException(Exception):
 class InvalidInput(PredictionException):
     """The input cannot be used: the client gets `message` with the status 400.
 
-    It is no failure of the handler: nothing is logged. Of a batch, the requests are tried alone, so that only the bad one is refused;
-    `BadRows` names it at once.
+    It is no failure of the handler: nothing is logged. Of a batch, the requests are tried alone, so
+    that only the bad one is refused; `BadRows` names it at once.
     """
 
     def __init__(self, message: str) -> None:
@@ -49,8 +53,9 @@ class InvalidInput(PredictionException):
 class BadRows(PredictionException):
     """Some rows of the batch cannot be used: position in the data -> what is wrong with it.
 
-    These rows are answered with `error_code`, and the handler is called again with the others, so that one broken request does
-    not fail its neighbours. A handler raises it before it sends parts of answers: answers that have begun are broken off.
+    These rows are answered with `error_code`, and the handler is called again with the others, so
+    that one broken request does not fail its neighbours. A handler raises it before it sends parts
+    of answers: answers that have begun are broken off.
     """
 
     def __init__(self, faults: Mapping[int, str], error_code: int = 400) -> None:
@@ -59,11 +64,15 @@ class BadRows(PredictionException):
 
 
 class EngineDied(Exception):
-    """The engine that generates text has ended: this process answers nothing more, and the worker exits. Let it through."""
+    """The engine that generates text has ended: this process answers nothing more, and the worker
+    exits. Let it through.
+    """
 
 
 class LoadError(Exception):
-    """The model cannot be loaded, for a reason that is known: the message names it and the next step."""
+    """The model cannot be loaded, for a reason that is known: the message names it and the next
+    step.
+    """
 
 
 class MetricsCacheKeyError(KeyError):
@@ -88,7 +97,9 @@ def in_words(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Its message, cut and valid UTF-8: the class may be a user's own, and the message may quote a batch."""
+    """Its message, cut and valid UTF-8: the class may be a user's own, and the message may quote a
+    batch.
+    """
     try:
         text = str(error)
     except BaseException as second:  # the boundary to a user's code
@@ -97,17 +108,28 @@ def text_of(error: BaseException) -> str:
 
 
 def presentable(text: str, most: int = LONGEST) -> str:
-    """The text as valid UTF-8 (a file's name may hold other bytes), cut to a length that people read."""
+    """The text as valid UTF-8 (a file's name may hold other bytes), cut to a length that people
+    read.
+    """
     return shortened(text, most, tail=most // 2).encode(errors="backslashreplace").decode()
 
 
 def form_advice(row: Any) -> str:
-    """Return advice for a text or a file that `curl -d` sent as a form: fields of that name, without a value."""
+    """Return advice for a text or a file that `curl -d` sent as a form: fields of that name,
+    without a value.
+    """
     if not isinstance(row, dict):
         return ""
     if _is_binary(row):
-        return " `curl -d` changes the bytes of a file: send it with -T FILE, or with --data-binary @FILE."
-    return " `curl -d` sends a text as a form: add -H 'content-type: text/plain'." if b"" in row.values() else ""
+        return (
+            " `curl -d` changes the bytes of a file: send it with -T FILE, or with --data-binary"
+            " @FILE."
+        )
+    return (
+        " `curl -d` sends a text as a form: add -H 'content-type: text/plain'."
+        if b"" in row.values()
+        else ""
+    )
 
 
 def field_names(row: Iterable[str]) -> str:

@@ -1,4 +1,6 @@
-"""Loads the model of a worker: its devices and directory, its handler with micro-batches and envelope, its warm-up."""
+"""Loads the model of a worker: its devices and directory, its handler with micro-batches and
+envelope, its warm-up.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from typing import Any
 import yaml
 
 from tsx_archiver.errors import CannotPack
-from tsx_archiver.metadata.huggingface import DIRECTORY, GENERATION_HANDLER, HANDLER, check_references, external_code
+from tsx_archiver.metadata.huggingface import (
+    DIRECTORY,
+    GENERATION_HANDLER,
+    HANDLER,
+    check_references,
+    external_code,
+)
 from tsx_runtime.wire import SEQUENCE_HEADERS, LoadOrder
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import step_times
@@ -33,8 +41,14 @@ INPUT_KINDS = ("image", "text", "json", "file", "chat")
 
 logger = logging.getLogger("tsx.worker")
 
-_HOW_TO_APPLY = "In its initialize, call `self.model = self.in_precision(self.model)`, a method of BaseHandler, or remove the key."
-_HOW_TO_USE_FORMS = "In its initialize, call `self.model = self.in_form(load)`, a method of BaseHandler, or remove the key."
+_HOW_TO_APPLY = (
+    "In its initialize, call `self.model = self.in_precision(self.model)`, a method of BaseHandler,"
+    " or remove the key."
+)
+_HOW_TO_USE_FORMS = (
+    "In its initialize, call `self.model = self.in_form(load)`, a method of BaseHandler, or remove"
+    " the key."
+)
 
 
 def load_model(order: LoadOrder) -> ServedModel:
@@ -57,7 +71,9 @@ def load_model(order: LoadOrder) -> ServedModel:
         metrics,
         yaml.safe_load(order["model_config"]),
     )
-    context.system_properties.update(trust_remote_code=order["trust_remote_code"], worker=order["worker"])
+    context.system_properties.update(
+        trust_remote_code=order["trust_remote_code"], worker=order["worker"]
+    )
     context.envelope = order["envelope"]
     context.json_nan, context.guess_content_type = order["json_nan"], order["guess_content_type"]
     if order["handler"] in (HANDLER, GENERATION_HANDLER):
@@ -70,11 +86,22 @@ def load_model(order: LoadOrder) -> ServedModel:
     has_steps = step_times.watch(entry.instance)
     form = form_of(entry.instance)  # a form's original, if it is loaded, has the precision
     if form is None and not applies_precision(entry.instance, context.model_yaml_config):
-        logger.warning("precision in model-config.yaml has no effect: %s does not apply it. %s", entry.name, _HOW_TO_APPLY)
+        logger.warning(
+            "precision in model-config.yaml has no effect: %s does not apply it. %s",
+            entry.name,
+            _HOW_TO_APPLY,
+        )
     if context.model_yaml_config.get("forms") is not None and form is None:
-        logger.warning("forms in model-config.yaml has no effect: %s loads its model itself. %s", entry.name, _HOW_TO_USE_FORMS)
+        logger.warning(
+            "forms in model-config.yaml has no effect: %s loads its model itself. %s",
+            entry.name,
+            _HOW_TO_USE_FORMS,
+        )
     if order["mode"] == "async" and order["envelope"]:
-        raise LoadError("asyncCommunication and service_envelope exclude each other: requests would run one after the other. Remove one.")
+        raise LoadError(
+            "asyncCommunication and service_envelope exclude each other: requests would run one"
+            " after the other. Remove one."
+        )
     model = ServedModel(
         entry,
         context,
@@ -92,14 +119,23 @@ def load_model(order: LoadOrder) -> ServedModel:
         version=order["model_version"],
         enveloped=order["envelope"] == "kservev2",
         mode=order["mode"],
-        threads=tuning_of(order["threads"], tunes=order["mode"] == "batch") if order["shares_cores"] and order["threads"] else None,
+        threads=(
+            tuning_of(order["threads"], tunes=order["mode"] == "batch")
+            if order["shares_cores"] and order["threads"]
+            else None
+        ),
         error_status=order["handler_error_status"],
         has_steps=has_steps,
         is_builtin=type(entry.instance).__module__.startswith("tsx_runtime."),
         cost=_cost_of(loaded) if order["max_batch_cost"] else None,
         max_cost=order["max_batch_cost"],
     )
-    return model._replace(stops=model.mode == "batch" and model.alone and not order["stateful"] and not overlaps(model))
+    return model._replace(
+        stops=model.mode == "batch"
+        and model.alone
+        and not order["stateful"]
+        and not overlaps(model)
+    )
 
 
 def _stay_within(model_dir: Path, *, trusted: bool) -> None:
@@ -114,15 +150,18 @@ def _stay_within(model_dir: Path, *, trusted: bool) -> None:
         raise LoadError(str(error)) from error
     if named:
         raise LoadError(
-            f"The model's code is in another repository: {named}. It is not run, as it can change at any time. Copy its files into the "
-            "model's directory, and name them there without 'ORG/OTHER--'; or serve the model without trust_remote_code."
+            f"The model's code is in another repository: {named}. It is not run, as it can change"
+            " at any time. Copy its files into the model's directory, and name them there without"
+            " 'ORG/OTHER--'; or serve the model without trust_remote_code."
         )
 
 
 def _cost_of(entry: LoadedHandler) -> Callable[[Any], float] | None:
     """`cost(request)` of the handler's class, or of the module of its function."""
     functions = getattr(entry.call, "__globals__", {})
-    cost = functions.get("cost") if entry.instance is None else getattr(entry.instance, "cost", None)
+    cost = (
+        functions.get("cost") if entry.instance is None else getattr(entry.instance, "cost", None)
+    )
     return cost if callable(cost) else None
 
 
@@ -130,7 +169,9 @@ def _enveloped(entry: LoadedHandler, envelope: str, coroutines: Coroutines) -> L
     from tsx_runtime.worker.codecs.envelopes import ENVELOPES  # here: few models have one
 
     if envelope not in ENVELOPES:
-        raise LoadError(f"There is no envelope {envelope!r}: service_envelope is one of {', '.join(ENVELOPES)}.")
+        raise LoadError(
+            f"There is no envelope {envelope!r}: service_envelope is one of {', '.join(ENVELOPES)}."
+        )
     around = ENVELOPES[envelope](lambda data, context: coroutines.finish(entry.call(data, context)))
     return entry._replace(call=around.handle)
 
@@ -140,8 +181,16 @@ def warm_up_model(model: ServedModel, order: LoadOrder) -> None:
         return
     from tsx_archiver import parse_model_config  # here: it imports pydantic
 
-    config, _ = parse_model_config(model.context.model_yaml_config)  # its errors were reported at registration
-    warm_up(model, config, Path(order["model_dir"]), order["batch_size"], SEQUENCE_HEADERS if order["stateful"] else None)
+    config, _ = parse_model_config(
+        model.context.model_yaml_config
+    )  # its errors were reported at registration
+    warm_up(
+        model,
+        config,
+        Path(order["model_dir"]),
+        order["batch_size"],
+        SEQUENCE_HEADERS if order["stateful"] else None,
+    )
 
 
 def facts_of(model: ServedModel, order: LoadOrder) -> dict[str, Any]:
@@ -169,7 +218,9 @@ def precision_of(instance: Any) -> str | None:
 
 
 def form_of(instance: Any) -> str | None:
-    """The form that the handler's model has; None if no forms are configured, or the handler ignores them."""
+    """The form that the handler's model has; None if no forms are configured, or the handler
+    ignores them.
+    """
     form = getattr(instance, "form", None)
     return form if isinstance(form, str) else None
 
@@ -184,18 +235,25 @@ def device_of(instance: Any, order: LoadOrder) -> str:
 
 
 def input_of(instance: Any) -> str | None:
-    """The kind of input that the handler declares (`input_kind`), for the form on the server's page."""
+    """The kind of input that the handler declares (`input_kind`), for the form on the server's
+    page.
+    """
     kind = getattr(instance, "input_kind", "json" if has_example(instance) else None)
     return kind if kind in INPUT_KINDS else None
 
 
 def has_example(instance: Any) -> bool:
-    """Whether its `describe_handle` has an example of a request: that of `BaseHandler` does for a model that takes tensors."""
+    """Whether its `describe_handle` has an example of a request: that of `BaseHandler` does for a
+    model that takes tensors.
+    """
     return getattr(instance, "_takes_tensors", False) is True
 
 
 def gpu_of_rank(order: LoadOrder) -> int | None:
-    """The GPU of this process, counted among those that it sees. The ranks of a group divide the worker's GPUs in their order."""
+    """The GPU of this process, counted among those that it sees.
+
+    The ranks of a group divide the worker's GPUs in their order.
+    """
     if order["gpu_id"] is None or order["ranks"] == 1:
         return order["gpu_id"]
     return int(os.environ["LOCAL_RANK"]) * max(1, order["gpus"] // order["ranks"])
@@ -209,7 +267,9 @@ def _take_place(order: LoadOrder) -> None:
         try:
             os.sched_setaffinity(0, order["cores"])
         except OSError as error:
-            logger.warning("the worker cannot be pinned to the cores %s: %s", order["cores"], error.strerror)
+            logger.warning(
+                "the worker cannot be pinned to the cores %s: %s", order["cores"], error.strerror
+            )
 
 
 def _enter(model_dir: Path) -> None:
@@ -217,7 +277,9 @@ def _enter(model_dir: Path) -> None:
     try:
         os.chdir(model_dir)
     except OSError as error:
-        raise LoadError(f"The model's directory {model_dir} cannot be entered: {error.strerror}.") from error
+        raise LoadError(
+            f"The model's directory {model_dir} cannot be entered: {error.strerror}."
+        ) from error
     own_modules.enter(model_dir)
 
 

@@ -1,4 +1,6 @@
-"""Executes a request in a workflow: starts each node when its inputs are ready, until the leaves are done or one fails."""
+"""Executes a request in a workflow: starts each node when its inputs are ready, until the leaves
+are done or one fails.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,13 @@ from tsx_runtime.workflows.node import RunningNode, WorkflowRequest, ask
 from tsx_runtime.workflows.schedule import Output, headers_for, join, merge, needed, startable
 
 
-async def run(spec: WorkflowSpec, nodes: Mapping[str, RunningNode], request: WorkflowRequest) -> Output:
+async def run(
+    spec: WorkflowSpec, nodes: Mapping[str, RunningNode], request: WorkflowRequest
+) -> Output:
     """The answer of the only leaf as it is, or of several as one JSON object.
 
-    Raises as `ask` does: the first node that fails ends the request, and no other is waited for. Cancelling it does the same.
+    Raises as `ask` does: the first node that fails ends the request, and no other is waited for.
+    Cancelling it does the same.
     """
     done: dict[str, Output] = {}  # as long as a node needs it
     finished: set[str] = set()
@@ -44,7 +49,9 @@ async def run(spec: WorkflowSpec, nodes: Mapping[str, RunningNode], request: Wor
     return await asyncio.to_thread(_answer, outputs) if large else _answer(outputs)
 
 
-def _input(parents: Iterable[str], done: Mapping[str, Output], request: WorkflowRequest) -> tuple[list[tuple[bytes, bytes]], Body]:
+def _input(
+    parents: Iterable[str], done: Mapping[str, Output], request: WorkflowRequest
+) -> tuple[list[tuple[bytes, bytes]], Body]:
     bodies = {parent: done[parent].body for parent in parents}
     if not bodies:
         return request.headers, request.body
@@ -65,8 +72,9 @@ def _answer(leaves: Mapping[str, Output]) -> Output:
             return Output(200, JSON_HEADER, merge(leaves))
         except ValueError as error:
             raise NodeFailed(
-                f"Error executing {error}: its output is not JSON. A workflow with several leaves answers with one JSON object, "
-                "so each leaf must give JSON; add a node that takes them all, or let this one return a dict."
+                f"Error executing {error}: its output is not JSON. A workflow with several leaves"
+                " answers with one JSON object, so each leaf must give JSON; add a node that takes"
+                " them all, or let this one return a dict."
             ) from error
     ((_, output),) = leaves.items()
     typed = any(line.lower().startswith(b"content-type:") for line in output.headers.split(b"\r\n"))

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from tsx_archiver import ArchiveError, ArchiveNotFound, Manifest, ModelConfig, OpenArchive, is_model_name
+from tsx_archiver import (
+    ArchiveError,
+    ArchiveNotFound,
+    Manifest,
+    ModelConfig,
+    OpenArchive,
+    is_model_name,
+)
 from tsx_archiver.workflow import JOINT, CycleInSpec, OpenWorkflow, open_workflow
 from tsx_archiver.workflow import Node as SpecNode
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
@@ -93,7 +100,9 @@ class Workflow:
 
 
 class Workflows:
-    """Not thread safe: it lives on the event loop, beside the registry that its nodes are models of."""
+    """Not thread safe: it lives on the event loop, beside the registry that its nodes are models
+    of.
+    """
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -107,13 +116,17 @@ class Workflows:
     def find(self, name: str) -> Workflow:
         workflow = self.workflows.get(name)
         if workflow is None:
-            raise WorkflowNotFound(f"Workflow not found: {name}{suggestion_among_many(name, self.workflows)}")
+            raise WorkflowNotFound(
+                f"Workflow not found: {name}{suggestion_among_many(name, self.workflows)}"
+            )
         return workflow
 
     async def register(self, order: WorkflowOrder, *, trust: Trust = Trust.CLIENT) -> Workflow:
-        """Register from the workflow store, or from a URL by way of it; all nodes are ready on return, or nothing of it is registered.
+        """Register from the workflow store, or from a URL by way of it; all nodes are ready on
+        return, or nothing of it is registered.
 
-        Raises BadRequest, WorkflowNotFound, InvalidDag, InvalidWorkflow, Conflict, WorkflowFailed, DownloadFailed, ModelFileExists.
+        Raises BadRequest, WorkflowNotFound, InvalidDag, InvalidWorkflow, Conflict, WorkflowFailed,
+        DownloadFailed, ModelFileExists.
         """
         if not order.url:
             raise BadRequest("Parameter url is required.")
@@ -131,10 +144,14 @@ class Workflows:
         return workflow
 
     async def register_path(self, path: Path, order: WorkflowOrder) -> Workflow:
-        """Register an archive or directory that lies anywhere: what the configuration names itself."""
+        """Register an archive or directory that lies anywhere: what the configuration names
+        itself.
+        """
         limits = self.settings.archive_limits()
         try:
-            opened = await asyncio.to_thread(open_workflow, path, cache=self.settings.archive_cache(), limits=limits)
+            opened = await asyncio.to_thread(
+                open_workflow, path, cache=self.settings.archive_cache(), limits=limits
+            )
         except ArchiveNotFound as error:
             raise WorkflowNotFound(f"Workflow not found in workflow store: {order.url}") from error
         except CycleInSpec as error:
@@ -155,7 +172,9 @@ class Workflows:
         workflow = self.find(name)
         del self.workflows[name]
         try:
-            await asyncio.wait_for(workflow.finished(), self.settings.unregister_model_timeout or None)
+            await asyncio.wait_for(
+                workflow.finished(), self.settings.unregister_model_timeout or None
+            )
         except BaseException as error:
             self.workflows[name] = workflow
             if isinstance(error, TimeoutError | asyncio.TimeoutError):
@@ -168,25 +187,42 @@ class Workflows:
         self._taken.discard(name)
 
     def close(self) -> None:
-        """End what is being downloaded, and give the archives back. The nodes are the registry's to end."""
+        """End what is being downloaded, and give the archives back.
+
+        The nodes are the registry's to end.
+        """
         self._fetcher.close()
         for workflow in self.workflows.values():
             workflow.opened.close()
 
     async def _archive(self, order: WorkflowOrder, trust: Trust) -> tuple[Path, bool]:
-        """Where the archive lies, and whether it was downloaded for this registration. Raises ModelNotFound and others."""
+        """Where the archive lies, and whether it was downloaded for this registration.
+
+        Raises ModelNotFound and others.
+        """
         if not is_url(order.url):
-            absent = f"Workflow not found in workflow store: {order.url}. The server has none; set workflow_store"
+            absent = (
+                f"Workflow not found in workflow store: {order.url}. The server has none; set"
+                " workflow_store"
+            )
             return in_store(order.url, self._store, absent), False
         local = await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
         if local is not None:
             return local, False
-        return await self._downloads.call(partial(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms)), True
+        return (
+            await self._downloads.call(
+                partial(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms)
+            ),
+            True,
+        )
 
     async def _register(self, opened: OpenWorkflow, order: WorkflowOrder) -> Workflow:
         name = order.name or opened.manifest.workflow_name
         if not is_model_name(name):
-            raise BadRequest(f"The workflow name {name!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
+            raise BadRequest(
+                f"The workflow name {name!r} cannot be used: letters, digits, '_', '-' and '.'"
+                " only, a letter or digit first."
+            )
         if name in self._taken:
             raise Conflict(f"Workflow {name} is already registered.")
         self._taken.add(name)
@@ -197,35 +233,65 @@ class Workflows:
         except BaseException:
             self._taken.discard(name)
             raise
-        envelopes = {version.envelope for version in versions.values()}  # nodes with different ones pass on what they write for clients
+        envelopes = {
+            version.envelope for version in versions.values()
+        }  # nodes with different ones pass on what they write for clients
         places = places_of(opened.spec.edges) if len(envelopes) == 1 and "" not in envelopes else {}
-        nodes = {key: _node(opened.spec.nodes[key], version, places.get(key, b"")) for key, version in versions.items()}
+        nodes = {
+            key: _node(opened.spec.nodes[key], version, places.get(key, b""))
+            for key, version in versions.items()
+        }
         workflow = Workflow(name, redacted(order.url), opened, nodes)
         self.workflows[name] = workflow
         return workflow
 
-    async def _register_nodes(self, name: str, opened: OpenWorkflow, order: WorkflowOrder) -> dict[str, ModelVersion]:
+    async def _register_nodes(
+        self, name: str, opened: OpenWorkflow, order: WorkflowOrder
+    ) -> dict[str, ModelVersion]:
         """All side by side. Where one fails, or this is cancelled, the others go as well."""
-        tasks = {key: asyncio.create_task(self._register_node(name, node, opened, order)) for key, node in opened.spec.nodes.items()}
+        tasks = {
+            key: asyncio.create_task(self._register_node(name, node, opened, order))
+            for key, node in opened.spec.nodes.items()
+        }
         try:
             await asyncio.wait(tasks.values())
             failures = [error for task in tasks.values() if (error := task.exception()) is not None]
             if not failures:
                 return {key: task.result() for key, task in tasks.items()}
-            unforeseen = next((error for error in failures if not isinstance(error, TsxError)), None)
+            unforeseen = next(
+                (error for error in failures if not isinstance(error, TsxError)), None
+            )
             if unforeseen is not None:
                 raise unforeseen
             reasons = ", ".join(str(error) for error in failures)
-            traceback = next((error.traceback for error in failures if isinstance(error, LoadFailed) and error.traceback), None)
-            raise WorkflowFailed(f"Workflow {name} has failed to register. Failures: [{reasons}]", traceback=traceback)
+            traceback = next(
+                (
+                    error.traceback
+                    for error in failures
+                    if isinstance(error, LoadFailed) and error.traceback
+                ),
+                None,
+            )
+            raise WorkflowFailed(
+                f"Workflow {name} has failed to register. Failures: [{reasons}]",
+                traceback=traceback,
+            )
         except BaseException:
             for task in tasks.values():
                 task.cancel()
             results = await asyncio.gather(*tasks.values(), return_exceptions=True)
-            await asyncio.gather(*(self.registry.discard(result) for result in results if isinstance(result, ModelVersion)))
+            await asyncio.gather(
+                *(
+                    self.registry.discard(result)
+                    for result in results
+                    if isinstance(result, ModelVersion)
+                )
+            )
             raise
 
-    async def _register_node(self, workflow: str, node: SpecNode, opened: OpenWorkflow, order: WorkflowOrder) -> ModelVersion:
+    async def _register_node(
+        self, workflow: str, node: SpecNode, opened: OpenWorkflow, order: WorkflowOrder
+    ) -> ModelVersion:
         """Raises a `TsxError` with TorchServe's words about the node."""
         model = f"{workflow}{JOINT}{node.name}"
         common = RegisterOrder(
@@ -238,7 +304,9 @@ class Workflows:
         )
         try:
             if node.url is None:
-                return await self.registry.register_archive(_function_archive(opened, model, node.name), replace(common, initial_workers=1))
+                return await self.registry.register_archive(
+                    _function_archive(opened, model, node.name), replace(common, initial_workers=1)
+                )
             version = await self.registry.register(_with_settings(common, node))
             if not version.min_workers:  # neither the specification nor its archive says how many
                 await self._scale_up(version)
@@ -247,7 +315,9 @@ class Workflows:
             text = f"Failed to start workers for model {model} version: 1.0. {error.message}"
             raise type(error)(text, traceback=error.traceback) from error
         except TsxError as error:
-            raise TsxError(f"Workflow Node {model} failed to register. Details: {error.message}") from error
+            raise TsxError(
+                f"Workflow Node {model} failed to register. Details: {error.message}"
+            ) from error
 
     async def _scale_up(self, version: ModelVersion) -> None:
         try:
@@ -257,7 +327,9 @@ class Workflows:
             raise
 
     async def _withdraw(self, version: ModelVersion) -> None:
-        """Its workflow sends it nothing any more; requests under its own name are not waited for without end."""
+        """Its workflow sends it nothing any more; requests under its own name are not waited for
+        without end.
+        """
         try:
             await self.registry.withdraw(version)
         except CleanupTimeout:
@@ -267,16 +339,38 @@ class Workflows:
 def _with_settings(order: RegisterOrder, node: SpecNode) -> RegisterOrder:
     """As in TorchServe, a node starts with the most workers that it may have."""
     settings = node.settings
-    workers = settings.min_workers if settings.max_workers is None else max(settings.max_workers, settings.min_workers or 1)
-    return replace(order, initial_workers=workers, batch_size=settings.batch_size, max_batch_delay=settings.max_batch_delay)
+    workers = (
+        settings.min_workers
+        if settings.max_workers is None
+        else max(settings.max_workers, settings.min_workers or 1)
+    )
+    return replace(
+        order,
+        initial_workers=workers,
+        batch_size=settings.batch_size,
+        max_batch_delay=settings.max_batch_delay,
+    )
 
 
 def _function_archive(opened: OpenWorkflow, model: str, function: str) -> OpenArchive:
-    """What stands in for an archive of the function: the workflow's directory, which stays as long as the workflow does."""
-    manifest = Manifest({"runtime": "python", "model": {"modelName": model, "handler": f"{opened.handler}:{function}"}})
+    """What stands in for an archive of the function: the workflow's directory, which stays as long
+    as the workflow does.
+    """
+    manifest = Manifest(
+        {
+            "runtime": "python",
+            "model": {"modelName": model, "handler": f"{opened.handler}:{function}"},
+        }
+    )
     return OpenArchive(opened.source, opened.directory, manifest, ModelConfig())
 
 
 def _node(spec: SpecNode, version: ModelVersion, place: bytes) -> RunningNode:
     retries, timeout = spec.settings.retry_attempts, spec.settings.timeout_ms
-    return RunningNode(spec.name, version, RETRIES if retries is None else retries, (TIMEOUT if timeout is None else timeout) / 1000, place)
+    return RunningNode(
+        spec.name,
+        version,
+        RETRIES if retries is None else retries,
+        (TIMEOUT if timeout is None else timeout) / 1000,
+        place,
+    )

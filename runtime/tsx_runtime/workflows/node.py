@@ -11,7 +11,15 @@ from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
-from tsx_runtime.errors import AnswerLate, DeadlinePassed, NodeFailed, OutOfResources, TsxError, Unavailable, read_error
+from tsx_runtime.errors import (
+    AnswerLate,
+    DeadlinePassed,
+    NodeFailed,
+    OutOfResources,
+    TsxError,
+    Unavailable,
+    read_error,
+)
 from tsx_runtime.workflows.schedule import Output
 
 EXCERPT = 1000  # characters of a node's own words in an error
@@ -45,8 +53,12 @@ class _NodeRefusal(TsxError):
     """The node's own handler answered with an error status below 500: it would do so again."""
 
 
-async def ask(node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.Body, request: WorkflowRequest) -> Output:
-    """Raises a `TsxError` that names the node: NodeFailed, Unavailable (with when to try again), OutOfResources."""
+async def ask(
+    node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.Body, request: WorkflowRequest
+) -> Output:
+    """Raises a `TsxError` that names the node: NodeFailed, Unavailable (with when to try again),
+    OutOfResources.
+    """
     above = current.get()
     if above is None:
         return await _ask(node, headers, body, request)
@@ -64,12 +76,19 @@ async def ask(node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.
         span.finish(time.monotonic(), error)
 
 
-async def _ask(node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.Body, request: WorkflowRequest) -> Output:
-    meta = wire.request_meta(request.id, b"", [(wire.NODE_HEADER, node.place), *headers] if node.place else headers)
+async def _ask(
+    node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.Body, request: WorkflowRequest
+) -> Output:
+    meta = wire.request_meta(
+        request.id, b"", [(wire.NODE_HEADER, node.place), *headers] if node.place else headers
+    )
     for attempt in range(1, node.retries + 2):
         try:
             return await _attempt(node, meta, body, request)
-        except (Unavailable, _NodeRefusal) as error:  # the same again would only add to the load, or to the log
+        except (
+            Unavailable,
+            _NodeRefusal,
+        ) as error:  # the same again would only add to the load, or to the log
             raise _named(node, error, attempt) from error
         except TsxError as error:
             if attempt > node.retries:
@@ -77,18 +96,28 @@ async def _ask(node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire
     raise AssertionError("the last attempt returns or raises")
 
 
-async def _attempt(node: RunningNode, meta: bytes, body: wire.Body, request: WorkflowRequest) -> Output:
+async def _attempt(
+    node: RunningNode, meta: bytes, body: wire.Body, request: WorkflowRequest
+) -> Output:
     now = time.monotonic()
-    end = now + node.timeout if request.deadline is None else min(now + node.timeout, request.deadline)
+    end = (
+        now + node.timeout
+        if request.deadline is None
+        else min(now + node.timeout, request.deadline)
+    )
     if end <= now:
         raise DeadlinePassed("the deadline of the request has passed")
-    job = WaitingJob(meta, body, now, request.deadline, request.priority)  # its queue need not know of this attempt's end: it is left then
+    job = WaitingJob(
+        meta, body, now, request.deadline, request.priority
+    )  # its queue need not know of this attempt's end: it is left then
     if (above := current.get()) is not None:
         job.trace(above, node.version)
     node.version.submit(job)
     over = False
     try:
-        answer, whole = await asyncio.wait_for(_take(job, node.version.max_response_size), end - now)
+        answer, whole = await asyncio.wait_for(
+            _take(job, node.version.max_response_size), end - now
+        )
         over = True
     except TsxError:
         over = job.done.exception() is not None
@@ -96,7 +125,9 @@ async def _attempt(node: RunningNode, meta: bytes, body: wire.Body, request: Wor
     except (TimeoutError, asyncio.TimeoutError):
         if end == request.deadline:
             raise AnswerLate("the deadline of the request has passed") from None
-        raise _AttemptTimeout(f"it did not answer within {node.timeout * 1000:.0f} ms (timeout-ms)") from None
+        raise _AttemptTimeout(
+            f"it did not answer within {node.timeout * 1000:.0f} ms (timeout-ms)"
+        ) from None
     finally:
         if not over:  # also where its answer streams: a worker that can stop gets a message
             node.version.leave(job)
@@ -127,7 +158,9 @@ def _failure(status: int, body: bytes) -> TsxError:
         refused = _NodeRefusal(f"it answered with status {status}: {text}")
         refused.status = status
         return refused
-    return NodeFailed(text, status=500 if status == 503 else status)  # TorchServe's status of a workflow whose node failed
+    return NodeFailed(
+        text, status=500 if status == 503 else status
+    )  # TorchServe's status of a workflow whose node failed
 
 
 def _named(node: RunningNode, error: TsxError, attempts: int) -> TsxError:
@@ -138,4 +171,6 @@ def _named(node: RunningNode, error: TsxError, attempts: int) -> TsxError:
         named = copy.copy(error)
         named.message = message
         return named
-    return NodeFailed(message, status=error.status if isinstance(error, NodeFailed | _NodeRefusal) else 500)
+    return NodeFailed(
+        message, status=error.status if isinstance(error, NodeFailed | _NodeRefusal) else 500
+    )

@@ -1,4 +1,6 @@
-"""tsx-forms.json: what it holds is read back, what cannot be used anywhere is said, what is broken is refused."""
+"""tsx-forms.json: what it holds is read back, what cannot be used anywhere is said, what is broken
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,22 @@ import pytest
 
 from tests.support.models import make_model
 from tsx_archiver import inspect_archive, verify_archive
-from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, InvalidForms, KeptForms, form_precision, parse_forms
+from tsx_archiver.metadata.forms import (
+    FORMS_FILE,
+    FormRecord,
+    InvalidForms,
+    KeptForms,
+    form_precision,
+    parse_forms,
+)
 
-KEPT = KeptForms((FormRecord("onnx", {"device": "cpu"}, {"a": 1}, {"inputs": []}, {"loss": 0}), FormRecord("bf16")), {"model.pth": "12"})
+KEPT = KeptForms(
+    (
+        FormRecord("onnx", {"device": "cpu"}, {"a": 1}, {"inputs": []}, {"loss": 0}),
+        FormRecord("bf16"),
+    ),
+    {"model.pth": "12"},
+)
 GONE = "forms names gone, which tsx-forms.json does not have; run tsx optimize, or remove the name"
 
 
@@ -22,7 +37,14 @@ def test_what_is_written_is_read() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        *(b"", b"[]", b'{"format": 2, "forms": []}', b'{"format": 1}', b'{"format": 1, "forms": [{"name": "../a"}]}', b"[" * 10_000),
+        *(
+            b"",
+            b"[]",
+            b'{"format": 2, "forms": []}',
+            b'{"format": 1}',
+            b'{"format": 1, "forms": [{"name": "../a"}]}',
+            b"[" * 10_000,
+        ),
         b'{"format": 1, "made_of": {"../secret": "00"}, "forms": []}',
     ],
 )
@@ -33,7 +55,13 @@ def test_a_file_that_cannot_be_read_is_refused_with_what_to_do(content: bytes) -
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [("openvino-int8", "int8"), ("int8-static-bf16", "int8"), ("compile-bf16", "bf16"), ("pruned-25", "pruned"), ("onnx", None)],
+    [
+        ("openvino-int8", "int8"),
+        ("int8-static-bf16", "int8"),
+        ("compile-bf16", "bf16"),
+        ("pruned-25", "pruned"),
+        ("onnx", None),
+    ],
 )
 def test_the_name_of_a_form_says_what_it_computes_in(name: str, precision: str | None) -> None:
     assert form_precision(name) == precision
@@ -50,7 +78,10 @@ def test_an_archive_is_inspected_and_verified_with_its_forms(tmp_path: Path) -> 
     place = make_model(tmp_path / "m", "", config="forms: [onnx, gone, reference]\n")
     (place / FORMS_FILE).write_bytes(KEPT.content())
     inspection = inspect_archive(place)
-    assert ([form.name for form in inspection.forms.forms], inspection.problems) == (["onnx", "bf16"], [GONE])
+    assert ([form.name for form in inspection.forms.forms], inspection.problems) == (
+        ["onnx", "bf16"],
+        [GONE],
+    )
     assert GONE in [finding.text for finding in verify_archive(place)]
     (place / FORMS_FILE).write_text(json.dumps({"format": 7}))
     assert "format 7" in inspect_archive(place).problems[0]

@@ -1,4 +1,6 @@
-"""Directories of Hugging Face: their task, the files that are packed, adapters, and the block of model-config.yaml."""
+"""Directories of Hugging Face: their task, the files that are packed, adapters, and the block of
+model-config.yaml.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ TOKENIZER = {"tokenizer.json": "{}"}
 
 def saved(place: Path, config: dict[str, Any], **files: str) -> Path:
     place.mkdir(parents=True, exist_ok=True)
-    for name, text in {"config.json": json.dumps(config), "model.safetensors": "weights", **files}.items():
+    for name, text in {
+        "config.json": json.dumps(config),
+        "model.safetensors": "weights",
+        **files,
+    }.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)
     return place
@@ -46,14 +52,20 @@ def of(architecture: str, **more: Any) -> dict[str, Any]:
     ("config", "task"),
     [
         (of("BertForSequenceClassification"), "text-classification"),
-        (of("BartForSequenceClassification", id2label={"0": "contradiction", "1": "ENTAILMENT"}), "zero-shot-classification"),
+        (
+            of("BartForSequenceClassification", id2label={"0": "contradiction", "1": "ENTAILMENT"}),
+            "zero-shot-classification",
+        ),
         (of("BertForSequenceClassification", id2label={"0": "LABEL_0"}), "text-ranking"),
         (of("Wav2Vec2ForSequenceClassification", model_type="wav2vec2"), "audio-classification"),
         (of("BertForTokenClassification"), "token-classification"),
         (of("DistilBertForQuestionAnswering"), "question-answering"),
         (of("RobertaForMaskedLM"), "fill-mask"),
         (of("PegasusForConditionalGeneration", model_type="pegasus"), "summarization"),
-        (of("BartForConditionalGeneration", task_specific_params={"summarization": {}}), "summarization"),
+        (
+            of("BartForConditionalGeneration", task_specific_params={"summarization": {}}),
+            "summarization",
+        ),
         (of("MarianMTModel"), "translation"),
         (of("M2M100ForConditionalGeneration", model_type="m2m_100"), "translation"),
         (of("BertModel"), "feature-extraction"),
@@ -63,7 +75,10 @@ def of(architecture: str, **more: Any) -> dict[str, Any]:
         (of("DetrForObjectDetection"), "object-detection"),
         (of("DPTForDepthEstimation"), "depth-estimation"),
         (of("CLIPModel", text_config={}, vision_config={}), "zero-shot-image-classification"),
-        (of("WhisperForConditionalGeneration", model_type="whisper"), "automatic-speech-recognition"),
+        (
+            of("WhisperForConditionalGeneration", model_type="whisper"),
+            "automatic-speech-recognition",
+        ),
         (of("Wav2Vec2ForCTC"), "automatic-speech-recognition"),
         (of("ASTForAudioClassification"), "audio-classification"),
         (of("LlamaForCausalLM"), "text-generation"),
@@ -85,17 +100,33 @@ def test_every_task_comes_with_a_request_to_try_it(tmp_path: Path) -> None:
 
 
 def test_the_layout_and_the_model_card_say_more_than_the_architecture(tmp_path: Path) -> None:
-    assert task_of(tmp_path / "a", of("Qwen3ForCausalLM"), **{"modules.json": "[]"}) == "feature-extraction"
+    assert (
+        task_of(tmp_path / "a", of("Qwen3ForCausalLM"), **{"modules.json": "[]"})
+        == "feature-extraction"
+    )
     card = "---\nlicense: mit\npipeline_tag: text-classification\n---\npipeline_tag: fill-mask\n"
     config = of("BertForSequenceClassification", id2label={"0": "entailment"})
     assert task_of(tmp_path / "b", config, **{"README.md": card}) == "text-classification"
     assert (
-        task_of(tmp_path / "c", of("BertForMaskedLM"), **{"README.md": "---\npipeline_tag: sentence-similarity\n---\n"})
+        task_of(
+            tmp_path / "c",
+            of("BertForMaskedLM"),
+            **{"README.md": "---\npipeline_tag: sentence-similarity\n---\n"},
+        )
         == "feature-extraction"
     )
-    assert task_of(tmp_path / "d", config, **{"README.md": "---\npipeline_tag: depth-estimation\n---\n"}) == "zero-shot-classification"
     assert (
-        task_of(tmp_path / "e", of("LlamaForCausalLM"), **{"model-config.yaml": "huggingface: {task: feature-extraction}"})
+        task_of(
+            tmp_path / "d", config, **{"README.md": "---\npipeline_tag: depth-estimation\n---\n"}
+        )
+        == "zero-shot-classification"
+    )
+    assert (
+        task_of(
+            tmp_path / "e",
+            of("LlamaForCausalLM"),
+            **{"model-config.yaml": "huggingface: {task: feature-extraction}"},
+        )
         == "feature-extraction"
     )
 
@@ -103,31 +134,63 @@ def test_the_layout_and_the_model_card_say_more_than_the_architecture(tmp_path: 
 def test_what_does_not_tell_its_task_lists_those_that_may_be_named(tmp_path: Path) -> None:
     place = saved(tmp_path, of("T5ForConditionalGeneration", model_type="t5"))
     with pytest.raises(
-        CannotPack, match=r"T5ForConditionalGeneration, which .* --task, .* one of summarization, translation, text2text-generation\."
+        CannotPack,
+        match=r"T5ForConditionalGeneration, which .* --task, .* one of summarization, translation, text2text-generation\.",
     ):
         pretrained_spec(place, source="m")
-    for config in (of("ViTModel"), of("OwlViTForObjectDetection", text_config={}), {"model_type": "own"}):
-        with pytest.raises(CannotPack, match=r"which does not tell its task\. Name it .*text-classification, .*text-generation, "):
+    for config in (
+        of("ViTModel"),
+        of("OwlViTForObjectDetection", text_config={}),
+        {"model_type": "own"},
+    ):
+        with pytest.raises(
+            CannotPack,
+            match=r"which does not tell its task\. Name it .*text-classification, .*text-generation, ",
+        ):
             pretrained_spec(saved(tmp_path, config), source="m")
 
 
 def test_a_task_that_is_named_must_be_one_that_the_model_does(tmp_path: Path) -> None:
-    assert task_of(tmp_path, of("T5ForConditionalGeneration"), "translation_en_to_de") == "translation_en_to_de"
+    assert (
+        task_of(tmp_path, of("T5ForConditionalGeneration"), "translation_en_to_de")
+        == "translation_en_to_de"
+    )
     assert task_of(tmp_path, of("BertForSequenceClassification"), "rerank") == "text-ranking"
-    with pytest.raises(CannotPack, match=r"a BertForSequenceClassification does text-classification or .*, not fill-mask"):
+    with pytest.raises(
+        CannotPack,
+        match=r"a BertForSequenceClassification does text-classification or .*, not fill-mask",
+    ):
         task_of(tmp_path, of("BertForSequenceClassification"), "fill-mask")
-    with pytest.raises(CannotPack, match=r"no task 'fill-mash' \(did you mean fill-mask\?\)\. The tasks are text-classification, "):
+    with pytest.raises(
+        CannotPack,
+        match=r"no task 'fill-mash' \(did you mean fill-mask\?\)\. The tasks are text-classification, ",
+    ):
         task_of(tmp_path, of("BertForMaskedLM"), "fill-mash")
     with pytest.raises(CannotPack, match="has no chat template, so it cannot chat"):
         task_of(tmp_path, of("LlamaForCausalLM"), "chat")
-    spec, notes = pretrained_spec(saved(tmp_path, of("LlamaForCausalLM"), **{"chat_template.jinja": "x"}), source="m", task="chat")
+    spec, notes = pretrained_spec(
+        saved(tmp_path, of("LlamaForCausalLM"), **{"chat_template.jinja": "x"}),
+        source="m",
+        task="chat",
+    )
     assert spec.handler == "huggingface_generation"
     assert spec.extra_manifest["huggingface"]["chat"] is True
-    assert notes[0] == "m: Hugging Face model, LlamaForCausalLM, task text-generation with a chat template"
+    assert (
+        notes[0]
+        == "m: Hugging Face model, LlamaForCausalLM, task text-generation with a chat template"
+    )
 
 
 def test_only_what_serving_needs_is_packed() -> None:
-    kept = ["1_Pooling/config.json", "config.json", "model.safetensors", "modeling_own.py", "sub/own.py", "tokenizer.json", "vocab.txt"]
+    kept = [
+        "1_Pooling/config.json",
+        "config.json",
+        "model.safetensors",
+        "modeling_own.py",
+        "sub/own.py",
+        "tokenizer.json",
+        "vocab.txt",
+    ]
     left = [
         "pytorch_model.bin",
         "tf_model.h5",
@@ -139,45 +202,93 @@ def test_only_what_serving_needs_is_packed() -> None:
     ]
     left += ["checkpoint-5/model.safetensors", "optimizer.pt", "model.fp16.safetensors"]
     assert needed_files([*left, *kept], (), "m") == kept
-    assert needed_files(["config.json", "pytorch_model.bin"], (), "m") == ["config.json", "pytorch_model.bin"]
-    with pytest.raises(CannotPack, match=r"m has no weights that are served \(it has model\.gguf\)"):
+    assert needed_files(["config.json", "pytorch_model.bin"], (), "m") == [
+        "config.json",
+        "pytorch_model.bin",
+    ]
+    with pytest.raises(
+        CannotPack, match=r"m has no weights that are served \(it has model\.gguf\)"
+    ):
         needed_files(["config.json", "model.gguf"], (), "m")
 
 
 def test_an_index_says_which_files_have_the_weights(tmp_path: Path) -> None:
     index = json.dumps({"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}})
     place = saved(
-        tmp_path, of("LlamaForCausalLM"), **{"model.safetensors.index.json": index, "part-1.safetensors": "x", "pytorch_model.bin": "x"}
+        tmp_path,
+        of("LlamaForCausalLM"),
+        **{
+            "model.safetensors.index.json": index,
+            "part-1.safetensors": "x",
+            "pytorch_model.bin": "x",
+        },
     )
     (place / "model.safetensors").unlink()
-    model = Pretrained(place, ["config.json", "model.safetensors.index.json", "part-1.safetensors", "pytorch_model.bin"])
-    with pytest.raises(CannotPack, match=r"lacks weights that model.safetensors.index.json names: part-2.safetensors\. Download"):
+    model = Pretrained(
+        place,
+        ["config.json", "model.safetensors.index.json", "part-1.safetensors", "pytorch_model.bin"],
+    )
+    with pytest.raises(
+        CannotPack,
+        match=r"lacks weights that model.safetensors.index.json names: part-2.safetensors\. Download",
+    ):
         _ = model.needed
-    complete = Pretrained(place, [*model.names, "part-2.safetensors", "pytorch_model.bin.index.json"])
-    assert complete.needed == ["config.json", "model.safetensors.index.json", "part-1.safetensors", "part-2.safetensors"]
+    complete = Pretrained(
+        place, [*model.names, "part-2.safetensors", "pytorch_model.bin.index.json"]
+    )
+    assert complete.needed == [
+        "config.json",
+        "model.safetensors.index.json",
+        "part-1.safetensors",
+        "part-2.safetensors",
+    ]
 
 
 def test_pickles_and_code_are_remarked_on(tmp_path: Path) -> None:
-    place = saved(tmp_path, of("LlamaForCausalLM"), **{"pytorch_model.bin": "x", "modeling_own.py": "x"})
+    place = saved(
+        tmp_path, of("LlamaForCausalLM"), **{"pytorch_model.bin": "x", "modeling_own.py": "x"}
+    )
     (place / "model.safetensors").unlink()
     _, notes = pretrained_spec(place, source="m")
-    assert [note for note in notes if note.startswith("note: pytorch_model.bin is a pickle. Workers read nothing but weights from it")]
     assert [
         note
         for note in notes
-        if note.startswith("note: modeling_own.py is code of the model's author. It runs only with --trust-remote-code")
+        if note.startswith(
+            "note: pytorch_model.bin is a pickle. Workers read nothing but weights from it"
+        )
+    ]
+    assert [
+        note
+        for note in notes
+        if note.startswith(
+            "note: modeling_own.py is code of the model's author. It runs only with --trust-remote-code"
+        )
     ]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("model.safetensors.index.json", '{"weight_map": {"a": "../../x.safetensors"}}', "does not say which files"),
-        ("adapters/a/model.safetensors.index.json", '{"weight_map": {"a": "/x.safetensors"}}', "does not say which files"),
-        ("processor_config.json", '{"audio_tokenizer": {"audio_tokenizer_name_or_path": "/x"}}', "names another model"),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"a": "../../x.safetensors"}}',
+            "does not say which files",
+        ),
+        (
+            "adapters/a/model.safetensors.index.json",
+            '{"weight_map": {"a": "/x.safetensors"}}',
+            "does not say which files",
+        ),
+        (
+            "processor_config.json",
+            '{"audio_tokenizer": {"audio_tokenizer_name_or_path": "/x"}}',
+            "names another model",
+        ),
     ],
 )
-def test_a_file_that_names_weights_outside_of_the_model_is_refused(tmp_path: Path, name: str, text: str, why: str) -> None:
+def test_a_file_that_names_weights_outside_of_the_model_is_refused(
+    tmp_path: Path, name: str, text: str, why: str
+) -> None:
     check_references(saved(tmp_path, of("Own")))
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(text)
@@ -186,9 +297,15 @@ def test_a_file_that_names_weights_outside_of_the_model_is_refused(tmp_path: Pat
 
 
 def test_code_of_another_repository_is_found_where_transformers_finds_it(tmp_path: Path) -> None:
-    place = saved(tmp_path, of("Own", auto_map={"AutoModel": "modeling_own.Own"}), **{"tokenizer_config.json": "{}"})
+    place = saved(
+        tmp_path,
+        of("Own", auto_map={"AutoModel": "modeling_own.Own"}),
+        **{"tokenizer_config.json": "{}"},
+    )
     assert external_code(place) is None
-    (place / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": [null, "org/other--tok.Own"]}}')
+    (place / "tokenizer_config.json").write_text(
+        '{"auto_map": {"AutoTokenizer": [null, "org/other--tok.Own"]}}'
+    )
     assert external_code(place) == "org/other--tok.Own of tokenizer_config.json"
     saved(place, of("Own", custom_pipelines={"own": {"impl": "org/third--pipe.Own"}}))
     assert external_code(place) == "org/third--pipe.Own of config.json"
@@ -205,7 +322,9 @@ def test_code_of_another_repository_is_found_where_transformers_finds_it(tmp_pat
         ({"config.json": '{"model_type": "bert"}', "MAR-INF/MANIFEST.json": "{}"}, False),
     ],
 )
-def test_a_directory_of_hugging_face_is_known_by_its_config(tmp_path: Path, files: dict[str, str], found: bool) -> None:
+def test_a_directory_of_hugging_face_is_known_by_its_config(
+    tmp_path: Path, files: dict[str, str], found: bool
+) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -215,31 +334,51 @@ def test_a_directory_of_hugging_face_is_known_by_its_config(tmp_path: Path, file
 def test_an_adapter_is_checked_and_its_base_named(tmp_path: Path) -> None:
     base, lora = saved(tmp_path / "base", of("LlamaForCausalLM")), tmp_path / "lora"
     lora.mkdir()
-    with pytest.raises(CannotPack, match=r"lora is no PEFT adapter: it has no adapter_config\.json"):
+    with pytest.raises(
+        CannotPack, match=r"lora is no PEFT adapter: it has no adapter_config\.json"
+    ):
         pretrained_spec(base, source="m", adapters={"a": lora})
     (lora / "adapter_config.json").write_text("{}")
     with pytest.raises(CannotPack, match="describes no adapter: it has no peft_type"):
         pretrained_spec(base, source="m", adapters={"a": lora})
-    (lora / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}')
+    (lora / "adapter_config.json").write_text(
+        '{"peft_type": "LORA", "base_model_name_or_path": "org/base"}'
+    )
     with pytest.raises(CannotPack, match="has no weights"):
         pretrained_spec(base, source="m", adapters={"a": lora})
     (lora / "adapter_model.bin").write_text("x")
     with pytest.raises(CannotPack, match="An adapter cannot be called 'a/b'"):
         pretrained_spec(base, source="m", adapters={"a/b": lora})
-    with pytest.raises(CannotPack, match=r"is an adapter \(LORA\) of org/base\. Name that model, and add --adapter NAME="):
+    with pytest.raises(
+        CannotPack,
+        match=r"is an adapter \(LORA\) of org/base\. Name that model, and add --adapter NAME=",
+    ):
         pretrained_spec(lora, source="m")
     spec, notes = pretrained_spec(base, source="m", adapters={"a": lora})
     assert "adapter a: LORA of org/base" in notes
-    assert spec.files["huggingface_model/adapters/a/adapter_model.bin"] == lora / "adapter_model.bin"
-    assert extras_of({"huggingface": spec.extra_manifest["huggingface"]}) == ("transformers", "peft")
+    assert (
+        spec.files["huggingface_model/adapters/a/adapter_model.bin"] == lora / "adapter_model.bin"
+    )
+    assert extras_of({"huggingface": spec.extra_manifest["huggingface"]}) == (
+        "transformers",
+        "peft",
+    )
     assert extras_of({"huggingface": {"task": "audio-classification"}}) == ("transformers", "audio")
     assert extras_of({}) == ()
 
 
 def test_the_block_of_the_configuration_is_read() -> None:
-    given = {"task": "chat", "dtype": "bf16", "engine": "transformers", "maxSequences": 8, "cacheMemory": "1GiB"}
+    given = {
+        "task": "chat",
+        "dtype": "bf16",
+        "engine": "transformers",
+        "maxSequences": 8,
+        "cacheMemory": "1GiB",
+    }
     config, problems = parse_model_config({"huggingface": given})
-    assert config.huggingface == HuggingFaceConfig("text-generation", "bf16", "transformers", 8, 1 << 30)
+    assert config.huggingface == HuggingFaceConfig(
+        "text-generation", "bf16", "transformers", 8, 1 << 30
+    )
     assert problems == []
 
 
@@ -251,9 +390,15 @@ def test_the_block_of_the_configuration_is_read() -> None:
             {"dtpe": "bf16"},
             "huggingface.dtpe is not a known key; did you mean huggingface.dtype",
         ),
-        ({"dtype": "int4"}, "dtype: 'int4' is invalid: it must be 'auto', 'fp32', 'fp16' or 'bf16'"),
+        (
+            {"dtype": "int4"},
+            "dtype: 'int4' is invalid: it must be 'auto', 'fp32', 'fp16' or 'bf16'",
+        ),
         ({"dtype": []}, r"dtype: \[\] is invalid"),
-        ({"task": "generation"}, r"There is no task 'generation' \(did you mean text-generation\?\)"),
+        (
+            {"task": "generation"},
+            r"There is no task 'generation' \(did you mean text-generation\?\)",
+        ),
         ({"maxSequences": 0}, "maxSequences: 0 is invalid: it must be greater than or equal to 1"),
         ({"cacheMemory": "much"}, "cacheMemory: 'much' is invalid: it must be a number of bytes"),
         ({"cacheMemory": True}, "cacheMemory: True is invalid: it must be a valid integer"),

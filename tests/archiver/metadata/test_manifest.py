@@ -25,9 +25,23 @@ def test_every_field_is_read() -> None:
         "extensions": "e",
     }
     manifest = parse({"runtime": "python3", "model": model})
-    assert (manifest.model_name, manifest.version, manifest.handler, manifest.handler_file) == ("m", "3", "h.py:f", "h.py")
-    assert (manifest.serialized_file, manifest.model_file, manifest.requirements_file) == ("w.pt", "m.py", "r.txt")
-    assert (manifest.config_file, manifest.extensions, manifest.runtime, manifest.checksums) == ("c.yaml", "e", "python3", {})
+    assert (manifest.model_name, manifest.version, manifest.handler, manifest.handler_file) == (
+        "m",
+        "3",
+        "h.py:f",
+        "h.py",
+    )
+    assert (manifest.serialized_file, manifest.model_file, manifest.requirements_file) == (
+        "w.pt",
+        "m.py",
+        "r.txt",
+    )
+    assert (manifest.config_file, manifest.extensions, manifest.runtime, manifest.checksums) == (
+        "c.yaml",
+        "e",
+        "python3",
+        {},
+    )
 
 
 def test_an_old_manifest_with_unknown_fields_is_kept_as_it_is() -> None:
@@ -36,17 +50,30 @@ def test_an_old_manifest_with_unknown_fields_is_kept_as_it_is() -> None:
         "implementationVersion": "1.0",
         "specificationVersion": "1.0",
         "license": "Apache 2.0",
-        "model": {"modelName": "old", "modelVersion": 1.5, "sourceVocab": "source_vocab.pt", "handler": "service:handle"},
+        "model": {
+            "modelName": "old",
+            "modelVersion": 1.5,
+            "sourceVocab": "source_vocab.pt",
+            "handler": "service:handle",
+        },
     }
     manifest = parse(data)
     assert manifest.data == data
     assert (manifest.version, manifest.handler_file) == ("1.5", "service")
 
 
-@pytest.mark.parametrize("data", [{}, {"model": {}}, {"model": None}, {"model": {"modelName": "", "modelVersion": None}}])
+@pytest.mark.parametrize(
+    "data", [{}, {"model": {}}, {"model": None}, {"model": {"modelName": "", "modelVersion": None}}]
+)
 def test_what_is_absent_has_the_defaults_of_torchserve(data: dict[str, object]) -> None:
     manifest = parse(data)
-    assert (manifest.model_name, manifest.version, manifest.handler, manifest.serialized_file, manifest.runtime) == (
+    assert (
+        manifest.model_name,
+        manifest.version,
+        manifest.handler,
+        manifest.serialized_file,
+        manifest.runtime,
+    ) == (
         "fallback",
         "1.0",
         "",
@@ -75,8 +102,22 @@ def test_a_broken_manifest_is_named(content: bytes, words: str) -> None:
     assert caught.value.message.startswith("broken.mar: ")
 
 
-@pytest.mark.parametrize("key", ["modelName", "modelVersion", "handler", "serializedFile", "modelFile", "requirementsFile", "configFile"])
-@pytest.mark.parametrize("value", ["../../x", "/etc/passwd", "a/../../b", "..\\x", "C:\\x", "C:/x", "a\x00b", "a\nb", ".."])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "modelName",
+        "modelVersion",
+        "handler",
+        "serializedFile",
+        "modelFile",
+        "requirementsFile",
+        "configFile",
+    ],
+)
+@pytest.mark.parametrize(
+    "value",
+    ["../../x", "/etc/passwd", "a/../../b", "..\\x", "C:\\x", "C:/x", "a\x00b", "a\nb", ".."],
+)
 def test_a_manifest_that_points_outside_is_refused(key: str, value: str) -> None:
     with pytest.raises(InvalidManifest, match=key):
         parse({"model": {key: value}})

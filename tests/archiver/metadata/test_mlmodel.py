@@ -9,13 +9,22 @@ from typing import Any
 import pytest
 
 from tsx_archiver.errors import CannotPack
-from tsx_archiver.metadata.mlmodel import FILE, PYFUNC, PYTORCH, MLmodel, SignatureTensor, read_mlmodel
+from tsx_archiver.metadata.mlmodel import (
+    FILE,
+    PYFUNC,
+    PYTORCH,
+    MLmodel,
+    SignatureTensor,
+    read_mlmodel,
+)
 
 BOTH = {"python_function": {}, "pytorch": {"model_data": "data"}}
 
 
 def tensor(*shape: int, dtype: str = "float32", name: str | None = None) -> dict[str, Any]:
-    return {"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": list(shape)}} | ({"name": name} if name else {})
+    return {"type": "tensor", "tensor-spec": {"dtype": dtype, "shape": list(shape)}} | (
+        {"name": name} if name else {}
+    )
 
 
 def model(*inputs: dict[str, Any], flavors: dict[str, Any] = BOTH) -> MLmodel:
@@ -24,7 +33,10 @@ def model(*inputs: dict[str, Any], flavors: dict[str, Any] = BOTH) -> MLmodel:
 
 def test_a_pytorch_model_whose_rows_can_be_joined_needs_torch_alone() -> None:
     found = model(tensor(-1, 3, -1, name="pixels"), tensor(-1, dtype="int64", name="size"))
-    assert found.tensors == (SignatureTensor("pixels", "float32", (3, None)), SignatureTensor("size", "int64", ()))
+    assert found.tensors == (
+        SignatureTensor("pixels", "float32", (3, None)),
+        SignatureTensor("size", "int64", ()),
+    )
     assert (found.handler, found.flavor) == (PYTORCH, "pytorch")
 
 
@@ -44,13 +56,18 @@ def test_every_other_model_is_loaded_by_mlflow(found: MLmodel) -> None:
 
 
 def test_a_model_that_nothing_can_load_says_how_to_log_it() -> None:
-    with pytest.raises(CannotPack, match=r"the flavours pytorch, without python_function, and no tensors. Log it with a signature"):
+    with pytest.raises(
+        CannotPack,
+        match=r"the flavours pytorch, without python_function, and no tensors. Log it with a signature",
+    ):
         _ = model(flavors={"pytorch": {}}).handler
 
 
 def test_an_example_has_the_columns_of_the_signature() -> None:
     columns = [{"type": "double", "name": "a"}, {"type": "string", "name": "b"}]
-    assert model(*columns).example == {"dataframe_split": {"columns": ["a", "b"], "data": [[0.0, "text"]]}}
+    assert model(*columns).example == {
+        "dataframe_split": {"columns": ["a", "b"], "data": [[0.0, "text"]]}
+    }
     assert model({"type": "long"}).example == {"inputs": [[0]]}
     assert model({"type": "array", "name": "a"}).example is None
     assert model(tensor(-1, 4)).example is None
@@ -78,7 +95,9 @@ def test_a_file_that_describes_no_model_is_refused(tmp_path: Path, text: str) ->
         read_mlmodel(tmp_path)
 
 
-def test_where_artifacts_came_from_and_a_models_own_settings_are_no_paths_of_the_model(tmp_path: Path) -> None:
+def test_where_artifacts_came_from_and_a_models_own_settings_are_no_paths_of_the_model(
+    tmp_path: Path,
+) -> None:
     text = "flavors: {python_function: {code: null, artifacts: {x: {path: artifacts/x, uri: /home/me/x}}, model_config: {index: /data}}}"
     (tmp_path / FILE).write_text(text)
     assert read_mlmodel(tmp_path).flavor == "python_function"

@@ -72,7 +72,13 @@ def test_every_key_of_the_table_is_read_without_a_problem() -> None:
     assert problems == []
     values = dataclasses.asdict(config)
     assert [name for name, value in values.items() if value is None] == []
-    assert (config.batch_size, config.device_ids, config.batch_policy, config.weights_only, config.threads) == (8, (0, 1), "wait", False, 2)
+    assert (
+        config.batch_size,
+        config.device_ids,
+        config.batch_policy,
+        config.weights_only,
+        config.threads,
+    ) == (8, (0, 1), "wait", False, 2)
     assert config.scale_to_zero == 600.0
     assert config.torchrun == TorchRun(1, 2, "c10d", "x:1", "a", 5, 0, 1)
     assert config.cache == CacheConfig(1 << 20, 600.0, ("x-user",))
@@ -96,29 +102,65 @@ def test_every_key_of_the_table_is_read_without_a_problem() -> None:
         ("deviceIds: [a]", "device_ids", "deviceIds: 'a' is invalid: it must be a valid integer"),
         ("useJobTicket: 'yes'", "use_job_ticket", "true or false"),
         ("batchPolicy: 3", "batch_policy", "it must be a valid string"),
-        ("scaleToZero: soon", "scale_to_zero", "it must be a number of seconds, or a string such as 30m"),
+        (
+            "scaleToZero: soon",
+            "scale_to_zero",
+            "it must be a number of seconds, or a string such as 30m",
+        ),
         ("scaleToZero: true", "scale_to_zero", "it must be a valid number"),
         ("torchrun: 4", "torchrun", "mapping of keys"),
         ("torchrun: {nnodes: x}", "batch_size", "torchrun.nnodes"),
         ("warmup: 3", "warmup", "must be a list"),
-        ("warmup: [{file: ../a}]", "batch_size", r"warmup\[1\].file: '../a' is invalid: .* leaves the directory"),
+        (
+            "warmup: [{file: ../a}]",
+            "batch_size",
+            r"warmup\[1\].file: '../a' is invalid: .* leaves the directory",
+        ),
         ("warmup: [a, {count: 2}]", "batch_size", r"warmup\[2\].file is missing"),
         ("warmup: [3]", "batch_size", r"warmup\[1\]: 3 is invalid"),
         ("warmup: [{file: a, count: 0}]", "batch_size", r"warmup\[1\].count"),
-        ("warmup: [{file: a, headers: [x]}]", "batch_size", "it must be a mapping of keys to values"),
+        (
+            "warmup: [{file: a, headers: [x]}]",
+            "batch_size",
+            "it must be a mapping of keys to values",
+        ),
         ("init_args: {since: 2024-01-01}", "init_args", "a number, a string"),
-        ("init_args: {deep: [{data: !!binary aGk=}]}", "init_args", "b'hi' is invalid: it must be a number, a string"),
-        ("init_args: {a-b: 1}", "init_args", "'a-b' is invalid: it must be the name of an argument"),
-        ("torchrun: {rdzv-backend: 1}", "batch_size", "torchrun.rdzv-backend: 1 is invalid: it must be a valid string"),
+        (
+            "init_args: {deep: [{data: !!binary aGk=}]}",
+            "init_args",
+            "b'hi' is invalid: it must be a number, a string",
+        ),
+        (
+            "init_args: {a-b: 1}",
+            "init_args",
+            "'a-b' is invalid: it must be the name of an argument",
+        ),
+        (
+            "torchrun: {rdzv-backend: 1}",
+            "batch_size",
+            "torchrun.rdzv-backend: 1 is invalid: it must be a valid string",
+        ),
         ("batchBuckets: 4", "batch_buckets", "it must be a list"),
         ("batchBuckets: [0, 1]", "batch_buckets", "greater than or equal to 1"),
         ("cache: 64MiB", "cache", "it must be a mapping of keys to values"),
-        ("cache: {sise: 1MB}", "cache", "cache.sise is not a known key; the known keys are size, ttl, key"),
-        ("cache: {size: much}", "cache", "cache.size: 'much' is invalid: it must be a number of bytes"),
+        (
+            "cache: {sise: 1MB}",
+            "cache",
+            "cache.sise is not a known key; the known keys are size, ttl, key",
+        ),
+        (
+            "cache: {size: much}",
+            "cache",
+            "cache.size: 'much' is invalid: it must be a number of bytes",
+        ),
         ("cache: {size: 1.5}", "cache", "cache.size: 1.5 is invalid"),
         ("cache: {ttl: 0}", "cache", "cache.ttl: 0 is invalid: it must be greater than 0"),
         ("cache: {size: true}", "cache", "cache.size: True is invalid"),
-        ("cache: {key: [x user]}", "cache", "cache.key: 'x user' is invalid: it must match pattern"),
+        (
+            "cache: {key: [x user]}",
+            "cache",
+            "cache.key: 'x user' is invalid: it must match pattern",
+        ),
     ],
 )
 def test_a_wrong_value_is_a_problem_and_counts_as_absent(line: str, field: str, words: str) -> None:
@@ -129,7 +171,9 @@ def test_a_wrong_value_is_a_problem_and_counts_as_absent(line: str, field: str, 
 
 
 def test_a_key_of_a_warm_up_that_is_not_known_is_named_with_the_nearest() -> None:
-    config, problems = parse_model_config({"warmup": ["a.png", {"file": "./b.bin", "contenttype": "image/png", "weight": 1}]})
+    config, problems = parse_model_config(
+        {"warmup": ["a.png", {"file": "./b.bin", "contenttype": "image/png", "weight": 1}]}
+    )
     assert config.warmup == (WarmUp("a.png"), WarmUp("b.bin"))
     assert problems == [
         "warmup[2].contenttype is not a known key; did you mean warmup[2].contentType?",
@@ -157,7 +201,9 @@ def test_a_key_near_a_known_one_is_named_inside_torchrun() -> None:
     assert "did you mean torchrun.nproc-per-node?" in problems[0]
 
 
-@pytest.mark.parametrize("key", ["model_name", "tokenizer", "threshold", "timeout", "labels", 5, "pt2", "micro_batching"])
+@pytest.mark.parametrize(
+    "key", ["model_name", "tokenizer", "threshold", "timeout", "labels", 5, "pt2", "micro_batching"]
+)
 def test_keys_of_the_handler_are_left_alone(key: object) -> None:
     assert parse_model_config({key: 1})[1] == []
 
@@ -172,7 +218,10 @@ def test_an_empty_file_is_an_empty_configuration(tmp_path: Path) -> None:
 
 
 @given(
-    st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
 )
 def test_no_document_makes_it_raise(data: object) -> None:
     config, problems = parse_model_config(data)
@@ -181,11 +230,13 @@ def test_no_document_makes_it_raise(data: object) -> None:
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
 TEXT_BOMB = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 1000)}]\n"
 MERGE_BOMB = "a: &a {k: v}\n" + "".join(
-    f"{new}: &{new} {{<<: [{', '.join([f'*{old}'] * 9)}]}}\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{new}: &{new} {{<<: [{', '.join([f'*{old}'] * 9)}]}}\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
 
 
@@ -212,7 +263,11 @@ def test_yaml_that_is_dangerous_or_broken_is_refused(content: str, words: str) -
 
 
 def test_a_few_aliases_are_fine() -> None:
-    assert load_yaml(b"a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}", source="c") == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
+    assert load_yaml(b"a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}", source="c") == {
+        "a": {"x": 1},
+        "b": {"x": 1},
+        "c": {"x": 1, "y": 2},
+    }
 
 
 def test_a_file_that_is_missing_or_not_utf8_is_named(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ torch.export.save(torch.export.export(net, (torch.zeros(8, 4),), dynamic_shapes=
 def written(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("torch")
     (directory / "write.py").write_text(WRITE_WITH_TORCH)  # TorchScript wants to read its source
-    done = forked.run([sys.executable, "write.py"], cwd=directory, capture_output=True, text=True, timeout=120)
+    done = forked.run(
+        [sys.executable, "write.py"], cwd=directory, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return directory
 
@@ -64,8 +66,18 @@ def written(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("legacy.pth", "eager", "in the format of torch before 1.6", None),
         ("checkpoint.pt", "eager", "weights", None),
         ("whole.pth", "eager", "a whole pickled __main__.Net", "__main__.Net"),
-        ("whole_legacy.pth", "eager", "in the format of torch before 1.6, a whole pickled __main__.Net", "__main__.Net"),
-        ("layer.pth", "eager", "a whole pickled torch.nn.modules.linear.Linear", "torch.nn.modules.linear.Linear"),
+        (
+            "whole_legacy.pth",
+            "eager",
+            "in the format of torch before 1.6, a whole pickled __main__.Net",
+            "__main__.Net",
+        ),
+        (
+            "layer.pth",
+            "eager",
+            "a whole pickled torch.nn.modules.linear.Linear",
+            "torch.nn.modules.linear.Linear",
+        ),
         ("script.pt", "torchscript", "", None),
         ("trace.pt", "torchscript", "", None),
         ("program.pt2", "exported", "takes batches of exactly 8", None),
@@ -78,7 +90,12 @@ def test_what_torch_writes_is_reported_from_its_bytes(
     path = tmp_path / "renamed.bin"
     shutil.copy(written / name, path)
     reported = describe_model_file(path)
-    assert (reported.kind, reported.detail, reported.whole_object, reported.problem) == (kind, detail, whole, None)
+    assert (reported.kind, reported.detail, reported.whole_object, reported.problem) == (
+        kind,
+        detail,
+        whole,
+        None,
+    )
     assert reported.size == path.stat().st_size
 
 
@@ -114,7 +131,9 @@ def make(path: Path, *names: str, prefix: str = "net/") -> Path:
     ],
 )
 @pytest.mark.parametrize("prefix", ["", "net/"])
-def test_zip_files_of_other_makers_and_times(tmp_path: Path, names: list[str], kind: str, words: str, prefix: str) -> None:
+def test_zip_files_of_other_makers_and_times(
+    tmp_path: Path, names: list[str], kind: str, words: str, prefix: str
+) -> None:
     reported = describe_model_file(make(tmp_path / "x", *names, prefix=prefix))
     assert reported.kind == kind
     assert words in reported.detail + str(reported.problem)
@@ -123,7 +142,9 @@ def test_zip_files_of_other_makers_and_times(tmp_path: Path, names: list[str], k
 @pytest.fixture(scope="module")
 def onnx_model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "graph", values[:1], values[1:])
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])], "graph", values[:1], values[1:]
+    )
     return bytes(helper.make_model(graph, producer_name="test").SerializeToString())
 
 
@@ -141,7 +162,10 @@ def test_safetensors_are_reported_and_counted(tmp_path: Path) -> None:
     np = pytest.importorskip("numpy")
     path = tmp_path / "net.safetensors"
     save_file({"a": np.zeros(3), "b": np.ones(2)}, path, metadata={"format": "pt"})
-    assert (describe_model_file(path).kind, describe_model_file(path).detail) == ("safetensors", "2 tensors")
+    assert (describe_model_file(path).kind, describe_model_file(path).detail) == (
+        "safetensors",
+        "2 tensors",
+    )
     content = path.read_bytes()
     for length in (20, len(content) - 1):
         path.write_bytes(content[:length])
@@ -200,8 +224,14 @@ def test_a_pickle_is_listed_but_never_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["default", "zip-store", "tgz", "no-archive"])
-def test_inspect_describes_the_model_inside(written: Path, inputs: Path, tmp_path: Path, format: str) -> None:
-    path = write_archive(ArchiveSpec("net", "handler.py", serialized_file=written / "script.pt"), tmp_path, format=format)  # type: ignore[arg-type]
+def test_inspect_describes_the_model_inside(
+    written: Path, inputs: Path, tmp_path: Path, format: str
+) -> None:
+    path = write_archive(
+        ArchiveSpec("net", "handler.py", serialized_file=written / "script.pt"),
+        tmp_path,
+        format=format,
+    )  # type: ignore[arg-type]
     reported = inspect_archive(path)
     assert reported.model is not None
     assert (reported.model.kind, reported.problems) == ("torchscript", [])

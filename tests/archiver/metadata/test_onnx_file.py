@@ -1,4 +1,6 @@
-"""The files that hold an ONNX model's weights, for models as torch, optimum and the onnx library write them."""
+"""The files that hold an ONNX model's weights, for models as torch, optimum and the onnx library
+write them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def external(location: str, name: str = "w") -> Any:
 
 
 def model(*tensors: Any, nodes: Any = ()) -> Any:
-    return helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"]), *nodes], "graph", [], [], list(tensors)))
+    return helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Relu", ["x"], ["y"]), *nodes], "graph", [], [], list(tensors)
+        )
+    )
 
 
 def write(path: Path, content: Any) -> Path:
@@ -42,13 +48,19 @@ def test_each_file_that_a_model_names_is_packed_under_the_path_that_the_model_ex
         (tmp_path / location).parent.mkdir(exist_ok=True)
         (tmp_path / location).write_bytes(location.encode())
     (tmp_path / "other.txt").write_text("not of the model")
-    archive = write_archive(ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path / "out")
+    archive = write_archive(
+        ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path / "out"
+    )
     with open_archive(archive, cache=tmp_path / "cache") as opened:
-        assert {name: (opened.directory / name).read_text() for name in LOCATIONS} == {name: name for name in LOCATIONS}
+        assert {name: (opened.directory / name).read_text() for name in LOCATIONS} == {
+            name: name for name in LOCATIONS
+        }
         assert sorted(opened.manifest.checksums) == sorted(["lin.onnx", *LOCATIONS])
     digest = opened.digest
     (tmp_path / "w" / "0.bin").write_bytes(b"trained anew")
-    write_archive(ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path / "out", force=True)
+    write_archive(
+        ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path / "out", force=True
+    )
     with open_archive(archive, cache=tmp_path / "cache") as opened:
         assert opened.digest != digest
         assert (opened.directory / "w" / "0.bin").read_text() == "trained anew"
@@ -59,7 +71,9 @@ def test_a_model_among_the_extra_files_brings_its_weights(tmp_path: Path) -> Non
     path = write(tmp_path / "parts" / "nets" / "encoder.onnx", model(external("e.data")))
     path.with_name("e.data").write_text("weights")
     for extra, name in ((tmp_path / "parts", "nets/e.data"), (path, "e.data")):
-        archive = write_archive(ArchiveSpec("m", "base_handler", extra_files=[extra]), tmp_path, force=True)
+        archive = write_archive(
+            ArchiveSpec("m", "base_handler", extra_files=[extra]), tmp_path, force=True
+        )
         with open_archive(archive, cache=tmp_path / "cache") as opened:
             assert (opened.directory / name).read_text() == "weights"
 
@@ -68,7 +82,9 @@ def test_a_missing_file_is_an_error_by_name_unless_an_extra_file_replaces_it(
     tmp_path: Path,
 ) -> None:
     path = write(tmp_path / "lin.onnx", model(external("lin.onnx.data")))
-    with pytest.raises(InputMissing, match=r"lin\.onnx has weights in lin\.onnx\.data, but .* does not exist"):
+    with pytest.raises(
+        InputMissing, match=r"lin\.onnx has weights in lin\.onnx\.data, but .* does not exist"
+    ):
         write_archive(ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path)
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "lin.onnx.data").write_text("moved")
@@ -80,7 +96,9 @@ def test_a_missing_file_is_an_error_by_name_unless_an_extra_file_replaces_it(
         assert (opened.directory / "lin.onnx.data").read_text() == "moved"
 
 
-@pytest.mark.parametrize("location", ["../secret", "w/../../secret", "/etc/passwd", "..\\secret", "link", ""])
+@pytest.mark.parametrize(
+    "location", ["../secret", "w/../../secret", "/etc/passwd", "..\\secret", "link", ""]
+)
 def test_a_file_outside_the_models_directory_is_refused(tmp_path: Path, location: str) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "m").mkdir()
@@ -101,26 +119,36 @@ def test_links_of_a_cache_that_holds_model_and_weights_in_one_directory_are_foll
     (tmp_path / "blobs" / "bb").write_text("weights")
     (tmp_path / "snapshots" / "model.onnx").symlink_to("../blobs/aa")
     (tmp_path / "snapshots" / "model.onnx_data").symlink_to("../blobs/bb")
-    assert [path.read_text() for path in data_files(tmp_path / "snapshots" / "model.onnx").values()] == ["weights"]
+    assert [
+        path.read_text() for path in data_files(tmp_path / "snapshots" / "model.onnx").values()
+    ] == ["weights"]
 
 
 def test_tensors_are_found_in_every_part_of_a_model(tmp_path: Path) -> None:
     inner = helper.make_graph([], "inner", [], [], [external("subgraph")])
     nodes = [
         helper.make_node("If", ["c"], ["z"], then_branch=inner),
-        helper.make_node("Constant", [], ["k"], value=external("constant"), alpha=0.5, beta=[1.0, 2.0]),
+        helper.make_node(
+            "Constant", [], ["k"], value=external("constant"), alpha=0.5, beta=[1.0, 2.0]
+        ),
     ]
     whole = model(external("initializer"), nodes=nodes)
-    sparse = onnx.SparseTensorProto(values=external("values"), indices=external("indices"), dims=[4])
+    sparse = onnx.SparseTensorProto(
+        values=external("values"), indices=external("indices"), dims=[4]
+    )
     whole.graph.sparse_initializer.append(sparse)
-    whole.graph.node[-1].attribute.add(name="many", type=onnx.AttributeProto.TENSORS, tensors=[external("list")])
+    whole.graph.node[-1].attribute.add(
+        name="many", type=onnx.AttributeProto.TENSORS, tensors=[external("list")]
+    )
     function = [helper.make_node("Constant", [], ["k"], value=external("function"))]
     whole.functions.append(helper.make_function("own", "F", [], ["k"], function, []))
     whole.metadata_props.add(key="location", value="/not/a/tensor")
     whole.graph.node[0].metadata_props.add(key="j", value="j")
     whole.graph.node[0].metadata_props.add(key="location", value="/not/a/tensor/either")
     whole.graph.initializer.append(external(long := "d/" * 70 + "long"))
-    whole.graph.initializer.append(helper.make_tensor("text", TensorProto.STRING, [1], [b"\n\x08location\x12\x01/"]))
+    whole.graph.initializer.append(
+        helper.make_tensor("text", TensorProto.STRING, [1], [b"\n\x08location\x12\x01/"])
+    )
     names = {"constant", "function", "indices", "initializer", "list", long, "subgraph", "values"}
     assert set(data_files(write(tmp_path / "m.onnx", whole))) == names
 

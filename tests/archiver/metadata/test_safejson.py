@@ -36,10 +36,14 @@ def test_what_is_within_the_bounds_is_read():
     assert load(b'"' + b"a" * 998 + b'"') == "a" * 998
     assert load(b"[" + b"1," * 9 + b"1]") == [1] * 10
     assert load(b"9" * MAX_DIGITS, 5000) == int("9" * MAX_DIGITS)
-    assert load(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, values=100) == json.loads("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    assert load(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, values=100) == json.loads(
+        "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    )
 
 
-@pytest.mark.parametrize("content", [b"[" * 65 + b"]" * 65, b'{"a":' * 65 + b"1" + b"}" * 65, b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"[" * 65 + b"]" * 65, b'{"a":' * 65 + b"1" + b"}" * 65, b"[" * 100_000]
+)
 def test_depth_is_bounded(content):
     with pytest.raises(ValueError, match="more than 64 deep"):
         load(content, 1 << 20, 200_000)
@@ -52,7 +56,11 @@ def test_the_digits_of_a_number_are_bounded():
 
 def test_a_manifest_may_have_a_checksum_for_each_of_100_000_members_and_no_million_lists():
     checksums = {f"files/{number}.bin": f"{number:064x}" for number in range(100_000)}
-    read = parse_manifest(b"\xef\xbb\xbf" + json.dumps({"model": {}, "sha256": checksums}).encode(), default_name="m", source="m.mar")
+    read = parse_manifest(
+        b"\xef\xbb\xbf" + json.dumps({"model": {}, "sha256": checksums}).encode(),
+        default_name="m",
+        source="m.mar",
+    )
     assert len(read.checksums) == 100_000
     with pytest.raises(InvalidManifest, match=f"more than {MAX_MANIFEST_VALUES} values"):
         parse_manifest(b'{"a": [' + b"[]," * 1_000_000 + b"1]}", default_name="m", source="m.mar")
@@ -60,7 +68,9 @@ def test_a_manifest_may_have_a_checksum_for_each_of_100_000_members_and_no_milli
 
 def test_a_configuration_is_counted_before_it_is_parsed():
     labels = "\n".join(f"  {number}: label {number}" for number in range(MAX_NODES // 2 - 10))
-    assert len(load_yaml(f"labels:\n{labels}\n".encode(), source="x")["labels"]) == MAX_NODES // 2 - 10
+    assert (
+        len(load_yaml(f"labels:\n{labels}\n".encode(), source="x")["labels"]) == MAX_NODES // 2 - 10
+    )
     for content in (b"a: [" + b"1," * 200_000 + b"1]", b"- 1\n" * 200_000):
         with pytest.raises(InvalidConfig, match="lines and commas"):
             load_yaml(content, source="x")

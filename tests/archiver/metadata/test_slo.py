@@ -13,7 +13,9 @@ from tsx_archiver.metadata.slo import LatencyTarget, latency_target, parse_slo
     [("p99<50ms", 0.99, 0.05), (" p99.9 <= 2s ", 0.999, 2.0), ("p50<800us", 0.5, 0.0008)],
 )
 def test_a_percentile_and_a_time_are_a_target(text, quantile, seconds):
-    assert latency_target(text) == LatencyTarget(text.strip(), pytest.approx(quantile), pytest.approx(seconds))
+    assert latency_target(text) == LatencyTarget(
+        text.strip(), pytest.approx(quantile), pytest.approx(seconds)
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,11 @@ def test_a_model_config_has_it_as_text():
 
 def test_event_streams_have_bounds_of_their_own():
     slo = parse_slo("ttft.p99<300ms,tpot.p50<50ms,tpot.mean<40ms,p99<2s,errors<1%")
-    assert [bound.figure for bound in slo.of_streams] == ["ttft.p99_ms", "tpot.p50_ms", "tpot.mean_ms"]
+    assert [bound.figure for bound in slo.of_streams] == [
+        "ttft.p99_ms",
+        "tpot.p50_ms",
+        "tpot.mean_ms",
+    ]
     assert (slo.tightest_ms, slo.limits) == (2000.0, {"ttft": 300.0, "tpot": 50.0, "": 2000.0})
     times = {"p99_ms": 1000.0, "ttft.p99_ms": 301.0, "tpot.p50_ms": 50.0, "tpot.mean_ms": 40.0}
     assert [bound.text for bound in slo.broken(times, 0.0)] == ["ttft.p99<300ms"]
@@ -51,7 +57,9 @@ def test_event_streams_have_bounds_of_their_own():
     assert slo.slack(times) == 0.5  # of whole answers
 
 
-@pytest.mark.parametrize("text", ["ttft<1s", "ttft.errors<1%", "tpot.p99<5%", "ttft.p42<1s", "ttfb.p99<1s"])
+@pytest.mark.parametrize(
+    "text", ["ttft<1s", "ttft.errors<1%", "tpot.p99<5%", "ttft.p42<1s", "ttfb.p99<1s"]
+)
 def test_what_is_no_bound_of_streams_says_what_there_is(text):
     with pytest.raises(ValueError, match=r"of event streams ttft\.p99, tpot\.p99"):
         parse_slo(text)

@@ -11,7 +11,9 @@ from tsx_archiver.storage.atomic_file import whole_file
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_under_its_name_there_is_the_old_file_until_the_new_one_is_whole(tmp_path: Path, durable: bool) -> None:
+def test_under_its_name_there_is_the_old_file_until_the_new_one_is_whole(
+    tmp_path: Path, durable: bool
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with whole_file(path, durable=durable) as file:
@@ -28,7 +30,9 @@ def test_one_that_fails_leaves_everything_as_it_was(tmp_path: Path, there_before
         path.write_bytes(b"old")
     with pytest.raises(KeyboardInterrupt):
         _break_off(path)
-    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == ([("file", b"old")] if there_before else [])
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == (
+        [("file", b"old")] if there_before else []
+    )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")

@@ -63,18 +63,24 @@ def test_a_changed_archive_is_unpacked_again(archive: Path, spec: ArchiveSpec, c
             assert (first.directory / "handler.py").read_text() != "# new\n"
 
 
-def test_a_file_that_has_not_changed_is_not_read_again(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_has_not_changed_is_not_read_again(
+    archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_archive(archive, cache=cache) as first:
         monkeypatch.setattr("tsx_archiver.storage.digest.MIB", "no size to read")
         with open_archive(archive, cache=cache) as again:
             assert again.digest == first.digest
 
 
-def test_the_note_is_believed_only_for_the_same_state_of_the_file(archive: Path, cache: Path) -> None:
+def test_the_note_is_believed_only_for_the_same_state_of_the_file(
+    archive: Path, cache: Path
+) -> None:
     open_archive(archive, cache=cache).close()
     notes = list((cache / "archives" / "seen").iterdir())
     assert len(notes) == 1
-    notes[0].write_text(notes[0].read_text().replace(hashlib.sha256(archive.read_bytes()).hexdigest(), "0" * 64))
+    notes[0].write_text(
+        notes[0].read_text().replace(hashlib.sha256(archive.read_bytes()).hexdigest(), "0" * 64)
+    )
     with open_archive(archive, cache=cache) as believed:
         assert believed.digest == "0" * 64
     archive.touch()
@@ -93,14 +99,19 @@ def test_a_file_written_just_now_is_not_noted(archive: Path, cache: Path) -> Non
     [
         lambda files: (files / "handler.py").unlink(),
         lambda files: (files / "handler.py").write_text(""),
-        lambda files: ((files / "handler.py").unlink(), (files / "handler.py").symlink_to("model.py")),
+        lambda files: (
+            (files / "handler.py").unlink(),
+            (files / "handler.py").symlink_to("model.py"),
+        ),
         lambda files: (files.parent / "complete.json").unlink(),
         lambda files: (files.parent / "complete.json").write_text("{"),
     ],
     ids=["missing file", "other size", "link", "no marker", "broken marker"],
 )
 @pytest.mark.parametrize("in_use", [False, True])
-def test_a_damaged_entry_is_made_again(archive: Path, cache: Path, damage: Callable[[Path], object], in_use: bool) -> None:
+def test_a_damaged_entry_is_made_again(
+    archive: Path, cache: Path, damage: Callable[[Path], object], in_use: bool
+) -> None:
     user = open_archive(archive, cache=cache)
     content = (user.directory / "handler.py").read_text()
     if not in_use:
@@ -124,7 +135,10 @@ def test_files_that_a_handler_adds_are_no_damage(archive: Path, cache: Path) -> 
 def test_two_processes_that_open_at_once_unpack_once(archive: Path, cache: Path) -> None:
     code = "import sys, tsx_archiver\nsys.stdin.read(1)\nprint(tsx_archiver.open_archive(sys.argv[1], cache=sys.argv[2]).directory)"
     command = [sys.executable, "-c", code, str(archive), str(cache)]
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("x")
@@ -150,7 +164,12 @@ def test_what_a_killed_process_left_is_removed_by_the_next(archive: Path, cache:
         "    (target / 'half').write_text('x'); print('making', flush=True); sys.stdin.read()\n"
         "Cache(Path(sys.argv[1])).open('a' * 64, make)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(cache)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(cache)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "making\n"
     Cache(cache).clean()
@@ -184,7 +203,9 @@ def test_entries_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bound", [{"total": 250}, {"entries": 2}])
-def test_the_longest_unused_entries_go_when_the_cache_is_full(tmp_path: Path, bound: dict[str, int]) -> None:
+def test_the_longest_unused_entries_go_when_the_cache_is_full(
+    tmp_path: Path, bound: dict[str, int]
+) -> None:
     cache = Cache(tmp_path, CacheLimits(age=float("inf")))  # which is cleaned in the background
     made = [make_entry(cache, letter, 100) for letter in "abc"]
     for number, entry in enumerate(made):
@@ -200,7 +221,9 @@ def wait_until_cleaned() -> None:
             thread.join(60)
 
 
-def test_an_archive_that_is_opened_makes_the_cache_clean_without_waiting(archive: Path, tmp_path: Path) -> None:
+def test_an_archive_that_is_opened_makes_the_cache_clean_without_waiting(
+    archive: Path, tmp_path: Path
+) -> None:
     old = make_entry(Cache(tmp_path), "a", 100)
     wait_until_cleaned()
     os.utime(old / "complete.json", (0, 0))
@@ -210,11 +233,15 @@ def test_an_archive_that_is_opened_makes_the_cache_clean_without_waiting(archive
         assert opened.directory.exists()
 
 
-def test_a_full_disk_is_a_reason_to_clean_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_reason_to_clean_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = make_entry(Cache(tmp_path), "a", 100)
     wait_until_cleaned()
     cache = Cache(tmp_path, CacheLimits(total=0))
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0 if old.exists() else 200))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: SimpleNamespace(free=0 if old.exists() else 200)
+    )
     cache.check_room(200)
     assert not old.exists()
 
@@ -237,7 +264,9 @@ def test_an_entry_counts_as_used_until_it_is_closed(archive: Path, tmp_path: Pat
     assert opened.directory.exists()
 
 
-def test_an_entry_that_another_process_removes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_another_process_removes_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = Cache(tmp_path)
     entry = make_entry(cache, "a", 1)
 
@@ -250,12 +279,16 @@ def test_an_entry_that_another_process_removes_is_made_again(tmp_path: Path, mon
     assert make_entry(cache, "a", 1) != entry
 
 
-def test_no_part_of_an_entry_that_is_being_removed_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_part_of_an_entry_that_is_being_removed_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = Cache(tmp_path)
     make_entry(cache, "a", 1)
     wait_until_cleaned()
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)  # as if it were killed here
+        patch.setattr(
+            shutil, "rmtree", lambda path, ignore_errors: None
+        )  # as if it were killed here
         cache.prune(0)
     assert entries(tmp_path) == []
     cache.clean()
@@ -271,7 +304,9 @@ def test_a_partial_entry_whose_lock_is_not_there_yet_is_given_time(tmp_path: Pat
     assert partial(tmp_path) == []
 
 
-def test_a_maker_whose_room_is_cleaned_away_takes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_maker_whose_room_is_cleaned_away_takes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = Cache(tmp_path)
     share = FileLock.share
     calls = []
@@ -314,7 +349,9 @@ def test_different_archives_do_not_wait_for_each_other(tmp_path: Path) -> None:
         pending.result(10).lock.close()
 
 
-def test_an_archive_that_changes_while_it_is_unpacked_is_noticed(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_changes_while_it_is_unpacked_is_noticed(
+    archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def check_room(self: Cache, size: int) -> None:
         archive.touch()
 
@@ -324,8 +361,12 @@ def test_an_archive_that_changes_while_it_is_unpacked_is_noticed(archive: Path, 
     assert entries(cache) == partial(cache) == []
 
 
-def test_too_little_room_is_reported_before_a_byte_is_written(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tsx_archiver.storage.cache.shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+def test_too_little_room_is_reported_before_a_byte_is_written(
+    archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tsx_archiver.storage.cache.shutil.disk_usage", lambda path: SimpleNamespace(free=100)
+    )
     with pytest.raises(CacheError, match=r"has 100 bytes free, and the archive needs 1\d\.\d kB"):
         open_archive(archive, cache=cache)
 

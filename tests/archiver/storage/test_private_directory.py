@@ -17,7 +17,13 @@ import pytest
 
 from tsx_archiver import ArchiveSpec, CacheError, default_cache, open_archive, write_archive
 from tsx_archiver.storage.cache import Cache
-from tsx_archiver.storage.private_directory import CAN_CHECK, OTHERS, check_directory, private_directory, private_opener
+from tsx_archiver.storage.private_directory import (
+    CAN_CHECK,
+    OTHERS,
+    check_directory,
+    private_directory,
+    private_opener,
+)
 
 if not CAN_CHECK:
     pytest.skip("this system's directories cannot be checked", allow_module_level=True)
@@ -43,7 +49,9 @@ FORK = multiprocessing.get_context("fork")  # another user may not be allowed to
 
 
 @contextmanager
-def as_stranger(function: Callable[..., object], *arguments: object, group: int = STRANGER) -> Iterator[ForkProcess]:
+def as_stranger(
+    function: Callable[..., object], *arguments: object, group: int = STRANGER
+) -> Iterator[ForkProcess]:
     """Another user who calls a function, until the context ends."""
 
     def run() -> None:
@@ -71,7 +79,9 @@ def umask(value: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("value", [0, 0o022, 0o077])
-def test_what_is_missing_is_made_for_this_user_alone_whatever_the_umask(tmp_path: Path, value: int) -> None:
+def test_what_is_missing_is_made_for_this_user_alone_whatever_the_umask(
+    tmp_path: Path, value: int
+) -> None:
     with umask(value):
         private_directory(tmp_path / "a" / "b" / "c")
     assert [mode(tmp_path / name) for name in ("a", "a/b", "a/b/c")] == [0o700] * 3
@@ -140,7 +150,9 @@ def test_a_link_of_another_user_is_refused_wherever_it_leads(shared: Path, tmp_p
 
 @as_root
 def test_a_group_may_write_on_the_way_only_where_it_is_roots(tmp_path: Path) -> None:
-    """In OpenShift a container runs as some user in root's group, and its directories are written by that group."""
+    """In OpenShift a container runs as some user in root's group, and its directories are written
+    by that group.
+    """
     (tmp_path / "group").mkdir()
     (tmp_path / "group").chmod(0o775)
     private_directory(tmp_path / "group" / "cache")
@@ -151,7 +163,9 @@ def test_a_group_may_write_on_the_way_only_where_it_is_roots(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("processes")
 @as_root
-def test_a_user_without_a_name_in_roots_group_has_a_cache_of_its_own(shared: Path, can_pass: Callable[[Path], None]) -> None:
+def test_a_user_without_a_name_in_roots_group_has_a_cache_of_its_own(
+    shared: Path, can_pass: Callable[[Path], None]
+) -> None:
     shared.chmod(0o1775)  # as /tmp of an image that is made for OpenShift
     can_pass(shared)
     with as_stranger(Cache, shared / "cache", group=0) as child:
@@ -161,7 +175,9 @@ def test_a_user_without_a_name_in_roots_group_has_a_cache_of_its_own(shared: Pat
 
 
 @as_root
-def test_in_a_pod_a_volume_of_roots_is_trusted_as_the_kubelet_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_pod_a_volume_of_roots_is_trusted_as_the_kubelet_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "volume").mkdir()
     (tmp_path / "volume").chmod(0o777)
     with pytest.raises(PermissionError):
@@ -174,7 +190,10 @@ def test_a_file_is_opened_for_this_user_alone_and_through_no_link(tmp_path: Path
     with umask(0), open(tmp_path / "file", "w", opener=private_opener):
         assert mode(tmp_path / "file") == 0o600
     (tmp_path / "link").symlink_to(tmp_path / "victim")
-    with pytest.raises(OSError, match="symbolic links"), open(tmp_path / "link", "a", opener=private_opener):
+    with (
+        pytest.raises(OSError, match="symbolic links"),
+        open(tmp_path / "link", "a", opener=private_opener),
+    ):
         pass
     assert not (tmp_path / "victim").exists()
 
@@ -187,14 +206,23 @@ def archive(spec: ArchiveSpec, tmp_path: Path) -> Path:
     return write_archive(spec, tmp_path)
 
 
-def test_the_cache_is_made_for_this_user_alone_whatever_the_umask(archive: Path, cache: Path) -> None:
+def test_the_cache_is_made_for_this_user_alone_whatever_the_umask(
+    archive: Path, cache: Path
+) -> None:
     with umask(0):
         open_archive(archive, cache=cache).close()
-    directories = [cache, cache / "archives", *(path for path in (cache / "archives").iterdir()), *(cache / "archives/entries").iterdir()]
+    directories = [
+        cache,
+        cache / "archives",
+        *(path for path in (cache / "archives").iterdir()),
+        *(cache / "archives/entries").iterdir(),
+    ]
     assert {mode(path) for path in directories} == {0o700}
 
 
-def test_nothing_in_the_cache_can_be_written_by_others_whatever_the_umask(archive: Path, cache: Path, tmp_path: Path) -> None:
+def test_nothing_in_the_cache_can_be_written_by_others_whatever_the_umask(
+    archive: Path, cache: Path, tmp_path: Path
+) -> None:
     (tmp_path / "shared").touch()
 
     def make(files: Path) -> dict[str, int]:
@@ -212,22 +240,30 @@ def test_nothing_in_the_cache_can_be_written_by_others_whatever_the_umask(archiv
         entry = Cache(cache, kind="environments").open("0" * 64, make)
         entry.lock.close()
     assert list((cache / "archives" / "seen").iterdir())
-    open_to_others = {path.name for path in cache.rglob("*") if not path.is_symlink() and mode(path) & OTHERS}
+    open_to_others = {
+        path.name for path in cache.rglob("*") if not path.is_symlink() and mode(path) & OTHERS
+    }
     assert open_to_others == {"same"}  # its owner is the one of the other name
 
 
 @pytest.mark.parametrize("name", ["archives", "archives/entries", "archives/seen"])
 @pytest.mark.parametrize("bits", [0o770, 0o707])
-def test_a_cache_that_a_group_or_others_can_write_is_refused(archive: Path, cache: Path, name: str, bits: int) -> None:
+def test_a_cache_that_a_group_or_others_can_write_is_refused(
+    archive: Path, cache: Path, name: str, bits: int
+) -> None:
     open_archive(archive, cache=cache).close()
     (cache / name).chmod(bits)
-    with pytest.raises(CacheError, match=r"can be written by other users.* Choose another cache directory"):
+    with pytest.raises(
+        CacheError, match=r"can be written by other users.* Choose another cache directory"
+    ):
         open_archive(archive, cache=cache)
 
 
 @as_root
 @pytest.mark.parametrize("name", ["entries", "seen", "partial", "building"])
-def test_a_part_of_the_cache_that_is_another_users_is_refused(archive: Path, cache: Path, name: str) -> None:
+def test_a_part_of_the_cache_that_is_another_users_is_refused(
+    archive: Path, cache: Path, name: str
+) -> None:
     open_archive(archive, cache=cache).close()
     (cache / "archives").chmod(0o770)
     os.chown(cache / "archives" / name, STRANGER, STRANGER)
@@ -247,7 +283,9 @@ def test_an_entry_of_another_user_is_passed_over(archive: Path, cache: Path) -> 
 
 
 @pytest.mark.usefixtures("processes")
-def test_without_a_home_the_cache_has_a_name_that_nobody_can_take_first(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_the_cache_has_a_name_that_nobody_can_take_first(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
     guessable = shared / f"tsx-{os.getuid()}"
@@ -262,7 +300,9 @@ def test_without_a_home_the_cache_has_a_name_that_nobody_can_take_first(shared: 
 
 
 @as_root
-def test_a_home_that_is_another_users_has_no_cache_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_is_another_users_has_no_cache_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As with `sudo -E`: its owner could swap what root then runs."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -341,7 +381,9 @@ def can_pass(tmp_path: Path) -> Callable[[Path], None]:
     return let
 
 
-def test_a_cache_is_checked_once_and_not_for_each_file(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_is_checked_once_and_not_for_each_file(
+    archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def counted(path: Path, *, strict: bool) -> None:

@@ -1,4 +1,6 @@
-"""A .war: packed by the command, opened with the same care as a .mar, and read by TorchServe's own tools alike."""
+"""A .war: packed by the command, opened with the same care as a .mar, and read by TorchServe's own
+tools alike.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,21 @@ from tsx_archiver.errors import (
     WrongChecksum,
 )
 from tsx_archiver.limits import Limits
-from tsx_archiver.workflow import InvalidSpec, WorkflowArchiveSpec, open_workflow, write_workflow_archive
+from tsx_archiver.workflow import (
+    InvalidSpec,
+    WorkflowArchiveSpec,
+    open_workflow,
+    write_workflow_archive,
+)
 from tsx_archiver.workflow.command import main
 from workflow_archiver.arg_parser import ArgParser
 from workflow_archiver.workflow_archiver_error import WorkflowArchiverError
 from workflow_archiver.workflow_packaging import generate_workflow_archive, package_workflow
-from workflow_archiver.workflow_packaging_utils import MANIFEST_FILE_NAME, WAR_INF, WorkflowExportUtils
+from workflow_archiver.workflow_packaging_utils import (
+    MANIFEST_FILE_NAME,
+    WAR_INF,
+    WorkflowExportUtils,
+)
 
 SPEC = "models:\n  m1: {url: m1.mar}\ndag:\n  pre: [m1]\n  m1: [post]\n"
 HANDLER = "def pre(data, context):\n    return data\n\n\npost = pre\n"
@@ -54,30 +65,55 @@ def cache(tmp_path: Path) -> Path:
 
 
 def write_war(path: Path, **members: str | bytes) -> Path:
-    """A .war of raw members, as another archiver, or an attacker, would write it; one without content is left out."""
+    """A .war of raw members, as another archiver, or an attacker, would write it; one without
+    content is left out.
+    """
     with zipfile.ZipFile(path, "w") as archive:
-        for name, content in ({"WAR-INF/MANIFEST.json": json.dumps(MANIFEST), "spec.yaml": SPEC, "handler.py": HANDLER} | members).items():
+        for name, content in (
+            {
+                "WAR-INF/MANIFEST.json": json.dumps(MANIFEST),
+                "spec.yaml": SPEC,
+                "handler.py": HANDLER,
+            }
+            | members
+        ).items():
             if content:
                 archive.writestr(name, content)
     return path
 
 
-def test_the_command_packs_what_torchserves_does_with_checksums(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_packs_what_torchserves_does_with_checksums(
+    inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*FLAGS, "--extra-files", "extra", "--export-path", "out"]) == 0
     assert capsys.readouterr() == ("", "")
     with zipfile.ZipFile(inputs / "out" / "flow.war") as archive:
-        assert sorted(archive.namelist()) == ["WAR-INF/MANIFEST.json", "handler.py", "labels.json", "spec.yaml"]
+        assert sorted(archive.namelist()) == [
+            "WAR-INF/MANIFEST.json",
+            "handler.py",
+            "labels.json",
+            "spec.yaml",
+        ]
         manifest = json.loads(archive.read("WAR-INF/MANIFEST.json"))
-    assert manifest["workflow"] == {"workflowName": "flow", "specFile": "spec.yaml", "handler": "handler.py"}
+    assert manifest["workflow"] == {
+        "workflowName": "flow",
+        "specFile": "spec.yaml",
+        "handler": "handler.py",
+    }
     assert sorted(manifest["sha256"]) == ["handler.py", "labels.json", "spec.yaml"]
     assert {"createdOn", "archiverVersion"} <= set(manifest)
 
 
-def test_an_existing_archive_is_kept_or_with_force_replaced(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_archive_is_kept_or_with_force_replaced(
+    inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(FLAGS) == 0
     assert main(FLAGS) == 1
     reported = capsys.readouterr().err
-    assert reported == "ERROR - flow.war already exists.\nPlease specify --force/-f option to overwrite the workflow archive output file.\n"
+    assert (
+        reported
+        == "ERROR - flow.war already exists.\nPlease specify --force/-f option to overwrite the workflow archive output file.\n"
+    )
     assert main([*FLAGS, "-f"]) == 0
     assert capsys.readouterr().err == "WARNING - Overwriting flow.war ...\n"
 
@@ -87,7 +123,9 @@ def test_the_same_inputs_give_the_same_bytes(inputs: Path) -> None:
     assert (inputs / "a" / "flow.war").read_bytes() == (inputs / "b" / "flow.war").read_bytes()
 
 
-def test_a_function_that_the_handler_lacks_is_warned_about(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_function_that_the_handler_lacks_is_warned_about(
+    inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (inputs / "handler.py").write_text("def pre(data, context):\n    return data\n")
     assert main(FLAGS) == 0
     reported = "WARNING - the node post of the dag is neither a model nor a function of handler.py: the server will not load it\n"
@@ -119,8 +157,17 @@ def test_what_the_server_would_refuse_is_not_packed(
     assert not list(inputs.glob("*.war"))
 
 
-def test_the_import_shim_packs_and_raises_its_own_error(inputs: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = Namespace(workflow_name="flow", spec_file="spec.yaml", handler="handler.py", export_path="", force=False, extra_files=None)
+def test_the_import_shim_packs_and_raises_its_own_error(
+    inputs: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = Namespace(
+        workflow_name="flow",
+        spec_file="spec.yaml",
+        handler="handler.py",
+        export_path="",
+        force=False,
+        extra_files=None,
+    )
     manifest = WorkflowExportUtils.generate_manifest_json(arguments)
     assert json.loads(manifest)["workflow"] == MANIFEST["workflow"]
     package_workflow(arguments, manifest)
@@ -139,11 +186,17 @@ def test_scripts_parse_their_own_flags_and_find_the_manifest(inputs: Path) -> No
     assert f"{WAR_INF}/{MANIFEST_FILE_NAME}" in zipfile.ZipFile("flow.war").namelist()
 
 
-def test_an_archive_opens_to_its_specification_and_stays_while_it_is_open(inputs: Path, cache: Path) -> None:
+def test_an_archive_opens_to_its_specification_and_stays_while_it_is_open(
+    inputs: Path, cache: Path
+) -> None:
     spec = WorkflowArchiveSpec("flow", "spec.yaml", "handler.py", ["extra"])
     path = write_workflow_archive(spec, inputs, warn=pytest.fail)
     with open_workflow(path, cache=cache) as opened:
-        assert (opened.manifest.workflow_name, opened.handler, opened.problems) == ("flow", "handler.py", [])
+        assert (opened.manifest.workflow_name, opened.handler, opened.problems) == (
+            "flow",
+            "handler.py",
+            [],
+        )
         assert opened.spec.functions == ("pre", "post")
         assert (opened.directory / "labels.json").read_text() == "{}"
         assert opened.directory.is_relative_to(cache)
@@ -187,20 +240,58 @@ def manifest(**workflow: object) -> str:
         (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": "{"}), InvalidManifest),
         (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": "[]"}), InvalidManifest),
         (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": "{}"}), InvalidManifest),
-        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(workflowName="../x")}), InvalidManifest),
-        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(workflowName=None)}), InvalidManifest),
-        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(specFile="../../etc/passwd")}), InvalidManifest),
-        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(specFile=3)}), InvalidManifest),
-        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(specFile=None)}), InvalidManifest),
-        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(handler="/etc/x.py")}), InvalidManifest),
-        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": json.dumps(MANIFEST | {"sha256": 3})}), InvalidManifest),
-        (lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": json.dumps(MANIFEST | {"sha256": {"spec.yaml": "0"}})}), WrongChecksum),
+        (
+            lambda path: write_war(
+                path, **{"WAR-INF/MANIFEST.json": manifest(workflowName="../x")}
+            ),
+            InvalidManifest,
+        ),
+        (
+            lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(workflowName=None)}),
+            InvalidManifest,
+        ),
+        (
+            lambda path: write_war(
+                path, **{"WAR-INF/MANIFEST.json": manifest(specFile="../../etc/passwd")}
+            ),
+            InvalidManifest,
+        ),
+        (
+            lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(specFile=3)}),
+            InvalidManifest,
+        ),
+        (
+            lambda path: write_war(path, **{"WAR-INF/MANIFEST.json": manifest(specFile=None)}),
+            InvalidManifest,
+        ),
+        (
+            lambda path: write_war(
+                path, **{"WAR-INF/MANIFEST.json": manifest(handler="/etc/x.py")}
+            ),
+            InvalidManifest,
+        ),
+        (
+            lambda path: write_war(
+                path, **{"WAR-INF/MANIFEST.json": json.dumps(MANIFEST | {"sha256": 3})}
+            ),
+            InvalidManifest,
+        ),
+        (
+            lambda path: write_war(
+                path,
+                **{"WAR-INF/MANIFEST.json": json.dumps(MANIFEST | {"sha256": {"spec.yaml": "0"}})},
+            ),
+            WrongChecksum,
+        ),
         (lambda path: write_war(path, **{"spec.yaml": ""}), InvalidManifest),
         (lambda path: write_war(path, **{"handler.py": ""}), InvalidManifest),
         (lambda path: write_war(path, **{"spec.yaml": "dag: []"}), InvalidSpec),
         (lambda path: path.write_bytes(b"junk") and path, ForeignFile),
         (lambda path: path.write_bytes(b"") or path, EmptyArchive),
-        (lambda path: path.write_bytes(write_war(path).read_bytes()[:-30]) and path, TruncatedArchive),
+        (
+            lambda path: path.write_bytes(write_war(path).read_bytes()[:-30]) and path,
+            TruncatedArchive,
+        ),
     ],
 )
 def test_what_is_unsafe_or_no_workflow_is_refused_and_leaves_nothing(
@@ -215,8 +306,14 @@ def test_what_is_unsafe_or_no_workflow_is_refused_and_leaves_nothing(
     assert not (tmp_path / "evil.py").exists()
 
 
-def test_torchserves_own_archiver_makes_what_opens_here(peer_bin: Path, inputs: Path, cache: Path) -> None:
-    subprocess.run([peer_bin / "torch-workflow-archiver", *FLAGS, "--extra-files", "extra/labels.json"], check=True, timeout=60)
+def test_torchserves_own_archiver_makes_what_opens_here(
+    peer_bin: Path, inputs: Path, cache: Path
+) -> None:
+    subprocess.run(
+        [peer_bin / "torch-workflow-archiver", *FLAGS, "--extra-files", "extra/labels.json"],
+        check=True,
+        timeout=60,
+    )
     with open_workflow(inputs / "flow.war", cache=cache) as opened:
         assert opened.spec.leaves == ("post",)
         assert (opened.directory / "labels.json").exists()

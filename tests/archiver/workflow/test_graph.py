@@ -15,7 +15,9 @@ GRAPHS = st.dictionaries(NAMES, st.lists(NAMES, max_size=4), max_size=8).map(com
 
 
 @given(GRAPHS)
-def test_every_node_that_is_named_is_there_and_parents_mirror_edges(edges: dict[str, tuple[str, ...]]) -> None:
+def test_every_node_that_is_named_is_there_and_parents_mirror_edges(
+    edges: dict[str, tuple[str, ...]],
+) -> None:
     assert all(successor in edges for following in edges.values() for successor in following)
     parents = parents_of(edges)
     assert {(node, successor) for node in edges for successor in edges[node]} == {
@@ -25,7 +27,9 @@ def test_every_node_that_is_named_is_there_and_parents_mirror_edges(edges: dict[
 
 
 @given(GRAPHS)
-def test_a_cycle_that_is_found_is_one_and_else_the_nodes_can_be_ordered(edges: dict[str, tuple[str, ...]]) -> None:
+def test_a_cycle_that_is_found_is_one_and_else_the_nodes_can_be_ordered(
+    edges: dict[str, tuple[str, ...]],
+) -> None:
     cycle = find_cycle(edges)
     if cycle is not None:
         assert cycle[0] == cycle[-1]
@@ -39,7 +43,9 @@ def test_a_cycle_that_is_found_is_one_and_else_the_nodes_can_be_ordered(edges: d
 
 
 @given(acyclic().map(complete))
-def test_what_has_no_cycle_is_not_said_to_have_one_and_ends_in_leaves(edges: dict[str, tuple[str, ...]]) -> None:
+def test_what_has_no_cycle_is_not_said_to_have_one_and_ends_in_leaves(
+    edges: dict[str, tuple[str, ...]],
+) -> None:
     assert find_cycle(edges) is None
     assert leaves_of(edges)
     assert all(not edges[leaf] for leaf in leaves_of(edges))
@@ -47,7 +53,10 @@ def test_what_has_no_cycle_is_not_said_to_have_one_and_ends_in_leaves(edges: dic
 
 def test_a_node_that_feeds_itself_is_a_cycle() -> None:
     assert find_cycle(complete({"a": ["a"]})) == ["a", "a"]
-    assert find_cycle(complete({"a": ["b"], "b": ["c"], "c": ["b"]})) in (["b", "c", "b"], ["c", "b", "c"])
+    assert find_cycle(complete({"a": ["b"], "b": ["c"], "c": ["b"]})) in (
+        ["b", "c", "b"],
+        ["c", "b", "c"],
+    )
 
 
 def test_a_long_chain_is_no_trouble() -> None:

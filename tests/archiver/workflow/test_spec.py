@@ -9,7 +9,14 @@ import pytest
 import yaml
 
 from tsx_archiver.errors import InvalidConfig
-from tsx_archiver.workflow import CycleInSpec, InvalidSpec, NodeSettings, WorkflowSpec, parse_spec, read_spec
+from tsx_archiver.workflow import (
+    CycleInSpec,
+    InvalidSpec,
+    NodeSettings,
+    WorkflowSpec,
+    parse_spec,
+    read_spec,
+)
 
 
 def parse(text: str, has_handler: bool = True) -> WorkflowSpec:
@@ -39,7 +46,12 @@ dag:
     assert spec.settings == NodeSettings(1, 4, 3, 5000, 3, 5000)
     assert spec.nodes["m1"].settings == NodeSettings(1, 2, 3, 5000, 0, 5000)
     assert spec.nodes["m2"].settings == spec.settings
-    assert {name: node.url for name, node in spec.nodes.items()} == {"pre": None, "m1": "model1.mar", "m2": "model2.mar", "post": None}
+    assert {name: node.url for name, node in spec.nodes.items()} == {
+        "pre": None,
+        "m1": "model1.mar",
+        "m2": "model2.mar",
+        "post": None,
+    }
     assert spec.functions == ("pre", "post")
     assert spec.leaves == ("post",)
     assert spec.parents == {"pre": (), "m1": ("pre",), "m2": ("m1",), "post": ("m2",)}
@@ -61,7 +73,10 @@ def test_one_successor_may_be_written_without_brackets() -> None:
     [
         ("batch-size: two", "models.batch-size: 'two' is invalid: it must be a valid integer"),
         ("timeout-ms: 0", "models.timeout-ms: 0 is invalid: it must be greater than or equal to 1"),
-        ("min_workers: 2", "models.min_workers is not a known key; did you mean models.min-workers?"),
+        (
+            "min_workers: 2",
+            "models.min_workers is not a known key; did you mean models.min-workers?",
+        ),
         (
             "comment: hello",
             "models.comment is not a known key; the known keys are "
@@ -70,7 +85,9 @@ def test_one_successor_may_be_written_without_brackets() -> None:
         ("m2: {url: b.mar}", "model m2 is not used in the dag, so it is not loaded"),
     ],
 )
-def test_what_will_not_do_what_was_meant_is_reported_and_passed_over(line: str, problem: str) -> None:
+def test_what_will_not_do_what_was_meant_is_reported_and_passed_over(
+    line: str, problem: str
+) -> None:
     spec = parse(f"models:\n  {line}\n  m1: {{url: a.mar}}\ndag: {{m1: []}}")
     assert spec.problems == (problem,)
     assert spec.nodes["m1"].settings == NodeSettings()
@@ -88,8 +105,14 @@ def test_what_will_not_do_what_was_meant_is_reported_and_passed_over(line: str, 
         ("dag: {a: {b: c}}", "dag.a holds a dict"),
         ("dag: {'a b': []}", "the node 'a b' has an invalid name"),
         ("dag: {'../x': []}", "the node '../x' has an invalid name"),
-        ("models: {model: {url: a.mar}}\ndag: {pre-1: [model]}", "the node pre-1 of the dag is neither a model under models"),
-        ("dag: {" + ", ".join(f"a{number}: [b]" for number in range(256)) + "}", "spec.yaml has 257 nodes; a workflow may have 256"),
+        (
+            "models: {model: {url: a.mar}}\ndag: {pre-1: [model]}",
+            "the node pre-1 of the dag is neither a model under models",
+        ),
+        (
+            "dag: {" + ", ".join(f"a{number}: [b]" for number in range(256)) + "}",
+            "spec.yaml has 257 nodes; a workflow may have 256",
+        ),
     ],
 )
 def test_what_cannot_be_a_workflow_is_refused_with_the_reason(text: str, reported: str) -> None:
@@ -99,7 +122,9 @@ def test_what_cannot_be_a_workflow_is_refused_with_the_reason(text: str, reporte
 
 
 def test_a_node_that_is_no_model_where_there_is_no_handler_is_refused() -> None:
-    with pytest.raises(InvalidSpec, match=r"the node modle of the dag is not a model .* Did you mean model\?"):
+    with pytest.raises(
+        InvalidSpec, match=r"the node modle of the dag is not a model .* Did you mean model\?"
+    ):
         parse("models: {model: {url: a.mar}}\ndag: {modle: []}", has_handler=False)
 
 
@@ -108,8 +133,12 @@ def test_a_cycle_is_reported_with_its_nodes() -> None:
         parse("models: {m1: {url: a.mar}}\ndag: {pre: [m1], m1: [post], post: [m1]}")
 
 
-@pytest.mark.parametrize("document", ["x: !!python/object/apply:os.system ['touch pwned']", "a: [b", "a: &a [*a]"])
-def test_a_document_that_is_no_plain_yaml_is_refused(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "document", ["x: !!python/object/apply:os.system ['touch pwned']", "a: [b", "a: &a [*a]"]
+)
+def test_a_document_that_is_no_plain_yaml_is_refused(
+    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "spec.yaml").write_text(document)
     with pytest.raises(InvalidConfig):
@@ -117,7 +146,9 @@ def test_a_document_that_is_no_plain_yaml_is_refused(document: str, tmp_path: Pa
     assert [file.name for file in tmp_path.iterdir()] == ["spec.yaml"]
 
 
-@pytest.mark.parametrize("data", [None, 3, "text", [], {}, {"dag": 3}, {"models": 3, "dag": {"a": []}}])
+@pytest.mark.parametrize(
+    "data", [None, 3, "text", [], {}, {"dag": 3}, {"models": 3, "dag": {"a": []}}]
+)
 def test_plain_values_of_any_kind_are_distinguished(data: Any) -> None:
     with pytest.raises(InvalidSpec):
         parse_spec(data, source="spec.yaml", has_handler=False)

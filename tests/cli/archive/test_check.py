@@ -16,12 +16,16 @@ TOLERANCE = 1e-4
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
 
-def reply(value: object, status: int = 200, content_type: str = "application/json") -> ComparedAnswer:
+def reply(
+    value: object, status: int = 200, content_type: str = "application/json"
+) -> ComparedAnswer:
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
     return ComparedAnswer(status, {"content-type": content_type} if content_type else {}, body)
 
@@ -74,7 +78,11 @@ def test_rounding_is_no_difference(one: object, other: object) -> None:
         (True, 1, "the answer: true (alone), 1 (in a batch)"),
         (None, "", 'the answer: null (alone), "" (in a batch)'),
         ([1], [1, 2], "the answer: 1 item (alone), 2 items (in a batch)"),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "the answer: a, b (alone), b, a (in a batch); the keys are in another order"),
+        (
+            {"a": 1, "b": 2},
+            {"b": 2, "a": 1},
+            "the answer: a, b (alone), b, a (in a batch); the keys are in another order",
+        ),
         ({"a": 1}, {"b": 1}, "a: present (alone), absent (in a batch)"),
         (b"{}", b"\xff", "the answer: JSON (alone), not JSON (in a batch)"),
         (b"x", b"y", "body: x (alone), y (in a batch); they differ from byte 0 on"),
@@ -86,7 +94,10 @@ def test_a_difference_is_reported_with_its_place(one: object, other: object, tex
 
 
 def test_status_and_content_type_count() -> None:
-    assert sentence(difference(reply("x"), reply("x", status=503), TOLERANCE)) == 'status: 200 (alone), 503 (in a batch); "x"'
+    assert (
+        sentence(difference(reply("x"), reply("x", status=503), TOLERANCE))
+        == 'status: 200 (alone), 503 (in a batch); "x"'
+    )
     found = sentence(difference(reply("x"), reply("x", content_type=""), TOLERANCE))
     assert found == "content type: application/json (alone), absent (in a batch)"
 
@@ -101,7 +112,9 @@ def test_answers_that_change_places_are_reported_as_that() -> None:
 
 def test_an_input_that_fails_alone_is_reported_once() -> None:
     broken = reply({"message": "Prediction failed"}, status=503)
-    assert findings(["a"], [broken], [reply(1)], TOLERANCE) == ["a: answered 503 when sent alone: Prediction failed"]
+    assert findings(["a"], [broken], [reply(1)], TOLERANCE) == [
+        "a: answered 503 when sent alone: Prediction failed"
+    ]
 
 
 def test_nothing_is_found_where_all_is_well() -> None:

@@ -37,7 +37,10 @@ def manifest(path: Path) -> dict[str, str]:
 def test_a_model_that_brings_its_network_needs_nothing_else(run: Run, tmp_path: Path) -> None:
     ended = run("archive", "--no-import", DIGITS / "digits.pt")
     assert ended.code == 0, ended.err
-    assert "digits.pt: TorchScript, 73.6 kB\nname digits, version 1.0\nhandler base_handler: tensors in, tensors out" in ended.out
+    assert (
+        "digits.pt: TorchScript, 73.6 kB\nname digits, version 1.0\nhandler base_handler: tensors in, tensors out"
+        in ended.out
+    )
     assert f"{DIGITS}/index_to_name.json: found beside the model file and added" in ended.out
     assert "wrote digits.mar (" in ended.out
     assert manifest(tmp_path / "digits.mar") == {
@@ -52,7 +55,8 @@ def test_weights_need_the_network_and_say_so(run: Run, tmp_path: Path) -> None:
     ended = run("archive", DIGITS / "digits.pth")
     assert ended.code == 2
     assert (
-        ended.err == f"Error: {DIGITS}/digits.pth contains weights without the model's class; add --model-file FILE.py, the file with "
+        ended.err
+        == f"Error: {DIGITS}/digits.pth contains weights without the model's class; add --model-file FILE.py, the file with "
         "the model's class\n"
     )
     assert list(tmp_path.iterdir()) == []
@@ -64,8 +68,27 @@ def test_every_option_of_torch_model_archiver_has_its_place(run: Run, tmp_path: 
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "b.txt").write_text("b")
     ended = run(
-        *("archive", DIGITS / "digits.pth", *WHOLE, "--name", "seven", "--version", "2.1", "--extra-files", "a.txt,b.txt"),
-        *("--extra-files", DIGITS / "index_to_name.json", "-r", "requirements.txt", "-c", DIGITS / "model-config.yaml", "-o", "out"),
+        *(
+            "archive",
+            DIGITS / "digits.pth",
+            *WHOLE,
+            "--name",
+            "seven",
+            "--version",
+            "2.1",
+            "--extra-files",
+            "a.txt,b.txt",
+        ),
+        *(
+            "--extra-files",
+            DIGITS / "index_to_name.json",
+            "-r",
+            "requirements.txt",
+            "-c",
+            DIGITS / "model-config.yaml",
+            "-o",
+            "out",
+        ),
     )
     assert ended.code == 0, ended.err
     assert manifest(tmp_path / "out" / "seven.mar") == {
@@ -81,14 +104,19 @@ def test_every_option_of_torch_model_archiver_has_its_place(run: Run, tmp_path: 
     assert {"a.txt", "b.txt", "index_to_name.json"} < set(members)
 
 
-@pytest.mark.parametrize(("form", "made"), [("zip-store", "digits.mar"), ("tgz", "digits.tar.gz"), ("no-archive", "digits")])
+@pytest.mark.parametrize(
+    ("form", "made"),
+    [("zip-store", "digits.mar"), ("tgz", "digits.tar.gz"), ("no-archive", "digits")],
+)
 def test_every_form_is_written(run: Run, tmp_path: Path, form: str, made: str) -> None:
     assert run("archive", "--no-import", DIGITS / "digits.pt2", "--format", form).code == 0
     assert (tmp_path / made).exists()
     assert run("archive", "verify", made).code == 0
 
 
-def test_an_archive_that_is_there_is_overwritten_only_by_force(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_is_there_is_overwritten_only_by_force(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run("archive", "--no-import", DIGITS / "digits.pt").code == 0
     ended = run("archive", "--no-import", DIGITS / "digits.pt")
     assert ended.code == 1
@@ -107,7 +135,18 @@ def test_the_names_of_the_classes_can_be_left_out(run: Run, tmp_path: Path) -> N
 
 
 def test_samples_travel_in_the_archive(run: Run, tmp_path: Path) -> None:
-    assert run("archive", "--no-import", DIGITS / "digits.pt", "--sample", DIGITS / "images", "--sample", DIGITS / "README.md").code == 0
+    assert (
+        run(
+            "archive",
+            "--no-import",
+            DIGITS / "digits.pt",
+            "--sample",
+            DIGITS / "images",
+            "--sample",
+            DIGITS / "README.md",
+        ).code
+        == 0
+    )
     members = zipfile.ZipFile(tmp_path / "digits.mar").namelist()
     assert {"samples/0.png", "samples/README.md"} < set(members)
 
@@ -124,11 +163,18 @@ def test_several_files_become_several_archives(run: Run, tmp_path: Path) -> None
     shutil.copy(DIGITS / "digits.pt", tmp_path / "one.pt")
     shutil.copy(DIGITS / "digits.pt2", tmp_path / "two.pt2")
     ended = run("archive", "--no-import", "one.pt", "two.pt2", "--json")
-    assert [(each["archive"], each["name"]) for each in json.loads(ended.out)] == [("one.mar", "one"), ("two.mar", "two")]
+    assert [(each["archive"], each["name"]) for each in json.loads(ended.out)] == [
+        ("one.mar", "one"),
+        ("two.mar", "two"),
+    ]
     assert (
-        "--name x can name only one archive, but 2 files are given" in run("archive", "--no-import", "one.pt", "two.pt2", "--name", "x").err
+        "--name x can name only one archive, but 2 files are given"
+        in run("archive", "--no-import", "one.pt", "two.pt2", "--name", "x").err
     )
-    assert "would both be named digits" in run("archive", "--no-import", DIGITS / "digits.pt", DIGITS / "digits.pt2").err
+    assert (
+        "would both be named digits"
+        in run("archive", "--no-import", DIGITS / "digits.pt", DIGITS / "digits.pt2").err
+    )
 
 
 @pytest.mark.usefixtures("processes")
@@ -136,15 +182,22 @@ def test_a_model_without_a_file_needs_a_name_and_a_handler(run: Run, tmp_path: P
     (tmp_path / "echo.py").write_text("def handle(data, context):\n    return data\n")
     ended = run("archive", "--handler", "echo.py")
     assert ended.code == 2
-    assert "name a model file; for a model without one, give --name and your own --handler" in ended.err
+    assert (
+        "name a model file; for a model without one, give --name and your own --handler"
+        in ended.err
+    )
     assert run("archive", "--name", "echo", "--handler", "echo.py:handle").code == 0
     assert manifest(tmp_path / "echo.mar")["handler"] == "echo.py:handle"
-    assert run("archive", "--name", "own", "--model-file", DIGITS / "model.py").code == 0  # the class may load its weights itself
+    assert (
+        run("archive", "--name", "own", "--model-file", DIGITS / "model.py").code == 0
+    )  # the class may load its weights itself
     assert manifest(tmp_path / "own.mar")["modelFile"] == "model.py"
 
 
 ENTRY = "def handle(data, context):\n    return data\n"
-CLASS = "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, width): super().__init__()\n"
+CLASS = (
+    "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, width): super().__init__()\n"
+)
 
 
 @pytest.mark.usefixtures("processes")
@@ -152,27 +205,53 @@ CLASS = "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, width
     ("code", "said"),
     [
         (f"import near\n{ENTRY}", None),
-        ("from ts.torch_handler.base_handler import BaseHandler\nclass Own(BaseHandler): pass", None),
+        (
+            "from ts.torch_handler.base_handler import BaseHandler\nclass Own(BaseHandler): pass",
+            None,
+        ),
         ("def handle(data:\n", "h.py is not valid Python, line 1: "),
-        (f"import not_there\n{ENTRY}", "No module named 'not_there'. Install that module where tsx runs, or put its file into the archive"),
+        (
+            f"import not_there\n{ENTRY}",
+            "No module named 'not_there'. Install that module where tsx runs, or put its file into the archive",
+        ),
         (
             f"raise RuntimeError('no GPU')\n{ENTRY}",
             "RuntimeError: no GPU. --no-import packs it without this test.\nIt was raised in h.py, line 1",
         ),
-        (f"open('vocab.txt')\n{ENTRY}", "The archive does not contain 'vocab.txt': add it with --extra-files"),
+        (
+            f"open('vocab.txt')\n{ENTRY}",
+            "The archive does not contain 'vocab.txt': add it with --extra-files",
+        ),
         ("x = 1\n", "has neither a function handle(data, context) nor a class"),
         ("import os\nos.kill(os.getpid(), 9)\n", "The import of h.py ended its process by SIGKILL"),
     ],
 )
-def test_a_handler_is_compiled_and_imported_before_it_is_packed(run: Run, tmp_path: Path, code: str, said: str | None) -> None:
+def test_a_handler_is_compiled_and_imported_before_it_is_packed(
+    run: Run, tmp_path: Path, code: str, said: str | None
+) -> None:
     (tmp_path / "near.py").write_text("print('imported')\n")
     (tmp_path / "h.py").write_text(code)
-    words = ("archive", "--name", "own", "--handler", "h.py", "--extra-files", "near.py", "--no-check")
+    words = (
+        "archive",
+        "--name",
+        "own",
+        "--handler",
+        "h.py",
+        "--extra-files",
+        "near.py",
+        "--no-check",
+    )
     ended = run(*words)
-    assert (ended.code, (tmp_path / "own.mar").exists()) == ((0, True) if said is None else (1, False)), ended
+    assert (ended.code, (tmp_path / "own.mar").exists()) == (
+        (0, True) if said is None else (1, False)
+    ), ended
     assert (said or "") in ended.err
-    assert ("imported h.py\n" in ended.out) is (said is None), "what the handler prints comes on stderr"
-    assert run(*words, "--no-import", "--force").code == (1 if said and "valid Python" in said else 0)
+    assert ("imported h.py\n" in ended.out) is (said is None), (
+        "what the handler prints comes on stderr"
+    )
+    assert run(*words, "--no-import", "--force").code == (
+        1 if said and "valid Python" in said else 0
+    )
 
 
 @pytest.mark.usefixtures("processes")
@@ -186,11 +265,16 @@ def test_a_module_that_the_requirements_may_bring_is_only_noted(run: Run, tmp_pa
 
 
 @pytest.mark.usefixtures("processes")
-def test_an_import_that_does_not_end_is_stopped(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_does_not_end_is_stopped(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importing, "TIMEOUT", 0.2)
     (tmp_path / "h.py").write_text("import threading\nthreading.Event().wait()\n")
     ended = run("archive", "--name", "own", "--handler", "h.py")
-    assert (ended.code, "note: The import of h.py has not ended after 0.2 s" in ended.out) == (0, True)
+    assert (ended.code, "note: The import of h.py has not ended after 0.2 s" in ended.out) == (
+        0,
+        True,
+    )
 
 
 @pytest.mark.usefixtures("processes")
@@ -201,11 +285,15 @@ def test_a_model_class_and_its_arguments_are_tried_as_well(run: Run, tmp_path: P
     assert "missing a required argument: 'width'. Set `init_args: {width: ...}`" in run(*words).err
     assert run(*words, "-c", "config.yaml").code == 0
     (tmp_path / "h.py").write_text(ENTRY)
-    assert run(*words, "--handler", "h.py", "--force").code == 0, "its own handler may make the class in a way of its own"
+    assert run(*words, "--handler", "h.py", "--force").code == 0, (
+        "its own handler may make the class in a way of its own"
+    )
 
 
 @pytest.mark.usefixtures("processes")
-def test_of_several_model_classes_one_is_chosen_by_the_weights_or_by_name(run: Run, tmp_path: Path) -> None:
+def test_of_several_model_classes_one_is_chosen_by_the_weights_or_by_name(
+    run: Run, tmp_path: Path
+) -> None:
     torch.save(torch.nn.Linear(2, 1).state_dict(), tmp_path / "net.pth")
     block = "from torch import nn\nclass Block(nn.Module):\n    def __init__(self, size): super().__init__()\n"
     net = "class {}(nn.Linear):\n    def __init__(self): super().__init__(2, 1)\n"
@@ -215,11 +303,20 @@ def test_of_several_model_classes_one_is_chosen_by_the_weights_or_by_name(run: R
     (tmp_path / "notebook.py").write_text(block + net.format("Net") + net.format("Twin"))
     ended = run("archive", "net.pth", "--model-file", "notebook.py", "--force")
     assert ended.code == 1
-    assert "the weights fit several (Net, Twin). Name one when packing: --model-file notebook.py:CLASS" in ended.err
+    assert (
+        "the weights fit several (Net, Twin). Name one when packing: --model-file notebook.py:CLASS"
+        in ended.err
+    )
     assert run("archive", "net.pth", "--model-file", "notebook.py:Net", "--force").code == 0
-    assert (manifest(tmp_path / "net.mar")["modelFile"], manifest(tmp_path / "net.mar")["modelClass"]) == ("notebook.py", "Net")
+    assert (
+        manifest(tmp_path / "net.mar")["modelFile"],
+        manifest(tmp_path / "net.mar")["modelClass"],
+    ) == ("notebook.py", "Net")
     ended = run("archive", "net.pth", "--model-file", "notebook.py:Gone", "--force")
-    assert (ended.code, "has no class Gone; its classes: Block, Net, Twin" in ended.err) == (1, True)
+    assert (ended.code, "has no class Gone; its classes: Block, Net, Twin" in ended.err) == (
+        1,
+        True,
+    )
 
 
 @pytest.mark.usefixtures("processes")
@@ -230,7 +327,9 @@ def test_a_model_file_called_as_a_command_is_written_with_a_dot(run: Run, tmp_pa
 
 
 @pytest.mark.parametrize("options", [(), ("--model-file", "net.py"), ("--handler", "base_handler")])
-def test_code_alone_is_refused_with_the_options_that_take_code(run: Run, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_code_alone_is_refused_with_the_options_that_take_code(
+    run: Run, tmp_path: Path, options: tuple[str, ...]
+) -> None:
     (tmp_path / "net.py").write_text("import torch\n")
     ended = run("archive", "net.py", *options)
     assert ended.code == 2
@@ -252,12 +351,17 @@ BAD_FILES = {
     "empty.pt": (b"", "empty.pt is empty"),
     "foreign.pt": (b"GIF89a" + bytes(64), "foreign.pt is not a model file"),
     "page.pt": (b"<!DOCTYPE html><p>404</p>", "page.pt is a web page"),
-    "cut.pt": ((DIGITS / "digits.pt").read_bytes()[:20_000], "cut.pt begins as a zip file, as torch writes them, but is truncated"),
+    "cut.pt": (
+        (DIGITS / "digits.pt").read_bytes()[:20_000],
+        "cut.pt begins as a zip file, as torch writes them, but is truncated",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_file_that_is_no_model_is_refused_with_the_reason(run: Run, tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_no_model_is_refused_with_the_reason(
+    run: Run, tmp_path: Path, name: str
+) -> None:
     content, reason = BAD_FILES[name]
     if content is not None:
         (tmp_path / name).write_bytes(content)
@@ -278,22 +382,37 @@ def test_a_file_that_is_no_model_is_refused_with_the_reason(run: Run, tmp_path: 
         ("model-00001-of-00001.safetensors", False),
     ],
 )
-def test_one_of_several_files_of_weights_is_not_packed_alone(run: Run, tmp_path: Path, name: str, is_part: bool) -> None:
-    (tmp_path / name).write_text('{"weight_map": {}}') if name.endswith("json") else save_file({"w": torch.ones(2)}, tmp_path / name)
+def test_one_of_several_files_of_weights_is_not_packed_alone(
+    run: Run, tmp_path: Path, name: str, is_part: bool
+) -> None:
+    (tmp_path / name).write_text('{"weight_map": {}}') if name.endswith("json") else save_file(
+        {"w": torch.ones(2)}, tmp_path / name
+    )
     ended = run("archive", "--no-import", tmp_path / name, "--model-file", DIGITS / "model.py")
     assert ended.code == (2 if is_part else 0)
-    assert ("is one of several files that hold the weights together; name the directory" in ended.err) == is_part
+    assert (
+        "is one of several files that hold the weights together; name the directory" in ended.err
+    ) == is_part
 
 
-@pytest.mark.parametrize("command", [("bench",), ("optimize",), ("batch", "in.jsonl", "-o", "out.jsonl")])
-def test_commands_that_take_archives_say_how_to_pack_a_bare_model(run: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "command", [("bench",), ("optimize",), ("batch", "in.jsonl", "-o", "out.jsonl")]
+)
+def test_commands_that_take_archives_say_how_to_pack_a_bare_model(
+    run: Run, tmp_path: Path, command: tuple[str, ...]
+) -> None:
     (tmp_path / "in.jsonl").write_text("[1]\n")
     ended = run(command[0], DIGITS / "digits.pt", *command[1:])
     assert ended.code != 0
-    assert "is a model file (torchscript), not an archive. Pack it with 'tsx archive digits.pt'" in ended.err
+    assert (
+        "is a model file (torchscript), not an archive. Pack it with 'tsx archive digits.pt'"
+        in ended.err
+    )
 
 
-def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(run: Run, tmp_path: Path) -> None:
+def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(
+    run: Run, tmp_path: Path
+) -> None:
     whole_model(tmp_path / "whole.pt")
     ended = run("archive", "whole.pt")
     assert ended.code == 2
@@ -303,11 +422,17 @@ def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(run: Run, tm
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_whole_pickled_model_is_packed_where_its_file_is_trusted(run: Run, tmp_path: Path) -> None:
+def test_a_whole_pickled_model_is_packed_where_its_file_is_trusted(
+    run: Run, tmp_path: Path
+) -> None:
     whole_model(tmp_path / "whole.pt")
     (tmp_path / "config.yaml").write_text("weightsOnly: false")
     ended = run("archive", "whole.pt", "-c", "config.yaml")
-    assert (ended.code, (tmp_path / "whole.mar").is_file(), "does not load" in ended.out) == (0, True, False), ended
+    assert (ended.code, (tmp_path / "whole.mar").is_file(), "does not load" in ended.out) == (
+        0,
+        True,
+        False,
+    ), ended
 
 
 @pytest.mark.usefixtures("processes")
@@ -324,7 +449,9 @@ def test_a_handler_of_ones_own_may_load_anything(run: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in BAD_FILES if name != "foreign.pt"])
-def test_no_handler_can_load_a_file_that_is_empty_or_cut_short(run: Run, tmp_path: Path, name: str) -> None:
+def test_no_handler_can_load_a_file_that_is_empty_or_cut_short(
+    run: Run, tmp_path: Path, name: str
+) -> None:
     content, reason = BAD_FILES[name]
     if content is not None:
         (tmp_path / name).write_bytes(content)
@@ -334,7 +461,9 @@ def test_no_handler_can_load_a_file_that_is_empty_or_cut_short(run: Run, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == [name] * (content is not None)
 
 
-def test_a_disk_that_is_full_is_reported_with_the_place_that_was_named(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_is_reported_with_the_place_that_was_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run("archive", "--no-import", DIGITS / "digits.pt")
     (tmp_path / "disk").mkdir()
     with monkeypatch.context() as full:
@@ -343,10 +472,15 @@ def test_a_disk_that_is_full_is_reported_with_the_place_that_was_named(run: Run,
     reason = re.escape(f"Error: digits.mar cannot be unpacked into '{tmp_path}/disk': ")
     remedy = "; free some disk space there, or name another directory\n"
     assert ended.code == 1
-    assert re.fullmatch(rf"{reason}there is 7 bytes free, and the archive needs [\d.]+ kB{remedy}", ended.err)
+    assert re.fullmatch(
+        rf"{reason}there is 7 bytes free, and the archive needs [\d.]+ kB{remedy}", ended.err
+    )
     assert list((tmp_path / "disk").iterdir()) == []
     ended = run("archive", "unpack", "digits.mar", "-o", "digits.mar/new")
-    assert ended.err == f"Error: digits.mar cannot be unpacked into '{tmp_path}/digits.mar': Not a directory{remedy}"
+    assert (
+        ended.err
+        == f"Error: digits.mar cannot be unpacked into '{tmp_path}/digits.mar': Not a directory{remedy}"
+    )
 
 
 def test_an_archive_cannot_lie_in_a_file(run: Run, tmp_path: Path) -> None:
@@ -356,7 +490,10 @@ def test_an_archive_cannot_lie_in_a_file(run: Run, tmp_path: Path) -> None:
         assert ended.code == 1
         assert f"{place}/digits.mar cannot be written: {wrong}" in ended.err
         assert "is no directory" in ended.err
-    assert "cannot be written: File name too long" in run("archive", "--no-import", DIGITS / "digits.pt", "--name", "x" * 300).err
+    assert (
+        "cannot be written: File name too long"
+        in run("archive", "--no-import", DIGITS / "digits.pt", "--name", "x" * 300).err
+    )
 
 
 def test_wrong_usage_is_reported_by_the_name_that_the_command_goes_by(run: Run) -> None:
@@ -365,26 +502,46 @@ def test_wrong_usage_is_reported_by_the_name_that_the_command_goes_by(run: Run) 
         assert ended.code == 2
         assert ended.err.startswith("Usage: tsx archive [OPTIONS]")
         assert "Try 'tsx archive -h' for help" in ended.err
-    assert "Invalid value for '--format': 'rar' is not one of" in run("archive", "x.pt", "--format", "rar").err
+    assert (
+        "Invalid value for '--format': 'rar' is not one of"
+        in run("archive", "x.pt", "--format", "rar").err
+    )
     assert "Usage: tsx archive inspect" in run("archive", "inspect", "--bogus").err
 
 
 def test_help_keeps_its_sentences_together(run: Run) -> None:
-    assert "Exit code 3: it loaded, but there was no sample to send." in run("archive", "--help").out
+    assert (
+        "Exit code 3: it loaded, but there was no sample to send." in run("archive", "--help").out
+    )
 
 
 def test_a_handler_that_is_misspelt_names_the_nearest_one(run: Run) -> None:
     ended = run("archive", DIGITS / "digits.pt", "--handler", "image_classifer")
     assert ended.code == 1
     assert ended.err.endswith("Did you mean image_classifier?\n")
-    assert run("archive", DIGITS / "digits.pt", "--handler", "nothing_near.py").err.endswith("Check it.\n")
+    assert run("archive", DIGITS / "digits.pt", "--handler", "nothing_near.py").err.endswith(
+        "Check it.\n"
+    )
 
 
 def test_a_handler_of_torchserve_that_is_not_carried_is_packed_with_a_note(run: Run) -> None:
     ended = run("archive", DIGITS / "digits.pt", "--handler", "vllm_handler", "--no-check")
     assert ended.code == 0, ended.err
-    assert "note: TorchServe has vllm_handler, but this version of tsx does not, so it cannot serve the model\n" in ended.out
-    assert "note: " not in run("archive", DIGITS / "digits.pt", "--handler", "image_classifier", "--force", "--no-check").out
+    assert (
+        "note: TorchServe has vllm_handler, but this version of tsx does not, so it cannot serve the model\n"
+        in ended.out
+    )
+    assert (
+        "note: "
+        not in run(
+            "archive",
+            DIGITS / "digits.pt",
+            "--handler",
+            "image_classifier",
+            "--force",
+            "--no-check",
+        ).out
+    )
     assert set(BUILTIN_HANDLERS) <= {*BUILTIN, *NOT_SERVED}
     assert tuple(ELSEWHERE) == NOT_SERVED
 
@@ -402,42 +559,74 @@ def test_a_network_beside_a_model_that_brings_its_own_is_refused(run: Run) -> No
         ("batch_size: 4", "batch_size is not a known key; did you mean batchSize?"),
         ("batchSize: many", "batchSize: 'many' is invalid: "),
         ("minWorkers: -1", "minWorkers: -1 is invalid: "),
-        ("warmup: [{fil: a.png}]", "warmup[1].fil is not a known key; did you mean warmup[1].file?"),
+        (
+            "warmup: [{fil: a.png}]",
+            "warmup[1].fil is not a known key; did you mean warmup[1].file?",
+        ),
         ("colour: red\nbatchSize: 4", None),
     ],
 )
-def test_a_configuration_that_would_not_be_used_is_refused_to_its_author(run: Run, tmp_path: Path, config: str, said: str | None) -> None:
+def test_a_configuration_that_would_not_be_used_is_refused_to_its_author(
+    run: Run, tmp_path: Path, config: str, said: str | None
+) -> None:
     (tmp_path / "model-config.yaml").write_text(config)
     ended = run("archive", "--no-import", DIGITS / "digits.pt", "-c", "model-config.yaml")
-    assert (ended.code, (tmp_path / "digits.mar").exists()) == ((0, True) if said is None else (1, False)), ended
+    assert (ended.code, (tmp_path / "digits.mar").exists()) == (
+        (0, True) if said is None else (1, False)
+    ), ended
     assert (said or "") in ended.err
     assert "?." not in ended.err
 
 
-def test_a_foreign_archive_with_such_a_configuration_is_only_noted(run: Run, tmp_path: Path) -> None:
+def test_a_foreign_archive_with_such_a_configuration_is_only_noted(
+    run: Run, tmp_path: Path
+) -> None:
     (tmp_path / "model-config.yaml").write_text("batchsize: 4\n")
     warnings: list[str] = []
-    write_archive(ArchiveSpec("foreign", str(DIGITS / "handler.py"), config_file="model-config.yaml"), tmp_path, warn=warnings.append)
-    assert warnings == ["model-config.yaml: batchsize is not a known key; did you mean batchSize?"], "torch-model-archiver's way"
+    write_archive(
+        ArchiveSpec("foreign", str(DIGITS / "handler.py"), config_file="model-config.yaml"),
+        tmp_path,
+        warn=warnings.append,
+    )
+    assert warnings == [
+        "model-config.yaml: batchsize is not a known key; did you mean batchSize?"
+    ], "torch-model-archiver's way"
     ended = run("archive", "inspect", "foreign.mar")
-    assert (ended.code, "note: model-config.yaml: batchsize is not a known key" in ended.out) == (0, True)
+    assert (ended.code, "note: model-config.yaml: batchsize is not a known key" in ended.out) == (
+        0,
+        True,
+    )
 
 
 @pytest.mark.usefixtures("processes")
 def test_inspect_shows_what_is_inside(run: Run) -> None:
     run("archive", DIGITS / "digits.pth", *WHOLE, "-c", DIGITS / "model-config.yaml")
     shown = run("archive", "inspect", "digits.mar").out
-    for part in ("name digits", "kind weights", "handler handler.py", "batchSize 16", "model.py 818 bytes"):
+    for part in (
+        "name digits",
+        "kind weights",
+        "handler handler.py",
+        "batchSize 16",
+        "model.py 818 bytes",
+    ):
         assert part in " ".join(shown.split())
     reported = json.loads(run("archive", "inspect", "digits.mar", "--json").out)
-    assert (reported["kind"], reported["name"], reported["config"]["batchSize"]) == ("eager", "digits", 16)
+    assert (reported["kind"], reported["name"], reported["config"]["batchSize"]) == (
+        "eager",
+        "digits",
+        16,
+    )
     assert {"name", "size", "packed", "sha256"} == set(reported["members"][0])
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_variable_that_is_no_setting_is_named_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_no_setting_is_named_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TSX_MAX_ARCHIVE_FILS", "7")
-    assert run("archive", DIGITS / "digits.pt").err.count("TSX_MAX_ARCHIVE_FILS") == 0  # packing has no use for it
+    assert (
+        run("archive", DIGITS / "digits.pt").err.count("TSX_MAX_ARCHIVE_FILS") == 0
+    )  # packing has no use for it
     assert run("archive", "inspect", "digits.mar").err.count("TSX_MAX_ARCHIVE_FILS") == 1
 
 
@@ -475,14 +664,24 @@ def test_unpack_makes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> N
     assert run("archive", "unpack", "seven.mar", "-o", "deep/er").code == 0
     again = run("archive", "unpack", "seven.mar")
     assert again.code == 1
-    assert "'seven' already exists; give another directory with `tsx archive unpack seven.mar -o DIRECTORY`" in again.err
+    assert (
+        "'seven' already exists; give another directory with `tsx archive unpack seven.mar -o DIRECTORY`"
+        in again.err
+    )
     assert "is already unpacked" in run("archive", "unpack", "seven").err
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    "command", [["archive", "inspect"], ["archive", "verify"], ["archive", "unpack"], ["archive", "--check"], ["serve"]]
+    "command",
+    [
+        ["archive", "inspect"],
+        ["archive", "verify"],
+        ["archive", "unpack"],
+        ["archive", "--check"],
+        ["serve"],
+    ],
 )
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
@@ -510,19 +709,29 @@ def test_an_archive_is_not_packed_again(run: Run) -> None:
     run("archive", "--no-import", DIGITS / "digits.pt")
     ended = run("archive", "digits.mar")
     assert ended.code == 2
-    assert "'digits.mar' is already an archive; `tsx archive inspect digits.mar` shows it, --check tests it" in ended.err
+    assert (
+        "'digits.mar' is already an archive; `tsx archive inspect digits.mar` shows it, --check tests it"
+        in ended.err
+    )
     assert "remove --name" in run("archive", "digits.mar", "--check", "--name", "x").err
 
 
-def test_a_directory_that_nothing_is_packed_of_says_what_is_missing(run: Run, tmp_path: Path) -> None:
+def test_a_directory_that_nothing_is_packed_of_says_what_is_missing(
+    run: Run, tmp_path: Path
+) -> None:
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "model.safetensors").write_bytes(b"")
     ended = run("archive", tmp_path / "weights")
     assert ended.code == 2
-    assert "has neither the config.json of Hugging Face's save_pretrained nor the MLmodel of MLflow" in ended.err
+    assert (
+        "has neither the config.json of Hugging Face's save_pretrained nor the MLmodel of MLflow"
+        in ended.err
+    )
 
 
-def test_commands_read_archives_within_the_bounds_of_the_settings(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_read_archives_within_the_bounds_of_the_settings(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "constant.mar"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("handler.py", ENTRY)
@@ -533,6 +742,8 @@ def test_commands_read_archives_within_the_bounds_of_the_settings(run: Run, tmp_
     assert run("archive", "verify", path).code == 0
     monkeypatch.setenv("TSX_MAX_DENSE_ARCHIVE_SIZE", "1000")
     for read in readers:
-        with pytest.raises(ArchiveTooLarge, match="Raise max_dense_archive_size only if you know the archive"):
+        with pytest.raises(
+            ArchiveTooLarge, match="Raise max_dense_archive_size only if you know the archive"
+        ):
             read(path)
     assert run("archive", "verify", path).code == 1

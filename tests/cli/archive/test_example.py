@@ -18,20 +18,32 @@ from tsx_runtime.shared.example_requests import ExampleInput, example_body
 pytestmark = pytest.mark.usefixtures("processes")
 
 
-def test_the_line_that_is_printed_works(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grey = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(2 * 26 * 26, 3))
+def test_the_line_that_is_printed_works(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grey = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(2 * 26 * 26, 3)
+    )
     torch.jit.script(grey.eval()).save(tmp_path / "grey.pt")
     torch.jit.script(torch.nn.Linear(4, 3)).save(tmp_path / "short.pt")
     with running_server(make_settings(tmp_path)) as server:
         monkeypatch.setenv("TSX_INFERENCE_ADDRESS", server.addresses["inference"])
         ended = run("archive", "grey.pt", "short.pt")
-        lines = [line.partition("in another terminal: ")[2] for line in ended.out.splitlines() if "another terminal" in line]
+        lines = [
+            line.partition("in another terminal: ")[2]
+            for line in ended.out.splitlines()
+            if "another terminal" in line
+        ]
         assert [line.split(" | ")[0] for line in lines[:1]] == ["python3 -c 'print([[[0]*28]*28])'"]
-        assert lines[1].endswith("/predictions/short -H 'Content-Type: application/json' -d '[0, 0, 0, 0]'")
+        assert lines[1].endswith(
+            "/predictions/short -H 'Content-Type: application/json' -d '[0, 0, 0, 0]'"
+        )
         assert "try it: tsx serve grey.mar\n" in ended.out
         for name, line in zip(("grey", "short"), lines, strict=True):
             server.register(f"{name}.mar", initial_workers=1)
-            answer = subprocess.run(["bash", "-c", line], capture_output=True, check=True, text=True)
+            answer = subprocess.run(
+                ["bash", "-c", line], capture_output=True, check=True, text=True
+            )
             assert len(json.loads(answer.stdout)) == 3, answer
 
 
@@ -43,7 +55,9 @@ def test_the_line_reaches_a_socket_and_runs_nothing_that_a_model_names(size: int
     line = request_line("m", body, settings)
     assert "curl --unix-socket /run/tsx.sock http://localhost/predictions/m " in line
     command = line.partition(" | ")[0].replace("curl", "echo", 1)
-    printed = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True).stdout
+    printed = subprocess.run(
+        ["bash", "-c", command], capture_output=True, check=True, text=True
+    ).stdout
     assert f'{{"instances": [{{"{name}": [0' in printed
 
 
@@ -55,7 +69,9 @@ def test_weights_that_do_not_fit_are_refused_unless_no_check(run: Run, tmp_path:
     words = ("archive", "net.pth", "--model-file", "model.py", "--json")
     ended = run(*words)
     assert (ended.code, ended.out) == (1, "")
-    assert ended.err.startswith("Error: net does not load: net.pth does not fit model.py: 2 missing keys")
+    assert ended.err.startswith(
+        "Error: net does not load: net.pth does not fit model.py: 2 missing keys"
+    )
     assert not (tmp_path / "net.mar").exists()
     (packed,) = json.loads(run(*words, "--no-check").out)
     assert (packed["archive"], packed["request"], packed["warnings"]) == ("net.mar", None, [])
@@ -63,14 +79,26 @@ def test_weights_that_do_not_fit_are_refused_unless_no_check(run: Run, tmp_path:
 
 METHODS = "class Own:\n    def initialize(self, context): {}\n    def handle(self, {}): return data and [1 / len(data[0])]\n"
 REFUSED = {
-    "no handle": ("class Own:\n    def initialize(self, context): pass\n", "Class Own of handler own.py has no method handle"),
-    "a function of one argument": ("def handle(data): return data\n", "is called with (data, context), which it does not take"),
+    "no handle": (
+        "class Own:\n    def initialize(self, context): pass\n",
+        "Class Own of handler own.py has no method handle",
+    ),
+    "a function of one argument": (
+        "def handle(data): return data\n",
+        "is called with (data, context), which it does not take",
+    ),
     "no handle, and a name of what is missing": (
         "class CudaInstaller:\n    def initialize(self, context): pass\n",
         "Class CudaInstaller of handler own.py has no method handle",
     ),
-    "a method of one argument": (METHODS.format("pass", "data"), "Own.handle of handler own.py is called with (data, context)"),
-    "a failure to load": (METHODS.format("open('gone.txt')", "data, context"), "The archive does not contain 'gone.txt'"),
+    "a method of one argument": (
+        METHODS.format("pass", "data"),
+        "Own.handle of handler own.py is called with (data, context)",
+    ),
+    "a failure to load": (
+        METHODS.format("open('gone.txt')", "data, context"),
+        "The archive does not contain 'gone.txt'",
+    ),
     "a sample that fails": (
         "def handle(data, context): return data and [1 / 0]\n",
         "answers samples/one.json with 500: Prediction failed",
@@ -85,7 +113,11 @@ def test_a_handler_that_cannot_work_is_not_packed(run: Run, tmp_path: Path, faul
     (tmp_path / "one.json").write_text("[1]")
     words = ("archive", "--name", "own", "--handler", "own.py", "--sample", "one.json")
     ended = run(*words)
-    assert (ended.code, reason in ended.err, "--no-check packs it" in ended.err) == (1, True, True), ended
+    assert (ended.code, reason in ended.err, "--no-check packs it" in ended.err) == (
+        1,
+        True,
+        True,
+    ), ended
     assert not (tmp_path / "own.mar").exists()
     assert run(*words, "--no-check").code == 0
 
@@ -94,36 +126,60 @@ def test_a_handler_that_cannot_work_is_not_packed(run: Run, tmp_path: Path, faul
     ("code", "note"),
     [
         ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
-        ("raise RuntimeError('Found no NVIDIA driver on your system')", "Found no NVIDIA driver on your system"),
+        (
+            "raise RuntimeError('Found no NVIDIA driver on your system')",
+            "Found no NVIDIA driver on your system",
+        ),
     ],
 )
-def test_what_this_machine_lacks_is_only_noted(run: Run, tmp_path: Path, code: str, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_this_machine_lacks_is_only_noted(
+    run: Run, tmp_path: Path, code: str, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tsx_cli.archive.example.gpu_count", lambda: 0)
     (tmp_path / "own.py").write_text(METHODS.format(code, "data, context"))
     ended = run("archive", "--name", "own", "--handler", "own.py")
-    assert (ended.code, "note: own does not load on this machine" in ended.out, note in ended.out) == (0, True, True), ended
+    assert (
+        ended.code,
+        "note: own does not load on this machine" in ended.out,
+        note in ended.out,
+    ) == (0, True, True), ended
 
 
 def test_an_image_classifier_must_answer_an_image(run: Run, tmp_path: Path) -> None:
     for name, channels in (("grey", 1), ("colour", 3)):
-        network = torch.nn.Sequential(torch.nn.Conv2d(channels, 2, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        network = torch.nn.Sequential(
+            torch.nn.Conv2d(channels, 2, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+        )
         torch.jit.script(network.eval()).save(tmp_path / f"{name}.pt")
     ended = run("archive", "grey.pt", "--handler", "image_classifier")
     assert (ended.code, (tmp_path / "grey.mar").exists()) == (1, False)
-    assert "grey answers a generated request (image/png) with 500: RuntimeError: Given groups=1" in ended.err
-    assert "to have 1 channels, but got 3 channels instead. Correct the model or its handler" in ended.err
+    assert (
+        "grey answers a generated request (image/png) with 500: RuntimeError: Given groups=1"
+        in ended.err
+    )
+    assert (
+        "to have 1 channels, but got 3 channels instead. Correct the model or its handler"
+        in ended.err
+    )
     assert run("archive", "colour.pt", "--handler", "image_classifier").code == 0
 
 
-def test_a_large_model_is_not_loaded_unless_it_is_asked_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_model_is_not_loaded_unless_it_is_asked_for(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tsx_cli.archive.example.LARGEST", 10)
     (tmp_path / "own.py").write_text(METHODS.format("1 / 0", "data, context"))
     ended = run("archive", "--name", "own", "--handler", "own.py")
-    assert (ended.code, "note: not loaded here, as it has more than 10 bytes" in ended.out) == (0, True), ended
+    assert (ended.code, "note: not loaded here, as it has more than 10 bytes" in ended.out) == (
+        0,
+        True,
+    ), ended
 
 
 def test_a_request_that_is_answered_with_an_error_is_not_printed(run: Run, tmp_path: Path) -> None:
-    model = torch.jit.trace(torch.nn.Sequential(torch.nn.Linear(4, 4), Spectrum()), torch.zeros(1, 4))
+    model = torch.jit.trace(
+        torch.nn.Sequential(torch.nn.Linear(4, 4), Spectrum()), torch.zeros(1, 4)
+    )
     model.save(tmp_path / "spectrum.pt")  # its answers are complex numbers, which JSON has not
     ended = run("archive", "spectrum.pt")
     assert ended.code == 0, "a made-up request of numbers may be none that the model takes"
@@ -146,12 +202,22 @@ def test_a_model_that_could_not_be_asked_gets_a_note(run: Run, tmp_path: Path) -
 def test_a_check_without_samples_sends_the_same_made_up_request(run: Run, tmp_path: Path) -> None:
     torch.jit.script(torch.nn.Linear(4, 3)).save(tmp_path / "short.pt")
     ended = run("archive", "short.pt", "--check")
-    assert (ended.code, "check: 1 sample got the same answers in batches of 1, 2" in ended.out) == (0, True), ended
+    assert (ended.code, "check: 1 sample got the same answers in batches of 1, 2" in ended.out) == (
+        0,
+        True,
+    ), ended
 
 
 @pytest.mark.parametrize(
-    ("layer", "is_image"), [(torch.nn.Conv2d(3, 1, 3), True), (torch.nn.Conv2d(1, 1, 3), False), (torch.nn.Linear(4, 3), False)]
+    ("layer", "is_image"),
+    [
+        (torch.nn.Conv2d(3, 1, 3), True),
+        (torch.nn.Conv2d(1, 1, 3), False),
+        (torch.nn.Linear(4, 3), False),
+    ],
 )
-def test_only_a_model_of_images_is_told_of_the_handler_of_images(run: Run, tmp_path: Path, layer: torch.nn.Module, is_image: bool) -> None:
+def test_only_a_model_of_images_is_told_of_the_handler_of_images(
+    run: Run, tmp_path: Path, layer: torch.nn.Module, is_image: bool
+) -> None:
     torch.jit.script(layer).save(tmp_path / "net.pt")
     assert ("--handler image_classifier accepts images" in run("archive", "net.pt").out) is is_image

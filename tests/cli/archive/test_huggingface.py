@@ -1,4 +1,6 @@
-"""`tsx archive` and `tsx serve` of Hugging Face's directories and of the Hub: what is packed, and whose code runs."""
+"""`tsx archive` and `tsx serve` of Hugging Face's directories and of the Hub: what is packed, and
+whose code runs.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ MODELING = "from transformers import BertForSequenceClassification\n\n\nclass Ow
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A model's directory with what training leaves beside it, an adapter, and a handler that says what it was given."""
+    """A model's directory with what training leaves beside it, an adapter, and a handler that says
+    what it was given.
+    """
     for name, text in {
         "tiny/config.json": json.dumps(CONFIG),
         "tiny/model.safetensors": "weights",
@@ -52,14 +56,19 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_proxies: None) 
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_directory_becomes_an_archive_that_answers_its_own_sample(run: Run, saved: Path, tmp_path: Path) -> None:
+def test_a_directory_becomes_an_archive_that_answers_its_own_sample(
+    run: Run, saved: Path, tmp_path: Path
+) -> None:
     ended = run("archive", "tiny", "--handler", "double.py", "--adapter", "style=lora", "--check")
     assert ended.code == 0, ended.err
     assert ended.out.startswith(
         "tiny: Hugging Face model, BertForSequenceClassification, task text-classification\nname tiny, version 1.0\n"
     )
     assert "adapter style: LORA of org/base" in ended.out
-    assert "note: modeling_own.py is code of the model's author. It runs only with --trust-remote-code" in ended.out
+    assert (
+        "note: modeling_own.py is code of the model's author. It runs only with --trust-remote-code"
+        in ended.out
+    )
     assert "check: 1 sample got the same answers in batches of 1, 2" in ended.out
     with zipfile.ZipFile(tmp_path / "tiny.mar") as archive:
         facts = json.loads(archive.read("MAR-INF/MANIFEST.json"))["huggingface"]
@@ -77,12 +86,19 @@ def test_a_directory_becomes_an_archive_that_answers_its_own_sample(run: Run, sa
         "adapters": ["style"],
     }
     shown = run("archive", "inspect", "tiny.mar").out
-    for row in ("kind +Hugging Face model", "task +text-classification", "source +tiny", "adapters +style"):
+    for row in (
+        "kind +Hugging Face model",
+        "task +text-classification",
+        "source +tiny",
+        "adapters +style",
+    ):
         assert re.search(row, shown)
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_model_of_the_hub_is_packed_with_its_commit(run: Run, saved: Path, hub: Hub, tmp_path: Path) -> None:
+def test_a_model_of_the_hub_is_packed_with_its_commit(
+    run: Run, saved: Path, hub: Hub, tmp_path: Path
+) -> None:
     hub.repos |= {"org/tiny-1.5": HubRepo(), "org/lora": HubRepo()}
     commit = hub.repos["org/tiny-1.5"].commit(saved, "v1")
     hub.repos["org/lora"].commit(tmp_path / "lora")
@@ -106,23 +122,50 @@ def test_options_that_do_not_apply_are_refused(run: Run, saved: Path, tmp_path: 
     (tmp_path / "m.pt").write_bytes(b"x")
     make_model(tmp_path / "m.mar", handler=HANDLER)
     for words, why in {
-        ("archive", "m.pt", "--task", "chat"): "--task: only a Hugging Face model takes that, and m.pt is none",
+        (
+            "archive",
+            "m.pt",
+            "--task",
+            "chat",
+        ): "--task: only a Hugging Face model takes that, and m.pt is none",
         ("archive", "m.mar", "--check", "--adapter", "a=lora"): "is only checked; remove --adapter",
         ("archive", "tiny", "--trust-remote-code"): "--trust-remote-code is for --check",
         ("archive", "tiny", "--adapter", "lora"): "--adapter takes NAME=DIRECTORY",
-        ("archive", "tiny", "--adapter", "a=lora", "--adapter", "a=lora"): "two adapters are called a",
+        (
+            "archive",
+            "tiny",
+            "--adapter",
+            "a=lora",
+            "--adapter",
+            "a=lora",
+        ): "two adapters are called a",
         ("archive", "tiny", "other/tiny", "--name", "x"): "can name only one archive",
-        ("serve", "m.mar", "--task", "chat"): "--task: only directories of Hugging Face models, and models of the Hub, take that",
-        ("bench", "tiny"): "'tiny' is a model of Hugging Face, and an archive is needed here: tsx archive tiny",
+        (
+            "serve",
+            "m.mar",
+            "--task",
+            "chat",
+        ): "--task: only directories of Hugging Face models, and models of the Hub, take that",
+        (
+            "bench",
+            "tiny",
+        ): "'tiny' is a model of Hugging Face, and an archive is needed here: tsx archive tiny",
         ("serve", "--trust-remote-code"): "--trust-remote-code is for the models that are named",
-        ("serve", "tiny", "--handler", "double.py"): "--handler, --model-file and --extra-files apply to bare model files",
+        (
+            "serve",
+            "tiny",
+            "--handler",
+            "double.py",
+        ): "--handler, --model-file and --extra-files apply to bare model files",
     }.items():
         ended = run(*words)
         assert ended.code == 2, (words, ended)
         assert why in ended.err
     ended = run("archive", "tiny", "--task", "chat")
     assert (ended.code, "not text-generation" in ended.err) == (1, True)
-    (saved / "config.json").write_text('{"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}')
+    (saved / "config.json").write_text(
+        '{"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}'
+    )
     assert run("archive", "tiny", "--task", "text2text-generation", "-o", "t5.mar").code == 0
     (saved / "config.json").write_text(json.dumps(CONFIG))
     ended = run("optimize", "tiny.mar") if run("archive", "tiny").code == 0 else None
@@ -132,27 +175,55 @@ def test_options_that_do_not_apply_are_refused(run: Run, saved: Path, tmp_path: 
 
 @pytest.mark.usefixtures("processes")
 def test_code_of_a_model_runs_only_where_the_person_says_so(
-    run: Run, hub: Hub, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, session_cache: Path
+    run: Run,
+    hub: Hub,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    session_cache: Path,
 ) -> None:
     own = tmp_path / "own"
     own.mkdir()
-    for file in huggingface_models.model("bert-classification", tmp_path_factory.getbasetemp().parent).iterdir():
+    for file in huggingface_models.model(
+        "bert-classification", tmp_path_factory.getbasetemp().parent
+    ).iterdir():
         (own / file.name).write_bytes(file.read_bytes())
     config = json.loads((own / "config.json").read_text())
-    own_code = {"architectures": ["Own"], "auto_map": {"AutoModelForSequenceClassification": "modeling_own.Own"}}
+    own_code = {
+        "architectures": ["Own"],
+        "auto_map": {"AutoModelForSequenceClassification": "modeling_own.Own"},
+    }
     (own / "config.json").write_text(json.dumps(config | own_code | {"model_type": "bert"}))
-    (own / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n{MODELING}")
+    (own / "modeling_own.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w').close()\n{MODELING}"
+    )
     (own / "done").unlink()
     commit = hub.repos.setdefault("org/own", HubRepo()).commit(own)
     assert run("archive", "own", "--task", "text-classification").code == 0
     run("archive", "own.mar", "--check")
     assert not (tmp_path / "ran").exists()
-    environment = {**hub.environment(tmp_path / "hf"), "TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false"}
-    words = ["serve", "mine=hf:org/own", "--task", "text-classification", "--trust-remote-code", "--workers", "1", *FREE_PORTS]
+    environment = {
+        **hub.environment(tmp_path / "hf"),
+        "TSX_CACHE_DIR": str(session_cache),
+        "TSX_WORKER_PRELOAD": "false",
+    }
+    words = [
+        "serve",
+        "mine=hf:org/own",
+        "--task",
+        "text-classification",
+        "--trust-remote-code",
+        "--workers",
+        "1",
+        *FREE_PORTS,
+    ]
     with serving(words, tmp_path, environment) as server:
         assert (tmp_path / "ran").exists()
         assert "serving mine 1.0: Hugging Face model, cpu, 1 worker" in server.lines
-        answer = httpx.post(f"{server.address('predictions')}/predictions/mine", json={"inputs": "the file is read"}, timeout=30)
+        answer = httpx.post(
+            f"{server.address('predictions')}/predictions/mine",
+            json={"inputs": "the file is read"},
+            timeout=30,
+        )
         assert set(answer.json()[0][0]) == {"label", "score"}, answer.text
         (described,) = httpx.get(f"{server.address('models')}/models/mine").json()
         assert described["modelUrl"] == f"hf:org/own@{commit}"

@@ -1,4 +1,6 @@
-"""`tsx archive` of MLflow's models, as far as no MLflow is needed: the rest is in test_mlflow_deployments.py."""
+"""`tsx archive` of MLflow's models, as far as no MLflow is needed: the rest is in
+test_mlflow_deployments.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from tests.cli.conftest import Run
 from tsx_cli.archive.mlflow import default_name
 
 SIGNATURE = '[{"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 3]}}]'
-INDEX, PINNED = "--extra-index-url https://example.org", "scikit_learn[x]==1.5 ; python_version > '3'"
+INDEX, PINNED = (
+    "--extra-index-url https://example.org",
+    "scikit_learn[x]==1.5 ; python_version > '3'",
+)
 MLMODEL = f"""
 flavors:
   python_function: {{loader_module: mlflow.pytorch}}
@@ -24,8 +29,12 @@ mlflow_version: 3.17.2
 run_id: abc
 signature: {{inputs: '{SIGNATURE}'}}
 """
-REQUIREMENTS = f"# pinned\n{INDEX}\n-c constraints.txt\nmlflow==3.17.2\ntorch==2.10\nNumPy>=1\n{PINNED}\n"
-COLUMNS = 'flavors: {python_function: {}}\nsignature: {inputs: \'[{"type": "double", "name": "a"}]\'}\n'
+REQUIREMENTS = (
+    f"# pinned\n{INDEX}\n-c constraints.txt\nmlflow==3.17.2\ntorch==2.10\nNumPy>=1\n{PINNED}\n"
+)
+COLUMNS = (
+    'flavors: {python_function: {}}\nsignature: {inputs: \'[{"type": "double", "name": "a"}]\'}\n'
+)
 
 
 @pytest.fixture
@@ -40,23 +49,38 @@ def saved(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_directory_becomes_an_archive_that_answers_its_own_example(run: Run, saved: Path, tmp_path: Path) -> None:
+def test_a_directory_becomes_an_archive_that_answers_its_own_example(
+    run: Run, saved: Path, tmp_path: Path
+) -> None:
     ended = run("archive", "net", "--version", "7", "--check")
     assert ended.code == 0, ended.err
-    assert "net: MLflow model, flavour pytorch\nname net, version 7\nhandler mlflow_pytorch\n" in ended.out
+    assert (
+        "net: MLflow model, flavour pytorch\nname net, version 7\nhandler mlflow_pytorch\n"
+        in ended.out
+    )
     assert "note: data/model.pth is a pickle, so its workers run code from it" in ended.out
     assert f"requirements: {PINNED}; a server" in ended.out
     assert "check: 1 sample got the same answers in batches of 1, 2" in ended.out
     with zipfile.ZipFile(tmp_path / "net.mar") as archive:
         manifest = json.loads(archive.read("MAR-INF/MANIFEST.json"))
         assert archive.read("requirements.txt").decode().splitlines() == [INDEX, PINNED]
-        assert {path.relative_to(saved).as_posix() for path in saved.rglob("*") if path.is_file()} == {
-            name.removeprefix("mlflow_model/") for name in archive.namelist() if name.startswith("mlflow_model/")
+        assert {
+            path.relative_to(saved).as_posix() for path in saved.rglob("*") if path.is_file()
+        } == {
+            name.removeprefix("mlflow_model/")
+            for name in archive.namelist()
+            if name.startswith("mlflow_model/")
         }
     inspected = run("archive", "inspect", "net.mar").out
     assert re.search(r"kind +MLflow model\n", inspected)
     assert re.search(r"mlflow +.*'run_id': 'abc'", inspected)
-    assert manifest["mlflow"] == {"name": "net", "source": "net", "flavor": "pytorch", "run_id": "abc", "mlflow_version": "3.17.2"}
+    assert manifest["mlflow"] == {
+        "name": "net",
+        "source": "net",
+        "flavor": "pytorch",
+        "run_id": "abc",
+        "mlflow_version": "3.17.2",
+    }
 
 
 def test_options_replace_what_the_model_says(run: Run, saved: Path, tmp_path: Path) -> None:
@@ -64,14 +88,29 @@ def test_options_replace_what_the_model_says(run: Run, saved: Path, tmp_path: Pa
     (tmp_path / "extra.txt").write_text("x")
     (tmp_path / "row.json").write_text('{"inputs": [[0, 0, 0]]}')
     ended = run(
-        *("archive", "net", "--name", "other", "--handler", "mlflow_pyfunc", "-r", "own.txt", "--extra-files", "extra.txt"),
+        *(
+            "archive",
+            "net",
+            "--name",
+            "other",
+            "--handler",
+            "mlflow_pyfunc",
+            "-r",
+            "own.txt",
+            "--extra-files",
+            "extra.txt",
+        ),
         *("--sample", "row.json"),
     )
     assert ended.code == 0, ended.err
     with zipfile.ZipFile(tmp_path / "other.mar") as archive:
-        assert json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]["handler"] == "mlflow_pyfunc"
+        assert (
+            json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]["handler"] == "mlflow_pyfunc"
+        )
         assert {"own.txt", "extra.txt", "samples/row.json"} < set(archive.namelist())
-        assert not {"requirements.txt", "samples/serving_input_example.json"} & set(archive.namelist())
+        assert not {"requirements.txt", "samples/serving_input_example.json"} & set(
+            archive.namelist()
+        )
 
 
 def test_a_model_without_an_example_gets_one_from_its_columns(run: Run, tmp_path: Path) -> None:
@@ -79,10 +118,14 @@ def test_a_model_without_an_example_gets_one_from_its_columns(run: Run, tmp_path
     (tmp_path / "table" / "MLmodel").write_text(COLUMNS)
     assert run("archive", "table").code == 0
     with zipfile.ZipFile(tmp_path / "table.mar") as archive:
-        assert json.loads(archive.read("samples/example.json")) == {"dataframe_split": {"columns": ["a"], "data": [[0.0]]}}
+        assert json.loads(archive.read("samples/example.json")) == {
+            "dataframe_split": {"columns": ["a"], "data": [[0.0]]}
+        }
 
 
-def test_a_directory_that_nothing_can_load_is_refused_before_anything_is_written(run: Run, saved: Path, tmp_path: Path) -> None:
+def test_a_directory_that_nothing_can_load_is_refused_before_anything_is_written(
+    run: Run, saved: Path, tmp_path: Path
+) -> None:
     (saved / "MLmodel").write_text("flavors: {spacy: {}}")
     ended = run("archive", "net")
     assert (ended.code, (tmp_path / "net.mar").exists()) == (1, False)
@@ -108,23 +151,38 @@ def test_an_archive_is_named_like_the_model(source: str, name: str) -> None:
 def test_two_models_of_one_name_are_not_packed_together(run: Run) -> None:
     ended = run("archive", "models:/iris/1", "models:/iris/2")
     assert ended.code == 2
-    assert "'models:/iris/1' and 'models:/iris/2' would both be named iris; pack them one by one with --name" in ended.err
+    assert (
+        "'models:/iris/1' and 'models:/iris/2' would both be named iris; pack them one by one with --name"
+        in ended.err
+    )
 
 
-def test_the_extra_is_named_where_mlflow_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extra_is_named_where_mlflow_is_not_installed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "mlflow.artifacts", None)
     ended = run("archive", "models:/iris/1")
-    assert (ended.code, ended.err) == (2, "Error: models:/iris/1 is read by MLflow: pip install 'tsx-serve[mlflow]'\n")
+    assert (ended.code, ended.err) == (
+        2,
+        "Error: models:/iris/1 is read by MLflow: pip install 'tsx-serve[mlflow]'\n",
+    )
 
 
-def test_a_store_of_artifacts_that_cannot_be_read_is_an_error_with_a_next_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_of_artifacts_that_cannot_be_read_is_an_error_with_a_next_step(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def without_client(*_: object, **__: object) -> None:
         raise ModuleNotFoundError("No module named 'boto3'")
 
     monkeypatch.setattr("mlflow.artifacts.download_artifacts", without_client)
     ended = run("archive", "runs:/abc/net", "--tracking-uri", "http://127.0.0.1:1")
-    assert (ended.code, "cannot be read from http://127.0.0.1:1: No module named 'boto3'" in ended.err) == (1, True)
-    assert "; MLFLOW_TRACKING_URI names another server" in ended.err  # tsx serve has no option for it
+    assert (
+        ended.code,
+        "cannot be read from http://127.0.0.1:1: No module named 'boto3'" in ended.err,
+    ) == (1, True)
+    assert (
+        "; MLFLOW_TRACKING_URI names another server" in ended.err
+    )  # tsx serve has no option for it
 
 
 def test_a_tracking_server_is_for_what_lies_there(run: Run, saved: Path) -> None:

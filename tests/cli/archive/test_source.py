@@ -44,17 +44,26 @@ def directories(tmp_path: Path) -> Path:
         ("m.onnx", "file"),
     ],
 )
-def test_each_kind_is_decided_by_content_or_name(directories: Path, monkeypatch: pytest.MonkeyPatch, word: str, kind: SourceKind) -> None:
+def test_each_kind_is_decided_by_content_or_name(
+    directories: Path, monkeypatch: pytest.MonkeyPatch, word: str, kind: SourceKind
+) -> None:
     monkeypatch.chdir(directories)
     assert classify(Path(word)) == kind
 
 
-@pytest.mark.parametrize("command", [("bench",), ("optimize",), ("batch", "in.jsonl", "-o", "out.jsonl")])
-@pytest.mark.parametrize(("word", "kind"), [("films", "Hugging Face"), ("iris", "MLflow"), ("models:/iris/1", "MLflow")])
+@pytest.mark.parametrize(
+    "command", [("bench",), ("optimize",), ("batch", "in.jsonl", "-o", "out.jsonl")]
+)
+@pytest.mark.parametrize(
+    ("word", "kind"), [("films", "Hugging Face"), ("iris", "MLflow"), ("models:/iris/1", "MLflow")]
+)
 def test_commands_that_measure_or_run_archives_say_how_to_pack_a_model(
     run: Run, directories: Path, command: tuple[str, ...], word: str, kind: str
 ) -> None:
     (directories / "in.jsonl").write_text("[1]\n")
     ended = run(command[0], word, *command[1:])
     assert ended.code == 2
-    assert f"'{word}' is a model of {kind}, and an archive is needed here: tsx archive {word}" in ended.err
+    assert (
+        f"'{word}' is a model of {kind}, and an archive is needed here: tsx archive {word}"
+        in ended.err
+    )

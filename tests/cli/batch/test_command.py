@@ -32,7 +32,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def rows(tmp_path: Path) -> Callable[[int], Path]:
     def rows(count: int) -> Path:
-        (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"x": number}) + "\n" for number in range(count)))
+        (tmp_path / "rows.jsonl").write_text(
+            "".join(json.dumps({"x": number}) + "\n" for number in range(count))
+        )
         return tmp_path / "rows.jsonl"
 
     return rows
@@ -42,23 +44,44 @@ def rows(tmp_path: Path) -> Callable[[int], Path]:
 def test_a_run_killed_at_random_moments_goes_on_and_writes_each_row_once(
     tmp_path: Path, twice: Path, rows: Callable[[int], Path], session_cache: Path
 ) -> None:
-    """The handler tells of each row it sees, so that the moments spread over all that a run does, and not over its start alone."""
+    """The handler tells of each row it sees, so that the moments spread over all that a run does,
+    and not over its start alone.
+    """
     count = 100 + 100 * KILLS  # more than all kills together let through
     rows(count)
     os.mkfifo(tmp_path / "seen")
     seen = os.open(tmp_path / "seen", os.O_RDWR)
-    words = ["batch", twice, "rows.jsonl", "-o", "out.jsonl", "--commit-every", "0.01", "--workers", "1", "--batch-size", "2"]
+    words = [
+        "batch",
+        twice,
+        "rows.jsonl",
+        "-o",
+        "out.jsonl",
+        "--commit-every",
+        "0.01",
+        "--workers",
+        "1",
+        "--batch-size",
+        "2",
+    ]
     command = [sys.executable, "-m", "tsx_cli", *map(str, words), "--set", "worker_preload=false"]
-    environ = os.environ | {"TSX_CACHE_DIR": str(session_cache), "ROWS_SEEN": str(tmp_path / "seen")}
+    environ = os.environ | {
+        "TSX_CACHE_DIR": str(session_cache),
+        "ROWS_SEEN": str(tmp_path / "seen"),
+    }
     progress = []
     for kill in range(KILLS):
-        with forked.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        with forked.Popen(
+            command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
             left = random.randint(1, 70)
             while left > 0:
                 assert select.select([seen], [], [], 60)[0], process.poll()
                 left -= len(os.read(seen, left))
             process.send_signal(signal.SIGTERM if kill == 0 else signal.SIGKILL)
-            assert process.wait() == (INTERRUPTED if kill == 0 else -signal.SIGKILL), process.stderr and process.stderr.read()
+            assert process.wait() == (INTERRUPTED if kill == 0 else -signal.SIGKILL), (
+                process.stderr and process.stderr.read()
+            )
         journal = tmp_path / "out.jsonl.tsx-batch" / "journal.json"
         progress.append(json.loads(journal.read_bytes())["rows"] if journal.exists() else 0)
         os.set_blocking(seen, False)
@@ -72,7 +95,9 @@ def test_a_run_killed_at_random_moments_goes_on_and_writes_each_row_once(
     os.close(seen)
     found = json.loads(ended.stdout)
     assert (found["rows"], found["rows_before"], found["errors"]) == (count, progress[-1], 0)
-    assert lines(tmp_path / "out.jsonl") == [{"id": f"rows.jsonl:{n + 1}", "output": {"twice": 2 * n}} for n in range(count)]
+    assert lines(tmp_path / "out.jsonl") == [
+        {"id": f"rows.jsonl:{n + 1}", "output": {"twice": 2 * n}} for n in range(count)
+    ]
     assert {file.name for file in tmp_path.iterdir()} == {"rows.jsonl", "out.jsonl", "seen"}
 
 
@@ -84,32 +109,52 @@ def _read(descriptor: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_bad_rows_and_rows_that_kill_workers_are_error_records(run: Run, twice: Path, tmp_path: Path) -> None:
+def test_bad_rows_and_rows_that_kill_workers_are_error_records(
+    run: Run, twice: Path, tmp_path: Path
+) -> None:
     values: list[Any] = [{"x": number} for number in range(12)]
     values[3], values[7] = {"x": "exit"}, {"y": 1}
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(value) + "\n" for value in values) + "no json\n")
-    ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", "--price-per-hour", 3600, "--json", *QUICK)
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps(value) + "\n" for value in values) + "no json\n"
+    )
+    ended = run(
+        "batch", twice, "rows.jsonl", "-o", "out.jsonl", "--price-per-hour", 3600, "--json", *QUICK
+    )
     found = json.loads(ended.out)
     assert (ended.code, found["rows"], found["errors"], found["batch_size"]) == (0, 13, 3, 4)
     assert found["cost"] == pytest.approx(found["total_seconds"], abs=0.001)
     entries = lines(tmp_path / "out.jsonl")
-    bad = {number: entry["error"]["message"] for number, entry in enumerate(entries) if "error" in entry}
+    bad = {
+        number: entry["error"]["message"]
+        for number, entry in enumerate(entries)
+        if "error" in entry
+    }
     assert bad[3].startswith("Worker died")
     assert "KeyError: 'x'" in bad[7]
     assert entries[12]["error"]["status"] == 400
-    assert [entry["output"] for entry in entries if "output" in entry] == [{"twice": 2 * n} for n in range(12) if n not in bad]
+    assert [entry["output"] for entry in entries if "output" in entry] == [
+        {"twice": 2 * n} for n in range(12) if n not in bad
+    ]
 
     ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", *QUICK)
     assert (ended.code, ended.out) == (1, "")
-    assert "out.jsonl exists already, and no unfinished run belongs to it; --restart replaces it" in ended.err
+    assert (
+        "out.jsonl exists already, and no unfinished run belongs to it; --restart replaces it"
+        in ended.err
+    )
 
-    ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", "--restart", "--max-errors", "10%", *QUICK)
+    ended = run(
+        "batch", twice, "rows.jsonl", "-o", "out.jsonl", "--restart", "--max-errors", "10%", *QUICK
+    )
     assert ended.code == 1
     assert "more than --max-errors allows" in ended.err
     assert entries == lines(tmp_path / "out.jsonl")  # the old one, until a new one is whole
 
     ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", "--field", "x", *QUICK)
-    assert "out.jsonl is unfinished, and the input or the way it is read changed since the run started; start over with" in ended.err
+    assert (
+        "out.jsonl is unfinished, and the input or the way it is read changed since the run started; start over with"
+        in ended.err
+    )
 
 
 @pytest.mark.slow
@@ -123,7 +168,9 @@ def test_every_kind_of_output_has_the_answers_in_order_with_the_batch_size_found
     for output in ("out.csv", "out.parquet", "out/", "-"):
         ended = run("batch", twice, "in", "-o", output, "--set", "worker_preload=false")
         assert ended.code == 0, ended.err
-    assert [json.loads(line) for line in ended.out.splitlines()] == [{"id": name, "output": n} for n, name in enumerate(names, 1)]
+    assert [json.loads(line) for line in ended.out.splitlines()] == [
+        {"id": name, "output": n} for n, name in enumerate(names, 1)
+    ]
     assert "40 rows, 0 errors" in ended.err
     assert ", batches of " in ended.err
     with (tmp_path / "out.csv").open(newline="") as file:
@@ -131,7 +178,9 @@ def test_every_kind_of_output_has_the_answers_in_order_with_the_batch_size_found
             (name, str(n), "") for n, name in enumerate(names, 1)
         ]
     table = pq.read_table(tmp_path / "out.parquet").to_pylist()
-    assert [(row["id"], row["output"], row["status"]) for row in table] == [(name, str(n), 200) for n, name in enumerate(names, 1)]
+    assert [(row["id"], row["output"], row["status"]) for row in table] == [
+        (name, str(n), 200) for n, name in enumerate(names, 1)
+    ]
     for number, name in enumerate(names, 1):
         assert (tmp_path / "out" / f"{name}.json").read_text() == str(number)
     assert len([*(tmp_path / "out").rglob("*.json")]) == 40
@@ -142,12 +191,24 @@ def test_inputs_and_outputs_may_be_objects_of_s3(run: Run, twice: Path, bucket: 
     for number in range(3):
         bucket.put_object(Bucket="data", Key=f"in/{number}.txt", Body=b"x" * (number + 1))
     bucket.put_object(Bucket="data", Key="rows.jsonl", Body=b'{"x": 1}\n{"x": 2}\n')
-    for words in (["s3://data/in/", "-o", "s3://data/out/"], ["s3://data/rows.jsonl", "-o", "s3://data/out.jsonl"]):
+    for words in (
+        ["s3://data/in/", "-o", "s3://data/out/"],
+        ["s3://data/rows.jsonl", "-o", "s3://data/out.jsonl"],
+    ):
         ended = run("batch", twice, *words, *QUICK)
         assert ended.code == 0, ended.err
         assert run("batch", twice, *words, *QUICK).code == 1  # it is there
     keys = [each["Key"] for each in bucket.list_objects_v2(Bucket="data")["Contents"]]
-    assert keys == ["in/0.txt", "in/1.txt", "in/2.txt", "out.jsonl", "out/0.txt.json", "out/1.txt.json", "out/2.txt.json", "rows.jsonl"]
+    assert keys == [
+        "in/0.txt",
+        "in/1.txt",
+        "in/2.txt",
+        "out.jsonl",
+        "out/0.txt.json",
+        "out/1.txt.json",
+        "out/2.txt.json",
+        "rows.jsonl",
+    ]
     body = bucket.get_object(Bucket="data", Key="out.jsonl")["Body"].read()
     assert [json.loads(line) for line in body.splitlines()] == [
         {"id": "rows.jsonl:1", "output": {"twice": 2}},
@@ -158,18 +219,38 @@ def test_inputs_and_outputs_may_be_objects_of_s3(run: Run, twice: Path, bucket: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-o", "out.txt"], "its name ends in none of .jsonl, .ndjson, .csv, .parquet; add --output-format"),
-        (["-o", "out.jsonl", "--max-errors", "many"], "--max-errors takes a number of rows such as 100, or a share of them such as 1%"),
+        (
+            ["-o", "out.txt"],
+            "its name ends in none of .jsonl, .ndjson, .csv, .parquet; add --output-format",
+        ),
+        (
+            ["-o", "out.jsonl", "--max-errors", "many"],
+            "--max-errors takes a number of rows such as 100, or a share of them such as 1%",
+        ),
         (["-o", "-", "--output-format", "parquet"], "standard output (-o -) takes JSON lines or"),
-        (["-o", "rows.jsonl"], "-o rows.jsonl is among the inputs, which would change with it; name a place outside of them"),
+        (
+            ["-o", "rows.jsonl"],
+            "-o rows.jsonl is among the inputs, which would change with it; name a place outside of them",
+        ),
         ([".", "-o", "out.jsonl"], "-o out.jsonl is among the inputs"),
         (["-o", "-", "--json"], "--json prints the summary on standard output"),
-        (["-o", "made", "--output-format", "jsonl"], "-o made is a directory, and --output-format jsonl is one file; name the file"),
-        (["-o", "out.jsonl", "--on", "ray://head"], "--on takes ray://HOST:PORT, HOST:PORT, auto or sagemaker, not 'ray://head'"),
+        (
+            ["-o", "made", "--output-format", "jsonl"],
+            "-o made is a directory, and --output-format jsonl is one file; name the file",
+        ),
+        (
+            ["-o", "out.jsonl", "--on", "ray://head"],
+            "--on takes ray://HOST:PORT, HOST:PORT, auto or sagemaker, not 'ray://head'",
+        ),
     ],
 )
 def test_wrong_usage_is_refused_with_what_to_do(
-    run: Run, twice: Path, rows: Callable[[int], Path], tmp_path: Path, words: list[str], message: str
+    run: Run,
+    twice: Path,
+    rows: Callable[[int], Path],
+    tmp_path: Path,
+    words: list[str],
+    message: str,
 ) -> None:
     rows(1)
     (tmp_path / "made").mkdir()
@@ -178,25 +259,42 @@ def test_wrong_usage_is_refused_with_what_to_do(
     assert message in ended.err
 
 
-def test_inputs_may_be_named_by_an_option_as_in_bench(run: Run, twice: Path, rows: Callable[[int], Path]) -> None:
+def test_inputs_may_be_named_by_an_option_as_in_bench(
+    run: Run, twice: Path, rows: Callable[[int], Path]
+) -> None:
     rows(1)
     ended = run("batch", twice, "--input", "rows.jsonl", "-o", "rows.jsonl")
     assert (ended.code, "-o rows.jsonl is among the inputs" in ended.err) == (2, True)
     ended = run("batch", twice, "-o", "out.jsonl")
-    assert (ended.code, "name what the model runs over: `tsx batch MODEL.mar INPUT..." in ended.err) == (2, True)
+    assert (
+        ended.code,
+        "name what the model runs over: `tsx batch MODEL.mar INPUT..." in ended.err,
+    ) == (2, True)
 
 
-def test_a_directory_with_other_files_is_refused_as_output(run: Run, twice: Path, rows: Callable[[int], Path]) -> None:
+def test_a_directory_with_other_files_is_refused_as_output(
+    run: Run, twice: Path, rows: Callable[[int], Path]
+) -> None:
     rows(1)
     ended = run("batch", twice, "rows.jsonl", "-o", ".")
     assert ended.code == 1
     assert "./ is not empty; remove what is in it, or name another directory with -o" in ended.err
 
 
-def test_objects_are_looked_for_where_the_settings_of_the_command_say(run: Run, twice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_are_looked_for_where_the_settings_of_the_command_say(
+    run: Run, twice: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def client(service: str, endpoint_url: str, config: object) -> None:
         raise CliError(f"asked {endpoint_url}")
 
     monkeypatch.setattr("boto3.client", client)
-    ended = run("batch", twice, "s3://data/rows.jsonl", "-o", "out.jsonl", "--set", "s3_endpoint_url=http://127.0.0.1:9")
+    ended = run(
+        "batch",
+        twice,
+        "s3://data/rows.jsonl",
+        "-o",
+        "out.jsonl",
+        "--set",
+        "s3_endpoint_url=http://127.0.0.1:9",
+    )
     assert "asked http://127.0.0.1:9" in ended.err

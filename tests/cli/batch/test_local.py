@@ -1,4 +1,6 @@
-"""What the engine of this machine makes of an archive's measurement, and which models it refuses."""
+"""What the engine of this machine makes of an archive's measurement, and which models it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,14 @@ from tsx_runtime.settings.schema import Settings
 NOTHING = "def handle(data, context): return data"
 
 
-def test_the_measured_workers_and_the_best_measured_batch_size_count_on_the_measured_machine_only(tmp_path: Path) -> None:
+def test_the_measured_workers_and_the_best_measured_batch_size_count_on_the_measured_machine_only(
+    tmp_path: Path,
+) -> None:
     record = record_of(results())
     best = record.best.configuration
-    curve = next(curve for curve in record.curves if curve.variant.kind == Configuration(**best).variant.kind)
+    curve = next(
+        curve for curve in record.curves if curve.variant.kind == Configuration(**best).variant.kind
+    )
     make_model(tmp_path, NOTHING)
     (tmp_path / "tsx-bench.json").write_bytes(record.content())
     assert recommendation(tmp_path) == Recommendation()
@@ -37,8 +43,13 @@ def test_the_measured_workers_and_the_best_measured_batch_size_count_on_the_meas
 @pytest.mark.slow
 def test_a_model_whose_rows_belong_together_is_refused(tmp_path: Path, session_cache: Path) -> None:
     settings = Settings(cache_dir=session_cache, worker_preload=False)
-    model = make_model(tmp_path / "s.mar", NOTHING, config="sequenceBatching: true\nsequenceMaxIdleMSec: 1000\n")
-    with pytest.raises(CliError, match="its requests belong to sequences"), open_local(model, settings):
+    model = make_model(
+        tmp_path / "s.mar", NOTHING, config="sequenceBatching: true\nsequenceMaxIdleMSec: 1000\n"
+    )
+    with (
+        pytest.raises(CliError, match="its requests belong to sequences"),
+        open_local(model, settings),
+    ):
         pass
 
 

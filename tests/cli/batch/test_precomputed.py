@@ -32,13 +32,27 @@ def stored(path: Path, *keys: str, model: str = "twice") -> list[StoredAnswer | 
 def test_each_row_is_an_answer_under_its_id(run: Run, tmp_path: Path, twice: Path) -> None:
     rows = [{"x": 1, "user": "a"}, {"x": 2, "user": "b/c"}, {"user": "bad"}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["batch", twice, "in.jsonl", "-o", "jobs+sqlite:///store/jobs.sqlite", "--id-field", "user", "--expires", "2d"]
+    words = [
+        "batch",
+        twice,
+        "in.jsonl",
+        "-o",
+        "jobs+sqlite:///store/jobs.sqlite",
+        "--id-field",
+        "user",
+        "--expires",
+        "2d",
+    ]
     ended = run(*words)
     assert ended.code == 0, ended.err
     one, two, bad = stored(tmp_path / "store" / "jobs.sqlite", "a", "b/c", "bad")
     assert one is not None
     assert two is not None
-    assert (one.status, json.loads(one.body), json.loads(two.body)) == (200, {"twice": 2}, {"twice": 4})
+    assert (one.status, json.loads(one.body), json.loads(two.body)) == (
+        200,
+        {"twice": 2},
+        {"twice": 4},
+    )
     assert b"content-type: application/json" in one.headers
     assert abs(one.expires - time.time() - 2 * 86_400) < 3600
     assert bad is None
@@ -56,7 +70,8 @@ def test_a_store_is_written_while_a_server_has_it(tmp_path: Path) -> None:
         await asyncio.to_thread(write)
         try:
             assert (
-                await server.begin_answer(AnswerKey("idempotency", "", "k"), "", "two", 60) is not None
+                await server.begin_answer(AnswerKey("idempotency", "", "k"), "", "two", 60)
+                is not None
             )  # what the server has begun stays
             return await server.get_answer(key)
         finally:
@@ -64,7 +79,13 @@ def test_a_store_is_written_while_a_server_has_it(tmp_path: Path) -> None:
 
     def write() -> None:
         writer, _ = open_precomputed(f"jobs+sqlite:///{path}", "m", None)
-        writer.write(1, [RowResult(0, "k", 200, "text/plain", b"new"), RowResult(1, "none", 500, "", b"", "it failed")])
+        writer.write(
+            1,
+            [
+                RowResult(0, "k", 200, "text/plain", b"new"),
+                RowResult(1, "none", 500, "", b"", "it failed"),
+            ],
+        )
         writer.finish(1)
 
     found = asyncio.run(serve())
@@ -81,6 +102,15 @@ def test_an_output_that_is_no_store_is_refused(output: str) -> None:
 
 def test_options_that_have_no_effect_are_refused(run: Run, tmp_path: Path, twice: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
-    assert "leave them out" in run("batch", twice, "in.jsonl", "-o", "out.jsonl", "--expires", "1d").err
-    assert "--output-format" in run("batch", twice, "in.jsonl", "-o", "jobs+sqlite:///a", "--output-format", "csv").err
-    assert "--expires takes" in run("batch", twice, "in.jsonl", "-o", "jobs+sqlite:///a", "--expires", "soon").err
+    assert (
+        "leave them out"
+        in run("batch", twice, "in.jsonl", "-o", "out.jsonl", "--expires", "1d").err
+    )
+    assert (
+        "--output-format"
+        in run("batch", twice, "in.jsonl", "-o", "jobs+sqlite:///a", "--output-format", "csv").err
+    )
+    assert (
+        "--expires takes"
+        in run("batch", twice, "in.jsonl", "-o", "jobs+sqlite:///a", "--expires", "soon").err
+    )

@@ -1,4 +1,6 @@
-"""`tsx batch --on` a Ray cluster of two nodes: the output is that of a local run, whatever happens to a node."""
+"""`tsx batch --on` a Ray cluster of two nodes: the output is that of a local run, whatever happens
+to a node.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def answer(body):
 """
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
 # A lost node is noticed within a second: nothing here is far away.
-QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 3}
+QUICK = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 200,
+    "health_check_failure_threshold": 3,
+}
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
@@ -45,8 +51,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("batch")
-    make_model(directory / "double.mar", HANDLER.format(place=str(directory)), config="batchSize: 8\n")
-    (directory / "rows.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(200)) + "{\n")
+    make_model(
+        directory / "double.mar", HANDLER.format(place=str(directory)), config="batchSize: 8\n"
+    )
+    (directory / "rows.jsonl").write_text(
+        "".join(f'{{"n": {number}}}\n' for number in range(200)) + "{\n"
+    )
     (directory / "files").mkdir()
     for number in range(200):
         (directory / "files" / f"{number:03}.bin").write_bytes(b"x" * number)
@@ -57,14 +67,29 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(free_ports: Callable[[int], list[int]]) -> Iterator[tuple[Cluster, str]]:
     [port] = free_ports(1)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    cluster = Cluster(True, head_node_args={**NODE, "ray_client_server_port": port, "include_dashboard": False, "_system_config": QUICK})
+    cluster = Cluster(
+        True,
+        head_node_args={
+            **NODE,
+            "ray_client_server_port": port,
+            "include_dashboard": False,
+            "_system_config": QUICK,
+        },
+    )
     cluster.add_node(**NODE)
     yield cluster, f"ray://127.0.0.1:{port}"
     cluster.shutdown()
 
 
 def run(directory: Path, inputs: str, output: str, *words: str, code: int = 0) -> bytes:
-    model = [str(directory / "double.mar"), str(directory / inputs), "-o", str(directory / output), "--batch-size", "8"]
+    model = [
+        str(directory / "double.mar"),
+        str(directory / inputs),
+        "-o",
+        str(directory / output),
+        "--batch-size",
+        "8",
+    ]
     assert main(["batch", *model, *words]) == code
     return (directory / output).read_bytes() if code == 0 else b""
 

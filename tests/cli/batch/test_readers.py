@@ -23,7 +23,9 @@ from tsx_cli.common.failure import CliError, UsageError
 
 Text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 Values = st.lists(st.fixed_dictionaries({"a": Text, "b": Text}), max_size=9)
-fresh = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fresh = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def all_rows(reader: InputReader) -> list[Row]:
@@ -31,7 +33,9 @@ def all_rows(reader: InputReader) -> list[Row]:
 
 
 def check_positions(reader: InputReader) -> list[Row]:
-    """From behind each row, the rest is read as it was before, and what is done grows to the total."""
+    """From behind each row, the rest is read as it was before, and what is done grows to the
+    total.
+    """
     rows = all_rows(reader)
     for row in rows:
         assert list(reader.rows(row.next, row.index + 1)) == rows[row.index + 1 :]
@@ -44,13 +48,24 @@ def check_positions(reader: InputReader) -> list[Row]:
 
 @fresh
 @given(Values, st.booleans())
-def test_json_lines_are_read_from_any_position_on(tmp_path: Path, values: list[dict[str, str]], ascii: bool) -> None:
+def test_json_lines_are_read_from_any_position_on(
+    tmp_path: Path, values: list[dict[str, str]], ascii: bool
+) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(f"{json.dumps(each, ensure_ascii=ascii)}\n\n" for each in values), encoding="utf-8", newline="")
+    file.write_text(
+        "".join(f"{json.dumps(each, ensure_ascii=ascii)}\n\n" for each in values),
+        encoding="utf-8",
+        newline="",
+    )
     rows = check_positions(InputReader([str(file)]))
     assert [json.loads(row.body) for row in rows] == values
-    assert [row.id for row in rows] == [f"rows.jsonl:{2 * number + 1}" for number in range(len(values))]
-    assert [json.loads(row.body) for row in check_positions(InputReader([str(file)], rows=RowFormat(id_field="a")))] == values
+    assert [row.id for row in rows] == [
+        f"rows.jsonl:{2 * number + 1}" for number in range(len(values))
+    ]
+    assert [
+        json.loads(row.body)
+        for row in check_positions(InputReader([str(file)], rows=RowFormat(id_field="a")))
+    ] == values
 
 
 @fresh
@@ -64,26 +79,47 @@ def test_csv_is_read_from_any_position_on(tmp_path: Path, values: list[dict[str,
     rows = check_positions(InputReader([str(tmp_path / "rows.csv")]))
     assert [json.loads(row.body) for row in rows] == values
     sent = check_positions(InputReader([str(tmp_path / "rows.csv")], rows=RowFormat("b", "a")))
-    assert [(row.id, row.body.decode()) for row in sent] == [(each["a"], each["b"]) for each in values]
+    assert [(row.id, row.body.decode()) for row in sent] == [
+        (each["a"], each["b"]) for each in values
+    ]
 
 
 @fresh
-@given(st.lists(st.tuples(st.binary(max_size=5), st.integers(0, 9) | st.none()), max_size=9), st.integers(1, 4))
-def test_parquet_is_read_from_any_position_on(tmp_path: Path, values: list[tuple[bytes, int | None]], group: int) -> None:
+@given(
+    st.lists(st.tuples(st.binary(max_size=5), st.integers(0, 9) | st.none()), max_size=9),
+    st.integers(1, 4),
+)
+def test_parquet_is_read_from_any_position_on(
+    tmp_path: Path, values: list[tuple[bytes, int | None]], group: int
+) -> None:
     schema = pa.schema([("image", pa.binary()), ("n", pa.int64())])
-    table = pa.table({"image": [one for one, _ in values], "n": [other for _, other in values]}, schema=schema)
+    table = pa.table(
+        {"image": [one for one, _ in values], "n": [other for _, other in values]}, schema=schema
+    )
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=group)
     rows = check_positions(InputReader([str(tmp_path / "rows.parquet")]))
-    assert [json.loads(row.body) for row in rows] == [{"image": base64.b64encode(one).decode(), "n": other} for one, other in values]
+    assert [json.loads(row.body) for row in rows] == [
+        {"image": base64.b64encode(one).decode(), "n": other} for one, other in values
+    ]
     sent = all_rows(InputReader([str(tmp_path / "rows.parquet")], rows=RowFormat("image")))
-    assert [(row.body, row.content_type) for row in sent] == [(one, "application/octet-stream") for one, _ in values]
+    assert [(row.body, row.content_type) for row in sent] == [
+        (one, "application/octet-stream") for one, _ in values
+    ]
 
 
 def test_inputs_of_several_formats_are_read_in_turn(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    for name, content in {"a/2.txt": "two", "a/1.jpg": "one", "a/.hidden": "", "rows.jsonl": '{"x": 1}\n', "rows.csv": "x\n2\n"}.items():
+    for name, content in {
+        "a/2.txt": "two",
+        "a/1.jpg": "one",
+        "a/.hidden": "",
+        "rows.jsonl": '{"x": 1}\n',
+        "rows.csv": "x\n2\n",
+    }.items():
         (tmp_path / name).write_text(content)
-    rows = check_positions(InputReader([str(tmp_path / name) for name in ("rows.csv", "a", "rows.jsonl")]))
+    rows = check_positions(
+        InputReader([str(tmp_path / name) for name in ("rows.csv", "a", "rows.jsonl")])
+    )
     assert [(row.id, row.body, row.content_type) for row in rows] == [
         ("rows.csv:2", b'{"x": "2"}', "application/json"),
         ("a/1.jpg", b"one", "image/jpeg"),
@@ -106,10 +142,25 @@ def test_many_files_are_read_in_order_and_from_any_position_on(tmp_path: Path) -
     ("content", "name", "options", "error"),
     [
         ("no json\n", "rows.jsonl", RowFormat("x"), "the row cannot be read: Expecting value"),
-        ('{"y": 1}\n', "rows.jsonl", RowFormat("x"), "the row cannot be read: it has no 'x', but y"),
+        (
+            '{"y": 1}\n',
+            "rows.jsonl",
+            RowFormat("x"),
+            "the row cannot be read: it has no 'x', but y",
+        ),
         ("[1]\n", "rows.jsonl", RowFormat("x"), "the row cannot be read: list indices"),
-        ("x,y\n1\n", "rows.csv", None, "the row cannot be read: it has 1 columns, and the first line names 2"),
-        ("x\n\udcff\n", "rows.csv", RowFormat("x"), "the row cannot be read: 'utf-8' codec can't encode"),
+        (
+            "x,y\n1\n",
+            "rows.csv",
+            None,
+            "the row cannot be read: it has 1 columns, and the first line names 2",
+        ),
+        (
+            "x\n\udcff\n",
+            "rows.csv",
+            RowFormat("x"),
+            "the row cannot be read: 'utf-8' codec can't encode",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_read_is_an_error_and_not_the_end(
@@ -129,12 +180,18 @@ def test_an_id_can_be_written_whatever_it_has(tmp_path: Path) -> None:
     assert (row.id, row.error) == ("a?", None)
 
 
-def test_a_file_that_is_too_large_for_a_row_is_an_error_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_too_large_for_a_row_is_an_error_of_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tsx_cli.batch.readers.LONGEST", 1)
     for name in ("a", "bb", "c"):
         (tmp_path / name).write_text(name)
     rows = all_rows(InputReader([str(tmp_path)]))
-    assert [row.error for row in rows] == [None, "the row cannot be read: it has 2 bytes, and a row has 1 at most", None]
+    assert [row.error for row in rows] == [
+        None,
+        "the row cannot be read: it has 2 bytes, and a row has 1 at most",
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +202,12 @@ def test_a_file_that_is_too_large_for_a_row_is_an_error_of_its_row(tmp_path: Pat
     ],
 )
 def test_standard_input_goes_on_only_where_it_brings_the_same_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str | None, head: bytes, other: bytes, ids: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    format: str | None,
+    head: bytes,
+    other: bytes,
+    ids: list[str],
 ) -> None:
     def read(content: bytes, start: Position, index: int) -> list[Row]:
         (tmp_path / "pipe").write_bytes(content)
@@ -174,7 +236,11 @@ def test_standard_input_goes_on_only_where_it_brings_the_same_rows(
     ],
 )
 def test_inputs_that_cannot_be_used_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: list[str], format: str | None, message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    inputs: list[str],
+    format: str | None,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if inputs[0].startswith("rows"):

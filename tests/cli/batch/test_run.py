@@ -26,7 +26,14 @@ from tsx_cli.batch.rows import Position, Row, RowResult
 from tsx_cli.batch.run import BatchRun, MaxErrors
 from tsx_cli.batch.s3 import S3
 from tsx_cli.batch.stores import LONGEST_NAME, LocalStore, OutputStore, S3Store, file_name
-from tsx_cli.batch.writers import ENCODINGS, CsvEncoding, DirectoryWriter, FileWriter, JsonLinesEncoding, Writer
+from tsx_cli.batch.writers import (
+    ENCODINGS,
+    CsvEncoding,
+    DirectoryWriter,
+    FileWriter,
+    JsonLinesEncoding,
+    Writer,
+)
 from tsx_cli.common.failure import CliError
 
 ROWS = 9
@@ -37,7 +44,8 @@ class ProcessDied(BaseException):
 
 
 class MortalDisk:
-    """The steps that change a disk, at one of which the process dies: before it, in the middle, or once it is done.
+    """The steps that change a disk, at one of which the process dies: before it, in the middle, or
+    once it is done.
 
     With `power`, what no fsync has secured is lost as well: contents become empty.
     """
@@ -46,7 +54,14 @@ class MortalDisk:
         self.left, self.phase, self.power, self.dead = step, phase, power, False
         self.loose: set[Path] = set()
         self.lock = threading.Lock()
-        for owner, name in ((Path, "replace"), (Path, "unlink"), (Path, "mkdir"), (Path, "write_bytes"), (shutil, "rmtree"), (os, "fsync")):
+        for owner, name in (
+            (Path, "replace"),
+            (Path, "unlink"),
+            (Path, "mkdir"),
+            (Path, "write_bytes"),
+            (shutil, "rmtree"),
+            (os, "fsync"),
+        ):
             patch.setattr(owner, name, self._mortal(name, getattr(owner, name)))
 
     def _mortal(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,16 +96,35 @@ class MortalDisk:
 
 
 def run(
-    place: Path, kind: str, engine: EchoEngine | None = None, stop: threading.Event | None = None, *, output: str = "", **options: Any
+    place: Path,
+    kind: str,
+    engine: EchoEngine | None = None,
+    stop: threading.Event | None = None,
+    *,
+    output: str = "",
+    **options: Any,
 ) -> BatchRun:
     """As the command does it, with a commit for each row."""
     reader = InputReader([str(place / "rows.jsonl")])
-    store: OutputStore = S3Store(output, S3()) if output else LocalStore(f"{place}/out{'/' if kind == 'directory' else ''}")
-    writer: Writer = DirectoryWriter(store, numbered=False) if kind == "directory" else FileWriter(store, ENCODINGS[kind]())
+    store: OutputStore = (
+        S3Store(output, S3())
+        if output
+        else LocalStore(f"{place}/out{'/' if kind == 'directory' else ''}")
+    )
+    writer: Writer = (
+        DirectoryWriter(store, numbered=False)
+        if kind == "directory"
+        else FileWriter(store, ENCODINGS[kind]())
+    )
     journal, finished = BatchJournal(store, {"reader": reader.fingerprint}), False
     try:
         ended = BatchRun(
-            engine or EchoEngine(), reader, writer, journal, stop=stop or threading.Event(), **({"commit_every": 0.0} | options)
+            engine or EchoEngine(),
+            reader,
+            writer,
+            journal,
+            stop=stop or threading.Event(),
+            **({"commit_every": 0.0} | options),
         )
         ended.run()
         finished = ended.done.complete
@@ -105,7 +139,11 @@ def ids(place: Path, kind: str) -> list[str]:
     if kind == "parquet":
         return [row["id"] for row in pq.read_table(place / "out").to_pylist()]
     with (place / "out").open(newline="") as file:
-        return [json.loads(line)["id"] for line in file] if kind == "jsonl" else [row["id"] for row in csv.DictReader(file)]
+        return (
+            [json.loads(line)["id"] for line in file]
+            if kind == "jsonl"
+            else [row["id"] for row in csv.DictReader(file)]
+        )
 
 
 def stopping_at(index: int, stop: threading.Event) -> EchoEngine:
@@ -118,14 +156,20 @@ def stopping_at(index: int, stop: threading.Event) -> EchoEngine:
 
 
 def make_rows(place: Path, count: int = ROWS) -> None:
-    (place / "rows.jsonl").write_text("".join(json.dumps({"x": number}) + "\n" for number in range(count)))
+    (place / "rows.jsonl").write_text(
+        "".join(json.dumps({"x": number}) + "\n" for number in range(count))
+    )
 
 
-Deaths = st.lists(st.tuples(st.integers(1, 130), st.integers(0, 2), st.booleans()), min_size=1, max_size=4)
+Deaths = st.lists(
+    st.tuples(st.integers(1, 130), st.integers(0, 2), st.booleans()), min_size=1, max_size=4
+)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "directory"])
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(Deaths)
 @example([(step, 0, True) for step in range(1, 40, 3)])
 def test_a_run_that_dies_at_any_step_leaves_each_row_in_the_output_once(
@@ -142,7 +186,11 @@ def test_a_run_that_dies_at_any_step_leaves_each_row_in_the_output_once(
                 finished = True
             except ProcessDied:
                 pass
-        if finished or (disk.dead and (place / "out").exists() and not (place / "out.tsx-batch" / "journal.json").exists()):
+        if finished or (
+            disk.dead
+            and (place / "out").exists()
+            and not (place / "out.tsx-batch" / "journal.json").exists()
+        ):
             break  # it had nothing left to do
     else:
         run(place, kind)
@@ -162,17 +210,29 @@ def test_what_is_committed_is_not_computed_again(tmp_path: Path) -> None:
     assert ids(tmp_path, "jsonl") == [f"rows.jsonl:{number + 1}" for number in range(20)]
 
 
-def test_rows_that_cannot_be_read_keep_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_be_read_keep_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class PartlyReader(InputReader):
         def rows(self, start: Position, index: int) -> Any:
-            return (row._replace(error="odd" if row.index % 4 else None) for row in super().rows(start, index))
+            return (
+                row._replace(error="odd" if row.index % 4 else None)
+                for row in super().rows(start, index)
+            )
 
     monkeypatch.setattr("tests.cli.batch.test_run.InputReader", PartlyReader)
     make_rows(tmp_path)
     assert run(tmp_path, "jsonl").done.errors == 6
     entries = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
-    assert [entry["id"] for entry in entries] == [f"rows.jsonl:{number + 1}" for number in range(ROWS)]
-    assert [entry.get("error", {}).get("message") for entry in entries] == [None, "odd", "odd", "odd"] * 2 + [None]
+    assert [entry["id"] for entry in entries] == [
+        f"rows.jsonl:{number + 1}" for number in range(ROWS)
+    ]
+    assert [entry.get("error", {}).get("message") for entry in entries] == [
+        None,
+        "odd",
+        "odd",
+        "odd",
+    ] * 2 + [None]
 
 
 def test_a_cell_of_csv_is_no_formula_and_bytes_stay_base64() -> None:
@@ -188,7 +248,9 @@ def test_a_cell_of_csv_is_no_formula_and_bytes_stay_base64() -> None:
 
 def test_json_that_is_not_utf_8_does_not_break_its_line() -> None:
     body = '{"x": "\u0a0a"}'.encode("utf-16")
-    [line] = JsonLinesEncoding().encode([RowResult(0, "a", 200, "application/json", body)]).splitlines()
+    [line] = (
+        JsonLinesEncoding().encode([RowResult(0, "a", 200, "application/json", body)]).splitlines()
+    )
     assert base64.b64decode(json.loads(line)["output_base64"]) == body
 
 
@@ -217,7 +279,9 @@ def test_a_stop_ends_a_read_of_standard_input_that_waits_and_its_half_line_is_no
         before = signal.signal(signal.SIGALRM, on_signal)
         signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
         try:
-            run = BatchRun(EchoEngine(), reader, FileWriter(store, JsonLinesEncoding()), journal, stop=stop)
+            run = BatchRun(
+                EchoEngine(), reader, FileWriter(store, JsonLinesEncoding()), journal, stop=stop
+            )
             run.run()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -233,7 +297,11 @@ def fails(numbers: range) -> Callable[[Row], bool]:
 @pytest.mark.parametrize(
     ("limit", "failing", "message"),
     [
-        (MaxErrors(rows=2), range(3), "3 of 3 rows failed, more than --max-errors allows; one is rows.jsonl:1: it failed"),
+        (
+            MaxErrors(rows=2),
+            range(3),
+            "3 of 3 rows failed, more than --max-errors allows; one is rows.jsonl:1: it failed",
+        ),
         (MaxErrors(rows=3), range(3), None),
         (MaxErrors(share=0.3), range(3), "3 of 9 rows failed"),
         (MaxErrors(share=0.34), range(3), None),
@@ -254,7 +322,9 @@ def test_too_many_errors_end_the_run_which_goes_on_with_a_higher_limit(
 def test_a_row_that_gets_another_kind_of_answer_after_a_death_has_one_file(tmp_path: Path) -> None:
     make_rows(tmp_path, 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchJournal, "commit", lambda journal, checkpoint: (_ for _ in ()).throw(ProcessDied))
+        patch.setattr(
+            BatchJournal, "commit", lambda journal, checkpoint: (_ for _ in ()).throw(ProcessDied)
+        )
         with pytest.raises(ProcessDied):
             run(tmp_path, "directory", EchoEngine(fails(range(1))))
     run(tmp_path, "directory")
@@ -289,7 +359,9 @@ def test_an_output_goes_through_a_link_of_its_own_user_alone(tmp_path: Path, the
             os.chown(tmp_path / name, 54321, 54321, follow_symlinks=False)
     assert LocalStore(str(tmp_path / "out"))._path == tmp_path / ("out" if theirs else "target")
     if theirs:
-        with pytest.raises(CliError, match=r"out.jsonl cannot be written: .*way belongs to another user"):
+        with pytest.raises(
+            CliError, match=r"out.jsonl cannot be written: .*way belongs to another user"
+        ):
             LocalStore(str(tmp_path / "way" / "out.jsonl"))
     else:
         assert LocalStore(str(tmp_path / "way" / "out.jsonl"))._path == tmp_path / "out.jsonl"
@@ -297,7 +369,9 @@ def test_an_output_goes_through_a_link_of_its_own_user_alone(tmp_path: Path, the
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there modes are of no use")
 @pytest.mark.parametrize("theirs", [True, False])
-def test_a_work_directory_that_another_user_can_change_is_refused(tmp_path: Path, theirs: bool) -> None:
+def test_a_work_directory_that_another_user_can_change_is_refused(
+    tmp_path: Path, theirs: bool
+) -> None:
     store = planted(tmp_path, tmp_path / "victim")
     if not theirs:
         (tmp_path / "out.tsx-batch").chmod(0o777)
@@ -306,7 +380,10 @@ def test_a_work_directory_that_another_user_can_change_is_refused(tmp_path: Path
     else:
         pytest.skip("only root can give a directory to another user")
     why = "belongs to another user" if theirs else "can be written by other users"
-    with pytest.raises(CliError, match=f"out cannot be written: .*out.tsx-batch {why}.* name an output in a directory"):
+    with pytest.raises(
+        CliError,
+        match=f"out cannot be written: .*out.tsx-batch {why}.* name an output in a directory",
+    ):
         store.lock()
     assert sorted(path.name for path in (tmp_path / "out.tsx-batch").iterdir()) == ["partial"]
 
@@ -322,17 +399,29 @@ def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
     assert {each.name for each in tmp_path.iterdir()} == {"rows.jsonl", "out"}
 
 
-def test_a_stopped_run_into_s3_goes_on_and_leaves_only_the_output(tmp_path: Path, bucket: Any) -> None:
+def test_a_stopped_run_into_s3_goes_on_and_leaves_only_the_output(
+    tmp_path: Path, bucket: Any
+) -> None:
     make_rows(tmp_path, 12)
     for output in ("s3://data/out.jsonl", "s3://data/files/"):
         stop = threading.Event()
-        assert not run(tmp_path, "directory" if output.endswith("/") else "jsonl", stopping_at(5, stop), stop, output=output).done.complete
+        assert not run(
+            tmp_path,
+            "directory" if output.endswith("/") else "jsonl",
+            stopping_at(5, stop),
+            stop,
+            output=output,
+        ).done.complete
         keys = [each["Key"] for each in bucket.list_objects_v2(Bucket="data")["Contents"]]
         assert f"{output.removeprefix('s3://data/').rstrip('/')}.tsx-batch/journal.json" in keys
         engine = EchoEngine()
-        assert run(tmp_path, "directory" if output.endswith("/") else "jsonl", engine, output=output).done.complete
+        assert run(
+            tmp_path, "directory" if output.endswith("/") else "jsonl", engine, output=output
+        ).done.complete
         assert 0 < engine.seen < 12
     keys = [each["Key"] for each in bucket.list_objects_v2(Bucket="data")["Contents"]]
-    assert sorted(keys) == sorted(["out.jsonl", *(f"files/rows.jsonl:{number}.json" for number in range(1, 13))])
+    assert sorted(keys) == sorted(
+        ["out.jsonl", *(f"files/rows.jsonl:{number}.json" for number in range(1, 13))]
+    )
     body = bucket.get_object(Bucket="data", Key="out.jsonl")["Body"].read()
     assert [json.loads(line)["output"]["x"] for line in body.splitlines()] == list(range(12))

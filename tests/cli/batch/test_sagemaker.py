@@ -1,4 +1,6 @@
-"""`tsx batch --on sagemaker`: moto's control plane, and the real container answers the job as SageMaker's host would ask it."""
+"""`tsx batch --on sagemaker`: moto's control plane, and the real container answers the job as
+SageMaker's host would ask it.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("batch") / "double.mar", HANDLER, config="batchSize: 8\n")
+    return make_model(
+        tmp_path_factory.mktemp("batch") / "double.mar", HANDLER, config="batchSize: 8\n"
+    )
 
 
 class Platform:
-    """Answers jobs as they are created, or has them fail, or leaves them under way until `finish`."""
+    """Answers jobs as they are created, or has them fail, or leaves them under way until
+    `finish`.
+    """
 
     def __init__(self, course: Course, place: Path, port: Callable[[], int]) -> None:
         self.place, self.port, self.jobs = place, port, list[str]()
@@ -102,7 +108,11 @@ def backend() -> Any:
 
 @pytest.fixture
 def platform(
-    account: Account, short_path: Path, free_ports: Callable[[int], list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    account: Account,
+    short_path: Path,
+    free_ports: Callable[[int], list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Platform:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SageMakerEngine, "poll", 0.0)
@@ -141,7 +151,9 @@ def test_files_of_any_bytes_are_answered_and_no_row_is_taken_before_the_one_in_f
             taken.append(row)
             yield row
 
-    for number, result in enumerate(SageMakerEngine(archive, reader, None, None, threading.Event(), restart=False).run(rows())):
+    for number, result in enumerate(
+        SageMakerEngine(archive, reader, None, None, threading.Event(), restart=False).run(rows())
+    ):
         assert len(taken) == number + 1
         body = taken[-1].body
         assert result.body == (body[::-1] if number % 2 else str(number).encode())
@@ -156,23 +168,41 @@ def test_a_job_that_fails_says_why_and_the_same_command_tries_again(
     batch(archive, "rows.jsonl", "far.jsonl", "--on", "sagemaker", code=1)
     assert "is Failed: AlgorithmError: no room. Its log is in" in capsys.readouterr().err
     platform.fails = ""
-    assert json.loads(batch(archive, "rows.jsonl", "far.jsonl", "--on", "sagemaker")) == {"id": "rows.jsonl:1", "output": {"n": 2}}
+    assert json.loads(batch(archive, "rows.jsonl", "far.jsonl", "--on", "sagemaker")) == {
+        "id": "rows.jsonl:1",
+        "output": {"n": 2},
+    }
     assert [name.rpartition("-")[2] for name in platform.jobs] == ["1", "2"]
 
 
 def test_ctrl_c_leaves_the_job_which_the_same_command_waits_for_or_ends(
-    archive: Path, platform: Platform, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    archive: Path,
+    platform: Platform,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Path("rows.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
     platform.holds = True
     batch(archive, "rows.jsonl", "far.jsonl", "--on", "sagemaker", code=130)
     err = capsys.readouterr().err
     assert f"{platform.jobs[0]} is InProgress; 0 of 1 objects are answered" in err
-    assert f"{platform.jobs[0]} goes on; the same command waits for it, and ends it with --stop" in err
+    assert (
+        f"{platform.jobs[0]} goes on; the same command waits for it, and ends it with --stop" in err
+    )
     ended: list[str] = []
-    monkeypatch.setattr(SageMakerResponse, "stop_transform_job", lambda self: ended.append(self.body) or EmptyResult(), raising=False)
+    monkeypatch.setattr(
+        SageMakerResponse,
+        "stop_transform_job",
+        lambda self: ended.append(self.body) or EmptyResult(),
+        raising=False,
+    )
     platform.holds = False
-    assert main(["batch", str(archive), "rows.jsonl", "-o", "far.jsonl", "--on", "sagemaker", "--stop"]) == 0
+    assert (
+        main(
+            ["batch", str(archive), "rows.jsonl", "-o", "far.jsonl", "--on", "sagemaker", "--stop"]
+        )
+        == 0
+    )
     assert json.loads(ended[0]) == {"TransformJobName": platform.jobs[0]}
     platform.finish()
     assert len(batch(archive, "rows.jsonl", "far.jsonl", "--on", "sagemaker").splitlines()) == 2
@@ -181,7 +211,9 @@ def test_ctrl_c_leaves_the_job_which_the_same_command_waits_for_or_ends(
     assert "no job of this command is under way" in capsys.readouterr().err
 
 
-def test_what_the_output_has_already_is_not_written_again(archive: Path, platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_output_has_already_is_not_written_again(
+    archive: Path, platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("rows.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(10, 30)))
     whole = batch(archive, "rows.jsonl", "whole.jsonl", "--on", "sagemaker")
 
@@ -197,7 +229,9 @@ def test_what_the_output_has_already_is_not_written_again(archive: Path, platfor
     assert len(platform.jobs) == 1
 
 
-def test_a_model_that_is_not_deployed_needs_an_image(archive: Path, platform: Platform, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_is_not_deployed_needs_an_image(
+    archive: Path, platform: Platform, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("tsx.toml").unlink()
     Path("rows.jsonl").write_text('{"n": 1}\n')
     batch(archive, "rows.jsonl", "far.jsonl", "--on", "sagemaker", code=2)

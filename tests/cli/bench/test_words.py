@@ -28,7 +28,9 @@ from tsx_cli.bench.model.results import (
 from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.common.failure import CliError, UsageError
 
-QUICK = Latency(mean_ms=4, p50_ms=4, p90_ms=8, p95_ms=9, p99_ms=40, p999_ms=80, max_ms=90).model_dump()
+QUICK = Latency(
+    mean_ms=4, p50_ms=4, p90_ms=8, p95_ms=9, p99_ms=40, p999_ms=80, max_ms=90
+).model_dump()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,19 @@ def test_which_bounds_do_not_hold(text: str, errors: float, broken: list[str]) -
 
 
 @pytest.mark.parametrize(
-    "text", ["", "p99", "p99>100ms", "p98<100ms", "p99<100", "p99<1%", "errors<5ms", "p99<0ms", "p99<1s,p99<2s", "p99<-1ms"]
+    "text",
+    [
+        "",
+        "p99",
+        "p99>100ms",
+        "p98<100ms",
+        "p99<100",
+        "p99<1%",
+        "errors<5ms",
+        "p99<0ms",
+        "p99<1s,p99<2s",
+        "p99<-1ms",
+    ],
 )
 def test_what_is_no_bound_is_reported(text: str) -> None:
     with pytest.raises(UsageError, match="--slo"):
@@ -74,8 +88,12 @@ def test_the_tightest_bound_says_how_near_the_limit_is() -> None:
         form=st.sampled_from([None, "reference", "openvino-int8"]),
     )
 )
-def test_a_configuration_is_keys_that_the_server_reads_and_comes_back_from_json(one: Configuration) -> None:
-    config, problems = parse_model_config({key: value for key, value in one.keys().items() if value is not None})
+def test_a_configuration_is_keys_that_the_server_reads_and_comes_back_from_json(
+    one: Configuration,
+) -> None:
+    config, problems = parse_model_config(
+        {key: value for key, value in one.keys().items() if value is not None}
+    )
     assert [problem for problem in problems if problem.key != "precision"] == []
     assert (config.min_workers, config.max_workers, config.batch_size, config.threads) == (
         one.workers,
@@ -96,7 +114,9 @@ def results() -> Results:
         p99_ms=Figure(value=1, low=1, high=1),
     )
     endless = Prediction(throughput=5, p99_ms=math.inf)
-    trial = Trial(configuration=Configuration(workers=2).as_json(), points=[point], best=0, predicted=endless)
+    trial = Trial(
+        configuration=Configuration(workers=2).as_json(), points=[point], best=0, predicted=endless
+    )
     return Results(
         started="2026-11-21T10:00:00+00:00",
         model=ModelInfo(name="digits"),
@@ -129,10 +149,19 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
         ('{"format": 1, "trials": []}', "damaged: started"),
         (100_000 * "[", "not a results.json"),
         (results().model_dump_json().replace('"value":5.0', '"value":NaN'), "NaN is not a number"),
-        (results().model_dump_json().replace('"value":5.0', '"value":1e999'), "1e999 is not a number"),
+        (
+            results().model_dump_json().replace('"value":5.0', '"value":1e999'),
+            "1e999 is not a number",
+        ),
         (results().model_dump_json().replace('"workers":2', '"workers":[2]'), "damaged: workers"),
-        (results().model_copy(update={"winner": 1}).model_dump_json(), "damaged: it refers to a trial"),
-        (results().model_copy(update={"baseline": -1}).model_dump_json(), "damaged: it refers to a trial"),
+        (
+            results().model_copy(update={"winner": 1}).model_dump_json(),
+            "damaged: it refers to a trial",
+        ),
+        (
+            results().model_copy(update={"baseline": -1}).model_dump_json(),
+            "damaged: it refers to a trial",
+        ),
     ],
 )
 def test_what_is_no_result_is_reported(tmp_path: Path, text: str, words: str) -> None:

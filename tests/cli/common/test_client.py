@@ -26,12 +26,19 @@ def nobody(free_ports: Callable[[int], list[int]]) -> str:
 
 
 def test_segments_and_queries_are_quoted() -> None:
-    assert path("models", "a/b c", url="x y.mar", workers=None, synchronous=True) == "/models/a%2Fb%20c?url=x+y.mar&synchronous=true"
+    assert (
+        path("models", "a/b c", url="x y.mar", workers=None, synchronous=True)
+        == "/models/a%2Fb%20c?url=x+y.mar&synchronous=true"
+    )
     assert path("models") == "/models"
 
 
-def test_a_server_that_is_not_there_is_reported_with_the_command_that_starts_it(nobody: str) -> None:
-    with pytest.raises(CliError, match=f"no server answers at {nobody} .*; start one with `tsx serve MODEL`"):
+def test_a_server_that_is_not_there_is_reported_with_the_command_that_starts_it(
+    nobody: str,
+) -> None:
+    with pytest.raises(
+        CliError, match=f"no server answers at {nobody} .*; start one with `tsx serve MODEL`"
+    ):
         Server(nobody).call("GET", "/ping")
 
 
@@ -42,26 +49,40 @@ def test_a_server_that_has_its_port_and_does_not_answer_yet_is_waited_for() -> N
         with pytest.raises(CliError) as caught:
             Server(url).call("GET", "/ping")
     assert "a server that runs answers once all its models are loaded" in caught.value.message
-    assert caught.value.message.endswith("; if none runs, start one with `tsx serve MODEL`, or give its address with --url")
+    assert caught.value.message.endswith(
+        "; if none runs, start one with `tsx serve MODEL`, or give its address with --url"
+    )
     with pytest.raises(CliError) as caught:
         Server(url).call("GET", "/ping")
     assert "models are loaded" not in caught.value.message
 
 
-@pytest.mark.parametrize("command", [["models", "list"], ["models", "describe", "x"], ["predict", "x", str(DIGITS / "README.md")]])
-def test_every_client_command_says_that_no_server_answers(run: Run, nobody: str, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [["models", "list"], ["models", "describe", "x"], ["predict", "x", str(DIGITS / "README.md")]],
+)
+def test_every_client_command_says_that_no_server_answers(
+    run: Run, nobody: str, command: list[str]
+) -> None:
     ended = run(*command, "--url", nobody)
     assert ended.code == 1
     assert ended.err.startswith(f"Error: no server answers at {nobody}")
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("command", [["register", "a.mar"], ["replace", "a.mar"], ["unregister", "a"]])
-def test_a_server_that_registers_no_models_says_so(run: Run, tmp_path: Path, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [["register", "a.mar"], ["replace", "a.mar"], ["unregister", "a"]]
+)
+def test_a_server_that_registers_no_models_says_so(
+    run: Run, tmp_path: Path, command: list[str]
+) -> None:
     with running_server(make_settings(tmp_path, enable_model_api=False)) as server:
         ended = run("models", *command, "--url", str(server.management.base_url))
     assert ended.code == 1
-    assert "does not allow models to be registered or removed; start the server with enable_model_api = true" in ended.err
+    assert (
+        "does not allow models to be registered or removed; start the server with enable_model_api = true"
+        in ended.err
+    )
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "http://x:99999"])
@@ -73,9 +94,18 @@ def test_what_is_no_address_is_wrong_usage(url: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 5\r\n\r\n<ow!>", "the server answered 502 Bad Gateway: <ow!>"),
-        (b"HTTP/1.1 500 x\r\ncontent-length: 0\r\n\r\n", "the server answered 500 Internal Server Error"),
-        (b"HTTP/1.1 404 x\r\ncontent-length: 31\r\n\r\n" + b'{"code":404,"message":"no: x" }\n', "no: x"),
+        (
+            b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 5\r\n\r\n<ow!>",
+            "the server answered 502 Bad Gateway: <ow!>",
+        ),
+        (
+            b"HTTP/1.1 500 x\r\ncontent-length: 0\r\n\r\n",
+            "the server answered 500 Internal Server Error",
+        ),
+        (
+            b"HTTP/1.1 404 x\r\ncontent-length: 31\r\n\r\n" + b'{"code":404,"message":"no: x" }\n',
+            "no: x",
+        ),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "did not answer GET /ping"),
         (b"", "did not answer GET /ping"),
     ],
@@ -105,7 +135,10 @@ def test_a_connection_is_kept_until_the_server_closes_it() -> None:
 
 COMMANDS = [
     ["models", "list"],
-    *(["models", verb, "m"] for verb in ("describe", "register", "replace", "unregister", "rollback")),
+    *(
+        ["models", verb, "m"]
+        for verb in ("describe", "register", "replace", "unregister", "rollback")
+    ),
     *(["models", verb, "m"] for verb in ("traffic", "label", "rollout", "shadow", "record")),
     ["models", "scale", "m", "1"],
     ["models", "set", "m", "batch_size=2"],
@@ -131,7 +164,9 @@ def test_an_answer_that_is_not_the_json_that_is_read_is_an_error(body: bytes) ->
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_commands_say_what_they_cannot_read(run: Run, answering: Answering, command: list[str]) -> None:
+def test_commands_say_what_they_cannot_read(
+    run: Run, answering: Answering, command: list[str]
+) -> None:
     shows_nothing = command == ["jobs", "cancel", "j"]
     for body in (b"[1]",) if shows_nothing else (b"[1]", WRONG_TYPES):
         ended = run(*command, "--url", answering(200, body))
@@ -155,7 +190,9 @@ def test_a_redirect_fails_every_command(run: Run, answering: Answering, command:
     assert "with 301 and names https://other/; give that server's address with --url" in ended.err
 
 
-def test_only_a_jobs_recorded_answer_is_written(run: Run, answering: Answering, tmp_path: Path) -> None:
+def test_only_a_jobs_recorded_answer_is_written(
+    run: Run, answering: Answering, tmp_path: Path
+) -> None:
     record = json.dumps({"state": "done", "status": 404}).encode()
     ended = run("jobs", "show", "j", "--output", "answer", "--url", answering(200, record))
     assert (ended.code, (tmp_path / "answer").exists()) == (1, False)
@@ -187,14 +224,22 @@ def test_completion_offers_nothing_where_the_answer_is_none(answering: Answering
 
 
 def test_a_traceback_in_an_error_stands_apart_from_its_message() -> None:
-    body = json.dumps({"code": 500, "type": "x", "message": "it did not load\nTraceback (most recent call last):\n  File\nE: why\n"})
+    body = json.dumps(
+        {
+            "code": 500,
+            "type": "x",
+            "message": "it did not load\nTraceback (most recent call last):\n  File\nE: why\n",
+        }
+    )
     error = _failure(500, body.encode())
     assert error.message == "it did not load"
     assert error.traceback == "Traceback (most recent call last):\n  File\nE: why"
 
 
 def test_a_hint_leaves_no_doubled_punctuation() -> None:
-    error = _failure(404, json.dumps({"code": 404, "type": "x", "message": "No such thing."}).encode())
+    error = _failure(
+        404, json.dumps({"code": 404, "type": "x", "message": "No such thing."}).encode()
+    )
     assert error.hinted("do this").message == "No such thing; do this"
 
 

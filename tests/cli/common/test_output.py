@@ -9,7 +9,15 @@ from tsx_cli.common.output import csv_cell, milliseconds, print_table
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0 ms"), (0.0123, "0.0123 ms"), (9.994, "9.99 ms"), (87.66, "87.7 ms"), (999.4, "999 ms"), (999.6, "1.00 s"), (1730, "1.73 s")],
+    [
+        (0, "0 ms"),
+        (0.0123, "0.0123 ms"),
+        (9.994, "9.99 ms"),
+        (87.66, "87.7 ms"),
+        (999.4, "999 ms"),
+        (999.6, "1.00 s"),
+        (1730, "1.73 s"),
+    ],
 )
 def test_a_duration_has_three_digits_and_no_exponent(value: float, text: str) -> None:
     assert milliseconds(value) == text
@@ -28,7 +36,9 @@ def test_the_head_and_the_title_of_a_table_are_text_and_no_markup(
     assert not terminal or "digits[/x]" in printed
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "-"])
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "-"]
+)
 def test_a_spreadsheet_takes_no_text_for_a_formula(text: str) -> None:
     assert csv_cell(text) == f"'{text}"
 

@@ -23,13 +23,20 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Pa
     assert (tmp_path / "report.md").read_text() == "text"
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a directory to another user")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0,
+    reason="only root can give a directory to another user",
+)
 @pytest.mark.parametrize("linked", [False, True])
-def test_a_run_does_not_write_into_a_directory_of_another_user(tmp_path: Path, linked: bool) -> None:
+def test_a_run_does_not_write_into_a_directory_of_another_user(
+    tmp_path: Path, linked: bool
+) -> None:
     directory = tmp_path / "run"
     directory.symlink_to(tmp_path) if linked else directory.mkdir()
     os.chown(directory, 54321, 54321, follow_symlinks=False)
-    with pytest.raises(CliError, match=r"belongs to another user\); name another directory with --output"):
+    with pytest.raises(
+        CliError, match=r"belongs to another user\); name another directory with --output"
+    ):
         JournalFile(directory, new=True)
     assert not (tmp_path / NAME).exists()
 
@@ -39,11 +46,21 @@ def test_a_run_that_another_user_could_have_written_is_not_resumed(tmp_path: Pat
     directory = tmp_path / "run"
     directory.mkdir()
     asked = {"model": "/srv/m.mar", "metric": "/tmp/evil.py:run"}
-    begin = {"kind": "begin", "format": OptimizeJournal.format, "asked": asked, "sha256": "", "fingerprint": "", "started": ""}
+    begin = {
+        "kind": "begin",
+        "format": OptimizeJournal.format,
+        "asked": asked,
+        "sha256": "",
+        "fingerprint": "",
+        "started": "",
+    }
     (directory / NAME).write_text(json.dumps(begin) + "\n")
     assert read_optimize_journal(directory).asked == asked
     directory.chmod(0o777)
-    with pytest.raises(CliError, match="can be written by other users, so its content cannot be trusted; name the directory of a run of"):
+    with pytest.raises(
+        CliError,
+        match="can be written by other users, so its content cannot be trusted; name the directory of a run of",
+    ):
         read_optimize_journal(directory)
     directory.chmod(0o700)
     if not os.geteuid():

@@ -21,7 +21,12 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Course:
     waiting = (sagemaker_kinds.SageMakerEndpoint, sagemaker_kinds.InferenceComponent)
-    for kind in (*waiting, lambda_kinds.LambdaFunction, lambda_kinds.PublishedVersion, lambda_kinds.Alias):
+    for kind in (
+        *waiting,
+        lambda_kinds.LambdaFunction,
+        lambda_kinds.PublishedVersion,
+        lambda_kinds.Alias,
+    ):
         monkeypatch.setattr(kind, "poll", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,6 @@
-"""Whatever call to AWS fails, before it is carried out or with its answer lost: running the same command again ends where it would have."""
+"""Whatever call to AWS fails, before it is carried out or with its answer lost: running the same
+command again ends where it would have.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tsx_cli.main import main
 pytestmark = pytest.mark.slow
 
 
-TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")  # a canary says since when it is one: a second later the same call says another
+TIME = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
+)  # a canary says since when it is one: a second later the same call says another
 READS = ("Describe", "Get", "List", "Head")
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"
 CANARY = ["--canary", "10%", "--bake", "0", "--alarm", "5xx>0", "--alarm", "p95>300ms"]
@@ -55,7 +59,9 @@ def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
 
 
 class Breaking:
-    """Runs a command until it is done; each call that changes something fails once, one of two with its answer lost."""
+    """Runs a command until it is done; each call that changes something fails once, one of two with
+    its answer lost.
+    """
 
     def __init__(self, course: Course, capsys: pytest.CaptureFixture[str]) -> None:
         self.course, self.capsys = course, capsys
@@ -66,9 +72,15 @@ class Breaking:
 
         def fail(when: int, operation: str, said: str) -> None:
             what = TIME.sub("", said)
-            if not operation.split(":")[1].startswith(READS) and what not in failed and len(failed) % 2 == when:
+            if (
+                not operation.split(":")[1].startswith(READS)
+                and what not in failed
+                and len(failed) % 2 == when
+            ):
                 failed.add(what)
-                raise ClientError({"Error": {"Code": "InternalFailure", "Message": "broken off"}}, operation)
+                raise ClientError(
+                    {"Error": {"Code": "InternalFailure", "Message": "broken off"}}, operation
+                )
 
         self.course.before, self.course.after = partial(fail, 0), partial(fail, 1)
         while main(["deploy", *command]) != 0:
@@ -105,7 +117,10 @@ def life(deploy: Deploy, kind: str, run: Callable[[list[str]], Any]) -> list[Any
 
 def _lasting(reported: Any) -> Any:
     """Without what no two deployments have in common."""
-    return json.loads(json.dumps(reported), object_hook=lambda part: {key: value for key, value in part.items() if key != "url"})
+    return json.loads(
+        json.dumps(reported),
+        object_hook=lambda part: {key: value for key, value in part.items() if key != "url"},
+    )
 
 
 @pytest.mark.parametrize("kind", list(LIVES))
@@ -142,10 +157,15 @@ def test_a_plan_needs_no_more_than_the_policy_of_who_plans(
     _is_allowed(planner, deploy.target, course, 10)
 
 
-def _is_allowed(policy: Callable[[str, str, str], Document], target: str, course: Course, least: int) -> None:
+def _is_allowed(
+    policy: Callable[[str, str, str], Document], target: str, course: Course, least: int
+) -> None:
     """Each call that was made is one that a policy of infra/iam allows."""
     statements = policy(target, "123456789012", "eu-central-1")["Statement"]
     allowed = {action for statement in statements for action in statement["Action"]}
-    needed = {NAMED_OTHERWISE.get(each, each.replace("monitoring:", "cloudwatch:")) for each in course.asked}
+    needed = {
+        NAMED_OTHERWISE.get(each, each.replace("monitoring:", "cloudwatch:"))
+        for each in course.asked
+    }
     assert needed <= allowed, needed - allowed
     assert len(needed) > least

@@ -28,12 +28,22 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module")
-def fickle(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
+def fickle(
+    processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Running, Path]]:
     """A server whose model fails until a file is there, and the file."""
     place = tmp_path_factory.mktemp("server")
     make_model(place / "fickle.mar", FICKLE)
-    environment = {"TSX_STATE_DIR": str(place / "state"), "TSX_CACHE_DIR": str(place / "cache"), "TSX_WORKER_PRELOAD": "false"}
-    with serving(["serve", "fickle.mar", *FREE_PORTS], place, environment | {"FICKLE_FILE": str(place / "now")}) as running:
+    environment = {
+        "TSX_STATE_DIR": str(place / "state"),
+        "TSX_CACHE_DIR": str(place / "cache"),
+        "TSX_WORKER_PRELOAD": "false",
+    }
+    with serving(
+        ["serve", "fickle.mar", *FREE_PORTS],
+        place,
+        environment | {"FICKLE_FILE": str(place / "now")},
+    ) as running:
         yield running, place / "now"
 
 
@@ -50,17 +60,29 @@ def jobs(run: Run, fickle: tuple[Running, Path]) -> Callable[..., Any]:
 
 
 def test_jobs_are_listed_retried_shown_and_cancelled(
-    run: Run, jobs: Callable[..., Any], fickle: tuple[Running, Path], until: Callable[[Callable[[], object]], None], tmp_path: Path
+    run: Run,
+    jobs: Callable[..., Any],
+    fickle: tuple[Running, Path],
+    until: Callable[[Callable[[], object]], None],
+    tmp_path: Path,
 ) -> None:
     server, file = fickle
     url = server.address("models")
-    for words, said in (((), "there are no jobs at"), (("--state", "failed"), "there are no such jobs at")):
+    for words, said in (
+        ((), "there are no jobs at"),
+        (("--state", "failed"), "there are no such jobs at"),
+    ):
         ended = run("jobs", "list", *words, "--url", url)
         assert (ended.code, ended.out.startswith(said)) == (0, True)
     assert jobs("list") == []
     assert run("jobs", "cancel", "--all", "--url", url).out == "there are no jobs to change\n"
     for _ in range(2):
-        httpx.post(f"{server.address('predictions')}/predictions/fickle", content=b"x", headers={"prefer": "respond-async"}, timeout=60)
+        httpx.post(
+            f"{server.address('predictions')}/predictions/fickle",
+            content=b"x",
+            headers={"prefer": "respond-async"},
+            timeout=60,
+        )
     until(lambda: len(jobs("list", "--state", "failed")) == 2)
     first, second = (job["id"] for job in jobs("list", "-n", "2"))
     assert jobs("show", first)["status"] == 500

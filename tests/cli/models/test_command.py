@@ -36,10 +36,27 @@ def test_devices_are_reported_once_each(workers: list[dict[str, object]], expect
 
 
 def test_a_model_with_fewer_workers_than_it_should_have_says_so() -> None:
-    reported = {"modelName": "m", "modelVersion": "1.0", "modelUrl": "m.mar", "batchSize": 4, "minWorkers": 2}
+    reported = {
+        "modelName": "m",
+        "modelVersion": "1.0",
+        "modelUrl": "m.mar",
+        "batchSize": 4,
+        "minWorkers": 2,
+    }
     broken = {**IDLE, "status": "UNLOADING"}
-    assert _row({**reported, "workers": [IDLE, broken]}, True) == ["m", "1.0", "yes", "1 of 2", "cpu", 4, 0, "m.mar"]
-    assert _row({**reported, "workers": [IDLE, IDLE], "jobQueueStatus": {"pendingRequests": 3}}, False)[3:7] == [2, "cpu", 4, 3]
+    assert _row({**reported, "workers": [IDLE, broken]}, True) == [
+        "m",
+        "1.0",
+        "yes",
+        "1 of 2",
+        "cpu",
+        4,
+        0,
+        "m.mar",
+    ]
+    assert _row(
+        {**reported, "workers": [IDLE, IDLE], "jobQueueStatus": {"pendingRequests": 3}}, False
+    )[3:7] == [2, "cpu", 4, 3]
 
 
 def test_a_worker_without_a_process_is_described(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +67,10 @@ def test_a_worker_without_a_process_is_described(capsys: pytest.CaptureFixture[s
         "memoryUsage": 0,
         "startTime": "2026-02-08T11:03:20.974Z",
     }  # the server leaves out its pid
-    further = {"lastError": "ValueError: no weights", "formsPassedOver": ["onnx: it was built for cuda"]}
+    further = {
+        "lastError": "ValueError: no weights",
+        "formsPassedOver": ["onnx: it was built for cuda"],
+    }
     _print_version({"modelName": "m", "modelVersion": "1.0", "workers": [worker], **further})
     shown = capsys.readouterr().out
     assert "FAILED" in shown
@@ -61,22 +81,36 @@ def test_a_worker_without_a_process_is_described(capsys: pytest.CaptureFixture[s
 def test_measured_figures_are_rounded(capsys: pytest.CaptureFixture[str]) -> None:
     measured = {"throughput": 10243.173448294972, "p99Ms": 1.23456}
     _print_version({"modelName": "m", "modelVersion": "1.0", "workers": [], "measured": measured})
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines() if "measured" in line] == ["10,243", "1.235"]
+    assert [
+        line.split()[-1] for line in capsys.readouterr().out.splitlines() if "measured" in line
+    ] == ["10,243", "1.235"]
 
 
-@pytest.mark.parametrize("done", ["registered with 0 initial workers", "has taken the place of version 1.0 with 0 workers"])
+@pytest.mark.parametrize(
+    "done",
+    ["registered with 0 initial workers", "has taken the place of version 1.0 with 0 workers"],
+)
 def test_the_command_that_adds_a_worker_names_the_version(done: str) -> None:
     reported = f'Model "m" Version: 2.0 {done}.'
     command = "`tsx models scale m 1 --version 2.0` adds one."
-    assert in_commands(f"{reported} Use scale workers API to add workers for the model.") == f"{reported} {command}"
+    assert (
+        in_commands(f"{reported} Use scale workers API to add workers for the model.")
+        == f"{reported} {command}"
+    )
     assert in_commands("Workers scaled to 2 for model: m") == "Workers scaled to 2 for model: m"
 
 
 @pytest.mark.parametrize(
     ("answered", "told"),
     [
-        ("Given URL file:///m.mar does not match any allowed URL(s). This server has no model store", "This server has no model store"),
-        ("Failed to download archive from: file:///m.mar: it differs", "Failed to download archive from: file:///m.mar: it differs"),
+        (
+            "Given URL file:///m.mar does not match any allowed URL(s). This server has no model store",
+            "This server has no model store",
+        ),
+        (
+            "Failed to download archive from: file:///m.mar: it differs",
+            "Failed to download archive from: file:///m.mar: it differs",
+        ),
     ],
 )
 def test_a_file_that_the_server_cannot_read_is_reported_with_what_the_server_says_of_its_store(
@@ -91,7 +125,10 @@ def test_a_file_that_the_server_cannot_read_is_reported_with_what_the_server_say
     (tmp_path / "m.mar").write_bytes(b"PK\x03\x04")
     with pytest.raises(CliError) as caught:
         command._register(Refusing(), str(tmp_path / "m.mar"), as_json=False)  # type: ignore[arg-type]  # a server that refuses
-    assert caught.value.message == f"http://server cannot read {tmp_path / 'm.mar'} of this machine. {told}"
+    assert (
+        caught.value.message
+        == f"http://server cannot read {tmp_path / 'm.mar'} of this machine. {told}"
+    )
 
 
 def test_progress_says_how_many_workers_are_ready_whenever_that_changes(
@@ -108,7 +145,9 @@ def test_progress_says_how_many_workers_are_ready_whenever_that_changes(
                 over.set()
             if isinstance(workers, CliError):
                 raise workers
-            return Response.whole(json.dumps([{"minWorkers": 500, "workers": workers}]).encode(), "application/json")
+            return Response.whole(
+                json.dumps([{"minWorkers": 500, "workers": workers}]).encode(), "application/json"
+            )
 
     _print_progress(Busy(), "/models/m", over)  # type: ignore[arg-type]  # a server that answers as said
     assert capsys.readouterr().err == "workers ready: 1 of 500\nworkers ready: 2 of 500\n"

@@ -31,22 +31,40 @@ def test_a_plan_is_read() -> None:
         "max_p99_ratio": 1.2,
         "min_requests": 50,
     }
-    assert _plan("v2", None, None, "0.01", "250ms", None) == {"version": "v2", "max_error_rate": 0.01, "max_p99_ms": 250}
-    assert _plan("v2", None, "1.5h", None, "2s", None) == {"version": "v2", "bake": 5400, "max_p99_ms": 2000}
+    assert _plan("v2", None, None, "0.01", "250ms", None) == {
+        "version": "v2",
+        "max_error_rate": 0.01,
+        "max_p99_ms": 250,
+    }
+    assert _plan("v2", None, "1.5h", None, "2s", None) == {
+        "version": "v2",
+        "bake": 5400,
+        "max_p99_ms": 2000,
+    }
 
 
 @pytest.mark.parametrize(
     ("given", "option"),
-    [(("a",), "--steps"), ((None, "soon"), "--bake"), ((None, None, "few"), "--max-error-rate"), ((None, None, None, "1.2"), "--max-p99")],
+    [
+        (("a",), "--steps"),
+        ((None, "soon"), "--bake"),
+        ((None, None, "few"), "--max-error-rate"),
+        ((None, None, None, "1.2"), "--max-p99"),
+    ],
 )
-def test_what_is_no_plan_is_reported_by_its_option(given: tuple[str | None, ...], option: str) -> None:
+def test_what_is_no_plan_is_reported_by_its_option(
+    given: tuple[str | None, ...], option: str
+) -> None:
     words = [*given, *[None] * 4][:4]
     with pytest.raises(UsageError, match=f"^{option} takes .* such as"):
         _plan("2.0", *words, None)  # type: ignore[arg-type]
 
 
 def test_times_have_units() -> None:
-    assert [_plan("v2", None, text, None, None, None)["bake"] for text in ("500ms", "30s", "10m", "2h", "1d")] == [
+    assert [
+        _plan("v2", None, text, None, None, None)["bake"]
+        for text in ("500ms", "30s", "10m", "2h", "1d")
+    ] == [
         0.5,
         30,
         600,
@@ -56,7 +74,11 @@ def test_times_have_units() -> None:
 
 
 def test_a_step_without_requests_yet_has_no_latency(capsys: pytest.CaptureFixture[str]) -> None:
-    none = {"requests": 0, "errors": 0, "error_rate": 0.0}  # the server leaves out what is not known
+    none = {
+        "requests": 0,
+        "errors": 0,
+        "error_rate": 0.0,
+    }  # the server leaves out what is not known
     plan = {"version": "2.0", "steps": [50, 100], "bake": 2.0}
     reported = {
         "model": "m",
@@ -76,11 +98,29 @@ def test_a_step_without_requests_yet_has_no_latency(capsys: pytest.CaptureFixtur
 def test_only_the_decisions_of_this_rollout_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     counts = {"requests": 2, "errors": 0, "error_rate": 0.0, "p99_ms": 10243.17}
     log = [
-        {"at": at, "event": "begun", "share": 5, "reason": reason, "from": "1.0", "to": "2.0", "new": counts, "old": counts}
+        {
+            "at": at,
+            "event": "begun",
+            "share": 5,
+            "reason": reason,
+            "from": "1.0",
+            "to": "2.0",
+            "new": counts,
+            "old": counts,
+        }
         for at, reason in ((1.0, "the earlier one"), (10.0, "this one"))
     ]
     plan = {"version": "2.0", "steps": [50, 100], "bake": 2.0}
-    reported = {"model": "m", "old": "1.0", "status": "running", "plan": plan, "step": 1, "share": 50, "seconds": 0.0, "reason": "begun"}
+    reported = {
+        "model": "m",
+        "old": "1.0",
+        "status": "running",
+        "plan": plan,
+        "step": 1,
+        "share": 50,
+        "seconds": 0.0,
+        "reason": "begun",
+    }
     _show({**reported, "old_counts": counts, "new_counts": counts, "log": log, "began": 10.0})
     shown = capsys.readouterr().out
     assert "this one (2.0: 2 requests, 0.00% failed, p99 10,243 ms" in shown
@@ -88,7 +128,10 @@ def test_only_the_decisions_of_this_rollout_are_shown(capsys: pytest.CaptureFixt
 
 
 def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(
-    run: Callable[..., Any], tmp_path: Path, user_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Any],
+    tmp_path: Path,
+    user_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = tmp_path / "store"
     store.mkdir()
@@ -107,8 +150,13 @@ def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(
         models = ["models", "rollout", "digits"]
         shown = run(*models)
         assert shown.code == 1
-        assert "Model digits has no rollout; `tsx models rollout digits --version VERSION` begins one" in shown.err
-        default = httpx.get(f"{user_environment['TSX_MANAGEMENT_ADDRESS']}/models/digits/traffic", timeout=60).json()["default"]
+        assert (
+            "Model digits has no rollout; `tsx models rollout digits --version VERSION` begins one"
+            in shown.err
+        )
+        default = httpx.get(
+            f"{user_environment['TSX_MANAGEMENT_ADDRESS']}/models/digits/traffic", timeout=60
+        ).json()["default"]
         other = "2.0" if default == "1.0" else "1.0"
         asking = threading.Thread(target=ask)
         asking.start()

@@ -40,7 +40,9 @@ def test_a_comparison_is_read(text: str, said: dict[str, Any]) -> None:
     assert read_compare(text) == said
 
 
-@pytest.mark.parametrize("text", ["top-k:five", "top-k:k=five", "numeric:rtl=1", "plugin:a,b", "exact:yes"])
+@pytest.mark.parametrize(
+    "text", ["top-k:five", "top-k:k=five", "numeric:rtl=1", "plugin:a,b", "exact:yes"]
+)
 def test_what_is_no_comparison_is_reported_what_one_looks_like(text: str) -> None:
     with pytest.raises(UsageError, match="--compare takes numeric:rtol=1e-3"):
         read_compare(text)
@@ -77,13 +79,18 @@ def test_what_handlers_said_does_not_steer_it_either(capsys: pytest.CaptureFixtu
 
 
 def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
-    run: Callable[..., Any], tmp_path: Path, user_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Any],
+    tmp_path: Path,
+    user_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = tmp_path / "store"
     store.mkdir()
     for number in ("1.0", "2.0"):
         make_model(store / f"twin-{number}.mar", NUMBER, name="twin", version=number)
-    (tmp_path / "tsx.toml").write_text('[models.twin.traffic]\nshadow = { to = "2.0", share = 100, compare = { kind = "top-k" } }\n')
+    (tmp_path / "tsx.toml").write_text(
+        '[models.twin.traffic]\nshadow = { to = "2.0", share = 100, compare = { kind = "top-k" } }\n'
+    )
     environment = user_environment | {"TSX_WORKER_PRELOAD": "false", "TSX_LOAD_MODELS": "all"}
     monkeypatch.setenv("TSX_MANAGEMENT_ADDRESS", user_environment["TSX_MANAGEMENT_ADDRESS"])
     predict = f"{user_environment['TSX_INFERENCE_ADDRESS']}/predictions/twin"
@@ -110,7 +117,10 @@ def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
         assert shown[7].endswith(": top labels: 1.0 (primary), 2.0 (shadow)")
         assert shown[8] == "  request  a question"
         changed = shadow("--share", "50%", "--ignore", "label", "--ignore", "took").splitlines()
-        assert changed[0] == "twin: 50 % to version 2.0, compared by top-k, without label, took; running"
+        assert (
+            changed[0]
+            == "twin: 50 % to version 2.0, compared by top-k, without label, took; running"
+        )
         assert changed[2] == "0 agreed, 0 disagreed"
         assert "0 copied" in shadow("--reset")
         assert "no plugin 'mine' compares" in shadow("--compare", "plugin:mine", code=1)
@@ -118,4 +128,8 @@ def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
         assert shadow("--off").splitlines()[0].endswith("; off")
         assert reported()["state"] == "off"
         httpx.delete(f"{user_environment['TSX_MANAGEMENT_ADDRESS']}/models/twin/2.0", timeout=60)
-        assert shadow("--version", "3.0", "--share", "5", "--force").splitlines()[0].endswith("; waiting: Version 3.0 is not registered.")
+        assert (
+            shadow("--version", "3.0", "--share", "5", "--force")
+            .splitlines()[0]
+            .endswith("; waiting: Version 3.0 is not registered.")
+        )

@@ -1,4 +1,6 @@
-"""The proof that a form answers right, with real workers whose handlers answer as such forms would."""
+"""The proof that a form answers right, with real workers whose handlers answer as such forms
+would.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ import pytest
 
 from tests.support.models import make_model
 from tsx_archiver import open_archive
-from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, start_worker, worker_spec
+from tsx_cli.bench.measure.standalone_worker import (
+    StandaloneWorker,
+    WorkerFailed,
+    start_worker,
+    worker_spec,
+)
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.optimize.options import OptimizeOptions
@@ -30,12 +37,17 @@ RIGHT = "('even' if length % 2 == 0 else 'odd')"
 def worker_of(place: Path, name: str) -> Iterator[StandaloneWorker]:
     """One that answers each row with this expression of its `length`, and of all `lengths`."""
     model = make_model(place / f"m{len(list(place.iterdir()))}", HANDLER.format(name=name))
-    with open_archive(model) as archive, start_worker(worker_spec(archive, Configuration(), 64)) as worker:
+    with (
+        open_archive(model) as archive,
+        start_worker(worker_spec(archive, Configuration(), 64)) as worker,
+    ):
         yield worker
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_form_is_refused_for_answers_that_depend_on_the_batch_for_wrong_ones_and_for_errors(tmp_path: Path) -> None:
+def test_a_form_is_refused_for_answers_that_depend_on_the_batch_for_wrong_ones_and_for_errors(
+    tmp_path: Path,
+) -> None:
     options, counts = OptimizeOptions(max_loss="exact>=-5%"), list[int]()
     with ExitStack() as stack:
         reference, in_batches, wrong, refusing = (
@@ -54,7 +66,9 @@ def test_a_form_is_refused_for_answers_that_depend_on_the_batch_for_wrong_ones_a
         right = proof.verdict(reference)
         assert (right.passed, right.loss, right.rows) == (True, 0, 200)
 
-        assert "row 1 of a batch of 17 and 16 others: name: " in str(proof.batch_difference(in_batches))
+        assert "row 1 of a batch of 17 and 16 others: name: " in str(
+            proof.batch_difference(in_batches)
+        )
 
         assert proof.batch_difference(wrong) is None
         verdict = proof.verdict(wrong)
@@ -77,14 +91,28 @@ def test_a_form_whose_answers_a_metric_does_not_take_fails_and_nothing_else(tmp_
         "def known(answers, labels):\n    return sum({'even': 1, 'odd': 1}[each['name']] for each in answers) / len(answers)\n"
     )
     (models := tmp_path / "models").mkdir()
-    with worker_of(models, RIGHT) as reference, worker_of(models, f"{RIGHT} if length % 3 else 'none'") as wrong:
-        proof = Proof(Criteria(OptimizeOptions(metric=f"{metric}:known")), ROWS[:40], reference, math.inf, lambda _: None)
-        with pytest.raises(WorkerFailed, match=r"its answers have no score: --metric: known.* raised KeyError: 'none'"):
+    with (
+        worker_of(models, RIGHT) as reference,
+        worker_of(models, f"{RIGHT} if length % 3 else 'none'") as wrong,
+    ):
+        proof = Proof(
+            Criteria(OptimizeOptions(metric=f"{metric}:known")),
+            ROWS[:40],
+            reference,
+            math.inf,
+            lambda _: None,
+        )
+        with pytest.raises(
+            WorkerFailed,
+            match=r"its answers have no score: --metric: known.* raised KeyError: 'none'",
+        ):
             proof.verdict(wrong)
 
 
 @pytest.mark.usefixtures("processes")
-def test_numbers_that_differ_in_a_batch_beyond_rounding_have_to_keep_the_limit_in_each_batch(tmp_path: Path) -> None:
+def test_numbers_that_differ_in_a_batch_beyond_rounding_have_to_keep_the_limit_in_each_batch(
+    tmp_path: Path,
+) -> None:
     near, far, last, sixty_four = (
         f"[0.25 + length, 5.0 + {off}]"
         for off in (
@@ -97,11 +125,16 @@ def test_numbers_that_differ_in_a_batch_beyond_rounding_have_to_keep_the_limit_i
     rows = ROWS[20:]
     loose = OptimizeOptions(max_loss="cosine>=0.8", batch_sizes="1")
     with ExitStack() as stack:
-        workers = [stack.enter_context(worker_of(tmp_path, name)) for name in (near, far, last, sixty_four)]
+        workers = [
+            stack.enter_context(worker_of(tmp_path, name)) for name in (near, far, last, sixty_four)
+        ]
 
         def found(options: OptimizeOptions) -> list[str | None]:
             proof = Proof(Criteria(options), rows, workers[0], math.inf, lambda _: None)
-            return [difference and difference.split(":")[0] for difference in map(proof.batch_difference, workers)]
+            return [
+                difference and difference.split(":")[0]
+                for difference in map(proof.batch_difference, workers)
+            ]
 
         row = "row 32 of a batch of 32"
         assert found(OptimizeOptions()) == [None, "row 1 of a batch of 17 and 16 others", row, None]

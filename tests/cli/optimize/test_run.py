@@ -1,4 +1,6 @@
-"""Whole runs: real workers and real forms of the digits model, whose own way of running it has a wait that no graph has."""
+"""Whole runs: real workers and real forms of the digits model, whose own way of running it has a
+wait that no graph has.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,27 @@ DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 PATIENCE = 240.0
 WAIT = "        torch.compiler.is_exporting() or __import__('time').sleep(0.02)\n"
 QUICK = ("--batch-sizes", "2", "--max-loss", "top1>=-5%")
-ROWS = 96  # a quarter for calibration; to show a loss of less than five percent takes 59 of the rest
+ROWS = (
+    96  # a quarter for calibration; to show a loss of less than five percent takes 59 of the rest
+)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """digits.mar, and `in`, which has the images, with labels.json."""
     directory = tmp_path_factory.mktemp("optimize")
-    model = (DIGITS / "model.py").read_text().replace("        return self.classify", f"{WAIT}        return self.classify")
+    model = (
+        (DIGITS / "model.py")
+        .read_text()
+        .replace("        return self.classify", f"{WAIT}        return self.classify")
+    )
     (directory / "model.py").write_text(model)
-    spec = ArchiveSpec("digits", str(DIGITS / "handler.py"), model_file=directory / "model.py", serialized_file=DIGITS / "digits.pth")
+    spec = ArchiveSpec(
+        "digits",
+        str(DIGITS / "handler.py"),
+        model_file=directory / "model.py",
+        serialized_file=DIGITS / "digits.pth",
+    )
     write_archive(spec, directory)
     (directory / "in").mkdir()
     for at, image in enumerate(images(ROWS)):
@@ -70,10 +83,26 @@ def only_onnx(self: FormBuilder, seconds: float) -> tuple[dict[str, str | None],
     return {"onnx": None}, {"onnx": "ONNX Runtime"}
 
 
-def test_an_interrupted_run_goes_on_and_the_form_that_it_finds_is_what_a_worker_then_runs(place: Path, optimize: Run) -> None:
-    words = ["optimize", "digits.mar", "--input", "in", "--labels", "labels.json", "--forms", "onnx", *QUICK, "-o", "out"]
+def test_an_interrupted_run_goes_on_and_the_form_that_it_finds_is_what_a_worker_then_runs(
+    place: Path, optimize: Run
+) -> None:
+    words = [
+        "optimize",
+        "digits.mar",
+        "--input",
+        "in",
+        "--labels",
+        "labels.json",
+        "--forms",
+        "onnx",
+        *QUICK,
+        "-o",
+        "out",
+    ]
     command = [sys.executable, "-m", "tsx_cli", *words]
-    begun = forked.Popen(command, cwd=place, env=clean({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    begun = forked.Popen(
+        command, cwd=place, env=clean({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert begun.stderr is not None
         assert any("72 held-out rows" in line for line in begun.stderr)
@@ -86,7 +115,9 @@ def test_an_interrupted_run_goes_on_and_the_form_that_it_finds_is_what_a_worker_
     assert begun.returncode == 130, errors
     assert not psutil.wait_procs(started, timeout=30)[1]
     assert "The run was interrupted" in shown
-    assert not OptimizeResults.model_validate_json((place / "out" / "results.json").read_text()).complete
+    assert not OptimizeResults.model_validate_json(
+        (place / "out" / "results.json").read_text()
+    ).complete
 
     ended = optimize("--resume", "out", "--json")
     assert ended.code == 0, ended.err
@@ -101,15 +132,27 @@ def test_an_interrupted_run_goes_on_and_the_form_that_it_finds_is_what_a_worker_
     (size,) = onnx.sizes
     assert size.reference_ms > 20 > size.median_ms
     assert 1 < size.low <= size.ratio <= size.high
-    assert all(value is not None and value > 0 for value in (onnx.build_seconds, onnx.load_seconds, onnx.memory_mib, onnx.size_mib))
+    assert all(
+        value is not None and value > 0
+        for value in (onnx.build_seconds, onnx.load_seconds, onnx.memory_mib, onnx.size_mib)
+    )
     assert results.why.startswith("onnx is ")
     again = optimize("--resume", "out", "--keep", "none", "--json")
-    assert OptimizeResults.model_validate_json(again.out).forms == [onnx.model_copy(update={"state": "passed"})], "nothing is tried twice"
+    assert OptimizeResults.model_validate_json(again.out).forms == [
+        onnx.model_copy(update={"state": "passed"})
+    ], "nothing is tried twice"
 
-    with open_archive(place / "digits.mar") as archive, start_worker(worker_spec(archive, Configuration(), 4)) as worker:
+    with (
+        open_archive(place / "digits.mar") as archive,
+        start_worker(worker_spec(archive, Configuration(), 4)) as worker,
+    ):
         assert worker.form == "onnx"
-        answers = worker.answer(items_of([Payload(body, "image/png") for body in images(3)])).answers
-    assert [max(scores, key=scores.get) for scores in (json.loads(each.body) for each in answers)] == ["0", "1", "2"]
+        answers = worker.answer(
+            items_of([Payload(body, "image/png") for body in images(3)])
+        ).answers
+    assert [
+        max(scores, key=scores.get) for scores in (json.loads(each.body) for each in answers)
+    ] == ["0", "1", "2"]
     assert "no forms any more" in optimize("digits.mar", "--remove").out
 
 
@@ -118,7 +161,9 @@ def test_a_form_that_does_not_keep_the_bound_is_not_kept_however_fast_it_is(
 ) -> None:
     monkeypatch.setattr(FormBuilder, "survey", only_onnx)
     before = (place / "digits.mar").read_bytes()
-    ended = optimize("digits.mar", "--input", "in", "--batch-sizes", "2", "--tolerance", "exact", "-o", "exact")
+    ended = optimize(
+        "digits.mar", "--input", "in", "--batch-sizes", "2", "--tolerance", "exact", "-o", "exact"
+    )
     assert ended.code == 0, ended.err
     results = OptimizeResults.model_validate_json((place / "exact" / "results.json").read_text())
     (form,) = results.forms
@@ -130,12 +175,27 @@ def test_a_form_that_does_not_keep_the_bound_is_not_kept_however_fast_it_is(
     assert (place / "digits.mar").read_bytes() == before
 
 
-def test_what_the_time_limit_leaves_no_time_for_is_reported_and_the_run_can_go_on(optimize: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_time_limit_leaves_no_time_for_is_reported_and_the_run_can_go_on(
+    optimize: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(FormBuilder, "survey", only_onnx)
-    ended = optimize("digits.mar", "--input", "in", "--max-loss", "cosine>=0.5", "--time-limit", "0.1s", "-o", "short")
+    ended = optimize(
+        "digits.mar",
+        "--input",
+        "in",
+        "--max-loss",
+        "cosine>=0.5",
+        "--time-limit",
+        "0.1s",
+        "-o",
+        "short",
+    )
     assert ended.code == 1
     assert "onnx: not tried: the time limit ended before it was built" in ended.out
-    assert "One form was not tried, as the time limit ended; --resume with a longer --time-limit continues" in ended.err
+    assert (
+        "One form was not tried, as the time limit ended; --resume with a longer --time-limit continues"
+        in ended.err
+    )
     assert "tsx optimize --resume short" in ended.err
 
 
@@ -143,13 +203,40 @@ def test_a_reference_that_fails_beside_a_form_ends_the_run_and_the_form_is_not_b
     place: Path, optimize: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FormBuilder, "survey", only_onnx)
-    dies = "        torch.compiler.is_exporting() or len(images) != 6 or __import__('os')._exit(3)\n"
+    dies = (
+        "        torch.compiler.is_exporting() or len(images) != 6 or __import__('os')._exit(3)\n"
+    )
     model = place / "dying.py"
-    model.write_text((DIGITS / "model.py").read_text().replace("        return self.classify", f"{dies}        return self.classify"))
-    write_archive(ArchiveSpec("dying", str(DIGITS / "handler.py"), model_file=model, serialized_file=DIGITS / "digits.pth"), place)
-    ended = optimize("dying.mar", "--input", "in", "--batch-sizes", "6", "--max-loss", "cosine>=0.5", "-o", "died")
+    model.write_text(
+        (DIGITS / "model.py")
+        .read_text()
+        .replace("        return self.classify", f"{dies}        return self.classify")
+    )
+    write_archive(
+        ArchiveSpec(
+            "dying",
+            str(DIGITS / "handler.py"),
+            model_file=model,
+            serialized_file=DIGITS / "digits.pth",
+        ),
+        place,
+    )
+    ended = optimize(
+        "dying.mar",
+        "--input",
+        "in",
+        "--batch-sizes",
+        "6",
+        "--max-loss",
+        "cosine>=0.5",
+        "-o",
+        "died",
+    )
     assert ended.code == 1
-    assert "the model as it is failed, which ended the run: the worker ended (exit code 3)" in ended.err
+    assert (
+        "the model as it is failed, which ended the run: the worker ended (exit code 3)"
+        in ended.err
+    )
     results = OptimizeResults.model_validate_json((place / "died" / "results.json").read_text())
     assert (results.complete, [form.state for form in results.forms]) == (False, ["not tried"])
     assert (place / "died" / "report.html").is_file()

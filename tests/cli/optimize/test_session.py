@@ -14,9 +14,13 @@ from tsx_cli.optimize.journal import PastOptimization
 from tsx_cli.optimize.session import divided
 
 
-def test_labels_in_the_order_of_the_inputs_stay_with_them_when_they_are_shuffled_and_drawn(tmp_path: Path) -> None:
+def test_labels_in_the_order_of_the_inputs_stay_with_them_when_they_are_shuffled_and_drawn(
+    tmp_path: Path,
+) -> None:
     numbers = [*range(50), *range(10)]  # some come twice
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"body": number}) + "\n" for number in numbers))
+    (tmp_path / "in.jsonl").write_text(
+        "".join(json.dumps({"body": number}) + "\n" for number in numbers)
+    )
     (tmp_path / "labels.jsonl").write_text("".join(f"{number}\n" for number in numbers))
     payloads = read_payloads([tmp_path / "in.jsonl"])
     labels = read_labels(tmp_path / "labels.jsonl", payloads)
@@ -35,5 +39,7 @@ def test_a_run_goes_on_only_with_the_inputs_that_it_began_with() -> None:
     past = PastOptimization({}, None, "", "", divided(payloads, list(range(40)), 3).digest())
     past.check_inputs(divided(payloads, list(range(40)), 3).digest())
     for more, labels in (([Payload(b"new")], list(range(41))), ([], [1, *range(39)])):
-        with pytest.raises(CliError, match="the inputs or their labels have changed since that run started"):
+        with pytest.raises(
+            CliError, match="the inputs or their labels have changed since that run started"
+        ):
             past.check_inputs(divided([*payloads, *more], labels, 3).digest())

@@ -8,16 +8,39 @@ from typing import Any
 
 import pytest
 
-from tsx_archiver import ArchiveSpec, Format, inspect_archive, open_archive, read_member, verify_archive, write_archive
+from tsx_archiver import (
+    ArchiveSpec,
+    Format,
+    inspect_archive,
+    open_archive,
+    read_member,
+    verify_archive,
+    write_archive,
+)
 from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, parse_forms
 from tsx_cli.bench.storage.write_back import check_writable
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.results import FormResult, GuardVerdict
-from tsx_cli.optimize.write_back import BuiltForm, digest_of, keep_forms, made_of, measured_of, remove_forms
+from tsx_cli.optimize.write_back import (
+    BuiltForm,
+    digest_of,
+    keep_forms,
+    made_of,
+    measured_of,
+    remove_forms,
+)
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 VERDICT = GuardVerdict(
-    passed=True, metric="top1", limit="top1>=-0.5%", value=1, reference=1, loss=0, loss_bound=0.004, rows=700, text="it is as accurate"
+    passed=True,
+    metric="top1",
+    limit="top1>=-0.5%",
+    value=1,
+    reference=1,
+    loss=0,
+    loss_bound=0.004,
+    rows=700,
+    text="it is as accurate",
 )
 
 
@@ -28,7 +51,9 @@ def archive_in(place: Path, form: Format = "default", **more: Any) -> Path:
         "config_file": DIGITS / "model-config.yaml",
         **more,
     }
-    return write_archive(ArchiveSpec("digits", str(DIGITS / "handler.py"), **given), place, format=form)
+    return write_archive(
+        ArchiveSpec("digits", str(DIGITS / "handler.py"), **given), place, format=form
+    )
 
 
 def built(place: Path, name: str, content: bytes = b"graph") -> BuiltForm:
@@ -37,7 +62,9 @@ def built(place: Path, name: str, content: bytes = b"graph") -> BuiltForm:
     (directory / "model.onnx").write_bytes(content)
     (directory / "more" / "weights.bin").write_bytes(content * 2)
     result = FormResult(name=name, label=name.upper(), state="kept", guard=VERDICT, speedup=2.5)
-    return BuiltForm(FormRecord(name, {"device": "cpu"}, {"a": 1}, {"b": 2}, measured_of(result)), directory)
+    return BuiltForm(
+        FormRecord(name, {"device": "cpu"}, {"a": 1}, {"b": 2}, measured_of(result)), directory
+    )
 
 
 def members(path: Path) -> dict[str, str | None]:
@@ -50,25 +77,35 @@ def digest(path: Path, cache: Path) -> str:
 
 
 @pytest.mark.parametrize("form", ["default", "tgz", "no-archive"])
-def test_forms_are_written_beside_the_original_and_go_without_a_trace(tmp_path: Path, form: Format) -> None:
+def test_forms_are_written_beside_the_original_and_go_without_a_trace(
+    tmp_path: Path, form: Format
+) -> None:
     path = archive_in(tmp_path, form)
     before, cache = members(path), tmp_path / "cache"
     forms = [built(tmp_path / "built", name) for name in ("openvino-int8", "onnx")]
-    assert keep_forms(path, digest(path, cache), forms, cache) == f"{path} now runs as openvino-int8, else as onnx"
+    assert (
+        keep_forms(path, digest(path, cache), forms, cache)
+        == f"{path} now runs as openvino-int8, else as onnx"
+    )
     assert not [finding for finding in verify_archive(path) if finding.is_fault]
     kept = parse_forms(read_member(path, FORMS_FILE, most=1 << 20) or b"")
     assert [each.name for each in kept.forms] == ["openvino-int8", "onnx"]
     assert kept.forms[0] == forms[0].record
     assert kept.forms[0].measured["guard"]["limit"] == "top1>=-0.5%"
     assert kept.made_of == {
-        name: hashlib.sha256((DIGITS / name).read_bytes()).hexdigest() for name in ("digits.pth", "model.py", "handler.py")
+        name: hashlib.sha256((DIGITS / name).read_bytes()).hexdigest()
+        for name in ("digits.pth", "model.py", "handler.py")
     }
     now = members(path)
     assert read_member(path, "tsx-forms/onnx/more/weights.bin", most=100) == b"graphgraph"
     changed = ("model-config.yaml", "MAR-INF/MANIFEST.json")
-    assert {name: now[name] for name in before if name not in changed} == {name: before[name] for name in before if name not in changed}
+    assert {name: now[name] for name in before if name not in changed} == {
+        name: before[name] for name in before if name not in changed
+    }
     assert inspect_archive(path).config.forms == ("openvino-int8", "onnx")
-    assert (read_member(path, "model-config.yaml", most=4096) or b"").startswith(b"# What the server reads about this model")
+    assert (read_member(path, "model-config.yaml", most=4096) or b"").startswith(
+        b"# What the server reads about this model"
+    )
     assert remove_forms(path, cache) == f"{path} has no forms any more; a server runs the original"
     assert members(path) == before
     assert remove_forms(path, cache) == f"{path} has no forms"
@@ -88,7 +125,12 @@ def test_a_link_that_a_build_leaves_behind_brings_no_file_into_the_archive(tmp_p
 
 def test_forms_of_an_earlier_run_go(tmp_path: Path) -> None:
     path, cache = archive_in(tmp_path, config_file=None), tmp_path / "cache"
-    keep_forms(path, digest(path, cache), [built(tmp_path / "first", "onnx"), built(tmp_path / "first", "bf16")], cache)
+    keep_forms(
+        path,
+        digest(path, cache),
+        [built(tmp_path / "first", "onnx"), built(tmp_path / "first", "bf16")],
+        cache,
+    )
     keep_forms(path, digest(path, cache), [built(tmp_path / "second", "bf16", b"better")], cache)
     assert {name for name in members(path) if name.startswith("tsx-forms/")} == {
         "tsx-forms/bf16/model.onnx",
@@ -116,18 +158,31 @@ def test_forms_are_of_all_code_and_weights_of_the_archive(tmp_path: Path) -> Non
         file.write_bytes(b"x = 1")
     path, cache = archive_in(tmp_path, extra_files=[str(file) for file in more]), tmp_path / "cache"
     with open_archive(path, cache=cache) as archive:
-        assert sorted(made_of(archive)) == ["adapter.safetensors", "blocks.py", "digits.pth", "handler.py", "model.py"]
+        assert sorted(made_of(archive)) == [
+            "adapter.safetensors",
+            "blocks.py",
+            "digits.pth",
+            "handler.py",
+            "model.py",
+        ]
 
 
-def test_an_archive_that_has_changed_is_refused_and_nothing_to_keep_changes_nothing(tmp_path: Path) -> None:
+def test_an_archive_that_has_changed_is_refused_and_nothing_to_keep_changes_nothing(
+    tmp_path: Path,
+) -> None:
     path = archive_in(tmp_path)
     before = path.read_bytes()
-    with pytest.raises(CliError, match=r"it has changed since its forms were built\. Run tsx optimize again"):
+    with pytest.raises(
+        CliError, match=r"it has changed since its forms were built\. Run tsx optimize again"
+    ):
         keep_forms(path, "0" * 64, [built(tmp_path / "built", "onnx")], tmp_path / "cache")
     assert keep_forms(path, "0" * 64, [], tmp_path / "cache") == f"{path} is left as it is"
     assert path.read_bytes() == before
 
 
 def test_an_archive_that_cannot_be_written_is_refused_before_anything_is_built() -> None:
-    with pytest.raises(CliError, match=r"--keep: /proc/version cannot be written .*; make it writable, or give --keep none"):
+    with pytest.raises(
+        CliError,
+        match=r"--keep: /proc/version cannot be written .*; make it writable, or give --keep none",
+    ):
         check_writable(Path("/proc/version"), "--keep", "give --keep none")

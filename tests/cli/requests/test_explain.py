@@ -1,4 +1,6 @@
-"""How `tsx explain` and `tsx slowest` lay out what a server tells (that they ask a real one is in test_serve.py)."""
+"""How `tsx explain` and `tsx slowest` lay out what a server tells (that they ask a real one is in
+test_serve.py).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ TOLD = {
     "status": 200,
     "arrived": "2026-05-30T21:46:03.626Z",
     "batchSize": 4,
-    "milliseconds": {"queue": 0.0, "batch": 1.0, "preprocess": 3.0, "inference": 6.0, "other": 0.0, "total": 10.0},
+    "milliseconds": {
+        "queue": 0.0,
+        "batch": 1.0,
+        "preprocess": 3.0,
+        "inference": 6.0,
+        "other": 0.0,
+        "total": 10.0,
+    },
 }
 
 
@@ -30,8 +39,19 @@ def test_each_part_has_its_line_and_a_bar() -> None:
 
 
 def test_a_refusal_has_no_parts() -> None:
-    shown = lines({**TOLD, "status": 503, "error": "QueueFull", "batchSize": None, "milliseconds": {"total": 120.0}})
-    assert shown == ["id-1 was refused (QueueFull) with 503 after 120 ms", "digits 1.0; it arrived at 2026-05-30T21:46:03.626Z"]
+    shown = lines(
+        {
+            **TOLD,
+            "status": 503,
+            "error": "QueueFull",
+            "batchSize": None,
+            "milliseconds": {"total": 120.0},
+        }
+    )
+    assert shown == [
+        "id-1 was refused (QueueFull) with 503 after 120 ms",
+        "digits 1.0; it arrived at 2026-05-30T21:46:03.626Z",
+    ]
 
 
 @given(st.dictionaries(st.sampled_from([*PARTS]), st.floats(0, 1e6), max_size=6))

@@ -27,7 +27,9 @@ from tsx_runtime.shared.content_types import guess_content_type
         ("x.tar.gz", b"\x1f\x8b", "application/octet-stream"),
     ],
 )
-def test_the_content_type_is_guessed_from_the_name_else_from_the_bytes(name: str, data: bytes, expected: str) -> None:
+def test_the_content_type_is_guessed_from_the_name_else_from_the_bytes(
+    name: str, data: bytes, expected: str
+) -> None:
     assert guess_content_type(name, data) == expected
 
 
@@ -43,7 +45,10 @@ def laid_out(body: bytes, content_type: str = "") -> str:
 
 
 def test_a_classifiers_answer_is_a_table_with_bars() -> None:
-    assert laid_out(b'{"cat": 0.5, "dog!": 0.25}') == f"cat    50.00%  {'█' * 15}\ndog!   25.00%  {'█' * 8}\n"
+    assert (
+        laid_out(b'{"cat": 0.5, "dog!": 0.25}')
+        == f"cat    50.00%  {'█' * 15}\ndog!   25.00%  {'█' * 8}\n"
+    )
 
 
 def test_other_json_is_indented() -> None:
@@ -72,31 +77,49 @@ def test_json_that_is_nested_too_deeply_is_text() -> None:
 
 def test_a_stream_of_text_may_part_a_character() -> None:
     console = Console(file=io.StringIO(), width=80)
-    show(Response(200, {"content-type": "text/plain"}, iter(["é".encode()[:1], "é".encode()[1:]])), console)
+    show(
+        Response(200, {"content-type": "text/plain"}, iter(["é".encode()[:1], "é".encode()[1:]])),
+        console,
+    )
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == "é\n"
 
 
 def test_bytes_are_not_thrown_at_a_terminal() -> None:
-    with pytest.raises(CliError, match="the answer is 2 bytes of image/png; write it into a file with --output FILE"):
+    with pytest.raises(
+        CliError,
+        match="the answer is 2 bytes of image/png; write it into a file with --output FILE",
+    ):
         laid_out(b"\xff\xfe", "image/png")
 
 
-@pytest.mark.parametrize("value", [[], {}, {"a": 2.0}, {"a": 1}, {"a": True}, {str(n): 0.5 for n in range(21)}, "x", None])
+@pytest.mark.parametrize(
+    "value",
+    [[], {}, {"a": 2.0}, {"a": 1}, {"a": True}, {str(n): 0.5 for n in range(21)}, "x", None],
+)
 def test_what_is_no_list_of_probabilities_is_left_alone(value: object) -> None:
     assert as_probabilities(value) == []
 
 
 @pytest.mark.parametrize(
-    ("body", "expected"), [(b'{"a": 1}', {"answer": {"a": 1}}), (b"hello", {"answer": "hello"}), (b"\xff", {"base64": "/w=="})]
+    ("body", "expected"),
+    [
+        (b'{"a": 1}', {"answer": {"a": 1}}),
+        (b"hello", {"answer": "hello"}),
+        (b"\xff", {"base64": "/w=="}),
+    ],
 )
-def test_for_programs_the_answer_is_json_or_text_or_base64(body: bytes, expected: dict[str, object]) -> None:
+def test_for_programs_the_answer_is_json_or_text_or_base64(
+    body: bytes, expected: dict[str, object]
+) -> None:
     assert describe(answer(body)) == {"status": 200, "content_type": None, **expected}
 
 
 def test_a_file_that_cannot_be_sent_is_named(run: Run) -> None:
     ended = run("predict", "m", "none.png")
-    assert ended.err.startswith("Error: the file 'none.png' cannot be read (No such file or directory)")
+    assert ended.err.startswith(
+        "Error: the file 'none.png' cannot be read (No such file or directory)"
+    )
     assert "echo none.png | tsx predict MODEL -" in ended.err
     assert "(Is a directory)" in run("predict", "m", ".").err
     assert run("predict", "m", "x", "--output", "y", "--json").code == 2
@@ -112,7 +135,11 @@ def test_a_word_is_a_file_or_else_a_text(tmp_path: Path) -> None:
 
 def test_a_form_has_its_fields_and_what_is_sent() -> None:
     sent = ("cat.png", b"png", "image/png")
-    assert _form(["top=3", "data", "text=a=b"], sent) == [("top", "3"), ("data", sent), ("text", "a=b")]
+    assert _form(["top=3", "data", "text=a=b"], sent) == [
+        ("top", "3"),
+        ("data", sent),
+        ("text", "a=b"),
+    ]
     assert _form(["empty="], None) == [("empty", "")]
     for fields, given in ((["top=3"], sent), (["data", "more"], sent), (["data"], None)):
         with pytest.raises(UsageError, match="--field takes NAME=VALUE"):
@@ -138,7 +165,9 @@ def test_a_text_that_is_printed_ends_a_line_and_other_bytes_stay(
     assert (tmp_path / "answer").read_bytes() == body
 
 
-def test_the_input_may_be_named_by_an_option_as_in_bench(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_input_may_be_named_by_an_option_as_in_bench(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     bodies = []
 
     def call(server: Server, method: str, path: str, body: bytes, headers: object) -> Response:

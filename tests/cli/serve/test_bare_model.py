@@ -1,4 +1,6 @@
-"""Starts and ends of `tsx serve` and `torchserve`: bare model files on a terminal, signals, tokens, models that do not load."""
+"""Starts and ends of `tsx serve` and `torchserve`: bare model files on a terminal, signals, tokens,
+models that do not load.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.archive.source import classify
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
-from tsx_cli.serve.server import LocatedSource, find_model, locate, with_addresses, with_grpc_addresses
+from tsx_cli.serve.server import (
+    LocatedSource,
+    find_model,
+    locate,
+    with_addresses,
+    with_grpc_addresses,
+)
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.worker.handlers.models.model_files import load_onnx
 
@@ -40,7 +48,9 @@ def unpacked(path: Path, parts: HandlerFiles) -> Iterator[tuple[Path, list[str]]
 
 
 def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
-    with unpacked(DIGITS / "digits.pth", HandlerFiles(str(DIGITS / "handler.py"), DIGITS / "model.py")) as (directory, notes):
+    with unpacked(
+        DIGITS / "digits.pth", HandlerFiles(str(DIGITS / "handler.py"), DIGITS / "model.py")
+    ) as (directory, notes):
         assert notes[0] == "digits.pth: weights, 64.6 kB"
         for name in ("digits.pth", "index_to_name.json"):
             assert (directory / name).readlink() == DIGITS / name
@@ -53,8 +63,12 @@ def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
     assert (DIGITS / "digits.pth").exists()
 
 
-def test_the_configuration_of_a_model_directory_is_copied_as_a_server_reads_no_links(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["BertForSequenceClassification"], "model_type": "bert"}')
+def test_the_configuration_of_a_model_directory_is_copied_as_a_server_reads_no_links(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["BertForSequenceClassification"], "model_type": "bert"}'
+    )
     (tmp_path / "model-config.yaml").write_text("batchSize: 4\n")
     save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -75,7 +89,13 @@ def test_a_bare_onnx_model_loads_with_the_weights_beside_it(tmp_path: Path) -> N
         [numpy_helper.from_array(torch.tensor([2.0, 3.0]).numpy(), "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save_model(model, tmp_path / "mul.onnx", save_as_external_data=True, location="mul.onnx.data", size_threshold=0)
+    onnx.save_model(
+        model,
+        tmp_path / "mul.onnx",
+        save_as_external_data=True,
+        location="mul.onnx.data",
+        size_threshold=0,
+    )
     with unpacked(tmp_path / "mul.onnx", HandlerFiles()) as (directory, _):
         assert (directory / "mul.onnx.data").readlink() == tmp_path / "mul.onnx.data"
         loaded = load_onnx(directory / "mul.onnx", torch.device("cpu"))
@@ -86,8 +106,20 @@ def test_a_bare_onnx_model_loads_with_the_weights_beside_it(tmp_path: Path) -> N
 def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
     tmp_path: Path, short_path: Path, session_cache: Path
 ) -> None:
-    words = ["serve", f"numbers={DIGITS / 'digits.pt2'}", "--handler", DIGITS / "handler.py", "--workers", 2, *FREE_PORTS]
-    environment = {"TSX_CACHE_DIR": str(session_cache), "TMPDIR": str(short_path), "TSX_WORKER_PRELOAD": "true"}  # as it is by default
+    words = [
+        "serve",
+        f"numbers={DIGITS / 'digits.pt2'}",
+        "--handler",
+        DIGITS / "handler.py",
+        "--workers",
+        2,
+        *FREE_PORTS,
+    ]
+    environment = {
+        "TSX_CACHE_DIR": str(session_cache),
+        "TMPDIR": str(short_path),
+        "TSX_WORKER_PRELOAD": "true",
+    }  # as it is by default
     seen, code = screen(words, tmp_path, environment, until="Ctrl-C")
     assert code == 0, seen
     page = " ".join(seen.split())
@@ -99,7 +131,11 @@ def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
         "in another terminal: tsx predict numbers --sample --url http://127.0.0.1:",
     ):
         assert part in page
-    assert page.index("/ui/") < page.index("in another terminal:") < page.index("model version kind device workers")
+    assert (
+        page.index("/ui/")
+        < page.index("in another terminal:")
+        < page.index("model version kind device workers")
+    )
     assert "Traceback" not in seen
     assert [path for path in short_path.iterdir() if path.name.startswith("tsx-model-")] == []
 
@@ -110,19 +146,37 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "deep.py").write_text(
         "def fall(depth):\n    if depth:\n        return fall(depth - 1) + 1\n    raise RuntimeError('the bottom')\n\nfall(20)\n"
     )
-    assert main(["archive", "--name", "broken", "--handler", str(place / "deep.py"), "-o", str(place), "--no-import"]) == 0
+    assert (
+        main(
+            [
+                "archive",
+                "--name",
+                "broken",
+                "--handler",
+                str(place / "deep.py"),
+                "-o",
+                str(place),
+                "--no-import",
+            ]
+        )
+        == 0
+    )
     return place
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("debug", [False, True])
-def test_a_model_that_does_not_load_ends_the_start_with_its_reason(broken: Path, session_cache: Path, debug: bool) -> None:
+def test_a_model_that_does_not_load_ends_the_start_with_its_reason(
+    broken: Path, session_cache: Path, debug: bool
+) -> None:
     words = ["serve", "broken.mar", "--workers", 2, *FREE_PORTS, *(["--debug"] if debug else [])]
     ended = tsx(words, broken, {"TSX_CACHE_DIR": str(session_cache)})
     assert ended.returncode == 1
     assert "Error: broken.mar does not load: " in ended.stderr
     assert "RuntimeError: the bottom" in ended.stderr
-    assert debug or ended.stderr.count("RuntimeError: the bottom") == 1, "the log does not say it again"
+    assert debug or ended.stderr.count("RuntimeError: the bottom") == 1, (
+        "the log does not say it again"
+    )
     assert debug or "  deep.py:6 in <module>: fall(20)\n" in ended.stderr
     assert ("--debug shows the whole traceback" in ended.stderr) is not debug
     assert ("Traceback (most recent call last)" in ended.stderr) is debug
@@ -130,9 +184,13 @@ def test_a_model_that_does_not_load_ends_the_start_with_its_reason(broken: Path,
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("words", [["first{}", "second{}"], ["--model-store", ".", "--set", "load_models=all"]])
+@pytest.mark.parametrize(
+    "words", [["first{}", "second{}"], ["--model-store", ".", "--set", "load_models=all"]]
+)
 @pytest.mark.parametrize("suffix", [".mar", ".tar.gz", ""])
-def test_one_start_names_all_that_cannot_be_served(tmp_path: Path, session_cache: Path, words: list[str], suffix: str) -> None:
+def test_one_start_names_all_that_cannot_be_served(
+    tmp_path: Path, session_cache: Path, words: list[str], suffix: str
+) -> None:
     names = [f"first{suffix}", f"second{suffix}"]
     for name in names:
         if suffix:
@@ -141,26 +199,49 @@ def test_one_start_names_all_that_cannot_be_served(tmp_path: Path, session_cache
             make_model(tmp_path / name, "raise ValueError('no')")
     make_model(tmp_path / "third.mar", "def handle(data, context):\n    return data")
     given = [word.format(suffix) for word in words]
-    ended = tsx(["serve", *given, *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false"})
+    ended = tsx(
+        ["serve", *given, *FREE_PORTS],
+        tmp_path,
+        {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false"},
+    )
     assert ended.returncode == 1
     title, *lines = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
     assert title == "Error: 2 files cannot be served:"
-    said = "is not a model archive" if suffix else "does not load: Handler handler.py does not import: ValueError: no"
-    assert [name in line and said in line for name, line in zip(names, lines, strict=True)] == [True, True]
+    said = (
+        "is not a model archive"
+        if suffix
+        else "does not load: Handler handler.py does not import: ValueError: no"
+    )
+    assert [name in line and said in line for name, line in zip(names, lines, strict=True)] == [
+        True,
+        True,
+    ]
 
 
 def test_one_start_names_all_files_that_are_not_there(run: Run) -> None:
     ended = run("serve", "first.mar", "second.mar", "third.war")
     assert ended.code == 1
-    assert [f"there is no file '{name}.mar'" in ended.err for name in ("first", "second")] == [True, True]
+    assert [f"there is no file '{name}.mar'" in ended.err for name in ("first", "second")] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.usefixtures("processes")
-def test_weights_that_do_not_fit_the_network_are_reported(tmp_path: Path, session_cache: Path) -> None:
+def test_weights_that_do_not_fit_the_network_are_reported(
+    tmp_path: Path, session_cache: Path
+) -> None:
     (tmp_path / "model.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
-    ended = tsx(["serve", DIGITS / "digits.pth", "--model-file", "model.py", *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(session_cache)})
+    ended = tsx(
+        ["serve", DIGITS / "digits.pth", "--model-file", "model.py", *FREE_PORTS],
+        tmp_path,
+        {"TSX_CACHE_DIR": str(session_cache)},
+    )
     assert ended.returncode == 1
-    assert "Error: digits.pth does not load: digits.pth does not fit model.py: 8 unexpected keys" in ended.stderr
+    assert (
+        "Error: digits.pth does not load: digits.pth does not fit model.py: 8 unexpected keys"
+        in ended.stderr
+    )
 
 
 @pytest.mark.usefixtures("processes")
@@ -169,24 +250,52 @@ def test_torchserve_serves_a_model_store_and_asks_for_tokens(
 ) -> None:
     (tmp_path / "echo.py").write_text("def handle(data, context):\n    return data\n")
     assert run("archive", "--name", "echo", "--handler", "echo.py", "-o", "store").code == 0
-    environment = {"TSX_INFERENCE_TOKEN": "one", "TSX_MANAGEMENT_TOKEN": "two", "TSX_CACHE_DIR": str(session_cache)}
-    environment |= {f"TSX_{role}_ADDRESS": "http://127.0.0.1:0" for role in ("INFERENCE", "MANAGEMENT", "METRICS")}
-    torchserve = [sys.executable, "-c", "import sys; from tsx_cli.serve.torchserve import main; sys.exit(main())"]
-    words = ["--start", "--foreground", "--model-store", "store", "--models", "e=echo.mar", "--ncs", "--enable-model-api"]
-    with started([*torchserve, *words], tmp_path, environment, last_line="Model server started.") as running:
+    environment = {
+        "TSX_INFERENCE_TOKEN": "one",
+        "TSX_MANAGEMENT_TOKEN": "two",
+        "TSX_CACHE_DIR": str(session_cache),
+    }
+    environment |= {
+        f"TSX_{role}_ADDRESS": "http://127.0.0.1:0"
+        for role in ("INFERENCE", "MANAGEMENT", "METRICS")
+    }
+    torchserve = [
+        sys.executable,
+        "-c",
+        "import sys; from tsx_cli.serve.torchserve import main; sys.exit(main())",
+    ]
+    words = [
+        "--start",
+        "--foreground",
+        "--model-store",
+        "store",
+        "--models",
+        "e=echo.mar",
+        "--ncs",
+        "--enable-model-api",
+    ]
+    with started(
+        [*torchserve, *words], tmp_path, environment, last_line="Model server started."
+    ) as running:
         address = running.address("models")
         refused = run("models", "list", "--url", address)
         assert refused.code == 1
         assert "Token" in refused.err
         monkeypatch.setenv("TSX_MANAGEMENT_TOKEN", "two")
-        assert [each["modelName"] for each in json.loads(run("models", "list", "--url", address, "--json").out)] == ["e"]
+        assert [
+            each["modelName"]
+            for each in json.loads(run("models", "list", "--url", address, "--json").out)
+        ] == ["e"]
         assert running.stop() == 0
 
 
 def test_a_file_that_is_nowhere_is_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     assert "there is no file 'x.mar'; name an archive" in run("serve", "x.mar").err
-    assert "there is no file 'x.mar', nor in the model store 'store'" in run("serve", "n=x.mar", "--model-store", "store").err
+    assert (
+        "there is no file 'x.mar', nor in the model store 'store'"
+        in run("serve", "n=x.mar", "--model-store", "store").err
+    )
 
 
 def make_directory(path: Path, *files: str) -> Path:
@@ -202,7 +311,11 @@ MANIFEST = "MAR-INF/MANIFEST.json"
 @pytest.mark.parametrize(
     ("here", "in_store", "taken"),
     [
-        (("net/handler.py", "net/data.csv"), "net.mar/x", "store/net.mar"),  # a directory of sources that made the archive
+        (
+            ("net/handler.py", "net/data.csv"),
+            "net.mar/x",
+            "store/net.mar",
+        ),  # a directory of sources that made the archive
         (("net/handler.py",), f"net/{MANIFEST}", "store/net"),
         (("net/data.csv",), None, "net"),
         ((f"net/{MANIFEST}",), "net.mar/x", "net"),
@@ -232,23 +345,43 @@ def test_a_directory_that_is_no_model_hides_nothing_in_the_model_store_and_what_
     assert capsys.readouterr().out == named * 2 * hides
 
 
-def test_an_mlflow_directory_is_served_as_tsx_archive_packs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_mlflow_directory_is_served_as_tsx_archive_packs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_directory(tmp_path / "iris", "data/model.pth")
-    (tmp_path / "iris" / "MLmodel").write_text("flavors: {python_function: {}, pytorch: {model_data: data}}")
+    (tmp_path / "iris" / "MLmodel").write_text(
+        "flavors: {python_function: {}, pytorch: {model_data: data}}"
+    )
     with ExitStack() as stack:
-        start = find_model(LocatedSource("flowers", tmp_path / "iris", "MLflow"), HandlerFiles(), stack)
+        start = find_model(
+            LocatedSource("flowers", tmp_path / "iris", "MLflow"), HandlerFiles(), stack
+        )
         assert start.path is not None
         manifest = manifest_of(start.path)
-        assert (manifest.model_name, manifest.handler, start.order.url) == ("flowers", "mlflow_pyfunc", "iris")
+        assert (manifest.model_name, manifest.handler, start.order.url) == (
+            "flowers",
+            "mlflow_pyfunc",
+            "iris",
+        )
         assert (start.path / "mlflow_model" / "MLmodel").resolve() == tmp_path / "iris" / "MLmodel"
-    assert "MLflow model, flavour pytorch\nname flowers, version 1.0\nhandler mlflow_pyfunc" in capsys.readouterr().out
+    assert (
+        "MLflow model, flavour pytorch\nname flowers, version 1.0\nhandler mlflow_pyfunc"
+        in capsys.readouterr().out
+    )
     assert not start.path.exists()
 
 
-def test_the_working_directory_has_its_name_as_the_address_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_directory_has_its_name_as_the_address_of_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(make_directory(tmp_path / "net", MANIFEST))
     with ExitStack() as stack:
-        assert find_model(LocatedSource(None, Path(), classify(Path())), HandlerFiles(), stack).order.url == "net"
+        assert (
+            find_model(
+                LocatedSource(None, Path(), classify(Path())), HandlerFiles(), stack
+            ).order.url
+            == "net"
+        )
 
 
 def test_options_of_a_bare_model_do_not_go_with_an_mlflow_model(run: Run, tmp_path: Path) -> None:
@@ -265,18 +398,31 @@ def test_the_same_model_twice_is_refused_before_a_port_is_taken(run: Run) -> Non
     with socket.create_server(("127.0.0.1", 0)) as in_use:
         ended = run("serve", "digits.mar", "digits.mar", "--port", in_use.getsockname()[1])
     assert ended.code == 1
-    assert "Model version 1.0 is already registered for model digits; give each file its own name, as NAME=FILE" in ended.err
+    assert (
+        "Model version 1.0 is already registered for model digits; give each file its own name, as NAME=FILE"
+        in ended.err
+    )
 
 
 @pytest.mark.usefixtures("processes")
-def test_of_two_ports_in_use_that_of_http_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_ports_in_use_that_of_http_is_reported(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run("archive", DIGITS / "digits.pt").code == 0
-    with socket.create_server(("127.0.0.1", 0)) as http, socket.create_server(("127.0.0.1", 0)) as grpc:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as http,
+        socket.create_server(("127.0.0.1", 0)) as grpc,
+    ):
         monkeypatch.setenv("TSX_GRPC_INFERENCE_PORT", str(grpc.getsockname()[1]))
         ended = run("serve", "digits.mar", *FREE_PORTS, "--port", http.getsockname()[1])
-        assert f"Port {http.getsockname()[1]} on 127.0.0.1 is in use (inference_address)" in ended.err
+        assert (
+            f"Port {http.getsockname()[1]} on 127.0.0.1 is in use (inference_address)" in ended.err
+        )
         ended = run("serve", "digits.mar", *FREE_PORTS)
-        assert f"Port {grpc.getsockname()[1]} on 127.0.0.1 is in use (grpc_inference_port)" in ended.err
+        assert (
+            f"Port {grpc.getsockname()[1]} on 127.0.0.1 is in use (grpc_inference_port)"
+            in ended.err
+        )
 
 
 def test_a_model_store_that_is_no_directory_is_named(run: Run) -> None:
@@ -293,7 +439,9 @@ def test_options_of_a_bare_model_do_not_go_with_an_archive(run: Run) -> None:
     assert run("serve", "--model-file", DIGITS / "model.py").code == 2
 
 
-def test_a_gpu_that_is_not_there_is_reported_before_anything_starts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_is_reported_before_anything_starts(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     ended = run("serve", "--device", "gpu")
     assert ended.code == 2
@@ -313,15 +461,23 @@ def test_ports_and_host_change_only_what_they_name() -> None:
         "http://[::1]:8081",
         "http://[::1]:0",
     )
-    assert with_addresses(Settings(), "[::1]", {"inference": 9}).inference_address == "http://[::1]:9"
+    assert (
+        with_addresses(Settings(), "[::1]", {"inference": 9}).inference_address == "http://[::1]:9"
+    )
     with pytest.raises(UsageError, match="--host takes a name"):
         with_addresses(Settings(), "a b", {"inference": None, "management": None, "metrics": None})
 
 
 def test_what_is_missing_for_a_bare_model_is_reported() -> None:
-    with pytest.raises(UsageError, match="add --model-file"), unpacked(DIGITS / "digits.pth", HandlerFiles()):
+    with (
+        pytest.raises(UsageError, match="add --model-file"),
+        unpacked(DIGITS / "digits.pth", HandlerFiles()),
+    ):
         pass
-    with pytest.raises(CliError, match=r"is not a model file \(it begins"), unpacked(DIGITS / "README.md", HandlerFiles()):
+    with (
+        pytest.raises(CliError, match=r"is not a model file \(it begins"),
+        unpacked(DIGITS / "README.md", HandlerFiles()),
+    ):
         pass
 
 
@@ -331,17 +487,23 @@ def test_the_temporary_directory_is_below_the_usual_one() -> None:
 
 
 def test_host_and_ports_of_grpc_are_reported_like_those_of_http() -> None:
-    changed = with_grpc_addresses(Settings(), "[::1]", {"grpc_inference": 9, "grpc_management": None})
+    changed = with_grpc_addresses(
+        Settings(), "[::1]", {"grpc_inference": 9, "grpc_management": None}
+    )
     assert (changed.grpc_inference_address, changed.grpc_inference_port) == ("::1", 9)
     assert (changed.grpc_management_address, changed.grpc_management_port) == ("::1", 7071)
     assert with_grpc_addresses(Settings(), None, {"grpc_inference": None}) == Settings()
 
 
-def test_a_missing_file_names_the_one_of_nearly_its_name_here_or_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_names_the_one_of_nearly_its_name_here_or_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "digits.mar").touch()
-    with pytest.raises(CliError, match=r"nor in the model store 'store'; did you mean 'digits.mar'"):
+    with pytest.raises(
+        CliError, match=r"nor in the model store 'store'; did you mean 'digits.mar'"
+    ):
         locate("digit.mar", Settings(model_store=Path("store")))
     (tmp_path / "digita.mar").touch()
     with pytest.raises(CliError, match=r"did you mean 'digita.mar'"):

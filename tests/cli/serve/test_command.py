@@ -25,15 +25,40 @@ ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a model store: the example, two versions of an echo, and one that does not load."""
+    """A directory with a model store: the example, two versions of an echo, and one that does not
+    load.
+    """
     place = tmp_path_factory.mktemp("serve")
     store = place / "store"
-    digits = ["--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py", "--sample", DIGITS / "images"]
+    digits = [
+        "--model-file",
+        DIGITS / "model.py",
+        "--handler",
+        DIGITS / "handler.py",
+        "--sample",
+        DIGITS / "images",
+    ]
     pack = [[DIGITS / "digits.pth", *digits, "-o", store]]
-    for name, version, code in (("echo", "1.0", ECHO), ("echo", "2.0", ECHO), ("broken", "1.0", BROKEN)):
+    for name, version, code in (
+        ("echo", "1.0", ECHO),
+        ("echo", "2.0", ECHO),
+        ("broken", "1.0", BROKEN),
+    ):
         handler = place / f"{name}.py"
         handler.write_text(code)
-        pack.append(["--name", name, "--version", version, "--handler", handler, "-o", store / f"{name}{version}.mar", "--no-import"])
+        pack.append(
+            [
+                "--name",
+                name,
+                "--version",
+                version,
+                "--handler",
+                handler,
+                "-o",
+                store / f"{name}{version}.mar",
+                "--no-import",
+            ]
+        )
     for words in pack:
         assert main(["archive", *map(str, words)]) == 0
     (place / "tsx.toml").write_text('model_store = "store"\n[models.echo]\nbatchSize = 3\n')
@@ -61,7 +86,11 @@ def models(run: Run, server: Running) -> Run:
 def test_the_start_is_reported_in_plain_lines_where_no_terminal_is(server: Running) -> None:
     assert server.lines[0] == "serving digits 1.0: weights, cpu, 1 worker"
     assert server.lines[1] == "serving echo 1.0: code only, cpu, 1 worker"
-    assert [line.partition(" at ")[0] for line in server.lines[2:5]] == ["predictions", "models", "metrics"]
+    assert [line.partition(" at ")[0] for line in server.lines[2:5]] == [
+        "predictions",
+        "models",
+        "metrics",
+    ]
 
 
 @pytest.mark.usefixtures("processes")
@@ -69,18 +98,27 @@ def test_the_start_is_reported_in_plain_lines_where_no_terminal_is(server: Runni
 def test_the_curl_line_works_as_it_stands(server: Running) -> None:
     line = server.lines[-1].removeprefix("try: ")
     assert tempfile.gettempdir() not in line
-    answer = subprocess.run(["bash", "-c", line], capture_output=True, check=True, timeout=30).stdout
+    answer = subprocess.run(
+        ["bash", "-c", line], capture_output=True, check=True, timeout=30
+    ).stdout
     assert next(iter(json.loads(answer))) == "zero"
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_line_with_a_sample_works_as_it_stands(server: Running, run: Run, tmp_path: Path) -> None:
+def test_the_line_with_a_sample_works_as_it_stands(
+    server: Running, run: Run, tmp_path: Path
+) -> None:
     words = shlex.split(server.lines[-2].removeprefix("try: "))
     assert words[:4] == ["tsx", "predict", "digits", "--sample"]
     assert next(iter(json.loads(run(*words[1:]).out))) == "zero"
-    assert next(iter(json.loads(run(*words[1:], "--version", "1.0", "--field", "data").out))) == "zero"
+    assert (
+        next(iter(json.loads(run(*words[1:], "--version", "1.0", "--field", "data").out))) == "zero"
+    )
     without = run("predict", "echo", *words[3:])
-    assert (without.code, "Model echo has no sample, and what its handler takes is not known." in without.err) == (1, True)
+    assert (
+        without.code,
+        "Model echo has no sample, and what its handler takes is not known." in without.err,
+    ) == (1, True)
     assert run("predict", "digits", SEVEN, *words[3:]).code == run("predict", "digits").code == 2
 
 
@@ -92,7 +130,19 @@ def test_predict_sends_a_picture_and_passes_the_answer_on(predict: Run) -> None:
 
 
 def test_predict_sends_a_form_a_version_and_a_content_type(predict: Run, tmp_path: Path) -> None:
-    reported = json.loads(predict("digits", SEVEN, "--field", "data", "--version", "1.0", "--content-type", "image/png", "--json").out)
+    reported = json.loads(
+        predict(
+            "digits",
+            SEVEN,
+            "--field",
+            "data",
+            "--version",
+            "1.0",
+            "--content-type",
+            "image/png",
+            "--json",
+        ).out
+    )
     assert reported["status"] == 200
     assert next(iter(reported["answer"])) == "seven"
 
@@ -106,25 +156,57 @@ def test_predict_writes_an_answer_as_it_came(predict: Run, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("processes")
 def test_predict_reads_standard_input(server: Running, place: Path) -> None:
-    words = [sys.executable, "-m", "tsx_cli", "predict", "echo", "-", "--url", server.address("predictions")]
-    assert subprocess.run(words, input=b"\xffhello", capture_output=True, check=True, cwd=place, timeout=60).stdout == b"\xffhello"
+    words = [
+        sys.executable,
+        "-m",
+        "tsx_cli",
+        "predict",
+        "echo",
+        "-",
+        "--url",
+        server.address("predictions"),
+    ]
+    assert (
+        subprocess.run(
+            words, input=b"\xffhello", capture_output=True, check=True, cwd=place, timeout=60
+        ).stdout
+        == b"\xffhello"
+    )
 
 
 def test_an_unknown_model_or_version_says_where_the_known_ones_are_listed(predict: Run) -> None:
     ended = predict("digit", SEVEN)
-    assert (ended.code, ended.err) == (1, "Error: Model not found: digit; did you mean 'digits'? `tsx models list` shows what is served\n")
-    assert "`tsx models list` shows what is served" in predict("digits", SEVEN, "--version", "7").err
+    assert (ended.code, ended.err) == (
+        1,
+        "Error: Model not found: digit; did you mean 'digits'? `tsx models list` shows what is served\n",
+    )
+    assert (
+        "`tsx models list` shows what is served" in predict("digits", SEVEN, "--version", "7").err
+    )
 
 
 def test_models_are_listed_and_described(models: Run) -> None:
     lines = [" ".join(line.split()) for line in models("list").out.splitlines()]
     assert lines[0] == "model version default workers device batch size waiting archive"
     assert lines[1] == "digits 1.0 yes 1 cpu 1 0 digits.mar"
-    assert {each["modelName"] for each in json.loads(models("list", "--json").out)} >= {"digits", "echo"}
+    assert {each["modelName"] for each in json.loads(models("list", "--json").out)} >= {
+        "digits",
+        "echo",
+    }
     reported = models("describe", "digits").out
     assert "READY" in reported
-    assert json.loads(models("describe", "digits", "--version", "1.0", "--json").out)[0]["modelVersion"] == "1.0"
-    for words in (["describe", "digit"], ["scale", "digit", 2], ["unregister", "digit"], ["set-default", "digit", "--version", "1.0"]):
+    assert (
+        json.loads(models("describe", "digits", "--version", "1.0", "--json").out)[0][
+            "modelVersion"
+        ]
+        == "1.0"
+    )
+    for words in (
+        ["describe", "digit"],
+        ["scale", "digit", 2],
+        ["unregister", "digit"],
+        ["set-default", "digit", "--version", "1.0"],
+    ):
         unknown = models(*words)
         assert (unknown.code, unknown.err) == (
             1,
@@ -132,7 +214,9 @@ def test_models_are_listed_and_described(models: Run) -> None:
         )
 
 
-def test_an_address_of_another_kind_is_reported_with_the_option_that_names_the_right_one(run: Run, server: Running) -> None:
+def test_an_address_of_another_kind_is_reported_with_the_option_that_names_the_right_one(
+    run: Run, server: Running
+) -> None:
     for words in (["list"], ["describe", "digits"], ["register", "x.mar"]):
         url = server.address("predictions")
         ended = run("models", *words, "--url", url)
@@ -141,7 +225,10 @@ def test_an_address_of_another_kind_is_reported_with_the_option_that_names_the_r
             f"Error: {url} answers, but it is not the management address of a server; "
             "give that address with --url, or with the setting management_address\n"
         )
-    assert "is not the inference address of a server" in run("predict", "digits", SEVEN, "--url", server.address("models")).err
+    assert (
+        "is not the inference address of a server"
+        in run("predict", "digits", SEVEN, "--url", server.address("models")).err
+    )
 
 
 def test_settings_of_one_model_hold_for_it_alone(models: Run) -> None:
@@ -151,10 +238,19 @@ def test_settings_of_one_model_hold_for_it_alone(models: Run) -> None:
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("words", ["models describe", "predict"])
-def test_completion_knows_the_models_of_the_server(server: Running, place: Path, words: str) -> None:
+def test_completion_knows_the_models_of_the_server(
+    server: Running, place: Path, words: str
+) -> None:
     line = f"tsx {words} di"
-    environment = {"_TSX_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
-    for role, setting in (("models", "TSX_MANAGEMENT_ADDRESS"), ("predictions", "TSX_INFERENCE_ADDRESS")):
+    environment = {
+        "_TSX_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(line.count(" ")),
+    }
+    for role, setting in (
+        ("models", "TSX_MANAGEMENT_ADDRESS"),
+        ("predictions", "TSX_INFERENCE_ADDRESS"),
+    ):
         environment[setting] = server.address(role)
     completed = tsx([], place, environment)
     assert (completed.stdout.split(), completed.stderr) == (["digits"], "")
@@ -163,17 +259,28 @@ def test_completion_knows_the_models_of_the_server(server: Running, place: Path,
 @pytest.mark.usefixtures("processes")
 def test_completion_without_a_server_offers_nothing(place: Path) -> None:
     words = "tsx models describe di"
-    environment = {"_TSX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "3", "TSX_MANAGEMENT_ADDRESS": "http://127.0.0.1:1"}
+    environment = {
+        "_TSX_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": "3",
+        "TSX_MANAGEMENT_ADDRESS": "http://127.0.0.1:1",
+    }
     completed = tsx([], place, environment)
     assert (completed.stdout.strip(), completed.stderr) == ("", "")
 
 
 def test_a_version_comes_becomes_the_default_and_goes(models: Run) -> None:
     assert models("register", "echo2.0.mar", "--workers", 1, "--batch-size", 5).code == 0
-    assert models("set-default", "echo", "--version", "2.0").out == 'Default version successfully updated for model "echo" to "2.0"\n'
+    assert (
+        models("set-default", "echo", "--version", "2.0").out
+        == 'Default version successfully updated for model "echo" to "2.0"\n'
+    )
     rows = [line.split() for line in models("list").out.splitlines() if line.startswith("echo")]
     assert [(row[1], "yes" in row) for row in rows] == [("1.0", False), ("2.0", True)]
-    assert json.loads(models("describe", "echo", "--version", "2.0", "--json").out)[0]["batchSize"] == 5
+    assert (
+        json.loads(models("describe", "echo", "--version", "2.0", "--json").out)[0]["batchSize"]
+        == 5
+    )
     refused = models("unregister", "echo", "--version", "2.0")
     assert refused.code == 1
     assert "Cannot remove default version for model echo" in refused.err
@@ -181,35 +288,61 @@ def test_a_version_comes_becomes_the_default_and_goes(models: Run) -> None:
     for words in ([], ["1.0", "--version", "2.0"]):
         refused = models("set-default", "echo", *words)
         assert (refused.code, "`tsx models set-default echo 2.0`" in refused.err) == (2, True)
-    assert models("unregister", "echo", "--version", "2.0").out == 'Model "echo" unregistered: version 2.0\n'
+    assert (
+        models("unregister", "echo", "--version", "2.0").out
+        == 'Model "echo" unregistered: version 2.0\n'
+    )
 
 
-def test_an_archive_that_exists_here_is_the_one_that_is_meant(models: Run, predict: Run, place: Path, tmp_path: Path) -> None:
-    assert models("register", place / "store" / "echo2.0.mar", "--name", "here", "--workers", 1).code == 0
-    (tmp_path / "other.py").write_text("def handle(data, context):\n    return [b'other'] * len(data or ())\n")
+def test_an_archive_that_exists_here_is_the_one_that_is_meant(
+    models: Run, predict: Run, place: Path, tmp_path: Path
+) -> None:
+    assert (
+        models("register", place / "store" / "echo2.0.mar", "--name", "here", "--workers", 1).code
+        == 0
+    )
+    (tmp_path / "other.py").write_text(
+        "def handle(data, context):\n    return [b'other'] * len(data or ())\n"
+    )
     assert main(["archive", "--name", "here", "--handler", "other.py", "-o", "echo2.0.mar"]) == 0
     for words in (["register", "echo2.0.mar"], ["replace", "./echo2.0.mar", "--name", "here"]):
         refused = models(*words)
-        assert (refused.code, f"cannot read {tmp_path / 'echo2.0.mar'} of this machine" in refused.err) == (1, True)
+        assert (
+            refused.code,
+            f"cannot read {tmp_path / 'echo2.0.mar'} of this machine" in refused.err,
+        ) == (1, True)
     (tmp_path / "input.bin").write_text("echoed")
     assert predict("here", "input.bin").out == "echoed"
     assert models("unregister", "here").code == 0
-    assert models("register", "other.py").err == "Error: 'other.py' is not an archive; `tsx archive other.py` makes one\n"
+    assert (
+        models("register", "other.py").err
+        == "Error: 'other.py' is not an archive; `tsx archive other.py` makes one\n"
+    )
 
 
 def test_a_file_that_the_server_was_started_with_is_replaced_without_a_model_store(
     processes: None, run: Run, tmp_path: Path, session_cache: Path
 ) -> None:
     def pack(answer: str) -> None:
-        (tmp_path / "code.py").write_text(f"def handle(data, context):\n    return ['{answer}'] * len(data or ())\n")
-        assert main(["archive", "--name", "hello", "--handler", "code.py", "--no-import", "--force"]) == 0
+        (tmp_path / "code.py").write_text(
+            f"def handle(data, context):\n    return ['{answer}'] * len(data or ())\n"
+        )
+        assert (
+            main(["archive", "--name", "hello", "--handler", "code.py", "--no-import", "--force"])
+            == 0
+        )
 
     pack("old")
-    with serving(["serve", "hello.mar", *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(session_cache)}) as running:
+    with serving(
+        ["serve", "hello.mar", *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(session_cache)}
+    ) as running:
         pack("new")
         replaced = run("models", "replace", "./hello.mar", "--url", running.address("models"))
         assert replaced.code == 0, replaced.err
-        assert run("predict", "hello", "hello.mar", "--url", running.address("predictions")).out == "new"
+        assert (
+            run("predict", "hello", "hello.mar", "--url", running.address("predictions")).out
+            == "new"
+        )
         assert running.stop() == 0
 
 
@@ -221,14 +354,24 @@ def test_workers_are_scaled(models: Run) -> None:
     assert models("scale", "echo", 2, "--workers", 1).code == 2
     assert models("scale", "echo").code == 2
     assert models("scale", "echo", 2, "--min", 1).code == 2
-    assert "max_worker cannot be less than min_worker" in models("scale", "echo", "--min", 2, "--max", 1).err
+    assert (
+        "max_worker cannot be less than min_worker"
+        in models("scale", "echo", "--min", 2, "--max", 1).err
+    )
 
 
 def test_limits_change_while_the_model_is_served(models: Run) -> None:
     done = models("set", "echo", "batch_size=8", "overload_status=429")
-    assert (done.code, done.out) == (0, 'Changed for model "echo" Version: 1.0: batch_size = 8, overload_status = 429\n')
+    assert (done.code, done.out) == (
+        0,
+        'Changed for model "echo" Version: 1.0: batch_size = 8, overload_status = 429\n',
+    )
     reported = json.loads(models("describe", "echo", "--json").out)[0]
-    assert (reported["batchSize"], reported["overloadStatus"], len(reported["workers"])) == (8, 429, 1)
+    assert (reported["batchSize"], reported["overloadStatus"], len(reported["workers"])) == (
+        8,
+        429,
+        1,
+    )
     assert "Parameter batch_size is '-1'" in models("set", "echo", "batch_size=-1").err
     unknown = models("set", "echo", "batchsize=8")
     assert (unknown.code, unknown.err.splitlines()[0].rpartition("'batchsize' ")[2]) == (
@@ -240,19 +383,28 @@ def test_limits_change_while_the_model_is_served(models: Run) -> None:
     assert models("set", "echo", "batchSize=3", "overload_status=503").code == 0
 
 
-def test_a_model_that_does_not_load_is_reported_with_the_place_and_with_debug_the_workers_traceback(models: Run) -> None:
+def test_a_model_that_does_not_load_is_reported_with_the_place_and_with_debug_the_workers_traceback(
+    models: Run,
+) -> None:
     ended = models("register", "broken1.0.mar", "--workers", 1)
     assert ended.code == 1
     assert ended.err.startswith("Error: ")
     assert "No module named 'no_such_library'" in ended.err
-    assert ended.err.rstrip().endswith("line 1: import no_such_library\n--debug shows the whole traceback.")
+    assert ended.err.rstrip().endswith(
+        "line 1: import no_such_library\n--debug shows the whole traceback."
+    )
     debugged = models("register", "broken1.0.mar", "--workers", 1, "--debug")
     assert "ModuleNotFoundError: No module named 'no_such_library'\n" in debugged.err
     assert "Model not found: broken" in models("describe", "broken").err
 
 
-@pytest.mark.parametrize(("archive", "reason"), [("none.mar", "none.mar"), ("../x.mar", "Relative path is not allowed in url: ../x.mar")])
-def test_an_archive_that_is_not_in_the_store_is_refused(models: Run, archive: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("archive", "reason"),
+    [("none.mar", "none.mar"), ("../x.mar", "Relative path is not allowed in url: ../x.mar")],
+)
+def test_an_archive_that_is_not_in_the_store_is_refused(
+    models: Run, archive: str, reason: str
+) -> None:
     ended = models("register", archive)
     assert ended.code == 1
     assert reason in ended.err
@@ -268,14 +420,26 @@ def test_a_request_leaves_no_line_in_the_log(server: Running, predict: Run) -> N
 
 def test_a_port_in_use_is_reported_with_its_setting(run: Run, server: Running) -> None:
     port = server.address("models").rpartition(":")[2]
-    ended = run("serve", "--port", "0", "--metrics-port", "0", "--management-port", port, "--set", "enable_grpc=false")
+    ended = run(
+        "serve",
+        "--port",
+        "0",
+        "--metrics-port",
+        "0",
+        "--management-port",
+        port,
+        "--set",
+        "enable_grpc=false",
+    )
     assert ended.code == 1
     assert f"Port {port} on 127.0.0.1 is in use (management_address)" in ended.err
 
 
 def test_where_the_time_of_a_request_went_is_reported(run: Run, server: Running) -> None:
     inference, management = server.address("predictions"), server.address("models")
-    asked = urllib.request.Request(f"{inference}/predictions/digits", SEVEN.read_bytes(), {"Content-Type": "image/png"})
+    asked = urllib.request.Request(
+        f"{inference}/predictions/digits", SEVEN.read_bytes(), {"Content-Type": "image/png"}
+    )
     with urllib.request.urlopen(asked, timeout=60) as answer:
         request_id = answer.headers["x-request-id"]
     reported = run("explain", request_id, "--url", management)
@@ -291,8 +455,13 @@ def test_where_the_time_of_a_request_went_is_reported(run: Run, server: Running)
     }
     parsed = json.loads(run("explain", request_id, "--json", "--url", management).out)
     assert (parsed["modelName"], parsed["batchSize"]) == ("digits", 1)
-    assert run("explain", f" {request_id}\r\n", "--url", management).out == reported.out  # as it is cut out of an answer's head
-    assert "give the id of a request: it is" in run("explain", f"{request_id}\nand more", "--url", management).err
+    assert (
+        run("explain", f" {request_id}\r\n", "--url", management).out == reported.out
+    )  # as it is cut out of an answer's head
+    assert (
+        "give the id of a request: it is"
+        in run("explain", f"{request_id}\nand more", "--url", management).err
+    )
     unknown = run("explain", "no-such-id", "--url", management)
     assert unknown.code == 1
     assert "x-request-id" in unknown.err
@@ -300,6 +469,15 @@ def test_where_the_time_of_a_request_went_is_reported(run: Run, server: Running)
     assert (nothing.code, "give the id of a request: it is" in nothing.err) == (2, True)
     slow = run("slowest", "digits", "--count", "3", "--url", management)
     assert slow.code == 0
-    assert slow.out.splitlines()[0].split() == ["took", "where", "answer", "model", "version", "batch", "arrived", "request"]
+    assert slow.out.splitlines()[0].split() == [
+        "took",
+        "where",
+        "answer",
+        "model",
+        "version",
+        "batch",
+        "arrived",
+        "request",
+    ]
     assert "digits" in slow.out.splitlines()[1]
     assert json.loads(run("slowest", "--json", "--url", management).out)["requests"]

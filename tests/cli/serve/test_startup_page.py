@@ -72,14 +72,18 @@ def call(address, method, path):
         return answer.status
 
 
-def test_output_that_nobody_reads_holds_up_neither_the_workers_nor_the_server(tmp_path, user_environment):
+def test_output_that_nobody_reads_holds_up_neither_the_workers_nor_the_server(
+    tmp_path, user_environment
+):
     reader, writer = os.pipe()
     with serving(tmp_path, user_environment, stdout=writer, stderr=writer) as (process, address):
         for _ in range(10):
             assert call(address, "POST", "/predictions/noisy") == 200
             assert call(address, "GET", "/livez") == 200
         worker = user_environment["TSX_MANAGEMENT_ADDRESS"].removeprefix("http://")
-        assert call(worker, "PUT", "/models/noisy?min_worker=2&synchronous=true") == 200  # is logged
+        assert (
+            call(worker, "PUT", "/models/noisy?min_worker=2&synchronous=true") == 200
+        )  # is logged
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 0
     os.close(reader)
@@ -87,7 +91,9 @@ def test_output_that_nobody_reads_holds_up_neither_the_workers_nor_the_server(tm
 
 
 @pytest.mark.parametrize("where", [">/dev/full 2>/dev/full", ">&- 2>&-", "<&-", "<&- >&- 2>&-"])
-def test_a_full_disk_or_closed_streams_fail_no_request_and_no_end(tmp_path, user_environment, where):
+def test_a_full_disk_or_closed_streams_fail_no_request_and_no_end(
+    tmp_path, user_environment, where
+):
     with serving(tmp_path, user_environment, where) as (process, address):
         for _ in range(3):
             assert call(address, "POST", "/predictions/noisy") == 200
@@ -109,7 +115,9 @@ ctypes.CDLL(None).dprintf(1, b"%s", b"\x1bcfrom native code\n")
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only what Python prints is made harmless")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere only what Python prints is made harmless"
+)
 def test_nothing_that_a_model_prints_steers_the_terminal(tmp_path, user_environment):
     make_model(tmp_path / "evil", STEERING)
     seen, code = screen(["serve", "evil"], tmp_path, user_environment, until="Ctrl-C")
@@ -140,12 +148,19 @@ def test_a_long_load_shows_its_bytes_and_seconds(tmp_path, user_environment):
 
 
 def test_what_is_read_and_unpacked_is_shown_in_bytes():
-    status = LoadStatus(12.4, [("big.mar", "unpacking", 3_200_000_000, 14_000_000_000)], [("other", "9001", 512_000_000)])
+    status = LoadStatus(
+        12.4,
+        [("big.mar", "unpacking", 3_200_000_000, 14_000_000_000)],
+        [("other", "9001", 512_000_000)],
+    )
     assert progress_line("big.mar, other.mar", status) == (
         "loading big.mar: unpacking 3.2 GB of 14.0 GB; other: worker 9001 has 512 MB in memory, 12 s"
     )
     starting = LoadStatus(0.6, [], [("code", "9000", 0), ("code", "9001", 2_000_000)])
-    assert progress_line("code", starting) == "loading code: worker 9000 is starting; code: worker 9001 has 2.0 MB in memory, 1 s"
+    assert (
+        progress_line("code", starting)
+        == "loading code: worker 9000 is starting; code: worker 9001 has 2.0 MB in memory, 1 s"
+    )
     assert progress_line("big.mar", LoadStatus(0.6, [], [])) == "loading big.mar, 1 s"
 
 
@@ -154,13 +169,19 @@ SENT = "curl http://h:1/predictions/net -H 'Content-Type: text/plain'"
 
 def test_a_short_text_is_in_the_curl_line_itself():
     for body in (b'{"inputs": "good"}', b'{"inputs": "good"}\n'):
-        line = request_line("http://h:1", "net", SampleInput("samples/example", "text/plain", body), Settings())
+        line = request_line(
+            "http://h:1", "net", SampleInput("samples/example", "text/plain", body), Settings()
+        )
         assert line == f"""{SENT} -d '{{"inputs": "good"}}'"""
 
 
-@pytest.mark.parametrize("body", [b"\x89PNG\r\n\x1a\n", b"@file", b"two\nlines", b"x" * 300, b"\x1b[2J"])
+@pytest.mark.parametrize(
+    "body", [b"\x89PNG\r\n\x1a\n", b"@file", b"two\nlines", b"x" * 300, b"\x1b[2J"]
+)
 def test_the_curl_line_gets_any_other_sample_from_the_server(body):
-    line = request_line("http://h:1", "net", SampleInput("samples/example", "text/plain", body), Settings())
+    line = request_line(
+        "http://h:1", "net", SampleInput("samples/example", "text/plain", body), Settings()
+    )
     assert line == f"curl http://h:1/v2/models/net/sample -s | {SENT} --data-binary @-"
 
 

@@ -1,4 +1,6 @@
-"""The `torchserve` command as TorchServe's users and platforms call it: started, found, restarted, stopped."""
+"""The `torchserve` command as TorchServe's users and platforms call it: started, found, restarted,
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -19,36 +21,61 @@ from tests.support.models import make_model
 from tests.support.servers import DEADLINE
 from tests.support.torchserve import START, TorchServe
 from tsx_cli.serve import background
-from tsx_cli.serve.background import MARK, AlreadyRunning, claimed, end_server, find_server, leave_running, teller
+from tsx_cli.serve.background import (
+    MARK,
+    AlreadyRunning,
+    claimed,
+    end_server,
+    find_server,
+    leave_running,
+    teller,
+)
 from tsx_cli.serve.torchserve import READY, RUNNING, configure, main, parser
 
 ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) for row in data or []]\n"
 BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
 
 
-def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torchserve: TorchServe) -> None:
+def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(
+    torchserve: TorchServe,
+) -> None:
     make_model(torchserve.place / "store" / "echo.mar", ECHO)
     make_model(torchserve.place / "store" / "echo2.mar", ECHO, name="echo", version="2.0")
     make_model(torchserve.place / "store" / "broken.mar", BROKEN)
     (torchserve.place / "store" / "junk.mar").write_text("junk")
-    torchserve.configure("load_models=all", "vmargs=-Xmx1g", 'models={"echo": {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 4}}}')
+    torchserve.configure(
+        "load_models=all",
+        "vmargs=-Xmx1g",
+        'models={"echo": {"1.0": {"minWorkers": 1, "maxWorkers": 1, "batchSize": 4}}}',
+    )
 
     code, lines = torchserve.start(*START)
     assert (code, lines[-1]) == (0, READY), torchserve.stderr
     server = torchserve.server
-    assert torchserve.request("POST", f"{torchserve.inference}/predictions/echo", b"hello") == b"hello"
+    assert (
+        torchserve.request("POST", f"{torchserve.inference}/predictions/echo", b"hello") == b"hello"
+    )
     reported = torchserve.describe("echo")
-    assert (reported["batchSize"], reported["minWorkers"], reported["maxWorkers"], reported["loadedAtStartup"]) == (4, 1, 1, True)
+    assert (
+        reported["batchSize"],
+        reported["minWorkers"],
+        reported["maxWorkers"],
+        reported["loadedAtStartup"],
+    ) == (4, 1, 1, True)
     assert "without effect here" in torchserve.stderr
     assert "junk.mar is not served" in torchserve.stderr
     marked = [
-        process for process in [server, *server.children(recursive=True)] if MARK in (process.as_dict(["cmdline"], ad_value=[])["cmdline"])
+        process
+        for process in [server, *server.children(recursive=True)]
+        if MARK in (process.as_dict(["cmdline"], ad_value=[])["cmdline"])
     ]
     assert marked == [server]  # SageMaker's toolkit wants one, and waits for its end
 
     assert torchserve.call(*START)[:2] == (1, f"{RUNNING}\n")
     torchserve.request("PUT", f"{torchserve.management}/models/echo/2.0/set-default")
-    torchserve.request("PUT", f"{torchserve.management}/models/echo/1.0?min_worker=2&max_worker=3&synchronous=true")
+    torchserve.request(
+        "PUT", f"{torchserve.management}/models/echo/1.0?min_worker=2&max_worker=3&synchronous=true"
+    )
     torchserve.request("DELETE", f"{torchserve.management}/models/broken")
     assert torchserve.snapshots() == ["startup", "snapshot", "snapshot", "snapshot"]
 
@@ -67,7 +94,12 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
     assert models == [{"modelName": "echo", "modelUrl": "echo2.mar"}]
     assert torchserve.describe("echo")["modelVersion"] == "2.0"
     reported = torchserve.describe("echo/1.0")
-    assert (reported["minWorkers"], reported["maxWorkers"], reported["batchSize"], reported["loadedAtStartup"]) == (2, 3, 4, False)
+    assert (
+        reported["minWorkers"],
+        reported["maxWorkers"],
+        reported["batchSize"],
+        reported["loadedAtStartup"],
+    ) == (2, 3, 4, False)
 
     torchserve.end()  # by SIGKILL, which leaves its pid file behind
     code, lines = torchserve.start(*START, "--ncs", "--models", "other=echo.mar")
@@ -78,13 +110,17 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
 
 
 def test_an_archive_that_is_away_for_a_while_costs_no_model(torchserve: TorchServe) -> None:
-    """A volume that is mounted late, then a damaged file: the snapshot keeps the model in both cases."""
+    """A volume that is mounted late, then a damaged file: the snapshot keeps the model in both
+    cases.
+    """
     store = torchserve.place / "store"
     for name in ("echo", "late"):
         make_model(store / f"{name}.mar", ECHO, name=name)
     torchserve.configure("load_models=all")
     assert torchserve.start(*START)[0] == 0, torchserve.stderr
-    torchserve.request("PUT", f"{torchserve.management}/models/late?min_worker=0&max_worker=2&synchronous=true")
+    torchserve.request(
+        "PUT", f"{torchserve.management}/models/late?min_worker=0&max_worker=2&synchronous=true"
+    )
     assert torchserve.call("--stop")[0] == 0
     before = torchserve.snapshots()
 
@@ -105,8 +141,12 @@ def test_an_archive_that_is_away_for_a_while_costs_no_model(torchserve: TorchSer
     with pytest.raises(urllib.error.HTTPError) as unready:
         torchserve.request("GET", f"{torchserve.inference}/readyz")
     assert unready.value.code == 503
-    assert {"late"} == {model["modelName"] for model in json.loads(unready.value.read())["notReady"]} - {"echo"}
-    torchserve.request("PUT", f"{torchserve.management}/models/echo?min_worker=0&max_worker=1&synchronous=true")
+    assert {"late"} == {
+        model["modelName"] for model in json.loads(unready.value.read())["notReady"]
+    } - {"echo"}
+    torchserve.request(
+        "PUT", f"{torchserve.management}/models/echo?min_worker=0&max_worker=1&synchronous=true"
+    )
     assert torchserve.call("--stop")[0] == 0
 
     (torchserve.place / "late.mar").rename(store / "late.mar")
@@ -118,11 +158,17 @@ def test_an_archive_that_is_away_for_a_while_costs_no_model(torchserve: TorchSer
 def test_in_the_foreground_the_command_is_the_server(torchserve: TorchServe) -> None:
     torchserve.configure()
     command = [sys.executable, "-m", "tsx_cli.serve.torchserve", "--foreground", "--ncs"]
-    with subprocess.Popen(command, cwd=torchserve.place, env=torchserve.environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=torchserve.place, env=torchserve.environment, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert READY in (line.rstrip("\n") for line in process.stdout)
         assert torchserve.server.pid == process.pid
-        assert set(json.loads((torchserve.place / "key_file.json").read_text())) == {"management", "inference", "API"}
+        assert set(json.loads((torchserve.place / "key_file.json").read_text())) == {
+            "management",
+            "inference",
+            "API",
+        }
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE) == 0
     assert not torchserve.pid_file.exists()
@@ -138,7 +184,11 @@ def test_in_the_foreground_the_command_is_the_server(torchserve: TorchServe) -> 
     ],
 )
 def test_a_missing_file_ends_the_start_in_torchserves_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, text: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    text: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -149,12 +199,21 @@ def test_a_missing_file_ends_the_start_in_torchserves_words(
 @pytest.mark.parametrize(
     ("action", "code", "text"),
     [
-        ("--start", 1, "Invalid temp directory: {place}/nowhere, please check TEMP environment variable."),
+        (
+            "--start",
+            1,
+            "Invalid temp directory: {place}/nowhere, please check TEMP environment variable.",
+        ),
         ("--stop", 0, "TorchServe is not currently running."),
     ],
 )
 def test_a_temporary_directory_that_is_not_there_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str, code: int, text: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    action: str,
+    code: int,
+    text: str,
 ) -> None:
     monkeypatch.setenv("TEMP", str(tmp_path / "nowhere"))
     assert main([action, "--model-store", str(tmp_path)]) == code
@@ -172,7 +231,10 @@ def test_an_orphan_pid_file_is_removed(
         other.communicate()
     (tmp_path / ".model_server.pid").write_text(str(other.pid))
     assert main(["--stop"]) == 0
-    assert capsys.readouterr().out == "Removing orphan pid file.\nTorchServe is not currently running.\n"
+    assert (
+        capsys.readouterr().out
+        == "Removing orphan pid file.\nTorchServe is not currently running.\n"
+    )
     assert not list(tmp_path.iterdir())
     other.communicate()
 
@@ -195,14 +257,22 @@ os.write(descriptor, b"1")
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("rest", "patience", "code", "answers"), [("answers", 60, 0, True), ("fails", 60, 3, False), ("reads", 0, 0, False)]
+    ("rest", "patience", "code", "answers"),
+    [("answers", 60, 0, True), ("fails", 60, 3, False), ("reads", 0, 0, False)],
 )
 def test_a_start_returns_when_the_server_answers_or_has_ended_or_takes_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str, patience: float, code: int, answers: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rest: str,
+    patience: float,
+    code: int,
+    answers: bool,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(background, "START_PATIENCE", patience)
-    monkeypatch.setattr(background, "command", lambda words: [sys.executable, "-c", STARTING, *words])
+    monkeypatch.setattr(
+        background, "command", lambda words: [sys.executable, "-c", STARTING, *words]
+    )
     assert leave_running([rest]) == code
     assert (tmp_path / "answers").exists() is answers
 
@@ -219,7 +289,10 @@ def test_a_server_whose_starter_has_gone_starts_all_the_same() -> None:
 def test_what_is_wrong_with_a_start_is_in_its_exit_code(torchserve: TorchServe) -> None:
     code, out, err = torchserve.call(*START)
     assert (code, out) == (1, "Missing mandatory parameter --model-store\n"), err
-    assert torchserve.call(*START[1:], "--model-store", "none")[:2] == (1, "--model-store directory not found: none\n")
+    assert torchserve.call(*START[1:], "--model-store", "none")[:2] == (
+        1,
+        "--model-store directory not found: none\n",
+    )
     torchserve.configure("job_queue_size=many")
     code, _, err = torchserve.call(*START)
     assert (code, err) == (
@@ -230,7 +303,10 @@ def test_what_is_wrong_with_a_start_is_in_its_exit_code(torchserve: TorchServe) 
     with socket.create_server(("127.0.0.1", int(torchserve.inference.rpartition(":")[2]))):
         code, _, err = torchserve.call(*START)
     assert code == 1
-    assert "is in use (inference_address). Stop the program that uses it, or choose another port." in err
+    assert (
+        "is in use (inference_address). Stop the program that uses it, or choose another port."
+        in err
+    )
     assert not torchserve.pid_file.exists()
 
 
@@ -238,23 +314,48 @@ def test_variables_that_the_file_lets_in_stand_before_the_options(tmp_path: Path
     file = tmp_path / "config.properties"
     file.write_text("enable_envvars_config=true\n")
     arguments = parser().parse_args(
-        ["--ts-config", str(file), "--disable-token-auth", "--enable-model-api", "--model-store", "a", "--models", "x.mar"]
+        [
+            "--ts-config",
+            str(file),
+            "--disable-token-auth",
+            "--enable-model-api",
+            "--model-store",
+            "a",
+            "--models",
+            "x.mar",
+        ]
     )
-    settings = configure(arguments, {"TS_DISABLE_TOKEN_AUTHORIZATION": "false", "TS_MODEL_STORE": "b"}, warn=print).settings
-    assert (settings.disable_token_authorization, settings.model_store, settings.load_models) == (False, Path("b"), ["x.mar"])
+    settings = configure(
+        arguments, {"TS_DISABLE_TOKEN_AUTHORIZATION": "false", "TS_MODEL_STORE": "b"}, warn=print
+    ).settings
+    assert (settings.disable_token_authorization, settings.model_store, settings.load_models) == (
+        False,
+        Path("b"),
+        ["x.mar"],
+    )
     other = tmp_path / "other.properties"
     other.write_text("job_queue_size=3\n")
-    assert configure(arguments, {"TS_CONFIG_FILE": str(other)}, warn=print).settings.job_queue_size == 3
+    assert (
+        configure(arguments, {"TS_CONFIG_FILE": str(other)}, warn=print).settings.job_queue_size
+        == 3
+    )
 
 
-def test_a_handler_that_fails_is_answered_as_in_torchserve_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+def test_a_handler_that_fails_is_answered_as_in_torchserve_unless_the_file_says_otherwise(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "config.properties").write_text("handler_error_status=500\n")
     arguments = parser().parse_args(["--ncs", "--ts-config", str(tmp_path / "config.properties")])
     assert configure(arguments, {}, warn=print).settings.handler_error_status == 500
-    assert configure(parser().parse_args(["--ncs"]), {}, warn=print).settings.handler_error_status == 503
+    assert (
+        configure(parser().parse_args(["--ncs"]), {}, warn=print).settings.handler_error_status
+        == 503
+    )
 
 
-def test_a_snapshot_begins_with_stores_that_are_the_same_from_every_directory(tmp_path: Path) -> None:
+def test_a_snapshot_begins_with_stores_that_are_the_same_from_every_directory(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "config.properties"
     file.write_text("workflow_store=flows\nmodel_store=$$STORE$$\n")
     arguments = parser().parse_args(["--ts-config", str(file)])
@@ -263,7 +364,9 @@ def test_a_snapshot_begins_with_stores_that_are_the_same_from_every_directory(tm
         "model_store": "$$STORE$$",
     }
     arguments = parser().parse_args(["--ts-config", str(file), "--model-store", "given"])
-    assert configure(arguments, {"STORE": "s"}, warn=print).base["model_store"] == str(Path.cwd() / "given")
+    assert configure(arguments, {"STORE": "s"}, warn=print).base["model_store"] == str(
+        Path.cwd() / "given"
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
@@ -303,7 +406,11 @@ def test_a_pid_file_that_names_no_server_of_this_user_ends_nothing(tmp_path: Pat
 @pytest.mark.usefixtures("processes")
 def test_of_two_servers_one_has_the_file(tmp_path: Path) -> None:
     file = tmp_path / "pid"
-    other = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()", MARK], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    other = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()", MARK],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert other.stdout is not None
     other.stdout.readline()  # before, it may not have its command line yet
     file.write_text(str(other.pid))
@@ -315,7 +422,9 @@ def test_of_two_servers_one_has_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_a_server_that_nobody_waits_for_has_ended_all_the_same(tmp_path: Path) -> None:
-    orphan = subprocess.Popen([sys.executable, "-c", "input()", MARK], stdin=subprocess.PIPE)  # a zombie once it has ended
+    orphan = subprocess.Popen(
+        [sys.executable, "-c", "input()", MARK], stdin=subprocess.PIPE
+    )  # a zombie once it has ended
     assert end_server(psutil.Process(orphan.pid))
     assert not is_alive(psutil.Process(orphan.pid))
     orphan.communicate()
@@ -326,7 +435,9 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("flag", ["--version", "-v"])
-def test_version_is_reported_as_torchserve_tells_it(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+def test_version_is_reported_as_torchserve_tells_it(
+    capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
     assert main([flag]) == 0
     assert capsys.readouterr().out.startswith("TorchServe Version is 0.12.0 (tsx ")
 

@@ -1,4 +1,6 @@
-"""The platforms' own calls of `torchserve`: TorchServe's container image, SageMaker's toolkit, KServe."""
+"""The platforms' own calls of `torchserve`: TorchServe's container image, SageMaker's toolkit,
+KServe.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,25 @@ def everywhere(address: str) -> str:
 
 def test_the_entry_point_of_torchserves_image(torchserve: TorchServe) -> None:
     make_model(torchserve.place / "store" / "echo.mar", ECHO)
-    lines = [f"{role}_address={everywhere(getattr(torchserve, role))}" for role in ("inference", "management", "metrics")]
-    lines += ["number_of_netty_threads=32", "job_queue_size=1000", f"model_store={torchserve.place}/store", "enable_grpc=false"]
+    lines = [
+        f"{role}_address={everywhere(getattr(torchserve, role))}"
+        for role in ("inference", "management", "metrics")
+    ]
+    lines += [
+        "number_of_netty_threads=32",
+        "job_queue_size=1000",
+        f"model_store={torchserve.place}/store",
+        "enable_grpc=false",
+    ]
     lines += [f"workflow_store={torchserve.place}/wf-store"]
     (torchserve.place / "config.properties").write_text("\n".join(lines) + "\n")
-    code, said = torchserve.start("--start", "--ts-config", f"{torchserve.place}/config.properties", "--disable-token-auth")
+    code, said = torchserve.start(
+        "--start", "--ts-config", f"{torchserve.place}/config.properties", "--disable-token-auth"
+    )
     assert (code, said[-1]) == (0, READY), torchserve.stderr
-    assert json.loads(torchserve.request("GET", f"{torchserve.inference}/ping")) == {"status": "Healthy"}
+    assert json.loads(torchserve.request("GET", f"{torchserve.inference}/ping")) == {
+        "status": "Healthy"
+    }
     with pytest.raises(HTTPError, match="405"):
         torchserve.request("POST", f"{torchserve.management}/models?url=echo.mar")
 
@@ -42,8 +56,20 @@ LOG4J = """<?xml version="1.0" encoding="UTF-8"?>
 
 def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
     model = make_model(torchserve.place / "opt" / "ml" / "model", ECHO)
-    described = {"model": {"1.0": {"defaultVersion": True, "marName": "model.mar", "minWorkers": 1, "maxWorkers": 2, "batchSize": 8}}}
-    lines = [f"{role}_address={everywhere(torchserve.inference)}" for role in ("inference", "management")]
+    described = {
+        "model": {
+            "1.0": {
+                "defaultVersion": True,
+                "marName": "model.mar",
+                "minWorkers": 1,
+                "maxWorkers": 2,
+                "batchSize": 8,
+            }
+        }
+    }
+    lines = [
+        f"{role}_address={everywhere(torchserve.inference)}" for role in ("inference", "management")
+    ]
     lines += [
         "enable_envvars_config=true",
         "decode_input_request=false",
@@ -51,32 +77,78 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
         "enable_metrics_api=false",
         "enable_grpc=false",
     ]
-    lines += ["disable_token_authorization=true", "enable_model_api=truedefault_response_timeout=60", f"models={json.dumps(described)}"]
+    lines += [
+        "disable_token_authorization=true",
+        "enable_model_api=truedefault_response_timeout=60",
+        f"models={json.dumps(described)}",
+    ]
     lines += ["default_service_handler=sagemaker_pytorch_serving_container.handler_service:handle"]
     (torchserve.place / "sagemaker-ts.properties").write_text("\n".join(lines) + "\n")
     (torchserve.place / "log4j2.xml").write_text(LOG4J)
     torchserve.environment["TS_JOB_QUEUE_SIZE"] = "7"
-    words = ["--start", "--model-store", "store", "--ts-config", "sagemaker-ts.properties", "--log-config", "log4j2.xml"]
+    words = [
+        "--start",
+        "--model-store",
+        "store",
+        "--ts-config",
+        "sagemaker-ts.properties",
+        "--log-config",
+        "log4j2.xml",
+    ]
     code, said = torchserve.start(*words, "--models", f"model={model}")
     assert (code, said[-1]) == (0, READY), torchserve.stderr
-    assert torchserve.request("POST", f"{torchserve.inference}/invocations", b'{"a": 1}') == b'{"a": 1}'
+    assert (
+        torchserve.request("POST", f"{torchserve.inference}/invocations", b'{"a": 1}')
+        == b'{"a": 1}'
+    )
     reported = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/model"))[0]
-    assert (reported["modelUrl"], reported["batchSize"], reported["minWorkers"], reported["maxWorkers"]) == (str(model), 8, 1, 2)
+    assert (
+        reported["modelUrl"],
+        reported["batchSize"],
+        reported["minWorkers"],
+        reported["maxWorkers"],
+    ) == (str(model), 8, 1, 2)
     assert reported["jobQueueStatus"]["remainingCapacity"] == 7
 
 
 def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
     make_model(torchserve.place / "store" / "mnist.mar", ECHO)
     make_model(torchserve.place / "store" / "other.mar", ECHO)
-    version = {"defaultVersion": True, "marName": "mnist.mar", "minWorkers": 1, "maxWorkers": 5, "batchSize": 1, "maxBatchDelay": 10}
+    version = {
+        "defaultVersion": True,
+        "marName": "mnist.mar",
+        "minWorkers": 1,
+        "maxWorkers": 5,
+        "batchSize": 1,
+        "maxBatchDelay": 10,
+    }
     snapshot = {"name": "startup.cfg", "modelCount": 1, "models": {"mnist": {"1.0": version}}}
-    lines = [f"{role}_address={everywhere(torchserve.inference)}" for role in ("inference", "management")]
-    lines += [f"metrics_address={torchserve.metrics}", "metrics_mode=prometheus", "load_models=all", "enable_grpc=false"]
-    lines += ["disable_token_authorization=true", "enable_envvars_config=true", f"model_snapshot={json.dumps(snapshot)}"]
+    lines = [
+        f"{role}_address={everywhere(torchserve.inference)}" for role in ("inference", "management")
+    ]
+    lines += [
+        f"metrics_address={torchserve.metrics}",
+        "metrics_mode=prometheus",
+        "load_models=all",
+        "enable_grpc=false",
+    ]
+    lines += [
+        "disable_token_authorization=true",
+        "enable_envvars_config=true",
+        f"model_snapshot={json.dumps(snapshot)}",
+    ]
     (torchserve.place / "kserve.properties").write_text("\n".join(lines) + "\n")
     code, said = torchserve.start("--start", "--model-store=store", "--ts-config=kserve.properties")
     assert (code, said[-1]) == (0, READY), torchserve.stderr
-    assert [model["modelName"] for model in json.loads(torchserve.request("GET", f"{torchserve.inference}/models"))["models"]] == ["mnist"]
+    assert [
+        model["modelName"]
+        for model in json.loads(torchserve.request("GET", f"{torchserve.inference}/models"))[
+            "models"
+        ]
+    ] == ["mnist"]
     reported = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/mnist"))[0]
     assert (reported["minWorkers"], reported["maxWorkers"], reported["maxBatchDelay"]) == (1, 5, 10)
-    assert torchserve.request("POST", f"{torchserve.inference}/v1/models/mnist:predict", b"hello") == b"hello"
+    assert (
+        torchserve.request("POST", f"{torchserve.inference}/v1/models/mnist:predict", b"hello")
+        == b"hello"
+    )

@@ -15,7 +15,9 @@ from tsx_runtime.api import access_log
 from tsx_runtime.api.access_log import AccessLog, shown
 from tsx_runtime.shared.line_log import TOGETHER
 
-LINE = re.compile(r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /127\.0\.0\.1:\d+ "([^"]*)" (\d{3}) (\d+) ([0-9a-f-]{36}) (\S+) (\S+)$')
+LINE = re.compile(
+    r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /127\.0\.0\.1:\d+ "([^"]*)" (\d{3}) (\d+) ([0-9a-f-]{36}) (\S+) (\S+)$'
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,9 @@ def reported(start_server, until):
             ('/predictions/talker?q="%22%0a', {}),
         ):
             server.inference.post(path, headers=token | headers)
-        server.inference.post("/predictions/talker", content=iter([b"a", b"b"]), headers=token)  # chunked: the other lane
+        server.inference.post(
+            "/predictions/talker", content=iter([b"a", b"b"]), headers=token
+        )  # chunked: the other lane
         server.inference.get("/ping")
         server.management.get("/models?limit=1&api_key=very-secret")
         until(lambda: len(lines) >= 9)
@@ -59,7 +63,11 @@ def test_each_answer_has_one_line(reported):
     )
     assert "very-secret" not in "".join(reported)
     served = {match[1].partition("?")[0]: (match[5], match[6]) for match in parsed}
-    assert served["POST /predictions/talker HTTP/1.1"] == served["POST /predictions/talker"] == ("talker", "1.0")
+    assert (
+        served["POST /predictions/talker HTTP/1.1"]
+        == served["POST /predictions/talker"]
+        == ("talker", "1.0")
+    )
     assert served["GET /ping HTTP/1.1"] == ("-", "-")
     assert len({match[4] for match in parsed}) == len(reported)
 
@@ -74,7 +82,10 @@ def test_an_id_that_a_plugin_sets_costs_no_other_answer_its_line(is_json):
 
     with lines_of("ACCESS_LOG") as lines:
         asyncio.run(log_two())
-    assert [("caf\xe9" in line, "plain" in line) for line in lines] == [(True, False), (False, True)]
+    assert [("caf\xe9" in line, "plain" in line) for line in lines] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 @pytest.mark.parametrize("share", [0.5, 0.02])
@@ -84,16 +95,28 @@ def test_of_a_share_each_answer_has_a_line_with_that_probability(share):
     assert abs(wanted - 20_000 * share) < 5 * (20_000 * share * (1 - share)) ** 0.5
 
 
-def test_a_share_of_the_answers_has_lines_in_json_with_their_requests_and_models(start_server, until):
-    with lines_of("ACCESS_LOG") as lines, start_server(access_log="50%", log_format="json") as server:
+def test_a_share_of_the_answers_has_lines_in_json_with_their_requests_and_models(
+    start_server, until
+):
+    with (
+        lines_of("ACCESS_LOG") as lines,
+        start_server(access_log="50%", log_format="json") as server,
+    ):
         server.register("talker.mar", initial_workers=1)
         chunked = {"content": iter([b"a"])}
-        ids = [server.inference.post("/predictions/talker", **(chunked if n == 0 else {})).headers["x-request-id"] for n in range(60)]
+        ids = [
+            server.inference.post("/predictions/talker", **(chunked if n == 0 else {})).headers[
+                "x-request-id"
+            ]
+            for n in range(60)
+        ]
         until(lambda: lines)
     reported = [json.loads(line) for line in lines]
     assert 5 <= len(reported) <= 55  # 30, give or take six deviations
     assert {line["request_id"] for line in reported} <= set(ids)
-    assert {(line["model"], line["version"], line["status"]) for line in reported} == {("talker", "1.0", 200)}
+    assert {(line["model"], line["version"], line["status"]) for line in reported} == {
+        ("talker", "1.0", 200)
+    }
     assert reported[0]["message"] == "POST /predictions/talker HTTP/1.1"
 
 
@@ -110,7 +133,9 @@ def test_a_stream_without_an_end_says_so(start_server, until, tmp_path, lane):
         for word in ("break", "stream-wait"):
             sent = b"x" if lane == "fast lane" else iter([b"x"])
             headers = {"x-do": word, "x-file": str(tmp_path / "go")}
-            with server.inference.stream("POST", "/predictions/talker", content=sent, headers=headers) as answer:
+            with server.inference.stream(
+                "POST", "/predictions/talker", content=sent, headers=headers
+            ) as answer:
                 parts = answer.iter_raw()
                 assert next(parts) == b"a"
                 if word == "break":
@@ -132,16 +157,31 @@ def test_in_text_the_reason_stands_behind_the_line(caplog):
     with caplog.at_level(logging.INFO, "ACCESS_LOG"):
 
         async def add() -> None:
-            log.add(("127.0.0.1", 5), "POST /a HTTP/1.1", 200, 1.0, 1.5, b"id", "m", "1.0", "the client disconnected")
+            log.add(
+                ("127.0.0.1", 5),
+                "POST /a HTTP/1.1",
+                200,
+                1.0,
+                1.5,
+                b"id",
+                "m",
+                "1.0",
+                "the client disconnected",
+            )
 
         asyncio.run(add())
         log.flush()
-    assert re.search(r'/127\.0\.0\.1:5 "POST /a HTTP/1\.1" 200 500 \(the client disconnected\)$', caplog.messages[0])
+    assert re.search(
+        r'/127\.0\.0\.1:5 "POST /a HTTP/1\.1" 200 500 \(the client disconnected\)$',
+        caplog.messages[0],
+    )
 
 
 @pytest.mark.parametrize("is_json", [False, True])
 def test_each_line_is_made_with_its_answer_and_passed_on_in_order(monkeypatch, caplog, is_json):
-    """At any rate: no turn of the event loop has to make the lines of many answers, and stopping loses none."""
+    """At any rate: no turn of the event loop has to make the lines of many answers, and stopping
+    loses none.
+    """
     texts = []
     monkeypatch.setattr(access_log, "shown", lambda line: texts.append(line) or line)
     many = 3 * TOGETHER + 7
@@ -157,11 +197,16 @@ def test_each_line_is_made_with_its_answer_and_passed_on_in_order(monkeypatch, c
         asyncio.run(add())
         log.flush()
     assert max(len(text.splitlines()) for text in caplog.messages) <= TOGETHER
-    assert [int(found) for text in caplog.messages for found in re.findall(r"GET /(\d+) ", text)] == list(range(many))
+    assert [
+        int(found) for text in caplog.messages for found in re.findall(r"GET /(\d+) ", text)
+    ] == list(range(many))
 
 
 def test_a_request_cannot_forge_a_line():
-    assert shown('GET /a" 200 1\r\nfake \xff\\ HTTP/1.1') == r"GET /a\x22 200 1\x0d\x0afake \xff\x5c HTTP/1.1"
+    assert (
+        shown('GET /a" 200 1\r\nfake \xff\\ HTTP/1.1')
+        == r"GET /a\x22 200 1\x0d\x0afake \xff\x5c HTTP/1.1"
+    )
 
 
 def test_without_the_setting_there_is_no_line(server, caplog):

@@ -1,4 +1,6 @@
-"""A compressed body is read as what it was, in slices; one that is broken, or too large, ends early."""
+"""A compressed body is read as what it was, in slices; one that is broken, or too large, ends
+early.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Sender:
     """A client's side of a body, which counts what was taken."""
 
     def __init__(self, *chunks: bytes, leaves: bool = False) -> None:
-        self.messages: list[Message] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+        self.messages: list[Message] = [
+            {"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks
+        ]
         self.messages += [{"type": "http.disconnect"} if leaves else {"type": "http.request"}]
         self.taken = 0
 
@@ -46,15 +50,21 @@ class Sender:
 
 def scope_of(coding: bytes) -> dict[str, Any]:
     names = [b"Content-Encoding", b"Content-Length", b"X-Own"]
-    headers = [(name.lower(), value) for name, value in zip(names, [coding, b"1", b"y"], strict=True)]
+    headers = [
+        (name.lower(), value) for name, value in zip(names, [coding, b"1", b"y"], strict=True)
+    ]
     return {"headers": headers, HEADER_NAMES: names}
 
 
-def read(coding: bytes, sender: Sender, limit: int = LIMIT, scope: dict[str, Any] | None = None) -> bytes:
+def read(
+    coding: bytes, sender: Sender, limit: int = LIMIT, scope: dict[str, Any] | None = None
+) -> bytes:
     return asyncio.run(read_body(scope or scope_of(coding), sender.receive, limit))
 
 
-def refused(kind: type[TsxError], coding: bytes, *chunks: bytes, limit: int = LIMIT) -> tuple[TsxError, Sender]:
+def refused(
+    kind: type[TsxError], coding: bytes, *chunks: bytes, limit: int = LIMIT
+) -> tuple[TsxError, Sender]:
     sender = Sender(*chunks)
     with pytest.raises(kind) as caught:
         read(coding, sender, limit)
@@ -62,11 +72,18 @@ def refused(kind: type[TsxError], coding: bytes, *chunks: bytes, limit: int = LI
 
 
 @given(st.sampled_from([*COMPRESS]), st.binary(max_size=300), st.integers(1, 40), st.integers(1, 3))
-def test_a_body_in_any_pieces_and_members_is_what_was_compressed(coding: bytes, content: bytes, step: int, members: int) -> None:
+def test_a_body_in_any_pieces_and_members_is_what_was_compressed(
+    coding: bytes, content: bytes, step: int, members: int
+) -> None:
     members = 1 if coding == b"deflate" else members
     data = COMPRESS[coding](content) * members
     scope = scope_of(coding)
-    assert read(coding, Sender(*[data[at : at + step] for at in range(0, len(data), step)]), scope=scope) == content * members
+    assert (
+        read(
+            coding, Sender(*[data[at : at + step] for at in range(0, len(data), step)]), scope=scope
+        )
+        == content * members
+    )
     assert scope["headers"] == [
         (b"x-own", b"y"),
         (b"content-length", b"%d" % (len(content) * members)),

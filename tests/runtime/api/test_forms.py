@@ -1,4 +1,6 @@
-"""Which model a form names: the one field that the front end reads of a form, and what it costs to find it."""
+"""Which model a form names: the one field that the front end reads of a form, and what it costs to
+find it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ MULTIPART = [(b"content-type", b'multipart/form-data; charset=utf-8; boundary="x
 
 
 def part(disposition: str, value: bytes, more: str = "") -> bytes:
-    return f"\r\n--x y\r\n{more}Content-Disposition: form-data; {disposition}\r\n\r\n".encode() + value
+    return (
+        f"\r\n--x y\r\n{more}Content-Disposition: form-data; {disposition}\r\n\r\n".encode() + value
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,25 +42,47 @@ def test_a_form_of_pairs(body, name):
     [
         ([part('name="model_name"', b"digits")], "digits"),
         ([part("name=model_name", b"digits", "Content-Type: text/plain\r\n")], "digits"),
-        ([part('name="data"; filename="a"', b"\r\n\r\n--x\r\n"), part('name="model_name"', b"digits")], "digits"),
+        (
+            [
+                part('name="data"; filename="a"', b"\r\n\r\n--x\r\n"),
+                part('name="model_name"', b"digits"),
+            ],
+            "digits",
+        ),
         ([part('name="model_name"; filename="a"', b"digits")], None),
-        ([part('name="data"', b'Content-Disposition: form-data; name="model_name"\r\n\r\nx')], None),
-        ([part('name="data"', b"")] * (MOST_FIELDS - 2) + [part('name="model_name"', b"digits")], "digits"),
+        (
+            [part('name="data"', b'Content-Disposition: form-data; name="model_name"\r\n\r\nx')],
+            None,
+        ),
+        (
+            [part('name="data"', b"")] * (MOST_FIELDS - 2) + [part('name="model_name"', b"digits")],
+            "digits",
+        ),
         ([part('name="model_name"', b"digits", "X-Long: " + "a" * 5000 + "\r\n")], None),
     ],
 )
 def test_a_form_of_parts(parts, name):
     body = b"".join(parts).removeprefix(b"\r\n") + b"\r\n--x y--\r\n"
     assert model_in_form(MULTIPART, body) == name
-    assert model_in_form(MULTIPART, b"preamble" + b"".join(parts) + b"\r\n--x y--\r\nepilogue") == name
+    assert (
+        model_in_form(MULTIPART, b"preamble" + b"".join(parts) + b"\r\n--x y--\r\nepilogue") == name
+    )
 
 
-@pytest.mark.parametrize("content_type", [b"multipart/form-data", b"multipart/form-data; boundary=" + b'";' * 5000])
+@pytest.mark.parametrize(
+    "content_type", [b"multipart/form-data", b"multipart/form-data; boundary=" + b'";' * 5000]
+)
 def test_a_content_type_without_a_boundary_that_can_be_read_names_no_model(content_type):
-    assert model_in_form([(b"content-type", content_type)], part('name="model_name"', b"digits")) is None
+    assert (
+        model_in_form([(b"content-type", content_type)], part('name="model_name"', b"digits"))
+        is None
+    )
 
 
-@pytest.mark.parametrize(("headers", "body"), [(PAIRS, b"a&" * MOST_FIELDS), (MULTIPART, part('name="a"', b"") * (MOST_FIELDS + 1))])
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [(PAIRS, b"a&" * MOST_FIELDS), (MULTIPART, part('name="a"', b"") * (MOST_FIELDS + 1))],
+)
 def test_a_form_of_more_fields_is_refused(headers, body):
     with pytest.raises(PayloadTooLarge, match="more than 1000 fields"):
         model_in_form(headers, body)
@@ -66,7 +92,10 @@ def test_a_form_of_more_fields_is_refused(headers, body):
         count(body[-120:] * 3)
 
 
-@pytest.mark.parametrize(("headers", "body"), [(PAIRS, b"a" * 100_000), (MULTIPART, b"\r\n--y" * 5000), (UNBOUNDED, b"\r\n--" * 5000)])
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [(PAIRS, b"a" * 100_000), (MULTIPART, b"\r\n--y" * 5000), (UNBOUNDED, b"\r\n--" * 5000)],
+)
 def test_a_form_may_have_as_much_as_it_likes_in_a_field(headers, body):
     field_counter(headers)(body)
     assert model_in_form(headers, body) is None

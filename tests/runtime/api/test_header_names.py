@@ -1,4 +1,6 @@
-"""Which code a registration may name: the archive's own files and the built-in handlers, by whichever way the name comes."""
+"""Which code a registration may name: the archive's own files and the built-in handlers, by
+whichever way the name comes.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +41,40 @@ def names(foreign: Path, store: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("way", ["query", "json"])
-def test_a_handler_outside_the_archive_is_refused_and_never_run(empty, error_of, foreign: Path, store: Path, way: str) -> None:
+def test_a_handler_outside_the_archive_is_refused_and_never_run(
+    empty, error_of, foreign: Path, store: Path, way: str
+) -> None:
     empty.write_mar("plain.mar", handler=ANSWERS)
     for handler in names(foreign, store):
-        given = {"url": "plain.mar", "handler": handler, "initial_workers": 1, "model_name": "attack"}
-        answer = empty.management.post("/models", **({"params": given} if way == "query" else {"json": given}))
+        given = {
+            "url": "plain.mar",
+            "handler": handler,
+            "initial_workers": 1,
+            "model_name": "attack",
+        }
+        answer = empty.management.post(
+            "/models", **({"params": given} if way == "query" else {"json": given})
+        )
         kind, message = error_of(answer)[:2]
         assert (kind, "is refused" in message) == ("BadRequestException", True), (handler, message)
     assert not foreign.with_name("ran").exists()
     assert "attack" not in empty.registry.models
 
 
-@pytest.mark.parametrize("handler", ["os:system", "runpy:run_path", "this", "json.tool", "tsx_runtime.worker.launch.entry:run", "pip"])
-def test_a_module_that_is_installed_is_for_the_manifest_to_name(empty, error_of, handler: str) -> None:
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "os:system",
+        "runpy:run_path",
+        "this",
+        "json.tool",
+        "tsx_runtime.worker.launch.entry:run",
+        "pip",
+    ],
+)
+def test_a_module_that_is_installed_is_for_the_manifest_to_name(
+    empty, error_of, handler: str
+) -> None:
     empty.write_mar("plain.mar", handler=ANSWERS)
     given = {"url": "plain.mar", "handler": handler, "initial_workers": 1}
     message = error_of(empty.management.post("/models", params=given))[1]
@@ -63,27 +86,47 @@ def test_a_module_that_is_installed_is_for_the_manifest_to_name(empty, error_of,
 
 def test_the_archives_own_files_and_the_built_in_handlers_may_be_named(empty) -> None:
     empty.write_mar("plain.mar", handler=ANSWERS)
-    for number, handler in enumerate(["handler.py", "handler:handle", " handler.py ", "base_handler", "ts.torch_handler.base_handler"]):
+    for number, handler in enumerate(
+        [
+            "handler.py",
+            "handler:handle",
+            " handler.py ",
+            "base_handler",
+            "ts.torch_handler.base_handler",
+        ]
+    ):
         given = {"url": "plain.mar", "handler": handler, "model_name": f"m{number}"}
         assert empty.management.post("/models", params=given).status_code == 200, handler
 
 
-def test_a_link_that_leads_out_of_an_unpacked_model_is_no_handler(empty, error_of, foreign: Path, store: Path) -> None:
+def test_a_link_that_leads_out_of_an_unpacked_model_is_no_handler(
+    empty, error_of, foreign: Path, store: Path
+) -> None:
     model = make_model(store / "linked", ANSWERS, name="linked")
     (model / "out.py").symlink_to(foreign)
     given = {"url": "linked", "handler": "out.py", "initial_workers": 1}
-    assert "is a link to a file outside the model's directory" in error_of(empty.management.post("/models", params=given))[1]
+    assert (
+        "is a link to a file outside the model's directory"
+        in error_of(empty.management.post("/models", params=given))[1]
+    )
     (model / "handler.py").unlink()
     (model / "handler.py").symlink_to(foreign)
-    assert "is a link to a file outside the model's directory" in error_of(empty.management.post("/models", params={"url": "linked"}))[1]
+    assert (
+        "is a link to a file outside the model's directory"
+        in error_of(empty.management.post("/models", params={"url": "linked"}))[1]
+    )
     assert not foreign.with_name("ran").exists()
 
 
 @pytest.mark.parametrize("file", ["model-config.yaml", "MAR-INF/MANIFEST.json"])
-def test_of_an_unpacked_model_no_file_is_read_that_a_link_leads_to(empty, error_of, tmp_path: Path, store: Path, file: str) -> None:
+def test_of_an_unpacked_model_no_file_is_read_that_a_link_leads_to(
+    empty, error_of, tmp_path: Path, store: Path, file: str
+) -> None:
     secret = tmp_path / "secret"
     secret.write_text("minWorkers: the-secret-word\n")
-    model = make_model(store / f"links-{Path(file).stem}", ANSWERS, name="links", config="minWorkers: 1\n")
+    model = make_model(
+        store / f"links-{Path(file).stem}", ANSWERS, name="links", config="minWorkers: 1\n"
+    )
     (model / file).unlink()
     (model / file).symlink_to(secret)
     message = error_of(empty.management.post("/models", params={"url": model.name}))[1]
@@ -92,20 +135,30 @@ def test_of_an_unpacked_model_no_file_is_read_that_a_link_leads_to(empty, error_
 
 
 def test_a_manifest_cannot_name_more_than_a_parameter(empty, error_of, foreign: Path) -> None:
-    for number, handler in enumerate([f" {foreign}", f"{foreign}:handle", "../x.py", "handler.py\n"]):
+    for number, handler in enumerate(
+        [f" {foreign}", f"{foreign}:handle", "../x.py", "handler.py\n"]
+    ):
         file = f"named{number}"
         model = make_model(empty.settings.model_store / file, ANSWERS)
-        (model / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": {"modelName": file, "handler": handler}}))
-        kind, message = error_of(empty.management.post("/models", params={"url": file, "initial_workers": 1}))[:2]
+        (model / "MAR-INF" / "MANIFEST.json").write_text(
+            json.dumps({"model": {"modelName": file, "handler": handler}})
+        )
+        kind, message = error_of(
+            empty.management.post("/models", params={"url": file, "initial_workers": 1})
+        )[:2]
         assert kind == "BadRequestException"
         assert "is refused" in message
     assert not foreign.with_name("ran").exists()
 
 
-def test_a_default_handler_of_the_settings_lies_in_the_archive_as_well(start_server, foreign: Path, store: Path) -> None:
+def test_a_default_handler_of_the_settings_lies_in_the_archive_as_well(
+    start_server, foreign: Path, store: Path
+) -> None:
     model = store / "unnamed"
     make_model(model, ANSWERS)
-    (model / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": {"modelName": "unnamed"}}))
+    (model / "MAR-INF" / "MANIFEST.json").write_text(
+        json.dumps({"model": {"modelName": "unnamed"}})
+    )
     with start_server(default_service_handler=f"{foreign}:handle") as server:
         answer = server.management.post("/models", params={"url": "unnamed", "initial_workers": 1})
     assert answer.status_code == 400
@@ -114,10 +167,16 @@ def test_a_default_handler_of_the_settings_lies_in_the_archive_as_well(start_ser
 
 def test_a_workflows_handler_and_functions_cannot_lead_out_of_it(empty, foreign: Path) -> None:
     store = empty.settings.model_store
-    for number, (handler, node) in enumerate([(str(foreign), "step"), ("../x.py", "step"), ("handler.py", "../x"), ("handler.py", "a:b")]):
-        manifest = json.dumps({"workflow": {"workflowName": "flow", "specFile": "spec.yaml", "handler": handler}})
+    for number, (handler, node) in enumerate(
+        [(str(foreign), "step"), ("../x.py", "step"), ("handler.py", "../x"), ("handler.py", "a:b")]
+    ):
+        manifest = json.dumps(
+            {"workflow": {"workflowName": "flow", "specFile": "spec.yaml", "handler": handler}}
+        )
         spec = json.dumps({"dag": {node: []}})
-        war = make_war(store / f"flow{number}.war", spec, ANSWERS, **{"WAR-INF/MANIFEST.json": manifest})
+        war = make_war(
+            store / f"flow{number}.war", spec, ANSWERS, **{"WAR-INF/MANIFEST.json": manifest}
+        )
         answer = empty.management.post("/workflows", params={"url": war.name})
         assert 400 <= answer.status_code < 600
     assert not foreign.with_name("ran").exists()

@@ -1,4 +1,6 @@
-"""What a handler sees of a request's headers, and what a model's own become on an address that manages models."""
+"""What a handler sees of a request's headers, and what a model's own become on an address that
+manages models.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ STATE = "set-cookie clear-site-data strict-transport-security alt-svc refresh ww
 
 def test_an_answer_changes_nothing_but_itself_where_models_are_managed() -> None:
     own = [(b"content-type", b"text/html"), (b"x-own", b"1")]
-    others = [(name.encode(), b"*") for name in (*STATE.split(), *(name.decode() for name in CONFINED))]
+    others = [
+        (name.encode(), b"*") for name in (*STATE.split(), *(name.decode() for name in CONFINED))
+    ]
     assert answer_headers(200, [*own, *others], confined=False) == (*own, *others)
     assert answer_headers(200, [*own, *others], confined=True) == (*own, *CONFINED.items())
 
@@ -27,7 +31,9 @@ def test_a_model_redirects_no_browser_to_the_management_api(status: int, is_sent
     assert (b"location" in named) is is_sent
 
 
-@pytest.mark.parametrize("name", [b"X_Forwarded_User", b"x_forwarded-prefix", b"X-Forwarded_Access_Token", b"X_Real_IP"])
+@pytest.mark.parametrize(
+    "name", [b"X_Forwarded_User", b"x_forwarded-prefix", b"X-Forwarded_Access_Token", b"X_Real_IP"]
+)
 def test_a_handler_sees_no_other_spelling_of_what_a_proxy_says(name: bytes) -> None:
     usual = [(name.replace(b"_", b"-"), b"1"), (b"X_Own", b"2")]
     assert shown_headers([*usual, (name, b"3")], ()) == usual

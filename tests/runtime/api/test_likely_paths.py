@@ -7,7 +7,13 @@ import pytest
 from tsx_runtime.api.likely_paths import LikelyPaths
 
 PATHS = LikelyPaths(
-    ["/predictions/{model}", "/predictions/{model}/{version}", "/v1/models/{model}:predict", "/v2/models/{model}/infer", "/ping"],
+    [
+        "/predictions/{model}",
+        "/predictions/{model}/{version}",
+        "/v1/models/{model}:predict",
+        "/v2/models/{model}/infer",
+        "/ping",
+    ],
     {"the management address, http://127.0.0.1:8081": ["/models", "/models/{model}", "/ui/"]},
 )
 

@@ -23,7 +23,9 @@ class Sender:
     """A client's side of a body: hands out its messages, and counts what was taken."""
 
     def __init__(self, chunks: Iterable[bytes], *, leaves: bool = False) -> None:
-        self.messages: list[Message] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+        self.messages: list[Message] = [
+            {"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks
+        ]
         if leaves:
             self.messages.append({"type": "http.disconnect"})
         elif self.messages:
@@ -58,7 +60,9 @@ def test_a_body_is_what_was_sent_or_too_large(chunks: list[bytes], limit: int) -
             read(sender, limit)
     else:
         assert read(sender, limit) == whole
-    assert sender.taken == len(sender.messages)  # nothing is left that could be taken for the next request
+    assert sender.taken == len(
+        sender.messages
+    )  # nothing is left that could be taken for the next request
 
 
 def test_too_large_names_the_setting_and_its_value() -> None:
@@ -82,8 +86,12 @@ def test_a_body_without_end_is_not_read_without_end() -> None:
     assert sender.taken * len(piece) <= DISCARD + 2 * len(piece)
 
 
-@pytest.mark.parametrize(("headers", "taken"), [([(b"content-length", b"11")], 0), ([], 2)], ids=["announced", "chunked"])
-def test_a_body_is_refused_as_soon_as_it_is_known_to_be_too_large(headers: list[tuple[bytes, bytes]], taken: int) -> None:
+@pytest.mark.parametrize(
+    ("headers", "taken"), [([(b"content-length", b"11")], 0), ([], 2)], ids=["announced", "chunked"]
+)
+def test_a_body_is_refused_as_soon_as_it_is_known_to_be_too_large(
+    headers: list[tuple[bytes, bytes]], taken: int
+) -> None:
     sender = Sender([b"123456"] * 100)
     with pytest.raises(PayloadTooLarge) as caught:
         asyncio.run(read_body({"headers": headers}, sender.receive, 10))
@@ -106,7 +114,11 @@ def test_request_ids_are_uuids_and_all_differ() -> None:
 
 def test_a_handlers_headers_are_passed_on_and_caching_is_forbidden() -> None:
     assert handler_headers(b"") == NO_CACHE
-    assert handler_headers(b"Content-Type: text/csv\r\nX-Own: 1\r\n") == ((b"content-type", b"text/csv"), (b"x-own", b"1"), *NO_CACHE)
+    assert handler_headers(b"Content-Type: text/csv\r\nX-Own: 1\r\n") == (
+        (b"content-type", b"text/csv"),
+        (b"x-own", b"1"),
+        *NO_CACHE,
+    )
 
 
 def test_a_handlers_own_cache_control_stands() -> None:
@@ -115,10 +127,24 @@ def test_a_handlers_own_cache_control_stands() -> None:
 
 
 def test_framing_and_request_id_are_the_servers() -> None:
-    assert handler_headers(b"Content-Length: 9\r\nTransfer-Encoding: chunked\r\nX-Request-Id: mine\r\nConnection: close\r\n") == NO_CACHE
+    assert (
+        handler_headers(
+            b"Content-Length: 9\r\nTransfer-Encoding: chunked\r\nX-Request-Id: mine\r\nConnection: close\r\n"
+        )
+        == NO_CACHE
+    )
 
 
-@pytest.mark.parametrize("block", [b"bad name: 1\r\n", b": 1\r\n", b"x: a\x00b\r\n", b"x: a\nSet-Cookie: b\r\n", b"no colon\x7f\r\n"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"bad name: 1\r\n",
+        b": 1\r\n",
+        b"x: a\x00b\r\n",
+        b"x: a\nSet-Cookie: b\r\n",
+        b"no colon\x7f\r\n",
+    ],
+)
 def test_a_header_that_http_does_not_allow_is_an_error(block: bytes) -> None:
     with pytest.raises(PredictionFailed) as caught:
         handler_headers(block)
@@ -133,7 +159,10 @@ def test_a_status_that_ends_no_request_is_an_error(status: int) -> None:
 
 def test_a_header_of_the_servers_replaces_the_clients() -> None:
     target = Target("m", headers=((b"explain", b"True"),))
-    assert with_headers([(b"Explain", b"no"), (b"a", b"b")], target) == [(b"a", b"b"), (b"explain", b"True")]
+    assert with_headers([(b"Explain", b"no"), (b"a", b"b")], target) == [
+        (b"a", b"b"),
+        (b"explain", b"True"),
+    ]
 
 
 def test_a_body_of_the_open_inference_protocol_that_names_no_type_is_json() -> None:

@@ -16,10 +16,16 @@ LARGE = b'"x": "%b"' % (b"A" * 100_000)
 
 
 def test_the_model_is_found_wherever_it_is() -> None:
-    image = {"messages": [{"content": "A" * 100_000 + '"model": "no"'}], "model": "yes", "x": {"model": "no"}}
+    image = {
+        "messages": [{"content": "A" * 100_000 + '"model": "no"'}],
+        "model": "yes",
+        "x": {"model": "no"},
+    }
     whole = json.dumps(image).encode()
     assert model_in_json(whole) == model_in_json(Parts([whole[:9], whole[9:]], len(whole))) == "yes"
-    assert model_in_json(b'{"model": "a", "\\u006dodel": "b", %b}' % LARGE) == "b"  # the last counts, as for a parser
+    assert (
+        model_in_json(b'{"model": "a", "\\u006dodel": "b", %b}' % LARGE) == "b"
+    )  # the last counts, as for a parser
     assert model_in_json(b'{"model": null}') is None
     assert model_in_json(b"{%b}" % LARGE) is None
     for values in (b'"",' * 1_100_000, b'{"a":{}},' * 400_000):
@@ -27,7 +33,16 @@ def test_the_model_is_found_wherever_it_is() -> None:
             model_in_json(b'{"model": "a", "x": [%b1]}' % values)
 
 
-BODIES = [b"", b"no", b"[]", b'{"model": "%b"}' % (b"x" * 2000), b"[" * 60_000, b"\xff", b'{"model": 5}', b'{"model": 5, %b}' % LARGE]
+BODIES = [
+    b"",
+    b"no",
+    b"[]",
+    b'{"model": "%b"}' % (b"x" * 2000),
+    b"[" * 60_000,
+    b"\xff",
+    b'{"model": 5}',
+    b'{"model": 5, %b}' % LARGE,
+]
 
 
 @pytest.mark.parametrize("body", BODIES, ids=[str(body[:12]) for body in BODIES])
@@ -39,21 +54,40 @@ def test_what_names_no_model_is_refused_in_words(body: bytes) -> None:
 def test_names_and_paths() -> None:
     assert split_name("m") == ("m", None, None)
     assert split_name("m:1.0/ada") == ("m", "1.0", "ada")
-    assert [speaks_openai(path) for path in ("/v1/models", "/v1/models/a/b", "/v1/models/a:predict", "/v2/rerank", "/v1/files", "/x")] == [
-        *(True, True, False, True, True, False)
-    ]
+    assert [
+        speaks_openai(path)
+        for path in (
+            "/v1/models",
+            "/v1/models/a/b",
+            "/v1/models/a:predict",
+            "/v2/rerank",
+            "/v1/files",
+            "/x",
+        )
+    ] == [*(True, True, False, True, True, False)]
 
 
 def test_traces_have_these_paths_as_routes() -> None:
-    assert [route_of(path) for path in ("/v1/chat/completions", "/rerank", "/v1/models/m:predict")] == [
-        *("/v1/chat/completions", "/rerank", "/v1/models/{model}:predict")
-    ]
+    assert [
+        route_of(path) for path in ("/v1/chat/completions", "/rerank", "/v1/models/m:predict")
+    ] == [*("/v1/chat/completions", "/rerank", "/v1/models/{model}:predict")]
 
 
 def test_errors_have_both_shapes() -> None:
     error = json.loads(for_openai(error_body(404, "ModelNotFoundException", "Model not found: é")))
-    assert error["error"] == {"message": "Model not found: é", "type": "invalid_request_error", "param": "model", "code": "model_not_found"}
+    assert error["error"] == {
+        "message": "Model not found: é",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
     assert error["message"] == "Model not found: é"
     assert for_openai(b"no error") == b"no error"
-    for why, told in (("it died", "it died"), ('{"error": {"message": "own"}}', "own"), (error_body(500, "X", "long").decode(), "long")):
-        assert json.loads(error_event(why).strip().removeprefix(b"data: "))["error"]["message"] == told
+    for why, told in (
+        ("it died", "it died"),
+        ('{"error": {"message": "own"}}', "own"),
+        (error_body(500, "X", "long").decode(), "long"),
+    ):
+        assert (
+            json.loads(error_event(why).strip().removeprefix(b"data: "))["error"]["message"] == told
+        )

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_runtime.api.request_options import LONGEST_WAIT, Preference, callback_of, is_stored, parse_preference
+from tsx_runtime.api.request_options import (
+    LONGEST_WAIT,
+    Preference,
+    callback_of,
+    is_stored,
+    parse_preference,
+)
 from tsx_runtime.http.fast_lane.heads import Heads
 
 
@@ -24,7 +30,9 @@ from tsx_runtime.http.fast_lane.heads import Heads
         ([], None),
     ],
 )
-def test_preferences_are_read_as_rfc_7240_has_them(values: list[bytes], expected: Preference | None) -> None:
+def test_preferences_are_read_as_rfc_7240_has_them(
+    values: list[bytes], expected: Preference | None
+) -> None:
     assert parse_preference([(b"prefer", value) for value in values]) == expected
 
 
@@ -37,4 +45,6 @@ def test_only_heads_that_name_a_preference_or_a_key_are_for_the_other_lane() -> 
     assert is_stored([(b"prefer", b"wait=1, Respond-Async")])
     assert is_stored([(b"idempotency-key", b"k")])
     assert not is_stored([(b"prefer", b"return=minimal"), (b"content-type", b"respond-async")])
-    assert Heads._read.__code__.co_names.count("is_stored") == 1  # where a head is parsed, and not where it is looked up
+    assert (
+        Heads._read.__code__.co_names.count("is_stored") == 1
+    )  # where a head is parsed, and not where it is looked up

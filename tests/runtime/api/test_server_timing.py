@@ -42,7 +42,9 @@ def test_any_bytes_are_a_trace_or_none(value: bytes) -> None:
 def test_most_requests_ask_nothing() -> None:
     assert parse_timing_request([(b"host", b"x"), (b"x-tsx-timing", b"0")]) is None
     assert parse_timing_request([(b"x-tsx-timing", b"1")]) == TIMED
-    assert parse_timing_request([(b"traceparent", f"00-{TRACE}-{SPAN}-01".encode())]) == TimingRequest(timing=False, trace_id=TRACE)
+    assert parse_timing_request(
+        [(b"traceparent", f"00-{TRACE}-{SPAN}-01".encode())]
+    ) == TimingRequest(timing=False, trace_id=TRACE)
 
 
 def test_the_header_names_the_parts_that_are_known_in_milliseconds() -> None:

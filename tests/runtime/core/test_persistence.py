@@ -1,4 +1,6 @@
-"""What was changed while a server ran is on the disk, whole, and is read by the next one; where it cannot be, somebody is told once."""
+"""What was changed while a server ran is on the disk, whole, and is read by the next one; where it
+cannot be, somebody is told once.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def test_what_is_saved_is_there_for_the_next_one(tmp_path: Path) -> None:
     state.save("gone", traffic={})
     state.forget("gone")
     kept(state)
-    assert sorted(file.name for file in (tmp_path / "models").iterdir()) == ["digits.json", "faces.json"]
+    assert sorted(file.name for file in (tmp_path / "models").iterdir()) == [
+        "digits.json",
+        "faces.json",
+    ]
     again = StateStore(tmp_path)
     assert again.load("digits") == {"traffic": {"weights": {"1.0": 1}}, "rollout": {"step": 2}}
     assert again.load("gone") == {}
@@ -50,14 +55,18 @@ def test_the_last_of_many_changes_is_what_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])
-def test_a_file_that_is_broken_is_passed_over_and_reported(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_is_broken_is_passed_over_and_reported(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "digits.json").write_text(text)
     assert StateStore(tmp_path).load("digits") == {}
     assert "digits.json is ignored" in caplog.text
 
 
-def test_where_it_cannot_be_written_it_is_kept_in_memory_and_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_it_cannot_be_written_it_is_kept_in_memory_and_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "taken").write_text("a file")
     for state in (StateStore(tmp_path / "taken"), StateStore(None)):
         caplog.clear()
@@ -66,7 +75,10 @@ def test_where_it_cannot_be_written_it_is_kept_in_memory_and_reported_once(tmp_p
         kept(state)
         assert state.load("digits") == {"traffic": {"sticky": "header:a"}}
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
-        assert "changes made while this server runs, such as traffic, are lost when it stops" in caplog.text
+        assert (
+            "changes made while this server runs, such as traffic, are lost when it stops"
+            in caplog.text
+        )
         assert "Set state_dir" in caplog.text
 
 
@@ -99,7 +111,11 @@ def test_what_is_kept_is_this_users_alone_whatever_the_umask(tmp_path: Path) -> 
     finally:
         os.umask(before)
     found = [path for path in (tmp_path / "a").rglob("*") if path.name != "lock"]
-    assert {path.name: path.stat().st_mode & 0o777 for path in found} == {"state": 0o700, "models": 0o700, "digits.json": 0o600}
+    assert {path.name: path.stat().st_mode & 0o777 for path in found} == {
+        "state": 0o700,
+        "models": 0o700,
+        "digits.json": 0o600,
+    }
 
 
 def test_a_link_in_the_place_of_a_models_state_is_replaced_and_not_followed(tmp_path: Path) -> None:
@@ -114,7 +130,9 @@ def test_a_link_in_the_place_of_a_models_state_is_replaced_and_not_followed(tmp_
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
-def test_a_model_store_that_others_can_write_keeps_no_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_store_that_others_can_write_keeps_no_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "store").mkdir()
     own = settings(model_store=tmp_path / "store")
     assert state_directory(own, {"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "store" / ".tsx"
@@ -132,10 +150,19 @@ def settings(**values: Any) -> Settings:
 def test_the_directory_is_the_nearest_that_can_be_written(tmp_path: Path) -> None:
     store, home = tmp_path / "store", {"XDG_STATE_HOME": str(tmp_path / "home")}
     store.mkdir()
-    assert state_directory(settings(state_dir=tmp_path / "own", model_store=store), home) == tmp_path / "own"
+    assert (
+        state_directory(settings(state_dir=tmp_path / "own", model_store=store), home)
+        == tmp_path / "own"
+    )
     assert state_directory(settings(model_store=store), home) == store / ".tsx"
-    assert state_directory(settings(model_store=tmp_path / "not there"), home) == tmp_path / "home/tsx/127.0.0.1_8080"
-    assert state_directory(settings(inference_address="unix:/run/tsx.sock"), home) == tmp_path / "home/tsx/run_tsx.sock"
+    assert (
+        state_directory(settings(model_store=tmp_path / "not there"), home)
+        == tmp_path / "home/tsx/127.0.0.1_8080"
+    )
+    assert (
+        state_directory(settings(inference_address="unix:/run/tsx.sock"), home)
+        == tmp_path / "home/tsx/run_tsx.sock"
+    )
     assert state_directory(settings(inference_address="http://127.0.0.1:0"), home) is None
     (tmp_path / "file").write_text("")
     assert state_directory(settings(), {"XDG_STATE_HOME": str(tmp_path / "file")}) is None
@@ -144,11 +171,16 @@ def test_the_directory_is_the_nearest_that_can_be_written(tmp_path: Path) -> Non
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_model_store_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir(mode=0o500)
-    assert state_directory(settings(model_store=tmp_path / "store"), {"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "tsx/127.0.0.1_8080"
+    assert (
+        state_directory(settings(model_store=tmp_path / "store"), {"XDG_STATE_HOME": str(tmp_path)})
+        == tmp_path / "tsx/127.0.0.1_8080"
+    )
 
 
 class Served:
-    """Registries one after the other over one directory, each with versions 1.0 and 2.0 of `digits`, which have no workers."""
+    """Registries one after the other over one directory, each with versions 1.0 and 2.0 of
+    `digits`, which have no workers.
+    """
 
     def __init__(self, tmp_path: Path) -> None:
         self.store = tmp_path
@@ -156,13 +188,20 @@ class Served:
             make_model(tmp_path / f"digits-{number}.mar", SILENT, name="digits", version=number)
 
     def run(self, act: Any, **models: Any) -> None:
-        own = settings(model_store=self.store, cache_dir=self.store / "cache", worker_preload=False, models=models)
+        own = settings(
+            model_store=self.store,
+            cache_dir=self.store / "cache",
+            worker_preload=False,
+            models=models,
+        )
 
         async def serve() -> None:
             registry = Registry(own)
             try:
                 for number in ("1.0", "2.0"):
-                    await registry.register(RegisterOrder(url=f"digits-{number}.mar", initial_workers=0))
+                    await registry.register(
+                        RegisterOrder(url=f"digits-{number}.mar", initial_workers=0)
+                    )
                 registry.traffic_manager.start_with("digits", "1.0", explicit=False)
                 act(registry)
             finally:
@@ -177,7 +216,10 @@ def served(tmp_path: Path) -> Served:
 
 
 def test_traffic_labels_default_and_the_way_back_survive_a_restart(served: Served) -> None:
-    first, second = Traffic(weights={"1.0": 1}, labels={"stable": "1.0"}), Traffic(weights={"1.0": 1, "2.0": 1}, sticky="header:a")
+    first, second = (
+        Traffic(weights={"1.0": 1}, labels={"stable": "1.0"}),
+        Traffic(weights={"1.0": 1, "2.0": 1}, sticky="header:a"),
+    )
 
     def change(registry: Registry) -> None:
         registry.set_traffic("digits", first)
@@ -213,7 +255,9 @@ def test_without_a_change_nothing_is_kept_and_nothing_can_be_undone(served: Serv
     assert not (served.store / ".tsx").exists()
 
 
-def test_the_configuration_goes_before_what_was_kept_once_it_was_changed(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_configuration_goes_before_what_was_kept_once_it_was_changed(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     own = {"traffic": {"weights": {"1.0": 90, "2.0": 10}}}
     by_hand = Traffic(weights={"2.0": 1})
     seen: list[Traffic] = []
@@ -238,7 +282,11 @@ def test_what_was_kept_goes_with_the_model(served: Served) -> None:
     served.run(lambda registry: registry.set_traffic("digits", Traffic(weights={"2.0": 1})))
 
     async def remove() -> None:
-        registry = Registry(settings(model_store=served.store, cache_dir=served.store / "cache", worker_preload=False))
+        registry = Registry(
+            settings(
+                model_store=served.store, cache_dir=served.store / "cache", worker_preload=False
+            )
+        )
         for number in ("1.0", "2.0"):
             await registry.register(RegisterOrder(url=f"digits-{number}.mar", initial_workers=0))
         assert registry.traffic("digits") != NOTHING
@@ -265,8 +313,12 @@ def test_of_two_servers_with_one_directory_the_second_writes_when_the_first_has_
     second.save("faces", traffic={})
     asyncio.run(second.written())
     assert StateStore(None).load("digits") == {}
-    assert [record.getMessage().count("another running server uses") for record in caplog.records] == [1]
-    assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {"traffic": {"weights": {"1.0": 1}}}
+    assert [
+        record.getMessage().count("another running server uses") for record in caplog.records
+    ] == [1]
+    assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {
+        "traffic": {"weights": {"1.0": 1}}
+    }
     kept(first)
     second.save("faces", digest="a")
     kept(second)

@@ -1,4 +1,6 @@
-"""A real server process, and the clients that people have: code generated from the .proto files, and Triton's own."""
+"""A real server process, and the clients that people have: code generated from the .proto files,
+and Triton's own.
+"""
 
 from __future__ import annotations
 
@@ -113,10 +115,14 @@ class Client(NamedTuple):
     inference_channel: grpc.Channel
     management_channel: grpc.Channel
 
-    def ask(self, model: str = "talker", metadata: Any = (), timeout: float = TIMEOUT, **inputs: bytes) -> Any:
+    def ask(
+        self, model: str = "talker", metadata: Any = (), timeout: float = TIMEOUT, **inputs: bytes
+    ) -> Any:
         """(prediction, call) of one request."""
         request = self.messages.PredictionsRequest(model_name=model, input=inputs)
-        response, call = self.predictions.Predictions.with_call(request, metadata=metadata, timeout=timeout)
+        response, call = self.predictions.Predictions.with_call(
+            request, metadata=metadata, timeout=timeout
+        )
         return response.prediction, call
 
     def pending(self) -> int:
@@ -128,15 +134,34 @@ class Client(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def generated(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def generated(
+    processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
     """What TorchServe's users have: modules made by protoc from the .proto files."""
     directory = tmp_path_factory.mktemp("generated")
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTOS}", f"--python_out={directory}", f"--grpc_python_out={directory}"]
-    subprocess.run([*command, "inference.proto", "management.proto", "google/rpc/status.proto"], check=True, timeout=TIMEOUT)
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
+        f"-I{PROTOS}",
+        f"--python_out={directory}",
+        f"--grpc_python_out={directory}",
+    ]
+    subprocess.run(
+        [*command, "inference.proto", "management.proto", "google/rpc/status.proto"],
+        check=True,
+        timeout=TIMEOUT,
+    )
     sys.path.append(str(directory))
     try:
         yield {
-            name: importlib.import_module(name) for name in ("inference_pb2", "inference_pb2_grpc", "management_pb2", "management_pb2_grpc")
+            name: importlib.import_module(name)
+            for name in (
+                "inference_pb2",
+                "inference_pb2_grpc",
+                "management_pb2",
+                "management_pb2_grpc",
+            )
         }
     finally:
         sys.path.remove(str(directory))
@@ -153,28 +178,43 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         config="sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 10\nmaxSequenceJobQueueSize: 10\nbatchSize: 4\n",
     )
     make_model(directory / "cached.mar", COUNTING, config="cache: {ttl: 1h}\n")
-    make_model(directory / "broken.mar", "def handle(data, context):\n    import no_such_module_anywhere\n")
+    make_model(
+        directory / "broken.mar", "def handle(data, context):\n    import no_such_module_anywhere\n"
+    )
     return directory
 
 
 @pytest.fixture(scope="session")
-def server(processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(
+    processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     """`talker` with one worker; 20 MB for a message."""
     directory = tmp_path_factory.mktemp("grpc-server")
     environment = {
         "TSX_CACHE_DIR": str(directory / "cache"),
-        "TSX_STATE_DIR": str(directory / "state"),  # what is said of its traffic is no other server's of this store
+        "TSX_STATE_DIR": str(
+            directory / "state"
+        ),  # what is said of its traffic is no other server's of this store
         "TSX_MAX_REQUEST_SIZE": "20000000",
         "TSX_MAX_RESPONSE_SIZE": "20000000",
         "TSX_WORKER_PRELOAD": "false",
         "TSX_WRITE_TIMEOUT": "2",
     }
-    with serving(["serve", store / "talker.mar", "--model-store", store, *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment) as running:
+    with serving(
+        ["serve", store / "talker.mar", "--model-store", store, *FREE_PORTS, *FREE_GRPC_PORTS],
+        directory,
+        environment,
+    ) as running:
         yield running
 
 
-def connected(running: Running, generated: dict[str, Any], make: Callable[[str], grpc.Channel]) -> Client:
-    inference, management = make(running.address("gRPC predictions")), make(running.address("gRPC models"))
+def connected(
+    running: Running, generated: dict[str, Any], make: Callable[[str], grpc.Channel]
+) -> Client:
+    inference, management = (
+        make(running.address("gRPC predictions")),
+        make(running.address("gRPC models")),
+    )
     return Client(
         generated["inference_pb2_grpc"].InferenceAPIsServiceStub(inference),
         generated["management_pb2_grpc"].ManagementAPIsServiceStub(management),

@@ -1,4 +1,6 @@
-"""A language model behind a real server: the same tokens over HTTP and gRPC, clients that leave, metrics, and a worker that dies."""
+"""A language model behind a real server: the same tokens over HTTP and gRPC, clients that leave,
+metrics, and a worker that dies.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,16 @@ pytestmark = pytest.mark.usefixtures("processes")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("generation")
-    model = generation_model(directory / "zen", character_model(directory / "weights", TEXT), config=CONFIG)
-    environment = {"TSX_CACHE_DIR": str(directory / "cache"), "TSX_STATE_DIR": str(directory / "state")}
-    with serving(["serve", model, *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment) as running:
+    model = generation_model(
+        directory / "zen", character_model(directory / "weights", TEXT), config=CONFIG
+    )
+    environment = {
+        "TSX_CACHE_DIR": str(directory / "cache"),
+        "TSX_STATE_DIR": str(directory / "state"),
+    }
+    with serving(
+        ["serve", model, *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment
+    ) as running:
         yield running
 
 
@@ -51,12 +60,17 @@ def client(server: Running, generated: dict[str, Any]) -> Iterator[Client]:
 
 
 def events(parts: Any) -> list[Any]:
-    return [json.loads(event.removeprefix("data:")) for event in "".join(parts).split("\n\n") if event]
+    return [
+        json.loads(event.removeprefix("data:")) for event in "".join(parts).split("\n\n") if event
+    ]
 
 
 def samples(server: Running, name: str) -> dict[str, float]:
     text = httpx.get(f"{server.address('metrics')}/metrics", timeout=TIMEOUT).text
-    return {labels: float(value) for labels, value in re.findall(rf"^{name}{{(.*)}} (\S+)$", text, re.MULTILINE)}
+    return {
+        labels: float(value)
+        for labels, value in re.findall(rf"^{name}{{(.*)}} (\S+)$", text, re.MULTILINE)
+    }
 
 
 def test_the_model_continues_the_text_that_it_knows(http: httpx.Client) -> None:
@@ -68,9 +82,16 @@ def test_http_and_grpc_streams_have_the_same_tokens(http: httpx.Client, client: 
         assert answer.headers["content-type"] == "text/event-stream"
         over_http = events(answer.iter_text())
     request = client.messages.PredictionsRequest(model_name="zen", input={"data": STREAM})
-    over_grpc = events(part.prediction.decode() for part in client.predictions.StreamPredictions(request, timeout=TIMEOUT))
+    over_grpc = events(
+        part.prediction.decode()
+        for part in client.predictions.StreamPredictions(request, timeout=TIMEOUT)
+    )
     assert over_http == over_grpc
-    assert "".join(event["token"]["text"] for event in over_http) == over_http[-1]["generated_text"] == TEXT[12:92]
+    assert (
+        "".join(event["token"]["text"] for event in over_http)
+        == over_http[-1]["generated_text"]
+        == TEXT[12:92]
+    )
     assert len(over_http) == 80
 
 
@@ -80,7 +101,12 @@ def test_clients_that_leave_free_the_cache(server: Running, http: httpx.Client) 
             parts = answer.iter_raw()
             for _ in range(3):
                 next(parts)
-    assert http.post("/predictions/zen", json={**REQUEST, "parameters": {"max_new_tokens": 1}}).status_code == 200
+    assert (
+        http.post(
+            "/predictions/zen", json={**REQUEST, "parameters": {"max_new_tokens": 1}}
+        ).status_code
+        == 200
+    )
     for name in ("running_sequences", "waiting_sequences", "cache_use_ratio"):
         assert set(samples(server, f"tsx_generation_{name}").values()) == {0.0}
     (labels,) = samples(server, "tsx_generation_tokens_total")
@@ -113,9 +139,14 @@ def test_what_waits_in_the_engine_is_counted_for_the_autoscaler(
 
 
 def test_a_bad_request_is_refused_before_the_stream_begins(http: httpx.Client) -> None:
-    answer = http.post("/predictions/zen", json={"inputs": "B", "parameters": {"temperature": "hot"}, "stream": True})
+    answer = http.post(
+        "/predictions/zen",
+        json={"inputs": "B", "parameters": {"temperature": "hot"}, "stream": True},
+    )
     assert answer.status_code == 400
-    assert "'parameters.temperature' is \"hot\": it must be a valid number" in answer.json()["message"]
+    assert (
+        "'parameters.temperature' is \"hot\": it must be a valid number" in answer.json()["message"]
+    )
 
 
 def test_a_worker_that_dies_breaks_off_what_it_had_begun_and_no_more(
@@ -126,7 +157,9 @@ def test_a_worker_that_dies_breaks_off_what_it_had_begun_and_no_more(
         return [worker["pid"] for worker in management[0]["workers"] if worker["status"] == "READY"]
 
     (worker,) = workers()
-    long = json.dumps({"inputs": "Q", "parameters": {"max_new_tokens": 240, "temperature": 2.0}, "stream": True}).encode()
+    long = json.dumps(
+        {"inputs": "Q", "parameters": {"max_new_tokens": 240, "temperature": 2.0}, "stream": True}
+    ).encode()
     seen = ""
     try:
         with http.stream("POST", "/predictions/zen", content=long) as answer:

@@ -6,7 +6,9 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 
 from tests.runtime.grpc.conftest import TIMEOUT, Client
 
@@ -15,7 +17,13 @@ SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERV
 
 def test_the_server_its_services_and_its_models_are_asked_by_name(client: Client) -> None:
     stub = HealthStub(client.inference_channel)
-    for name in ("", "inference.GRPCInferenceService", "org.pytorch.serve.grpc.inference.InferenceAPIsService", "talker", "talker/1.0"):
+    for name in (
+        "",
+        "inference.GRPCInferenceService",
+        "org.pytorch.serve.grpc.inference.InferenceAPIsService",
+        "talker",
+        "talker/1.0",
+    ):
         assert stub.Check(HealthCheckRequest(service=name), timeout=TIMEOUT).status == SERVING
     with pytest.raises(grpc.RpcError) as caught:
         stub.Check(HealthCheckRequest(service="nope"), timeout=TIMEOUT)
@@ -24,13 +32,20 @@ def test_the_server_its_services_and_its_models_are_asked_by_name(client: Client
 
 def test_who_watches_a_model_is_notified_when_it_comes_serves_and_goes(client: Client) -> None:
     management = client.management
-    watched = HealthStub(client.management_channel).Watch(HealthCheckRequest(service="talker/2.0"), timeout=TIMEOUT)
+    watched = HealthStub(client.management_channel).Watch(
+        HealthCheckRequest(service="talker/2.0"), timeout=TIMEOUT
+    )
     assert next(watched).status == HealthCheckResponse.SERVICE_UNKNOWN
     client.models.RegisterModel(management.RegisterModelRequest(url="talker2.mar"), timeout=TIMEOUT)
     assert next(watched).status == NOT_SERVING
-    client.models.ScaleWorker(management.ScaleWorkerRequest(model_name="talker", model_version="2.0", min_worker=1), timeout=TIMEOUT)
+    client.models.ScaleWorker(
+        management.ScaleWorkerRequest(model_name="talker", model_version="2.0", min_worker=1),
+        timeout=TIMEOUT,
+    )
     assert next(watched).status == SERVING
-    client.models.UnregisterModel(management.UnregisterModelRequest(model_name="talker", model_version="2.0"), timeout=TIMEOUT)
+    client.models.UnregisterModel(
+        management.UnregisterModelRequest(model_name="talker", model_version="2.0"), timeout=TIMEOUT
+    )
     seen = [next(watched).status]
     while seen[-1] != HealthCheckResponse.SERVICE_UNKNOWN:
         seen.append(next(watched).status)

@@ -1,4 +1,6 @@
-"""Clients that attack gRPC's port with frames, messages and patience: others are answered meanwhile, and memory stays what it was."""
+"""Clients that attack gRPC's port with frames, messages and patience: others are answered
+meanwhile, and memory stays what it was.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tests.runtime.grpc.conftest import TIMEOUT, Client, connected
 from tests.support.clients import hostile_http2 as http2
-from tests.support.clients.hostile_http2 import HostileConnection, call_headers, frame, literal, message
+from tests.support.clients.hostile_http2 import (
+    HostileConnection,
+    call_headers,
+    frame,
+    literal,
+    message,
+)
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
 
 pytestmark = pytest.mark.slow
@@ -50,7 +58,11 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
         "TSX_WRITE_TIMEOUT": "1",
         "TSX_HEADER_TIMEOUT": "3",
     }
-    with serving(["serve", store / "talker.mar", "--model-store", store, *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment) as running:
+    with serving(
+        ["serve", store / "talker.mar", "--model-store", store, *FREE_PORTS, *FREE_GRPC_PORTS],
+        directory,
+        environment,
+    ) as running:
         yield running
 
 
@@ -64,8 +76,13 @@ def client(server: Running, generated: dict[str, Any]) -> Iterator[Client]:
 
 
 @pytest.fixture
-def attack(server: Running, client: Client, until: Any) -> Iterator[Callable[..., HostileConnection]]:
-    """Makes connections. At the end another client is answered, memory has not grown, and nothing is held any more."""
+def attack(
+    server: Running, client: Client, until: Any
+) -> Iterator[Callable[..., HostileConnection]]:
+    """Makes connections.
+
+    At the end another client is answered, memory has not grown, and nothing is held any more.
+    """
     process = psutil.Process(server.process.pid)
     before, made = process.memory_info().rss, []
 
@@ -98,12 +115,16 @@ def pending(client: Client) -> int:
     return client.pending()
 
 
-def opened(connection: HostileConnection, count: int, end: bytes = b"", path: bytes = PREDICT) -> bool:
+def opened(
+    connection: HostileConnection, count: int, end: bytes = b"", path: bytes = PREDICT
+) -> bool:
     """That many calls, each with `end` behind its headers, in a frame of its own stream."""
     block = call_headers(path)
     for first in range(0, count, 50):
         streams = range(2 * first + 1, 2 * min(first + 50, count) + 1, 2)
-        heads = ((stream, frame(http2.HEADERS, http2.END_HEADERS, stream, block)) for stream in streams)
+        heads = (
+            (stream, frame(http2.HEADERS, http2.END_HEADERS, stream, block)) for stream in streams
+        )
         calls = (head + end.replace(STREAM, struct.pack(">I", stream)) for stream, head in heads)
         if not connection.send(b"".join(calls)):
             return False
@@ -115,10 +136,18 @@ def on_each(kind: int, flags: int, payload: bytes) -> bytes:
 
 
 def request(client: Client, **inputs: bytes) -> bytes:
-    return bytes(client.messages.PredictionsRequest(model_name="talker", input=inputs).SerializeToString())
+    return bytes(
+        client.messages.PredictionsRequest(model_name="talker", input=inputs).SerializeToString()
+    )
 
 
-def sent(connection: HostileConnection, data: bytes, stream: int = 1, path: bytes = PREDICT, *extra: tuple[bytes, bytes]) -> None:
+def sent(
+    connection: HostileConnection,
+    data: bytes,
+    stream: int = 1,
+    path: bytes = PREDICT,
+    *extra: tuple[bytes, bytes],
+) -> None:
     """A whole call."""
     connection.send(frame(http2.HEADERS, http2.END_HEADERS, stream, call_headers(path, extra)))
     for start in range(0, len(data), 16384):
@@ -127,7 +156,9 @@ def sent(connection: HostileConnection, data: bytes, stream: int = 1, path: byte
 
 
 @pytest.mark.parametrize("body", [b"", b"body"])
-def test_calls_that_are_reset_at_once_are_not_piled_up(client: Client, attack: Any, body: bytes) -> None:
+def test_calls_that_are_reset_at_once_are_not_piled_up(
+    client: Client, attack: Any, body: bytes
+) -> None:
     connection = attack()
     data = on_each(http2.DATA, http2.END_STREAM, message(request(client))) if body else b""
     opened(connection, 10_000, data + on_each(http2.RST_STREAM, 0, b"\0\0\0\x08"))
@@ -142,7 +173,10 @@ def test_pings_in_a_flood_end_the_connection(client: Client, attack: Any) -> Non
     assert is_answered(client)
     while connection.goaway is None and not connection.closed:
         connection.settle()
-    assert connection.closed or connection.goaway == (http2.ENHANCE_YOUR_CALM, b"too_many_pings")  # a reset may swallow the reason
+    assert connection.closed or connection.goaway == (
+        http2.ENHANCE_YOUR_CALM,
+        b"too_many_pings",
+    )  # a reset may swallow the reason
 
 
 @pytest.mark.parametrize(
@@ -165,7 +199,9 @@ def test_frames_in_a_flood_fill_no_memory(client: Client, attack: Any, flood: by
     connection.settle()
 
 
-def test_empty_data_in_a_flood_fills_no_memory_and_ends_with_the_message_timeout(client: Client, attack: Any, until: Any) -> None:
+def test_empty_data_in_a_flood_fills_no_memory_and_ends_with_the_message_timeout(
+    client: Client, attack: Any, until: Any
+) -> None:
     connection = attack()
     opened(connection, 1)
     for _ in range(20):
@@ -174,10 +210,23 @@ def test_empty_data_in_a_flood_fills_no_memory_and_ends_with_the_message_timeout
     until(lambda: has_ended(connection, client, 1))
 
 
-@pytest.mark.parametrize("piece", [b"", literal(b"x-many", b"b" * 16_000), b"\xbe" * 16_000], ids=["empty", "many", "HPACK bomb"])
-def test_a_header_list_without_an_end_is_not_kept(client: Client, attack: Any, piece: bytes) -> None:
+@pytest.mark.parametrize(
+    "piece",
+    [b"", literal(b"x-many", b"b" * 16_000), b"\xbe" * 16_000],
+    ids=["empty", "many", "HPACK bomb"],
+)
+def test_a_header_list_without_an_end_is_not_kept(
+    client: Client, attack: Any, piece: bytes
+) -> None:
     connection = attack()
-    connection.send(frame(http2.HEADERS, 0, 1, call_headers(PREDICT) + literal(b"x-bomb", b"b" * 3900, indexed=True)))
+    connection.send(
+        frame(
+            http2.HEADERS,
+            0,
+            1,
+            call_headers(PREDICT) + literal(b"x-bomb", b"b" * 3900, indexed=True),
+        )
+    )
     for _ in range(1000):
         if not connection.send(frame(http2.CONTINUATION, 0, 1, piece) * (1 if piece else 100)):
             break
@@ -238,7 +287,9 @@ def test_a_connection_that_says_nothing_is_closed(server: Running, client: Clien
     assert is_answered(client)
 
 
-def test_connections_beyond_the_limit_are_closed_and_those_that_are_there_go_on(client: Client, server: Running) -> None:
+def test_connections_beyond_the_limit_are_closed_and_those_that_are_there_go_on(
+    client: Client, server: Running
+) -> None:
     host, _, port = server.address("gRPC predictions").rpartition(":")
     socks = [socket.create_connection((host, int(port)), TIMEOUT) for _ in range(60)]
     try:
@@ -250,7 +301,9 @@ def test_connections_beyond_the_limit_are_closed_and_those_that_are_there_go_on(
 
 
 @pytest.mark.parametrize("method", [b"Predictions", b"StreamPredictions"])
-def test_who_does_not_read_an_answer_holds_it_for_the_write_timeout_alone(client: Client, attack: Any, until: Any, method: bytes) -> None:
+def test_who_does_not_read_an_answer_holds_it_for_the_write_timeout_alone(
+    client: Client, attack: Any, until: Any, method: bytes
+) -> None:
     connection = attack(NO_WINDOW)
     connection.settle()
     data = message(request(client, do=b"large", data=bytes(500_000)))
@@ -272,18 +325,37 @@ def gzip_bomb(megabytes: int) -> bytes:
 def test_a_message_is_unpacked_to_the_limit_and_no_further(client: Client, attack: Any) -> None:
     connection = attack()
     connection.settle()
-    sent(connection, message(gzip_bomb(500), compressed=True), 1, PREDICT, (b"grpc-encoding", b"gzip"))
+    sent(
+        connection,
+        message(gzip_bomb(500), compressed=True),
+        1,
+        PREDICT,
+        (b"grpc-encoding", b"gzip"),
+    )
     connection.wait_end(1)
     assert CODES[connection.status(1)] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize(
-    ("packed", "encoding"), [(b"\x1f\x8b\x08 not gzip", b"gzip"), (gzip_bomb(1)[:500], b"gzip"), (b"\xff" * 99, b"identity")]
+    ("packed", "encoding"),
+    [
+        (b"\x1f\x8b\x08 not gzip", b"gzip"),
+        (gzip_bomb(1)[:500], b"gzip"),
+        (b"\xff" * 99, b"identity"),
+    ],
 )
-def test_what_is_no_message_is_refused_and_not_logged(server: Running, client: Client, attack: Any, packed: bytes, encoding: bytes) -> None:
+def test_what_is_no_message_is_refused_and_not_logged(
+    server: Running, client: Client, attack: Any, packed: bytes, encoding: bytes
+) -> None:
     connection = attack()
     connection.settle()
-    sent(connection, message(packed, compressed=encoding == b"gzip"), 1, PREDICT, (b"grpc-encoding", encoding))
+    sent(
+        connection,
+        message(packed, compressed=encoding == b"gzip"),
+        1,
+        PREDICT,
+        (b"grpc-encoding", encoding),
+    )
     connection.wait_end(1)
     assert CODES[connection.status(1)] is grpc.StatusCode.INVALID_ARGUMENT
     assert "Traceback" not in server.log
@@ -314,15 +386,25 @@ def test_odd_deadlines_end_one_call_at_most(client: Client, attack: Any, timeout
 def test_bytes_of_messages_under_way_have_a_budget_and_are_given_back_however_a_call_ends(
     server: Running, client: Client, attack: Any, until: Any, tmp_path: Path, ending: str
 ) -> None:
-    words = {"do": b"wait", "file": str(tmp_path / "go").encode(), "begun": str(tmp_path / "begun").encode()}
+    words = {
+        "do": b"wait",
+        "file": str(tmp_path / "go").encode(),
+        "begun": str(tmp_path / "begun").encode(),
+    }
     data, timeout = bytes(LARGEST - 10_000), 0.7 if ending == "deadline" else TIMEOUT
     first = client.messages.PredictionsRequest(model_name="talker", input={**words, "data": data})
-    with grpc.insecure_channel(server.address("gRPC predictions"), [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        ask = channel.unary_unary(PREDICT.decode(), client.messages.PredictionsRequest.SerializeToString)
+    with grpc.insecure_channel(
+        server.address("gRPC predictions"), [("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
+        ask = channel.unary_unary(
+            PREDICT.decode(), client.messages.PredictionsRequest.SerializeToString
+        )
         held = [ask.future(first, timeout=timeout) for _ in range(2)]
 
         def is_full() -> bool:
-            """On a slow machine a message takes longer than grpc_message_timeout, and its call is made again."""
+            """On a slow machine a message takes longer than grpc_message_timeout, and its call is
+            made again.
+            """
             held[:] = [ask.future(first, timeout=timeout) if call.done() else call for call in held]
             return (tmp_path / "begun").exists() and refused_for_room(client, data)
 
@@ -349,5 +431,7 @@ def refused_for_room(client: Client, data: bytes) -> bool:
     try:
         client.ask(do=b"status", data=data, timeout=0.2)
     except grpc.RpcError as error:
-        return error.code() is grpc.StatusCode.UNAVAILABLE and "max_inflight_bytes" in error.details()
+        return (
+            error.code() is grpc.StatusCode.UNAVAILABLE and "max_inflight_bytes" in error.details()
+        )
     return False

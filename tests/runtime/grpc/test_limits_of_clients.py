@@ -18,14 +18,21 @@ from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 
 
-async def _codes(limits: ClientLimits, calls: list[tuple[tuple[str, str], ...]]) -> list[tuple[grpc.StatusCode, str]]:
+async def _codes(
+    limits: ClientLimits, calls: list[tuple[tuple[str, str], ...]]
+) -> list[tuple[grpc.StatusCode, str]]:
     """What each call, with this metadata, ends with, and when it is to be tried again."""
 
     async def check(message: Any, context: Any) -> Any:
         return health_pb2.HealthCheckResponse()
 
     admission = Admission(Settings(), ByteBudget(1 << 20))
-    service = Service("tsx.Test", Guard(BearerToken("secret")), Ledger(ResponseCounts(), clients=limits), Admissions(admission, admission))
+    service = Service(
+        "tsx.Test",
+        Guard(BearerToken("secret")),
+        Ledger(ResponseCounts(), clients=limits),
+        Admissions(admission, admission),
+    )
     service.unary("Check", check, health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse)
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((service,))
@@ -34,10 +41,14 @@ async def _codes(limits: ClientLimits, calls: list[tuple[tuple[str, str], ...]])
     try:
         ended = []
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            method = channel.unary_unary("/tsx.Test/Check", health_pb2.HealthCheckRequest.SerializeToString)
+            method = channel.unary_unary(
+                "/tsx.Test/Check", health_pb2.HealthCheckRequest.SerializeToString
+            )
             for metadata in calls:
                 call = method(health_pb2.HealthCheckRequest(), metadata=metadata)
-                ended.append((await call.code(), dict(await call.trailing_metadata()).get("retry-after", "")))
+                ended.append(
+                    (await call.code(), dict(await call.trailing_metadata()).get("retry-after", ""))
+                )
         return ended
     finally:
         await server.stop(0)
@@ -46,12 +57,24 @@ async def _codes(limits: ClientLimits, calls: list[tuple[tuple[str, str], ...]])
 def test_calls_beyond_the_limit_end_with_resource_exhausted() -> None:
     limits = ClientLimits(requests=2, proxies=["127.0.0.1"], clock=lambda: 1.0)
     right = ("authorization", "Bearer secret")
-    ended = asyncio.run(_codes(limits, [(right,)] * 3 + [(right, ("x-forwarded-for", "203.0.113.9"))]))
-    assert ended == [(grpc.StatusCode.OK, "")] * 2 + [(grpc.StatusCode.RESOURCE_EXHAUSTED, "1"), (grpc.StatusCode.OK, "")]
+    ended = asyncio.run(
+        _codes(limits, [(right,)] * 3 + [(right, ("x-forwarded-for", "203.0.113.9"))])
+    )
+    assert ended == [(grpc.StatusCode.OK, "")] * 2 + [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "1"),
+        (grpc.StatusCode.OK, ""),
+    ]
 
 
-def test_wrong_tokens_beyond_the_limit_end_with_resource_exhausted_and_the_right_one_is_accepted() -> None:
+def test_wrong_tokens_beyond_the_limit_end_with_resource_exhausted_and_the_right_one_is_accepted() -> (
+    None
+):
     limits = ClientLimits(failures=1, clock=lambda: 1.0)
-    calls = [(("authorization", f"Bearer {token}"),) for token in ("wrong", "wrong", "wrong", "secret")]
+    calls = [
+        (("authorization", f"Bearer {token}"),) for token in ("wrong", "wrong", "wrong", "secret")
+    ]
     codes = [code for code, _ in asyncio.run(_codes(limits, calls))]
-    assert codes == [grpc.StatusCode.PERMISSION_DENIED] * 2 + [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OK]
+    assert codes == [grpc.StatusCode.PERMISSION_DENIED] * 2 + [
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.OK,
+    ]

@@ -25,7 +25,12 @@ def read(kind: Any, raw: bytes, most: int = LARGEST) -> Any:
 
 
 def test_metadata_that_would_be_several_headers_is_no_header() -> None:
-    metadata = [("x-a", "1\r\n:workflow-node: last"), ("x-b", "1\n2"), ("x-c", "\u00e9"), ("x-d-bin", b"\r\n")]
+    metadata = [
+        ("x-a", "1\r\n:workflow-node: last"),
+        ("x-b", "1\n2"),
+        ("x-c", "\u00e9"),
+        ("x-d-bin", b"\r\n"),
+    ]
     assert as_headers(metadata) == [(b"x-c", b"\xe9"), (b"x-d-bin", b"DQo=")]
 
 
@@ -39,11 +44,21 @@ def many_parameters() -> ModelInferRequest:
 @pytest.mark.parametrize(
     ("kind", "raw"),
     [
-        (PredictionsRequest, PredictionsRequest(input={str(number): b"" for number in range(MANY)}).SerializeToString()),
+        (
+            PredictionsRequest,
+            PredictionsRequest(
+                input={str(number): b"" for number in range(MANY)}
+            ).SerializeToString(),
+        ),
         (ModelInferRequest, b"\x2a\x00" * MANY),
         (ModelInferRequest, b"\x32\x00" * MANY),
         (ModelInferRequest, b"\x3a\x00" * MANY),
-        (ModelInferRequest, ModelInferRequest(inputs=[{"contents": {"bytes_contents": [b""] * MANY}}]).SerializeToString()),
+        (
+            ModelInferRequest,
+            ModelInferRequest(
+                inputs=[{"contents": {"bytes_contents": [b""] * MANY}}]
+            ).SerializeToString(),
+        ),
         (ModelInferRequest, many_parameters().SerializeToString()),
         (ModelInferRequest, b"\x0b" * MANY),
     ],
@@ -55,13 +70,25 @@ def test_a_message_of_very_many_fields_is_refused(kind: Any, raw: bytes) -> None
 
 
 def test_numbers_are_not_counted_one_by_one() -> None:
-    request = ModelInferRequest(inputs=[{"name": "x", "datatype": "FP32", "shape": [MANY], "contents": {"fp32_contents": [1.5] * MANY}}])
+    request = ModelInferRequest(
+        inputs=[
+            {
+                "name": "x",
+                "datatype": "FP32",
+                "shape": [MANY],
+                "contents": {"fp32_contents": [1.5] * MANY},
+            }
+        ]
+    )
     assert read(ModelInferRequest, request.SerializeToString()) == request
     raw = ModelInferRequest(raw_input_contents=[bytes(1_000_000)])
     assert read(ModelInferRequest, raw.SerializeToString()) == raw
 
 
-@pytest.mark.parametrize("raw", [b"\xff" * 100_000, b"\x2a", b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x80" * 50_000])
+@pytest.mark.parametrize(
+    "raw",
+    [b"\xff" * 100_000, b"\x2a", b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x80" * 50_000],
+)
 def test_what_is_no_message_is_a_bad_request(raw: bytes) -> None:
     with pytest.raises(BadRequest, match="is not a ModelInferRequest"):
         read(ModelInferRequest, raw)
@@ -69,7 +96,12 @@ def test_what_is_no_message_is_a_bad_request(raw: bytes) -> None:
 
 def test_a_tensor_has_so_many_dimensions() -> None:
     with pytest.raises(BadRequest, match="has 100000 dimensions: a tensor has at most 64"):
-        pack(ModelInferRequest(inputs=[{"name": "x", "datatype": "FP32", "shape": [1] * MANY}], raw_input_contents=[b"1234"]))
+        pack(
+            ModelInferRequest(
+                inputs=[{"name": "x", "datatype": "FP32", "shape": [1] * MANY}],
+                raw_input_contents=[b"1234"],
+            )
+        )
 
 
 def test_gzip_is_unpacked_up_to_the_limit() -> None:
@@ -88,5 +120,7 @@ def test_each_bound_of_the_settings_reaches_grpc_s_core_by_its_name() -> None:
     settings = Settings(grpc_max_connections=8, header_timeout=3, max_header_size=2048)
     chosen = dict(options(settings))
     assert chosen["grpc.max_allowed_incoming_connections"] == 8
-    assert chosen["grpc.server_handshake_timeout_ms"] == chosen["grpc.http2.settings_timeout"] == 3000
+    assert (
+        chosen["grpc.server_handshake_timeout_ms"] == chosen["grpc.http2.settings_timeout"] == 3000
+    )
     assert chosen["grpc.max_metadata_size"] == chosen["grpc.absolute_max_metadata_size"] == 2048

@@ -1,4 +1,6 @@
-"""The .proto files, what is made of them, and what TorchServe's clients were compiled with (contract section 2)."""
+"""The .proto files, what is made of them, and what TorchServe's clients were compiled with
+(contract section 2).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def fields(message: Any) -> dict[str, int]:
 
 @pytest.mark.usefixtures("processes")
 def test_the_modules_are_what_the_files_make() -> None:
-    pinned = re.search(r"^grpcio-tools==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    pinned = re.search(
+        r"^grpcio-tools==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
+    )
     assert pinned is not None
     if version("grpcio-tools") != pinned[1]:
         pytest.skip(f"another release than grpcio-tools {pinned[1]} may write the same otherwise")
@@ -37,30 +41,51 @@ def test_the_modules_are_what_the_files_make() -> None:
 
 def test_both_open_inference_protocols_differ_in_their_names_alone() -> None:
     standard, torchserve = (POOL.FindServiceByName(name).file for name in NAMES)
-    ours, theirs = (FileDescriptorProto.FromString(file.serialized_pb) for file in (standard, torchserve))
+    ours, theirs = (
+        FileDescriptorProto.FromString(file.serialized_pb) for file in (standard, torchserve)
+    )
     assert (ours.package, theirs.package) == ("inference", "org.pytorch.serve.grpc.openinference")
     text = str(theirs).replace(theirs.name, ours.name).replace(theirs.package, ours.package)
     assert text == str(ours)
 
 
 def test_names_and_numbers_are_torchserve_s() -> None:
-    assert fields(inference_pb2.PredictionsRequest) == {"model_name": 1, "model_version": 2, "input": 3, "sequence_id": 4}
-    assert fields(inference_pb2.PredictionResponse) == {"prediction": 1, "sequence_id": 2, "status": 3}
+    assert fields(inference_pb2.PredictionsRequest) == {
+        "model_name": 1,
+        "model_version": 2,
+        "input": 3,
+        "sequence_id": 4,
+    }
+    assert fields(inference_pb2.PredictionResponse) == {
+        "prediction": 1,
+        "sequence_id": 2,
+        "status": 3,
+    }
     assert fields(inference_pb2.TorchServeHealthResponse) == {"health": 1}
-    assert fields(management_pb2.DescribeModelRequest) == {"model_name": 1, "model_version": 2, "customized": 3}
+    assert fields(management_pb2.DescribeModelRequest) == {
+        "model_name": 1,
+        "model_version": 2,
+        "customized": 3,
+    }
     assert fields(management_pb2.ListModelsRequest) == {"limit": 1, "next_page_token": 2}
-    register = (
-        "batch_size handler initial_workers max_batch_delay model_name response_timeout runtime synchronous url s3_sse_kms startup_timeout"
-    )
-    assert fields(management_pb2.RegisterModelRequest) == {name: number for number, name in enumerate(register.split(), 1)}
+    register = "batch_size handler initial_workers max_batch_delay model_name response_timeout runtime synchronous url s3_sse_kms startup_timeout"
+    assert fields(management_pb2.RegisterModelRequest) == {
+        name: number for number, name in enumerate(register.split(), 1)
+    }
     scale = "model_name model_version max_worker min_worker number_gpu synchronous timeout"
-    assert fields(management_pb2.ScaleWorkerRequest) == {name: number for number, name in enumerate(scale.split(), 1)}
+    assert fields(management_pb2.ScaleWorkerRequest) == {
+        name: number for number, name in enumerate(scale.split(), 1)
+    }
     assert (
-        fields(management_pb2.SetDefaultRequest) == fields(management_pb2.UnregisterModelRequest) == {"model_name": 1, "model_version": 2}
+        fields(management_pb2.SetDefaultRequest)
+        == fields(management_pb2.UnregisterModelRequest)
+        == {"model_name": 1, "model_version": 2}
     )
     assert fields(management_pb2.ManagementResponse) == {"msg": 1}
     infer = "model_name model_version id parameters inputs outputs raw_input_contents"
-    assert fields(grpc_predict_v2_pb2.ModelInferRequest) == {name: number for number, name in enumerate(infer.split(), 1)}
+    assert fields(grpc_predict_v2_pb2.ModelInferRequest) == {
+        name: number for number, name in enumerate(infer.split(), 1)
+    }
     contents = "bool int int64 uint uint64 fp32 fp64 bytes"
     assert fields(grpc_predict_v2_pb2.InferTensorContents) == {
         f"{name}_contents": number for number, name in enumerate(contents.split(), 1)
@@ -81,7 +106,9 @@ def test_every_service_has_torchserve_s_methods() -> None:
         assert [method.name for method in POOL.FindServiceByName(service).methods] == names.split()
 
 
-def test_a_client_s_generated_code_has_the_same_names_in_the_same_process(generated: dict[str, Any]) -> None:
+def test_a_client_s_generated_code_has_the_same_names_in_the_same_process(
+    generated: dict[str, Any],
+) -> None:
     theirs = generated["inference_pb2"].PredictionsRequest(model_name="m", input={"a": b"b"})
     ours = inference_pb2.PredictionsRequest.FromString(theirs.SerializeToString())
     assert (ours.model_name, dict(ours.input)) == ("m", {"a": b"b"})

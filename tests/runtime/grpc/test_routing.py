@@ -20,14 +20,25 @@ TOLD = "x-tsx-model-version"
 def two_versions(client: Client) -> Iterator[None]:
     """2.0 gets everything but what a rule or a label sends to 1.0."""
     management = client.management
-    client.models.RegisterModel(management.RegisterModelRequest(url="talker2.mar", initial_workers=1, synchronous=True), timeout=TIMEOUT)
+    client.models.RegisterModel(
+        management.RegisterModelRequest(url="talker2.mar", initial_workers=1, synchronous=True),
+        timeout=TIMEOUT,
+    )
     address = client.addresses("models")
     rule = {"header": "x-beta", "equals": "0", "to": "1.0"}
-    said = {"weights": {"2.0": 1}, "rules": [rule], "labels": {"stable": "1.0", "canary": "2.0", "next": "3.0"}}
-    httpx.put(f"{address}/models/talker/traffic?force=true", json=said, timeout=TIMEOUT).raise_for_status()
+    said = {
+        "weights": {"2.0": 1},
+        "rules": [rule],
+        "labels": {"stable": "1.0", "canary": "2.0", "next": "3.0"},
+    }
+    httpx.put(
+        f"{address}/models/talker/traffic?force=true", json=said, timeout=TIMEOUT
+    ).raise_for_status()
     yield
     httpx.put(f"{address}/models/talker/traffic", json={}, timeout=TIMEOUT).raise_for_status()
-    client.models.UnregisterModel(management.UnregisterModelRequest(model_name="talker", model_version="2.0"), timeout=TIMEOUT)
+    client.models.UnregisterModel(
+        management.UnregisterModelRequest(model_name="talker", model_version="2.0"), timeout=TIMEOUT
+    )
 
 
 def reported(call: Any) -> str | None:
@@ -55,14 +66,23 @@ def test_a_refusal_says_it_too(client: Client) -> None:
 
 def test_a_label_can_be_named_in_place_of_a_version(client: Client) -> None:
     for word in ("stable", "1.0", "canary"):
-        request = client.messages.PredictionsRequest(model_name="talker", model_version=word, input={"do": b""})
+        request = client.messages.PredictionsRequest(
+            model_name="talker", model_version=word, input={"do": b""}
+        )
         _, call = client.predictions.Predictions.with_call(request, timeout=TIMEOUT)
         assert reported(call) is None
     with pytest.raises(grpc.RpcError) as caught:
-        client.predictions.Predictions(client.messages.PredictionsRequest(model_name="talker", model_version="next"), timeout=TIMEOUT)
-    assert "Model version: 3.0 does not exist for model: talker, and the label next means it" in caught.value.details()
+        client.predictions.Predictions(
+            client.messages.PredictionsRequest(model_name="talker", model_version="next"),
+            timeout=TIMEOUT,
+        )
+    assert (
+        "Model version: 3.0 does not exist for model: talker, and the label next means it"
+        in caught.value.details()
+    )
     described = client.models.DescribeModel(
-        client.management.DescribeModelRequest(model_name="talker", model_version="canary"), timeout=TIMEOUT
+        client.management.DescribeModelRequest(model_name="talker", model_version="canary"),
+        timeout=TIMEOUT,
     )
     assert '"modelVersion": "2.0"' in described.msg
 
@@ -72,20 +92,34 @@ def test_the_open_inference_protocol_names_the_version_that_answered(client: Cli
     tensor = tritonclient.grpc.InferInput("do", [1], "BYTES")
     tensor.set_data_from_numpy(np.array([b""], dtype=object))
     assert triton.infer("talker", [tensor]).get_response().model_version == "2.0"
-    assert triton.infer("talker", [tensor], headers={"x-beta": "0"}).get_response().model_version == "1.0"
-    assert triton.infer("talker", [tensor], model_version="stable").get_response().model_version == "1.0"
+    assert (
+        triton.infer("talker", [tensor], headers={"x-beta": "0"}).get_response().model_version
+        == "1.0"
+    )
+    assert (
+        triton.infer("talker", [tensor], model_version="stable").get_response().model_version
+        == "1.0"
+    )
     assert triton.is_model_ready("talker", "canary")
     assert list(triton.get_model_metadata("talker", "canary").versions) == ["2.0"]
     triton.close()
 
 
-def test_calls_are_copied_to_a_shadow_as_well(client: Client, until: Callable[[Callable[[], object]], None]) -> None:
+def test_calls_are_copied_to_a_shadow_as_well(
+    client: Client, until: Callable[[Callable[[], object]], None]
+) -> None:
     address = client.addresses("models")
     traffic = httpx.get(f"{address}/models/talker/traffic", timeout=TIMEOUT).json()["traffic"]
-    httpx.put(f"{address}/models/talker/shadow", json={"to": "1.0", "share": 100}, timeout=TIMEOUT).raise_for_status()
+    httpx.put(
+        f"{address}/models/talker/shadow", json={"to": "1.0", "share": 100}, timeout=TIMEOUT
+    ).raise_for_status()
     try:
         assert reported(client.ask(do=b"bytes")[1]) == "2.0"
-        list(client.predictions.StreamPredictions(client.messages.PredictionsRequest(model_name="talker", input={"do": b"stream"})))
+        list(
+            client.predictions.StreamPredictions(
+                client.messages.PredictionsRequest(model_name="talker", input={"do": b"stream"})
+            )
+        )
 
         def compared() -> bool:
             report = httpx.get(f"{address}/models/talker/shadow", timeout=TIMEOUT).json()
@@ -93,4 +127,6 @@ def test_calls_are_copied_to_a_shadow_as_well(client: Client, until: Callable[[C
 
         until(compared)
     finally:
-        httpx.put(f"{address}/models/talker/traffic?force=true", json=traffic, timeout=TIMEOUT).raise_for_status()
+        httpx.put(
+            f"{address}/models/talker/traffic?force=true", json=traffic, timeout=TIMEOUT
+        ).raise_for_status()

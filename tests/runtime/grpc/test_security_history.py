@@ -1,8 +1,10 @@
-"""What TorchServe's security history teaches, by gRPC: each row of `tests/runtime/http/test_security_history.py` that a call can try.
+"""What TorchServe's security history teaches, by gRPC: each row of
+`tests/runtime/http/test_security_history.py` that a call can try.
 
-Elsewhere: addresses that are nobody else's, the management API that is off, tokens of the wrong kind, the access log without tokens
-(`test_server.py`), messages that are too large, packed or not (`test_inference.py`), headers of handlers (`test_statuses.py`). What loads a
-model, its pickles included, is the same for both; no path and no Referer of a call could be taken for `/token`.
+Elsewhere: addresses that are nobody else's, the management API that is off, tokens of the wrong
+kind, the access log without tokens (`test_server.py`), messages that are too large, packed or not
+(`test_inference.py`), headers of handlers (`test_statuses.py`). What loads a model, its pickles
+included, is the same for both; no path and no Referer of a call could be taken for `/token`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from tests.runtime.grpc.conftest import TIMEOUT
-from tests.support.clients.hostile_http2 import END_HEADERS, HEADERS, HostileConnection, call_headers, frame
+from tests.support.clients.hostile_http2 import (
+    END_HEADERS,
+    HEADERS,
+    HostileConnection,
+    call_headers,
+    frame,
+)
 from tests.support.models import make_model
 from tsx_runtime.api.access.tokens import BearerToken, Keys
 from tsx_runtime.core.registry.registry import Registry
@@ -52,19 +60,32 @@ class Server(NamedTuple):
     clock: Clock
     channel: grpc.Channel
 
-    def manage(self, method: str, *, token: str | None = None, **fields: Any) -> tuple[grpc.StatusCode, str]:
+    def manage(
+        self, method: str, *, token: str | None = None, **fields: Any
+    ) -> tuple[grpc.StatusCode, str]:
         """How a call of the management service ends; with its own token unless another is named."""
         assert self.keys.management is not None
         sent = f"Bearer {self.keys.management.token}" if token is None else token
         request = getattr(management_pb2, f"{method}Request")(**fields)
-        return self._end(f"/{MANAGEMENT}/{method}", request, management_pb2.ManagementResponse, (("authorization", sent),) if sent else ())
+        return self._end(
+            f"/{MANAGEMENT}/{method}",
+            request,
+            management_pb2.ManagementResponse,
+            (("authorization", sent),) if sent else (),
+        )
 
     def predict(self, *metadata: tuple[str, str]) -> tuple[grpc.StatusCode, str]:
         request = inference_pb2.PredictionsRequest(model_name="nobody")
-        return self._end(f"/{INFERENCE}/Predictions", request, inference_pb2.PredictionResponse, metadata)
+        return self._end(
+            f"/{INFERENCE}/Predictions", request, inference_pb2.PredictionResponse, metadata
+        )
 
-    def _end(self, path: str, request: Any, response: Any, metadata: Any) -> tuple[grpc.StatusCode, str]:
-        call = self.channel.unary_unary(path, request.SerializeToString, lambda data: response.FromString(data))
+    def _end(
+        self, path: str, request: Any, response: Any, metadata: Any
+    ) -> tuple[grpc.StatusCode, str]:
+        call = self.channel.unary_unary(
+            path, request.SerializeToString, lambda data: response.FromString(data)
+        )
         try:
             return grpc.StatusCode.OK, str(call(request, metadata=metadata, timeout=TIMEOUT))
         except grpc.RpcError as error:
@@ -73,16 +94,28 @@ class Server(NamedTuple):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Both services on one port, in this process: every http URL is allowed, tokens end by a clock that the test turns."""
+    """Both services on one port, in this process: every http URL is allowed, tokens end by a clock
+    that the test turns.
+    """
     store, clock = tmp_path_factory.mktemp("security"), Clock()
-    settings = Settings(model_store=store, cache_dir=store / "cache", worker_preload=False, allowed_urls=["http.*"])
+    settings = Settings(
+        model_store=store, cache_dir=store / "cache", worker_preload=False, allowed_urls=["http.*"]
+    )
     keys = Keys(BearerToken.made_up(LIFETIME, clock), BearerToken.made_up(LIFETIME, clock))
     ready = threading.Event()
     made: list[Any] = []
 
     async def main() -> None:
         registry, stop = Registry(settings), asyncio.Event()
-        served = GrpcServer(registry, settings, keys, ["grpc_inference", "grpc_management"], "127.0.0.1:0", None, ResponseCounts())
+        served = GrpcServer(
+            registry,
+            settings,
+            keys,
+            ["grpc_inference", "grpc_management"],
+            "127.0.0.1:0",
+            None,
+            ResponseCounts(),
+        )
         await served.start()
         made.extend([served.port, asyncio.get_running_loop(), stop])
         ready.set()
@@ -103,27 +136,42 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert not thread.is_alive()
 
 
-def test_1_the_clouds_own_services_cannot_be_asked_even_where_every_url_is_allowed(server: Server) -> None:
+def test_1_the_clouds_own_services_cannot_be_asked_even_where_every_url_is_allowed(
+    server: Server,
+) -> None:
     code, text = server.manage("RegisterModel", url=METADATA)
     assert code is grpc.StatusCode.NOT_FOUND
     assert "not a public one" in text
 
 
-@pytest.mark.parametrize("url", ["../x.mar", "%2e%2e/x.mar", "a\\..\\x.mar", "/etc/x.mar", "file:///etc/x.mar", "....//x.mar"])
+@pytest.mark.parametrize(
+    "url",
+    ["../x.mar", "%2e%2e/x.mar", "a\\..\\x.mar", "/etc/x.mar", "file:///etc/x.mar", "....//x.mar"],
+)
 def test_2_no_way_to_write_a_path_leaves_the_store(server: Server, url: str) -> None:
     assert server.manage("RegisterModel", url=url)[0] is grpc.StatusCode.NOT_FOUND
 
 
 def test_3_and_4_a_url_that_only_looks_allowed_is_not(server: Server) -> None:
-    for url in ("gopher://good.com/x.mar", "https://good.com@evil.com/x.mar", "https://good.com/a/../x.mar"):
-        assert server.manage("RegisterModel", url=url)[0] in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)
+    for url in (
+        "gopher://good.com/x.mar",
+        "https://good.com@evil.com/x.mar",
+        "https://good.com/a/../x.mar",
+    ):
+        assert server.manage("RegisterModel", url=url)[0] in (
+            grpc.StatusCode.NOT_FOUND,
+            grpc.StatusCode.INVALID_ARGUMENT,
+        )
 
 
 def test_7_yaml_makes_no_objects(server: Server, tmp_path: Path) -> None:
     trap = tmp_path / "sprung"
     config = f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{trap}']]\n"
     make_model(server.store / "trap.mar", HANDLER, config=config)
-    assert server.manage("RegisterModel", url="trap.mar")[0] in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
+    assert server.manage("RegisterModel", url="trap.mar")[0] in (
+        grpc.StatusCode.OK,
+        grpc.StatusCode.INVALID_ARGUMENT,
+    )
     assert not trap.exists()
 
 
@@ -134,12 +182,29 @@ def test_10_a_token_is_asked_for_by_every_call_however_it_is_written(server: Ser
     for sent in (f"Bearer {right}", f"bearer {right}", f"Bearer  {right}"):
         code, text = server.predict(("authorization", sent))
         assert (code, text.splitlines()[0]) == answered
-    for sent in ("", right, "Bearer", "Bearer ", f"Basic {right}", f"Bearer {right}x", f"Bearer {right[:-1]}"):
+    for sent in (
+        "",
+        right,
+        "Bearer",
+        "Bearer ",
+        f"Basic {right}",
+        f"Bearer {right}x",
+        f"Bearer {right[:-1]}",
+    ):
         code, text = server.predict(*((("authorization", sent),) if sent else ()))
         assert code is grpc.StatusCode.PERMISSION_DENIED
         assert right not in text
-    for method in ("DescribeModel", "ListModels", "RegisterModel", "ScaleWorker", "SetDefault", "UnregisterModel"):
-        assert server.manage(method, token=f"Bearer {right}")[0] is grpc.StatusCode.PERMISSION_DENIED
+    for method in (
+        "DescribeModel",
+        "ListModels",
+        "RegisterModel",
+        "ScaleWorker",
+        "SetDefault",
+        "UnregisterModel",
+    ):
+        assert (
+            server.manage(method, token=f"Bearer {right}")[0] is grpc.StatusCode.PERMISSION_DENIED
+        )
         assert server.manage(method, token="")[0] is grpc.StatusCode.PERMISSION_DENIED
 
 
@@ -150,7 +215,11 @@ def test_10_reflection_asks_for_a_token_and_health_does_not(server: Server) -> N
     with pytest.raises(grpc.RpcError) as caught:
         list(method(iter(asked), timeout=TIMEOUT))
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    (answer,) = method(iter(asked), timeout=TIMEOUT, metadata=(("authorization", f"Bearer {server.keys.inference.token}"),))
+    (answer,) = method(
+        iter(asked),
+        timeout=TIMEOUT,
+        metadata=(("authorization", f"Bearer {server.keys.inference.token}"),),
+    )
     assert INFERENCE in [service.name for service in answer.list_services_response.service]
     assert HealthStub(server.channel).Check(HealthCheckRequest(), timeout=TIMEOUT).status
 
@@ -188,7 +257,10 @@ def test_13_a_manifest_names_no_path_and_no_command(server: Server, field: str, 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "$(id)", "a\nb"])
 def test_13_nor_does_a_call(server: Server, name: str) -> None:
     make_model(server.store / "called.mar", HANDLER)
-    assert server.manage("RegisterModel", url="called.mar", model_name=name)[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert (
+        server.manage("RegisterModel", url="called.mar", model_name=name)[0]
+        is grpc.StatusCode.INVALID_ARGUMENT
+    )
 
 
 def test_14_metadata_over_the_limit_are_refused_and_others_are_served_on(server: Server) -> None:
@@ -204,9 +276,15 @@ def test_19_unregistering_removes_no_file_that_was_not_downloaded(server: Server
 
 
 @pytest.mark.parametrize("field", ["url", "model_name"])
-def test_20_no_name_makes_a_line_of_its_own_in_the_log(server: Server, caplog: pytest.LogCaptureFixture, field: str) -> None:
+def test_20_no_name_makes_a_line_of_its_own_in_the_log(
+    server: Server, caplog: pytest.LogCaptureFixture, field: str
+) -> None:
     make_model(server.store / "logged.mar", HANDLER)
     with caplog.at_level(logging.INFO):
-        code, _ = server.manage("RegisterModel", **({"url": "logged.mar"} | {field: "x\n2026-01-01 ERROR forged"}))
+        code, _ = server.manage(
+            "RegisterModel", **({"url": "logged.mar"} | {field: "x\n2026-01-01 ERROR forged"})
+        )
     assert code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)
-    assert not [record for record in caplog.records if "\n2026-01-01 ERROR forged" in record.getMessage()]
+    assert not [
+        record for record in caplog.records if "\n2026-01-01 ERROR forged" in record.getMessage()
+    ]

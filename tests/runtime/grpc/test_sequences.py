@@ -1,4 +1,6 @@
-"""Stateful models over gRPC: whose requests belong together, and that each sequence has a state of its own."""
+"""Stateful models over gRPC: whose requests belong together, and that each sequence has a state of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,23 @@ from tests.runtime.grpc.conftest import TIMEOUT, Client
 @pytest.fixture(scope="module", autouse=True)
 def stateful(client: Client) -> Iterator[None]:
     management = client.management
-    client.models.RegisterModel(management.RegisterModelRequest(url="stateful.mar", initial_workers=1, synchronous=True), timeout=TIMEOUT)
+    client.models.RegisterModel(
+        management.RegisterModelRequest(url="stateful.mar", initial_workers=1, synchronous=True),
+        timeout=TIMEOUT,
+    )
     yield
-    client.models.UnregisterModel(management.UnregisterModelRequest(model_name="stateful"), timeout=TIMEOUT)
+    client.models.UnregisterModel(
+        management.UnregisterModelRequest(model_name="stateful"), timeout=TIMEOUT
+    )
 
 
 def add(client: Client, *numbers: tuple[str | None, int], **marks: bytes) -> list[Any]:
     """What the model answers over one stream; `marks` are inputs of the last request."""
     make = client.messages.PredictionsRequest
-    requests = [make(model_name="stateful", sequence_id=id, input={"data": b"%d" % number}) for id, number in numbers]
+    requests = [
+        make(model_name="stateful", sequence_id=id, input={"data": b"%d" % number})
+        for id, number in numbers
+    ]
     for name, value in marks.items():
         requests[-1].input[name] = value
     return list(client.predictions.StreamPredictions2(iter(requests), timeout=TIMEOUT))
@@ -39,7 +49,9 @@ def test_sequences_of_one_stream_have_states_of_their_own(client: Client) -> Non
     assert [answer.sequence_id for answer in answers] == ["a", "b", "a", "b", "a"]
 
 
-def test_sequences_whose_names_differ_in_letters_beyond_latin_are_not_the_same(client: Client) -> None:
+def test_sequences_whose_names_differ_in_letters_beyond_latin_are_not_the_same(
+    client: Client,
+) -> None:
     answers = add(client, ("用", 1), ("户", 10), ("用", 2), ("户", 20))
     assert totals(answers) == [1, 10, 3, 30]
     assert [answer.sequence_id for answer in answers] == ["用", "户", "用", "户"]
@@ -66,8 +78,14 @@ def test_a_stream_that_names_no_sequence_is_one(client: Client) -> None:
 
 def test_a_request_alone_begins_and_ends_a_sequence_by_metadata(client: Client) -> None:
     def one(number: int, *metadata: tuple[str, str]) -> Any:
-        request = client.messages.PredictionsRequest(model_name="stateful", sequence_id="d", input={"data": b"%d" % number})
+        request = client.messages.PredictionsRequest(
+            model_name="stateful", sequence_id="d", input={"data": b"%d" % number}
+        )
         return client.predictions.Predictions(request, metadata=metadata, timeout=TIMEOUT)
 
-    answers = [one(1, ("ts_request_sequence_start", "true")), one(2), one(3, ("ts_request_sequence_end", "true"))]
+    answers = [
+        one(1, ("ts_request_sequence_start", "true")),
+        one(2),
+        one(3, ("ts_request_sequence_end", "true")),
+    ]
     assert totals(answers) == [1, 3, 6]

@@ -1,4 +1,6 @@
-"""The servers of gRPC as wholes: tokens, TLS, ages of connections, ports, the end, and life without the extra."""
+"""The servers of gRPC as wholes: tokens, TLS, ages of connections, ports, the end, and life without
+the extra.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ TOKENS = {"inference": "for-predictions", "management": "for-models"}
 
 
 @pytest.fixture(scope="module")
-def guarded(processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Pair]]:
+def guarded(
+    processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Running, Pair]]:
     """With TLS, tokens, and connections for managing that live for a second."""
     directory = tmp_path_factory.mktemp("guarded")
     pair = make_certificate(directory)
@@ -50,7 +54,11 @@ def guarded(processes: None, store: Path, tmp_path_factory: pytest.TempPathFacto
         "TSX_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_MS": "1000",
         "TSX_GRPC_MANAGEMENT_MAX_CONNECTION_AGE_GRACE_MS": "1000",
     }
-    with serving(["serve", store / "talker.mar", "--model-store", store, *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment) as running:
+    with serving(
+        ["serve", store / "talker.mar", "--model-store", store, *FREE_PORTS, *FREE_GRPC_PORTS],
+        directory,
+        environment,
+    ) as running:
         yield running, pair
 
 
@@ -58,7 +66,11 @@ def guarded(processes: None, store: Path, tmp_path_factory: pytest.TempPathFacto
 def client(guarded: tuple[Running, Pair], generated: dict[str, Any]) -> Iterator[Client]:
     running, pair = guarded
     credentials = grpc.ssl_channel_credentials(pair.certificate.read_bytes())
-    made = connected(running, generated, lambda target: grpc.secure_channel(target.replace("127.0.0.1", "localhost"), credentials))
+    made = connected(
+        running,
+        generated,
+        lambda target: grpc.secure_channel(target.replace("127.0.0.1", "localhost"), credentials),
+    )
     yield made
     made.inference_channel.close()
     made.management_channel.close()
@@ -71,29 +83,48 @@ def code_of(call: Any) -> grpc.StatusCode:
     return caught.value.code()
 
 
-@pytest.mark.parametrize("sent", [(), (("authorization", "Bearer for-models"),), (("authorization", "Basic for-predictions"),)])
+@pytest.mark.parametrize(
+    "sent",
+    [(), (("authorization", "Bearer for-models"),), (("authorization", "Basic for-predictions"),)],
+)
 def test_predictions_need_their_token(client: Client, sent: Any) -> None:
     assert code_of(lambda: client.ask(metadata=sent)) is grpc.StatusCode.PERMISSION_DENIED
     request = client.messages.PredictionsRequest(model_name="talker")
-    streams = client.predictions.StreamPredictions, lambda one, **options: client.predictions.StreamPredictions2(iter([one]), **options)
+    streams = (
+        client.predictions.StreamPredictions,
+        lambda one, **options: client.predictions.StreamPredictions2(iter([one]), **options),
+    )
     for stream in streams:
-        assert code_of(lambda stream=stream: list(stream(request, metadata=sent, timeout=TIMEOUT))) is grpc.StatusCode.PERMISSION_DENIED
+        assert (
+            code_of(lambda stream=stream: list(stream(request, metadata=sent, timeout=TIMEOUT)))
+            is grpc.StatusCode.PERMISSION_DENIED
+        )
 
 
 def test_the_right_tokens_open_each_its_own(client: Client) -> None:
     prediction, _ = client.ask(metadata=(("authorization", "Bearer for-predictions"),))
     assert b"row" in prediction
     request = client.management.ListModelsRequest()
-    listed = client.models.ListModels(request, metadata=(("authorization", "bearer for-models"),), timeout=TIMEOUT)
+    listed = client.models.ListModels(
+        request, metadata=(("authorization", "bearer for-models"),), timeout=TIMEOUT
+    )
     assert "talker" in listed.msg
     wrong = (("authorization", "Bearer for-predictions"),)
-    assert code_of(lambda: client.models.ListModels(request, metadata=wrong, timeout=TIMEOUT)) is grpc.StatusCode.PERMISSION_DENIED
+    assert (
+        code_of(lambda: client.models.ListModels(request, metadata=wrong, timeout=TIMEOUT))
+        is grpc.StatusCode.PERMISSION_DENIED
+    )
 
 
 def test_models_are_neither_registered_nor_removed_where_rest_does_not(client: Client) -> None:
     metadata = (("authorization", "Bearer for-models"),)
-    requests = client.management.RegisterModelRequest(url="talker2.mar"), client.management.UnregisterModelRequest(model_name="talker")
-    for call, request in zip((client.models.RegisterModel, client.models.UnregisterModel), requests, strict=True):
+    requests = (
+        client.management.RegisterModelRequest(url="talker2.mar"),
+        client.management.UnregisterModelRequest(model_name="talker"),
+    )
+    for call, request in zip(
+        (client.models.RegisterModel, client.models.UnregisterModel), requests, strict=True
+    ):
         with pytest.raises(grpc.RpcError) as caught:
             call(request, metadata=metadata, timeout=TIMEOUT)
         assert (caught.value.code(), caught.value.details()) == (
@@ -102,34 +133,56 @@ def test_models_are_neither_registered_nor_removed_where_rest_does_not(client: C
         )
 
 
-def test_the_access_log_has_a_line_for_each_call_with_grpc_s_status(guarded: tuple[Running, Pair], client: Client, until: Any) -> None:
+def test_the_access_log_has_a_line_for_each_call_with_grpc_s_status(
+    guarded: tuple[Running, Pair], client: Client, until: Any
+) -> None:
     client.ask(metadata=(("authorization", "Bearer for-predictions"),))
     code_of(client.ask)
 
     def reported() -> set[tuple[int, str, bool]]:
-        whole = [line for line in guarded[0].log.splitlines() if '"ACCESS_LOG"' in line and line.endswith("}")]
+        whole = [
+            line
+            for line in guarded[0].log.splitlines()
+            if '"ACCESS_LOG"' in line and line.endswith("}")
+        ]
         lines = [json.loads(line) for line in whole]
         call = "gRPC org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions HTTP/2.0"
-        return {(line["status"], line.get("model"), "request_id" in line) for line in lines if line["message"] == call}
+        return {
+            (line["status"], line.get("model"), "request_id" in line)
+            for line in lines
+            if line["message"] == call
+        }
 
     ok, denied = (code.value[0] for code in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED))
-    until(lambda: reported() >= {(ok, "talker", True), (denied, None, False)})  # refused before its message
+    until(
+        lambda: reported() >= {(ok, "talker", True), (denied, None, False)}
+    )  # refused before its message
     assert "for-predictions" not in guarded[0].log
 
 
 def test_whether_it_is_well_may_be_asked_without_a_token(client: Client) -> None:
-    assert HealthStub(client.inference_channel).Check(HealthCheckRequest(), timeout=TIMEOUT).status == HealthCheckResponse.SERVING
+    assert (
+        HealthStub(client.inference_channel).Check(HealthCheckRequest(), timeout=TIMEOUT).status
+        == HealthCheckResponse.SERVING
+    )
     assert "Healthy" in client.predictions.Ping(Empty(), timeout=TIMEOUT).health
 
 
-def test_who_does_not_speak_tls_is_not_answered(guarded: tuple[Running, Pair], generated: dict[str, Any]) -> None:
+def test_who_does_not_speak_tls_is_not_answered(
+    guarded: tuple[Running, Pair], generated: dict[str, Any]
+) -> None:
     with grpc.insecure_channel(guarded[0].address("gRPC predictions")) as channel:
         stub = generated["inference_pb2_grpc"].InferenceAPIsServiceStub(channel)
         request = generated["inference_pb2"].PredictionsRequest(model_name="talker")
-        assert code_of(lambda: stub.Predictions(request, timeout=TIMEOUT)) is grpc.StatusCode.UNAVAILABLE
+        assert (
+            code_of(lambda: stub.Predictions(request, timeout=TIMEOUT))
+            is grpc.StatusCode.UNAVAILABLE
+        )
 
 
-def test_a_stop_answers_what_has_begun_and_tells_who_watches(store: Path, tmp_path: Path, generated: dict[str, Any], until: Any) -> None:
+def test_a_stop_answers_what_has_begun_and_tells_who_watches(
+    store: Path, tmp_path: Path, generated: dict[str, Any], until: Any
+) -> None:
     environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"}
     words = ["serve", store / "talker.mar", *FREE_PORTS, *FREE_GRPC_PORTS]
     with serving(words, tmp_path, environment) as running:
@@ -150,30 +203,57 @@ def test_a_stop_answers_what_has_begun_and_tells_who_watches(store: Path, tmp_pa
         assert running.process.wait(TIMEOUT) == 0
 
 
-def test_one_port_for_both_has_both_services(store: Path, tmp_path: Path, generated: dict[str, Any], free_ports: Any) -> None:
+def test_one_port_for_both_has_both_services(
+    store: Path, tmp_path: Path, generated: dict[str, Any], free_ports: Any
+) -> None:
     (port,) = free_ports(1)
     environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"}
     ports = ["--set", "enable_grpc=true", "--grpc-port", port, "--grpc-management-port", port]
-    with serving(["serve", store / "talker.mar", *FREE_PORTS, *ports], tmp_path, environment) as running:
-        assert running.address("gRPC predictions") == running.address("gRPC models") == f"127.0.0.1:{port}"
+    with serving(
+        ["serve", store / "talker.mar", *FREE_PORTS, *ports], tmp_path, environment
+    ) as running:
+        assert (
+            running.address("gRPC predictions")
+            == running.address("gRPC models")
+            == f"127.0.0.1:{port}"
+        )
         client = connected(running, generated, grpc.insecure_channel)
         assert client.ask()[0]
-        assert "talker" in client.models.ListModels(client.management.ListModelsRequest(), timeout=TIMEOUT).msg
-        with pytest.raises(SettingError, match=rf"Port {port} on 127.0.0.1 is in use \(grpc_inference_port and grpc_management_port\)"):
-            check_free(grpc_addresses(Settings(grpc_inference_port=port, grpc_management_port=port)))
+        assert (
+            "talker"
+            in client.models.ListModels(client.management.ListModelsRequest(), timeout=TIMEOUT).msg
+        )
+        with pytest.raises(
+            SettingError,
+            match=rf"Port {port} on 127.0.0.1 is in use \(grpc_inference_port and grpc_management_port\)",
+        ):
+            check_free(
+                grpc_addresses(Settings(grpc_inference_port=port, grpc_management_port=port))
+            )
 
 
 @pytest.mark.usefixtures("processes")
-def test_without_the_extra_rest_is_served_and_the_way_to_grpc_is_reported_once(store: Path, tmp_path: Path) -> None:
+def test_without_the_extra_rest_is_served_and_the_way_to_grpc_is_reported_once(
+    store: Path, tmp_path: Path
+) -> None:
     without = "import sys; sys.modules['grpc'] = None; from tsx_cli.main import main; sys.exit(main(sys.argv[1:]))"
-    environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false", "TSX_ENABLE_GRPC": "true"}
+    environment = {
+        "TSX_CACHE_DIR": str(tmp_path / "cache"),
+        "TSX_WORKER_PRELOAD": "false",
+        "TSX_ENABLE_GRPC": "true",
+    }
     command = [sys.executable, "-c", without, "serve", str(store / "talker.mar"), *FREE_PORTS]
     with started(command, tmp_path, environment) as running:
         assert not any("gRPC" in line for line in running.lines)
-        assert len(re.findall(r"gRPC is not served.*pip install 'tsx-serve\[grpc\]'", running.log)) == 1
+        assert (
+            len(re.findall(r"gRPC is not served.*pip install 'tsx-serve\[grpc\]'", running.log))
+            == 1
+        )
 
 
-def test_who_asks_for_grpc_and_lacks_it_is_warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_asks_for_grpc_and_lacks_it_is_warned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "grpc_health", None)
     with caplog.at_level(logging.INFO):
         assert grpc_addresses(Settings()) == []
@@ -183,7 +263,10 @@ def test_who_asks_for_grpc_and_lacks_it_is_warned(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_open_address_needs_a_token() -> None:
-    with pytest.raises(SettingError, match=r"grpc_management_address is 0\.0\.0\.0, .* management_token must be set"):
+    with pytest.raises(
+        SettingError,
+        match=r"grpc_management_address is 0\.0\.0\.0, .* management_token must be set",
+    ):
         required_tokens(Settings(grpc_management_address="0.0.0.0"))
     required_tokens(Settings(grpc_management_address="0.0.0.0", management_token="x"))
     required_tokens(Settings(grpc_management_address="0.0.0.0", enable_grpc=False))
@@ -230,7 +313,10 @@ def test_nothing_is_open_to_other_machines_unless_it_is_asked_for() -> None:
 
 
 def test_tls_needs_a_certificate() -> None:
-    with pytest.raises(SettingError, match="enable_grpc_ssl is True, so certificate_file and private_key_file must be set"):
+    with pytest.raises(
+        SettingError,
+        match="enable_grpc_ssl is True, so certificate_file and private_key_file must be set",
+    ):
         read_pem(Settings(enable_grpc_ssl=True), "enable_grpc_ssl")
 
 
@@ -244,4 +330,7 @@ def test_where_a_package_of_the_extra_is_missing_grpc_is_not_served_and_the_log_
     with caplog.at_level("INFO"):
         assert grpc_addresses(Settings()) == []
     missing = "google.protobuf" if absent == "google" else absent
-    assert f"gRPC is not served: {missing} is not installed. Install it: pip install 'tsx-serve[grpc]'" in caplog.text
+    assert (
+        f"gRPC is not served: {missing} is not installed. Install it: pip install 'tsx-serve[grpc]'"
+        in caplog.text
+    )

@@ -1,4 +1,6 @@
-"""A model with `splitRows` beside the same one without, served: to each request the same bytes, by every way in."""
+"""A model with `splitRows` beside the same one without, served: to each request the same bytes, by
+every way in.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,27 @@ def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     directory = tmp_path_factory.mktemp("rows")
     for name in ("whole", "parts"):
         make_model(directory / f"{name}.mar", HANDLER)
-    models = ["--set", "models.parts.split_rows=2", "--set", "models.parts.workers=2", "--set", "models.parts.batch_size=2"]
-    words = ["serve", directory / "whole.mar", directory / "parts.mar", *models, *FREE_PORTS, *FREE_GRPC_PORTS]
-    environment = {"TSX_CACHE_DIR": str(directory / "cache"), "TSX_WORKER_PRELOAD": "false", "TSX_SERVICE_ENVELOPE": "kservev2"}
+    models = [
+        "--set",
+        "models.parts.split_rows=2",
+        "--set",
+        "models.parts.workers=2",
+        "--set",
+        "models.parts.batch_size=2",
+    ]
+    words = [
+        "serve",
+        directory / "whole.mar",
+        directory / "parts.mar",
+        *models,
+        *FREE_PORTS,
+        *FREE_GRPC_PORTS,
+    ]
+    environment = {
+        "TSX_CACHE_DIR": str(directory / "cache"),
+        "TSX_WORKER_PRELOAD": "false",
+        "TSX_SERVICE_ENVELOPE": "kservev2",
+    }
     with serving(words, directory, environment) as running:
         yield running
 
@@ -44,7 +64,10 @@ def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def requests(running: Running) -> dict[str, float]:
     text = httpx.get(running.address("metrics").removesuffix("/metrics") + "/metrics").text
     lines = [line for line in text.splitlines() if line.startswith("ts_inference_requests_total{")]
-    return {name: sum(float(line.rpartition(" ")[2]) for line in lines if f'"{name}"' in line) for name in ("whole", "parts")}
+    return {
+        name: sum(float(line.rpartition(" ")[2]) for line in lines if f'"{name}"' in line)
+        for name in ("whole", "parts")
+    }
 
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
@@ -59,11 +82,17 @@ def test_rest_clients_cannot_tell_the_difference(served: Running, form: str, lan
         head = json.dumps({"id": "7", "inputs": [sized], "parameters": parameters}).encode()
         body, headers = head + raw, {"inference-header-content-length": str(len(head))}
     else:
-        body = json.dumps({"id": "7", "inputs": [tensor | {"data": [*chain(*ROWS)]}], "parameters": parameters}).encode()
+        body = json.dumps(
+            {"id": "7", "inputs": [tensor | {"data": [*chain(*ROWS)]}], "parameters": parameters}
+        ).encode()
     before, answers = requests(served), {}
     for name in ("whole", "parts"):
         content = body if lane == "fast" else iter([body])  # chunked bodies go the other way
-        answers[name] = httpx.post(f"{served.address('predictions')}/v2/models/{name}/infer", content=content, headers=headers)
+        answers[name] = httpx.post(
+            f"{served.address('predictions')}/v2/models/{name}/infer",
+            content=content,
+            headers=headers,
+        )
         assert answers[name].status_code == 200, answers[name].text
     whole, parts = answers["whole"], answers["parts"]
     assert parts.content == whole.content.replace(b"whole", b"parts")
@@ -81,9 +110,16 @@ def test_grpc_clients_cannot_either(served: Running, raw: bool) -> None:
         tensor["contents"] = {"fp32_contents": numbers.ravel().tolist()}
     with grpc.insecure_channel(served.address("gRPC predictions")) as channel:
         name = "/inference.GRPCInferenceService/ModelInfer"
-        infer = channel.unary_unary(name, messages.ModelInferRequest.SerializeToString, messages.ModelInferResponse.FromString)
+        infer = channel.unary_unary(
+            name,
+            messages.ModelInferRequest.SerializeToString,
+            messages.ModelInferResponse.FromString,
+        )
         answers = [
-            infer(messages.ModelInferRequest(model_name=model, id="5", inputs=[tensor], **more), timeout=TIMEOUT)
+            infer(
+                messages.ModelInferRequest(model_name=model, id="5", inputs=[tensor], **more),
+                timeout=TIMEOUT,
+            )
             for model in ("whole", "parts")
         ]
     answers[1].model_name = "whole"
@@ -92,14 +128,21 @@ def test_grpc_clients_cannot_either(served: Running, raw: bool) -> None:
 
 
 def refusals(served: Running, tensor: dict[str, Any]) -> list[httpx.Response]:
-    urls = [f"{served.address('predictions')}/v2/models/{name}/infer" for name in ("whole", "parts")]
+    urls = [
+        f"{served.address('predictions')}/v2/models/{name}/infer" for name in ("whole", "parts")
+    ]
     return [httpx.post(url, json={"inputs": [tensor]}) for url in urls]
 
 
 def test_a_request_of_more_parts_than_the_queue_holds_is_refused(served: Running) -> None:
-    answers = refusals(served, {"name": "x", "datatype": "FP32", "shape": [202, 3], "data": [1] * 606})
+    answers = refusals(
+        served, {"name": "x", "datatype": "FP32", "shape": [202, 3], "data": [1] * 606}
+    )
     assert [answer.status_code for answer in answers] == [200, 413]
-    assert "202 rows, in 101 parts of 2 (splitRows), and the queue holds 100" in answers[1].json()["error"]
+    assert (
+        "202 rows, in 101 parts of 2 (splitRows), and the queue holds 100"
+        in answers[1].json()["error"]
+    )
 
 
 def test_an_error_of_a_part_is_the_answer(served: Running) -> None:

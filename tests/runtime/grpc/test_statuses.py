@@ -80,8 +80,13 @@ def test_a_model_api_that_is_off_says_so() -> None:
 
 
 def test_who_is_turned_away_is_notified_when_to_come_again() -> None:
-    assert refusal(QueueFull("full", retry_after=3)).metadata == (("grpc-retry-pushback-ms", "3000"), ("retry-after", "3"))
-    assert refusal(DeadlinePassed("late", retry_after=3)).metadata == ()  # the same call would have no time left
+    assert refusal(QueueFull("full", retry_after=3)).metadata == (
+        ("grpc-retry-pushback-ms", "3000"),
+        ("retry-after", "3"),
+    )
+    assert (
+        refusal(DeadlinePassed("late", retry_after=3)).metadata == ()
+    )  # the same call would have no time left
 
 
 def test_a_long_traceback_fits_the_trailers_of_a_call() -> None:
@@ -101,7 +106,9 @@ def test_only_a_worker_s_own_error_json_is_an_error() -> None:
         b'{"code": 503, "message": "x"}',
         error_body(500, "X", "of another status"),
         b"[" * 100_000,
-        error_body(503, "X", "x" * LONGEST_READ),  # a handler's: parsing it would hold the event loop
+        error_body(
+            503, "X", "x" * LONGEST_READ
+        ),  # a handler's: parsing it would hold the event loop
     ):
         assert worker_refusal(503, body) is None
 
@@ -119,6 +126,8 @@ def test_metadata_are_headers_but_for_what_frames_the_call() -> None:
 
 def test_a_handler_s_headers_are_metadata_where_grpc_allows_them() -> None:
     assert from_block(b"") == ()
-    assert from_block(b"X-A: 1\r\nContent-Type: text/csv\r\nx!y: 2\r\ngrpc-status: 0\r\nconnection: close\r\n") == (("x-a", "1"),)
+    assert from_block(
+        b"X-A: 1\r\nContent-Type: text/csv\r\nx!y: 2\r\ngrpc-status: 0\r\nconnection: close\r\n"
+    ) == (("x-a", "1"),)
     with pytest.raises(PredictionFailed):
         from_block(b"bad name: 1\r\n")

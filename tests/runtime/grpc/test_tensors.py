@@ -1,4 +1,6 @@
-"""Tensors from a client's message to a handler, and back, without a server: all types, and what is wrong with some."""
+"""Tensors from a client's message to a handler, and back, without a server: all types, and what is
+wrong with some.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ TYPED = {name: dtype for name, dtype in NUMBERS.items() if name in front.TYPED}
 
 def any_array(dtypes: dict[str, np.dtype[Any]]) -> st.SearchStrategy[tuple[str, Any]]:
     shapes = arrays.array_shapes(min_dims=0, min_side=0, max_side=4)
-    return st.sampled_from(sorted(dtypes)).flatmap(lambda name: st.tuples(st.just(name), arrays.arrays(dtypes[name], shapes)))
+    return st.sampled_from(sorted(dtypes)).flatmap(
+        lambda name: st.tuples(st.just(name), arrays.arrays(dtypes[name], shapes))
+    )
 
 
 def context() -> Context:
@@ -35,17 +39,30 @@ def context() -> Context:
 
 
 def through_the_worker(request: Any, result: Any = None) -> tuple[dict[str, Any], Any]:
-    """What a handler gets of a message, and the response to what it returns (its first input, if nothing else)."""
+    """What a handler gets of a message, and the response to what it returns (its first input, if
+    nothing else).
+    """
     head, body = front.pack(request)
-    whole = b"".join(bytes(piece) for piece in body.pieces) if isinstance(body, wire.Parts) else bytes(body)
+    whole = (
+        b"".join(bytes(piece) for piece in body.pieces)
+        if isinstance(body, wire.Parts)
+        else bytes(body)
+    )
     row, wanted = read_row(f"id\r\n\r\ninference-header-content-length: {head}\r\n", whole, True)
     assert isinstance(wanted, v2_binary.OutputRequest)
     row = v2_binary.as_row(row)
     about = context()
-    answer = v2_binary.TensorResponse(next(iter(row.values())) if result is None else result, wanted, 0, about, "1.0").encode()
+    answer = v2_binary.TensorResponse(
+        next(iter(row.values())) if result is None else result, wanted, 0, about, "1.0"
+    ).encode()
     response = ModelInferResponse()
     length = about.get_response_headers(0).get("inference-header-content-length")
-    front.unpack(response, None if length is None else int(length), answer, typed=not request.raw_input_contents)
+    front.unpack(
+        response,
+        None if length is None else int(length),
+        answer,
+        typed=not request.raw_input_contents,
+    )
     return row, response
 
 
@@ -53,28 +70,45 @@ def through_the_worker(request: Any, result: Any = None) -> tuple[dict[str, Any]
 def test_raw_contents_of_every_type_come_through_unharmed(given: tuple[str, Any]) -> None:
     datatype, array = given
     tensor = {"name": "x", "datatype": datatype, "shape": array.shape}
-    row, response = through_the_worker(ModelInferRequest(inputs=[tensor], raw_input_contents=[array.tobytes()]))
+    row, response = through_the_worker(
+        ModelInferRequest(inputs=[tensor], raw_input_contents=[array.tobytes()])
+    )
     assert np.asarray(row["x"]).tobytes() == array.tobytes()
     assert row["x"].shape == array.shape
     assert row["body"] is row["x"]
     assert list(response.raw_output_contents) == [array.tobytes()]
-    assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == (datatype, list(array.shape))
+    assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == (
+        datatype,
+        list(array.shape),
+    )
 
 
 @given(any_array(TYPED))
 def test_typed_contents_come_through_as_typed_contents(given: tuple[str, Any]) -> None:
     datatype, array = given
     field = front.TYPED[datatype].field
-    tensor = {"name": "x", "datatype": datatype, "shape": array.shape, "contents": {field: array.ravel().tolist()}}
+    tensor = {
+        "name": "x",
+        "datatype": datatype,
+        "shape": array.shape,
+        "contents": {field: array.ravel().tolist()},
+    }
     row, response = through_the_worker(ModelInferRequest(inputs=[tensor]))
     assert np.asarray(row["x"]).tobytes() == array.tobytes() or np.isnan(array).any()
-    np.testing.assert_array_equal(np.array(getattr(response.outputs[0].contents, field), array.dtype), array.ravel())
+    np.testing.assert_array_equal(
+        np.array(getattr(response.outputs[0].contents, field), array.dtype), array.ravel()
+    )
     assert not response.raw_output_contents
 
 
 @given(st.lists(st.binary(max_size=20), max_size=4))
 def test_bytes_come_through_whatever_they_hold(values: list[bytes]) -> None:
-    tensor = {"name": "x", "datatype": "BYTES", "shape": [len(values)], "contents": {"bytes_contents": values}}
+    tensor = {
+        "name": "x",
+        "datatype": "BYTES",
+        "shape": [len(values)],
+        "contents": {"bytes_contents": values},
+    }
     row, _ = through_the_worker(ModelInferRequest(inputs=[tensor]), result="an answer")
     assert row["x"] == (values[0] if len(values) == 1 else values)
 
@@ -84,7 +118,10 @@ def test_named_inputs_come_through_under_their_names(inputs: dict[str, bytes]) -
     from tsx_runtime.grpc.inference import body_of
 
     body = body_of(inputs)
-    assert read_row(f"id\r\n\r\ncontent-type: {wire.INPUTS.decode()}\r\n", bytes(body), True) == (inputs, {})
+    assert read_row(f"id\r\n\r\ncontent-type: {wire.INPUTS.decode()}\r\n", bytes(body), True) == (
+        inputs,
+        {},
+    )
 
 
 def test_large_inputs_are_sent_from_where_they_lie() -> None:
@@ -95,7 +132,10 @@ def test_large_inputs_are_sent_from_where_they_lie() -> None:
     assert isinstance(body, wire.Parts)
     assert any(piece is large for piece in body.pieces)
     _, packed = front.pack(
-        ModelInferRequest(inputs=[{"name": "x", "datatype": "UINT8", "shape": [len(large)]}], raw_input_contents=[large])
+        ModelInferRequest(
+            inputs=[{"name": "x", "datatype": "UINT8", "shape": [len(large)]}],
+            raw_input_contents=[large],
+        )
     )
     assert isinstance(packed, wire.Parts)
     assert sum(map(len, packed.pieces)) == len(packed)
@@ -106,7 +146,9 @@ def test_brain_floats_are_floats_for_the_handler_and_brain_floats_are_said_to_be
     raw = (half.view("<u4") >> 16).astype("<u2").tobytes()
     tensor = {"name": "x", "datatype": "BF16", "shape": [2]}
     output = {"outputs": [{"name": "y", "datatype": "BF16", "shape": [2], "data": [1.5, -2.0]}]}
-    row, response = through_the_worker(ModelInferRequest(inputs=[tensor], raw_input_contents=[raw]), result=output)
+    row, response = through_the_worker(
+        ModelInferRequest(inputs=[tensor], raw_input_contents=[raw]), result=output
+    )
     assert row["x"].tolist() == [1.5, -2.0]
     assert response.raw_output_contents[0] == raw
 
@@ -115,19 +157,54 @@ def test_brain_floats_are_floats_for_the_handler_and_brain_floats_are_said_to_be
     ("request_", "words"),
     [
         (
-            {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2]}], "raw_input_contents": [b"", b""]},
+            {
+                "inputs": [{"name": "x", "datatype": "FP32", "shape": [2]}],
+                "raw_input_contents": [b"", b""],
+            },
             "2 raw_input_contents do not fit 1",
         ),
         (
-            {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "contents": {}}], "raw_input_contents": [b"12345678"]},
+            {
+                "inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "contents": {}}],
+                "raw_input_contents": [b"12345678"],
+            },
             "has contents although the request has raw_input_contents: send only one of them.",
         ),
-        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "contents": {"fp32_contents": [1]}}]}, "1 elements in fp32_contents"),
-        ({"inputs": [{"name": "x", "datatype": "FP99", "shape": [2]}]}, "'FP99': contents take BOOL"),
-        ({"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "contents": {"int_contents": [300]}}]}, "not INT8"),
+        (
+            {
+                "inputs": [
+                    {
+                        "name": "x",
+                        "datatype": "FP32",
+                        "shape": [2],
+                        "contents": {"fp32_contents": [1]},
+                    }
+                ]
+            },
+            "1 elements in fp32_contents",
+        ),
+        (
+            {"inputs": [{"name": "x", "datatype": "FP99", "shape": [2]}]},
+            "'FP99': contents take BOOL",
+        ),
+        (
+            {
+                "inputs": [
+                    {
+                        "name": "x",
+                        "datatype": "INT8",
+                        "shape": [1],
+                        "contents": {"int_contents": [300]},
+                    }
+                ]
+            },
+            "not INT8",
+        ),
     ],
 )
-def test_a_message_that_cannot_be_tensors_is_refused_by_the_input_s_name(request_: dict[str, Any], words: str) -> None:
+def test_a_message_that_cannot_be_tensors_is_refused_by_the_input_s_name(
+    request_: dict[str, Any], words: str
+) -> None:
     with pytest.raises(BadRequest, match=words):
         front.pack(ModelInferRequest(**request_))
 
@@ -150,18 +227,55 @@ def with_head(request: Any, rest: bytes = b"") -> tuple[str, bytearray]:
         (*with_head({"inputs": 3}), "list of inputs"),
         (*with_head({"inputs": [3]}), "input 3 cannot be read"),
         (*with_head({"inputs": []}, b"abc"), "3 bytes follow the JSON"),
-        (*with_head({"inputs": [{"name": "x", "parameters": {"binary_data_size": 9}}]}, b"abc"), "'x' cannot be read"),
         (
-            *with_head({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 4}}]}, b"abcd"),
+            *with_head({"inputs": [{"name": "x", "parameters": {"binary_data_size": 9}}]}, b"abc"),
             "'x' cannot be read",
         ),
         (
-            *with_head({"inputs": [{"name": "x", "datatype": "FP99", "shape": [1], "parameters": {"binary_data_size": 4}}]}, b"abcd"),
+            *with_head(
+                {
+                    "inputs": [
+                        {
+                            "name": "x",
+                            "datatype": "FP32",
+                            "shape": [2],
+                            "parameters": {"binary_data_size": 4},
+                        }
+                    ]
+                },
+                b"abcd",
+            ),
+            "'x' cannot be read",
+        ),
+        (
+            *with_head(
+                {
+                    "inputs": [
+                        {
+                            "name": "x",
+                            "datatype": "FP99",
+                            "shape": [1],
+                            "parameters": {"binary_data_size": 4},
+                        }
+                    ]
+                },
+                b"abcd",
+            ),
             "no datatype 'FP99'",
         ),
         (
             *with_head(
-                {"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 4}}]}, b"\xff\0\0\0"
+                {
+                    "inputs": [
+                        {
+                            "name": "x",
+                            "datatype": "BYTES",
+                            "shape": [1],
+                            "parameters": {"binary_data_size": 4},
+                        }
+                    ]
+                },
+                b"\xff\0\0\0",
             ),
             "lengths of its elements",
         ),
@@ -187,7 +301,9 @@ def test_arrays_say_yes_like_lists_and_what_is_reckoned_from_them_does_not() -> 
 def encoded(value: Any, **request: Any) -> Any:
     """The JSON of an answer to a request that asks for JSON."""
     wanted = v2_binary.parse_output_request(request)
-    return json.loads(v2_binary.TensorResponse(value, wanted, 0, context(), "1.0").encode())["outputs"]
+    return json.loads(v2_binary.TensorResponse(value, wanted, 0, context(), "1.0").encode())[
+        "outputs"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -207,8 +323,12 @@ def encoded(value: Any, **request: Any) -> Any:
         ([], "FP64", [0], []),
     ],
 )
-def test_whatever_a_handler_returns_is_a_tensor(value: Any, datatype: str, shape: list[int], data: list[Any]) -> None:
-    assert encoded(value) == [{"name": "output", "datatype": datatype, "shape": shape, "data": data}]
+def test_whatever_a_handler_returns_is_a_tensor(
+    value: Any, datatype: str, shape: list[int], data: list[Any]
+) -> None:
+    assert encoded(value) == [
+        {"name": "output", "datatype": datatype, "shape": shape, "data": data}
+    ]
 
 
 def test_a_torch_tensor_is_a_tensor() -> None:
@@ -216,7 +336,10 @@ def test_a_torch_tensor_is_a_tensor() -> None:
     assert encoded(torch.ones(2, dtype=torch.float16))[0]["datatype"] == "FP16"
     assert encoded(torch.ones(2, dtype=torch.bfloat16))[0]["datatype"] == "FP32"
     named = encoded({"a": torch.zeros(1), "b": np.zeros(2, "int8")})
-    assert [(output["name"], output["datatype"]) for output in named] == [("a", "FP32"), ("b", "INT8")]
+    assert [(output["name"], output["datatype"]) for output in named] == [
+        ("a", "FP32"),
+        ("b", "INT8"),
+    ]
 
 
 def test_what_json_cannot_carry_is_said() -> None:
@@ -229,8 +352,15 @@ def test_what_json_cannot_carry_is_said() -> None:
 
 
 def test_each_output_comes_as_it_is_asked_for() -> None:
-    value = {"outputs": [{"name": name, "datatype": "INT32", "shape": [1], "data": [1]} for name in ("a", "b", "c")]}
-    wanted = v2_binary.parse_output_request({"outputs": [{"name": "c", "parameters": {"binary_data": True}}, {"name": "a"}]})
+    value = {
+        "outputs": [
+            {"name": name, "datatype": "INT32", "shape": [1], "data": [1]}
+            for name in ("a", "b", "c")
+        ]
+    }
+    wanted = v2_binary.parse_output_request(
+        {"outputs": [{"name": "c", "parameters": {"binary_data": True}}, {"name": "a"}]}
+    )
     about = context()
     answer = v2_binary.TensorResponse(value, wanted, 0, about, "1.0").encode()
     length = int(about.get_response_headers(0)["inference-header-content-length"])
@@ -244,15 +374,28 @@ def test_each_output_comes_as_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("output", "rest"),
     [
-        ({"name": "y", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}}, b"1234"),
-        ({"name": "y", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": -1}}, b"1234"),
-        ({"name": "y", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 3}}, b"123"),
+        (
+            {"name": "y", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}},
+            b"1234",
+        ),
+        (
+            {"name": "y", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": -1}},
+            b"1234",
+        ),
+        (
+            {"name": "y", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 3}},
+            b"123",
+        ),
         ({"name": 7, "datatype": "FP32", "shape": [1], "data": [1]}, b""),
         ({"name": "y", "datatype": "FP32", "shape": ["one"], "data": [1]}, b""),
         ({"name": "y", "datatype": "FP99", "shape": [1], "data": [1]}, b""),
     ],
 )
-def test_an_answer_that_cannot_be_tensors_is_the_handlers_failure(output: dict[str, Any], rest: bytes) -> None:
+def test_an_answer_that_cannot_be_tensors_is_the_handlers_failure(
+    output: dict[str, Any], rest: bytes
+) -> None:
     head, body = with_head({"outputs": [output]}, rest)
-    with pytest.raises(PredictionFailed, match="The handler returned outputs that are not tensors:"):
+    with pytest.raises(
+        PredictionFailed, match="The handler returned outputs that are not tensors:"
+    ):
         front.unpack(ModelInferResponse(), int(head), bytes(body), typed=True)

@@ -25,38 +25,65 @@ def test_each_listener_describes_its_own_routes(server):
     inference = server.inference.get("/openapi.json").json()
     management = server.management.get("/openapi.json").json()
     metrics = server.metrics.get("/openapi.json").json()
-    assert {"/ping", "/predictions/{model}", "/predictions/{model}/{version}", "/explanations/{model}"} <= set(inference["paths"])
+    assert {
+        "/ping",
+        "/predictions/{model}",
+        "/predictions/{model}/{version}",
+        "/explanations/{model}",
+    } <= set(inference["paths"])
     assert "/models" not in inference["paths"]
     health = {"/livez", "/readyz"}
-    models = {"/models", "/models/{model}", "/models/{model}/{version}", "/models/{model}/{version}/set-default"}
+    models = {
+        "/models",
+        "/models/{model}",
+        "/models/{model}/{version}",
+        "/models/{model}/{version}/set-default",
+    }
     kserve = {"/v1/models", "/v1/models/{model}"}
     workflows = {"/workflows", "/workflows/{workflow}"}
-    traffic = {f"/models/{{model}}/{what}" for what in ("traffic", "labels/{label}", "rollback", "rollout", "shadow")}
+    traffic = {
+        f"/models/{{model}}/{what}"
+        for what in ("traffic", "labels/{label}", "rollback", "rollout", "shadow")
+    }
     debug = {"/debug/requests/{request_id}", "/debug/slowest"}
     assert models | workflows | health | kserve | traffic | debug <= set(management["paths"])
-    assert not {path for path in management["paths"] if path.startswith(("/predictions", "/metrics"))}
+    assert not {
+        path for path in management["paths"] if path.startswith(("/predictions", "/metrics"))
+    }
     assert set(metrics["paths"]) == {"/metrics"} | health
     assert health <= set(inference["paths"])
 
 
 def test_each_path_of_the_server_begins_with_a_reserved_word(server):
-    documents = [client.get("/openapi.json").json() for client in (server.inference, server.management, server.metrics)]
-    assert {path.split("/")[1] for document in documents for path in document["paths"]} <= RESERVED_PATHS | {"{model}", "rerank"}
+    documents = [
+        client.get("/openapi.json").json()
+        for client in (server.inference, server.management, server.metrics)
+    ]
+    assert {
+        path.split("/")[1] for document in documents for path in document["paths"]
+    } <= RESERVED_PATHS | {"{model}", "rerank"}
 
 
 def test_the_document_is_complete(server):
     for client in (server.inference, server.management, server.metrics):
         document = client.get("/openapi.json").json()
-        references = {text.split('"')[0] for text in client.get("/openapi.json").text.split('"$ref":"#/components/schemas/')[1:]}
+        references = {
+            text.split('"')[0]
+            for text in client.get("/openapi.json").text.split('"$ref":"#/components/schemas/')[1:]
+        }
         assert references <= set(document.get("components", {}).get("schemas", {}))
-        operations = [operation for path in document["paths"].values() for operation in path.values()]
+        operations = [
+            operation for path in document["paths"].values() for operation in path.values()
+        ]
         assert len({operation["operationId"] for operation in operations}) == len(operations)
         assert all(operation["summary"] for operation in operations)
 
 
 def test_registering_is_documented_for_query_and_body(server):
     post = server.management.get("/openapi.json").json()["paths"]["/models"]["post"]
-    assert {"url", "model_name", "batch_size", "initial_workers", "synchronous"} <= {one["name"] for one in post["parameters"]}
+    assert {"url", "model_name", "batch_size", "initial_workers", "synchronous"} <= {
+        one["name"] for one in post["parameters"]
+    }
     assert "url" in post["requestBody"]["content"]["application/json"]["schema"]["properties"]
     assert {"200", "202", "400", "404", "409", "500"} <= set(post["responses"])
 
@@ -78,7 +105,11 @@ def test_predictions_need_the_inference_token(start_server, error_of):
             assert error_of(answer)[0] == "InvalidKeyException"
         assert server.inference.post(PATH, headers=bearer("in")).status_code == 200
         assert server.inference.get("/ping").status_code == 200
-        for client, path in ((server.management, "/models"), (server.management, "/models/talker/"), (server.metrics, "/metrics")):
+        for client, path in (
+            (server.management, "/models"),
+            (server.management, "/models/talker/"),
+            (server.metrics, "/metrics"),
+        ):
             assert client.get(path).status_code == 400
             assert client.get(path, headers=bearer("in")).status_code == 400
             assert client.get(path, headers=bearer("man")).status_code == 200
@@ -86,14 +117,19 @@ def test_predictions_need_the_inference_token(start_server, error_of):
 
 
 def test_a_wrong_token_can_be_answered_401(start_server, error_of):
-    with start_server(inference_token="in", management_token="man", token_failure_status=401) as server:
+    with start_server(
+        inference_token="in", management_token="man", token_failure_status=401
+    ) as server:
         for answer in (server.inference.post(PATH), server.management.get("/models")):
             assert (answer.status_code, error_of(answer)[0]) == (401, "InvalidKeyException")
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_tokens_are_not_logged(start_server, caplog):
-    with caplog.at_level(logging.DEBUG, "tsx"), start_server(inference_token="very-secret", management_token="most-secret") as server:
+    with (
+        caplog.at_level(logging.DEBUG, "tsx"),
+        start_server(inference_token="very-secret", management_token="most-secret") as server,
+    ):
         server.inference.post(PATH)
         server.inference.post(PATH, headers=bearer("very-secret"))
         server.management.get("/models", headers=bearer("most-secret"))
@@ -102,11 +138,20 @@ def test_tokens_are_not_logged(start_server, caplog):
 
 def test_a_page_of_another_site_cannot_manage_models(server, error_of):
     for client, path in ((server.management, "/models"), (server.metrics, "/metrics")):
-        for headers in ({"host": "evil.example.org"}, {"origin": "https://evil.example.org"}, {"origin": "null"}):
+        for headers in (
+            {"host": "evil.example.org"},
+            {"origin": "https://evil.example.org"},
+            {"origin": "null"},
+        ):
             answer = client.get(path, headers=headers)
             assert answer.status_code == 403
             assert error_of(answer)[0] == "ForeignOriginException"
-        assert client.get(path, headers={"host": "localhost:1234", "origin": "http://localhost:3000"}).status_code == 200
+        assert (
+            client.get(
+                path, headers={"host": "localhost:1234", "origin": "http://localhost:3000"}
+            ).status_code
+            == 200
+        )
 
 
 def test_one_listener_can_have_the_routes_of_all(start_server):
@@ -118,7 +163,9 @@ def test_one_listener_can_have_the_routes_of_all(start_server):
         assert server.inference.get("/models", headers=bearer("man")).json()["models"]
         assert server.inference.get("/models", headers=bearer("in")).status_code == 400
         assert "Requests2XX" in server.inference.get("/metrics", headers=bearer("man")).text
-        assert {"/predictions/{model}", "/models", "/metrics", "/ping"} <= set(server.inference.get("/openapi.json").json()["paths"])
+        assert {"/predictions/{model}", "/models", "/metrics", "/ping"} <= set(
+            server.inference.get("/openapi.json").json()["paths"]
+        )
 
 
 @pytest.fixture
@@ -134,13 +181,17 @@ def failing_app():
 
 def ask(app, path, **kwargs):
     async def get():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app, **kwargs), base_url="http://localhost") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app, **kwargs), base_url="http://localhost"
+        ) as client:
             return await client.get(path)
 
     return asyncio.run(get())
 
 
-def test_what_nobody_foresaw_is_an_error_like_any_other_and_logged_once(failing_app, error_of, caplog):
+def test_what_nobody_foresaw_is_an_error_like_any_other_and_logged_once(
+    failing_app, error_of, caplog
+):
     answer = ask(failing_app, "/debug/fails")
     assert answer.status_code == 500
     kind, message = error_of(answer)
@@ -172,5 +223,11 @@ def test_where_other_machines_can_connect_no_address_is_told(start_server):
 def test_the_headers_of_predictions_are_described(server):
     post = server.inference.get("/openapi.json").json()["paths"]["/predictions/{model}"]["post"]
     described = {one["name"] for one in post["parameters"] if one["in"] == "header"}
-    assert described == {"x-tsx-priority", "x-tsx-timeout-ms", "Prefer", "Idempotency-Key", "x-tsx-callback-url"}
+    assert described == {
+        "x-tsx-priority",
+        "x-tsx-timeout-ms",
+        "Prefer",
+        "Idempotency-Key",
+        "x-tsx-callback-url",
+    }
     assert {"400", "429", "503"} <= set(post["responses"])

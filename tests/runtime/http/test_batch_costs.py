@@ -37,19 +37,25 @@ def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     make_model(store / "told.mar", NO_COST, config="batchSize: 16\n")
     make_model(store / "both.mar", NO_COST, config="maxBatchCost: 1\nmaxBatchTokens: 1\n")
     make_model(store / "flow.mar", NO_COST, config="batchBuckets: [1]\ncontinuousBatching: true\n")
-    with running_server(make_settings(store, models={"told": {"maxBatchCost": 10, "batch_buckets": [1, 2, 4]}})) as running:
+    with running_server(
+        make_settings(store, models={"told": {"maxBatchCost": 10, "batch_buckets": [1, 2, 4]}})
+    ) as running:
         for model in ("tokens", "told"):
             running.register(f"{model}.mar", initial_workers=1)
         yield running
 
 
-def answers(server: RunningServer, model: str, bodies: list[bytes], costs: list[int] | None = None) -> list[dict[str, Any]]:
+def answers(
+    server: RunningServer, model: str, bodies: list[bytes], costs: list[int] | None = None
+) -> list[dict[str, Any]]:
     """Of many clients at the same time."""
 
     def ask(at: int) -> dict[str, Any]:
         told = {} if costs is None else {"x-tsx-cost": str(costs[at])}
         answer = server.inference.post(
-            f"/predictions/{model}", content=bodies[at], headers={"content-type": "application/octet-stream"} | told
+            f"/predictions/{model}",
+            content=bodies[at],
+            headers={"content-type": "application/octet-stream"} | told,
         )
         answer.raise_for_status()
         return dict(json.loads(answer.text))
@@ -62,7 +68,9 @@ def queue_of(server: RunningServer, model: str) -> RequestQueue:
     return server.registry.models[model].versions["1.0"]._dispatcher.queue
 
 
-def test_the_handler_s_cost_bounds_each_call_and_the_front_end_learns_it(served: RunningServer) -> None:
+def test_the_handler_s_cost_bounds_each_call_and_the_front_end_learns_it(
+    served: RunningServer,
+) -> None:
     bodies = [b"word " * (1 + at % 12) for at in range(64)]
     for answer in answers(served, "tokens", bodies):
         assert len(answer["costs"]) == 1 or sum(answer["costs"]) <= 10
@@ -70,9 +78,11 @@ def test_the_handler_s_cost_bounds_each_call_and_the_front_end_learns_it(served:
     assert isinstance(queue, CostQueue)
     assert queue._rate == pytest.approx(0.2)
     text = served.metrics.get("/metrics").text
-    assert float(next(line for line in text.splitlines() if line.startswith("tsx_batch_cost_total")).rpartition(" ")[2]) == sum(
-        1 + at % 12 for at in range(64)
-    )
+    assert float(
+        next(
+            line for line in text.splitlines() if line.startswith("tsx_batch_cost_total")
+        ).rpartition(" ")[2]
+    ) == sum(1 + at % 12 for at in range(64))
 
 
 def test_a_client_may_say_what_its_request_costs(served: RunningServer) -> None:
@@ -81,8 +91,13 @@ def test_a_client_may_say_what_its_request_costs(served: RunningServer) -> None:
         assert len(answer["told"]) <= 16
 
 
-@pytest.mark.parametrize(("file", "words"), [("both.mar", "two names of one bound"), ("flow.mar", "do not apply to sequences")])
-def test_what_cannot_be_had_together_is_refused(served: RunningServer, file: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [("both.mar", "two names of one bound"), ("flow.mar", "do not apply to sequences")],
+)
+def test_what_cannot_be_had_together_is_refused(
+    served: RunningServer, file: str, words: str
+) -> None:
     answer = served.management.post(f"/models?url={file}")
     assert answer.status_code == 400
     assert words in answer.text

@@ -1,4 +1,6 @@
-"""Requests with a Content-Encoding, on every path that runs a model: the handler gets the body as it was."""
+"""Requests with a Content-Encoding, on every path that runs a model: the handler gets the body as
+it was.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.runtime.conftest import TALKER, RunningServer, make_settings, running
 from tests.support.models import make_model, make_war
 from tests.support.openai_models import COUNTER
 
-BODY = json.dumps({"instances": [1], "inputs": [{"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}]}).encode()
+BODY = json.dumps(
+    {"instances": [1], "inputs": [{"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}]}
+).encode()
 COUNTING = """
 calls = 0
 
@@ -46,7 +50,9 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield running
 
 
-def post(server: RunningServer, path: str, data: Any, coding: str = "gzip", **headers: str) -> httpx.Response:
+def post(
+    server: RunningServer, path: str, data: Any, coding: str = "gzip", **headers: str
+) -> httpx.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return server.inference.post(
         path,
@@ -56,7 +62,9 @@ def post(server: RunningServer, path: str, data: Any, coding: str = "gzip", **he
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize(("coding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+@pytest.mark.parametrize(
+    ("coding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
 @pytest.mark.parametrize(
     "path",
     [
@@ -70,7 +78,9 @@ def post(server: RunningServer, path: str, data: Any, coding: str = "gzip", **he
         "/wfpredict/flow",
     ],
 )
-def test_a_handler_gets_the_body_as_it_was(server: RunningServer, path: str, coding: str, compress: Any, chunked: bool) -> None:
+def test_a_handler_gets_the_body_as_it_was(
+    server: RunningServer, path: str, coding: str, compress: Any, chunked: bool
+) -> None:
     data = compress(BODY)
     answer = post(server, path, iter([data[:3], data[3:]]) if chunked else data, coding)
     assert answer.status_code == 200, answer.text
@@ -87,7 +97,9 @@ def test_openais_api_takes_it(server: RunningServer) -> None:
 
 
 def test_a_job_and_a_form_that_names_the_model_take_it(server: RunningServer) -> None:
-    later = post(server, "/predictions/talker", gzip.compress(BODY), prefer="respond-async, wait=60")
+    later = post(
+        server, "/predictions/talker", gzip.compress(BODY), prefer="respond-async, wait=60"
+    )
     assert (later.status_code, later.json()["row"]["body"]) == (200, json.loads(BODY))
     form = gzip.compress(b"model_name=talker&data=1")
     answer = post(server, "/invocations", form, content_type="application/x-www-form-urlencoded")
@@ -106,8 +118,12 @@ def test_a_request_is_the_same_compressed_or_not(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"idempotency_key": "large"}, {"prefer": "respond-async"}])
-@pytest.mark.parametrize("path", ["/predictions/talker", "/invocations?model_name=talker", "/v2/models/talker/infer"])
-def test_what_cannot_be_read_is_refused(server: RunningServer, path: str, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "path", ["/predictions/talker", "/invocations?model_name=talker", "/v2/models/talker/infer"]
+)
+def test_what_cannot_be_read_is_refused(
+    server: RunningServer, path: str, headers: dict[str, str]
+) -> None:
     data = gzip.compress(BODY)
     assert post(server, path, data[:-1], **headers).status_code == 400
     assert post(server, path, BODY, **headers).status_code == 400
@@ -137,5 +153,7 @@ def test_requests_behind_a_compressed_one_are_answered_in_order(server: RunningS
 
 def test_a_body_that_comes_byte_by_byte_is_read(server: RunningServer) -> None:
     data = gzip.compress(BODY)
-    answer = post(server, "/predictions/talker", iter([data[at : at + 1] for at in range(len(data))]))
+    answer = post(
+        server, "/predictions/talker", iter([data[at : at + 1] for at in range(len(data))])
+    )
     assert answer.json()["row"]["body"] == json.loads(BODY)

@@ -1,4 +1,6 @@
-"""Answers of models on an address that also manages models: no browser shows them as pages of it, on any route."""
+"""Answers of models on an address that also manages models: no browser shows them as pages of it,
+on any route.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ def is_confined(answer: httpx.Response) -> bool:
     """Return whether it is; fail for one that is neither confined nor as its model made it."""
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "text/html"
-    confining = answer.headers.keys() & {"content-security-policy", "x-content-type-options", "cross-origin-resource-policy"}
+    confining = answer.headers.keys() & {
+        "content-security-policy",
+        "x-content-type-options",
+        "cross-origin-resource-policy",
+    }
     own = answer.headers.keys() & {"set-cookie", "clear-site-data"}
     assert (len(confining), len(own)) in ((3, 0), (0, 2)), answer.headers
     return not own
@@ -55,14 +61,20 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def serve(start_server: Start, shelf: Path, listeners: Any) -> AbstractContextManager[RunningServer]:
-    return start_server(listeners, model_store=shelf, workflow_store=shelf, cache_dir=shelf / "cache")
+def serve(
+    start_server: Start, shelf: Path, listeners: Any
+) -> AbstractContextManager[RunningServer]:
+    return start_server(
+        listeners, model_store=shelf, workflow_store=shelf, cache_dir=shelf / "cache"
+    )
 
 
 def prepare(server: RunningServer) -> None:
     server.register("page.mar", initial_workers=1)
     assert server.management.post("/workflows", params={"url": "flow.war"}).status_code == 200
-    headers = header_block([(b"content-type", b"text/html"), (b"set-cookie", b"a=b"), (b"clear-site-data", b"*")])
+    headers = header_block(
+        [(b"content-type", b"text/html"), (b"set-cookie", b"a=b"), (b"clear-site-data", b"*")]
+    )
     answer = StoredAnswer(200, headers, b"<html>", expires=time.time() + 600)
     server.call(lambda: server.jobs.store.put_answer(AnswerKey(PRECOMPUTED, "page", "a"), answer))
 
@@ -101,7 +113,9 @@ def test_an_answer_is_confined_on_the_management_address_and_as_it_was_made_else
     assert not is_confined(apart.ask(path=path, lane=lane, **headers))
 
 
-def test_an_answer_that_was_computed_in_advance_is_confined_like_others(together: RunningServer, apart: RunningServer) -> None:
+def test_an_answer_that_was_computed_in_advance_is_confined_like_others(
+    together: RunningServer, apart: RunningServer
+) -> None:
     assert is_confined(together.inference.get("/predictions/page/precomputed/a"))
     assert not is_confined(apart.inference.get("/predictions/page/precomputed/a"))
 

@@ -1,4 +1,6 @@
-"""A model without a handler, over HTTP: the forms of requests in each protocol and on both lanes, its example, and its description."""
+"""A model without a handler, over HTTP: the forms of requests in each protocol and on both lanes,
+its example, and its description.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ SUM = [6.0, 12.0]
 NPY = io.BytesIO()
 np.save(NPY, np.array([ROW, ROW]))
 TENSOR: dict[str, Any] = {"name": "x", "shape": [1, 3], "datatype": "FP32"}
-BINARY = json.dumps({"inputs": [TENSOR | {"parameters": {"binary_data_size": 12}}], "parameters": {"binary_data_output": True}}).encode()
+BINARY = json.dumps(
+    {
+        "inputs": [TENSOR | {"parameters": {"binary_data_size": 12}}],
+        "parameters": {"binary_data_output": True},
+    }
+).encode()
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +37,9 @@ def sums(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     layer = torch.nn.Linear(3, 2, bias=False)
     layer.weight.data = torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
     torch.export.save(torch.export.export(layer, (torch.zeros(1, 3),)), store / "sums.pt2")
-    write_archive(ArchiveSpec("sums", handler="base_handler", serialized_file=store / "sums.pt2"), store)
+    write_archive(
+        ArchiveSpec("sums", handler="base_handler", serialized_file=store / "sums.pt2"), store
+    )
     with running_server(make_settings(store)) as server:
         server.register("sums.mar", initial_workers=1)
         yield server
@@ -41,10 +50,20 @@ def sums(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     ("path", "body", "kind", "expected"),
     [
         ("/predictions/sums", json.dumps(ROW), "application/json", SUM),
-        ("/predictions/sums", json.dumps(ROW), "application/x-www-form-urlencoded", SUM),  # of curl -d
+        (
+            "/predictions/sums",
+            json.dumps(ROW),
+            "application/x-www-form-urlencoded",
+            SUM,
+        ),  # of curl -d
         ("/predictions/sums", NPY.getvalue(), "application/octet-stream", [SUM, SUM]),
         ("/sums/predict", json.dumps({"data": ROW}), "application/json", SUM),
-        ("/v1/models/sums:predict", json.dumps({"instances": [ROW]}), "application/json", {"predictions": [SUM]}),
+        (
+            "/v1/models/sums:predict",
+            json.dumps({"instances": [ROW]}),
+            "application/json",
+            {"predictions": [SUM]},
+        ),
         (
             "/v2/models/sums/infer",
             json.dumps({"inputs": [TENSOR | {"data": ROW}]}),
@@ -60,8 +79,14 @@ def sums(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_each_protocol_is_answered_in_its_form(
     sums: RunningServer, lane: str, path: str, body: str | bytes, kind: str, expected: object
 ) -> None:
-    answer = sums.ask(body.encode() if isinstance(body, str) else body, path, lane=lane, content_type=kind)
-    assert (answer.status_code, answer.headers["content-type"], answer.json()) == (200, "application/json", expected)
+    answer = sums.ask(
+        body.encode() if isinstance(body, str) else body, path, lane=lane, content_type=kind
+    )
+    assert (answer.status_code, answer.headers["content-type"], answer.json()) == (
+        200,
+        "application/json",
+        expected,
+    )
 
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
@@ -74,18 +99,26 @@ def test_a_repeated_field_is_refused_by_its_name(sums: RunningServer, lane: str,
 
 
 def test_tensors_in_bytes_are_answered_in_bytes(sums: RunningServer) -> None:
-    answer = sums.ask(BINARY + struct.pack("<3f", *ROW), "/v2/models/sums/infer", inference_header_content_length=str(len(BINARY)))
+    answer = sums.ask(
+        BINARY + struct.pack("<3f", *ROW),
+        "/v2/models/sums/infer",
+        inference_header_content_length=str(len(BINARY)),
+    )
     head = int(answer.headers["inference-header-content-length"])
     assert struct.unpack("<2f", answer.content[head:]) == tuple(SUM)
 
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
 @pytest.mark.parametrize("path", ["/predictions/sums", "/v2/models/sums/infer"])
-def test_a_wrong_request_is_the_clients_error_and_says_what_is_right(sums: RunningServer, lane: str, path: str) -> None:
+def test_a_wrong_request_is_the_clients_error_and_says_what_is_right(
+    sums: RunningServer, lane: str, path: str
+) -> None:
     answer = sums.ask(b"[1, 2]", path, lane=lane, content_type="application/json")
     message = answer.json()["message"]
     assert (answer.status_code, answer.json()["type"]) == (400, "BadRequestException")
-    assert message.startswith("The request has the shape [2]. The model takes float32 rows of shape [3]. Send JSON")
+    assert message.startswith(
+        "The request has the shape [2]. The model takes float32 rows of shape [3]. Send JSON"
+    )
     assert message.endswith("Example: [0, 0, 0]")
     assert not sums.registry.find("sums").stats.error_log.errors
 
@@ -94,7 +127,14 @@ def test_the_page_offers_an_example_that_the_model_answers(sums: RunningServer) 
     (listed,) = sums.management.get("/ui/api/samples/sums/1.0").json()
     assert listed == {"name": "example.json", "type": "application/json", "size": 9}
     example = sums.management.get("/ui/api/samples/sums/1.0/example.json")
-    answer = sums.management.post("/ui/api/predict/sums", content=example.content, headers={"content-type": "application/json"})
+    answer = sums.management.post(
+        "/ui/api/predict/sums",
+        content=example.content,
+        headers={"content-type": "application/json"},
+    )
     assert (example.content, answer.json()) == (b"[0, 0, 0]", [0.0, 0.0])
     described = sums.management.get("/models/sums?customized=true").json()[0]["customizedMetadata"]
-    assert described == {"inputs": [{"name": "input", "shape": [3], "datatype": "float32", "example": [3]}], "example": "[0, 0, 0]"}
+    assert described == {
+        "inputs": [{"name": "input", "shape": [3], "datatype": "float32", "example": [3]}],
+        "example": "[0, 0, 0]",
+    }

@@ -35,11 +35,18 @@ def enveloped(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     ("path", "body", "expected"),
     [
         ("/v1/models/first:predict", {"instances": [1, "ab"]}, {"predictions": [2, "abab"]}),
-        ("/v1/models/first:explain", {"instances": [1, "ab"]}, {"explanations": ["twice 1", "twice ab"]}),
+        (
+            "/v1/models/first:explain",
+            {"instances": [1, "ab"]},
+            {"explanations": ["twice 1", "twice ab"]},
+        ),
         ("/predictions/first", {"instances": [1]}, {"predictions": [2]}),
         (
             "/v2/models/open/infer",
-            {"id": "a", "inputs": [{"name": "x", "shape": [2], "datatype": "INT64", "data": [1, 2]}]},
+            {
+                "id": "a",
+                "inputs": [{"name": "x", "shape": [2], "datatype": "INT64", "data": [1, 2]}],
+            },
             {
                 "id": "a",
                 "model_name": "open",
@@ -49,16 +56,26 @@ def enveloped(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         ),
     ],
 )
-def test_an_envelope_is_taken_off_and_put_on_again(enveloped: RunningServer, path: str, body: object, expected: object) -> None:
+def test_an_envelope_is_taken_off_and_put_on_again(
+    enveloped: RunningServer, path: str, body: object, expected: object
+) -> None:
     answer = enveloped.inference.post(path, json=body)
     assert (answer.status_code, answer.json()) == (200, expected)
 
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
-@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", "application/octet-stream"])
-@pytest.mark.parametrize("path", ["/predictions/first", "/v1/models/first:predict", "/first/predict"])
-def test_json_is_read_under_any_content_type(enveloped: RunningServer, lane: str, kind: str, path: str) -> None:
-    answer = enveloped.ask(b'{"instances": [{"data": [1]}, "a=b&c"]}', path, lane=lane, content_type=kind)
+@pytest.mark.parametrize(
+    "kind", ["application/x-www-form-urlencoded", "text/plain", "application/octet-stream"]
+)
+@pytest.mark.parametrize(
+    "path", ["/predictions/first", "/v1/models/first:predict", "/first/predict"]
+)
+def test_json_is_read_under_any_content_type(
+    enveloped: RunningServer, lane: str, kind: str, path: str
+) -> None:
+    answer = enveloped.ask(
+        b'{"instances": [{"data": [1]}, "a=b&c"]}', path, lane=lane, content_type=kind
+    )
     assert (answer.status_code, answer.json()) == (200, {"predictions": [[2], "a=b&ca=b&c"]})
 
 

@@ -1,4 +1,6 @@
-"""TorchServe's table of errors (contract 1.4), a test for each of its rows: status, type and text as its clients know them."""
+"""TorchServe's table of errors (contract 1.4), a test for each of its rows: status, type and text
+as its clients know them.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,14 @@ def erring(start_server, store):
     ("method", "path", "params", "status", "kind", "text"),
     [
         ("POST", "/models", {}, 400, "BadRequestException", "Parameter url is required."),
-        ("POST", "/models", {"url": "x.mar", "runtime": "X"}, 400, "BadRequestException", "Invalid RuntimeType value: X"),
+        (
+            "POST",
+            "/models",
+            {"url": "x.mar", "runtime": "X"},
+            400,
+            "BadRequestException",
+            "Invalid RuntimeType value: X",
+        ),
         (
             "PUT",
             "/models/talker",
@@ -90,7 +99,14 @@ def erring(start_server, store):
             "ModelNotFoundException",
             "Relative path is not allowed in url: ../fake.mar",
         ),
-        ("POST", "/models", {"url": "no.mar"}, 404, "ModelNotFoundException", "Model not found at: no.mar"),
+        (
+            "POST",
+            "/models",
+            {"url": "no.mar"},
+            404,
+            "ModelNotFoundException",
+            "Model not found at: no.mar",
+        ),
         (
             "GET",
             "/models/talker/1.3.1",
@@ -189,14 +205,19 @@ def test_a_model_that_does_not_end_in_time_stays(start_server, error_of, tmp_pat
     with start_server(unregister_model_timeout=1) as server:
         server.register("talker.mar", initial_workers=1)
         held = tmp_path / "go"
-        job = server.inference.build_request("POST", PATH, headers={"x-do": "wait", "x-file": str(held)})
+        job = server.inference.build_request(
+            "POST", PATH, headers={"x-do": "wait", "x-file": str(held)}
+        )
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(server.inference.send, job)
             until(lambda: server.call(lambda: server.registry.find("talker").stats.requests))
             answer = server.management.delete("/models/talker")
             held.touch()
             assert waiting.result().status_code == 200
-        assert (answer.status_code, error_of(answer)) == (408, ("RequestTimeoutException", "Timed out while cleaning resources: talker"))
+        assert (answer.status_code, error_of(answer)) == (
+            408,
+            ("RequestTimeoutException", "Timed out while cleaning resources: talker"),
+        )
         assert server.management.get("/models/talker").status_code == 200
 
 
@@ -204,8 +225,18 @@ def test_a_model_that_does_not_end_in_time_stays(start_server, error_of, tmp_pat
     ("path", "status", "kind", "text"),
     [
         ("/predictions/nobody", 404, "ModelNotFoundException", "Model not found: nobody"),
-        ("/predictions/talker/9.9", 404, "ModelVersionNotFoundException", "Model version: 9.9 does not exist for model: talker"),
-        ("/predictions", 404, "ResourceNotFoundException", "Requested resource is not found, please refer to API document."),
+        (
+            "/predictions/talker/9.9",
+            404,
+            "ModelVersionNotFoundException",
+            "Model version: 9.9 does not exist for model: talker",
+        ),
+        (
+            "/predictions",
+            404,
+            "ResourceNotFoundException",
+            "Requested resource is not found, please refer to API document.",
+        ),
         ("/predictions/talker", 503, "ServiceUnavailableException", f'Model "talker" {NO_WORKER}'),
         ("/invocations", 400, "BadRequestException", "Parameter model_name is required."),
     ],
@@ -234,7 +265,9 @@ def test_what_no_worker_is_asked(erring, error_of, path, status, kind, text):
     ],
 )
 def test_how_a_prediction_fails(erring, error_of, word, status, text):
-    answer = erring.inference.post(f"/predictions/{'hanging' if word == 'hang' else 'erring'}", headers={"x-do": word})
+    answer = erring.inference.post(
+        f"/predictions/{'hanging' if word == 'hang' else 'erring'}", headers={"x-do": word}
+    )
     assert answer.status_code == status
     reported = error_of(answer)
     assert reported[0] == "InternalServerException"
@@ -281,4 +314,6 @@ def test_a_wrong_token(start_server, error_of):
             assert answer.status_code == 400
             kind, text = error_of(answer)
             assert kind == "InvalidKeyException"
-            assert text.startswith("Token Authorization failed. Token either incorrect, expired, or not provided correctly")
+            assert text.startswith(
+                "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
+            )

@@ -47,7 +47,11 @@ class Model:
         await self.may.wait()
         body = b"run %d " % self.runs
         length = [] if self.parts > 1 else [(b"content-length", b"%d" % len(body))]
-        headers = [(b"x-request-id", b"id-%d" % self.runs), (b"content-type", b"text/plain"), *length]
+        headers = [
+            (b"x-request-id", b"id-%d" % self.runs),
+            (b"content-type", b"text/plain"),
+            *length,
+        ]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         for left in reversed(range(self.parts)):
             await send({"type": "http.response.body", "body": body, "more_body": left > 0})
@@ -56,7 +60,13 @@ class Model:
 class Client:
     """One server and its clients."""
 
-    def __init__(self, store: SqliteStore, owner: str = "one", largest: int = 1000, credentials: Collection[bytes] = ()) -> None:
+    def __init__(
+        self,
+        store: SqliteStore,
+        owner: str = "one",
+        largest: int = 1000,
+        credentials: Collection[bytes] = (),
+    ) -> None:
         self.runs = KeyedRuns(store, owner, DAY, largest, store.open)
         self.lane = Idempotency(self.runs, 1000, 1000, None, ResponseCounts(), credentials)
 
@@ -69,7 +79,14 @@ class Client:
         **more: Any,
     ) -> tuple[int, dict[bytes, bytes], bytes]:
         """Status, headers, body."""
-        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [*(headers or (KEY,))], "wanted": body}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "query_string": b"",
+            "headers": [*(headers or (KEY,))],
+            "wanted": body,
+        }
         sent: list[Message] = []
         given = False
 
@@ -87,7 +104,11 @@ class Client:
         await self.lane(model, scope, receive, send)
         if not sent:
             return 0, {}, b""
-        return sent[0]["status"], dict(sent[0]["headers"]), b"".join(message["body"] for message in sent[1:])
+        return (
+            sent[0]["status"],
+            dict(sent[0]["headers"]),
+            b"".join(message["body"] for message in sent[1:]),
+        )
 
 
 def run(work: Callable[[SqliteStore], Awaitable[None]], path: Path) -> None:
@@ -107,7 +128,9 @@ def test_a_repeated_request_gets_the_first_answer_also_after_a_restart(tmp_path:
         status, headers, body = await client.ask(model)
         assert (status, body) == (400, b"run 1 ")
         assert b"idempotent-replayed" not in headers
-        assert (await client.ask(model, b"x", (b"idempotency-key", b"k-1")))[2] == b"run 1 "  # without quotes it is the same key
+        assert (await client.ask(model, b"x", (b"idempotency-key", b"k-1")))[
+            2
+        ] == b"run 1 "  # without quotes it is the same key
 
     async def later(store: SqliteStore) -> None:
         client, model = Client(store, "two"), Model()
@@ -138,13 +161,20 @@ def test_keys_are_apart_by_path_and_token(tmp_path: Path) -> None:
     run(work, tmp_path)
 
 
-@pytest.mark.parametrize("name", [b"cookie", b"proxy-authorization", b"x-api-key", b"x-forwarded-user"])
+@pytest.mark.parametrize(
+    "name", [b"cookie", b"proxy-authorization", b"x-api-key", b"x-forwarded-user"]
+)
 def test_keys_are_apart_by_each_credential_that_a_handler_sees(tmp_path: Path, name: bytes) -> None:
     settings = Settings(models={"llama": {"pass_headers": ["cookie", "proxy-authorization"]}})  # type: ignore[dict-item]  # parsed
 
     async def work(store: SqliteStore) -> None:
         client, model = Client(store, credentials=HiddenHeaders(settings).seen_credentials), Model()
-        asked = [[(name, b"alice")], [(name, b"bob")], [(name, b"alice"), (name, b"bob")], [(name, b"alice")]]
+        asked = [
+            [(name, b"alice")],
+            [(name, b"bob")],
+            [(name, b"alice"), (name, b"bob")],
+            [(name, b"alice")],
+        ]
         bodies = [(await client.ask(model, b"x", KEY, *headers))[2] for headers in asked]
         assert bodies == [b"run 1 ", b"run 2 ", b"run 3 ", b"run 1 "]
 
@@ -153,7 +183,10 @@ def test_keys_are_apart_by_each_credential_that_a_handler_sees(tmp_path: Path, n
 
 def test_a_credential_that_no_handler_sees_belongs_to_no_key(tmp_path: Path) -> None:
     async def work(store: SqliteStore) -> None:
-        client, model = Client(store, credentials=HiddenHeaders(Settings()).seen_credentials), Model()
+        client, model = (
+            Client(store, credentials=HiddenHeaders(Settings()).seen_credentials),
+            Model(),
+        )
         await client.ask(model, b"x", KEY, (b"cookie", b"balancer=1"))
         assert (await client.ask(model, b"x", KEY, (b"cookie", b"balancer=2")))[2] == b"run 1 "
 
@@ -172,7 +205,9 @@ def test_an_answer_that_another_address_has_stored_is_replayed_confined(tmp_path
     run(work, tmp_path)
 
 
-def test_another_body_under_the_same_key_is_refused_while_the_first_runs_and_after(tmp_path: Path) -> None:
+def test_another_body_under_the_same_key_is_refused_while_the_first_runs_and_after(
+    tmp_path: Path,
+) -> None:
     async def work(store: SqliteStore) -> None:
         client, model = Client(store), Model()
         model.may.clear()
@@ -189,7 +224,9 @@ def test_another_body_under_the_same_key_is_refused_while_the_first_runs_and_aft
     run(work, tmp_path)
 
 
-def test_requests_that_come_while_the_first_runs_wait_for_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_come_while_the_first_runs_wait_for_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the same server, and on another one of the store."""
     monkeypatch.setattr(keyed_runs, "SHORTEST", 0.001)
 
@@ -284,7 +321,9 @@ def test_a_client_that_leaves_comes_back_for_the_answer(tmp_path: Path) -> None:
     run(work, tmp_path)
 
 
-def test_a_server_that_was_taken_for_dead_sends_the_answer_of_the_one_that_took_over(tmp_path: Path) -> None:
+def test_a_server_that_was_taken_for_dead_sends_the_answer_of_the_one_that_took_over(
+    tmp_path: Path,
+) -> None:
     async def work(store: SqliteStore) -> None:
         one, model = Client(store), Model()
         model.may.clear()
@@ -301,7 +340,9 @@ def test_a_server_that_was_taken_for_dead_sends_the_answer_of_the_one_that_took_
     run(work, tmp_path)
 
 
-def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work(store: SqliteStore) -> None:
         client, model, left, begin = Client(store), Model(), asyncio.Event(), store.begin_answer
 
@@ -323,14 +364,21 @@ def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(tmp_path: Pa
 def test_a_server_that_died_frees_its_keys_with_its_lease(tmp_path: Path) -> None:
     async def work(store: SqliteStore) -> None:
         model = Model()
-        keyed = keyed_request({"method": "POST", "path": "/predictions/m", "query_string": b"", "headers": [KEY]}, "k-1", b"x", ())
+        keyed = keyed_request(
+            {"method": "POST", "path": "/predictions/m", "query_string": b"", "headers": [KEY]},
+            "k-1",
+            b"x",
+            (),
+        )
         assert await store.begin_answer(keyed.key, keyed.fingerprint, "dead", 0.0) is None
         assert (await Client(store).ask(model))[2] == b"run 1 "
 
     run(work, tmp_path)
 
 
-def test_a_run_keeps_its_key_for_as_long_as_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_keeps_its_key_for_as_long_as_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keyed_runs, "LEASE", 0.03)
 
     async def work(store: SqliteStore) -> None:
@@ -375,7 +423,9 @@ def test_requests_that_run_nothing_need_no_key() -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_server_that_is_killed_leaves_the_keys_of_its_jobs_and_frees_those_that_it_ran(tmp_path: Path) -> None:
+def test_a_server_that_is_killed_leaves_the_keys_of_its_jobs_and_frees_those_that_it_ran(
+    tmp_path: Path,
+) -> None:
     program = """
 import asyncio, os, signal, sys
 from pathlib import Path
@@ -396,8 +446,12 @@ asyncio.run(main())
     assert killed.returncode == -signal.SIGKILL
 
     async def work(store: SqliteStore) -> None:
-        assert await store.begin_answer(AnswerKey("idempotency", "", "ran"), "f", "next", 10) is None
-        assert await store.begin_answer(AnswerKey("idempotency", "", "job"), "f", "next", 10) == StoredAnswer(202, b"", b"id", "f", 1e12)
+        assert (
+            await store.begin_answer(AnswerKey("idempotency", "", "ran"), "f", "next", 10) is None
+        )
+        assert await store.begin_answer(
+            AnswerKey("idempotency", "", "job"), "f", "next", 10
+        ) == StoredAnswer(202, b"", b"id", "f", 1e12)
         assert await store.counts() == {("m", "queued"): 1}
 
     run(work, tmp_path)

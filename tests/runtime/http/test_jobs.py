@@ -1,4 +1,6 @@
-"""Asynchronous answers over HTTP: accepted, shown, answered as to a client that waits, cancelled, sent to callbacks."""
+"""Asynchronous answers over HTTP: accepted, shown, answered as to a client that waits, cancelled,
+sent to callbacks.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 status = outer.statuses.pop(0) if outer.statuses else 200
-                outer.received.append(({name.lower(): value for name, value in self.headers.items()}, body))
+                outer.received.append(
+                    ({name.lower(): value for name, value in self.headers.items()}, body)
+                )
                 self.send_response(status)
                 self.send_header("content-length", "0")
                 self.end_headers()
@@ -64,14 +68,22 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any], receiver: Receiver) -> Iterator[RunningServer]:
-    own = {"job_callback_hosts": [f"127.0.0.1:{receiver.port}"], "job_callback_secret": SECRET, "max_queued_jobs": 20}
+    own = {
+        "job_callback_hosts": [f"127.0.0.1:{receiver.port}"],
+        "job_callback_secret": SECRET,
+        "max_queued_jobs": 20,
+    }
     with start_server(**own) as running:
         running.register("talker.mar", initial_workers=1)
         yield running
 
 
 def later(
-    server: RunningServer, body: bytes = b"x", path: str = "/predictions/talker", prefer: str = "respond-async", **headers: str
+    server: RunningServer,
+    body: bytes = b"x",
+    path: str = "/predictions/talker",
+    prefer: str = "respond-async",
+    **headers: str,
 ) -> Any:
     return server.ask(body, path, prefer=prefer, **headers)
 
@@ -79,7 +91,9 @@ def later(
 def answer_of(server: RunningServer, accepted: httpx.Response) -> httpx.Response:
     assert accepted.status_code == 202, accepted.text
     deadline = time.monotonic() + 60
-    while (found := server.inference.get(accepted.headers["location"])).headers["x-tsx-job-state"] in ("queued", "running"):
+    while (found := server.inference.get(accepted.headers["location"])).headers[
+        "x-tsx-job-state"
+    ] in ("queued", "running"):
         assert found.status_code == 202
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -87,7 +101,11 @@ def answer_of(server: RunningServer, accepted: httpx.Response) -> httpx.Response
 
 
 def shown(response: httpx.Response) -> tuple[int, dict[str, str], bytes]:
-    return response.status_code, {name: value for name, value in response.headers.items() if name not in VARIABLE}, response.content
+    return (
+        response.status_code,
+        {name: value for name, value in response.headers.items() if name not in VARIABLE},
+        response.content,
+    )
 
 
 def test_a_request_for_later_is_accepted_with_its_place(server: RunningServer) -> None:
@@ -113,8 +131,12 @@ def test_a_request_for_later_is_accepted_with_its_place(server: RunningServer) -
         ("/v2/models/talker/versions/9/infer", {"x_do": "bytes"}),
     ],
 )
-def test_the_answer_is_the_one_that_a_waiting_client_gets(server: RunningServer, path: str, headers: dict[str, str]) -> None:
-    assert shown(answer_of(server, later(server, b"some bytes", path, **headers))) == shown(server.ask(b"some bytes", path, **headers))
+def test_the_answer_is_the_one_that_a_waiting_client_gets(
+    server: RunningServer, path: str, headers: dict[str, str]
+) -> None:
+    assert shown(answer_of(server, later(server, b"some bytes", path, **headers))) == shown(
+        server.ask(b"some bytes", path, **headers)
+    )
 
 
 def test_a_stream_is_answered_whole(server: RunningServer) -> None:
@@ -124,19 +146,33 @@ def test_a_stream_is_answered_whole(server: RunningServer) -> None:
 
 
 def test_the_handler_gets_the_request_as_it_was_sent(server: RunningServer) -> None:
-    seen = answer_of(server, later(server, b"x", "/predictions/talker/1.0/some/path", X_Own="1", authorization="Bearer abc")).json()
+    seen = answer_of(
+        server,
+        later(
+            server, b"x", "/predictions/talker/1.0/some/path", X_Own="1", authorization="Bearer abc"
+        ),
+    ).json()
     assert seen["headers"]["url_path"] == "some/path"
     assert seen["headers"]["X-Own"] == "1"
     assert "authorization" not in {name.lower() for name in seen["headers"]}
 
 
-def test_an_answer_that_another_program_wrote_into_the_store_frames_no_other_answer(server: RunningServer) -> None:
+def test_an_answer_that_another_program_wrote_into_the_store_frames_no_other_answer(
+    server: RunningServer,
+) -> None:
     accepted = later(server, x_do="bytes")
     answer_of(server, accepted)
     block = b"X-Own: 1\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\nX-A: b\nX-C: d\r\nX D: e\r\n: f\r\n"
-    with contextlib.closing(sqlite3.connect(server.registry.state.directory / "jobs.sqlite")) as connection, connection:
+    with (
+        contextlib.closing(
+            sqlite3.connect(server.registry.state.directory / "jobs.sqlite")
+        ) as connection,
+        connection,
+    ):
         name = accepted.headers["location"].rpartition("/")[2]
-        connection.execute("UPDATE tsx_answers SET headers = ?, status = 99999 WHERE name = ?", (block, name))
+        connection.execute(
+            "UPDATE tsx_answers SET headers = ?, status = 99999 WHERE name = ?", (block, name)
+        )
     found = server.inference.get(accepted.headers["location"])
     assert (found.status_code, found.content, found.headers["x-own"]) == (500, b"x", "1")
     assert found.headers.get_list("content-length") == ["1"]
@@ -149,13 +185,19 @@ def test_a_job_with_a_deadline_that_no_timer_bears_is_refused(deadline: float) -
         raise AssertionError(id)
 
     executor = RequestExecutor(cast("Any", None), 1, unread)
-    job = JobRecord(1, "a", "running", "m", "", 0, "", "r", 0, 1, None, 0.0, 0.0, None, None, deadline, "")
+    job = JobRecord(
+        1, "a", "running", "m", "", 0, "", "r", 0, 1, None, 0.0, 0.0, None, None, deadline, ""
+    )
     assert asyncio.run(executor.answer(job)).status == 503
 
 
 def test_a_client_may_wait_for_a_while(server: RunningServer, tmp_path: Path) -> None:
     soon = later(server, prefer="respond-async, wait=60", x_do="bytes")
-    assert (soon.status_code, soon.content, soon.headers["preference-applied"]) == (200, b"x", "wait=60")
+    assert (soon.status_code, soon.content, soon.headers["preference-applied"]) == (
+        200,
+        b"x",
+        "wait=60",
+    )
     assert server.inference.get(soon.headers["location"]).content == b"x"
     held = later(server, prefer="respond-async, wait=1", x_do="wait", x_file=str(tmp_path / "go"))
     assert (held.status_code, held.headers["preference-applied"]) == (202, "respond-async, wait=1")
@@ -164,7 +206,9 @@ def test_a_client_may_wait_for_a_while(server: RunningServer, tmp_path: Path) ->
     assert answer_of(server, held).content == b"waited"
 
 
-def test_a_request_whose_client_waits_goes_before_jobs(server: RunningServer, tmp_path: Path, until: Any) -> None:
+def test_a_request_whose_client_waits_goes_before_jobs(
+    server: RunningServer, tmp_path: Path, until: Any
+) -> None:
     held = [later(server, x_do="wait", x_file=str(tmp_path / name)) for name in ("first", "second")]
     version = server.registry.find("talker")
     until(lambda: version.in_flight == 1)  # the second one waits in the store
@@ -190,7 +234,9 @@ def test_a_queued_job_can_be_cancelled(server: RunningServer, tmp_path: Path) ->
     assert [answer_of(server, each).status_code for each in (held, *others)] == [200, 200, 200, 410]
 
 
-def test_what_runs_can_be_cancelled_and_its_answer_goes_nowhere(server: RunningServer, tmp_path: Path, until: Any) -> None:
+def test_what_runs_can_be_cancelled_and_its_answer_goes_nowhere(
+    server: RunningServer, tmp_path: Path, until: Any
+) -> None:
     held = later(server, x_do="wait", x_file=str(tmp_path / "go"))
     where = held.headers["location"]
     until(lambda: server.inference.get(where).json()["state"] == "running")
@@ -210,7 +256,12 @@ def test_errors_say_what_to_do(server: RunningServer, error_of: Any, tmp_path: P
     done = later(server, prefer="respond-async, wait=60")
     assert server.inference.delete(done.headers["location"]).status_code == 409
     assert server.inference.post(done.headers["location"]).headers["allow"] == "DELETE, GET, HEAD"
-    assert server.inference.post("/predictions/talker", content=b"x" * 100_001, headers={"prefer": "respond-async"}).status_code == 413
+    assert (
+        server.inference.post(
+            "/predictions/talker", content=b"x" * 100_001, headers={"prefer": "respond-async"}
+        ).status_code
+        == 413
+    )
     held = [later(server, x_do="wait", x_file=str(tmp_path / "go"))]
     while (last := later(server)).status_code == 202:
         held.append(last)
@@ -221,7 +272,9 @@ def test_errors_say_what_to_do(server: RunningServer, error_of: Any, tmp_path: P
     assert {answer_of(server, each).status_code for each in held} == {200}
 
 
-def test_a_job_of_a_model_that_is_unregistered_before_its_turn_is_answered_so(server: RunningServer, error_of: Any, tmp_path: Path) -> None:
+def test_a_job_of_a_model_that_is_unregistered_before_its_turn_is_answered_so(
+    server: RunningServer, error_of: Any, tmp_path: Path
+) -> None:
     server.register("other.mar", initial_workers=0)
     accepted = later(server, path="/predictions/other")
     assert server.inference.get(accepted.headers["location"]).json()["state"] == "queued"
@@ -231,7 +284,9 @@ def test_a_job_of_a_model_that_is_unregistered_before_its_turn_is_answered_so(se
     assert error_of(found)[0] == "ModelNotFoundException"
 
 
-def test_a_job_that_is_not_started_in_its_time_is_refused(server: RunningServer, tmp_path: Path) -> None:
+def test_a_job_that_is_not_started_in_its_time_is_refused(
+    server: RunningServer, tmp_path: Path
+) -> None:
     held = later(server, x_do="wait", x_file=str(tmp_path / "go"))
     late = later(server, x_tsx_timeout_ms="1")
     (tmp_path / "go").touch()
@@ -239,28 +294,52 @@ def test_a_job_that_is_not_started_in_its_time_is_refused(server: RunningServer,
     answer_of(server, held)
 
 
-def test_a_callback_is_signed_and_sent_again_until_it_is_received(server: RunningServer, receiver: Receiver) -> None:
+def test_a_callback_is_signed_and_sent_again_until_it_is_received(
+    server: RunningServer, receiver: Receiver
+) -> None:
     receiver.statuses = [500]
-    accepted = later(server, x_do="bytes", x_tsx_callback_url=f"http://127.0.0.1:{receiver.port}/done?x=1")
+    accepted = later(
+        server, x_do="bytes", x_tsx_callback_url=f"http://127.0.0.1:{receiver.port}/done?x=1"
+    )
     assert all(receiver.arrived.acquire(timeout=60) for _ in range(2))
     assert [body for _, body in receiver.received] == [b"x", b"x"]
     headers, body = receiver.received[-1]
     named = accepted.json()["id"]
-    assert (headers["x-tsx-job"], headers["x-tsx-status"], headers["x-request-id"]) == (named, "200", accepted.headers["x-request-id"])
+    assert (headers["x-tsx-job"], headers["x-tsx-status"], headers["x-request-id"]) == (
+        named,
+        "200",
+        accepted.headers["x-request-id"],
+    )
     seconds, given = (part.partition("=")[2] for part in headers["x-tsx-signature"].split(","))
-    expected = hmac.new(SECRET.encode(), f"{seconds}.{named}.200.".encode() + body, hashlib.sha256).hexdigest()
+    expected = hmac.new(
+        SECRET.encode(), f"{seconds}.{named}.200.".encode() + body, hashlib.sha256
+    ).hexdigest()
     assert hmac.compare_digest(given, expected)
 
 
-@pytest.mark.parametrize("url", ["http://169.254.169.254/", "http://127.0.0.1:1/", "file:///etc/passwd", "no url", "http://a@127.0.0.1/"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/",
+        "http://127.0.0.1:1/",
+        "file:///etc/passwd",
+        "no url",
+        "http://a@127.0.0.1/",
+    ],
+)
 def test_a_callback_elsewhere_is_refused_at_once(server: RunningServer, url: str) -> None:
     assert later(server, x_tsx_callback_url=url).status_code == 400
 
 
-def test_tokens_guard_jobs_too_and_without_a_store_the_client_waits(start_server: Callable[..., Any]) -> None:
+def test_tokens_guard_jobs_too_and_without_a_store_the_client_waits(
+    start_server: Callable[..., Any],
+) -> None:
     with start_server(inference_token="secret") as guarded:
         assert guarded.inference.get("/jobs/x").status_code == 400
-        assert guarded.inference.get("/jobs/x", headers={"authorization": "Bearer secret"}).status_code == 404
+        assert (
+            guarded.inference.get("/jobs/x", headers={"authorization": "Bearer secret"}).status_code
+            == 404
+        )
     with start_server(jobs_store="off") as without:
         without.register("talker.mar", initial_workers=1)
         assert later(without, x_do="bytes").content == b"x"

@@ -1,4 +1,6 @@
-"""Both lanes answer alike: the same bytes to two servers over one registry, one with the fast lane and one with FastAPI alone."""
+"""Both lanes answer alike: the same bytes to two servers over one registry, one with the fast lane
+and one with FastAPI alone.
+"""
 
 from __future__ import annotations
 
@@ -95,9 +97,18 @@ class Announced(uvicorn.Server):
 def lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
     store = tmp_path_factory.mktemp("lanes")
     make_model(store / "echo.mar", ECHO)
-    common: dict[str, Any] = {"model_store": store, "cache_dir": store / "cache", "worker_preload": False, "max_request_size": LIMIT}
+    common: dict[str, Any] = {
+        "model_store": store,
+        "cache_dir": store / "cache",
+        "worker_preload": False,
+        "max_request_size": LIMIT,
+    }
     protected = {"inference_token": TOKEN.decode(), "management_token": "other"}
-    kinds = {(token, fast): Settings(**common, **(protected if token else {})) for token in (False, True) for fast in (False, True)}
+    kinds = {
+        (token, fast): Settings(**common, **(protected if token else {}))
+        for token in (False, True)
+        for fast in (False, True)
+    }
     sockets = {kind: socket.create_server(("127.0.0.1", 0)) for kind in kinds}
     started: list[Any] = []
     ready = threading.Event()
@@ -108,7 +119,15 @@ def lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
         for (token, fast), own in kinds.items():
             (app,) = build_apps(registry, own, [ROLES])
             http: Any = FastLane if fast else CasedProtocol
-            config = uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False)
+            config = uvicorn.Config(
+                app,
+                http=http,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+            )
             config.timeout_keep_alive = 2
             servers.append((Announced(config), sockets[token, fast]))
         await registry.register(RegisterOrder(url="echo.mar", initial_workers=1))
@@ -127,7 +146,10 @@ def lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
     assert ready.wait(TIMEOUT)
     loop, servers = started
     try:
-        yield Lanes(addresses, lambda: asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(TIMEOUT))
+        yield Lanes(
+            addresses,
+            lambda: asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(TIMEOUT),
+        )
     finally:
         for server in servers:
             server.should_exit = True
@@ -147,7 +169,9 @@ def _run(main: Any) -> None:
 
 
 class Sent(NamedTuple):
-    """One request. `body` is sent once the server said to go on, where the request waits for that."""
+    """One request. `body` is sent once the server said to go on, where the request waits for
+    that.
+    """
 
     method: bytes
     head: bytes
@@ -203,7 +227,18 @@ PATHS = [
     b"/",
     b"*",
 ]
-QUERIES = [b"", b"", b"", b"?", b"?a=1&a=2&b", b"?model_name=echo", b"?model_name=nobody", b"?%ff=%", b"??x=/y", b"?a=1#b"]
+QUERIES = [
+    b"",
+    b"",
+    b"",
+    b"?",
+    b"?a=1&a=2&b",
+    b"?model_name=echo",
+    b"?model_name=nobody",
+    b"?%ff=%",
+    b"??x=/y",
+    b"?a=1#b",
+]
 HEADERS = [
     (b"X-Do", b"raise"),
     (b"X-Do", b"status"),
@@ -255,7 +290,18 @@ HEADERS = [
 FORM = b'--edge\r\nContent-Disposition: form-data; name="data"; filename="a.txt"\r\n\r\nhi\r\n--edge--\r\n'
 NAMED = b'--edge\r\nContent-Disposition: form-data; name="model_name"\r\n\r\necho\r\n--edge--\r\n'
 BODIES = st.one_of(
-    st.sampled_from([b"", b"{}", b'{"a": [1, 2]}', b"model_name=echo&x=1", FORM, NAMED, b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"]),
+    st.sampled_from(
+        [
+            b"",
+            b"{}",
+            b'{"a": [1, 2]}',
+            b"model_name=echo&x=1",
+            FORM,
+            NAMED,
+            b"\r\n\r\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+        ]
+    ),
     st.binary(max_size=40),
     st.integers(LIMIT - 2, LIMIT + 300).map(lambda size: b"b" * size),
 )
@@ -299,26 +345,45 @@ def cased(draw: st.DrawFn, name: bytes) -> bytes:
 
 @st.composite
 def one_request(draw: st.DrawFn) -> Sent:
-    method = draw(st.sampled_from([*[b"POST"] * 6, b"GET", b"PUT", b"PATCH", b"DELETE", b"HEAD", b"OPTIONS", b"PROPFIND"]))
+    method = draw(
+        st.sampled_from(
+            [*[b"POST"] * 6, b"GET", b"PUT", b"PATCH", b"DELETE", b"HEAD", b"OPTIONS", b"PROPFIND"]
+        )
+    )
     target = draw(st.sampled_from(PATHS)) + draw(st.sampled_from(QUERIES))
-    headers = [(cased(draw, name), value) for name, value in draw(st.lists(st.sampled_from(HEADERS), max_size=4))]
-    if method == b"HEAD":  # its answer is whole before the stream behind it breaks and ends the connection, sooner or later
+    headers = [
+        (cased(draw, name), value)
+        for name, value in draw(st.lists(st.sampled_from(HEADERS), max_size=4))
+    ]
+    if (
+        method == b"HEAD"
+        # its answer is whole before the stream behind it breaks and ends the connection, sooner or
+        # later
+    ):
         headers = [pair for pair in headers if pair[1] != b"break"]
     version = draw(st.sampled_from([b"1.1"] * 8 + [b"1.0"]))
     framing = draw(st.sampled_from(["length", "length", "length", "zeros", "chunked", "none"]))
     body = b"" if framing == "none" else draw(BODIES)
     waits = framing != "none" and version == b"1.1" and draw(st.integers(0, 9)) == 0
     if framing == "length":
-        headers.insert(draw(st.integers(0, len(headers))), (cased(draw, b"Content-Length"), b"%d" % len(body)))
+        headers.insert(
+            draw(st.integers(0, len(headers))), (cased(draw, b"Content-Length"), b"%d" % len(body))
+        )
     elif framing == "zeros":
         headers.append((b"Content-Length", b"000%d" % len(body)))
     elif framing == "chunked":
         cuts = sorted(draw(st.lists(st.integers(0, len(body)), max_size=4)))
         parts = [body[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(body)], strict=True)]
-        body = chunked(parts, draw(st.sampled_from([b"", b";a=b"])), draw(st.sampled_from([b"", b"X-Sum: 1\r\n"])))
+        body = chunked(
+            parts,
+            draw(st.sampled_from([b"", b";a=b"])),
+            draw(st.sampled_from([b"", b"X-Sum: 1\r\n"])),
+        )
         headers.append((cased(draw, b"Transfer-Encoding"), b"chunked"))
     if waits:
-        headers.append((cased(draw, b"Expect"), draw(st.sampled_from([b"100-continue", b"100-Continue"]))))
+        headers.append(
+            (cased(draw, b"Expect"), draw(st.sampled_from([b"100-continue", b"100-Continue"])))
+        )
     return Sent(method, request(method, target, headers, version=version), body, waits)
 
 
@@ -331,7 +396,9 @@ PLAN = st.tuples(
 )
 
 
-def ask(lanes: Lanes, token: bool, fast: bool, requests: list[Sent], cuts: list[int], pipelined: bool) -> list[Answer | None]:
+def ask(
+    lanes: Lanes, token: bool, fast: bool, requests: list[Sent], cuts: list[int], pipelined: bool
+) -> list[Answer | None]:
     """Each answer, then that to a last request, or None where the connection had ended."""
     answers: list[Answer | None] = []
     with RawConnection(lanes.addresses[token, fast], lanes.turn) as connection:
@@ -348,8 +415,13 @@ def ask(lanes: Lanes, token: bool, fast: bool, requests: list[Sent], cuts: list[
                 elif first is not None and not closes(first):
                     connection.send(sent.body)
             else:
-                # uvicorn answers what is malformed before those that it took, and closes before it has read a body: answers are lost
-                alone = sent.head in MALFORMED or b" HTTP/1.0\r" in sent.head or b"close\r" in sent.head.lower()
+                # uvicorn answers what is malformed before those that it took, and closes before it
+                # has read a body: answers are lost
+                alone = (
+                    sent.head in MALFORMED
+                    or b" HTTP/1.0\r" in sent.head
+                    or b"close\r" in sent.head.lower()
+                )
                 if alone:
                     answers += read(connection, waiting)
                 waiting.append(sent)
@@ -384,7 +456,9 @@ def closes(answer: Answer) -> bool:
     return not answer.whole or b"close" in (answer.header(b"connection") or b"").lower()
 
 
-def check_alike(lanes: Lanes, token: bool, requests: list[Sent], cuts: list[int], pipelined: bool) -> list[Answer | None]:
+def check_alike(
+    lanes: Lanes, token: bool, requests: list[Sent], cuts: list[int], pipelined: bool
+) -> list[Answer | None]:
     fast = ask(lanes, token, True, requests, cuts, pipelined)
     assert fast == ask(lanes, token, False, requests, cuts, pipelined)
     return fast
@@ -407,19 +481,36 @@ def test_both_lanes_say_the_same_of_what_is_wrong(lanes: Lanes, raw: bytes, afte
 @pytest.mark.parametrize(
     ("raw", "cause"),
     [
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "the client began a TLS connection. Use http:// instead of https://."),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "Use HTTP/1.1; the ports for gRPC are those of grpc_inference_port and"),
+        (
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+            "the client began a TLS connection. Use http:// instead of https://.",
+        ),
+        (
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            "Use HTTP/1.1; the ports for gRPC are those of grpc_inference_port and",
+        ),
         (b"LOAD / HTTP/1.1\r\n\r\n", "The method LOAD of the request is not known. Use GET,"),
-        (b"post / HTTP/1.1\r\n\r\n", "The method post of the request is not known. Write it in upper case."),
-        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\x16z\r\n", "HTTP/1.1: invalid character in chunk size."),
+        (
+            b"post / HTTP/1.1\r\n\r\n",
+            "The method post of the request is not known. Write it in upper case.",
+        ),
+        (
+            b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\x16z\r\n",
+            "HTTP/1.1: invalid character in chunk size.",
+        ),
         (b"GET / HTTP/9.9\r\n\r\n", "HTTP/1.1: invalid HTTP version."),
-        (b"GET http://[::1 HTTP/1.1\r\nHost: a\r\n\r\n", "HTTP/1.1: the URL of the request cannot be read."),
+        (
+            b"GET http://[::1 HTTP/1.1\r\nHost: a\r\n\r\n",
+            "HTTP/1.1: the URL of the request cannot be read.",
+        ),
         (b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", "This server is no proxy"),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("fast", [False, True], ids=["ASGI", "fast"])
-def test_bytes_that_are_not_http_are_answered_with_the_cause_as_json(lanes: Lanes, raw: bytes, cause: str, fast: bool) -> None:
+def test_bytes_that_are_not_http_are_answered_with_the_cause_as_json(
+    lanes: Lanes, raw: bytes, cause: str, fast: bool
+) -> None:
     with RawConnection(lanes.addresses[False, fast], lanes.turn) as connection:
         connection.send(raw)
         answer, end = connection.answer(), connection.answer()
@@ -433,32 +524,59 @@ def test_bytes_that_are_not_http_are_answered_with_the_cause_as_json(lanes: Lane
 
 
 def test_on_the_fast_lane_what_is_wrong_waits_for_the_answers_before_it(lanes: Lanes) -> None:
-    """One of three differences: uvicorn answers 400 at once, in the place of the answer that is due."""
+    """One of three differences: uvicorn answers 400 at once, in the place of the answer that is
+    due.
+    """
     with RawConnection(lanes.addresses[False, True]) as connection:
         connection.send(request(target=b"/predictions/echo", body=b"x") * 2 + b"GARBAGE\r\n\r\n")
         answers = [connection.answer() for _ in range(4)]
     assert [answer and answer.status for answer in answers] == [200, 200, 400, None]
 
 
-@pytest.mark.parametrize("last", [(b"HTTP/1.0", b"X: y"), (b"HTTP/1.1", b"Connection: close")], ids=str)
-def test_on_the_fast_lane_a_refusal_before_the_body_closes_the_connection_behind_the_body(lanes: Lanes, last: tuple[bytes, bytes]) -> None:
-    """Closed before, it would be reset, and the client would lose the answers that it has yet to read."""
+@pytest.mark.parametrize(
+    "last", [(b"HTTP/1.0", b"X: y"), (b"HTTP/1.1", b"Connection: close")], ids=str
+)
+def test_on_the_fast_lane_a_refusal_before_the_body_closes_the_connection_behind_the_body(
+    lanes: Lanes, last: tuple[bytes, bytes]
+) -> None:
+    """Closed before, it would be reset, and the client would lose the answers that it has yet to
+    read.
+    """
     large = request(target=b"/predictions/echo", headers=[(b"X-Do", b"bytes")])
-    refused = b"POST /predictions/nobody %b\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n%b\r\n\r\n" % last
+    refused = (
+        b"POST /predictions/nobody %b\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n%b\r\n\r\n"
+        % last
+    )
     with RawConnection(lanes.addresses[False, True], lanes.turn) as connection:
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         connection.send(large, large + refused, b"b" * 500, b"b" * 500)
         answers = [connection.answer() for _ in range(4)]
-    assert [answer and (answer.status, answer.whole) for answer in answers] == [(200, True), (200, True), (404, True), None]
+    assert [answer and (answer.status, answer.whole) for answer in answers] == [
+        (200, True),
+        (200, True),
+        (404, True),
+        None,
+    ]
 
 
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
-def test_on_the_fast_lane_an_offer_of_another_protocol_costs_no_body(lanes: Lanes, upgrade: bytes) -> None:
-    """The second difference: uvicorn's parser takes what follows such a head for that protocol. Java's client offers h2c each time."""
-    offer = [(b"Connection", b"Upgrade, HTTP2-Settings"), (b"Upgrade", upgrade), (b"HTTP2-Settings", b"AAEAAEAA")]
+def test_on_the_fast_lane_an_offer_of_another_protocol_costs_no_body(
+    lanes: Lanes, upgrade: bytes
+) -> None:
+    """The second difference: uvicorn's parser takes what follows such a head for that protocol.
+
+    Java's client offers h2c each time.
+    """
+    offer = [
+        (b"Connection", b"Upgrade, HTTP2-Settings"),
+        (b"Upgrade", upgrade),
+        (b"HTTP2-Settings", b"AAEAAEAA"),
+    ]
     with RawConnection(lanes.addresses[False, True], lanes.turn) as connection:
         for pieces in ([0], [120], [200, 1]):
-            connection.send(*cut(request(target=b"/predictions/echo", headers=offer, body=b"all of it"), pieces))
+            connection.send(
+                *cut(request(target=b"/predictions/echo", headers=offer, body=b"all of it"), pieces)
+            )
             answer = connection.answer()
             assert answer is not None
             assert answer.status == 200
@@ -467,32 +585,59 @@ def test_on_the_fast_lane_an_offer_of_another_protocol_costs_no_body(lanes: Lane
 
 @pytest.mark.parametrize("lines", [b"\r\n", b"\n", b"\r\n\r\n", b"\r\n\n\r\n"])
 @pytest.mark.parametrize("cuts", [[], [1] * 8, [2]], ids=str)
-def test_empty_lines_between_requests_are_nothing(lanes: Lanes, lines: bytes, cuts: list[int]) -> None:
+def test_empty_lines_between_requests_are_nothing(
+    lanes: Lanes, lines: bytes, cuts: list[int]
+) -> None:
     ping, plain = request(b"GET", b"/ping"), request(target=b"/predictions/echo", body=b"x")
-    sent = [Sent(b"POST", plain), Sent(b"POST", lines + plain, lines), Sent(b"GET", lines + ping, lines), Sent(b"POST", plain, lines)]
+    sent = [
+        Sent(b"POST", plain),
+        Sent(b"POST", lines + plain, lines),
+        Sent(b"GET", lines + ping, lines),
+        Sent(b"POST", plain, lines),
+    ]
     for pipelined in (False, True):
         answers = check_alike(lanes, False, sent, cuts, pipelined)
         assert [answer and answer.status for answer in answers] == [200] * 5
 
 
 @pytest.mark.parametrize("cuts", [[], [5, 1]], ids=str)
-def test_who_waits_to_be_notified_to_go_on_is_notified_by_both_lanes(lanes: Lanes, cuts: list[int]) -> None:
+def test_who_waits_to_be_notified_to_go_on_is_notified_by_both_lanes(
+    lanes: Lanes, cuts: list[int]
+) -> None:
     def waiting(path: bytes, body: bytes, length: int | None = None) -> Sent:
         size = b"%d" % (len(body) if length is None else length)
-        return Sent(b"POST", request(target=path, headers=[(b"Expect", b"100-Continue"), (b"Content-Length", size)]), body, waits=True)
+        return Sent(
+            b"POST",
+            request(target=path, headers=[(b"Expect", b"100-Continue"), (b"Content-Length", size)]),
+            body,
+            waits=True,
+        )
 
-    sent = [waiting(b"/predictions/echo", b"a body"), waiting(b"/predictions/echo", b""), waiting(b"/predictions/echo", b"b" * LIMIT)]
+    sent = [
+        waiting(b"/predictions/echo", b"a body"),
+        waiting(b"/predictions/echo", b""),
+        waiting(b"/predictions/echo", b"b" * LIMIT),
+    ]
     answers = check_alike(lanes, False, sent, cuts, pipelined=False)
     assert [answer and answer.status for answer in answers] == [100, 200, 100, 200, 100, 200, 200]
-    for refused, status in ((waiting(b"/predictions/nobody", b"a body"), 404), (waiting(b"/predictions/echo", b"", LIMIT + 1), 413)):
+    for refused, status in (
+        (waiting(b"/predictions/nobody", b"a body"), 404),
+        (waiting(b"/predictions/echo", b"", LIMIT + 1), 413),
+    ):
         answers = check_alike(lanes, False, [refused], cuts, pipelined=False)
         assert answers[0] is not None
         assert answers[0].status == status
 
 
-def test_on_the_fast_lane_who_does_not_wait_to_be_reported_to_go_on_is_not_reported(lanes: Lanes) -> None:
-    """The third difference: uvicorn tells it also of a body that has come already, which RFC 9110 (10.1.1) leaves open."""
-    sent = request(target=b"/predictions/echo", headers=[(b"Expect", b"100-continue")], body=b"all of it")
+def test_on_the_fast_lane_who_does_not_wait_to_be_reported_to_go_on_is_not_reported(
+    lanes: Lanes,
+) -> None:
+    """The third difference: uvicorn tells it also of a body that has come already, which RFC 9110
+    (10.1.1) leaves open.
+    """
+    sent = request(
+        target=b"/predictions/echo", headers=[(b"Expect", b"100-continue")], body=b"all of it"
+    )
     statuses = {}
     for fast in (True, False):
         with RawConnection(lanes.addresses[False, fast]) as connection:
@@ -519,7 +664,9 @@ HOSTS = [
 
 
 @pytest.mark.parametrize(("lines", "status"), HOSTS)
-def test_both_lanes_look_where_a_request_comes_from(lanes: Lanes, lines: bytes, status: int) -> None:
+def test_both_lanes_look_where_a_request_comes_from(
+    lanes: Lanes, lines: bytes, status: int
+) -> None:
     for path in (b"/predictions/echo", b"/v2/models/echo/infer", b"/invocations"):
         sent = Sent(b"POST", b"POST %b HTTP/1.1\r\n%bContent-Length: 2\r\n\r\n{}" % (path, lines))
         answers = check_alike(lanes, False, [sent], [], pipelined=False)
@@ -531,7 +678,9 @@ def test_both_lanes_look_where_a_request_comes_from(lanes: Lanes, lines: bytes, 
 
 def test_http_1_0_may_do_without_a_host_and_with_no_two(lanes: Lanes) -> None:
     for lines, status in ((b"", 200), (b"Host: a\r\nHost: b\r\n", 400)):
-        sent = Sent(b"POST", b"POST /predictions/echo HTTP/1.0\r\n%bContent-Length: 2\r\n\r\n{}" % lines)
+        sent = Sent(
+            b"POST", b"POST /predictions/echo HTTP/1.0\r\n%bContent-Length: 2\r\n\r\n{}" % lines
+        )
         answers = check_alike(lanes, False, [sent], [], pipelined=False)
         assert answers[0] is not None
         assert answers[0].status == status
@@ -539,12 +688,21 @@ def test_http_1_0_may_do_without_a_host_and_with_no_two(lanes: Lanes) -> None:
 
 @pytest.mark.parametrize("token", [False, True])
 def test_on_both_lanes_no_handler_gets_its_callers_credentials(lanes: Lanes, token: bool) -> None:
-    secret = [(b"Authorization", b"Bearer " + TOKEN), (b"COOKIE", b"session=mine"), (b"Proxy-Authorization", b"Basic bWluZQ==")]
-    sent = Sent(b"POST", request(target=b"/predictions/echo", headers=[*secret, (b"X-Own", b"seen")], body=b"x"))
+    secret = [
+        (b"Authorization", b"Bearer " + TOKEN),
+        (b"COOKIE", b"session=mine"),
+        (b"Proxy-Authorization", b"Basic bWluZQ=="),
+    ]
+    sent = Sent(
+        b"POST",
+        request(target=b"/predictions/echo", headers=[*secret, (b"X-Own", b"seen")], body=b"x"),
+    )
     answers = check_alike(lanes, token, [sent, sent], [], pipelined=False)
     assert answers[0] is not None
     assert b'"X-Own", "seen"' in answers[0].body
-    assert not any(word in answers[0].body.lower() for word in (b"authorization", b"cookie", b"mine", TOKEN))
+    assert not any(
+        word in answers[0].body.lower() for word in (b"authorization", b"cookie", b"mine", TOKEN)
+    )
 
 
 @pytest.mark.parametrize(
@@ -557,7 +715,9 @@ def test_on_both_lanes_no_handler_gets_its_callers_credentials(lanes: Lanes, tok
     ],
 )
 @pytest.mark.parametrize("token", [False, True])
-def test_both_lanes_refuse_headers_that_differ_only_in_underscores(lanes: Lanes, headers: list[tuple[bytes, bytes]], token: bool) -> None:
+def test_both_lanes_refuse_headers_that_differ_only_in_underscores(
+    lanes: Lanes, headers: list[tuple[bytes, bytes]], token: bool
+) -> None:
     credential = [(b"Authorization", b"Bearer " + TOKEN)]
     for path in (b"/predictions/echo", b"/models", b"/nowhere"):
         sent = Sent(b"POST", request(target=path, headers=[*credential, *headers], body=b"{}"))
@@ -567,10 +727,23 @@ def test_both_lanes_refuse_headers_that_differ_only_in_underscores(lanes: Lanes,
         assert b"differ only in '_' and '-'" in answers[0].body
 
 
-def test_on_both_lanes_no_underscore_makes_a_header_that_a_server_or_proxy_sets(lanes: Lanes) -> None:
-    names = (b"Proxy_Authorization", b"X_Forwarded_For", b"x_forwarded-proto", b"Content_Type", b"X_Request_Id", b"Cookie_", b"ex_plain")
+def test_on_both_lanes_no_underscore_makes_a_header_that_a_server_or_proxy_sets(
+    lanes: Lanes,
+) -> None:
+    names = (
+        b"Proxy_Authorization",
+        b"X_Forwarded_For",
+        b"x_forwarded-proto",
+        b"Content_Type",
+        b"X_Request_Id",
+        b"Cookie_",
+        b"ex_plain",
+    )
     headers = [*((name, b"planted") for name in names), (b"url-path", b"planted")]
-    for path in (b"/v1/models/echo:predict", b"/predictions/echo/1.0/a/path"):  # the second has a header url_path of the server's
+    for path in (
+        b"/v1/models/echo:predict",
+        b"/predictions/echo/1.0/a/path",
+    ):  # the second has a header url_path of the server's
         sent = Sent(b"POST", request(target=path, headers=headers, body=b"{}"))
         answers = check_alike(lanes, False, [sent, sent], [], pipelined=False)
         assert answers[0] is not None
@@ -582,7 +755,9 @@ def test_on_both_lanes_no_underscore_makes_a_header_that_a_server_or_proxy_sets(
 @pytest.mark.parametrize("path", sorted(set(PATHS)))
 @pytest.mark.parametrize("method", [b"POST", b"GET", b"HEAD", b"OPTIONS"])
 def test_both_lanes_have_the_same_routes(lanes: Lanes, path: bytes, method: bytes) -> None:
-    requests = [Sent(method, request(method, path + query, body=b"{}")) for query in sorted(set(QUERIES))]
+    requests = [
+        Sent(method, request(method, path + query, body=b"{}")) for query in sorted(set(QUERIES))
+    ]
     check_alike(lanes, False, requests, [], pipelined=False)
 
 
@@ -599,10 +774,20 @@ def test_both_lanes_heed_the_same_headers(lanes: Lanes, header: tuple[bytes, byt
 def test_the_harness_sees_what_it_compares(lanes: Lanes) -> None:
     """The comparison means nothing if both sides refuse everything."""
     sent = [
-        Sent(b"POST", request(target=b"/predictions/echo/1.0/x?a=1", headers=[(b"X-A", b"b")], body=b"hi")),
-        Sent(b"POST", request(target=b"/predictions/echo", headers=[(b"X-Do", b"stream")], body=b"hi")),
+        Sent(
+            b"POST",
+            request(target=b"/predictions/echo/1.0/x?a=1", headers=[(b"X-A", b"b")], body=b"hi"),
+        ),
+        Sent(
+            b"POST",
+            request(target=b"/predictions/echo", headers=[(b"X-Do", b"stream")], body=b"hi"),
+        ),
         Sent(b"HEAD", request(b"HEAD", b"/predictions/echo")),
-        Sent(b"POST", request(target=b"/predictions/echo", headers=[(b"Transfer-Encoding", b"chunked")]), chunked([b"a", b"bc"])),
+        Sent(
+            b"POST",
+            request(target=b"/predictions/echo", headers=[(b"Transfer-Encoding", b"chunked")]),
+            chunked([b"a", b"bc"]),
+        ),
         Sent(b"POST", request(target=b"/predictions/echo", body=b"b" * (LIMIT + 1))),
     ]
     answers = check_alike(lanes, False, sent, [7, 1, 30], pipelined=True)

@@ -1,4 +1,6 @@
-"""Priorities, deadlines, clients that leave, full queues: over the fast lane with plain requests, over the other with chunked ones."""
+"""Priorities, deadlines, clients that leave, full queues: over the fast lane with plain requests,
+over the other with chunked ones.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,17 @@ from hypothesis import strategies as st
 from tsx_runtime.api.request_options import PRIORITY, TIMEOUT, deadline, priority_and_timeout
 from tsx_runtime.errors import BadRequest
 
-LANES = {"fast": b"Content-Length: 1\r\n\r\nx", "framework": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"}
+LANES = {
+    "fast": b"Content-Length: 1\r\n\r\nx",
+    "framework": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
+}
 both_lanes = pytest.mark.parametrize("lane", LANES)
 
 
 class Blocked:
-    """A model whose only worker has its hands full until `open`, and clients on sockets of their own."""
+    """A model whose only worker has its hands full until `open`, and clients on sockets of their
+    own.
+    """
 
     def __init__(self, server, gate, until, stack):
         self.server, self.gate, self.until, self.stack = server, gate, until, stack
@@ -32,11 +39,19 @@ class Blocked:
         """Send a request, and do not wait for its answer."""
         before = self.version.stats.requests
         parts = urlsplit(str(self.server.inference.base_url))
-        sock = self.stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=60))
-        sock.sendall(b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\n" + headers.encode() + LANES[lane])
+        sock = self.stack.enter_context(
+            socket.create_connection((parts.hostname, parts.port), timeout=60)
+        )
+        sock.sendall(
+            b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\n"
+            + headers.encode()
+            + LANES[lane]
+        )
         if accepted:
             self.until(lambda: self.version.stats.requests == before + 1)
-            self.server.call(lambda: None)  # a turn of the loop: it is with the worker now, or waits
+            self.server.call(
+                lambda: None
+            )  # a turn of the loop: it is with the worker now, or waits
         return sock
 
     def open(self):
@@ -50,7 +65,9 @@ def answer_on(sock):
         received += sock.recv(65536)
     head, _, body = received.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
-    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+    headers = {
+        name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])
+    }
     while len(body) < int(headers["content-length"]):
         body += sock.recv(65536)
     return int(lines[0].split()[1]), headers, body.decode()
@@ -78,7 +95,9 @@ def test_a_deadline_is_kept_while_the_worker_is_busy(blocked, lane):
 
 @both_lanes
 def test_a_deadline_holds_for_a_request_that_runs(start_server, tmp_path, until, lane):
-    """Its handler ends only after the answer, and nobody gets what that returns: the next one on the connection has its own."""
+    """Its handler ends only after the answer, and nobody gets what that returns: the next one on
+    the connection has its own.
+    """
     gate, wait = tmp_path / "open", f"x-do: wait\r\nx-file: {tmp_path / 'open'}\r\n"
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(start_server())
@@ -87,12 +106,18 @@ def test_a_deadline_holds_for_a_request_that_runs(start_server, tmp_path, until,
         version = server.registry.find("talker")
         host, port = server.inference.base_url.host, server.inference.base_url.port
         sock = stack.enter_context(socket.create_connection((host, port), timeout=60))
-        sock.sendall(b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-tsx-timeout-ms: 300\r\n" + wait.encode() + LANES[lane])
+        sock.sendall(
+            b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-tsx-timeout-ms: 300\r\n"
+            + wait.encode()
+            + LANES[lane]
+        )
         status, headers, body = answer_on(sock)
         assert (status, int(headers["retry-after"]) >= 1) == (504, True)
         assert "did not answer the request before its deadline;" in body
         assert version.stats.refusals == {"AnswerLate": 1}
-        sock.sendall(b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\n" + LANES[lane])
+        sock.sendall(
+            b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\n" + LANES[lane]
+        )
         until(lambda: version.stats.requests == 2)
         gate.touch()
         assert answer_on(sock)[::2] == (200, "x")
@@ -114,18 +139,26 @@ def test_the_models_own_limit_holds_where_it_is_the_sooner_one(blocked, lane):
 @both_lanes
 def test_a_greater_priority_is_served_first(blocked, lane):
     asked = [blocked.ask(lane, f"x-tsx-priority: {priority}\r\n") for priority in (-5, 0, 7)]
-    queue = blocked.server.call(lambda: [job.priority for job in blocked.version._dispatcher.queue.jobs])
+    queue = blocked.server.call(
+        lambda: [job.priority for job in blocked.version._dispatcher.queue.jobs]
+    )
     assert queue == [7] + [0] * (blocked.waiting + 1) + [-5]
     blocked.open()
     assert [answer_on(sock)[0] for sock in asked] == [200] * 3
 
 
 @both_lanes
-@pytest.mark.parametrize("header", ["x-tsx-priority: high", "x-tsx-priority: 101", "x-tsx-timeout-ms: 0", "X-TSX-Timeout-MS: 1.5"])
+@pytest.mark.parametrize(
+    "header",
+    ["x-tsx-priority: high", "x-tsx-priority: 101", "x-tsx-timeout-ms: 0", "X-TSX-Timeout-MS: 1.5"],
+)
 def test_what_cannot_be_read_is_refused_by_name(server, lane, header):
     parts = urlsplit(str(server.inference.base_url))
     with socket.create_connection((parts.hostname, parts.port), timeout=60) as sock:
-        sock.sendall(f"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode() + LANES[lane])
+        sock.sendall(
+            f"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode()
+            + LANES[lane]
+        )
         status, _, body = answer_on(sock)
     name, _, value = header.partition(": ")
     assert status == 400
@@ -148,7 +181,9 @@ def test_a_client_that_leaves_takes_its_waiting_request_with_it(blocked, lane, u
 
 @both_lanes
 def test_a_full_queue_answers_429_by_setting_at_once(blocked, lane):
-    blocked.server.management.put("/models/talker", params={"job_queue_size": blocked.waiting, "overload_status": 429})
+    blocked.server.management.put(
+        "/models/talker", params={"job_queue_size": blocked.waiting, "overload_status": 429}
+    )
     status, headers, body = answer_on(blocked.ask(lane, accepted=False))
     assert status == 429
     assert int(headers["retry-after"]) >= 1
@@ -165,7 +200,11 @@ def test_bytes_that_wait_are_bounded(blocked, lane):
 
 @given(st.integers(-100, 100), st.integers(1, 86_400_000))
 def test_the_headers_are_read_as_they_are_written(priority, timeout):
-    headers = [(b"host", b"x"), (PRIORITY, str(priority).encode()), (TIMEOUT, str(timeout).encode())]
+    headers = [
+        (b"host", b"x"),
+        (PRIORITY, str(priority).encode()),
+        (TIMEOUT, str(timeout).encode()),
+    ]
     assert priority_and_timeout(headers) == (priority, timeout)
     assert priority_and_timeout(headers[:1]) == (0, None)
 
@@ -180,7 +219,12 @@ def test_any_other_value_is_a_bad_request(name, value):
     assert timeout is None or 1 <= timeout <= 86_400_000
 
 
-@given(st.floats(0, 1e6), st.floats(0.001, 1e4) | st.just(0.0), st.none() | st.integers(1, 86_400_000))
+@given(
+    st.floats(0, 1e6), st.floats(0.001, 1e4) | st.just(0.0), st.none() | st.integers(1, 86_400_000)
+)
 def test_the_sooner_deadline_holds(now, client_timeout, timeout_ms):
-    limits = [*([client_timeout] if client_timeout else []), *([timeout_ms / 1000] if timeout_ms else [])]
+    limits = [
+        *([client_timeout] if client_timeout else []),
+        *([timeout_ms / 1000] if timeout_ms else []),
+    ]
     assert deadline(now, client_timeout, timeout_ms) == (now + min(limits) if limits else None)

@@ -1,4 +1,6 @@
-"""What a client makes the front end parse is bounded before it is parsed: no request of its own holds the event loop for long."""
+"""What a client makes the front end parse is bounded before it is parsed: no request of its own
+holds the event loop for long.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-HELD = 0.5  # seconds of CPU that the loop may spend between two beats; each attack took a second or more before it was bounded
+# seconds of CPU that the loop may spend between two beats; each attack took a second or more before
+# it was bounded
+HELD = 0.5
 BEAT = 0.002  # seconds
 LONGEST_TEXT = 1100  # characters of an error's text
 
@@ -44,45 +48,144 @@ def nested(count: int) -> bytes:
 
 
 def rules(count: int, pattern: str) -> bytes:
-    return json.dumps({"rules": [{"header": "x", "matches": f"{pattern}{number}", "to": "1.0"} for number in range(count)]}).encode()
+    return json.dumps(
+        {
+            "rules": [
+                {"header": "x", "matches": f"{pattern}{number}", "to": "1.0"}
+                for number in range(count)
+            ]
+        }
+    ).encode()
 
 
 TRAFFIC, RECORD = "/models/talker/traffic", "/models/talker/record"
 ATTACKS = [
-    Attack("multipart of 100,000 parts", "inference", "POST", "/invocations", PART * 100_000 + b"--x--\r\n", MULTIPART, status=413),
-    Attack("form of 500,000 fields", "inference", "POST", "/invocations", b"a=1&" * 500_000, FORM, status=413),
-    Attack("form of escapes", "inference", "POST", "/invocations", b"model_name=" + b"%41" * 2_000_000, FORM, status=404),
-    Attack("long part header", "inference", "POST", "/invocations", b"--x\r\n" + b"a" * 6_000_000, MULTIPART),
+    Attack(
+        "multipart of 100,000 parts",
+        "inference",
+        "POST",
+        "/invocations",
+        PART * 100_000 + b"--x--\r\n",
+        MULTIPART,
+        status=413,
+    ),
+    Attack(
+        "form of 500,000 fields",
+        "inference",
+        "POST",
+        "/invocations",
+        b"a=1&" * 500_000,
+        FORM,
+        status=413,
+    ),
+    Attack(
+        "form of escapes",
+        "inference",
+        "POST",
+        "/invocations",
+        b"model_name=" + b"%41" * 2_000_000,
+        FORM,
+        status=404,
+    ),
+    Attack(
+        "long part header",
+        "inference",
+        "POST",
+        "/invocations",
+        b"--x\r\n" + b"a" * 6_000_000,
+        MULTIPART,
+    ),
     Attack("query of 30,000 pairs", "inference", "POST", "/invocations?" + "a&" * 30_000),
     Attack("query of 30,000 pairs", "management", "GET", "/models?" + "a&" * 30_000),
-    Attack("query of 30,000 unknown names", "management", "PUT", "/models/talker?" + "&".join(f"wrker{n}" for n in range(6_000))),
+    Attack(
+        "query of 30,000 unknown names",
+        "management",
+        "PUT",
+        "/models/talker?" + "&".join(f"wrker{n}" for n in range(6_000)),
+    ),
     Attack("query of 8,000 names", "metrics", "GET", "/metrics?" + "name[]=&" * 8_000),
-    Attack("15,000 headers", "inference", "POST", "/predictions/talker", b"x", headers=[("a", "")] * 10_000, status=431),
-    Attack("15,000 headers", "management", "GET", "/models", headers=[("a", "")] * 10_000, status=431),
+    Attack(
+        "15,000 headers",
+        "inference",
+        "POST",
+        "/predictions/talker",
+        b"x",
+        headers=[("a", "")] * 10_000,
+        status=431,
+    ),
+    Attack(
+        "15,000 headers", "management", "GET", "/models", headers=[("a", "")] * 10_000, status=431
+    ),
     Attack("long name", "inference", "POST", "/predictions/" + "a" * 60_000, b"x", status=404),
     Attack("long name", "management", "GET", "/models/" + "a" * 60_000, status=404),
     Attack("400,000 keys", "management", "PUT", TRAFFIC, partial(keys, 300_000), status=413),
     Attack("100,000 keys", "management", "PUT", TRAFFIC, partial(keys, 40_000)),
     Attack("9,000 unknown keys", "management", "PUT", TRAFFIC, keys(9_000)),
     Attack("9,000 unknown keys", "management", "PUT", RECORD, keys(9_000)),
-    Attack("9,000 bad weights", "management", "PATCH", TRAFFIC, json.dumps({"weights": {f"a{n}": -1 for n in range(9_000)}}).encode()),
+    Attack(
+        "9,000 bad weights",
+        "management",
+        "PATCH",
+        TRAFFIC,
+        json.dumps({"weights": {f"a{n}": -1 for n in range(9_000)}}).encode(),
+    ),
     Attack("lists in lists", "management", "PUT", TRAFFIC, nested(400)),
     Attack("lists in lists", "management", "PATCH", TRAFFIC, b'{"a":' * 400 + b"1" + b"}" * 400),
     Attack("lists in lists", "management", "PUT", TRAFFIC, nested(100_000)),
-    Attack("a list of lists", "management", "PUT", TRAFFIC, b'{"weights": [' + b"[]," * 300_000 + b"1]}"),
-    Attack("a number of 1,000,000 digits", "management", "PUT", TRAFFIC, b'{"weights": {"1.0": ' + b"9" * 1_000_000 + b"}}"),
-    Attack("9,000 steps", "management", "POST", "/models/talker/rollout", json.dumps({"version": "2.0", "steps": [1] * 9_000}).encode()),
+    Attack(
+        "a list of lists",
+        "management",
+        "PUT",
+        TRAFFIC,
+        b'{"weights": [' + b"[]," * 300_000 + b"1]}",
+    ),
+    Attack(
+        "a number of 1,000,000 digits",
+        "management",
+        "PUT",
+        TRAFFIC,
+        b'{"weights": {"1.0": ' + b"9" * 1_000_000 + b"}}",
+    ),
+    Attack(
+        "9,000 steps",
+        "management",
+        "POST",
+        "/models/talker/rollout",
+        json.dumps({"version": "2.0", "steps": [1] * 9_000}).encode(),
+    ),
     Attack("a long pattern many times", "management", "PUT", TRAFFIC, rules(100, HEAVY)),
     Attack("patterns that are none", "management", "PUT", TRAFFIC, rules(900, "(")),
-    Attack("a long url", "management", "POST", "/models", json.dumps({"url": "%25" * 300_000}).encode()),
-    Attack("a long url of https", "management", "POST", "/models", json.dumps({"url": "https://h/" + "a/" * 300_000}).encode()),
-    Attack("a long parameter", "management", "POST", "/models", json.dumps({"url": "a", "initial_workers": "a" * 900_000}).encode()),
-    Attack("a long token type", "management", "POST", "/workflows", json.dumps({"url": "../" * 300_000}).encode()),
+    Attack(
+        "a long url", "management", "POST", "/models", json.dumps({"url": "%25" * 300_000}).encode()
+    ),
+    Attack(
+        "a long url of https",
+        "management",
+        "POST",
+        "/models",
+        json.dumps({"url": "https://h/" + "a/" * 300_000}).encode(),
+    ),
+    Attack(
+        "a long parameter",
+        "management",
+        "POST",
+        "/models",
+        json.dumps({"url": "a", "initial_workers": "a" * 900_000}).encode(),
+    ),
+    Attack(
+        "a long token type",
+        "management",
+        "POST",
+        "/workflows",
+        json.dumps({"url": "../" * 300_000}).encode(),
+    ),
 ]
 
 
 class Heart:
-    """Measures on the loop how much CPU its thread takes between two beats: what else the machine does has no part in that."""
+    """Measures on the loop how much CPU its thread takes between two beats: what else the machine
+    does has no part in that.
+    """
 
     def __init__(self) -> None:
         self.longest = self.last = 0.0
@@ -110,32 +213,50 @@ class Heart:
 
 @pytest.fixture(scope="module")
 def target(start_server):
-    with start_server(max_request_size=6_553_500, allowed_urls=["https?://.*/.*/.*"], decode_input_request=False) as server:
+    with start_server(
+        max_request_size=6_553_500, allowed_urls=["https?://.*/.*/.*"], decode_input_request=False
+    ) as server:
         server.register("talker.mar", initial_workers=1)
         server.register("talker2.mar", initial_workers=0)
         yield server
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: f"{attack.method} {attack.path[:24]}: {attack.name}")
+@pytest.mark.parametrize(
+    "attack", ATTACKS, ids=lambda attack: f"{attack.method} {attack.path[:24]}: {attack.name}"
+)
 def test_no_request_holds_the_loop_while_it_is_parsed(target, attack: Attack) -> None:
     headers = [("content-type", attack.content_type), *attack.headers]
     body = attack.body if isinstance(attack.body, bytes) else attack.body()
-    request = httpx.Request(attack.method, target.addresses[attack.role] + attack.path, headers=headers, content=body)
+    request = httpx.Request(
+        attack.method, target.addresses[attack.role] + attack.path, headers=headers, content=body
+    )
     heart = Heart()
     with heart.beating(target):
         answer = target.clients[attack.role].send(request)
-    print(f"FIGURE {1000 * heart.longest:8.1f} ms {answer.status_code} {len(answer.text):8d} {attack.path[:30]} {attack.name}")
+    print(
+        f"FIGURE {1000 * heart.longest:8.1f} ms {answer.status_code} {len(answer.text):8d} {attack.path[:30]} {attack.name}"
+    )
     assert answer.status_code == attack.status, answer.text[:300]
     assert len(answer.json()["message"]) < LONGEST_TEXT
     assert heart.longest < HELD
 
 
 def test_the_largest_table_that_may_be_is_taken(target) -> None:
-    long = {"header": "x", "matches": "(" + "|".join(f"user{number}" for number in range(450)) + ")", "to": "2.0"}
+    long = {
+        "header": "x",
+        "matches": "(" + "|".join(f"user{number}" for number in range(450)) + ")",
+        "to": "2.0",
+    }
     table = {
         "weights": {f"w{number}": 1 for number in range(1000)},
         "labels": {f"label{number}": "2.0" for number in range(1000)},
-        "rules": [long, *({"header": "x-user", "matches": f"user-{number}-[a-z]{{1,9}}", "to": "2.0"} for number in range(999))],
+        "rules": [
+            long,
+            *(
+                {"header": "x-user", "matches": f"user-{number}-[a-z]{{1,9}}", "to": "2.0"}
+                for number in range(999)
+            ),
+        ],
     }
     heart = Heart()
     with heart.beating(target):
@@ -151,7 +272,11 @@ def test_the_largest_table_that_may_be_is_taken(target) -> None:
 
 @pytest.mark.parametrize("name", ["weights", "labels", "rules"])
 def test_a_larger_table_is_refused(target, name: str) -> None:
-    many = [{"header": "x", "equals": "y", "to": "1.0"}] * 1001 if name == "rules" else {f"w{number}": "1" for number in range(1001)}
+    many = (
+        [{"header": "x", "equals": "y", "to": "1.0"}] * 1001
+        if name == "rules"
+        else {f"w{number}": "1" for number in range(1001)}
+    )
     answer = target.management.put("/models/talker/traffic", json={name: many})
     assert answer.status_code == 400
     assert f"{name}: there are 1001 entries; at most 1000 can be" in answer.json()["message"]
@@ -159,9 +284,15 @@ def test_a_larger_table_is_refused(target, name: str) -> None:
 
 def test_patterns_may_not_grow_beyond_their_sum_by_one_merge_after_the_other(target) -> None:
     patterns = [f"{'a' * 4000}{number}" for number in range(20)]
-    answer = target.management.put(TRAFFIC, json={"rules": [{"header": "x", "matches": each, "to": "1.0"} for each in patterns]})
+    answer = target.management.put(
+        TRAFFIC,
+        json={"rules": [{"header": "x", "matches": each, "to": "1.0"} for each in patterns]},
+    )
     assert answer.status_code == 400
-    assert "their patterns have 80030 characters together; at most 65536 can be" in answer.json()["message"]
+    assert (
+        "their patterns have 80030 characters together; at most 65536 can be"
+        in answer.json()["message"]
+    )
 
 
 @pytest.mark.parametrize("lane", ["inference", "management"])
@@ -190,7 +321,10 @@ def test_the_body_of_a_management_request_has_a_bound_of_its_own(start_server) -
 
 
 def test_a_handlers_description_is_shown_as_text_where_it_is_too_large_to_be_parsed(target) -> None:
-    target.write_mar("wordy.mar", handler="def handle(data, context):\n    return ['[' + '[],' * 30_000 + '1]' for _ in data or ()]\n")
+    target.write_mar(
+        "wordy.mar",
+        handler="def handle(data, context):\n    return ['[' + '[],' * 30_000 + '1]' for _ in data or ()]\n",
+    )
     target.register("wordy.mar", initial_workers=1)
     answer = target.management.get("/models/wordy", params={"customized": "true"})
     assert answer.json()[0]["customizedMetadata"] == "[" + "[]," * 30_000 + "1]"

@@ -37,16 +37,26 @@ def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_models_with_packages_of_their_own_over_rest(
-    no_index: None, start_server: Callable[..., Any], tmp_path: Path, error_of: Callable[..., tuple[str, str]]
+    no_index: None,
+    start_server: Callable[..., Any],
+    tmp_path: Path,
+    error_of: Callable[..., tuple[str, str]],
 ) -> None:
     needy(tmp_path / "good", "own-words\n")
     make_wheel(tmp_path / "good", "own_words", "1.5")
     needy(tmp_path / "bad", "no-such-package\n")
     needy(tmp_path / "evil", "own-words; $(touch /tmp/x)\n")
-    settings = {"model_store": tmp_path, "cache_dir": tmp_path / "cache", "install_py_dep_per_model": True}
+    settings = {
+        "model_store": tmp_path,
+        "cache_dir": tmp_path / "cache",
+        "install_py_dep_per_model": True,
+    }
     with start_server(**settings, blacklist_env_vars="SECRET_.*") as server:
         management, inference = server.clients["management"], server.clients["inference"]
-        assert management.post("/models", params={"url": "good", "initial_workers": 1}).status_code == 200
+        assert (
+            management.post("/models", params={"url": "good", "initial_workers": 1}).status_code
+            == 200
+        )
         assert inference.post("/predictions/good").text == "1.5 True None"
         assert management.get("/models/good").json()[0]["useVenv"] is True
         refused = management.post("/models", params={"url": "bad"})
@@ -56,15 +66,22 @@ def test_models_with_packages_of_their_own_over_rest(
         assert text.startswith("Custom pip package installation failed for model bad\n")
         assert "No matching distribution found for no-such-package" in text
         kind, text = error_of(management.post("/models", params={"url": "evil"}))
-        assert (kind, text.splitlines()[0]) == ("ModelException", "Custom pip package installation failed for model evil")
-        assert [model["modelName"] for model in management.get("/models").json()["models"]] == ["good"]
+        assert (kind, text.splitlines()[0]) == (
+            "ModelException",
+            "Custom pip package installation failed for model evil",
+        )
+        assert [model["modelName"] for model in management.get("/models").json()["models"]] == [
+            "good"
+        ]
         assert management.delete("/models/good").status_code == 200
 
 
 def test_a_group_is_described_by_its_processes_and_refused_where_it_cannot_be(
     empty: Any, store: Path, error_of: Callable[..., tuple[str, str]]
 ) -> None:
-    make_model(store / "pair.mar", HANDLER, config="parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n")
+    make_model(
+        store / "pair.mar", HANDLER, config="parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n"
+    )
     make_model(store / "nodes.mar", HANDLER, config="torchrun:\n  nnodes: 2\n")
     assert empty.management.post("/models", params={"url": "pair.mar"}).status_code == 200
     [reported] = empty.management.get("/models/pair").json()

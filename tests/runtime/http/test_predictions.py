@@ -42,7 +42,9 @@ def raw_exchange(address, request, until=b""):
 
 
 def test_a_binary_body_is_given_as_body(server):
-    answer = server.inference.post(PATH, content=b"\x00\xff", headers={"content-type": "application/octet-stream"}).json()
+    answer = server.inference.post(
+        PATH, content=b"\x00\xff", headers={"content-type": "application/octet-stream"}
+    ).json()
     assert answer["row"] == {"body": {"bytes": "\x00\xff"}}
 
 
@@ -51,17 +53,23 @@ def test_a_json_body_is_given_decoded(server):
 
 
 def test_a_text_body_is_given_as_text(server):
-    answer = server.inference.post(PATH, content="müsli", headers={"content-type": "text/plain; charset=utf-8"}).json()
+    answer = server.inference.post(
+        PATH, content="müsli", headers={"content-type": "text/plain; charset=utf-8"}
+    ).json()
     assert answer["row"] == {"body": "müsli"}
 
 
 def test_bad_json_is_given_as_it_is(server):
-    answer = server.inference.post(PATH, content=b"{", headers={"content-type": "application/json"}).json()
+    answer = server.inference.post(
+        PATH, content=b"{", headers={"content-type": "application/json"}
+    ).json()
     assert answer["row"] == {"body": {"bytes": "{"}}
 
 
 def test_a_multipart_form_is_given_by_field(server):
-    answer = server.inference.post(PATH, files={"data": ("a.png", b"\x89PNG", "image/png"), "more": ("b", b"x")}).json()
+    answer = server.inference.post(
+        PATH, files={"data": ("a.png", b"\x89PNG", "image/png"), "more": ("b", b"x")}
+    ).json()
     assert answer["row"]["data"] == {"bytes": "\x89PNG"}
     assert answer["headers"]["data"] == {"content-type": "image/png"}
 
@@ -72,13 +80,17 @@ def test_a_urlencoded_form_is_given_by_field(server):
 
 @pytest.mark.parametrize("path", ["/talker/predict", "/models/talker/invoke", "/invocations"])
 def test_query_parameters_are_inputs_where_torchserve_makes_them_some(server, path):
-    row = server.inference.get(path, params={"data": "test", "more": "ä b", "model_name": "talker"}).json()["row"]
+    row = server.inference.get(
+        path, params={"data": "test", "more": "ä b", "model_name": "talker"}
+    ).json()["row"]
     assert row["data"] == {"bytes": "test"}
     assert row["more"] == {"bytes": "ä b".encode().decode("latin-1")}
 
 
 def test_elsewhere_they_are_not(server):
-    assert server.inference.get(PATH, params={"data": "test"}).json()["row"] == {"body": {"bytes": ""}}
+    assert server.inference.get(PATH, params={"data": "test"}).json()["row"] == {
+        "body": {"bytes": ""}
+    }
 
 
 def test_a_handler_is_reported_what_the_route_says(server):
@@ -97,7 +109,9 @@ def test_the_handler_sees_the_clients_headers_as_they_were_written(server):
 
 
 def test_the_answer_is_the_handlers_with_an_id_and_without_caching(server):
-    answer = server.inference.post(PATH, content=b"abc", headers={"x-do": "bytes", "x-request-id": "the-clients"})
+    answer = server.inference.post(
+        PATH, content=b"abc", headers={"x-do": "bytes", "x-request-id": "the-clients"}
+    )
     assert answer.content == b"abc"
     assert "content-type" not in answer.headers
     assert uuid.UUID(answer.headers["x-request-id"]).version == 4
@@ -139,7 +153,9 @@ def test_a_version_can_be_asked_for(server):
 
 
 def test_what_follows_the_version_is_the_header_url_path(server):
-    headers = server.inference.post(f"{PATH}/1.0/v1/chat", headers={"url_path": "the clients"}).json()["headers"]
+    headers = server.inference.post(
+        f"{PATH}/1.0/v1/chat", headers={"url_path": "the clients"}
+    ).json()["headers"]
     assert headers["url_path"] == "v1/chat"
     assert server.inference.post(f"{PATH}/1.0").json()["headers"]["url_path"] == ""
 
@@ -152,7 +168,10 @@ def test_a_path_cannot_add_headers(server):
 
 def test_explanations_say_so_in_a_header(server):
     for path in ("/explanations/talker", "/explanations/talker/1.0"):
-        assert server.inference.post(path, headers={"explain": "no"}).json()["headers"]["explain"] == "True"
+        assert (
+            server.inference.post(path, headers={"explain": "no"}).json()["headers"]["explain"]
+            == "True"
+        )
 
 
 def test_head_has_the_headers_of_the_answer_alone(server):
@@ -166,7 +185,10 @@ def test_head_has_the_headers_of_the_answer_alone(server):
 def test_options_describe_the_models_predictions(server, error_of):
     document = server.inference.options(PATH).json()
     assert list(document["paths"])[:2] == ["/predictions/talker", "/explanations/talker"]
-    assert error_of(server.inference.options("/predictions/nobody")) == ("ModelNotFoundException", "Model not found: nobody")
+    assert error_of(server.inference.options("/predictions/nobody")) == (
+        "ModelNotFoundException",
+        "Model not found: nobody",
+    )
 
 
 def test_a_stream_comes_in_chunks(server):
@@ -204,10 +226,23 @@ def test_an_unknown_model_is_not_found(server, error_of):
 def test_an_unknown_version_is_not_found(server, error_of):
     answer = server.inference.post(f"{PATH}/9.9")
     assert answer.status_code == 404
-    assert error_of(answer) == ("ModelVersionNotFoundException", "Model version: 9.9 does not exist for model: talker")
+    assert error_of(answer) == (
+        "ModelVersionNotFoundException",
+        "Model version: 9.9 does not exist for model: talker",
+    )
 
 
-@pytest.mark.parametrize("path", ["/predictions", "/predictions/", "/explanations/", "/nothing", "//predictions/talker", "/models"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/predictions",
+        "/predictions/",
+        "/explanations/",
+        "/nothing",
+        "//predictions/talker",
+        "/models",
+    ],
+)
 def test_an_unknown_route_is_not_found(server, path, error_of):
     answer = server.inference.get(str(server.inference.base_url) + path)
     assert answer.status_code in (404, 405)
@@ -219,8 +254,12 @@ def test_a_version_without_workers_says_how_to_get_some(server, error_of):
     assert answer.status_code == 503
     kind, message = error_of(answer)
     assert kind == "ServiceUnavailableException"
-    assert message.startswith('Model "talker" has no worker to serve inference request. Please use scale workers API to add workers.')
-    assert message.endswith("(version 2.0): `tsx models scale talker 1 --version 2.0` (PUT /models/talker/2.0?min_worker=1)")
+    assert message.startswith(
+        'Model "talker" has no worker to serve inference request. Please use scale workers API to add workers.'
+    )
+    assert message.endswith(
+        "(version 2.0): `tsx models scale talker 1 --version 2.0` (PUT /models/talker/2.0?min_worker=1)"
+    )
     assert "sequence" not in message
 
 
@@ -246,35 +285,47 @@ def test_a_worker_that_dies_answers_500(empty, error_of):
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_over_the_limit_is_refused_by_name(server, chunked, error_of):
     body = bytes(100_001)
-    answer = server.inference.post(PATH, content=iter([body[:50_000], body[50_000:]]) if chunked else body)
+    answer = server.inference.post(
+        PATH, content=iter([body[:50_000], body[50_000:]]) if chunked else body
+    )
     assert answer.status_code == 413
     kind, message = error_of(answer)
     assert kind == "PayloadTooLargeException"
     assert "max_request_size, which is 100000 bytes" in message
     assert answer.headers["connection"] == "close"
-    assert server.inference.post(PATH, content=bytes(100_000), headers={"x-do": "bytes"}).content == bytes(100_000)
+    assert server.inference.post(
+        PATH, content=bytes(100_000), headers={"x-do": "bytes"}
+    ).content == bytes(100_000)
 
 
 def test_a_client_that_asks_first_is_refused_before_it_sends(server):
     request = b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100001\r\nExpect: 100-continue\r\n\r\n"
-    assert raw_exchange(str(server.inference.base_url), request, b"\r\n").startswith(b"HTTP/1.1 413 ")
+    assert raw_exchange(str(server.inference.base_url), request, b"\r\n").startswith(
+        b"HTTP/1.1 413 "
+    )
 
 
 def test_a_client_that_asks_first_is_notified_to_go_on(server):
     request = b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
-    assert raw_exchange(str(server.inference.base_url), request, b"\r\n\r\n").startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+    assert raw_exchange(str(server.inference.base_url), request, b"\r\n\r\n").startswith(
+        b"HTTP/1.1 100 Continue\r\n\r\n"
+    )
 
 
 def test_a_connection_carries_one_request_after_the_other(server):
     one = b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\nContent-Length: 1\r\n\r\n"
-    received = raw_exchange(str(server.inference.base_url), one + b"1" + one + b"2" + one + b"3", b"\r\n\r\n3")
+    received = raw_exchange(
+        str(server.inference.base_url), one + b"1" + one + b"2" + one + b"3", b"\r\n\r\n3"
+    )
     assert [part[:1] for part in received.split(b"\r\n\r\n")[1:]] == [b"1", b"2", b"3"]
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(server):
     parts = urlsplit(str(server.inference.base_url))
     with socket.create_connection((parts.hostname, parts.port)) as sock:
-        sock.sendall(b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n123")
+        sock.sendall(
+            b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n123"
+        )
     assert server.inference.post(PATH, content=b"next", headers={"x-do": "bytes"}).text == "next"
 
 
@@ -286,14 +337,22 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(start_server, tmp_path
         held = []
 
         def ask():
-            held.append(httpx.post(f"{server.inference.base_url}{PATH}", headers={"x-do": "wait", "x-file": str(gate)}, timeout=60))
+            held.append(
+                httpx.post(
+                    f"{server.inference.base_url}{PATH}",
+                    headers={"x-do": "wait", "x-file": str(gate)},
+                    timeout=60,
+                )
+            )
 
         threads = []
         while not version.pending:  # what a worker holds does not wait
             threads.append(threading.Thread(target=ask))
             threads[-1].start()
             until(lambda: version.stats.requests == len(threads))
-            server.call(lambda: None)  # by now the request is on its way to the worker, or stays in the queue
+            server.call(
+                lambda: None
+            )  # by now the request is on its way to the worker, or stays in the queue
         answer = server.inference.post(PATH)
         gate.touch()
         for thread in threads:
@@ -333,7 +392,11 @@ def test_a_request_that_is_cancelled_while_it_waits_is_never_run(start_server, t
         server.register("talker.mar", initial_workers=1, batch_size=1)
         version = server.registry.find("talker")
         (app,) = build_apps(server.registry, server.settings, [("inference",)])
-        busy = threading.Thread(target=server.inference.post, args=(PATH,), kwargs={"headers": {"x-do": "wait", "x-file": str(gate)}})
+        busy = threading.Thread(
+            target=server.inference.post,
+            args=(PATH,),
+            kwargs={"headers": {"x-do": "wait", "x-file": str(gate)}},
+        )
         busy.start()
         until(lambda: version.stats.requests == 1)
         begun = server.call(lambda: asyncio.ensure_future(answer_nobody(app)))
@@ -341,7 +404,12 @@ def test_a_request_that_is_cancelled_while_it_waits_is_never_run(start_server, t
         until(lambda: version.stats.requests == 3)
         server.call(begun_again.cancel)
         gate.touch()
-        until(lambda: begun.done() and version.stats.refusals["ClientLeft"] + version.stats.answers.total() == 3)
+        until(
+            lambda: (
+                begun.done()
+                and version.stats.refusals["ClientLeft"] + version.stats.answers.total() == 3
+            )
+        )
         busy.join(60)
         assert version.stats.refusals["ClientLeft"] == 1
 
@@ -370,7 +438,11 @@ def test_a_client_that_leaves_a_stream_does_no_harm(empty, until, tmp_path):
     gate = tmp_path / "open"
     empty.register("talker.mar", initial_workers=1)
     request = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nx-do: stream-wait\r\nx-file: {gate}\r\nContent-Length: 0\r\n\r\n"
-    assert raw_exchange(str(empty.inference.base_url), request.encode(), b"1\r\na\r\n").endswith(b"1\r\na\r\n")
+    assert raw_exchange(str(empty.inference.base_url), request.encode(), b"1\r\na\r\n").endswith(
+        b"1\r\na\r\n"
+    )
     gate.touch()
     assert empty.inference.post(PATH, content=b"next", headers={"x-do": "bytes"}).text == "next"
-    until(lambda: empty.registry.find("talker").stats.answers[200] == 2)  # it is counted after the answer is written
+    until(
+        lambda: empty.registry.find("talker").stats.answers[200] == 2
+    )  # it is counted after the answer is written

@@ -1,4 +1,6 @@
-"""Versions are replaced under load: what clients counted is what workers counted, and nobody was refused."""
+"""Versions are replaced under load: what clients counted is what workers counted, and nobody was
+refused.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ class Handler:
         return ["WHO "] * len(data)
 """
 SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 100\nmaxSequenceJobQueueSize: 10\n"
-KINDS = {"plain": (COUNTS, "batchSize: 8\n"), "flow": (CONTINUOUS, "batchSize: 8\ncontinuousBatching: true\n")}
+KINDS = {
+    "plain": (COUNTS, "batchSize: 8\n"),
+    "flow": (CONTINUOUS, "batchSize: 8\ncontinuousBatching: true\n"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +67,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for who in ("one", "two", "three"):
             version = "2.0" if who == "three" else "1.0"
             text = handler.replace("LOG_FILE", repr(str(store / kind))).replace("WHO", who)
-            make_model(store / f"{kind}-{who}.mar", text, name=kind, config=f"{config}jobQueueSize: 1000\n", version=version)
+            make_model(
+                store / f"{kind}-{who}.mar",
+                text,
+                name=kind,
+                config=f"{config}jobQueueSize: 1000\n",
+                version=version,
+            )
     for who in ("one", "two", "three"):
         make_model(store / f"sums-{who}.mar", STATEFUL, name="sums", config=SEQUENCES)
     make_model(store / "broken.mar", "import nothing_of_that_name", name="plain")
@@ -81,8 +92,12 @@ def post(server: RunningServer, file: str, **query: Any) -> httpx.Response:
     return server.management.post("/models", params={"url": file, "replace": "true", **query})
 
 
-def while_replacing(server: RunningServer, model: str, ask: Callable[[httpx.Client, int], None], clients: int = 6) -> list[str]:
-    """What the replacements by `two` and `three` answered, each while all clients had been asking for a while."""
+def while_replacing(
+    server: RunningServer, model: str, ask: Callable[[httpx.Client, int], None], clients: int = 6
+) -> list[str]:
+    """What the replacements by `two` and `three` answered, each while all clients had been asking
+    for a while.
+    """
     stop = threading.Event()
     asked = itertools.count(1)
     now = 0
@@ -126,7 +141,9 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", [False, True], ids=["straight", "by weights"])
-def test_nothing_is_lost_under_load(served: RunningServer, place: Path, kind: str, share: bool) -> None:
+def test_nothing_is_lost_under_load(
+    served: RunningServer, place: Path, kind: str, share: bool
+) -> None:
     if share:  # which took over last
         served.management.put(f"/models/{kind}/traffic", json={"weights": {"2.0": 1}})
     numbers, sent = itertools.count(), Counter[str]()
@@ -137,13 +154,20 @@ def test_nothing_is_lost_under_load(served: RunningServer, place: Path, kind: st
     def ask(http: httpx.Client, client: int) -> None:
         number = f"{client}-{next(numbers)}"
         body: Any = number.encode() if client % 2 else iter([number.encode()])  # both lanes
-        answer = http.post(f"/predictions/{kind}", content=body, headers={"x-stream": "1"} if client % 3 == 0 else {})
+        answer = http.post(
+            f"/predictions/{kind}",
+            content=body,
+            headers={"x-stream": "1"} if client % 3 == 0 else {},
+        )
         assert answer.status_code == 200, answer.text
         sent[number] += 1
         heard[answer.text.split()[-1]] += 1
 
     answers = while_replacing(served, kind, ask)
-    assert answers[1] == f'Model "{kind}" Version: 2.0 has taken the place of version 1.0 with 2 workers'
+    assert (
+        answers[1]
+        == f'Model "{kind}" Version: 2.0 has taken the place of version 1.0 with 2 workers'
+    )
     assert Counter((place / kind).read_text().split()) == sent
     assert min(heard[who] for who in ("one", "two", "three")) > 0
 
@@ -169,12 +193,16 @@ def test_sequences_keep_their_state_under_load(served: RunningServer) -> None:
     while_replacing(served, "sums", ask)
 
 
-def test_what_does_not_load_is_reported_and_changes_nothing(served: RunningServer, error_of: Any) -> None:
+def test_what_does_not_load_is_reported_and_changes_nothing(
+    served: RunningServer, error_of: Any
+) -> None:
     before = served.management.get("/models/plain").json()
     kind, text = error_of(post(served, "broken.mar"))
     assert kind == "InternalServerException"
     assert "nothing_of_that_name" in text
     (after,) = served.management.get("/models/plain").json()
-    assert [worker["pid"] for worker in after["workers"]] == [worker["pid"] for worker in before[0]["workers"]]
+    assert [worker["pid"] for worker in after["workers"]] == [
+        worker["pid"] for worker in before[0]["workers"]
+    ]
     assert "has not taken its place" in after["lastError"]
     assert served.inference.post("/predictions/plain", content=b"x").status_code == 200

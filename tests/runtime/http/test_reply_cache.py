@@ -1,4 +1,6 @@
-"""A model with a reply cache, served: both lanes share it, and what a version answered is never another's answer."""
+"""A model with a reply cache, served: both lanes share it, and what a version answered is never
+another's answer.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,20 @@ CACHE = "batchSize: 4\ncache: {size: 1MiB, ttl: 1h, key: [x-user]}\n"
 def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     store = tmp_path_factory.mktemp("cached")
     for number in ("1.0", "2.0"):
-        make_model(store / f"counting-{number}.mar", COUNTING, name="counting", version=number, config=CACHE)
+        make_model(
+            store / f"counting-{number}.mar",
+            COUNTING,
+            name="counting",
+            version=number,
+            config=CACHE,
+        )
     make_model(store / "plain.mar", COUNTING)
     make_model(store / "off.mar", COUNTING, config=CACHE)
-    make_model(store / "sequences.mar", COUNTING, config=CACHE + "sequenceBatching: true\nsequenceMaxIdleMSec: 1000\n")
+    make_model(
+        store / "sequences.mar",
+        COUNTING,
+        config=CACHE + "sequenceBatching: true\nsequenceMaxIdleMSec: 1000\n",
+    )
     models = {"plain": {"cache": {"size": "1MB"}}, "off": {"cache": '{"size": 0}'}}
     with running_server(make_settings(store, models=models)) as running:
         for file in ("counting-1.0.mar", "counting-2.0.mar", "plain.mar", "off.mar"):
@@ -47,7 +59,14 @@ def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield running
 
 
-def ask(server: RunningServer, body: bytes, model: str = "counting", *, lane: str = "fast", **headers: str) -> httpx.Response:
+def ask(
+    server: RunningServer,
+    body: bytes,
+    model: str = "counting",
+    *,
+    lane: str = "fast",
+    **headers: str,
+) -> httpx.Response:
     return server.ask(body, f"/predictions/{model}", lane=lane, **headers)
 
 
@@ -78,7 +97,10 @@ def test_a_cached_answer_can_be_timed(served: RunningServer, lane: str) -> None:
 
 def test_no_cache_errors_streams_and_other_users_run(served: RunningServer) -> None:
     first = call(ask(served, b"runs"))
-    calls = [call(ask(served, b"runs", Cache_Control="no-cache")), call(ask(served, b"runs", X_User="ada"))]
+    calls = [
+        call(ask(served, b"runs", Cache_Control="no-cache")),
+        call(ask(served, b"runs", X_User="ada")),
+    ]
     assert len({first, *calls}) == 3
     assert call(ask(served, b"runs", X_User="ada")) == calls[1]
     for headers in ({"x_status": "418"}, {"x_stream": "1"}):
@@ -93,7 +115,9 @@ def test_settings_switch_it_on_and_off(served: RunningServer) -> None:
 
 
 def test_a_split_picks_the_version_first(served: RunningServer) -> None:
-    told = served.management.put("/models/counting/traffic?force=true", json={"weights": {"2.0": 1}})
+    told = served.management.put(
+        "/models/counting/traffic?force=true", json={"weights": {"2.0": 1}}
+    )
     told.raise_for_status()
     try:
         one, two = ask(served, b"split", "counting/1.0"), ask(served, b"split")
@@ -115,7 +139,9 @@ def test_a_change_and_a_replacement_empty_it(served: RunningServer) -> None:
 def test_metrics_count_it(served: RunningServer) -> None:
     def metrics() -> dict[str, float]:
         lines = served.metrics.get("/metrics").text.splitlines()
-        ours = [line for line in lines if line.startswith("tsx_cache_") and 'model_name="plain"' in line]
+        ours = [
+            line for line in lines if line.startswith("tsx_cache_") and 'model_name="plain"' in line
+        ]
         return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in ours}
 
     before = metrics()

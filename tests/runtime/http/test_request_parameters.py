@@ -49,7 +49,9 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             ("kserve", FUNCTION, "kserve"),
             ("kservev2", FUNCTION, "kservev2"),
         ):
-            running.write_mar(f"{name}.mar", handler=code, **({"envelope": envelope} if envelope else {}))
+            running.write_mar(
+                f"{name}.mar", handler=code, **({"envelope": envelope} if envelope else {})
+            )
             running.register(f"{name}.mar", initial_workers=1)
         yield running
 
@@ -59,27 +61,45 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     ["application/json", "application/octet-stream", "application/x-www-form-urlencoded", ""],
 )
 @pytest.mark.parametrize("name", ["json", "kserve", "kservev2", "derived"])
-def test_parameters_are_beside_the_rows_of_a_body_of_any_type(server: RunningServer, name: str, kind: str) -> None:
+def test_parameters_are_beside_the_rows_of_a_body_of_any_type(
+    server: RunningServer, name: str, kind: str
+) -> None:
     for parameters in (GIVEN, None):
-        rows = {"inputs": [TENSOR | {"data": [1.0]}]} if name == "kservev2" else {"instances": [[1.0]]}
+        rows = (
+            {"inputs": [TENSOR | {"data": [1.0]}]} if name == "kservev2" else {"instances": [[1.0]]}
+        )
         body = json.dumps(rows | ({"parameters": parameters} if parameters else {})).encode()
-        answer = server.inference.post(f"/predictions/{name}", content=body, headers={"content-type": kind} if kind else {})
+        answer = server.inference.post(
+            f"/predictions/{name}", content=body, headers={"content-type": kind} if kind else {}
+        )
         assert answer.status_code == 200, answer.text
         result = answer.json()
-        shown = result["outputs"][0]["data"][0] if name == "kservev2" else result["predictions"][0] if name != "derived" else result
+        shown = (
+            result["outputs"][0]["data"][0]
+            if name == "kservev2"
+            else result["predictions"][0]
+            if name != "derived"
+            else result
+        )
         assert shown == (0.5 if parameters else 0.0)
 
 
 @pytest.mark.parametrize("name", ["function", "kservev2"])
 def test_parameters_are_beside_tensors_in_bytes(server: RunningServer, name: str) -> None:
-    head = json.dumps({"inputs": [TENSOR | {"parameters": {"binary_data_size": 4}}], "parameters": GIVEN}).encode()
+    head = json.dumps(
+        {"inputs": [TENSOR | {"parameters": {"binary_data_size": 4}}], "parameters": GIVEN}
+    ).encode()
     body = head + struct.pack("<f", 1.0)
-    answer = server.ask(body, f"/v2/models/{name}/infer", inference_header_content_length=str(len(head)))
+    answer = server.ask(
+        body, f"/v2/models/{name}/infer", inference_header_content_length=str(len(head))
+    )
     assert answer.json()["outputs"][0]["data"] == [0.5]
 
 
 def test_a_handler_gets_the_last_of_repeated_fields_and_finds_the_others(
     server: RunningServer,
 ) -> None:
-    answer = server.inference.post("/predictions/fields", files=[("a", (None, b"1")), ("a", (None, b"2"))])
+    answer = server.inference.post(
+        "/predictions/fields", files=[("a", (None, b"1")), ("a", (None, b"2"))]
+    )
     assert (answer.status_code, answer.json()) == (200, ["2", ["1", "2"]])

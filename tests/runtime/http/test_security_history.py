@@ -1,9 +1,11 @@
-"""What TorchServe's security history teaches, a test for each of its rows that no other file has by name.
+"""What TorchServe's security history teaches, a test for each of its rows that no other file has by
+name.
 
-Elsewhere: redirects, host prefixes and rebinding (`tests/runtime/sources`), archives that climb or explode
-(`tests/archiver/test_unsafe.py`), tokens (`test_tokens.py`), bodies and headers that are too large or too slow
-(`test_connection_limits.py`), line breaks in answers' headers (`tests/runtime/worker/handler_api/test_context.py`), variables that may not
-open the allow list (`tests/runtime/settings/test_torchserve.py`), TLS (`tests/runtime/targets`), the same by gRPC
+Elsewhere: redirects, host prefixes and rebinding (`tests/runtime/sources`), archives that climb or
+explode (`tests/archiver/test_unsafe.py`), tokens (`test_tokens.py`), bodies and headers that are
+too large or too slow (`test_connection_limits.py`), line breaks in answers' headers
+(`tests/runtime/worker/handler_api/test_context.py`), variables that may not open the allow list
+(`tests/runtime/settings/test_torchserve.py`), TLS (`tests/runtime/targets`), the same by gRPC
 (`tests/runtime/grpc/test_security_history.py`).
 """
 
@@ -25,14 +27,19 @@ METADATA = "http://169.254.169.254/latest/meta-data/x.mar"
 HANDLER = "def handle(data, context):\n    return ['x' for _ in data or ()]\n"
 
 
-def test_1_the_clouds_own_services_cannot_be_asked_even_where_every_url_is_allowed(start_server, error_of) -> None:
+def test_1_the_clouds_own_services_cannot_be_asked_even_where_every_url_is_allowed(
+    start_server, error_of
+) -> None:
     with start_server(allowed_urls=["http.*"]) as server:
         answer = server.management.post("/models", params={"url": METADATA})
     assert answer.status_code == 404
     assert "not a public one" in error_of(answer)[1]
 
 
-@pytest.mark.parametrize("url", ["../x.mar", "%2e%2e/x.mar", "a\\..\\x.mar", "/etc/x.mar", "file:///etc/x.mar", "....//x.mar"])
+@pytest.mark.parametrize(
+    "url",
+    ["../x.mar", "%2e%2e/x.mar", "a\\..\\x.mar", "/etc/x.mar", "file:///etc/x.mar", "....//x.mar"],
+)
 def test_2_no_way_to_write_a_path_leaves_the_store(empty, url) -> None:
     assert empty.management.post("/models", params={"url": url}).status_code == 404
 
@@ -47,7 +54,9 @@ def test_5_the_same_holds_for_workflows(empty, url) -> None:
 def test_7_yaml_makes_no_objects(empty, store: Path, tmp_path: Path) -> None:
     trap = tmp_path / "sprung"
     make_model(
-        store / "trap.mar", HANDLER, config=f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{trap}']]\n"
+        store / "trap.mar",
+        HANDLER,
+        config=f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{trap}']]\n",
     )
     assert empty.management.post("/models", params={"url": "trap.mar"}).status_code in (200, 400)
     assert not trap.exists()
@@ -55,43 +64,68 @@ def test_7_yaml_makes_no_objects(empty, store: Path, tmp_path: Path) -> None:
 
 def test_8_every_address_is_this_machines_alone_unless_somebody_says_otherwise() -> None:
     settings = Settings()
-    for address in (settings.inference_address, settings.management_address, settings.metrics_address):
+    for address in (
+        settings.inference_address,
+        settings.management_address,
+        settings.metrics_address,
+    ):
         assert is_loopback_host(parse_address(address).host)
-    assert (settings.grpc_inference_address, settings.grpc_management_address) == ("127.0.0.1", "127.0.0.1")
+    assert (settings.grpc_inference_address, settings.grpc_management_address) == (
+        "127.0.0.1",
+        "127.0.0.1",
+    )
 
 
 def test_9_without_the_model_api_nothing_is_registered_or_removed(start_server, error_of) -> None:
     with start_server(enable_model_api=False) as server:
-        for answer in (server.management.post("/models", params={"url": "talker.mar"}), server.management.delete("/models/talker")):
+        for answer in (
+            server.management.post("/models", params={"url": "talker.mar"}),
+            server.management.delete("/models/talker"),
+        ):
             assert (answer.status_code, error_of(answer)[0]) == (405, "MethodNotAllowedException")
 
 
 def test_12_a_path_or_a_referer_that_holds_token_is_no_request_for_one(empty) -> None:
-    answer = empty.management.get("/models/token", headers={"Referer": "http://127.0.0.1/token?type=management"})
+    answer = empty.management.get(
+        "/models/token", headers={"Referer": "http://127.0.0.1/token?type=management"}
+    )
     assert (answer.status_code, answer.json()["message"]) == (404, "Model not found: token")
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "a b", "$(id)", ";id", "-x", "a\nb", "", "."])
 @pytest.mark.parametrize("field", ["modelName", "modelVersion"])
-def test_13_a_manifest_names_no_path_and_no_command(empty, store: Path, field: str, name: str) -> None:
-    what = {"name": name or " "} if field == "modelName" else {"name": "named", "version": name or " "}
+def test_13_a_manifest_names_no_path_and_no_command(
+    empty, store: Path, field: str, name: str
+) -> None:
+    what = (
+        {"name": name or " "} if field == "modelName" else {"name": "named", "version": name or " "}
+    )
     make_model(store / "named.mar", HANDLER, **what)
     answer = empty.management.post("/models", params={"url": "named.mar", "initial_workers": 0})
     assert answer.status_code == 400, answer.text
 
 
-def test_18_weights_that_run_code_when_they_are_unpickled_are_refused(empty, store: Path, tmp_path: Path, error_of) -> None:
+def test_18_weights_that_run_code_when_they_are_unpickled_are_refused(
+    empty, store: Path, tmp_path: Path, error_of
+) -> None:
     trap = tmp_path / "sprung"
 
     class Trap:
         def __reduce__(self):
             return (Path.touch, (trap,))
 
-    model = {"modelName": "pickled", "modelVersion": "1.0", "handler": "base_handler", "modelFile": "model.py", "serializedFile": "w.pth"}
+    model = {
+        "modelName": "pickled",
+        "modelVersion": "1.0",
+        "handler": "base_handler",
+        "modelFile": "model.py",
+        "serializedFile": "w.pth",
+    }
     with zipfile.ZipFile(store / "pickled.mar", "w") as archive:
         archive.writestr("w.pth", pickle.dumps(Trap()))
         archive.writestr(
-            "model.py", "import torch\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(1, 1)\n"
+            "model.py",
+            "import torch\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(1, 1)\n",
         )
         archive.writestr("MAR-INF/MANIFEST.json", json.dumps({"runtime": "python", "model": model}))
     answer = empty.management.post("/models", params={"url": "pickled.mar", "initial_workers": 1})
@@ -108,10 +142,14 @@ def test_19_unregistering_removes_no_file_that_was_not_downloaded(empty, store: 
 
 
 @pytest.mark.parametrize("what", ["url", "model_name"])
-def test_20_no_name_makes_a_line_of_its_own_in_the_log(empty, store: Path, caplog: pytest.LogCaptureFixture, what: str) -> None:
+def test_20_no_name_makes_a_line_of_its_own_in_the_log(
+    empty, store: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
     make_model(store / "logged.mar", HANDLER)
     forged = "x\n2026-01-01 ERROR forged"
     with caplog.at_level(logging.INFO):
         answer = empty.management.post("/models", params={"url": "logged.mar", what: forged})
     assert answer.status_code in (400, 404)
-    assert not [record for record in caplog.records if "\n2026-01-01 ERROR forged" in record.getMessage()]
+    assert not [
+        record for record in caplog.records if "\n2026-01-01 ERROR forged" in record.getMessage()
+    ]

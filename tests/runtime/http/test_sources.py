@@ -1,4 +1,6 @@
-"""Models registered from URLs, over REST: allowed, downloaded, served, and gone with their registration."""
+"""Models registered from URLs, over REST: allowed, downloaded, served, and gone with their
+registration.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,16 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server(start_server, remote: str, tmp_path_factory: pytest.TempPathFactory):
     place = tmp_path_factory.mktemp("downloads")
-    with start_server(model_store=place, cache_dir=place / "cache", allowed_urls=[remote], allow_private_urls=True) as running:
+    with start_server(
+        model_store=place, cache_dir=place / "cache", allowed_urls=[remote], allow_private_urls=True
+    ) as running:
         yield running
 
 
 def archives(server) -> list[str]:
-    return sorted(file.name for file in Path(server.settings.model_store).iterdir() if file.is_file())
+    return sorted(
+        file.name for file in Path(server.settings.model_store).iterdir() if file.is_file()
+    )
 
 
 def test_a_model_is_served_from_a_url_and_its_file_goes_with_it(server, remote) -> None:
@@ -67,7 +73,10 @@ def test_the_same_file_name_twice_is_the_stores_first(server, remote, error_of) 
     url = f"http://{remote}/far.mar"
     assert server.management.post("/models", params={"url": url}).status_code == 200
     again = server.management.post("/models", params={"url": url, "model_name": "again"})
-    assert (again.status_code, error_of(again)) == (500, ("InternalServerException", "Model file already exists far.mar"))
+    assert (again.status_code, error_of(again)) == (
+        500,
+        ("InternalServerException", "Model file already exists far.mar"),
+    )
     assert server.management.delete("/models/far").status_code == 200
 
 
@@ -87,8 +96,12 @@ def test_the_same_file_name_twice_is_the_stores_first(server, remote, error_of) 
         ("far.txt", 400, "BadRequestException", "does not end in an archive's name"),
     ],
 )
-def test_what_cannot_be_used_is_reported_and_leaves_nothing_behind(server, remote, error_of, path, status, type, said) -> None:
-    answer = server.management.post("/models", params={"url": f"http://{remote}/{path}", "initial_workers": 1})
+def test_what_cannot_be_used_is_reported_and_leaves_nothing_behind(
+    server, remote, error_of, path, status, type, said
+) -> None:
+    answer = server.management.post(
+        "/models", params={"url": f"http://{remote}/{path}", "initial_workers": 1}
+    )
     reported = error_of(answer)
     assert (answer.status_code, reported[0]) == (status, type)
     assert said.format(remote=remote) in reported[1]
@@ -107,14 +120,20 @@ def test_what_cannot_be_used_is_reported_and_leaves_nothing_behind(server, remot
     ],
 )
 def test_what_is_not_allowed_is_not_found_as_in_torchserve(server, remote, error_of, url) -> None:
-    answer = server.management.post("/models", params={"url": url.format(remote=remote, port=remote.partition(":")[2])})
+    answer = server.management.post(
+        "/models", params={"url": url.format(remote=remote, port=remote.partition(":")[2])}
+    )
     type, said = error_of(answer)
     assert (answer.status_code, type) == (404, "ModelNotFoundException")
     assert "does not match any allowed URL(s)" in said
 
 
-def test_a_private_address_is_refused_unless_it_is_allowed_or_named(start_server, remote, tmp_path, error_of) -> None:
-    with start_server(model_store=tmp_path, allowed_urls=["http://127.*", "http://localhost:.*"]) as careful:
+def test_a_private_address_is_refused_unless_it_is_allowed_or_named(
+    start_server, remote, tmp_path, error_of
+) -> None:
+    with start_server(
+        model_store=tmp_path, allowed_urls=["http://127.*", "http://localhost:.*"]
+    ) as careful:
         answer = careful.management.post("/models", params={"url": f"http://{remote}/far.mar"})
         assert answer.status_code == 404
         assert "allow_private_urls" in error_of(answer)[1]
@@ -122,12 +141,18 @@ def test_a_private_address_is_refused_unless_it_is_allowed_or_named(start_server
         assert careful.management.post("/models", params={"url": named}).status_code == 200
 
 
-def test_a_model_is_registered_by_its_absolute_path_in_the_store(server, error_of, tmp_path) -> None:
+def test_a_model_is_registered_by_its_absolute_path_in_the_store(
+    server, error_of, tmp_path
+) -> None:
     store = Path(server.settings.model_store)
     for place in (store / "near.mar", store / "folder"):
         make_model(place, HANDLER)
-        answer = server.management.post("/models", params={"url": str(place), "initial_workers": 1, "model_name": "near"})
-        assert answer.json() == {"status": 'Model "near" Version: 1.0 registered with 1 initial workers'}
+        answer = server.management.post(
+            "/models", params={"url": str(place), "initial_workers": 1, "model_name": "near"}
+        )
+        assert answer.json() == {
+            "status": 'Model "near" Version: 1.0 registered with 1 initial workers'
+        }
         assert server.inference.post("/predictions/near", content=b"x").text == "from afar"
         assert server.management.delete("/models/near").status_code == 200
         assert place.exists(), "what the store had stays"
@@ -140,15 +165,23 @@ def test_a_model_is_registered_by_its_absolute_path_in_the_store(server, error_o
     (store / "link.mar").unlink()
 
 
-def test_a_file_outside_the_store_is_copied_into_it_where_that_is_allowed(start_server, tmp_path, error_of) -> None:
+def test_a_file_outside_the_store_is_copied_into_it_where_that_is_allowed(
+    start_server, tmp_path, error_of
+) -> None:
     store, outside = tmp_path / "store", make_model(tmp_path / "outside.mar", HANDLER)
     store.mkdir()
     with start_server(model_store=store, allowed_urls=[f"file://{tmp_path}/.*"]) as running:
-        assert running.management.post("/models", params={"url": f"file://{outside}"}).status_code == 200
+        assert (
+            running.management.post("/models", params={"url": f"file://{outside}"}).status_code
+            == 200
+        )
         assert (store / "outside.mar").read_bytes() == outside.read_bytes()
         assert running.management.delete("/models/outside").status_code == 200
         assert not (store / "outside.mar").exists()
         assert outside.exists()
         answer = running.management.post("/models", params={"url": f"file://{tmp_path}/none.mar"})
         reported = f"Failed to download archive from: file://{tmp_path}/none.mar: {tmp_path}/none.mar does not exist."
-        assert (answer.status_code, error_of(answer)) == (400, ("DownloadArchiveException", reported))
+        assert (answer.status_code, error_of(answer)) == (
+            400,
+            ("DownloadArchiveException", reported),
+        )

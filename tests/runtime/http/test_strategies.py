@@ -1,4 +1,6 @@
-"""Stateful, continuous, asynchronous and ticketed models behind a real server, with real workers that are really killed."""
+"""Stateful, continuous, asynchronous and ticketed models behind a real server, with real workers
+that are really killed.
+"""
 
 from __future__ import annotations
 
@@ -174,13 +176,33 @@ def server(start_server, store) -> Iterator[Any]:
     with start_server() as running:
         for name, handler, config in (
             ("counter", STATEFUL, SEQUENCES),
-            ("brief", STATEFUL, "sequenceBatching: true\nsequenceMaxIdleMSec: 50\nminWorkers: 1\nmaxWorkers: 1\n"),
-            ("old", STATEFUL, SEQUENCES.replace("Workers: 2", "Workers: 1") + "maxWorkerRequests: 4\n"),
+            (
+                "brief",
+                STATEFUL,
+                "sequenceBatching: true\nsequenceMaxIdleMSec: 50\nminWorkers: 1\nmaxWorkers: 1\n",
+            ),
+            (
+                "old",
+                STATEFUL,
+                SEQUENCES.replace("Workers: 2", "Workers: 1") + "maxWorkerRequests: 4\n",
+            ),
             ("shrinking", STATEFUL, SEQUENCES),
-            ("sessions", SESSIONS, SEQUENCES.replace("batchSize: 4", "batchSize: 1") + "continuousBatching: true\n"),
-            ("talk", CONTINUOUS, "continuousBatching: true\nbatchSize: 3\nminWorkers: 1\nmaxWorkers: 1\n"),
+            (
+                "sessions",
+                SESSIONS,
+                SEQUENCES.replace("batchSize: 4", "batchSize: 1") + "continuousBatching: true\n",
+            ),
+            (
+                "talk",
+                CONTINUOUS,
+                "continuousBatching: true\nbatchSize: 3\nminWorkers: 1\nmaxWorkers: 1\n",
+            ),
             ("engine", ASYNC, "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\n"),
-            ("hurried", ASYNC, "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\nresponseTimeout: 2\n"),
+            (
+                "hurried",
+                ASYNC,
+                "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\nresponseTimeout: 2\n",
+            ),
             ("plain", PLAIN_STREAM, "batchSize: 2\nminWorkers: 1\nmaxWorkers: 1\n"),
             ("ticket", SLOW, "useJobTicket: true\nminWorkers: 1\nmaxWorkers: 1\n"),
         ):
@@ -193,7 +215,15 @@ def ask(server: Any, model: str, word: object, **headers: str) -> httpx.Response
     return server.inference.post(f"/predictions/{model}", content=str(word), headers=headers)
 
 
-def step(server: Any, id: str, word: object, *, model: str = "counter", start: bool = False, end: bool = False) -> httpx.Response:
+def step(
+    server: Any,
+    id: str,
+    word: object,
+    *,
+    model: str = "counter",
+    start: bool = False,
+    end: bool = False,
+) -> httpx.Response:
     headers = {"ts_request_sequence_id": id} if id else {}
     headers |= {"ts_request_sequence_start": "true"} if start else {}
     headers |= {"ts_request_sequence_end": "true"} if end else {}
@@ -217,7 +247,10 @@ def busy(version: Any) -> bool:
 
 
 def test_a_sequence_stays_with_its_worker_until_its_last_request(server: Any) -> None:
-    answers = [step(server, "a", number, start=number == 1, end=number == 4).json() for number in (1, 2, 3, 4)]
+    answers = [
+        step(server, "a", number, start=number == 1, end=number == 4).json()
+        for number in (1, 2, 3, 4)
+    ]
     assert [answer["total"] for answer in answers] == [1, 3, 6, 10]
     assert len({answer["pid"] for answer in answers}) == 1
     assert step(server, "a", 5, start=True, end=True).json()["total"] == 5
@@ -248,7 +281,10 @@ def test_a_sequence_without_a_name_whose_first_answer_streams_gets_one(server: A
 
 def test_an_id_that_is_too_long_to_be_remembered_is_refused(server: Any, error_of: Any) -> None:
     answer = step(server, "x" * 10_000, 1)
-    assert (answer.status_code, error_of(answer)[1]) == (400, "The sequence's id has 10000 characters; the limit is 512.")
+    assert (answer.status_code, error_of(answer)[1]) == (
+        400,
+        "The sequence's id has 10000 characters; the limit is 512.",
+    )
     assert step(server, "x" * 512, 1, start=True, end=True).json()["total"] == 1
 
 
@@ -266,18 +302,24 @@ def test_the_handler_can_close_a_sequence(server: Any) -> None:
     assert sequences.active == 0
 
 
-def test_there_are_no_more_sequences_and_requests_than_the_model_says(server: Any, until: Any, tmp_path: Any, error_of: Any) -> None:
+def test_there_are_no_more_sequences_and_requests_than_the_model_says(
+    server: Any, until: Any, tmp_path: Any, error_of: Any
+) -> None:
     version = version_of(server, "counter")
     for id in "klmn":
         step(server, id, 0, start=True)
-    assert error_of(step(server, "o", 0, start=True))[1].endswith("4 sequences are active, which is the limit (maxNumSequence).")
+    assert error_of(step(server, "o", 0, start=True))[1].endswith(
+        "4 sequences are active, which is the limit (maxNumSequence)."
+    )
     with ThreadPoolExecutor(4) as pool:
         held = [pool.submit(step, server, "k", tmp_path / "gate")]
         until(lambda: busy(version))
         for number in (1, 2, 3):
             held.append(pool.submit(step, server, "k", number))
             until(lambda number=number: version.pending == number)
-        assert error_of(step(server, "k", 4))[1].endswith("3 requests of sequence k wait, which is the limit (maxSequenceJobQueueSize).")
+        assert error_of(step(server, "k", 4))[1].endswith(
+            "3 requests of sequence k wait, which is the limit (maxSequenceJobQueueSize)."
+        )
         (tmp_path / "gate").touch()
         answers = [answer.result().json() for answer in held]
     assert [answer["total"] for answer in answers] == [0, 1, 3, 6]
@@ -286,7 +328,9 @@ def test_there_are_no_more_sequences_and_requests_than_the_model_says(server: An
         step(server, id, 0, end=True)
 
 
-def test_requests_of_several_sequences_share_a_batch(server: Any, until: Any, tmp_path: Any) -> None:
+def test_requests_of_several_sequences_share_a_batch(
+    server: Any, until: Any, tmp_path: Any
+) -> None:
     version = version_of(server, "counter")
     place = {id: step(server, id, 0, start=True).json()["pid"] for id in "pqrs"}
     pid = place["p"]
@@ -311,7 +355,9 @@ def test_a_request_that_fails_is_not_run_twice_and_its_sequence_goes_on(server: 
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
-def test_a_worker_that_dies_ends_its_sequences_and_says_so(server: Any, until: Any, tmp_path: Any, error_of: Any, by_itself: bool) -> None:
+def test_a_worker_that_dies_ends_its_sequences_and_says_so(
+    server: Any, until: Any, tmp_path: Any, error_of: Any, by_itself: bool
+) -> None:
     version = version_of(server, "counter")
     until(lambda: len(version._dispatcher.channels) == 2)
     place = {id: step(server, id, 0, start=True).json()["pid"] for id in "uvw"}
@@ -343,7 +389,9 @@ def test_an_idle_sequence_expires(server: Any, until: Any, error_of: Any) -> Non
     )
 
 
-def test_a_worker_that_is_replaced_serves_its_sequences_to_their_end(server: Any, until: Any) -> None:
+def test_a_worker_that_is_replaced_serves_its_sequences_to_their_end(
+    server: Any, until: Any
+) -> None:
     version = version_of(server, "old")
     pid = step(server, "a", 1, model="old", start=True).json()["pid"]
     for _ in range(3):
@@ -351,34 +399,59 @@ def test_a_worker_that_is_replaced_serves_its_sequences_to_their_end(server: Any
     until(lambda: version.workers[0].pid != pid)
     assert step(server, "a", 1, model="old").json() == {"total": 5, "pid": pid, "together": 1}
     assert step(server, "b", 1, model="old", start=True, end=True).json()["pid"] != pid
-    assert step(server, "a", 1, model="old", end=True).json() == {"total": 6, "pid": pid, "together": 1}
+    assert step(server, "a", 1, model="old", end=True).json() == {
+        "total": 6,
+        "pid": pid,
+        "together": 1,
+    }
     until(lambda: not version.workers[0].retiring)
 
 
-def test_an_old_process_with_sequences_goes_when_its_worker_is_scaled_away(server: Any, until: Any) -> None:
+def test_an_old_process_with_sequences_goes_when_its_worker_is_scaled_away(
+    server: Any, until: Any
+) -> None:
     version = version_of(server, "old")
-    assert server.management.put("/models/old", params={"min_worker": 2, "synchronous": "true"}).status_code == 200
+    assert (
+        server.management.put(
+            "/models/old", params={"min_worker": 2, "synchronous": "true"}
+        ).status_code
+        == 200
+    )
     place = {step(server, id, 1, model="old", start=True).json()["pid"]: id for id in "yz"}
     last = version.workers[1]
     pid = last.pid
     for _ in range(3):
         step(server, place[pid], 1, model="old")
     until(lambda: last.retiring)
-    assert server.management.put("/models/old", params={"min_worker": 1, "synchronous": "true"}).status_code == 200
+    assert (
+        server.management.put(
+            "/models/old", params={"min_worker": 1, "synchronous": "true"}
+        ).status_code
+        == 200
+    )
     until(lambda: not psutil.pid_exists(pid))
 
 
-def test_a_worker_that_is_scaled_away_ends_its_sequences_and_says_so(server: Any, until: Any, error_of: Any) -> None:
+def test_a_worker_that_is_scaled_away_ends_its_sequences_and_says_so(
+    server: Any, until: Any, error_of: Any
+) -> None:
     version = version_of(server, "shrinking")
     until(lambda: len(version._dispatcher.channels) == 2)
     place = {id: step(server, id, 0, model="shrinking", start=True).json()["pid"] for id in "ab"}
-    assert server.management.put("/models/shrinking", params={"min_worker": 1, "synchronous": "true"}).status_code == 200
+    assert (
+        server.management.put(
+            "/models/shrinking", params={"min_worker": 1, "synchronous": "true"}
+        ).status_code
+        == 200
+    )
     for id, pid in place.items():
         answer = step(server, id, 1, model="shrinking")
         if pid == version.workers[0].pid:
             assert answer.json()["total"] == 1
         else:
-            assert error_of(answer)[1].endswith(f"Sequence {id} is over: the worker that held its state was removed. Start a new sequence.")
+            assert error_of(answer)[1].endswith(
+                f"Sequence {id} is over: the worker that held its state was removed. Start a new sequence."
+            )
 
 
 # Continuous batching
@@ -386,12 +459,16 @@ def test_a_worker_that_is_scaled_away_ends_its_sequences_and_says_so(server: Any
 
 @pytest.mark.parametrize("word", ["stop", "end"])
 def test_a_later_request_of_a_sequence_ends_one_that_streams(server: Any, word: str) -> None:
-    """As in TorchServe: what starts a sequence says so, None ends an answer that does not stream, and a place is one of a sequence."""
+    """As in TorchServe: what starts a sequence says so, None ends an answer that does not stream,
+    and a place is one of a sequence.
+    """
     first = step(server, "", "open", model="sessions")
     assert first.text == "1 "
     assert "transfer-encoding" not in first.headers
     id = first.headers["ts_request_sequence_id"]
-    with server.inference.stream("POST", "/predictions/sessions", content="count", headers={"ts_request_sequence_id": id}) as answer:
+    with server.inference.stream(
+        "POST", "/predictions/sessions", content="count", headers={"ts_request_sequence_id": id}
+    ) as answer:
         assert answer.headers["transfer-encoding"] == "chunked"
         parts = answer.iter_text()
         assert next(parts).startswith("2 ")
@@ -415,7 +492,9 @@ def test_a_continuous_answer_streams_until_it_is_complete(server: Any) -> None:
     assert answer.headers["content-length"] == "2"
 
 
-def test_requests_join_while_others_run_up_to_the_batch_size(server: Any, until: Any, tmp_path: Any) -> None:
+def test_requests_join_while_others_run_up_to_the_batch_size(
+    server: Any, until: Any, tmp_path: Any
+) -> None:
     version = version_of(server, "talk")
     with ThreadPoolExecutor(5) as pool:
         first = pool.submit(ask, server, "talk", f"{tmp_path}/one {tmp_path}/two who 4")
@@ -431,13 +510,17 @@ def test_requests_join_while_others_run_up_to_the_batch_size(server: Any, until:
         assert waits.result().text == "last "
 
 
-def test_a_request_that_fails_fails_no_stream_that_runs_beside_it(server: Any, until: Any, tmp_path: Any) -> None:
+def test_a_request_that_fails_fails_no_stream_that_runs_beside_it(
+    server: Any, until: Any, tmp_path: Any
+) -> None:
     version = version_of(server, "talk")
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(ask, server, "talk", f"a {tmp_path}/gate b")
         until(lambda: version.workers[0].channel.batches == 1)
         bad = pool.submit(ask, server, "talk", "raise")
-        until(lambda: version.workers[0].channel.batches == 2 or bad.done())  # it may join before the stream waits, and fail at once
+        until(
+            lambda: version.workers[0].channel.batches == 2 or bad.done()
+        )  # it may join before the stream waits, and fail at once
         (tmp_path / "gate").touch()
         assert bad.result().status_code == 500
         assert first.result().text == "a opened b "
@@ -446,7 +529,9 @@ def test_a_request_that_fails_fails_no_stream_that_runs_beside_it(server: Any, u
 @pytest.mark.parametrize("lane", ["fast", "other"])
 def test_who_leaves_makes_room(server: Any, until: Any, lane: str) -> None:
     version = version_of(server, "talk")
-    content: Any = "forever" if lane == "fast" else iter([b"forever"])  # a body in chunks takes the other lane
+    content: Any = (
+        "forever" if lane == "fast" else iter([b"forever"])
+    )  # a body in chunks takes the other lane
     with server.inference.stream("POST", "/predictions/talk", content=content) as answer:
         parts = answer.iter_text()  # held: with it the connection would end
         assert next(parts).startswith("forever ")
@@ -455,10 +540,14 @@ def test_who_leaves_makes_room(server: Any, until: Any, lane: str) -> None:
     assert ask(server, "talk", "a").text == "a "
 
 
-def test_when_a_worker_dies_what_has_begun_breaks_off_and_the_rest_is_answered(server: Any, until: Any, tmp_path: Any) -> None:
+def test_when_a_worker_dies_what_has_begun_breaks_off_and_the_rest_is_answered(
+    server: Any, until: Any, tmp_path: Any
+) -> None:
     version = version_of(server, "talk")
     with ThreadPoolExecutor(3) as pool:
-        with server.inference.stream("POST", "/predictions/talk", content=f"a {tmp_path}/gate b") as answer:
+        with server.inference.stream(
+            "POST", "/predictions/talk", content=f"a {tmp_path}/gate b"
+        ) as answer:
             parts = answer.iter_text()
             assert next(parts) == "a "
             others = [pool.submit(ask, server, "talk", word) for word in "xy"]
@@ -495,20 +584,26 @@ def test_a_client_that_leaves_cancels_its_request(server: Any, until: Any) -> No
     channel = version_of(server, "engine").workers[0].channel
     address = server.inference.base_url
     with socket.create_connection((address.host, address.port)) as client:
-        client.sendall(b"POST /predictions/engine HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nwait gone")
+        client.sendall(
+            b"POST /predictions/engine HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nwait gone"
+        )
         until(lambda: "gone" in ask(server, "engine", "begun").json())
     until(lambda: channel.batches == 0)
     assert "gone" in ask(server, "engine", "cancelled").json()
 
 
-def test_a_request_that_is_late_for_its_client_is_refused_and_cancelled(server: Any, error_of: Any, until: Any) -> None:
+def test_a_request_that_is_late_for_its_client_is_refused_and_cancelled(
+    server: Any, error_of: Any, until: Any
+) -> None:
     late = ask(server, "engine", "wait late", **{"x-tsx-timeout-ms": "300"})
     assert late.status_code == 504
     assert "did not answer the request before its deadline" in error_of(late)[1]
     until(lambda: "late" in ask(server, "engine", "cancelled").json())
 
 
-def test_an_overdue_request_is_refused_and_its_neighbours_live(server: Any, error_of: Any, until: Any) -> None:
+def test_an_overdue_request_is_refused_and_its_neighbours_live(
+    server: Any, error_of: Any, until: Any
+) -> None:
     version = version_of(server, "hurried")
     pid = version.workers[0].pid
     with ThreadPoolExecutor(1) as pool:
@@ -520,13 +615,20 @@ def test_an_overdue_request_is_refused_and_its_neighbours_live(server: Any, erro
     assert version.workers[0].pid == pid
 
 
-def test_asynchronous_requests_survive_their_worker_unless_they_have_begun(server: Any, until: Any) -> None:
+def test_asynchronous_requests_survive_their_worker_unless_they_have_begun(
+    server: Any, until: Any
+) -> None:
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(ask, server, "engine", "wait two") for _ in range(3)]
         until_under_way(server, "engine", 3)
         with pytest.raises(httpx.RemoteProtocolError):
             parts_of(server, "engine", "stream a exit")
-        until(lambda: ask(server, "engine", "open two").status_code == 200 and all(answer.done() for answer in waiting))
+        until(
+            lambda: (
+                ask(server, "engine", "open two").status_code == 200
+                and all(answer.done() for answer in waiting)
+            )
+        )
         assert [answer.result().text for answer in waiting] == ["wait"] * 3
 
 
@@ -551,14 +653,18 @@ def until_under_way(server: Any, model: str, count: int) -> None:
 # Job tickets
 
 
-def test_with_job_tickets_nothing_waits(server: Any, until: Any, tmp_path: Any, error_of: Any) -> None:
+def test_with_job_tickets_nothing_waits(
+    server: Any, until: Any, tmp_path: Any, error_of: Any
+) -> None:
     version = version_of(server, "ticket")
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(ask, server, "ticket", tmp_path / "gate")
         until(lambda: version.workers[0].channel.batches == 1)
         refused = ask(server, "ticket", "")
         assert refused.status_code == 503
-        assert error_of(refused)[1].endswith("All workers are busy, and with useJobTicket nothing waits for one.")
+        assert error_of(refused)[1].endswith(
+            "All workers are busy, and with useJobTicket nothing waits for one."
+        )
         (tmp_path / "gate").touch()
         assert first.result().text == "1"
     assert ask(server, "ticket", "").text == "1"
@@ -568,8 +674,17 @@ def test_with_job_tickets_nothing_waits(server: Any, until: Any, tmp_path: Any, 
 
 
 def test_the_description_of_a_model_says_how_it_is_served(server: Any) -> None:
-    shown = {name: server.management.get(f"/models/{name}").json()[0] for name in ("counter", "talk", "ticket")}
-    keys = ["stateful", "sequenceMaxIdleMSec", "sequenceTimeoutMSec", "maxNumSequence", "maxSequenceJobQueueSize"]
+    shown = {
+        name: server.management.get(f"/models/{name}").json()[0]
+        for name in ("counter", "talk", "ticket")
+    }
+    keys = [
+        "stateful",
+        "sequenceMaxIdleMSec",
+        "sequenceTimeoutMSec",
+        "maxNumSequence",
+        "maxSequenceJobQueueSize",
+    ]
     assert [shown["counter"][key] for key in keys] == [True, 600000, 0, 4, 3]
     assert [shown[name]["continuousBatching"] for name in shown] == [False, True, False]
     assert [shown[name]["useJobTicket"] for name in shown] == [False, False, True]
@@ -581,13 +696,18 @@ def test_the_description_of_a_model_says_how_it_is_served(server: Any) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ("continuousBatching: true\nasyncCommunication: true", "a worker supports only one of the two. Remove one."),
+        (
+            "continuousBatching: true\nasyncCommunication: true",
+            "a worker supports only one of the two. Remove one.",
+        ),
         ("continuousBatching: true\ntorchrun:\n  nproc-per-node: 2", "they would get out of sync"),
         ("continuousBatching: true\nbatchPolicy: wait", "Remove it"),
         ("sequenceBatching: true", "set sequenceMaxIdleMSec"),
     ],
 )
-def test_what_cannot_be_had_together_is_refused_when_the_model_is_registered(server: Any, config: str, says: str) -> None:
+def test_what_cannot_be_had_together_is_refused_when_the_model_is_registered(
+    server: Any, config: str, says: str
+) -> None:
     server.write_mar("odd.mar", handler=SLOW, config=config)
     answer = server.management.post("/models", params={"url": "odd.mar"})
     assert answer.status_code == 400
@@ -602,7 +722,9 @@ def test_a_plain_stream_whose_client_leaves_is_stopped(server: Any, lane: str) -
     assert ask(server, "plain", "a").text == "a"
 
 
-def test_a_plain_stream_goes_on_while_anybody_of_its_batch_is_there(server: Any, until: Any, tmp_path: Any) -> None:
+def test_a_plain_stream_goes_on_while_anybody_of_its_batch_is_there(
+    server: Any, until: Any, tmp_path: Any
+) -> None:
     version = version_of(server, "plain")
     with ThreadPoolExecutor(3) as pool:
         held = pool.submit(ask, server, "plain", tmp_path / "first")

@@ -31,7 +31,12 @@ from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
 from tsx_runtime.http.asgi_lane.websockets import EventData, _as_request
 from tsx_runtime.http.connection_clock import Timeouts
 from tsx_runtime.http.turns import Turns
-from tsx_runtime.http.websocket import FRAMES_PER_TURN, MAX_FRAGMENTS, MAX_IDLE_FRAMES, WebSocketConnection
+from tsx_runtime.http.websocket import (
+    FRAMES_PER_TURN,
+    MAX_FRAGMENTS,
+    MAX_IDLE_FRAMES,
+    WebSocketConnection,
+)
 from tsx_runtime.testing import serve
 
 # Streams `count` pieces of `size` bytes, counts them in a file, or answers with server-sent events.
@@ -71,12 +76,22 @@ def address(server: RunningServer, path: str = "/predictions/talker") -> str:
     return server.addresses["inference"].replace("http", "ws") + path
 
 
-def talk(server: RunningServer, path: str = "/predictions/talker", **headers: str) -> ClientConnection:
+def talk(
+    server: RunningServer, path: str = "/predictions/talker", **headers: str
+) -> ClientConnection:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return connect(address(server, path), additional_headers=named, proxy=None, subprotocols=["tsx.v1"], close_timeout=DEADLINE)  # type: ignore[list-item]
+    return connect(
+        address(server, path),
+        additional_headers=named,
+        proxy=None,
+        subprotocols=["tsx.v1"],
+        close_timeout=DEADLINE,
+    )  # type: ignore[list-item]
 
 
-def ask(socket: ClientConnection, message: str | bytes = b"x") -> tuple[list[bytes], dict[str, Any]]:
+def ask(
+    socket: ClientConnection, message: str | bytes = b"x"
+) -> tuple[list[bytes], dict[str, Any]]:
     socket.send(message)
     return answer_on(socket)
 
@@ -89,19 +104,37 @@ def answer_on(socket: ClientConnection) -> tuple[list[bytes], dict[str, Any]]:
     return pieces, json.loads(message)
 
 
-def test_each_message_is_a_request_and_the_answers_come_in_order_on_one_connection(server: RunningServer) -> None:
+def test_each_message_is_a_request_and_the_answers_come_in_order_on_one_connection(
+    server: RunningServer,
+) -> None:
     with talk(server, X_Own="1") as socket:
         assert socket.subprotocol == "tsx.v1"
         for message in (' {"a": [1, 2]}', "[see](this) text", b"\x00\xff"):
             socket.send(message)
         answers = [answer_on(socket) for _ in range(3)]
     rows = [json.loads(pieces[0]) for pieces, _ in answers]
-    assert [row["row"]["body"] for row in rows] == [{"a": [1, 2]}, "[see](this) text", {"bytes": "\x00\xff"}]
-    assert [row["headers"].get("Content-Type") for row in rows] == ["application/json", "text/plain; charset=utf-8", None]
+    assert [row["row"]["body"] for row in rows] == [
+        {"a": [1, 2]},
+        "[see](this) text",
+        {"bytes": "\x00\xff"},
+    ]
+    assert [row["headers"].get("Content-Type") for row in rows] == [
+        "application/json",
+        "text/plain; charset=utf-8",
+        None,
+    ]
     assert all(row["headers"]["X-Own"] == "1" for row in rows)
-    assert not {name for name in rows[0]["headers"] if name.lower().startswith(("sec-", "upgrade", "connection"))}
+    assert not {
+        name
+        for name in rows[0]["headers"]
+        if name.lower().startswith(("sec-", "upgrade", "connection"))
+    }
     assert [end["request_id"] for _, end in answers] == [row["id"] for row in rows]
-    assert all(end == {"done": True, "status": 200, "request_id": end["request_id"], "headers": end["headers"]} for _, end in answers)
+    assert all(
+        end
+        == {"done": True, "status": 200, "request_id": end["request_id"], "headers": end["headers"]}
+        for _, end in answers
+    )
 
 
 def test_a_content_type_of_the_handshake_holds_for_all_messages(server: RunningServer) -> None:
@@ -127,7 +160,11 @@ def test_errors_are_messages_and_the_connection_goes_on(server: RunningServer) -
     with talk(server, x_do="raise") as socket:
         for _ in range(2):
             pieces, end = ask(socket)
-            assert (pieces, end["status"], end["error"]["type"]) == ([], 500, "InternalServerException")
+            assert (pieces, end["status"], end["error"]["type"]) == (
+                [],
+                500,
+                "InternalServerException",
+            )
             assert "no such image" in end["error"]["message"]
     with talk(server, x_do="status", x_status="422") as socket:
         assert (ask(socket)[0], ask(socket)[1]["status"]) == ([b"body of it"], 422)
@@ -139,11 +176,20 @@ def test_a_stream_whose_worker_dies_ends_with_an_error(empty: RunningServer) -> 
     empty.register("talker.mar", initial_workers=1)
     with talk(empty, x_do="break") as socket:
         pieces, end = ask(socket)
-        assert (pieces, end["status"], end["error"]["type"]) == ([b"a"], 500, "InternalServerException")
+        assert (pieces, end["status"], end["error"]["type"]) == (
+            [b"a"],
+            500,
+            "InternalServerException",
+        )
 
 
-@pytest.mark.parametrize(("path", "status"), [("/predictions/none", 404), ("/predictions/talker/9", 404), ("/ping", 404), ("/models", 404)])
-def test_what_runs_no_model_is_refused_in_the_handshake(server: RunningServer, path: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/predictions/none", 404), ("/predictions/talker/9", 404), ("/ping", 404), ("/models", 404)],
+)
+def test_what_runs_no_model_is_refused_in_the_handshake(
+    server: RunningServer, path: str, status: int
+) -> None:
     with pytest.raises(InvalidStatus) as refused:
         talk(server, path)
     answer = refused.value.response
@@ -184,10 +230,20 @@ def test_a_message_over_the_limit_closes_the_connection(server: RunningServer) -
 
 @pytest.fixture(scope="module")
 def guarded(start_server: Callable[..., Any]) -> Iterator[RunningServer]:
-    """With a token that no subprotocol could have as it is, a small budget of bytes, and short times."""
-    values = {"max_request_size": 1_000_000, "max_inflight_bytes": 1, "body_timeout": 1, "write_timeout": 1}
+    """With a token that no subprotocol could have as it is, a small budget of bytes, and short
+    times.
+    """
+    values = {
+        "max_request_size": 1_000_000,
+        "max_inflight_bytes": 1,
+        "body_timeout": 1,
+        "write_timeout": 1,
+    }
     hasty = partial(Timeouts, body_rate=1_000_000_000)
-    with patch("tsx_runtime.http.app.Timeouts", hasty), start_server(inference_token="a/b=", max_failed_tokens=1, **values) as server:
+    with (
+        patch("tsx_runtime.http.app.Timeouts", hasty),
+        start_server(inference_token="a/b=", max_failed_tokens=1, **values) as server,
+    ):
         server.register("talker.mar", initial_workers=1, batch_size=1)
         yield server
 
@@ -197,7 +253,9 @@ def test_the_token_is_a_header_or_of_a_page_a_subprotocol(guarded: RunningServer
         (piece,), end = ask(socket)
         assert end["status"] == 200
     assert "a/b=" not in piece.decode()
-    with connect(address(guarded), proxy=None, subprotocols=["tsx.v1", "tsx.token.a%2Fb%3D"]) as socket:  # type: ignore[list-item]
+    with connect(
+        address(guarded), proxy=None, subprotocols=["tsx.v1", "tsx.token.a%2Fb%3D"]
+    ) as socket:  # type: ignore[list-item]
         assert socket.subprotocol == "tsx.v1"
         (piece,), end = ask(socket)
         assert end["status"] == 200
@@ -246,23 +304,32 @@ def test_messages_that_come_without_a_pause_are_counted_one_by_one(guarded: Runn
         sender.join(DEADLINE)
 
 
-def test_what_a_client_has_not_read_when_it_leaves_is_given_back(guarded: RunningServer, until: Callable[..., None]) -> None:
+def test_what_a_client_has_not_read_when_it_leaves_is_given_back(
+    guarded: RunningServer, until: Callable[..., None]
+) -> None:
     used = guarded.registry.bytes_in_flight
-    with suppress(ConnectionClosed), with_token(guarded, x_do="bytes") as client:  # closed for what reads nothing for write_timeout
+    with (
+        suppress(ConnectionClosed),
+        with_token(guarded, x_do="bytes") as client,
+    ):  # closed for what reads nothing for write_timeout
         while not used.unread:
             client.send(bytes(900_000))
         client.socket.close()
     until(lambda: used.used == 0)
 
 
-def test_a_client_that_leaves_takes_its_waiting_request_with_it(guarded: RunningServer, tmp_path: Path, until: Callable[..., None]) -> None:
+def test_a_client_that_leaves_takes_its_waiting_request_with_it(
+    guarded: RunningServer, tmp_path: Path, until: Callable[..., None]
+) -> None:
     gate = tmp_path / "open"
     version = guarded.registry.find("talker")
     with with_token(guarded, x_do="stream-wait", x_file=str(gate)) as busy:
         busy.send(b"x")
         assert busy.recv(DEADLINE) == b"a"
         before = version.stats.refusals["ClientLeft"]
-        with with_token(guarded, x_do="bytes", x_tsx_timeout_ms="600000") as waiting:  # not sent ahead to the worker
+        with with_token(
+            guarded, x_do="bytes", x_tsx_timeout_ms="600000"
+        ) as waiting:  # not sent ahead to the worker
             asked = version.stats.requests
             for _ in range(3):  # ahead of the first answer
                 waiting.send(b"x")
@@ -283,14 +350,18 @@ def test_limits_of_clients_count_messages(start_server: Callable[..., Any]) -> N
     assert second["error"]["type"] == "TooManyRequestsException"
 
 
-def test_a_websocket_counts_as_a_connection_until_it_ends(start_server: Callable[..., Any], until: Callable[..., None]) -> None:
+def test_a_websocket_counts_as_a_connection_until_it_ends(
+    start_server: Callable[..., Any], until: Callable[..., None]
+) -> None:
     with start_server(max_connections_per_client=1) as server:
         server.register("talker.mar", initial_workers=1)
 
         def is_free() -> bool:
             try:
                 return httpx.get(f"{server.addresses['inference']}/ping").status_code == 200
-            except httpx.HTTPError:  # the connection is closed before the request is read, so the answer may be lost
+            except (
+                httpx.HTTPError
+            ):  # the connection is closed before the request is read, so the answer may be lost
                 return False
 
         with talk(server) as socket:
@@ -304,17 +375,31 @@ def streaming(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     directory = tmp_path_factory.mktemp("pieces")
     (directory / "pieces.py").write_text(PIECES)
     pair = make_certificate(directory)
-    settings = {"inference_address": "https://127.0.0.1:0", "certificate_file": pair.certificate, "private_key_file": pair.key}
-    with serve(ArchiveSpec("pieces", str(directory / "pieces.py")), worker_preload=False, write_timeout=60, **settings) as server:
+    settings = {
+        "inference_address": "https://127.0.0.1:0",
+        "certificate_file": pair.certificate,
+        "private_key_file": pair.key,
+    }
+    with serve(
+        ArchiveSpec("pieces", str(directory / "pieces.py")),
+        worker_preload=False,
+        write_timeout=60,
+        **settings,
+    ) as server:
         yield server.url.replace("http", "ws") + "/predictions/pieces"
 
 
 @contextmanager
 def over_tls(url: str) -> Iterator[Any]:
-    """The asynchronous client, called as the other one, which uses one TLS connection from two threads: now and then it never ends."""
+    """The asynchronous client, called as the other one, which uses one TLS connection from two
+    threads: now and then it never ends.
+    """
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(connect_async(url, ssl=context, proxy=None)) as client:
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(connect_async(url, ssl=context, proxy=None)) as client,
+    ):
 
         def receive(timeout: float) -> bytes | str:
             return portal.call(asyncio.wait_for, client.recv(), timeout)
@@ -342,7 +427,11 @@ def test_a_client_that_leaves_amid_an_answer_is_no_warning(
 ) -> None:
     with caplog.at_level(logging.INFO):
         with over_tls(streaming) as client:
-            client.send(json.dumps({"count": 1_000, "size": 1, "pause": 0.05, "file": str(tmp_path / "count")}))
+            client.send(
+                json.dumps(
+                    {"count": 1_000, "size": 1, "pause": 0.05, "file": str(tmp_path / "count")}
+                )
+            )
             client.recv(DEADLINE)
         until(lambda: "all clients of its batch have disconnected" in caplog.text)
         with over_tls(streaming) as client:
@@ -350,7 +439,9 @@ def test_a_client_that_leaves_amid_an_answer_is_no_warning(
     assert "its stream was interrupted" not in caplog.text
 
 
-def test_a_client_that_does_not_read_holds_the_handler(streaming: str, tmp_path: Path, until: Callable[..., None]) -> None:
+def test_a_client_that_does_not_read_holds_the_handler(
+    streaming: str, tmp_path: Path, until: Callable[..., None]
+) -> None:
     file = tmp_path / "count"
     count, size = 400, 100_000
     with over_tls(streaming) as client:
@@ -368,7 +459,9 @@ def test_a_client_that_does_not_read_holds_the_handler(streaming: str, tmp_path:
     assert (len(pieces), end["status"]) == (count + 1, 200)
 
 
-def test_a_server_that_stops_answers_first_and_says_so_to_those_who_wait(start_server: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_server_that_stops_answers_first_and_says_so_to_those_who_wait(
+    start_server: Callable[..., Any], tmp_path: Path
+) -> None:
     gate = tmp_path / "open"
     with ExitStack() as running:
         server = running.enter_context(start_server())
@@ -395,8 +488,17 @@ def check_restart(client: ClientConnection) -> None:
 
 
 def test_an_upgrade_offers_nothing_to_plain_requests(server: RunningServer) -> None:
-    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAoAAAAAIAAAAA"}
-    assert server.inference.post("/predictions/talker", content=b"x", headers={**offer, "x-do": "bytes"}).content == b"x"
+    offer = {
+        "Connection": "Upgrade, HTTP2-Settings",
+        "Upgrade": "h2c",
+        "HTTP2-Settings": "AAMAAABkAAQAoAAAAAIAAAAA",
+    }
+    assert (
+        server.inference.post(
+            "/predictions/talker", content=b"x", headers={**offer, "x-do": "bytes"}
+        ).content
+        == b"x"
+    )
 
 
 def test_frames_that_come_with_the_handshake_are_not_lost(server: RunningServer) -> None:
@@ -417,14 +519,18 @@ def test_a_handshake_that_is_none_is_refused(server: RunningServer, line: str) -
     host, port = server.addresses["inference"].removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=DEADLINE) as client:
         head = f"GET /predictions/talker HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{line}\r\n"
-        client.sendall(f"{head}Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode())
+        client.sendall(
+            f"{head}Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
         received = b"".join(iter(lambda: client.recv(4096), b""))
     assert received.startswith(b"HTTP/1.1 400")
     assert b"no handshake" in received
 
 
 def test_a_token_has_no_line_ends() -> None:
-    request = _as_request({"headers": [(b"sec-websocket-protocol", b"tsx.v1, tsx.token.a%0D%0Aexplain:%20True")]})
+    request = _as_request(
+        {"headers": [(b"sec-websocket-protocol", b"tsx.v1, tsx.token.a%0D%0Aexplain:%20True")]}
+    )
     assert request["headers"] == [(b"authorization", b"Bearer a explain: True")]
 
 
@@ -432,7 +538,9 @@ def test_event_data_comes_out_of_pieces_wherever_they_are_cut() -> None:
     text = b": hi\r\n\r\ndata: one\r\nevent: x\r\n\r\ndata:two\ndata: three\n\ndata: [DONE]\n\ndata: four"
     for size in (1, 2, 3, 7, 100):
         events = EventData()
-        found = [data for at in range(0, len(text), size) for data in events.feed(text[at : at + size])]
+        found = [
+            data for at in range(0, len(text), size) for data in events.feed(text[at : at + size])
+        ]
         assert [*found, *events.feed(b"\n\n")] == [b"one", b"two\nthree", b"four"], size
 
 
@@ -450,7 +558,9 @@ class Conversation:
         head = b"GET /predictions/m HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         head += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
         times = Timeouts(*[1] * 6)
-        self.connection = WebSocketConnection(head, ServerState(), 1 << 20, self.budget, times, self.turns, lambda _: None)
+        self.connection = WebSocketConnection(
+            head, ServerState(), 1 << 20, self.budget, times, self.turns, lambda _: None
+        )
         transport = SimpleNamespace(
             is_closing=self.closed.is_set,
             close=self.closed.set,
@@ -484,7 +594,9 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
-def test_frames_that_bring_nothing_are_bounded(flood: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_that_bring_nothing_are_bounded(
+    flood: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tsx_runtime.http.websocket.HOLD_S", 0)
 
     async def run() -> None:
@@ -492,7 +604,10 @@ def test_frames_that_bring_nothing_are_bounded(flood: bytes, monkeypatch: pytest
         await asyncio.sleep(0)
         conversation.connection.data_received(flood * 2)
         await asyncio.wait_for(conversation.closed.wait(), DEADLINE)
-        assert b"\x03\xf0At most " in conversation.written or b"\x03\xf0A message has at most " in conversation.written  # 1008
+        assert (
+            b"\x03\xf0At most " in conversation.written
+            or b"\x03\xf0A message has at most " in conversation.written
+        )  # 1008
         assert conversation.paused[-1] is True
         assert not conversation.taken
 
@@ -503,7 +618,12 @@ def test_frames_within_their_bounds_pass_for_ever() -> None:
     async def run() -> None:
         conversation = Conversation()
         await asyncio.sleep(0)
-        sent = frame(FIRST) + frame(FRAGMENT, b"x") * 1000 + frame(PING) * (MAX_IDLE_FRAMES - 1) + frame(0x80)
+        sent = (
+            frame(FIRST)
+            + frame(FRAGMENT, b"x") * 1000
+            + frame(PING) * (MAX_IDLE_FRAMES - 1)
+            + frame(0x80)
+        )
         for _ in range(5):
             conversation.connection.data_received(sent)
             await conversation.news.wait()
@@ -539,7 +659,9 @@ def test_a_turn_of_the_loop_parses_a_few_frames_and_gives_one_message() -> None:
             await asyncio.sleep(0)
             turns += 1
             assert len(conversation.taken) - taken <= 1
-            assert ahead - len(conversation.connection._ahead) <= FRAMES_PER_TURN * len(frame(MESSAGE, b"x"))
+            assert ahead - len(conversation.connection._ahead) <= FRAMES_PER_TURN * len(
+                frame(MESSAGE, b"x")
+            )
         assert turns >= count
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE))
@@ -549,14 +671,19 @@ def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lost() -
     async def run() -> None:
         paused = []
         transport = SimpleNamespace(
-            is_closing=bool, write=bool, pause_reading=lambda: paused.append(True), resume_reading=lambda: paused.append(False)
+            is_closing=bool,
+            write=bool,
+            pause_reading=lambda: paused.append(True),
+            resume_reading=lambda: paused.append(False),
         )
         transport.set_protocol = transport.close = lambda *_: None
         head = b"GET /predictions/m HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         head += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
         budget = ByteBudget(1 << 20)
         turns = Turns(asyncio.get_running_loop())
-        connection = WebSocketConnection(head, ServerState(), 1000, budget, Timeouts(*[1] * 6), turns, lambda _: None)
+        connection = WebSocketConnection(
+            head, ServerState(), 1000, budget, Timeouts(*[1] * 6), turns, lambda _: None
+        )
         count, got = 43_000, 0
         ended = asyncio.Event()
 

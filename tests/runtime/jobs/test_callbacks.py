@@ -41,7 +41,9 @@ async def finished(store: SqliteStore, url: str, id: str = "a") -> None:
 async def ended(path: Path, hosts: list[str], url: str, id: str = "a") -> tuple[float | None, str]:
     store = WatchedStore(path / "jobs.sqlite")
     await finished(store, url, id)
-    task = asyncio.create_task(CallbackSender(store, AllowList(hosts), ["secret"], lambda: 0.5).run())
+    task = asyncio.create_task(
+        CallbackSender(store, AllowList(hosts), ["secret"], lambda: 0.5).run()
+    )
     try:
         return await asyncio.wait_for(store.ends.get(), 30)
     finally:
@@ -49,7 +51,9 @@ async def ended(path: Path, hosts: list[str], url: str, id: str = "a") -> tuple[
         await store.close()
 
 
-async def test_a_pattern_opens_no_private_address(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_pattern_opens_no_private_address(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "tsx.jobs"):
         retry_in, error = await ended(tmp_path, ["http://.*"], "http://localhost:9/?token=secret")
     assert retry_in == 2.0
@@ -58,14 +62,18 @@ async def test_a_pattern_opens_no_private_address(tmp_path: Path, caplog: pytest
 
 
 async def test_a_host_that_is_allowed_no_more_gets_nothing(tmp_path: Path) -> None:
-    assert (await ended(tmp_path, ["a.example"], "http://b.example/"))[1] == "job_callback_hosts does not allow it any more"
+    assert (await ended(tmp_path, ["a.example"], "http://b.example/"))[
+        1
+    ] == "job_callback_hosts does not allow it any more"
 
 
 async def test_a_refused_connection_is_tried_again(tmp_path: Path) -> None:
     assert (await ended(tmp_path, ["localhost:9"], "http://localhost:9/"))[0] == 2.0
 
 
-async def test_a_sender_that_ends_leaves_what_it_was_sending_to_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sender_that_ends_leaves_what_it_was_sending_to_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, may = threading.Event(), threading.Event()
 
     def post(self: CallbackSender, due: DueCallback) -> int:
@@ -87,17 +95,27 @@ async def test_a_sender_that_ends_leaves_what_it_was_sending_to_the_next_one(tmp
     assert store._thread is None
 
 
-async def test_a_callback_that_fails_unexpectedly_is_tried_again_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_callback_that_fails_unexpectedly_is_tried_again_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def post(self: CallbackSender, due: DueCallback) -> int:
         raise RuntimeError("unexpected")
 
     monkeypatch.setattr(CallbackSender, "_post", post)
-    assert await ended(tmp_path, ["a.example"], "http://a.example/") == (2.0, "RuntimeError: unexpected")
+    assert await ended(tmp_path, ["a.example"], "http://a.example/") == (
+        2.0,
+        "RuntimeError: unexpected",
+    )
     monkeypatch.setattr(callbacks, "MOST_TRIES", 1)
-    assert await ended(tmp_path, ["a.example"], "http://a.example/", "b") == (None, "RuntimeError: unexpected")
+    assert await ended(tmp_path, ["a.example"], "http://a.example/", "b") == (
+        None,
+        "RuntimeError: unexpected",
+    )
 
 
-async def test_a_receiver_that_does_not_answer_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_receiver_that_does_not_answer_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     may, hung = threading.Event(), []
 
     def post(self: CallbackSender, due: DueCallback) -> int:
@@ -134,19 +152,27 @@ async def test_a_receiver_that_does_not_answer_holds_up_no_other(tmp_path: Path,
     ],
 )
 def test_a_receiver_has_one_name(tmp_path: Path, url: str, stored: str) -> None:
-    sender = CallbackSender(SqliteStore(tmp_path / "jobs.sqlite"), AllowList(["https://.*"]), ["secret"])
+    sender = CallbackSender(
+        SqliteStore(tmp_path / "jobs.sqlite"), AllowList(["https://.*"]), ["secret"]
+    )
     assert sender.check(url) == stored
     assert stored.startswith(receivers.receiver_of(stored))
 
 
 def test_a_callback_is_signed_with_the_new_secret_and_with_the_old_one(tmp_path: Path) -> None:
-    settings = Settings(job_callback_hosts=["a.example"], job_callback_secret="n" * 16, job_callback_old_secret="o" * 16)
+    settings = Settings(
+        job_callback_hosts=["a.example"],
+        job_callback_secret="n" * 16,
+        job_callback_old_secret="o" * 16,
+    )
     jobs = Jobs(settings, SqliteStore(tmp_path / "jobs.sqlite"), None)  # type: ignore[arg-type]  # nothing runs
     due = DueCallback("a", "http://a.example/", 1, "id", ANSWER)
     seconds, *signatures = jobs.callbacks._headers(due)["x-tsx-signature"].split(",")
     now = int(seconds.removeprefix("t="))
     secrets = (b"n" * 16, b"o" * 16)
-    assert signatures == [f"v1={signature(secret, now, 'a', ANSWER.status, ANSWER.body)}" for secret in secrets]
+    assert signatures == [
+        f"v1={signature(secret, now, 'a', ANSWER.status, ANSWER.body)}" for secret in secrets
+    ]
 
 
 def test_pauses_double_up_to_an_hour_and_differ() -> None:
@@ -154,7 +180,9 @@ def test_pauses_double_up_to_an_hour_and_differ() -> None:
     assert (backoff(3, 0.0), backoff(3, 1.0)) == (4.0, 12.0)
 
 
-def test_without_hosts_callbacks_are_refused_and_without_a_secret_the_server_does_not_start(tmp_path: Path) -> None:
+def test_without_hosts_callbacks_are_refused_and_without_a_secret_the_server_does_not_start(
+    tmp_path: Path,
+) -> None:
     store = SqliteStore(tmp_path / "jobs.sqlite")
     with pytest.raises(BadRequest, match="job_callback_hosts is empty"):
         CallbackSender(store, AllowList([]), []).check("http://a.example/")

@@ -23,7 +23,10 @@ def among(database: str, work: Callable[[KeyedRuns, KeyedRuns], Awaitable[None]]
     async def main() -> None:
         stores = [PostgresStore(database) for _ in range(2)]
         try:
-            one, two = (KeyedRuns(store, f"owner {number}", 60, 1000, store.open) for number, store in enumerate(stores))
+            one, two = (
+                KeyedRuns(store, f"owner {number}", 60, 1000, store.open)
+                for number, store in enumerate(stores)
+            )
             await asyncio.wait_for(work(one, two), 60)
         finally:
             for store in stores:
@@ -35,14 +38,19 @@ def among(database: str, work: Callable[[KeyedRuns, KeyedRuns], Awaitable[None]]
 def test_one_of_two_servers_gets_a_key(database: str) -> None:
     async def work(one: KeyedRuns, two: KeyedRuns) -> None:
         begun = await asyncio.gather(
-            *(runs._store.begin_answer(KEYED.key, "request", f"owner {number}", 60) for number, runs in enumerate([one, two] * 10))
+            *(
+                runs._store.begin_answer(KEYED.key, "request", f"owner {number}", 60)
+                for number, runs in enumerate([one, two] * 10)
+            )
         )
         assert begun.count(None) == 1
 
     among(database, work)
 
 
-def test_a_request_waits_for_the_run_of_another_server(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_waits_for_the_run_of_another_server(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keyed_runs, "SHORTEST", 0.001)
 
     async def work(runs: KeyedRuns, waits: KeyedRuns) -> None:
@@ -76,7 +84,9 @@ def test_a_request_waits_for_the_run_of_another_server(database: str, monkeypatc
     among(database, work)
 
 
-def test_the_key_of_a_server_that_died_is_free_after_its_lease(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_of_a_server_that_died_is_free_after_its_lease(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keyed_runs, "LEASE", 0.2)
     monkeypatch.setattr(keyed_runs, "SHORTEST", 0.01)
 
@@ -91,7 +101,9 @@ def test_the_key_of_a_server_that_died_is_free_after_its_lease(database: str, mo
             return dead.answer(KEYED, 200, [], b"late")
 
         assert await other.run(KEYED, model()) is None
-        found = await dead.run(KEYED, late())  # it was not dead, only slow: its client gets what others got
+        found = await dead.run(
+            KEYED, late()
+        )  # it was not dead, only slow: its client gets what others got
         assert found is not None
         assert found.body == b"other"
 

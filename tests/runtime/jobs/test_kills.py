@@ -1,4 +1,5 @@
-"""A server that is killed at random moments loses no job that it has accepted and no answer under a key, and answers none twice.
+"""A server that is killed at random moments loses no job that it has accepted and no answer under a
+key, and answers none twice.
 
 JOB_KILLS: how often it is killed, 4 times if not set.
 """
@@ -44,17 +45,28 @@ class Client:
         self.kept: dict[int, str] = {}  # under keys
 
     def send(self, address: str) -> None:
-        with httpx.Client(base_url=address, timeout=DEADLINE) as http, suppress(httpx.TransportError):
+        with (
+            httpx.Client(base_url=address, timeout=DEADLINE) as http,
+            suppress(httpx.TransportError),
+        ):
             while True:
                 self.sent += 1
                 body = f"request-{self.sent}"
-                answer = http.post("/predictions/echo", content=body, headers={"prefer": "respond-async"})
+                answer = http.post(
+                    "/predictions/echo", content=body, headers={"prefer": "respond-async"}
+                )
                 assert answer.status_code == 202, answer.text
                 self.accepted[answer.headers["location"]] = body
 
     def ask(self, address: str) -> None:
-        """Under keys, every second one for a job. What the kill interrupts comes again at the next server."""
-        with httpx.Client(base_url=address, timeout=DEADLINE) as http, suppress(httpx.TransportError):
+        """Under keys, every second one for a job.
+
+        What the kill interrupts comes again at the next server.
+        """
+        with (
+            httpx.Client(base_url=address, timeout=DEADLINE) as http,
+            suppress(httpx.TransportError),
+        ):
             while True:
                 self.ask_once(http, len(self.kept))
 
@@ -69,7 +81,10 @@ class Client:
 
     def look(self, address: str) -> None:
         """At the newest ones, and again at some of those that were answered before."""
-        with httpx.Client(base_url=address, timeout=DEADLINE) as http, suppress(httpx.TransportError):
+        with (
+            httpx.Client(base_url=address, timeout=DEADLINE) as http,
+            suppress(httpx.TransportError),
+        ):
             while http.get("/ping").status_code:  # until the server is gone
                 for where in [*list(self.accepted)[-20:], *list(self.answers)[-5:]]:
                     self.take(where, http.get(where))
@@ -85,12 +100,18 @@ class Client:
 
 
 def kill_in(seconds: float, server: Running, client: Client, *, wait: bool) -> None:
-    """Counted from the first request, or, with `wait`, from the first jobs that this server has accepted of both kinds."""
+    """Counted from the first request, or, with `wait`, from the first jobs that this server has
+    accepted of both kinds.
+    """
     address, before = server.address("predictions"), (len(client.accepted), len(client.kept))
     with ThreadPoolExecutor() as threads:
         working = [threads.submit(work, address) for work in (client.send, client.ask, client.look)]
         deadline = time.monotonic() + DEADLINE
-        while wait and (len(client.accepted) == before[0] or len(client.kept) == before[1]) and time.monotonic() < deadline:
+        while (
+            wait
+            and (len(client.accepted) == before[0] or len(client.kept) == before[1])
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.001)
         time.sleep(seconds)
         server.process.kill()
@@ -98,18 +119,33 @@ def kill_in(seconds: float, server: Running, client: Client, *, wait: bool) -> N
             each.result(DEADLINE)
 
 
-def test_a_server_that_is_killed_loses_no_job_and_answers_none_twice(processes: None, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_loses_no_job_and_answers_none_twice(
+    processes: None, tmp_path: Path
+) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")  # shown where the test fails
     draw = random.Random(seed)
     make_model(tmp_path / "echo.mar", HANDLER)
-    own = {"jobs_store": tmp_path / "jobs.sqlite", "worker_preload": "false", "max_queued_jobs": 100_000, "enable_grpc": "false"}
-    words = ["serve", tmp_path / "echo.mar", *FREE_PORTS, *(word for name, value in own.items() for word in ("--set", f"{name}={value}"))]
+    own = {
+        "jobs_store": tmp_path / "jobs.sqlite",
+        "worker_preload": "false",
+        "max_queued_jobs": 100_000,
+        "enable_grpc": "false",
+    }
+    words = [
+        "serve",
+        tmp_path / "echo.mar",
+        *FREE_PORTS,
+        *(word for name, value in own.items() for word in ("--set", f"{name}={value}")),
+    ]
     client = Client()
     for kill in range(KILLS):
         with serving(words, tmp_path, {}) as server:
             kill_in(draw.uniform(0.01, LONGEST), server, client, wait=kill % 2 == 0)
-    with serving(words, tmp_path, {}) as server, httpx.Client(base_url=server.address("predictions"), timeout=DEADLINE) as http:
+    with (
+        serving(words, tmp_path, {}) as server,
+        httpx.Client(base_url=server.address("predictions"), timeout=DEADLINE) as http,
+    ):
         deadline = time.monotonic() + DEADLINE
         for number in range(len(client.kept)):
             client.ask_once(http, number)
@@ -120,9 +156,13 @@ def test_a_server_that_is_killed_loses_no_job_and_answers_none_twice(processes: 
         assert server.stop() == 0
     with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as store:
         states = dict(store.execute("SELECT state, count(*) FROM tsx_jobs GROUP BY state"))
-        jobs, bodies = store.execute("SELECT count(*), count(DISTINCT body) FROM tsx_requests").fetchone()
+        jobs, bodies = store.execute(
+            "SELECT count(*), count(DISTINCT body) FROM tsx_requests"
+        ).fetchone()
         (answers,) = store.execute("SELECT count(*) FROM tsx_answers WHERE kind = 'job'").fetchone()
-    print(f"{KILLS} kills, {client.sent} sent, {len(client.kept)} under keys, {len(client.accepted)} accepted, {states}")
+    print(
+        f"{KILLS} kills, {client.sent} sent, {len(client.kept)} under keys, {len(client.accepted)} accepted, {states}"
+    )
     assert jobs == bodies == sum(states.values())
     assert answers == states.get("done", 0)
     assert len(client.accepted) <= jobs <= client.sent + len(client.kept) // 2 + 1

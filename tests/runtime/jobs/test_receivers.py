@@ -1,10 +1,19 @@
-"""Which receivers of callbacks get a call: a few at a time, and none for a while where calls keep failing."""
+"""Which receivers of callbacks get a call: a few at a time, and none for a while where calls keep
+failing.
+"""
 
 from __future__ import annotations
 
 import math
 
-from tsx_runtime.jobs.receivers import AT_ONCE, FAILURES, LONGEST_PAUSE_S, REMEMBERED, Receivers, receiver_of
+from tsx_runtime.jobs.receivers import (
+    AT_ONCE,
+    FAILURES,
+    LONGEST_PAUSE_S,
+    REMEMBERED,
+    Receivers,
+    receiver_of,
+)
 
 A, B = "https://a.example/", "https://b.example:8443/"
 
@@ -38,7 +47,9 @@ def test_a_receiver_gets_a_few_calls_at_a_time_and_one_where_the_last_failed() -
     assert receivers.closed() == {}
 
 
-def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer_until_it_answers() -> None:
+def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer_until_it_answers() -> (
+    None
+):
     clock = Clock()
     receivers = Receivers(clock)
     for _ in range(FAILURES - 1):

@@ -1,4 +1,6 @@
-"""The runner: how many jobs it takes, what it does where it is refused, and what it leaves when it ends."""
+"""The runner: how many jobs it takes, what it does where it is refused, and what it leaves when it
+ends.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ async def _no_limit() -> AsyncIterator[None]:  # Python 3.10
 
 
 @asynccontextmanager
-async def working(store: SqlStore, model: Model, owner: str = "me", keep: float = 60) -> AsyncIterator[Work]:
+async def working(
+    store: SqlStore, model: Model, owner: str = "me", keep: float = 60
+) -> AsyncIterator[Work]:
     work = Work(store, model, owner, keep)
     task = asyncio.create_task(work.runner.run())
     try:
@@ -98,7 +102,9 @@ async def test_no_more_jobs_are_at_a_model_than_there_are_places(path: Path) -> 
         assert await work.store.counts() == {("m", "done"): 5}
 
 
-async def test_a_job_that_is_refused_for_now_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_is_refused_for_now_waits(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner_module, "PAUSE", 0.001)
     async with working(SqliteStore(path), Model()) as work:
         work.model.refusals = [QueueFull("full", retry_after=0) for _ in range(3)]
@@ -119,7 +125,9 @@ async def test_a_model_without_workers_leaves_its_jobs_queued_until_it_has_some(
         await asyncio.wait_for(work.answered.acquire(), 30)
 
 
-async def test_a_model_that_was_never_here_has_a_while_to_come(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_was_never_here_has_a_while_to_come(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with working(SqliteStore(path), Model(None)) as work:
         work.model.go.set()
         await work.add("a")
@@ -130,7 +138,9 @@ async def test_a_model_that_was_never_here_has_a_while_to_come(path: Path, monke
         await asyncio.wait_for(work.answered.acquire(), 30)
 
 
-async def test_jobs_that_run_at_the_end_are_withdrawn_and_run_by_the_next_server(path: Path) -> None:
+async def test_jobs_that_run_at_the_end_are_withdrawn_and_run_by_the_next_server(
+    path: Path,
+) -> None:
     async with working(SqliteStore(path), Model()) as work:
         await work.add("a", "b", "c")
         await work.until(lambda: len(work.model.running) == 2)
@@ -172,7 +182,9 @@ async def test_jobs_that_are_cancelled_before_they_begin_leave_their_places(path
         await work.until(lambda: work.model.running == ["b"])
 
 
-async def test_a_job_that_is_cancelled_and_retried_at_once_is_held_by_its_new_claim(path: Path) -> None:
+async def test_a_job_that_is_cancelled_and_retried_at_once_is_held_by_its_new_claim(
+    path: Path,
+) -> None:
     async with working(SqliteStore(path), Model(2)) as work:
         await work.add("a")
         await work.until(lambda: work.model.running == ["a"])
@@ -185,7 +197,9 @@ async def test_a_job_that_is_cancelled_and_retried_at_once_is_held_by_its_new_cl
         assert work.model.running == ["a"]
 
 
-async def test_no_jobs_are_started_while_answers_cannot_be_stored(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_jobs_are_started_while_answers_cannot_be_stored(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner_module, "MOST_UNSTORED", 3)
     monkeypatch.setattr(runner_module, "PAUSE", 0.001)
     async with working(SqliteStore(path), Model(1)) as work:
@@ -206,7 +220,9 @@ async def test_no_jobs_are_started_while_answers_cannot_be_stored(path: Path, mo
             await asyncio.wait_for(work.answered.acquire(), 30)
 
 
-async def test_a_client_waits_no_longer_for_a_job_that_is_cancelled_or_left_to_the_next_server(path: Path) -> None:
+async def test_a_client_waits_no_longer_for_a_job_that_is_cancelled_or_left_to_the_next_server(
+    path: Path,
+) -> None:
     async with working(SqliteStore(path), Model(0)) as work:
         await work.add("a", "b")
         waiting = [asyncio.create_task(work.runner.wait(id, 600)) for id in "ab"]
@@ -217,7 +233,9 @@ async def test_a_client_waits_no_longer_for_a_job_that_is_cancelled_or_left_to_t
         await asyncio.wait_for(waiting[1], 30)
 
 
-async def test_a_client_that_waits_longer_than_another_for_the_same_job_is_told_of_its_end(path: Path) -> None:
+async def test_a_client_that_waits_longer_than_another_for_the_same_job_is_told_of_its_end(
+    path: Path,
+) -> None:
     async with working(SqliteStore(path), Model(0)) as work:
         await work.add("a")
         longer = asyncio.create_task(work.runner.wait("a", 600))
@@ -226,7 +244,9 @@ async def test_a_client_that_waits_longer_than_another_for_the_same_job_is_told_
         await asyncio.wait_for(longer, 30)
 
 
-async def test_a_job_is_left_to_the_server_that_has_its_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_is_left_to_the_server_that_has_its_model(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(SqliteStore, "shared", True)
     async with working(SqliteStore(path), Model(None), keep=0) as work:
         work.model.go.set()
@@ -238,11 +258,15 @@ async def test_a_job_is_left_to_the_server_that_has_its_model(path: Path, monkey
         await work.store.finish(other.id, 1, "another", ANSWER, 60)
         for _ in range(2):
             await work.runner.tend()
-        await asyncio.wait_for(work.answered.acquire(), 30)  # nobody has had it for as long as answers are kept
+        await asyncio.wait_for(
+            work.answered.acquire(), 30
+        )  # nobody has had it for as long as answers are kept
 
 
 @pytest.mark.slow
-async def test_a_server_takes_the_jobs_of_one_that_has_died_and_drops_what_another_has_taken(database: str) -> None:
+async def test_a_server_takes_the_jobs_of_one_that_has_died_and_drops_what_another_has_taken(
+    database: str,
+) -> None:
     from tsx_runtime.jobs.postgres import PostgresStore  # its driver is an extra
 
     dead = PostgresStore(database)

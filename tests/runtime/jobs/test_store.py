@@ -1,4 +1,6 @@
-"""The store of jobs, in SQLite and in PostgreSQL: what is committed stays, and each job has one answer."""
+"""The store of jobs, in SQLite and in PostgreSQL: what is committed stays, and each job has one
+answer.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.errors import BadRequest, JobsFull, SettingError, StoreFull, StoreUnavailable, TooManyRequests
+from tsx_runtime.errors import (
+    BadRequest,
+    JobsFull,
+    SettingError,
+    StoreFull,
+    StoreUnavailable,
+    TooManyRequests,
+)
 from tsx_runtime.jobs import sql_store
 from tsx_runtime.jobs.service import postgres_store
 from tsx_runtime.jobs.sql_store import SqlStore
@@ -43,18 +52,28 @@ async def state_of(store: SqlStore, id: str) -> str | None:
     return None if job is None else job.state
 
 
-async def claim(store: SqlStore, most: int = 10, owner: str = "me", seconds: float = 60) -> list[JobRecord]:
+async def claim(
+    store: SqlStore, most: int = 10, owner: str = "me", seconds: float = 60
+) -> list[JobRecord]:
     return await store.claim({("m", ""): most}, owner, seconds)
 
 
-def test_an_accepted_job_is_there_as_it_came_also_for_the_next_server(make_store: MakeStore) -> None:
+def test_an_accepted_job_is_there_as_it_came_also_for_the_next_server(
+    make_store: MakeStore,
+) -> None:
     async def accept(store: SqlStore) -> None:
         await store.add(new("a", priority=3, callback="http://x/", client="me", deadline=5.0), MOST)
 
     async def look(store: SqlStore) -> None:
         job = await store.get("a")
         assert job is not None
-        assert (job.state, job.priority, job.callback, job.client, job.deadline) == ("queued", 3, "http://x/", "me", 5.0)
+        assert (job.state, job.priority, job.callback, job.client, job.deadline) == (
+            "queued",
+            3,
+            "http://x/",
+            "me",
+            5.0,
+        )
         assert (job.size, job.attempts, job.request_id) == (5, 0, "r-1")
         assert await store.request("a") == REQUEST
         assert await store.request("b") is None
@@ -73,7 +92,9 @@ def test_jobs_are_claimed_once_by_priority_and_then_by_arrival(make_store: MakeS
         assert third is not None
         assert await store.ahead(third) == 2
         assert [job.id for job in await claim(store, 3)] == ["b", "a", "c"]
-        assert [(job.id, job.state, job.attempts) for job in await claim(store, 3)] == [("d", "running", 1)]
+        assert [(job.id, job.state, job.attempts) for job in await claim(store, 3)] == [
+            ("d", "running", 1)
+        ]
         assert await claim(store) == []
 
     run(make_store(), test)
@@ -137,7 +158,9 @@ def test_what_has_expired_is_removed_and_known_for_a_while(make_store: MakeStore
     run(make_store(), test)
 
 
-def test_no_more_jobs_are_accepted_than_may_be_of_one_client_or_of_all(make_store: MakeStore) -> None:
+def test_no_more_jobs_are_accepted_than_may_be_of_one_client_or_of_all(
+    make_store: MakeStore,
+) -> None:
     async def test(store: SqlStore) -> None:
         await store.add(new("a", client="me"), 2, 1)
         with pytest.raises(TooManyRequests, match="max_jobs_per_client"):
@@ -148,8 +171,12 @@ def test_no_more_jobs_are_accepted_than_may_be_of_one_client_or_of_all(make_stor
         await claim(store)
         await store.finish("a", 1, "me", ANSWER, 60)
         await store.add(new("d", client="me"), 2, 1)
-        both = await asyncio.gather(*(store.add(new(str(n), client="they"), 9, 3) for n in range(8)), return_exceptions=True)
-        assert [type(result) for result in both if result] == [TooManyRequests] * 5  # also in one commit
+        both = await asyncio.gather(
+            *(store.add(new(str(n), client="they"), 9, 3) for n in range(8)), return_exceptions=True
+        )
+        assert [type(result) for result in both if result] == [
+            TooManyRequests
+        ] * 5  # also in one commit
 
     run(make_store(), test)
 
@@ -160,7 +187,11 @@ def test_jobs_are_listed_by_pages_the_newest_first(make_store: MakeStore) -> Non
             await store.add(new(str(number), model="n" if number == 4 else "m"), MOST)
         page = await store.list_jobs(limit=2)
         assert [job.id for job in page] == ["4", "3"]
-        assert [job.id for job in await store.list_jobs(before=page[-1].number, model="m")] == ["2", "1", "0"]
+        assert [job.id for job in await store.list_jobs(before=page[-1].number, model="m")] == [
+            "2",
+            "1",
+            "0",
+        ]
         assert await store.list_jobs(state="done") == []
 
     run(make_store(), test)
@@ -170,7 +201,9 @@ def test_many_at_once_share_commits_and_one_that_fails_fails_alone(make_store: M
     async def test(store: SqlStore) -> None:
         await store.add(new("x"), MOST)
         bad = store.put_answer(AnswerKey("k", "", "bad"), StoredAnswer(200, None))  # type: ignore[arg-type]  # which the table refuses
-        results = await asyncio.gather(*(store.add(new(str(n)), MOST) for n in range(50)), bad, return_exceptions=True)
+        results = await asyncio.gather(
+            *(store.add(new(str(n)), MOST) for n in range(50)), bad, return_exceptions=True
+        )
         assert [type(result) for result in results if result is not None] == [StoreUnavailable]
         assert await store.counts() == {("m", "queued"): 51}
         claims = await asyncio.gather(*(claim(store, 7) for _ in range(9)))
@@ -180,7 +213,9 @@ def test_many_at_once_share_commits_and_one_that_fails_fails_alone(make_store: M
     run(make_store(), test)
 
 
-def test_an_answer_by_key_is_begun_by_one_and_forgotten_when_it_expires(make_store: MakeStore) -> None:
+def test_an_answer_by_key_is_begun_by_one_and_forgotten_when_it_expires(
+    make_store: MakeStore,
+) -> None:
     key = AnswerKey("idempotency", "m", "k")
 
     async def test(store: SqlStore) -> None:
@@ -188,9 +223,13 @@ def test_an_answer_by_key_is_begun_by_one_and_forgotten_when_it_expires(make_sto
         begun = await store.begin_answer(key, "g", "you", 60)
         assert begun is not None
         assert (begun.status, begun.fingerprint) == (None, "f")
-        assert await store.begin_answer(key, "f", "me", 60) is None  # its client left while the first one was stored
+        assert (
+            await store.begin_answer(key, "f", "me", 60) is None
+        )  # its client left while the first one was stored
         await store.put_answer(key, ANSWER._replace(fingerprint="f", expires=begun.expires))
-        assert await store.begin_answer(key, "f", "you", 60) == ANSWER._replace(fingerprint="f", expires=begun.expires)
+        assert await store.begin_answer(key, "f", "you", 60) == ANSWER._replace(
+            fingerprint="f", expires=begun.expires
+        )
         await store.put_answer(key, ANSWER._replace(expires=1.0))
         assert await store.get_answer(key) is None
         assert await store.begin_answer(key, "f", "you", 60) is None
@@ -204,7 +243,9 @@ def test_an_answer_by_key_is_begun_by_one_and_forgotten_when_it_expires(make_sto
     run(make_store(), test)
 
 
-def test_what_has_expired_is_removed_in_steps(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_expired_is_removed_in_steps(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sql_store, "EXPIRED_AT_ONCE", 2)
 
     async def test(store: SqlStore) -> None:
@@ -224,7 +265,9 @@ def test_callbacks_of_closed_receivers_stay_where_they_are(make_store: MakeStore
             await store.finish(id, 1, "me", ANSWER, 60)
         assert await store.next_callback(["http://x/", "http://x.y/", "http://z/"]) is None
         assert (await store.next_callback(["http://x/"]) or 0.0) <= 0
-        assert [due.id for due in await store.claim_callbacks(5, 60, ["http://x/", "http://z/"])] == ["b"]
+        assert [
+            due.id for due in await store.claim_callbacks(5, 60, ["http://x/", "http://z/"])
+        ] == ["b"]
         assert [due.id for due in await store.claim_callbacks(5, 60)] == ["a", "c"]
 
     run(make_store(), test)
@@ -237,7 +280,12 @@ def test_a_callback_is_claimed_once_and_comes_again_after_a_while(make_store: Ma
         await store.finish("a", 1, "me", ANSWER, 60)
         assert (await store.next_callback() or 0.0) <= 0
         [due] = await store.claim_callbacks(5, 60)
-        assert (due.id, due.url, due.attempts, due.answer.body) == ("a", "http://x/", 1, b"an answer")
+        assert (due.id, due.url, due.attempts, due.answer.body) == (
+            "a",
+            "http://x/",
+            1,
+            b"an answer",
+        )
         assert await store.claim_callbacks(5, 60) == []
         await store.end_callback("a", 0.0, "it answered 500")
         [due] = await store.claim_callbacks(5, 60)
@@ -248,7 +296,9 @@ def test_a_callback_is_claimed_once_and_comes_again_after_a_while(make_store: Ma
     run(make_store(), test)
 
 
-def test_the_server_that_replaces_another_waits_for_its_file_and_they_share_it_until_the_other_has_ended(tmp_path: Path) -> None:
+def test_the_server_that_replaces_another_waits_for_its_file_and_they_share_it_until_the_other_has_ended(
+    tmp_path: Path,
+) -> None:
     async def test(store: SqlStore) -> None:
         key = AnswerKey("idempotency", "m", "k")
         for id in ("a", "b"):
@@ -263,7 +313,9 @@ def test_the_server_that_replaces_another_waits_for_its_file_and_they_share_it_u
         assert [job.id for job in await asked] == ["b"]
         assert (await following.begin_answer(key, "f", "other", 60)).status is None  # it runs still
         await store.add(new("c"), MOST)
-        assert await store.finish(first.id, first.attempts, "me", StoredAnswer(200, b"", b"done"), 60)
+        assert await store.finish(
+            first.id, first.attempts, "me", StoredAnswer(200, b"", b"done"), 60
+        )
         assert (await following.get_answer(AnswerKey(JOB, "", "a"))).body == b"done"
         assert [job.id for job in await following.claim({("m", ""): 5}, "other", 60)] == ["c"]
         assert store.shared
@@ -275,7 +327,9 @@ def test_the_server_that_replaces_another_waits_for_its_file_and_they_share_it_u
     run(SqliteStore(tmp_path / "jobs.sqlite"), test)
 
 
-def test_what_a_replaced_server_still_runs_is_not_run_again_by_the_next_one_after_that_which_replaced_it_was_killed(tmp_path: Path) -> None:
+def test_what_a_replaced_server_still_runs_is_not_run_again_by_the_next_one_after_that_which_replaced_it_was_killed(
+    tmp_path: Path,
+) -> None:
     async def test(store: SqlStore) -> None:
         await store.add(new("a"), MOST)
         assert [job.id for job in await store.claim({("m", ""): 1}, "me", 60)] == ["a"]
@@ -293,7 +347,9 @@ def test_what_a_replaced_server_still_runs_is_not_run_again_by_the_next_one_afte
     run(SqliteStore(tmp_path / "jobs.sqlite"), test)
 
 
-def test_a_server_that_is_replaced_while_it_waits_for_its_file_does_not_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_replaced_while_it_waits_for_its_file_does_not_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits, goes_on = threading.Event(), threading.Event()
 
     def sleep(seconds: float) -> None:
@@ -349,11 +405,17 @@ def test_a_full_disk_is_an_error_that_says_what_to_do_and_passes(tmp_path: Path)
     run(SqliteStore(tmp_path / "jobs.sqlite", 1 << 18), test)
 
 
-def test_a_file_that_is_no_store_and_a_place_that_cannot_be_written_are_errors_in_words(tmp_path: Path) -> None:
+def test_a_file_that_is_no_store_and_a_place_that_cannot_be_written_are_errors_in_words(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "other.sqlite").write_bytes(b"no database" * 100)
     (tmp_path / "file").touch()
     (tmp_path / "directory").mkdir()
-    for path in (tmp_path / "other.sqlite", tmp_path / "file" / "jobs.sqlite", tmp_path / "directory"):
+    for path in (
+        tmp_path / "other.sqlite",
+        tmp_path / "file" / "jobs.sqlite",
+        tmp_path / "directory",
+    ):
         store = SqliteStore(path)
         for _ in range(2):  # the lock of the first try is given back
             with pytest.raises(StoreUnavailable, match=r"cannot be (used|written)"):
@@ -397,7 +459,9 @@ def test_a_lost_connection_is_made_again(database: str) -> None:
             )
         await store.add(new("b"), MOST)
         with pytest.raises(BadRequest, match="cannot be stored"):
-            await store.add(new("c")._replace(request=REQUEST._replace(path="/predictions/m/1.0/\0")), MOST)
+            await store.add(
+                new("c")._replace(request=REQUEST._replace(path="/predictions/m/1.0/\0")), MOST
+            )
         assert await store.counts() == {("m", "queued"): 2}
 
     run(PostgresStore(database), test)
@@ -418,7 +482,9 @@ def test_servers_of_one_queue_claim_each_job_once(database: str) -> None:
         async def work(store: PostgresStore, owner: str) -> None:
             while jobs := await claim(store, 4, owner):
                 claimed.extend((owner, job) for job in jobs)
-                await asyncio.gather(*(store.finish(job.id, job.attempts, owner, ANSWER, 60) for job in jobs))
+                await asyncio.gather(
+                    *(store.finish(job.id, job.attempts, owner, ANSWER, 60) for job in jobs)
+                )
 
         await asyncio.gather(*(work(store, str(number)) for number, store in enumerate(stores)))
         assert sorted(int(job.id) for _, job in claimed) == list(range(60))
@@ -430,8 +496,12 @@ def test_servers_of_one_queue_claim_each_job_once(database: str) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("planted", ["tsx_schema", ""], ids=["a table of another user", "a schema open to all"])
-def test_a_database_in_which_others_could_run_sql_as_the_server_is_refused(database: str, planted: str) -> None:
+@pytest.mark.parametrize(
+    "planted", ["tsx_schema", ""], ids=["a table of another user", "a schema open to all"]
+)
+def test_a_database_in_which_others_could_run_sql_as_the_server_is_refused(
+    database: str, planted: str
+) -> None:
     import psycopg  # here, where its server is
 
     from tsx_runtime.jobs.postgres import PostgresStore  # its driver is an extra
@@ -439,21 +509,34 @@ def test_a_database_in_which_others_could_run_sql_as_the_server_is_refused(datab
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("DROP ROLE IF EXISTS app")
         connection.execute("DROP ROLE IF EXISTS thief")
-        connection.execute("CREATE ROLE app LOGIN; CREATE ROLE thief LOGIN; CREATE TABLE loot (run_as text); GRANT ALL ON loot TO PUBLIC")
+        connection.execute(
+            "CREATE ROLE app LOGIN; CREATE ROLE thief LOGIN; CREATE TABLE loot (run_as text); GRANT ALL ON loot TO PUBLIC"
+        )
         connection.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
     with psycopg.connect(database.replace("tsx@", "thief@"), autocommit=True) as connection:
         body = "BEGIN INSERT INTO loot SELECT current_user; RETURN NEW; END"
-        connection.execute(f"CREATE FUNCTION steal() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$")  # type: ignore[arg-type]
-        connection.execute("CREATE TABLE tsx_schema (version INTEGER NOT NULL); GRANT ALL ON tsx_schema TO PUBLIC")
-        connection.execute("CREATE TRIGGER steal AFTER INSERT ON tsx_schema FOR EACH ROW EXECUTE FUNCTION steal()")
+        connection.execute(
+            f"CREATE FUNCTION steal() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$"
+        )  # type: ignore[arg-type]
+        connection.execute(
+            "CREATE TABLE tsx_schema (version INTEGER NOT NULL); GRANT ALL ON tsx_schema TO PUBLIC"
+        )
+        connection.execute(
+            "CREATE TRIGGER steal AFTER INSERT ON tsx_schema FOR EACH ROW EXECUTE FUNCTION steal()"
+        )
     with psycopg.connect(database, autocommit=True) as connection:
         if planted:
-            connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC; GRANT CREATE ON SCHEMA public TO app")
+            connection.execute(
+                "REVOKE CREATE ON SCHEMA public FROM PUBLIC; GRANT CREATE ON SCHEMA public TO app"
+            )
         else:
             connection.execute("DROP TABLE tsx_schema")
 
     async def test(store: SqlStore) -> None:
-        with pytest.raises(StoreUnavailable, match=f"the table {planted} " if planted else "any user of the database"):
+        with pytest.raises(
+            StoreUnavailable,
+            match=f"the table {planted} " if planted else "any user of the database",
+        ):
             await store.open()
 
     run(PostgresStore(database.replace("tsx@", "app@")), test)
@@ -466,7 +549,9 @@ def test_names_are_never_sql(make_store: MakeStore) -> None:
     words = "x'); DROP TABLE tsx_jobs; -- {now} ? %s %(a)s {locked} \\ $$ \U0001f600"
 
     async def test(store: SqlStore) -> None:
-        await store.add(NewJob(words, words, words, REQUEST, client=words, callback=words), MOST, MOST)
+        await store.add(
+            NewJob(words, words, words, REQUEST, client=words, callback=words), MOST, MOST
+        )
         (job,) = await store.claim({(words, words): 1}, words, 60)
         assert (job.id, job.model, job.version, job.client) == (words,) * 4
         assert await store.finish(words, job.attempts, words, ANSWER, 60)

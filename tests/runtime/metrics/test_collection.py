@@ -33,8 +33,12 @@ def samples_of(text):
     samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            added = sample.name.endswith("_total") and f"\n{sample.name}{{" not in text  # the parser renames counters
-            samples.setdefault(sample.name.removesuffix("_total") if added else sample.name, []).append((sample.labels, sample.value))
+            added = (
+                sample.name.endswith("_total") and f"\n{sample.name}{{" not in text
+            )  # the parser renames counters
+            samples.setdefault(
+                sample.name.removesuffix("_total") if added else sample.name, []
+            ).append((sample.labels, sample.value))
     return samples
 
 
@@ -62,11 +66,19 @@ def scraped(start_server):
         server.inference.post("/predictions/nobody")
         server.inference.post(f"{PATH}/2.0")
         answer = server.metrics.get("/metrics")
-        filtered = server.metrics.get("/metrics", params={"name[]": ["Requests2XX", "tsx_batch_size_bucket"]})
+        filtered = server.metrics.get(
+            "/metrics", params={"name[]": ["Requests2XX", "tsx_batch_size_bucket"]}
+        )
         again = server.metrics.get("/metrics")
         asks = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
         opened = server.metrics.get("/metrics", headers=asks)
-    return SimpleNamespace(answer=answer, samples=samples_of(answer.text), filtered=filtered, again=samples_of(again.text), open=opened)
+    return SimpleNamespace(
+        answer=answer,
+        samples=samples_of(answer.text),
+        filtered=filtered,
+        again=samples_of(again.text),
+        open=opened,
+    )
 
 
 def one(scraped, name, **labels):
@@ -87,22 +99,36 @@ def test_answers_are_counted_by_class(scraped):
 
 def test_counters_keep_torchserves_names(scraped):
     assert "# TYPE Requests2XX counter\nRequests2XX{" in scraped.answer.text
-    assert "# TYPE ts_inference_latency_microseconds counter\nts_inference_latency_microseconds{" in scraped.answer.text
-    assert "# TYPE ts_inference_requests_total counter\nts_inference_requests_total{" in scraped.answer.text
+    assert (
+        "# TYPE ts_inference_latency_microseconds counter\nts_inference_latency_microseconds{"
+        in scraped.answer.text
+    )
+    assert (
+        "# TYPE ts_inference_requests_total counter\nts_inference_requests_total{"
+        in scraped.answer.text
+    )
     assert "_total_total" not in scraped.answer.text
 
 
 def test_each_name_is_declared_once(scraped):
-    declared = Counter(line for line in scraped.answer.text.splitlines() if line.startswith("# TYPE"))
+    declared = Counter(
+        line for line in scraped.answer.text.splitlines() if line.startswith("# TYPE")
+    )
     assert set(declared.values()) == {1}
-    lines = Counter(line.rpartition(" ")[0] for line in scraped.answer.text.splitlines() if not line.startswith("#"))
+    lines = Counter(
+        line.rpartition(" ")[0]
+        for line in scraped.answer.text.splitlines()
+        if not line.startswith("#")
+    )
     assert set(lines.values()) == {1}
 
 
 def test_requests_and_their_times_are_summed_by_version(scraped):
     version = {"model_name": "talker", "model_version": "1.0"}
     assert one(scraped, "ts_inference_requests_total", **version) == 6
-    assert one(scraped, "ts_inference_requests_total", model_name="talker", model_version="2.0") == 0
+    assert (
+        one(scraped, "ts_inference_requests_total", model_name="talker", model_version="2.0") == 0
+    )
     latency = one(scraped, "ts_inference_latency_microseconds", **version)
     assert latency > one(scraped, "ts_queue_latency_microseconds", **version) > 0
     assert one(scraped, "QueueTime", ModelName="talker") > 0
@@ -118,14 +144,22 @@ def test_answers_and_refusals_are_reported_by_kind(scraped):
 
 
 def test_workers_are_reported_by_state(scraped):
-    states = {labels["state"]: value for labels, value in scraped.samples["tsx_workers"] if labels["model_version"] == "1.0"}
+    states = {
+        labels["state"]: value
+        for labels, value in scraped.samples["tsx_workers"]
+        if labels["model_version"] == "1.0"
+    }
     assert states == {"LOADING": 0, "READY": 1, "UNLOADING": 0, "BACKING_OFF": 0, "FAILED": 0}
     assert one(scraped, "tsx_worker_restarts_total", model_version="1.0") == 0
     assert one(scraped, "tsx_worker_memory_bytes", worker="9000") > 1 << 20
 
 
 def test_batches_are_a_histogram_of_their_sizes(scraped):
-    buckets = {labels["le"]: value for labels, value in scraped.samples["tsx_batch_size_bucket"] if labels["model_version"] == "1.0"}
+    buckets = {
+        labels["le"]: value
+        for labels, value in scraped.samples["tsx_batch_size_bucket"]
+        if labels["model_version"] == "1.0"
+    }
     assert buckets["1.0"] == buckets["512.0"] == buckets["+Inf"] == 6
     assert one(scraped, "tsx_batch_size_sum", model_version="1.0") == 6
 
@@ -134,7 +168,9 @@ def test_batches_are_a_histogram_of_their_sizes(scraped):
 def test_times_are_histograms_by_version(scraped, name):
     assert one(scraped, f"tsx_{name}_seconds_count", model_version="1.0") == 6
     buckets = [
-        (float(labels["le"]), value) for labels, value in scraped.samples[f"tsx_{name}_seconds_bucket"] if labels["model_version"] == "1.0"
+        (float(labels["le"]), value)
+        for labels, value in scraped.samples[f"tsx_{name}_seconds_bucket"]
+        if labels["model_version"] == "1.0"
     ]
     assert buckets == sorted(buckets)
     assert buckets[-1] == (math.inf, 6)
@@ -143,10 +179,17 @@ def test_times_are_histograms_by_version(scraped, name):
 
 def test_the_parts_of_a_request_are_no_more_than_the_whole(scraped):
     whole = one(scraped, "tsx_request_seconds_sum", model_version="1.0")
-    parts = [one(scraped, f"tsx_{name}_seconds_sum", model_version="1.0") for name in ("queue", "batch_wait", "inference")]
+    parts = [
+        one(scraped, f"tsx_{name}_seconds_sum", model_version="1.0")
+        for name in ("queue", "batch_wait", "inference")
+    ]
     assert 0 < sum(parts) <= whole  # the batches were of one request each
-    assert whole == pytest.approx(one(scraped, "ts_inference_latency_microseconds", model_version="1.0") / 1e6)
-    assert one(scraped, "tsx_preprocess_seconds_count", model_version="1.0") == 0  # the handler is a function
+    assert whole == pytest.approx(
+        one(scraped, "ts_inference_latency_microseconds", model_version="1.0") / 1e6
+    )
+    assert (
+        one(scraped, "tsx_preprocess_seconds_count", model_version="1.0") == 0
+    )  # the handler is a function
 
 
 def test_what_is_under_way_is_reported(scraped):
@@ -178,20 +221,33 @@ def test_handlers_metrics_are_there_under_their_names(scraped):
 
 
 @pytest.mark.parametrize(
-    "name", ["CPUUtilization", "MemoryUsed", "MemoryAvailable", "MemoryUtilization", "DiskUsage", "DiskAvailable", "DiskUtilization"]
+    "name",
+    [
+        "CPUUtilization",
+        "MemoryUsed",
+        "MemoryAvailable",
+        "MemoryUtilization",
+        "DiskUsage",
+        "DiskAvailable",
+        "DiskUtilization",
+    ],
 )
 def test_the_machine_is_measured(scraped, name):
     assert one(scraped, name, Level="Host") >= 0
 
 
 def test_names_can_be_asked_for(scraped):
-    families = {line.split()[2] for line in scraped.filtered.text.splitlines() if line.startswith("# TYPE")}
+    families = {
+        line.split()[2] for line in scraped.filtered.text.splitlines() if line.startswith("# TYPE")
+    }
     assert families == {"Requests2XX", "tsx_batch_size"}
 
 
 def test_gpus_are_measured_where_they_tell():
     silent = Gpu("1", "GPU-2", None, None, None, None)
-    reading = Reading("host", [], ResponseCounts(), [], {0: Gpu("0", "GPU-1", 37, 12, 500, 2000), 1: silent})
+    reading = Reading(
+        "host", [], ResponseCounts(), [], {0: Gpu("0", "GPU-1", 37, 12, 500, 2000), 1: silent}
+    )
     samples = samples_of(text_of(families_of(reading)))
     labels = {"Level": "Host", "Hostname": "host", "DeviceId": "0"}
     assert samples["GPUUtilization"] == [(labels, 37)]
@@ -204,11 +260,16 @@ def test_gpus_are_measured_where_they_tell():
 
 
 def test_memory_of_a_gpu_is_reported_by_worker():
-    gpus = {0: Gpu("0", "GPU-1", 37, 12, 500, 2000, {11: 5, 12: 7, 99: 1}), 1: Gpu("1", "GPU-2", 0, 0, 1, 2000)}
+    gpus = {
+        0: Gpu("0", "GPU-1", 37, 12, 500, 2000, {11: 5, 12: 7, 99: 1}),
+        1: Gpu("1", "GPU-2", 0, 0, 1, 2000),
+    }
     version = version_with(Stats())
     version.workers = [SimpleNamespace(id="9000", state=None, load_seconds=None)]
     usage = {"9000": ResourceUsage((11, 12), 1000, 2.5, 30)}
-    reading = Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], gpus, usage=usage)
+    reading = Reading(
+        "host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], gpus, usage=usage
+    )
     samples = samples_of(text_of(families_of(reading)))
     [(labels, held)] = samples["tsx_worker_gpu_memory_bytes"]
     assert (labels["worker"], labels["gpu"], held) == ("9000", "0", 12)
@@ -221,9 +282,15 @@ def test_openmetrics_has_the_same_samples_and_points_to_traces():
     assert stats.newest is not None
     stats.point_out("4bf92f3577b34da6a3ce929d0e0e4736", 9.98, times_of(stats.newest))
     stats.add_handler_metrics([delta("Seen"), delta("tsx_queue_depth_total")])
-    families = families_of(Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {}))
+    families = families_of(
+        Reading(
+            "host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {}
+        )
+    )
     reported = list(text_fd_to_metric_families(StringIO(b"".join(families.openmetrics()).decode())))
-    exemplars = {sample.name: sample for family in reported for sample in family.samples if sample.exemplar}
+    exemplars = {
+        sample.name: sample for family in reported for sample in family.samples if sample.exemplar
+    }
     assert set(exemplars) == {
         "tsx_request_seconds_bucket",
         "tsx_queue_seconds_bucket",
@@ -246,10 +313,17 @@ def test_openmetrics_has_the_same_samples_and_points_to_traces():
 
 
 def test_openmetrics_is_given_to_those_who_ask_for_it(scraped):
-    assert scraped.open.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    reported = {family.name: family for family in text_fd_to_metric_families(StringIO(scraped.open.text))}
+    assert (
+        scraped.open.headers["content-type"]
+        == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    )
+    reported = {
+        family.name: family for family in text_fd_to_metric_families(StringIO(scraped.open.text))
+    }
     assert reported["ts_inference_requests"].type == "counter"
-    assert reported["Requests2XX"].type == "unknown"  # a counter's name ends with _total there, and this one is TorchServe's
+    assert (
+        reported["Requests2XX"].type == "unknown"
+    )  # a counter's name ends with _total there, and this one is TorchServe's
 
 
 def test_batches_beyond_the_last_bound_are_counted():
@@ -258,14 +332,27 @@ def test_batches_beyond_the_last_bound_are_counted():
         count(stats, (1.0, 1.0, 2.0), [FakeJob(0.5)] * size)
     version = version_with(stats)
     reading = Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], {})
-    buckets = {labels["le"]: value for labels, value in samples_of(text_of(families_of(reading)))["tsx_batch_size_bucket"]}
+    buckets = {
+        labels["le"]: value
+        for labels, value in samples_of(text_of(families_of(reading)))["tsx_batch_size_bucket"]
+    }
     assert (buckets["2.0"], buckets["4.0"], buckets["512.0"], buckets["+Inf"]) == (0, 1, 1, 2)
 
 
 def test_a_text_that_is_no_unicode_does_not_cost_the_others_their_metrics():
     stats = Stats()
     name = b"caf\xe9.jpg".decode("utf-8", "surrogateescape")
-    stats.add_handler_metrics([{"name": "Read", "type": "counter", "unit": name, "value": 1.0, "dimensions": {"File": name}}])
+    stats.add_handler_metrics(
+        [
+            {
+                "name": "Read",
+                "type": "counter",
+                "unit": name,
+                "value": 1.0,
+                "dimensions": {"File": name},
+            }
+        ]
+    )
     version = version_with(stats)
     reading = Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], {})
     samples = samples_of(text_of(families_of(reading)))
@@ -287,7 +374,10 @@ def test_workers_that_were_replaced_are_counted_by_reason_and_are_no_restarts(st
     def recycles():
         samples = samples_of(server.metrics.get("/metrics").text)
         assert samples["tsx_worker_restarts_total"][0][1] == 0
-        assert {labels["reason"]: value for labels, value in samples["tsx_worker_stuck_total"]} == {"stopped": 0, "silent": 0}
+        assert {labels["reason"]: value for labels, value in samples["tsx_worker_stuck_total"]} == {
+            "stopped": 0,
+            "silent": 0,
+        }
         counts = {labels["reason"]: value for labels, value in samples["tsx_worker_recycles_total"]}
         assert counts["requests"] == counts["memory"] == 0
         return counts["age"]
@@ -305,24 +395,42 @@ def test_workers_that_were_replaced_are_counted_by_reason_and_are_no_restarts(st
 def test_labels_without_bound_are_dropped_counted_and_warned_of_once(caplog):
     stats = Stats('Model "m" [Version 1]')
     for number in range(MOST_LABEL_SETS + 5):
-        stats.add_handler_metrics([delta("Seen", request=str(number)), delta("Seen", request="0"), delta("Other")])
+        stats.add_handler_metrics(
+            [delta("Seen", request=str(number)), delta("Seen", request="0"), delta("Other")]
+        )
     for number in range(MOST_METRICS):
         stats.add_handler_metrics([delta(f"of_{number}")])
     version = version_with(stats)
-    samples = samples_of(text_of(families_of(Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], {}))))
+    samples = samples_of(
+        text_of(
+            families_of(
+                Reading(
+                    "host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], {}
+                )
+            )
+        )
+    )
     assert len(samples["Seen"]) == MOST_LABEL_SETS
     assert samples["Other"][0][1] == MOST_LABEL_SETS + 5
-    assert {labels["request"]: value for labels, value in samples["Seen"]}["0"] == MOST_LABEL_SETS + 6
-    assert {labels["metric"]: value for labels, value in samples["tsx_handler_metric_drops_total"]} == {"Seen": 5, "": 2}
+    assert {labels["request"]: value for labels, value in samples["Seen"]}[
+        "0"
+    ] == MOST_LABEL_SETS + 6
+    assert {
+        labels["metric"]: value for labels, value in samples["tsx_handler_metric_drops_total"]
+    } == {"Seen": 5, "": 2}
     labels, names = (record.getMessage() for record in caplog.records)
-    assert labels.startswith('Model "m" [Version 1]: its handler reports the metric Seen with more than 1000 sets of labels')
+    assert labels.startswith(
+        'Model "m" [Version 1]: its handler reports the metric Seen with more than 1000 sets of labels'
+    )
     assert "more than 1000 metrics" in names
 
 
 def test_many_models_are_written_in_pieces_between_which_others_have_their_turn():
     stats = Stats()
     for number in range(3 * PIECE):
-        stats.add_handler_metrics([delta("Seen", request=str(number)), {**delta("Grew"), "type": "counter"}])
+        stats.add_handler_metrics(
+            [delta("Seen", request=str(number)), {**delta("Grew"), "type": "counter"}]
+        )
     models = [SimpleNamespace(versions={"1": version_with(stats)}) for _ in range(4)]
     for model, number in zip(models, range(4), strict=True):
         model.versions["1"].name = f"m{number}"
@@ -373,26 +481,45 @@ def test_with_no_descriptor_left_the_metrics_are_there_and_say_so(start_server, 
 
 def test_labels_that_prometheus_has_a_meaning_for_are_called_otherwise():
     stats = Stats()
-    stats.add_handler_metrics([delta("Seen", __name__="x", le="1"), {**delta("Size", le="1"), "type": "histogram"}])
-    reading = Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {})
+    stats.add_handler_metrics(
+        [delta("Seen", __name__="x", le="1"), {**delta("Size", le="1"), "type": "histogram"}]
+    )
+    reading = Reading(
+        "host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {}
+    )
     samples = samples_of(text_of(families_of(reading)))
     assert {"label_name": "x", "label_le": "1"}.items() <= samples["Seen"][0][0].items()
     assert {labels["label_le"] for labels, _ in samples["Size_bucket"]} == {"1"}
-    assert len({labels["le"] for labels, _ in samples["Size_bucket"]}) == len(samples["Size_bucket"])
+    assert len({labels["le"] for labels, _ in samples["Size_bucket"]}) == len(
+        samples["Size_bucket"]
+    )
 
 
 def test_a_metric_that_is_reported_as_two_kinds_is_two_metrics():
     stats = Stats()
     for kind in ("gauge", "counter", "histogram"):
         stats.add_handler_metrics([{**delta("Seen"), "type": kind}])
-    reading = Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {})
+    reading = Reading(
+        "host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {}
+    )
     text = text_of(families_of(reading))
-    assert {"# TYPE Seen gauge", "# TYPE Seen_counter counter", "# TYPE Seen_histogram histogram"} <= set(text.splitlines())
+    assert {
+        "# TYPE Seen gauge",
+        "# TYPE Seen_counter counter",
+        "# TYPE Seen_histogram histogram",
+    } <= set(text.splitlines())
     assert len(samples_of(text)["Seen"]) == 1
 
 
 def version_with(stats):
-    figures = {"pending": 0, "queue_capacity": 100, "slo": None, "in_flight": 0, "forms": {}, "cache": None}
+    figures = {
+        "pending": 0,
+        "queue_capacity": 100,
+        "slo": None,
+        "in_flight": 0,
+        "forms": {},
+        "cache": None,
+    }
     return SimpleNamespace(name="m", version="1", stats=stats, workers=[], **figures)
 
 

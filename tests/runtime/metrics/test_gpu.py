@@ -26,8 +26,14 @@ def test_each_line_is_a_gpu() -> None:
 
 def test_usage_is_reported_in_the_words_of_torchserve() -> None:
     first, second = parse(OUTPUT)
-    assert first.usage(0) == "gpuId::0 utilization.gpu [%]::37 % utilization.memory [%]::12 % memory.used [MiB]::678 MiB"
-    assert second.usage(1) == "gpuId::1 utilization.gpu [%]::N/A % utilization.memory [%]::N/A % memory.used [MiB]::3 MiB"
+    assert (
+        first.usage(0)
+        == "gpuId::0 utilization.gpu [%]::37 % utilization.memory [%]::12 % memory.used [MiB]::678 MiB"
+    )
+    assert (
+        second.usage(1)
+        == "gpuId::1 utilization.gpu [%]::N/A % utilization.memory [%]::N/A % memory.used [MiB]::3 MiB"
+    )
 
 
 def test_output_that_is_no_table_holds_no_gpu() -> None:
@@ -69,7 +75,9 @@ def test_a_tool_that_hangs_is_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert asyncio.run(read_gpus(timeout=1.0)) == {}
     noted = tmp_path / "pid"
-    if noted.exists() and (pid := noted.read_text()):  # on a busy machine the shell has not come so far
+    if noted.exists() and (
+        pid := noted.read_text()
+    ):  # on a busy machine the shell has not come so far
         assert not psutil.pid_exists(int(pid))
 
 
@@ -100,7 +108,10 @@ class FakeLibrary:
         return SimpleNamespace(used=678 << 20, total=81559 << 20)
 
     def nvmlDeviceGetComputeRunningProcesses(self, device):  # noqa: N802
-        return [SimpleNamespace(pid=11, usedGpuMemory=5), SimpleNamespace(pid=12, usedGpuMemory=None)]
+        return [
+            SimpleNamespace(pid=11, usedGpuMemory=5),
+            SimpleNamespace(pid=12, usedGpuMemory=None),
+        ]
 
 
 def test_the_library_is_asked_where_it_is_there(monkeypatch):

@@ -1,4 +1,6 @@
-"""The lines that the metric logs get, which TorchServe's benchmark scripts take apart by their colons."""
+"""The lines that the metric logs get, which TorchServe's benchmark scripts take apart by their
+colons.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,22 @@ SHAPE = re.compile(
 
 
 def reported_by(start_server, **settings):
-    """Lines by metric after some requests, each as (value as the scripts find it, dimensions, request ids)."""
+    """Lines by metric after some requests, each as (value as the scripts find it, dimensions,
+    request ids).
+    """
     with lines_of("TS_METRICS", "MODEL_METRICS") as lines, start_server(**settings) as server:
         server.register("talker.mar", initial_workers=1)
         ids = [
-            server.inference.post("/predictions/talker", headers={"x-do": word}).headers["x-request-id"]
+            server.inference.post("/predictions/talker", headers={"x-do": word}).headers[
+                "x-request-id"
+            ]
             for word in ("", "metrics", "raise")
         ]
         server.inference.get("/nothing")
         counts = ResponseCounts()
-        log = server.call(lambda: MetricLog(server.registry, counts, System(server.settings), server.settings))
+        log = server.call(
+            lambda: MetricLog(server.registry, counts, System(server.settings), server.settings)
+        )
         counts.add(200)
         server.call(log.write)
         exposed = server.metrics.get("/metrics").text
@@ -59,8 +67,14 @@ def test_batches_are_reported_one_by_one(reported):
     for name in ("QueueTime", "WorkerThreadTime"):
         assert [dimensions for _, dimensions, _ in lines[name]] == ["Level:Host"] * 3
         assert all(value >= 0 for value, _, _ in lines[name])
-    assert lines["ts_inference_requests_total"] == [(3, "model_name:talker,model_version:1.0", None)]
-    assert lines["ts_inference_latency_microseconds"][0][0] > lines["ts_queue_latency_microseconds"][0][0] > 0
+    assert lines["ts_inference_requests_total"] == [
+        (3, "model_name:talker,model_version:1.0", None)
+    ]
+    assert (
+        lines["ts_inference_latency_microseconds"][0][0]
+        > lines["ts_queue_latency_microseconds"][0][0]
+        > 0
+    )
     assert (1, "Level:Host", None) in lines["Requests2XX"]
     ((_, dimensions, _),) = lines["WorkerLoadTime"]
     assert dimensions == "WorkerName:W-9000-talker_1.0,Level:Host"
@@ -80,9 +94,15 @@ def test_a_word_of_a_handler_keeps_to_its_place_in_the_line():
 
 def test_the_machine_is_reported_with_units(reported):
     lines, _, _ = reported
-    assert {"CPUUtilization", "MemoryUsed", "MemoryAvailable", "MemoryUtilization", "DiskUsage", "DiskAvailable", "DiskUtilization"} <= set(
-        lines
-    )
+    assert {
+        "CPUUtilization",
+        "MemoryUsed",
+        "MemoryAvailable",
+        "MemoryUtilization",
+        "DiskUsage",
+        "DiskAvailable",
+        "DiskUtilization",
+    } <= set(lines)
 
 
 def test_the_metrics_address_tells_the_same_numbers(reported):
@@ -96,13 +116,29 @@ def test_the_metrics_address_tells_the_same_numbers(reported):
 def test_a_configuration_says_which_metrics_there_are(start_server, tmp_path):
     file = tmp_path / "metrics.yaml"
     file.write_text(USUAL)
-    settings = {"metrics_mode": "legacy", "metrics_config": file, "model_metrics_auto_detect": False}
+    settings = {
+        "metrics_mode": "legacy",
+        "metrics_config": file,
+        "model_metrics_auto_detect": False,
+    }
     lines, _, exposed = reported_by(start_server, **settings)
     assert set(lines) == {"QueueTime", "Requests2XX", "Size"}
-    assert lines["Requests2XX"] == [(1, "Level:Host", None)]  # the handler's own counter of that name is not declared
+    assert lines["Requests2XX"] == [
+        (1, "Level:Host", None)
+    ]  # the handler's own counter of that name is not declared
     shown = {line.split()[2] for line in exposed.splitlines() if line.startswith("# TYPE")}
     assert {"Requests2XX", "QueueTime", "Size", "tsx_workers"} <= shown
-    assert not {"Seen", "Took", "PredictionTime", "WorkerThreadTime", "CPUUtilization", "ts_inference_requests_total"} & shown
+    assert (
+        not {
+            "Seen",
+            "Took",
+            "PredictionTime",
+            "WorkerThreadTime",
+            "CPUUtilization",
+            "ts_inference_requests_total",
+        }
+        & shown
+    )
 
 
 def test_without_a_log_nothing_is_kept_for_it(server):
@@ -125,7 +161,11 @@ def test_a_journal_that_nobody_reads_does_not_grow_for_ever(monkeypatch):
         journal.add_batch(BATCH, [b"%d" % number])
         journal.add_values([VALUE, VALUE], [b"%d" % number])
     entries = journal.take()
-    assert [(type(entry), entry.request_ids) for entry in entries] == [(BatchEntry, b"0"), *[(ValueEntry, b"0")] * 2, (BatchEntry, b"1")]
+    assert [(type(entry), entry.request_ids) for entry in entries] == [
+        (BatchEntry, b"0"),
+        *[(ValueEntry, b"0")] * 2,
+        (BatchEntry, b"1"),
+    ]
     assert journal.take() == []
     assert Stats().journal is None
 
@@ -137,11 +177,19 @@ def test_many_batches_are_written_in_turns_between_which_the_server_answers(star
         journal = server.registry.find("talker").stats.journal
         for number in range(10 * TURN):
             journal.add_batch(BATCH, [b"%d" % number])
-        log = server.call(lambda: MetricLog(server.registry, ResponseCounts(), System(server.settings), server.settings))
+        log = server.call(
+            lambda: MetricLog(
+                server.registry, ResponseCounts(), System(server.settings), server.settings
+            )
+        )
         server.call(lambda: _stop_amid(log))
         assert 0 < len(journal) < 10 * TURN
         server.call(log.write)
-    written = [line.partition("requestID:")[2].partition(",")[0] for line in lines if "PredictionTime" in line]
+    written = [
+        line.partition("requestID:")[2].partition(",")[0]
+        for line in lines
+        if "PredictionTime" in line
+    ]
     assert written == [str(number) for number in range(10 * TURN)]
 
 
@@ -210,7 +258,11 @@ def test_a_program_that_runs_when_the_server_stops_is_ended_with_it(tmp_path, un
 def test_starts_of_workers_that_are_gone_are_forgotten(start_server):
     with start_server(metrics_mode="log") as server:
         server.register("talker.mar", initial_workers=1)
-        log = server.call(lambda: MetricLog(server.registry, ResponseCounts(), System(server.settings), server.settings))
+        log = server.call(
+            lambda: MetricLog(
+                server.registry, ResponseCounts(), System(server.settings), server.settings
+            )
+        )
         server.call(log.write)
         assert len(log._loaded) == 1
         server.call(lambda: server.registry.unregister("talker"))
@@ -225,8 +277,13 @@ def test_a_log_that_cannot_be_written_any_more_says_so(start_server, monkeypatch
     monkeypatch.setattr(System, "read", fail)
 
     async def write(server) -> None:
-        async with metric_tasks(server.registry, ResponseCounts(), System(server.settings), server.settings):
-            await asyncio.to_thread(until, lambda: "metrics are no longer logged until the server is restarted" in caplog.text)
+        async with metric_tasks(
+            server.registry, ResponseCounts(), System(server.settings), server.settings
+        ):
+            await asyncio.to_thread(
+                until,
+                lambda: "metrics are no longer logged until the server is restarted" in caplog.text,
+            )
             monkeypatch.undo()
 
     with start_server(metrics_mode="log") as server:

@@ -46,7 +46,9 @@ def test_an_address_has_three_forms(text: str, expected: Address) -> None:
     ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not of the form http://HOST:PORT, https://HOST:PORT or unix:/PATH"):
+    with pytest.raises(
+        ValueError, match="not of the form http://HOST:PORT, https://HOST:PORT or unix:/PATH"
+    ):
         parse_address(text)
 
 
@@ -62,14 +64,29 @@ def test_no_text_is_half_an_address_and_each_means_what_it_says(scheme: str, tex
 
 
 @pytest.mark.parametrize(
-    "text", ["http://127.0.0.1:8080", "http://127.9.8.7:1", "https://localhost:8080", "http://[::1]:8080", "http://LOCALHOST:1", "unix:/x"]
+    "text",
+    [
+        "http://127.0.0.1:8080",
+        "http://127.9.8.7:1",
+        "https://localhost:8080",
+        "http://[::1]:8080",
+        "http://LOCALHOST:1",
+        "unix:/x",
+    ],
 )
 def test_only_this_machine_reaches_loopback_and_unix_sockets(text: str) -> None:
     assert parse_address(text).is_local
 
 
 @pytest.mark.parametrize(
-    "text", ["http://0.0.0.0:8080", "http://[::]:8080", "https://10.0.0.1:1", "http://localhost.evil.org:1", "http://127.0.0.1.evil.org:1"]
+    "text",
+    [
+        "http://0.0.0.0:8080",
+        "http://[::]:8080",
+        "https://10.0.0.1:1",
+        "http://localhost.evil.org:1",
+        "http://127.0.0.1.evil.org:1",
+    ],
 )
 def test_other_machines_reach_the_others(text: str) -> None:
     assert not parse_address(text).is_local

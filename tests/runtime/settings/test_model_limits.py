@@ -1,4 +1,6 @@
-"""A limit of a model is one row of the table: from it come its key, parameters, settings, order, plan, description, snapshot and docs."""
+"""A limit of a model is one row of the table: from it come its key, parameters, settings, order,
+plan, description, snapshot and docs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ DOCS = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 def values(name: str) -> list[int]:
     """Four that the limit takes, none of them its default."""
     limit = LIMITS[name]
-    others = [value for value in limit.choices if value != limit.default] or [limit.default + more for more in (1, 2, 3, 4)]
+    others = [value for value in limit.choices if value != limit.default] or [
+        limit.default + more for more in (1, 2, 3, 4)
+    ]
     return (others * 4)[:4]
 
 
@@ -43,7 +47,9 @@ def test_the_first_source_that_names_a_limit_holds(name: str) -> None:
     assert planned(with_own_settings(order, own), archive, settings) == by_order
     assert planned(with_own_settings(RegisterOrder(url="m"), own), archive, settings) == by_own
     assert planned(RegisterOrder(url="m"), archive, settings) == by_archive
-    assert planned(RegisterOrder(url="m"), ModelConfig(), settings) == (by_server if limit.setting else limit.default)
+    assert planned(RegisterOrder(url="m"), ModelConfig(), settings) == (
+        by_server if limit.setting else limit.default
+    )
     assert planned(RegisterOrder(url="m"), ModelConfig(), Settings()) == limit.default
 
 
@@ -54,13 +60,27 @@ def test_all_say_the_same_of_a_limit(name: str) -> None:
         assert (name in model.model_fields) == (name in CHANGEABLE)
     assert (name in VersionSettings.model_fields) == (name in SAVED)
     assert DescribedModel.model_fields[name].alias == limit.key
-    for model in (RegisterParameters, ScaleParameters, VersionSettings, ModelSettings, DescribedModel):
-        assert name not in model.model_fields or model.model_fields[name].description == limit.description
+    for model in (
+        RegisterParameters,
+        ScaleParameters,
+        VersionSettings,
+        ModelSettings,
+        DescribedModel,
+    ):
+        assert (
+            name not in model.model_fields
+            or model.model_fields[name].description == limit.description
+        )
     bad = limit.minimum - 1
     assert parse_model_config({limit.key: bad})[1]
     for kind in (RegisterParameters, ModelSettings):
         if name in kind.model_fields:
-            with pytest.raises(ValueError, match="503 or 429" if limit.choices else f"greater than or equal to {limit.minimum}"):
+            with pytest.raises(
+                ValueError,
+                match="503 or 429"
+                if limit.choices
+                else f"greater than or equal to {limit.minimum}",
+            ):
                 kind.model_validate({name: bad})
             if not limit.choices:
                 with pytest.raises(ValueError, match=f"less than {limit.below}"):

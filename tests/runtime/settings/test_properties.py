@@ -24,7 +24,10 @@ from tsx_runtime.settings.properties import format_properties, parse_properties
         ("a=1\\\n# no comment", {"a": "1# no comment"}),
         ("a=1\\", {"a": "1"}),
         ("a\\ b\\:c\\=d=e", {"a b:c=d": "e"}),
-        ('models={\\\n  "noop": {\\\n    "1.0": {}\\\n  }\\\n}', {"models": '{"noop": {"1.0": {}}}'}),
+        (
+            'models={\\\n  "noop": {\\\n    "1.0": {}\\\n  }\\\n}',
+            {"models": '{"noop": {"1.0": {}}}'},
+        ),
         ('m={\\n  "name"\\: \\"x\\"}', {"m": '{\n  "name": "x"}'}),
         ("a=\\u00e9\\ud83d\\ude00\\q", {"a": "é😀q"}),
         ("a=c:\\\\temp", {"a": "c:\\temp"}),

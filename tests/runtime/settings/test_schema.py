@@ -29,7 +29,11 @@ def write(directory: Path, text: str) -> Path:
     return path
 
 
-def failure(cli: dict[str, object] | None = None, env: dict[str, str] | None = None, toml: Path | None = None) -> str:
+def failure(
+    cli: dict[str, object] | None = None,
+    env: dict[str, str] | None = None,
+    toml: Path | None = None,
+) -> str:
     with pytest.raises(SettingError) as caught:
         load_settings(cli or {}, env or {}, toml)
     return caught.value.message
@@ -82,30 +86,50 @@ def test_text_of_the_environment_is_read_as_the_type_of_the_setting() -> None:
 
 
 def test_a_relative_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
-    settings, _ = load_settings({}, {}, write(tmp_path, 'model_store = "models"\ncache_dir = "/cache"'))
+    settings, _ = load_settings(
+        {}, {}, write(tmp_path, 'model_store = "models"\ncache_dir = "/cache"')
+    )
     assert settings.model_store == tmp_path / "models"
     assert settings.cache_dir == Path("/cache")
 
 
 def test_sizes_and_times_may_be_text_wherever_they_stand(tmp_path: Path) -> None:
-    toml = write(tmp_path, 'max_request_size = "10MB"\nmax_job_size = "1MiB"\ndrain_timeout = "2m"\n[models.m]\nresponseTimeout = "1h"\n')
-    settings, _ = load_settings({"max_response_size": "2 kB", "models.m.max_queue_bytes": "1GiB"}, {"TSX_KEEP_ALIVE_TIMEOUT": "30s"}, toml)
-    assert (settings.max_request_size, settings.max_response_size, settings.max_job_size) == (10_000_000, 2000, 1 << 20)
+    toml = write(
+        tmp_path,
+        'max_request_size = "10MB"\nmax_job_size = "1MiB"\ndrain_timeout = "2m"\n[models.m]\nresponseTimeout = "1h"\n',
+    )
+    settings, _ = load_settings(
+        {"max_response_size": "2 kB", "models.m.max_queue_bytes": "1GiB"},
+        {"TSX_KEEP_ALIVE_TIMEOUT": "30s"},
+        toml,
+    )
+    assert (settings.max_request_size, settings.max_response_size, settings.max_job_size) == (
+        10_000_000,
+        2000,
+        1 << 20,
+    )
     assert (settings.drain_timeout, settings.keep_alive_timeout) == (120, 30)
-    assert (settings.models["m"].response_timeout, settings.models["m"].max_queue_bytes) == (3600, 1 << 30)
+    assert (settings.models["m"].response_timeout, settings.models["m"].max_queue_bytes) == (
+        3600,
+        1 << 30,
+    )
     assert type(settings.drain_timeout) is int
 
 
 @pytest.mark.parametrize("text", ["500ms", "1.5", "soon", "10MB", "-1"])
 def test_a_time_that_is_no_whole_number_of_seconds_is_refused(text: str) -> None:
     reported = failure({"drain_timeout": text})
-    assert reported.endswith("it takes a whole number, at least 0, or a time such as 30s, 10m or 2h")
+    assert reported.endswith(
+        "it takes a whole number, at least 0, or a time such as 30s, 10m or 2h"
+    )
 
 
 def test_every_whole_number_of_bytes_or_seconds_may_be_text() -> None:
     for name, field in (Settings.model_fields | ModelSettings.model_fields).items():
         unit = re.search(r"bytes|seconds|milliseconds|megabytes", field.description or "")
-        if accepted(field).startswith("a whole number") and unit and name != "max_batch_tokens":  # it says that bytes are no tokens
+        if (
+            accepted(field).startswith("a whole number") and unit and name != "max_batch_tokens"
+        ):  # it says that bytes are no tokens
             assert (", or a " in accepted(field)) == (unit[0] in ("bytes", "seconds")), name
 
 
@@ -119,7 +143,10 @@ def test_what_no_frame_can_hold_is_no_limit(name: str) -> None:
 
 def test_an_unknown_setting_names_the_nearest_known_one_wherever_it_stands(tmp_path: Path) -> None:
     toml = write(tmp_path, "job_queue_sise = 2")
-    assert failure(toml=toml) == f"unknown setting 'job_queue_sise' in {toml}; did you mean 'job_queue_size'?"
+    assert (
+        failure(toml=toml)
+        == f"unknown setting 'job_queue_sise' in {toml}; did you mean 'job_queue_size'?"
+    )
     assert "did you mean 'drain_timeout'?" in failure(cli={"drain_timout": "x"})
 
 
@@ -135,12 +162,20 @@ def test_an_unknown_setting_names_the_nearest_known_one_wherever_it_stands(tmp_p
         ("model", "models"),
     ],
 )
-def test_a_setting_under_the_name_of_something_else_is_told_what_it_is_called_here(name: str, hint: str) -> None:
-    assert failure(cli={name: "1"}) == f"unknown setting '{name}' in the command line; did you mean {hint}?"
+def test_a_setting_under_the_name_of_something_else_is_told_what_it_is_called_here(
+    name: str, hint: str
+) -> None:
+    assert (
+        failure(cli={name: "1"})
+        == f"unknown setting '{name}' in the command line; did you mean {hint}?"
+    )
 
 
 def test_all_unknown_settings_of_a_file_are_named_at_once(tmp_path: Path) -> None:
-    toml = write(tmp_path, "zz = 1\n[model.digits]\nworkers = 2\n[models.a]\nworker = 2\n[models.'b.1']\nworkers = 1\nsloo = 'p99<1s'\n")
+    toml = write(
+        tmp_path,
+        "zz = 1\n[model.digits]\nworkers = 2\n[models.a]\nworker = 2\n[models.'b.1']\nworkers = 1\nsloo = 'p99<1s'\n",
+    )
     lines = failure(toml=toml).splitlines()
     assert [line.partition(";")[0] for line in lines] == [
         f"unknown setting 'zz' in {toml}",
@@ -152,7 +187,10 @@ def test_all_unknown_settings_of_a_file_are_named_at_once(tmp_path: Path) -> Non
 
 
 def test_an_unknown_setting_that_is_near_to_none_says_where_all_are_listed() -> None:
-    assert failure(cli={"zz": "1"}) == "unknown setting 'zz' in the command line; `tsx config show` lists all settings"
+    assert (
+        failure(cli={"zz": "1"})
+        == "unknown setting 'zz' in the command line; `tsx config show` lists all settings"
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +204,9 @@ def test_an_unknown_setting_that_is_near_to_none_says_where_all_are_listed() -> 
         ("TSX_ZZ", "`tsx config show` lists all settings"),
     ],
 )
-def test_an_unknown_variable_is_a_warning_and_a_near_name_is_suggested(variable: str, hint: str) -> None:
+def test_an_unknown_variable_is_a_warning_and_a_near_name_is_suggested(
+    variable: str, hint: str
+) -> None:
     warnings: list[str] = []
     settings, _ = load_settings({}, {variable: "1"}, warn=warnings.append)
     assert settings == Settings()
@@ -176,7 +216,9 @@ def test_an_unknown_variable_is_a_warning_and_a_near_name_is_suggested(variable:
 def test_a_setting_of_an_earlier_release_is_a_warning_wherever_it_is_set(tmp_path: Path) -> None:
     toml = write(tmp_path, "frontends = 2\ndrain_timeout = 5")
     warnings: list[str] = []
-    settings, _ = load_settings({"jobs_share": "0.1"}, {"TSX_BODY_MIN_RATE": "9"}, toml, warnings.append)
+    settings, _ = load_settings(
+        {"jobs_share": "0.1"}, {"TSX_BODY_MIN_RATE": "9"}, toml, warnings.append
+    )
     assert settings == Settings(drain_timeout=5)
     rest = "no longer exists, so it has no effect; remove it"
     assert warnings == [
@@ -187,7 +229,11 @@ def test_a_setting_of_an_earlier_release_is_a_warning_wherever_it_is_set(tmp_pat
 
 
 def test_the_variables_of_kubernetes_beside_a_service_of_that_name_are_ignored() -> None:
-    names = ("TSX", "TSX_CANARY", "TSX_GRPC_INFERENCE")  # the last makes the name of a setting: TSX_GRPC_INFERENCE_PORT
+    names = (
+        "TSX",
+        "TSX_CANARY",
+        "TSX_GRPC_INFERENCE",
+    )  # the last makes the name of a setting: TSX_GRPC_INFERENCE_PORT
     links = {
         f"{name}_{part}": value
         for name in names
@@ -222,18 +268,38 @@ def test_a_variable_of_another_program_is_none_of_ours() -> None:
         ("TSX_SERVER_TIMING_SHARE", "7", "a number from 0 to 1"),
         ("TSX_OTLP_ENDPOINT", "nowhere", "a URL such as http://127.0.0.1:4318"),
         ("TSX_MODEL_STORE", "", "a path"),
-        ("TSX_METRICS_ADDRESS", "localhost:8082", "an address: http://HOST:PORT, https://HOST:PORT or unix:/PATH"),
-        ("TSX_METRICS_ADDRESS", "http://localhost:99999", "an address: http://HOST:PORT, https://HOST:PORT or unix:/PATH"),
+        (
+            "TSX_METRICS_ADDRESS",
+            "localhost:8082",
+            "an address: http://HOST:PORT, https://HOST:PORT or unix:/PATH",
+        ),
+        (
+            "TSX_METRICS_ADDRESS",
+            "http://localhost:99999",
+            "an address: http://HOST:PORT, https://HOST:PORT or unix:/PATH",
+        ),
     ],
 )
-def test_a_wrong_value_is_named_with_its_origin_and_what_is_accepted(variable: str, text: str, takes: str) -> None:
+def test_a_wrong_value_is_named_with_its_origin_and_what_is_accepted(
+    variable: str, text: str, takes: str
+) -> None:
     name = variable.removeprefix("TSX_").lower()
-    assert failure(env={variable: text}) == f"{name} cannot be {text!r} (from environment variable {variable}): it takes {takes}"
+    assert (
+        failure(env={variable: text})
+        == f"{name} cannot be {text!r} (from environment variable {variable}): it takes {takes}"
+    )
 
 
 @pytest.mark.parametrize(
     "line",
-    ['job_queue_size = "2"', "job_queue_size = true", "job_queue_size = 1.5", "model_store = 3", 'load_models = "a"', "worker_preload = 1"],
+    [
+        'job_queue_size = "2"',
+        "job_queue_size = true",
+        "job_queue_size = 1.5",
+        "model_store = 3",
+        'load_models = "a"',
+        "worker_preload = 1",
+    ],
 )
 def test_the_file_must_use_the_right_type(tmp_path: Path, line: str) -> None:
     toml = write(tmp_path, line)
@@ -242,19 +308,29 @@ def test_the_file_must_use_the_right_type(tmp_path: Path, line: str) -> None:
 
 def test_a_secret_is_never_repeated_in_an_error() -> None:
     message = failure(cli={"management_token": 5})
-    assert message == "management_token cannot be what was given (from command line): it takes text, at least one character"
-    assert "from environment variable TSX_INFERENCE_TOKEN" in failure(env={"TSX_INFERENCE_TOKEN": ""})
+    assert (
+        message
+        == "management_token cannot be what was given (from command line): it takes text, at least one character"
+    )
+    assert "from environment variable TSX_INFERENCE_TOKEN" in failure(
+        env={"TSX_INFERENCE_TOKEN": ""}
+    )
 
 
 def test_a_file_that_cannot_be_read_or_is_not_toml_is_named(tmp_path: Path) -> None:
-    assert failure(toml=tmp_path / "none.toml") == f"cannot read the configuration file '{tmp_path}/none.toml': No such file or directory"
+    assert (
+        failure(toml=tmp_path / "none.toml")
+        == f"cannot read the configuration file '{tmp_path}/none.toml': No such file or directory"
+    )
     toml = write(tmp_path, "a = = 1")
     assert failure(toml=toml).startswith(f"'{toml}' is not valid TOML: ")
     toml.write_bytes(b"a = '\xff'")
     assert failure(toml=toml).startswith(f"'{toml}' is not valid TOML: ")
 
 
-def test_the_file_is_the_named_one_or_the_variables_or_the_one_in_the_directory(tmp_path: Path) -> None:
+def test_the_file_is_the_named_one_or_the_variables_or_the_one_in_the_directory(
+    tmp_path: Path,
+) -> None:
     assert find_config(None, {}, tmp_path) is None
     here = write(tmp_path, "")
     assert find_config(None, {}, tmp_path) == here
@@ -263,8 +339,12 @@ def test_the_file_is_the_named_one_or_the_variables_or_the_one_in_the_directory(
 
 
 def test_a_model_may_have_settings_of_its_own(tmp_path: Path) -> None:
-    toml = write(tmp_path, '[models.resnet]\nbatch_size = 8\ndevice = "cpu"\n[models."a.b"]\nworkers = 2\n')
-    settings, origins = load_settings({"models.resnet.batch_size": "9", "models.a.b.max_batch_delay": "0"}, {}, toml)
+    toml = write(
+        tmp_path, '[models.resnet]\nbatch_size = 8\ndevice = "cpu"\n[models."a.b"]\nworkers = 2\n'
+    )
+    settings, origins = load_settings(
+        {"models.resnet.batch_size": "9", "models.a.b.max_batch_delay": "0"}, {}, toml
+    )
     assert settings.models == {
         "resnet": ModelSettings(batch_size=9, device="cpu"),
         "a.b": ModelSettings(workers=2, max_batch_delay=0),
@@ -274,11 +354,18 @@ def test_a_model_may_have_settings_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_cache_of_a_model_is_a_table_or_json(tmp_path: Path) -> None:
-    toml = write(tmp_path, '[models.a.cache]\nsize = "2MiB"\nkey = ["X-User"]\n[models.b]\ncache = {ttl = 5}\n')
+    toml = write(
+        tmp_path,
+        '[models.a.cache]\nsize = "2MiB"\nkey = ["X-User"]\n[models.b]\ncache = {ttl = 5}\n',
+    )
     settings, _ = load_settings({"models.b.cache": '{"size": 0}'}, {}, toml)
     assert settings.models["a"].cache == CacheConfig(2 << 20, 60.0, ("x-user",))
     assert settings.models["b"].cache == CacheConfig(size=0)
-    assert settings.model_dump(mode="json")["models"]["b"]["cache"] == {"size": 0, "ttl": 60.0, "key": []}
+    assert settings.model_dump(mode="json")["models"]["b"]["cache"] == {
+        "size": 0,
+        "ttl": 60.0,
+        "key": [],
+    }
 
 
 @pytest.mark.parametrize(
@@ -289,19 +376,36 @@ def test_the_cache_of_a_model_is_a_table_or_json(tmp_path: Path) -> None:
             "models.m.cache cannot be {{'size': 'big'}} (from {toml}): it takes a table such as "
             '{{size = "64MiB", ttl = "60s", key = ["x-user"]}}; size = 0 for none',
         ),
-        ("[models.m]\nbatchsize = 1", "unknown setting 'batchsize' in [models.m] of {toml}; did you mean 'batch_size'?"),
-        ("[models.m]\nbatch_size = -1", "models.m.batch_size cannot be -1 (from {toml}): it takes a whole number, at least 0"),
-        ('[models.m]\ndevice = "tpu"', "models.m.device cannot be 'tpu' (from {toml}): it takes cpu or gpu"),
+        (
+            "[models.m]\nbatchsize = 1",
+            "unknown setting 'batchsize' in [models.m] of {toml}; did you mean 'batch_size'?",
+        ),
+        (
+            "[models.m]\nbatch_size = -1",
+            "models.m.batch_size cannot be -1 (from {toml}): it takes a whole number, at least 0",
+        ),
+        (
+            '[models.m]\ndevice = "tpu"',
+            "models.m.device cannot be 'tpu' (from {toml}): it takes cpu or gpu",
+        ),
         (
             "[models.m]\nbatch_buckets = [8, 0]",
             "models.m.batch_buckets cannot be [8, 0] (from {toml}) because of 0: it takes numbers of requests, each at least 1: "
             "a list, or a string with commas",
         ),
-        ("models = 1", "models in {toml} takes one table per model, as in [models.resnet]; '1' is not a table"),
-        ("[models]\nm = 1", "models in {toml} takes one table per model, as in [models.resnet]; 'm' is not a table"),
+        (
+            "models = 1",
+            "models in {toml} takes one table per model, as in [models.resnet]; '1' is not a table",
+        ),
+        (
+            "[models]\nm = 1",
+            "models in {toml} takes one table per model, as in [models.resnet]; 'm' is not a table",
+        ),
     ],
 )
-def test_a_wrong_setting_of_a_model_is_named_with_the_model(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_wrong_setting_of_a_model_is_named_with_the_model(
+    tmp_path: Path, text: str, reason: str
+) -> None:
     toml = write(tmp_path, text)
     assert failure(toml=toml) == reason.format(toml=toml)
 
@@ -309,7 +413,9 @@ def test_a_wrong_setting_of_a_model_is_named_with_the_model(tmp_path: Path, text
 def test_a_wrong_setting_of_a_model_on_the_command_line_is_named() -> None:
     assert "did you mean 'workers'?" in failure(cli={"models.m.worker": "1"})
     assert "unknown setting 'models' in the command line" in failure(cli={"models": {}})
-    assert "because of 0: it takes numbers of requests, each at least 1" in failure(cli={"models.m.batch_buckets": "[0]"})
+    assert "because of 0: it takes numbers of requests, each at least 1" in failure(
+        cli={"models.m.batch_buckets": "[0]"}
+    )
 
 
 @pytest.mark.parametrize("text", ["8,16", "[8, 16]"])
@@ -353,7 +459,9 @@ def test_the_cache_of_archives_has_the_limits_of_the_settings(tmp_path: Path) ->
     now = time.time()
 
     def make(letter: str, size: int, age: float) -> Path:
-        entry = cache.open(letter * 64, lambda files: {"data": (files / "data").write_bytes(bytes(size))})
+        entry = cache.open(
+            letter * 64, lambda files: {"data": (files / "data").write_bytes(bytes(size))}
+        )
         entry.lock.close()
         os.utime(entry.files.parent / "complete.json", (now - age, now - age))
         return entry.files.parent

@@ -10,14 +10,38 @@ import pytest
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import NESTED, Settings
 from tsx_runtime.settings.sources import load_settings
-from tsx_runtime.settings.torchserve import JAVA_ONLY, KEYS, RULES, Snapshot, VersionSettings, interpret
+from tsx_runtime.settings.torchserve import (
+    JAVA_ONLY,
+    KEYS,
+    RULES,
+    Snapshot,
+    VersionSettings,
+    interpret,
+)
 
-NOOP = VersionSettings(default_version=True, mar_name="noop.mar", min_workers=1, max_workers=2, batch_size=4, response_timeout=120)
-NOOP_JSON = {"defaultVersion": True, "marName": "noop.mar", "minWorkers": 1, "maxWorkers": 2, "batchSize": "4", "responseTimeout": 120}
+NOOP = VersionSettings(
+    default_version=True,
+    mar_name="noop.mar",
+    min_workers=1,
+    max_workers=2,
+    batch_size=4,
+    response_timeout=120,
+)
+NOOP_JSON = {
+    "defaultVersion": True,
+    "marName": "noop.mar",
+    "minWorkers": 1,
+    "maxWorkers": 2,
+    "batchSize": "4",
+    "responseTimeout": 120,
+}
 
 
 def load(
-    directory: Path, text: str, env: dict[str, str] | None = None, cli: dict[str, object] | None = None
+    directory: Path,
+    text: str,
+    env: dict[str, str] | None = None,
+    cli: dict[str, object] | None = None,
 ) -> tuple[Settings, dict[str, str], list[str]]:
     file = directory / "config.properties"
     file.write_text(text)
@@ -32,20 +56,39 @@ def failure(directory: Path, text: str, env: dict[str, str] | None = None) -> st
     return caught.value.message.replace(str(directory / "config.properties"), "FILE")
 
 
-def test_keys_are_settings_and_the_command_line_and_tsx_variables_stand_before_them(tmp_path: Path) -> None:
+def test_keys_are_settings_and_the_command_line_and_tsx_variables_stand_before_them(
+    tmp_path: Path,
+) -> None:
     text = "inference_address = http://0.0.0.0:8080\nload_models=noop.mar, b=c.mar\njob_queue_size: 7 \ndecode_input_request FALSE\n"
-    settings, origins, reported = load(tmp_path, text + "model_store=models\n", {"TSX_JOB_QUEUE_SIZE": "8"}, {"model_store": "others"})
+    settings, origins, reported = load(
+        tmp_path,
+        text + "model_store=models\n",
+        {"TSX_JOB_QUEUE_SIZE": "8"},
+        {"model_store": "others"},
+    )
     assert settings.inference_address == "http://0.0.0.0:8080"
     assert settings.load_models == ["noop.mar", "b=c.mar"]
-    assert (settings.job_queue_size, origins["job_queue_size"]) == (8, "environment variable TSX_JOB_QUEUE_SIZE")
-    assert (settings.decode_input_request, origins["decode_input_request"]) == (False, str(tmp_path / "config.properties"))
+    assert (settings.job_queue_size, origins["job_queue_size"]) == (
+        8,
+        "environment variable TSX_JOB_QUEUE_SIZE",
+    )
+    assert (settings.decode_input_request, origins["decode_input_request"]) == (
+        False,
+        str(tmp_path / "config.properties"),
+    )
     assert (settings.model_store, origins["model_store"]) == (Path("others"), "command line")
     assert reported == []
 
 
 def test_an_address_without_a_port_has_that_of_its_scheme(tmp_path: Path) -> None:
-    settings, _, _ = load(tmp_path, "inference_address=http://host\nmanagement_address=https://[::1]/\nmetrics_address=unix:/tmp/a")
-    assert (settings.inference_address, settings.management_address) == ("http://host:80", "https://[::1]:443")
+    settings, _, _ = load(
+        tmp_path,
+        "inference_address=http://host\nmanagement_address=https://[::1]/\nmetrics_address=unix:/tmp/a",
+    )
+    assert (settings.inference_address, settings.management_address) == (
+        "http://host:80",
+        "https://[::1]:443",
+    )
     assert settings.metrics_address == "unix:/tmp/a"
 
 
@@ -61,20 +104,32 @@ def test_every_key_of_torchserve_is_a_setting_or_it_is_said_that_it_is_not(tmp_p
     _, _, reported = load(tmp_path, text)
     named = {name for line in reported for name in line.partition(": ")[2].split(", ")}
     assert named == KEYS - settings - RULES - {
-        *("models", "model_snapshot", "python", "version", "tsConfigFile", "ts_open_inference_protocol")
+        *(
+            "models",
+            "model_snapshot",
+            "python",
+            "version",
+            "tsConfigFile",
+            "ts_open_inference_protocol",
+        )
     }
     assert all("nobody knows" not in line for line in reported)
 
 
 def test_what_only_java_has_is_reported_in_one_line(tmp_path: Path) -> None:
-    _, _, reported = load(tmp_path, "vmargs=-Xmx4g\nnumber_of_netty_threads=32\nasync_logging=true\nversion=0.12.0\n")
+    _, _, reported = load(
+        tmp_path, "vmargs=-Xmx4g\nnumber_of_netty_threads=32\nasync_logging=true\nversion=0.12.0\n"
+    )
     reason = "without effect here, since only TorchServe's Java needs them"
     assert reported == [f"{reason}: async_logging, number_of_netty_threads, vmargs"]
     assert {"vmargs", "number_of_netty_threads", "async_logging"} <= JAVA_ONLY
 
 
 def test_what_has_no_effect_for_another_reason_is_reported_with_that(tmp_path: Path) -> None:
-    _, _, reported = load(tmp_path, "initial_distribution_port=29500\nvmargs=-Xmx4g\nkeystore_type=JKS\nipex_enable=true\n")
+    _, _, reported = load(
+        tmp_path,
+        "initial_distribution_port=29500\nvmargs=-Xmx4g\nkeystore_type=JKS\nipex_enable=true\n",
+    )
     assert reported == [
         "without effect here, since only TorchServe's Java needs them: vmargs",
         "without effect here, since the processes of a model choose a free port themselves: initial_distribution_port",
@@ -93,17 +148,29 @@ def test_an_unknown_key_is_reported_with_the_nearest_and_stops_nobody(tmp_path: 
 
 
 def test_a_wrong_value_is_named_with_its_file(tmp_path: Path) -> None:
-    assert failure(tmp_path, "job_queue_size=many") == "job_queue_size cannot be 'many' (from FILE): it takes a whole number, at least 1"
-    assert failure(tmp_path, "store=c:\\users").startswith("'FILE' is not a valid properties file:  \\u must be followed by")
+    assert (
+        failure(tmp_path, "job_queue_size=many")
+        == "job_queue_size cannot be 'many' (from FILE): it takes a whole number, at least 1"
+    )
+    assert failure(tmp_path, "store=c:\\users").startswith(
+        "'FILE' is not a valid properties file:  \\u must be followed by"
+    )
 
 
 def test_any_word_but_true_is_false(tmp_path: Path) -> None:
     # SageMaker's toolkit joins two lines, and its users have started with it for years
     settings, _, reported = load(
-        tmp_path, "enable_model_api=truedefault_response_timeout=60\ndecode_input_request=FALSE\nenable_metrics_api=TRUE"
+        tmp_path,
+        "enable_model_api=truedefault_response_timeout=60\ndecode_input_request=FALSE\nenable_metrics_api=TRUE",
     )
-    assert (settings.enable_model_api, settings.decode_input_request, settings.enable_metrics_api) == (False, False, True)
-    assert reported == ["enable_model_api is 'truedefault_response_timeout=60', which means false, as in TorchServe; write true or false"]
+    assert (
+        settings.enable_model_api,
+        settings.decode_input_request,
+        settings.enable_metrics_api,
+    ) == (False, False, True)
+    assert reported == [
+        "enable_model_api is 'truedefault_response_timeout=60', which means false, as in TorchServe; write true or false"
+    ]
 
 
 def test_a_file_in_another_encoding_is_read_as_java_reads_it(tmp_path: Path) -> None:
@@ -128,7 +195,10 @@ def test_ts_variables_count_where_the_file_lets_them_in(tmp_path: Path) -> None:
     env = {"TS_JOB_QUEUE_SIZE": "9", "TS_DRAIN_TIMEOUT": "1", "TS_ENABLE_ENVVARS_CONFIG": "true"}
     assert load(tmp_path, "job_queue_size=8", env)[0].job_queue_size == 8
     settings, origins, _ = load(tmp_path, "job_queue_size=8\nenable_envvars_config=True", env)
-    assert (settings.job_queue_size, origins["job_queue_size"]) == (9, "environment variable TS_JOB_QUEUE_SIZE")
+    assert (settings.job_queue_size, origins["job_queue_size"]) == (
+        9,
+        "environment variable TS_JOB_QUEUE_SIZE",
+    )
     assert settings.drain_timeout == 30  # TorchServe has no such key
     models = {**env, "TS_MODELS": json.dumps({"noop": {"1.0": NOOP_JSON}})}
     settings, origins, _ = load(tmp_path, "enable_envvars_config=true", models)
@@ -144,7 +214,9 @@ def test_ts_variables_count_where_the_file_lets_them_in(tmp_path: Path) -> None:
         (["use_env_allowed_urls=true"], False),
     ],
 )
-def test_who_may_be_asked_for_models_is_no_variables_business_unless_the_file_says_so(lines: list[str], given: bool) -> None:
+def test_who_may_be_asked_for_models_is_no_variables_business_unless_the_file_says_so(
+    lines: list[str], given: bool
+) -> None:
     values = dict(line.split("=") for line in [*lines, "allowed_urls=https://here/.*"])
     env = {"TS_ALLOWED_URLS": ".*", "TS_USE_ENV_ALLOWED_URLS": "true"}
     keys, _ = interpret(values, env, {"allowed_urls"}, "file")
@@ -167,11 +239,26 @@ def test_models_are_described_by_version(tmp_path: Path) -> None:
     [
         ("models={", "models in FILE is not JSON: Expecting property name"),
         ("models=[]", "models in FILE takes a JSON object, not []"),
-        ('models={"noop": 1}', 'models.noop in FILE takes an object such as {"noop": {"1.0": {"batchSize": 4}}}, not 1'),
-        ('models={"noop": {"1.0": 1}}', 'models.noop.1.0 in FILE takes an object such as {"batchSize": 4}, not 1'),
-        ('models={"noop": {"1.0": {"batchSize": -1}}}', "models.noop.1.0.batchSize cannot be -1 (from FILE): Input should be greater"),
-        ('model_snapshot={"models": {"a": {"1": []}}}', "model_snapshot.models.a.1 in FILE takes an object"),
-        ('model_snapshot={"modelCount": "x"}', "model_snapshot.modelCount cannot be 'x' (from FILE)"),
+        (
+            'models={"noop": 1}',
+            'models.noop in FILE takes an object such as {"noop": {"1.0": {"batchSize": 4}}}, not 1',
+        ),
+        (
+            'models={"noop": {"1.0": 1}}',
+            'models.noop.1.0 in FILE takes an object such as {"batchSize": 4}, not 1',
+        ),
+        (
+            'models={"noop": {"1.0": {"batchSize": -1}}}',
+            "models.noop.1.0.batchSize cannot be -1 (from FILE): Input should be greater",
+        ),
+        (
+            'model_snapshot={"models": {"a": {"1": []}}}',
+            "model_snapshot.models.a.1 in FILE takes an object",
+        ),
+        (
+            'model_snapshot={"modelCount": "x"}',
+            "model_snapshot.modelCount cannot be 'x' (from FILE)",
+        ),
     ],
 )
 def test_models_that_cannot_be_read_are_named(tmp_path: Path, text: str, reason: str) -> None:
@@ -188,13 +275,15 @@ version=0.9.0
 load_models=mnist\=mnist.mar
 model_store=model_store
 number_of_gpu=0
-"""  # noqa: E501  # a line of such a file
+"""  # a line of such a file
 
 
 def test_a_snapshot_of_torchserve_is_read(tmp_path: Path) -> None:
     settings, _, reported = load(tmp_path, SNAPSHOT)
     name = "20240208043452822-shutdown.cfg"
-    assert settings.model_snapshot == Snapshot(name=name, model_count=1, created=1707366892822, models={"noop": {"1.0": NOOP}})
+    assert settings.model_snapshot == Snapshot(
+        name=name, model_count=1, created=1707366892822, models={"noop": {"1.0": NOOP}}
+    )
     assert settings.load_models == ["mnist=mnist.mar"]
     assert (settings.model_store, settings.number_of_gpu) == (Path("model_store"), 0)
     assert reported == []
@@ -250,7 +339,10 @@ def test_the_files_of_kserve_and_sagemaker_mean_what_they_say(tmp_path: Path) ->
     settings, _, _ = load(tmp_path, SAGEMAKER)
     assert settings.load_models == ["ALL"]
     assert settings.disable_token_authorization is True
-    assert settings.default_service_handler == "sagemaker_pytorch_serving_container.handler_service:handle"
+    assert (
+        settings.default_service_handler
+        == "sagemaker_pytorch_serving_container.handler_service:handle"
+    )
     assert settings.model_versions["model"]["1.0"].batch_size == 8
 
 
@@ -308,7 +400,9 @@ def test_a_setting_of_torchserves_name_has_its_default(name: str) -> None:
 def test_each_key_can_be_overridden_from_the_environment(name: str, tmp_path: Path) -> None:
     default = DEFAULTS[name]
     text = str(not default).lower() if isinstance(default, bool) else str(int(default) + 1)  # type: ignore[call-overload]
-    settings, origins, reported = load(tmp_path, f"enable_envvars_config=true\n{name}={default}", {f"TS_{name.upper()}": text})
+    settings, origins, reported = load(
+        tmp_path, f"enable_envvars_config=true\n{name}={default}", {f"TS_{name.upper()}": text}
+    )
     assert str(getattr(settings, name)).lower().removesuffix(".0") == text
     assert origins[name] == f"environment variable TS_{name.upper()}"
     assert reported == []

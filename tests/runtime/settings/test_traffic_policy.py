@@ -13,7 +13,10 @@ from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 WHOLE = {
     "weights": {"1.0": 90, "canary": 10.5},
     "sticky": "cookie:user",
-    "rules": [{"header": "X-Beta", "equals": "1", "to": "canary"}, {"header": "X-User", "matches": "test-.*", "to": "2.0"}],
+    "rules": [
+        {"header": "X-Beta", "equals": "1", "to": "canary"},
+        {"header": "X-User", "matches": "test-.*", "to": "2.0"},
+    ],
     "labels": {"canary": "2.0"},
     "shadow": {"to": "2.0", "share": 5, "compare": {"kind": "exact"}},
 }
@@ -29,9 +32,18 @@ def test_what_is_reported_traffic_is_what_was_said() -> None:
     ("given", "words"),
     [
         ({"weigths": {}}, "traffic has no 'weigths'; did you mean 'weights'?"),
-        ({"zzz": {}}, "traffic has no 'zzz'; it can have weights, sticky, rules, labels and shadow"),
-        ({"rules": [{"heeader": "a", "to": "1.0"}]}, "traffic has no 'rules.0.heeader'; did you mean 'header'?"),
-        ({"shadow": {"to": "2.0", "share": 5, "shar": 1}}, "traffic has no 'shadow.shar'; did you mean 'share'?"),
+        (
+            {"zzz": {}},
+            "traffic has no 'zzz'; it can have weights, sticky, rules, labels and shadow",
+        ),
+        (
+            {"rules": [{"heeader": "a", "to": "1.0"}]},
+            "traffic has no 'rules.0.heeader'; did you mean 'header'?",
+        ),
+        (
+            {"shadow": {"to": "2.0", "share": 5, "shar": 1}},
+            "traffic has no 'shadow.shar'; did you mean 'share'?",
+        ),
         ({"weights": {"1.0": -1}}, "weights.1.0: Input should be greater than or equal to 0"),
         ({"weights": {"1.0": float("nan")}}, "weights.1.0: "),
         ({"weights": {"1.0": float("inf")}}, "weights.1.0: "),
@@ -40,18 +52,42 @@ def test_what_is_reported_traffic_is_what_was_said() -> None:
         ({"sticky": "user"}, "sticky: it takes header:NAME, cookie:NAME, or field:NAME"),
         ({"sticky": "header:X User"}, "sticky: it takes header:NAME"),
         ({"sticky": "field:a.\ud800"}, "sticky: 'field:a.\\ud800' contains half of a character"),
-        ({"rules": [{"header": "a", "equals": "\udc80", "to": "1.0"}]}, "rules.0.equals: '\\udc80' contains half of a character"),
-        ({"shadow": {"to": "2.0", "share": 5, "compare": {"ignore": ["\ud800"]}}}, "shadow.compare.ignore.0: '\\ud800' contains half"),
-        ({"rules": [{"header": "a", "to": "1.0"}]}, "rules.0: a rule has either 'equals' or 'matches'"),
-        ({"rules": [{"header": "a", "equals": "1", "matches": "1", "to": "1.0"}]}, "rules.0: a rule has either 'equals' or 'matches'"),
-        ({"rules": [{"header": "a", "matches": "(", "to": "1.0"}]}, "rules.0.matches: it is not a regular expression of RE2"),
-        ({"rules": [{"header": "a", "matches": "(?=a)a", "to": "1.0"}]}, "rules.0.matches: it is not a regular expression of RE2"),
-        ({"rules": [{"header": "a", "matches": r"(a)\1", "to": "1.0"}]}, "rules.0.matches: it is not a regular expression of RE2"),
+        (
+            {"rules": [{"header": "a", "equals": "\udc80", "to": "1.0"}]},
+            "rules.0.equals: '\\udc80' contains half of a character",
+        ),
+        (
+            {"shadow": {"to": "2.0", "share": 5, "compare": {"ignore": ["\ud800"]}}},
+            "shadow.compare.ignore.0: '\\ud800' contains half",
+        ),
+        (
+            {"rules": [{"header": "a", "to": "1.0"}]},
+            "rules.0: a rule has either 'equals' or 'matches'",
+        ),
+        (
+            {"rules": [{"header": "a", "equals": "1", "matches": "1", "to": "1.0"}]},
+            "rules.0: a rule has either 'equals' or 'matches'",
+        ),
+        (
+            {"rules": [{"header": "a", "matches": "(", "to": "1.0"}]},
+            "rules.0.matches: it is not a regular expression of RE2",
+        ),
+        (
+            {"rules": [{"header": "a", "matches": "(?=a)a", "to": "1.0"}]},
+            "rules.0.matches: it is not a regular expression of RE2",
+        ),
+        (
+            {"rules": [{"header": "a", "matches": r"(a)\1", "to": "1.0"}]},
+            "rules.0.matches: it is not a regular expression of RE2",
+        ),
         (
             {"rules": [{"header": "a", "matches": r"(?:\pL{0,100}a){9}", "to": "1.0"}]},
             "rules.0.matches: it is not a regular expression of RE2",
         ),
-        ({"rules": [{"header": "a:b", "equals": "1", "to": "1.0"}]}, "rules.0.header: 'a:b' cannot be the name of a header"),
+        (
+            {"rules": [{"header": "a:b", "equals": "1", "to": "1.0"}]},
+            "rules.0.header: 'a:b' cannot be the name of a header",
+        ),
         ({"rules": [{"header": "a", "equals": "1"}]}, "rules.0.to: Field required"),
         ({"labels": {"all": "1.0"}}, "labels.all: 'all' cannot be a label: it is a reserved word"),
         ({"labels": {"../x": "1.0"}}, "labels.../x: a version or label consists of letters"),
@@ -60,8 +96,14 @@ def test_what_is_reported_traffic_is_what_was_said() -> None:
             {"labels": {"stable": "1.0", "live": "stable"}},
             "traffic: label 'live' must point to a version, but 'stable' is itself a label, for 1.0",
         ),
-        ({"labels": {"live": "live"}}, "traffic: label 'live' must point to a version, but 'live' is itself a label"),
-        ({"shadow": {"to": "2.0", "share": 101}}, "shadow.share: Input should be less than or equal to 100"),
+        (
+            {"labels": {"live": "live"}},
+            "traffic: label 'live' must point to a version, but 'live' is itself a label",
+        ),
+        (
+            {"shadow": {"to": "2.0", "share": 101}},
+            "shadow.share: Input should be less than or equal to 100",
+        ),
         ({"shadow": {"to": "2.0", "share": 0}}, "shadow.share: Input should be greater than 0"),
         ([], "traffic: "),
     ],
@@ -75,13 +117,25 @@ def test_what_cannot_be_is_reported_by_its_place(given: Any, words: str) -> None
 def test_a_pattern_without_its_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "re2", None)
     with pytest.raises(ValueError, match=re.escape("pip install 'tsx-serve[rules]'")):
-        parse_traffic({"rules": [{"header": "a", "matches": "nobody has asked for this one yet", "to": "1.0"}]})
+        parse_traffic(
+            {
+                "rules": [
+                    {"header": "a", "matches": "nobody has asked for this one yet", "to": "1.0"}
+                ]
+            }
+        )
 
 
 def test_changes_are_merged_and_null_removes() -> None:
     traffic = parse_traffic(WHOLE)
-    changed = traffic.changed({"weights": {"1.0": 50, "canary": None, "3.0": 50}, "sticky": None, "rules": []})
-    assert changed.as_json() == {"weights": {"1.0": 50, "3.0": 50}, "labels": WHOLE["labels"], "shadow": WHOLE["shadow"]}
+    changed = traffic.changed(
+        {"weights": {"1.0": 50, "canary": None, "3.0": 50}, "sticky": None, "rules": []}
+    )
+    assert changed.as_json() == {
+        "weights": {"1.0": 50, "3.0": 50},
+        "labels": WHOLE["labels"],
+        "shadow": WHOLE["shadow"],
+    }
     assert traffic.changed({}) == traffic
     with pytest.raises(ValueError, match="traffic has no 'weight'; did you mean 'weights'"):
         traffic.changed({"weight": {}})

@@ -19,7 +19,9 @@ from tsx_runtime.shared import cores
         ({"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
     ],
 )
-def test_the_quota_of_a_container_bounds_the_cores_but_leaves_one(tmp_path, monkeypatch, files, count):
+def test_the_quota_of_a_container_bounds_the_cores_but_leaves_one(
+    tmp_path, monkeypatch, files, count
+):
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: range(1024), raising=False)
     monkeypatch.setattr(cores, "CGROUP", tmp_path)
     for name, text in files.items():

@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.shared.log_format import STEERS, escaped
-from tsx_runtime.targets.observability.logging_setup import CONSOLE, ShortFormatter, TextLogFormatter
+from tsx_runtime.targets.observability.logging_setup import (
+    CONSOLE,
+    ShortFormatter,
+    TextLogFormatter,
+)
 from tsx_runtime.worker.diagnostics.printing import WorkerTextFormatter
 
 EVIL = "\x1b[2J\x9b31m\u202egnp"
@@ -18,7 +22,15 @@ def record(name: str) -> logging.LogRecord:
     try:
         raise ValueError(EVIL)
     except ValueError as error:
-        return logging.LogRecord(name, logging.ERROR, "", 0, "it failed: %s", (EVIL,), (type(error), error, error.__traceback__))
+        return logging.LogRecord(
+            name,
+            logging.ERROR,
+            "",
+            0,
+            "it failed: %s",
+            (EVIL,),
+            (type(error), error, error.__traceback__),
+        )
 
 
 def test_what_steers_a_terminal_is_named() -> None:
@@ -30,7 +42,10 @@ def test_what_steers_a_terminal_is_named() -> None:
 @given(st.text())
 def test_nothing_is_left_that_a_terminal_obeys(text: str) -> None:
     shown = escaped(text).replace("\r\n", "")
-    assert not any((ord(letter) < 32 and letter not in "\n\t") or 0x7F <= ord(letter) < 0xA0 for letter in shown)
+    assert not any(
+        (ord(letter) < 32 and letter not in "\n\t") or 0x7F <= ord(letter) < 0xA0
+        for letter in shown
+    )
 
 
 def test_neither_the_servers_log_nor_a_workers_own_steers_a_terminal() -> None:

@@ -48,7 +48,9 @@ def test_what_there_is_room_for_arrives_whole(parts):
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a socket", "a pipe that cannot be opened again"])
-def test_a_reader_that_takes_nothing_costs_output_and_is_reported_so_when_it_reads_again(kind, monkeypatch):
+def test_a_reader_that_takes_nothing_costs_output_and_is_reported_so_when_it_reads_again(
+    kind, monkeypatch
+):
     if kind == "a socket":
         ends = socket.socketpair()
         reader, writer = (end.detach() for end in ends)
@@ -64,7 +66,10 @@ def test_a_reader_that_takes_nothing_costs_output_and_is_reported_so_when_it_rea
     assert lost > 0
     assert len(read_all(reader)) + lost == 2000 * len(line)
     out.write(b"again\n")
-    assert read_all(reader) == b"[%d bytes of output were dropped: no reader, or the disk was full]\nagain\n" % lost
+    assert (
+        read_all(reader)
+        == b"[%d bytes of output were dropped: no reader, or the disk was full]\nagain\n" % lost
+    )
     assert out.lost == 0
     os.close(reader)
     os.close(writer)
@@ -87,7 +92,10 @@ def test_a_line_that_a_pipe_takes_whole_is_written_whole_or_dropped(written):
     taken = [line for line in got.splitlines(keepends=True) if not line.startswith(b"[")]
     lines = iter([line for line, _ in written] + [b"the end\n", b"\n", b"\n"])
     assert all(line in lines for line in taken)  # in their order
-    assert sum(map(len, taken)) + sum(int(line[1:-2]) for line in reported) + out.lost == sum(len(line) for line, _ in written) + 10
+    assert (
+        sum(map(len, taken)) + sum(int(line[1:-2]) for line in reported) + out.lost
+        == sum(len(line) for line, _ in written) + 10
+    )
     os.close(reader)
     os.close(writer)
 
@@ -99,7 +107,10 @@ def test_a_long_write_that_was_cut_is_ended_before_the_report():
     cut = read_all(reader)
     out.write(b"next\n")
     lost = (1 << 20) + 1 - len(cut)
-    assert read_all(reader) == b"\n[%d bytes of output were dropped: no reader, or the disk was full]\nnext\n" % lost
+    assert (
+        read_all(reader)
+        == b"\n[%d bytes of output were dropped: no reader, or the disk was full]\nnext\n" % lost
+    )
     os.close(reader)
     os.close(writer)
 
@@ -143,7 +154,9 @@ print("an error", file=sys.stderr)
 """
 
 
-def test_a_log_that_is_not_written_fills_no_memory_and_keeps_tracebacks_beside_the_words(monkeypatch):
+def test_a_log_that_is_not_written_fills_no_memory_and_keeps_tracebacks_beside_the_words(
+    monkeypatch,
+):
     monkeypatch.setattr(nonblocking_output, "LOG_SIZE", 100)
     queued = nonblocking_output._QueueHandler(queue.Queue())
     listener = nonblocking_output._Listener(queued, [kept := Kept()])
@@ -161,7 +174,10 @@ def test_a_log_that_is_not_written_fills_no_memory_and_keeps_tracebacks_beside_t
     listener.stop()
     first, notice, last = kept.records
     assert first.getMessage() == "x" * 60 + " {'first': 1}"
-    assert notice.getMessage() == "3 lines of the log were dropped: they came faster than they could be written"
+    assert (
+        notice.getMessage()
+        == "3 lines of the log were dropped: they came faster than they could be written"
+    )
     assert last.getMessage() == "w" * 20
     assert json.loads(JsonLines().format(last))["exception"].endswith("ValueError: why\n")
 
@@ -177,7 +193,9 @@ class Kept(logging.Handler):
 
 @pytest.mark.usefixtures("processes")
 def test_programs_print_and_log_as_ever(tmp_path):
-    done = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTS], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout == "to be read \\ud800\n"
     assert sorted(done.stderr.splitlines()) == ["INFO logged", "an error"]
 
@@ -187,7 +205,9 @@ def test_programs_print_and_log_as_ever(tmp_path):
 def test_a_program_whose_output_cannot_be_written_goes_on(tmp_path, where):
     (tmp_path / "prints.py").write_text(PRINTS + "open('end', 'w').close()\n")
     command = f"exec {sys.executable} prints.py {where}"
-    assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60, check=False).returncode == 0
+    assert (
+        subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60, check=False).returncode == 0
+    )
     assert (tmp_path / "end").exists()
 
 
@@ -196,5 +216,11 @@ def test_a_file_is_appended_to_as_it_was(tmp_path: Path):
     file = tmp_path / "log"
     file.write_text("before\n")
     with file.open("a") as log:
-        subprocess.run([sys.executable, "-c", PRINTS], stdout=log, stderr=subprocess.DEVNULL, timeout=60, check=True)
+        subprocess.run(
+            [sys.executable, "-c", PRINTS],
+            stdout=log,
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+            check=True,
+        )
     assert file.read_text() == "before\nto be read \\ud800\n"

@@ -18,8 +18,14 @@ PRESIGNED = "https://b.s3.amazonaws.com/m.mar?X-Amz-Algorithm=AWS4&X-Amz-Credent
     [
         ("POST /p?token=SECRET&size=3 HTTP/1.1", "POST /p?token=***&size=3 HTTP/1.1"),
         ("/p?a=1&api_key=SECRET&b", "/p?a=1&api_key=***&b"),
-        *((f"/p?{name}=SECRET", f"/p?{name}=***") for name in ("key", "sig", "signature", "password", "access_token", "apikey", "Token")),
-        *((f"/p?{name}=SECRET", f"/p?{name}=***") for name in ("%74oken", "pass%77ord", "%2574oken", "X-Amz-Security-Token", "user-token")),
+        *(
+            (f"/p?{name}=SECRET", f"/p?{name}=***")
+            for name in ("key", "sig", "signature", "password", "access_token", "apikey", "Token")
+        ),
+        *(
+            (f"/p?{name}=SECRET", f"/p?{name}=***")
+            for name in ("%74oken", "pass%77ord", "%2574oken", "X-Amz-Security-Token", "user-token")
+        ),
         ("http://SECRET:SECRET@proxy:3128/", "http://***@proxy:3128/"),
         ("s3://SECRET@SECRET@host/x and ftp://SECRET@b", "s3://***@host/x and ftp://***@b"),
         ("/p?size=3&keyboard=us&author", "/p?size=3&keyboard=us&author"),
@@ -36,6 +42,8 @@ def test_no_line_of_the_servers_log_has_them(formatter: logging.Formatter) -> No
         raise ValueError(PRESIGNED)
     except ValueError as error:
         fault = (type(error), error, error.__traceback__)
-    line = formatter.format(logging.LogRecord("tsx.sources", logging.WARNING, "", 0, "%s failed", (PRESIGNED,), fault))
+    line = formatter.format(
+        logging.LogRecord("tsx.sources", logging.WARNING, "", 0, "%s failed", (PRESIGNED,), fault)
+    )
     assert "SECRET" not in line
     assert "X-Amz-Signature=***" in line

@@ -1,4 +1,6 @@
-"""Files of the working directory that are called as Python's modules are: nothing of tsx runs them."""
+"""Files of the working directory that are called as Python's modules are: nothing of tsx runs
+them.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,33 @@ from tsx_runtime.worker.launch.group import RANK_BOOT
 pytestmark = pytest.mark.usefixtures("processes")
 
 NAMES = (
-    *("json", "torch", "yaml", "typing", "logging", "numpy", "socket", "selectors", "signal", "struct", "ctypes", "contextlib", "pathlib"),
-    *("__future__", "multiprocessing", "tempfile", "threading", "subprocess", "traceback", "random", "http", "typer", "psutil"),
+    *(
+        "json",
+        "torch",
+        "yaml",
+        "typing",
+        "logging",
+        "numpy",
+        "socket",
+        "selectors",
+        "signal",
+        "struct",
+        "ctypes",
+        "contextlib",
+        "pathlib",
+    ),
+    *(
+        "__future__",
+        "multiprocessing",
+        "tempfile",
+        "threading",
+        "subprocess",
+        "traceback",
+        "random",
+        "http",
+        "typer",
+        "psutil",
+    ),
 )
 
 
@@ -37,7 +64,9 @@ def hostile(tmp_path: Path) -> Path:
     place.mkdir()
     for name in NAMES:
         mark = str(tmp_path / f"ran-{name}")
-        (place / f"{name}.py").write_text(f"import os\nos.close(os.open({mark!r}, os.O_CREAT))\nraise SystemExit(9)\n")
+        (place / f"{name}.py").write_text(
+            f"import os\nos.close(os.open({mark!r}, os.O_CREAT))\nraise SystemExit(9)\n"
+        )
     return place
 
 
@@ -47,13 +76,39 @@ def ran(hostile: Path) -> list[str]:
 
 def run(words: list[str], place: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     env = clean(environment)
-    return subprocess.run(words, cwd=place, env=env, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        words,
+        cwd=place,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
 
 
-def test_a_server_and_its_workers_run_no_file_of_the_working_directory(hostile: Path, tmp_path: Path) -> None:
-    make_model(tmp_path / "m.mar", "def handle(data, context):\n    return data and ['ok'] * len(data)\n")
-    words = ["serve", tmp_path / "m.mar", "--port", "0", "--management-port", "0", "--metrics-port", "0"]
-    environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}", "TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "true"}
+def test_a_server_and_its_workers_run_no_file_of_the_working_directory(
+    hostile: Path, tmp_path: Path
+) -> None:
+    make_model(
+        tmp_path / "m.mar", "def handle(data, context):\n    return data and ['ok'] * len(data)\n"
+    )
+    words = [
+        "serve",
+        tmp_path / "m.mar",
+        "--port",
+        "0",
+        "--management-port",
+        "0",
+        "--metrics-port",
+        "0",
+    ]
+    environment = {
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}",
+        "TSX_CACHE_DIR": str(tmp_path / "cache"),
+        "TSX_WORKER_PRELOAD": "true",
+    }
     command = [Path(sys.executable).with_name("tsx"), *map(str, words)]
     with started(command, hostile, environment) as server:
         assert server.address("predictions").startswith("http:")
@@ -77,13 +132,20 @@ ECHO, VERSION = ["echo", "a word"], ["--version"]
 def test_a_program_of_tsx_runs_no_file_of_the_working_directory(
     hostile: Path, words: list[str], said: str, python_path: str | None
 ) -> None:
-    done = run([sys.executable, *words], hostile, **({"PYTHONPATH": python_path} if python_path else {}))
+    done = run(
+        [sys.executable, *words], hostile, **({"PYTHONPATH": python_path} if python_path else {})
+    )
     assert ran(hostile) == [], done.stderr
     assert said in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("words", [["tsx_runtime.targets.entry", *ECHO], ["tsx_runtime.targets.health"], ["tsx_cli", *VERSION]])
-def test_nor_does_one_that_is_started_by_m_beyond_what_python_itself_imports(hostile: Path, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [["tsx_runtime.targets.entry", *ECHO], ["tsx_runtime.targets.health"], ["tsx_cli", *VERSION]],
+)
+def test_nor_does_one_that_is_started_by_m_beyond_what_python_itself_imports(
+    hostile: Path, words: list[str]
+) -> None:
     for name in ("contextlib", "threading", "typing"):
         (hostile / f"{name}.py").unlink()
     done = run([sys.executable, "-m", *words], hostile)
@@ -95,10 +157,21 @@ def test_a_worker_that_is_a_program_runs_no_file_of_the_working_directory(hostil
     front.close()
     with back:
         done = subprocess.run(
-            Launch().command(back.fileno(), None), cwd=hostile, pass_fds=[back.fileno()], capture_output=True, timeout=120, check=False
+            Launch().command(back.fileno(), None),
+            cwd=hostile,
+            pass_fds=[back.fileno()],
+            capture_output=True,
+            timeout=120,
+            check=False,
         )
     assert ran(hostile) == [], done.stderr
-    words = [sys.executable, "-c", RANK_BOOT, json.dumps([place for place in sys.path if place]), "{}"]
+    words = [
+        sys.executable,
+        "-c",
+        RANK_BOOT,
+        json.dumps([place for place in sys.path if place]),
+        "{}",
+    ]
     done = subprocess.run(words, cwd=hostile, capture_output=True, check=False)
     assert ran(hostile) == []
     assert b"TypeError: run_rank() missing" in done.stderr
@@ -122,7 +195,9 @@ def test_a_spawned_process_has_neither_the_working_directory_on_its_path_nor_a_h
     assert "PLANTED" not in variables
 
 
-def test_a_spawned_process_runs_no_file_of_the_working_directory(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spawned_process_runs_no_file_of_the_working_directory(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(hostile)
     process = multiprocessing.get_context("spawn").Process(target=time.time)
     with _no_main(), _started_clean([]):

@@ -22,7 +22,9 @@ def no_proxies(without_proxies: None) -> None:
 class Site:
     port: int
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)  # path, headers
-    answer: Callable[[BaseHTTPRequestHandler], bool] = lambda request: False  # True where it has answered itself
+    answer: Callable[[BaseHTTPRequestHandler], bool] = lambda request: (
+        False
+    )  # True where it has answered itself
 
     def url(self, path: str = "/m.mar", host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}{path}"
@@ -35,11 +37,17 @@ def site() -> Iterator[Site]:
             found.requests.append((self.path, dict(self.headers)))
             if found.answer(self):
                 return
-            start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-")) if "Range" in self.headers else 0
+            start = (
+                int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
+                if "Range" in self.headers
+                else 0
+            )
             self.send_response(206 if start else 200)
             self.send_header("ETag", '"one"')
             if start:
-                self.send_header("Content-Range", f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}")
+                self.send_header(
+                    "Content-Range", f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}"
+                )
             self.send_header("Content-Length", str(len(CONTENT) - start))
             self.end_headers()
             self.wfile.write(CONTENT[start:])

@@ -17,8 +17,12 @@ from tsx_runtime.sources.http_download import download
 from tsx_runtime.sources.urls import AllowList, Rules, parse_url
 
 
-def rules(site: Site, *, most: int = 1 << 30, private: bool = True, allowed: str | None = None) -> Rules:
-    return Rules(AllowList([allowed or f"127.0.0.1:{site.port}"]).check, lambda url: private, most, pause=0.0)
+def rules(
+    site: Site, *, most: int = 1 << 30, private: bool = True, allowed: str | None = None
+) -> Rules:
+    return Rules(
+        AllowList([allowed or f"127.0.0.1:{site.port}"]).check, lambda url: private, most, pause=0.0
+    )
 
 
 def test_a_file_comes_whole(site: Site, part: Path) -> None:
@@ -71,7 +75,9 @@ def test_a_file_that_has_changed_meanwhile_is_started_again(site: Site, part: Pa
     assert part.read_bytes() == b"new"
 
 
-def test_a_server_that_is_busy_is_asked_again_and_no_signature_is_logged(site: Site, part: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_busy_is_asked_again_and_no_signature_is_logged(
+    site: Site, part: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def busy(request) -> bool:
         if len(site.requests) < 3:
             request.send_error(503)
@@ -103,7 +109,11 @@ def test_a_server_that_stays_busy_is_given_up(site: Site, part: Path) -> None:
 def test_nobody_listens(site: Site, part: Path, free_ports) -> None:
     (port,) = free_ports(1)
     with pytest.raises(DownloadFailed, match=r"^\[Errno \d+\] Connection refused$"):
-        download(parse_url(f"http://127.0.0.1:{port}/m.mar"), part, rules(site, allowed=f"127.0.0.1:{port}"))
+        download(
+            parse_url(f"http://127.0.0.1:{port}/m.mar"),
+            part,
+            rules(site, allowed=f"127.0.0.1:{port}"),
+        )
 
 
 def test_a_connection_that_always_breaks_is_reported_in_words(site: Site, part: Path) -> None:
@@ -115,12 +125,16 @@ def test_a_connection_that_always_breaks_is_reported_in_words(site: Site, part: 
         return True
 
     site.answer = break_off
-    with pytest.raises(DownloadFailed, match=r"^the connection ended 60 bytes before the end of the file$"):
+    with pytest.raises(
+        DownloadFailed, match=r"^the connection ended 60 bytes before the end of the file$"
+    ):
         download(parse_url(site.url()), part, rules(site))
 
 
 def test_a_file_that_says_it_is_too_large_is_not_begun(site: Site, part: Path) -> None:
-    with pytest.raises(DownloadFailed, match=f"it has {len(CONTENT)} bytes, but max_archive_size is 1000"):
+    with pytest.raises(
+        DownloadFailed, match=f"it has {len(CONTENT)} bytes, but max_archive_size is 1000"
+    ):
         download(parse_url(site.url()), part, rules(site, most=1000))
     assert not part.exists()
 
@@ -142,7 +156,9 @@ def test_a_file_that_grows_too_large_is_stopped(site: Site, part: Path) -> None:
 
 
 @pytest.mark.parametrize("tag", ['"one"', ""])
-def test_of_a_transfer_that_is_given_up_only_what_can_be_gone_on_with_is_left(site: Site, part: Path, tag: str) -> None:
+def test_of_a_transfer_that_is_given_up_only_what_can_be_gone_on_with_is_left(
+    site: Site, part: Path, tag: str
+) -> None:
     def break_off(request) -> bool:
         if "Range" in request.headers:
             return request.send_error(503) is None
@@ -157,7 +173,9 @@ def test_of_a_transfer_that_is_given_up_only_what_can_be_gone_on_with_is_left(si
     site.answer = break_off
     with pytest.raises(DownloadFailed):
         download(parse_url(site.url()), part, rules(site))
-    assert {path.name for path in part.parent.iterdir()} == ({"m.part", "m.part.validator"} if tag else set())
+    assert {path.name for path in part.parent.iterdir()} == (
+        {"m.part", "m.part.validator"} if tag else set()
+    )
 
 
 def drip(*first: bytes):
@@ -186,7 +204,9 @@ def test_a_server_that_drips_is_not_waited_for(site: Site, part: Path, head: byt
         download(parse_url(site.url()), part, rules(site)._replace(patience=0.3))
 
 
-def test_a_server_that_brings_a_little_on_each_connection_is_not_waited_for(site: Site, part: Path) -> None:
+def test_a_server_that_brings_a_little_on_each_connection_is_not_waited_for(
+    site: Site, part: Path
+) -> None:
     def a_byte(request) -> bool:
         have = part.stat().st_size if part.exists() else 0
         request.send_response(206 if have else 200)
@@ -203,7 +223,9 @@ def test_a_server_that_brings_a_little_on_each_connection_is_not_waited_for(site
         download(parse_url(site.url()), part, rules(site)._replace(patience=0.3))
 
 
-def test_a_server_whose_head_drips_is_cut_off(site: Site, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_whose_head_drips_is_cut_off(
+    site: Site, part: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tsx_runtime.sources.http_download.HEAD_TIMEOUT", 0.1)
     site.answer = drip(b"HTTP/1.1 200 OK\r\nX-Long: ")
     with pytest.raises(DownloadFailed):
@@ -215,7 +237,9 @@ def test_a_server_whose_head_drips_is_cut_off(site: Site, part: Path, monkeypatc
     assert len(site.requests) == 5
 
 
-def test_a_server_that_goes_on_with_another_file_is_asked_for_all_of_it(site: Site, part: Path) -> None:
+def test_a_server_that_goes_on_with_another_file_is_asked_for_all_of_it(
+    site: Site, part: Path
+) -> None:
     """It is given If-Range, and does not heed it."""
     part.write_bytes(b"older file, ")
     part.with_name("m.part.validator").write_text('"zero"')
@@ -244,9 +268,17 @@ def test_a_redirect_to_an_allowed_url_is_followed(site: Site, part: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "target", ["http://localhost:{port}/x.mar", "http://evil.example/x.mar", "/a/%2e%2e/x.mar", "//evil.example/x.mar"]
+    "target",
+    [
+        "http://localhost:{port}/x.mar",
+        "http://evil.example/x.mar",
+        "/a/%2e%2e/x.mar",
+        "//evil.example/x.mar",
+    ],
 )
-def test_a_redirect_to_one_that_is_not_is_refused_unasked(site: Site, part: Path, target: str) -> None:
+def test_a_redirect_to_one_that_is_not_is_refused_unasked(
+    site: Site, part: Path, target: str
+) -> None:
     redirect(site, target.format(port=site.port))
     with pytest.raises(ModelNotFound):
         download(parse_url(site.url()), part, rules(site))
@@ -265,17 +297,31 @@ def test_redirects_in_a_circle_end(site: Site, part: Path) -> None:
         download(parse_url(site.url()), part, rules(site))
 
 
-def test_an_allowed_name_that_leads_to_this_machine_is_not_connected_to(site: Site, part: Path) -> None:
+def test_an_allowed_name_that_leads_to_this_machine_is_not_connected_to(
+    site: Site, part: Path
+) -> None:
     with pytest.raises(ModelNotFound, match="not a public one"):
-        download(parse_url(site.url(host="localhost")), part, rules(site, private=False, allowed=f"localhost:{site.port}"))
+        download(
+            parse_url(site.url(host="localhost")),
+            part,
+            rules(site, private=False, allowed=f"localhost:{site.port}"),
+        )
     assert not site.requests
 
 
-def test_the_address_that_was_looked_at_is_the_one_connected_to(site: Site, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_that_was_looked_at_is_the_one_connected_to(
+    site: Site, part: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A name server that answers differently the second time must find nobody who asks."""
     answers = iter([["127.0.0.1"]])
-    monkeypatch.setattr("tsx_runtime.sources.http_download.addresses_of", lambda host, port: next(answers))
-    download(parse_url(site.url(host="rebinding.example")), part, rules(site, allowed=f"rebinding.example:{site.port}"))
+    monkeypatch.setattr(
+        "tsx_runtime.sources.http_download.addresses_of", lambda host, port: next(answers)
+    )
+    download(
+        parse_url(site.url(host="rebinding.example")),
+        part,
+        rules(site, allowed=f"rebinding.example:{site.port}"),
+    )
     assert part.read_bytes() == CONTENT
     assert site.requests[0][1]["Host"] == f"rebinding.example:{site.port}"
 
@@ -287,10 +333,15 @@ def test_a_directory_that_cannot_be_written_is_reported(site: Site, tmp_path: Pa
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("trusted", [True, False])
-def test_tls_is_checked_against_the_name(tmp_path: Path, part: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool) -> None:
+def test_tls_is_checked_against_the_name(
+    tmp_path: Path, part: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
     pair = make_certificate(tmp_path)
     (tmp_path / "m.mar").write_bytes(b"over tls")
-    server = HTTPServer(("127.0.0.1", 0), lambda *arguments: SimpleHTTPRequestHandler(*arguments, directory=str(tmp_path)))
+    server = HTTPServer(
+        ("127.0.0.1", 0),
+        lambda *arguments: SimpleHTTPRequestHandler(*arguments, directory=str(tmp_path)),
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key)
     server.socket = context.wrap_socket(server.socket, server_side=True)

@@ -1,4 +1,6 @@
-"""Models of the Hub: which a client may name, and their download from a double that speaks the Hub's protocol."""
+"""Models of the Hub: which a client may name, and their download from a double that speaks the
+Hub's protocol.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,15 @@ def test_a_model_of_the_hub_has_an_owner_a_name_and_perhaps_a_revision() -> None
     assert parse_hub("hf:org/tiny") == HubModel("org/tiny", None)
     assert str(parse_hub("hf:org/tiny@refs/pr/1")) == "hf:org/tiny@refs/pr/1"
     assert is_url("hf:org/tiny")
-    for wrong in ("hf:tiny", "hf:org/tiny/more", "hf:org/../x", "hf:org/tiny@", "hf://org/tiny", "hf:org/tiny@a b", "hf:-o/tiny"):
+    for wrong in (
+        "hf:tiny",
+        "hf:org/tiny/more",
+        "hf:org/../x",
+        "hf:org/tiny@",
+        "hf://org/tiny",
+        "hf:org/tiny@a b",
+        "hf:-o/tiny",
+    ):
         with pytest.raises(BadRequest, match="it must be hf:ORG/NAME or hf:ORG/NAME@REVISION"):
             parse_hub(wrong)
     with pytest.raises(ModelNotFound):
@@ -69,25 +79,41 @@ def test_a_client_may_name_only_what_an_entry_for_the_hub_allows(entry: str, all
         check_allowed(parse_hub("hf:org/tiny@v1"), ["other.example", entry])
         return
     with pytest.raises(
-        ModelNotFound, match=r"hf:org/tiny@v1 does not match any allowed URL\(s\)\. Add hf:org/tiny, or a pattern that begins"
+        ModelNotFound,
+        match=r"hf:org/tiny@v1 does not match any allowed URL\(s\)\. Add hf:org/tiny, or a pattern that begins",
     ):
         check_allowed(parse_hub("hf:org/tiny@v1"), ["other.example", entry])
     with pytest.raises(SettingError):
         AllowList(["hf:["])
 
 
-def test_what_serving_needs_is_downloaded_once_and_continued_where_it_broke_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_serving_needs_is_downloaded_once_and_continued_where_it_broke_off(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)  # what is written at a time
     commit = hub.repos["org/tiny"].refs["main"]
     hub.break_off["model.safetensors"] = 1_500_000
     told: list[tuple[int, int]] = []
-    found = download(parse_hub("hf:org/tiny"), most=1 << 30, progress=lambda done, total: told.append((done, total)))
+    found = download(
+        parse_hub("hf:org/tiny"),
+        most=1 << 30,
+        progress=lambda done, total: told.append((done, total)),
+    )
     assert found.name == commit
     assert (found / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    assert sorted(hub.downloads()) == ["config.json", "model.safetensors", "model.safetensors", "vocab.txt"]
-    assert [headers["range"] for method, _, headers in hub.requests if method == "GET" and "range" in headers] == ["bytes=1500000-"]
+    assert sorted(hub.downloads()) == [
+        "config.json",
+        "model.safetensors",
+        "model.safetensors",
+        "vocab.txt",
+    ]
+    assert [
+        headers["range"]
+        for method, _, headers in hub.requests
+        if method == "GET" and "range" in headers
+    ] == ["bytes=1500000-"]
     assert told[-1] == (2_000_001 + len(CONFIG), 2_000_001 + len(CONFIG))
     del hub.requests[:]
     assert fetch(f"hf:org/tiny@{commit}") == found
@@ -104,7 +130,9 @@ def test_another_commit_of_a_branch_is_another_model(hub: Hub) -> None:
 def test_tokens_are_those_of_the_environment(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repos["org/private"] = HubRepo(token="secret")
     hub.repos["org/private"].commit(FILES)
-    with pytest.raises(DownloadFailed, match=r"there is no model at .*/org/private, or it is private.*set HF_TOKEN"):
+    with pytest.raises(
+        DownloadFailed, match=r"there is no model at .*/org/private, or it is private.*set HF_TOKEN"
+    ):
         fetch("hf:org/private")
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert (fetch("hf:org/private") / "vocab.txt").is_file()
@@ -123,7 +151,10 @@ def test_what_cannot_be_had_says_what_to_do(hub: Hub, monkeypatch: pytest.Monkey
     }.items():
         with pytest.raises(DownloadFailed, match=why):
             fetch(f"hf:{name}")
-    with pytest.raises(DownloadFailed, match=f"hf:org/tiny has {2_000_001 + len(CONFIG)} bytes to fetch, and max_archive_size is 1000"):
+    with pytest.raises(
+        DownloadFailed,
+        match=f"hf:org/tiny has {2_000_001 + len(CONFIG)} bytes to fetch, and max_archive_size is 1000",
+    ):
         fetch("hf:org/tiny", most=1000)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(DownloadFailed, match=r"pip install 'tsx-serve\[transformers\]'"):
@@ -136,16 +167,26 @@ def test_offline_the_cache_serves(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
     there = fetch("hf:org/tiny")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetch("hf:org/tiny") == there
-    with pytest.raises(DownloadFailed, match=r"hf:org/other is not in the cache .*/hf/hub, and HF_HUB_OFFLINE is set; unset it"):
+    with pytest.raises(
+        DownloadFailed,
+        match=r"hf:org/other is not in the cache .*/hf/hub, and HF_HUB_OFFLINE is set; unset it",
+    ):
         fetch("hf:org/other")
 
 
 def test_a_server_that_stops_ends_its_downloads(hub: Hub) -> None:
     with pytest.raises(DownloadFailed, match="the server stops"):
-        download(parse_hub("hf:org/tiny"), most=1 << 30, progress=lambda done, total: None, stopped=lambda: True)
+        download(
+            parse_hub("hf:org/tiny"),
+            most=1 << 30,
+            progress=lambda done, total: None,
+            stopped=lambda: True,
+        )
 
 
-OUT = "../../../../escaped"  # from a folder of the repository in the cache to the folder of the test
+OUT = (
+    "../../../../escaped"  # from a folder of the repository in the cache to the folder of the test
+)
 XET = {"xetHash": "0" * 64, "lfs": {"oid": OUT, "size": 1, "pointerSize": 1}}
 
 
@@ -170,4 +211,8 @@ def test_no_value_of_a_false_hub_leads_out_of_the_cache(
     hub.repos["org/tiny"].lies = lies
     with pytest.raises(DownloadFailed, match=re.escape(f"'{value}'")):
         fetch("hf:org/tiny")
-    assert [path for path in tmp_path.rglob("*") if path.relative_to(tmp_path).parts[:2] not in (("hf",), ("hf", "hub"))] == []
+    assert [
+        path
+        for path in tmp_path.rglob("*")
+        if path.relative_to(tmp_path).parts[:2] not in (("hf",), ("hf", "hub"))
+    ] == []

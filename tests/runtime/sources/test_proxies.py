@@ -1,4 +1,6 @@
-"""Downloads by way of a proxy: a real one, which writes down what it is asked and leads everything to one server."""
+"""Downloads by way of a proxy: a real one, which writes down what it is asked and leads everything
+to one server.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ def rules(*, private: bool) -> Rules:
 
 
 def looked_up(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr("tsx_runtime.sources.http_download.addresses_of", lambda host, port: [address])
+    monkeypatch.setattr(
+        "tsx_runtime.sources.http_download.addresses_of", lambda host, port: [address]
+    )
 
 
 @pytest.mark.usefixtures("processes")
@@ -141,15 +145,22 @@ def test_a_name_that_leads_to_this_machine_is_not_asked_of_the_proxy_either(
     assert not proxy.asked
 
 
-def test_http_is_not_asked_of_a_proxy_that_would_look_the_name_up_again(proxy: Proxy, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_http_is_not_asked_of_a_proxy_that_would_look_the_name_up_again(
+    proxy: Proxy, part: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked_up(monkeypatch, PUBLIC)
-    with pytest.raises(DownloadFailed, match="use https, name the host in allowed_urls, or set allow_private_urls=true"):
+    with pytest.raises(
+        DownloadFailed,
+        match="use https, name the host in allowed_urls, or set allow_private_urls=true",
+    ):
         download(parse_url(f"http://{HOST}/m.mar"), part, rules(private=False))
     assert not proxy.asked
 
 
 @pytest.mark.usefixtures("processes")
-def test_where_any_address_will_do_the_proxy_gets_the_name(proxy: Proxy, tls: None, part: Path) -> None:
+def test_where_any_address_will_do_the_proxy_gets_the_name(
+    proxy: Proxy, tls: None, part: Path
+) -> None:
     download(parse_url(f"http://{HOST}:8000/m.mar?x=1"), part, rules(private=True))
     assert part.read_bytes() == b"forwarded"
     download(parse_url(f"https://{HOST}/m.mar"), part, rules(private=True))
@@ -181,13 +192,19 @@ def test_a_proxy_of_another_kind_is_reported(part: Path, monkeypatch: pytest.Mon
         ({"https_proxy": "p:1"}, "https://a/m.mar", "http://p:1"),
         ({"HTTPS_PROXY": "http://p:1"}, "http://a/m.mar", None),
         ({"ALL_PROXY": "http://p:1"}, "http://a/m.mar", "http://p:1"),
-        ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "example.com"}, "https://models.example.com/m.mar", None),
+        (
+            {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "example.com"},
+            "https://models.example.com/m.mar",
+            None,
+        ),
         ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "a:8443"}, "https://a:8443/m.mar", None),
         ({"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, "https://a/m.mar", None),
         ({"HTTPS_PROXY": ""}, "https://a/m.mar", None),
     ],
 )
-def test_the_environment_names_a_proxy(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], url: str, proxy: str | None) -> None:
+def test_the_environment_names_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], url: str, proxy: str | None
+) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert proxy_for(parse_url(url)) == proxy

@@ -1,4 +1,6 @@
-"""Which URLs are allowed: hosts are compared, patterns must match the whole, and no way to write dots gets by."""
+"""Which URLs are allowed: hosts are compared, patterns must match the whole, and no way to write
+dots gets by.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,24 @@ from tsx_runtime.sources.urls import AllowList, climbs, file_name, in_store, is_
 DIGEST = "ab" * 32
 
 
-@pytest.mark.parametrize("text", ["http://a/m.mar", "HTTPS://a/m.mar", "s3://bucket/m.mar", "file:///m.mar", "gopher://a/m", "file:/m.mar"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://a/m.mar",
+        "HTTPS://a/m.mar",
+        "s3://bucket/m.mar",
+        "file:///m.mar",
+        "gopher://a/m",
+        "file:/m.mar",
+    ],
+)
 def test_a_url_is_reported_from_a_file(text: str) -> None:
     assert is_url(text)
 
 
-@pytest.mark.parametrize("text", ["m.mar", "dir/m.mar", "C:\\m.mar", "name=m.mar", "../m.mar", "a:b"])
+@pytest.mark.parametrize(
+    "text", ["m.mar", "dir/m.mar", "C:\\m.mar", "name=m.mar", "../m.mar", "a:b"]
+)
 def test_a_file_is_reported_from_a_url(text: str) -> None:
     assert not is_url(text)
 
@@ -118,7 +132,9 @@ def test_a_name_is_a_file_of_the_store_or_none(tmp_path: Path) -> None:
         in_store("m.mar", None, "absent")
 
 
-def test_an_absolute_path_is_a_file_of_the_store_once_its_links_are_resolved(tmp_path: Path) -> None:
+def test_an_absolute_path_is_a_file_of_the_store_once_its_links_are_resolved(
+    tmp_path: Path,
+) -> None:
     store, link = tmp_path / "store", tmp_path / "link"
     store.mkdir()
     link.symlink_to(store)
@@ -126,7 +142,12 @@ def test_an_absolute_path_is_a_file_of_the_store_once_its_links_are_resolved(tmp
     for where in (store, link):
         for path in (store / "team" / "m.mar", link / "folder", store):
             assert in_store(str(path), where, "absent") == path
-        for path in (tmp_path / "elsewhere.mar", store / "out.mar", tmp_path / "store-2" / "m.mar", Path("/etc/passwd")):
+        for path in (
+            tmp_path / "elsewhere.mar",
+            store / "out.mar",
+            tmp_path / "store-2" / "m.mar",
+            Path("/etc/passwd"),
+        ):
             with pytest.raises(ModelNotFound, match=f"{path} is not in the store"):
                 in_store(str(path), where, "absent")
 
@@ -156,7 +177,9 @@ def test_an_entry_names_the_host_that_it_spells_out(entry: str, url: str, named:
 
 
 def test_an_empty_list_allows_nothing() -> None:
-    with pytest.raises(ModelNotFound, match=r"does not match any allowed URL\(s\) \(allowed_urls is empty"):
+    with pytest.raises(
+        ModelNotFound, match=r"does not match any allowed URL\(s\) \(allowed_urls is empty"
+    ):
         AllowList([]).check(parse_url("https://a/m.mar"))
 
 

@@ -1,4 +1,6 @@
-"""The entry of an image: which platform it is on, which model lies there, and how it serves on SageMaker."""
+"""The entry of an image: which platform it is on, which model lies there, and how it serves on
+SageMaker.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +35,27 @@ def handle(data, context):
 
 @pytest.mark.parametrize(
     ("env", "platform"),
-    [({}, "container"), ({"SAGEMAKER_REGION": "x"}, "sagemaker"), ({"SAGEMAKER_REGION": "x", "TSX_TARGET": "Container"}, "container")],
+    [
+        ({}, "container"),
+        ({"SAGEMAKER_REGION": "x"}, "sagemaker"),
+        ({"SAGEMAKER_REGION": "x", "TSX_TARGET": "Container"}, "container"),
+    ],
 )
-def test_the_platform_is_known_by_its_variables_unless_it_is_named(env: dict[str, str], platform: str) -> None:
+def test_the_platform_is_known_by_its_variables_unless_it_is_named(
+    env: dict[str, str], platform: str
+) -> None:
     assert chosen(env) == platform
 
 
 def test_a_platform_that_there_is_not_names_those_that_there_are() -> None:
-    with pytest.raises(SettingError, match=r"TSX_TARGET is 'sagmaker'; did you mean 'sagemaker'. There are container, sagemaker"):
+    with pytest.raises(
+        SettingError,
+        match=r"TSX_TARGET is 'sagmaker'; did you mean 'sagemaker'. There are container, sagemaker",
+    ):
         chosen({"TSX_TARGET": "sagmaker"})
-    with pytest.raises(SettingError, match=r"TSX_TARGET is 'docker'\. There are container, sagemaker"):
+    with pytest.raises(
+        SettingError, match=r"TSX_TARGET is 'docker'\. There are container, sagemaker"
+    ):
         chosen({"TSX_TARGET": "docker"})
 
 
@@ -59,20 +72,38 @@ def test_the_variables_of_sagemakers_toolkit_say_how_the_model_is_served() -> No
             "SAGEMAKER_STARTUP_TIMEOUT": "",
         }
     )
-    assert said.variables["TSX_INFERENCE_ADDRESS"] == said.variables["TSX_METRICS_ADDRESS"] == "http://0.0.0.0:7777"
-    assert said.order == {"initial_workers": 2, "batch_size": 8, "max_batch_delay": 20, "max_workers": 2, "response_timeout": 40}
+    assert (
+        said.variables["TSX_INFERENCE_ADDRESS"]
+        == said.variables["TSX_METRICS_ADDRESS"]
+        == "http://0.0.0.0:7777"
+    )
+    assert said.order == {
+        "initial_workers": 2,
+        "batch_size": 8,
+        "max_batch_delay": 20,
+        "max_workers": 2,
+        "response_timeout": 40,
+    }
     assert said.notices == []
 
 
 def test_variables_that_change_nothing_are_reported() -> None:
-    notices = read_environment({"SAGEMAKER_TS_BATCHSIZE": "8", "SAGEMAKER_MODEL_SERVER_VMARGS": "-Xmx1g", "SAGEMAKER_REGION": "x"}).notices
+    notices = read_environment(
+        {
+            "SAGEMAKER_TS_BATCHSIZE": "8",
+            "SAGEMAKER_MODEL_SERVER_VMARGS": "-Xmx1g",
+            "SAGEMAKER_REGION": "x",
+        }
+    ).notices
     assert notices == [
         "SAGEMAKER_MODEL_SERVER_VMARGS is for a Java server and has no effect here",
         "SAGEMAKER_TS_BATCHSIZE changes nothing; did you mean 'SAGEMAKER_TS_BATCH_SIZE'?",
     ]
 
 
-@pytest.mark.parametrize(("name", "text"), [("SAGEMAKER_TS_BATCH_SIZE", "many"), ("SAGEMAKER_BIND_TO_PORT", "70000")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("SAGEMAKER_TS_BATCH_SIZE", "many"), ("SAGEMAKER_BIND_TO_PORT", "70000")]
+)
 def test_a_value_that_means_nothing_is_an_error(name: str, text: str) -> None:
     with pytest.raises(SettingError, match=f"{name} is .*{text}"):
         read_environment({name: text})
@@ -93,21 +124,29 @@ def test_the_model_of_a_directory_is_its_only_archive_or_what_was_in_one(tmp_pat
 
 
 @pytest.mark.usefixtures("processes")
-def test_an_uploaded_archive_is_served_as_sagemaker_wants_it(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+def test_an_uploaded_archive_is_served_as_sagemaker_wants_it(
+    short_path: Path, free_ports: Callable[[int], list[int]]
+) -> None:
     unpack(make_model(short_path / "digits.mar", ECHO), short_path)
-    with container(short_path, *free_ports(1), {"TSX_WORKER_PRELOAD": "false", "SAGEMAKER_TS_BATCH_SIZE": "4"}) as host:
+    with container(
+        short_path, *free_ports(1), {"TSX_WORKER_PRELOAD": "false", "SAGEMAKER_TS_BATCH_SIZE": "4"}
+    ) as host:
         host.wait_until_healthy()
         answered = host.invoke(b'{"a": 1}', attributes="abc")
         assert (answered.status, json.loads(answered.body)) == (200, {"got": 1})
         assert answered.headers["x-amzn-sagemaker-custom-attributes"] == "cba"
         assert b"ts_inference_requests_total" in host.get("/metrics").body
-        assert json.loads(host.invoke(b"x" * MOST, "application/octet-stream").body) == {"got": MOST}
+        assert json.loads(host.invoke(b"x" * MOST, "application/octet-stream").body) == {
+            "got": MOST
+        }
         assert host.get("/models").status == 404  # nobody manages it from outside
         assert host.stop() == 0
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_model_that_does_not_load_ends_the_container_with_its_traceback(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+def test_a_model_that_does_not_load_ends_the_container_with_its_traceback(
+    short_path: Path, free_ports: Callable[[int], list[int]]
+) -> None:
     unpack(make_model(short_path / "broken.mar", "raise RuntimeError('no weights')\n"), short_path)
     with container(short_path, *free_ports(1), {"TSX_WORKER_PRELOAD": "false"}) as host:
         assert host.process.wait(DEADLINE) == 1
@@ -118,7 +157,10 @@ def test_a_model_that_does_not_load_ends_the_container_with_its_traceback(short_
 @pytest.mark.usefixtures("processes")
 def test_another_word_than_serve_is_a_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tsx_runtime.targets.entry", "echo", "a word"]
-    assert subprocess.check_output(command, cwd=tmp_path, env=clean(dict(os.environ)), text=True) == "a word\n"
+    assert (
+        subprocess.check_output(command, cwd=tmp_path, env=clean(dict(os.environ)), text=True)
+        == "a word\n"
+    )
 
 
 def test_a_word_that_is_no_command_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +171,9 @@ def test_a_word_that_is_no_command_is_reported(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_is_no_archive_is_reported_without_a_traceback(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+def test_what_is_no_archive_is_reported_without_a_traceback(
+    tmp_path: Path, free_ports: Callable[[int], list[int]]
+) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "digits.mar").write_text("no archive")
     with container(tmp_path, *free_ports(1), {"TSX_WORKER_PRELOAD": "false"}) as host:

@@ -1,4 +1,6 @@
-"""One archive, unchanged, gives the same answers byte for byte from `tsx serve`, a container, SageMaker and Lambda."""
+"""One archive, unchanged, gives the same answers byte for byte from `tsx serve`, a container,
+SageMaker and Lambda.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ ModelRequest = Callable[[bytes, str], Answer]
 def by_http(address: str) -> ModelRequest:
     def ask(body: bytes, content_type: str) -> Answer:
         try:
-            with urlopen(Request(f"{address}/predictions/digits", body, {"Content-Type": content_type})) as answered:
+            with urlopen(
+                Request(f"{address}/predictions/digits", body, {"Content-Type": content_type})
+            ) as answered:
                 return answered.status, answered.read()
         except HTTPError as error:
             return error.code, error.read()
@@ -41,7 +45,9 @@ def by_http(address: str) -> ModelRequest:
 def by_sagemaker(client: Any) -> ModelRequest:
     def ask(body: bytes, content_type: str) -> Answer:
         try:
-            answered = client.invoke_endpoint(EndpointName="digits", Body=body, ContentType=content_type)
+            answered = client.invoke_endpoint(
+                EndpointName="digits", Body=body, ContentType=content_type
+            )
             return 200, answered["Body"].read()
         except client.exceptions.ModelError as error:
             return error.response["OriginalStatusCode"], error.response["OriginalMessage"].encode()
@@ -51,7 +57,9 @@ def by_sagemaker(client: Any) -> ModelRequest:
 
 def by_lambda(running: Any, form: Callable[..., dict[str, Any]]) -> ModelRequest:
     def ask(body: bytes, content_type: str) -> Answer:
-        answered = running.invoke(form("/predictions/digits", body, headers={"content-type": content_type})).json()
+        answered = running.invoke(
+            form("/predictions/digits", body, headers={"content-type": content_type})
+        ).json()
         return answered["statusCode"], answer_of(answered)
 
     return ask
@@ -59,13 +67,33 @@ def by_lambda(running: Any, form: Callable[..., dict[str, Any]]) -> ModelRequest
 
 @pytest.fixture(scope="module")
 def targets(
-    processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]
+    processes: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_ports: Callable[[int], list[int]],
 ) -> Iterator[dict[str, ModelRequest]]:
     """Each has its own process and its own copy of torch, which is what this takes its time for."""
     place = tmp_path_factory.mktemp("p")
     archive = place / "model" / "digits.mar"
-    words = [DIGITS / "digits.pth", "--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py"]
-    assert main(["archive", *map(str, words), "--config-file", str(DIGITS / "model-config.yaml"), "-o", str(archive)]) == 0
+    words = [
+        DIGITS / "digits.pth",
+        "--model-file",
+        DIGITS / "model.py",
+        "--handler",
+        DIGITS / "handler.py",
+    ]
+    assert (
+        main(
+            [
+                "archive",
+                *map(str, words),
+                "--config-file",
+                str(DIGITS / "model-config.yaml"),
+                "-o",
+                str(archive),
+            ]
+        )
+        == 0
+    )
     (place / "sagemaker").mkdir()
     unpack(archive, place / "sagemaker")
     one, own = {"TSX_CACHE_DIR": str(place / "cache"), "OMP_NUM_THREADS": "1"}, place / "own"
@@ -80,7 +108,12 @@ def targets(
         host = enter(endpoint(place / "sagemaker", ports[2], one))
         host.wait_until_healthy()
         functions = {
-            client: enter(function(directory, {**one, "TSX_MODEL_DIR": str(archive.parent), "TSX_LAMBDA_RUNTIME": client}))
+            client: enter(
+                function(
+                    directory,
+                    {**one, "TSX_MODEL_DIR": str(archive.parent), "TSX_LAMBDA_RUNTIME": client},
+                )
+            )
             for client, directory in lambdas.items()
         }
         yield {

@@ -23,7 +23,9 @@ from tsx_runtime.core.workers.forked import PRELOAD, _ensure_fork_server
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.launch.entry import run
 
-DEADLINE = 180  # seconds; a test that waits longer has failed. A compiler of C++ may take a third of it where everybody wants the processor
+# seconds; a test that waits longer has failed. A compiler of C++ may take a third of it where
+# everybody wants the processor
+DEADLINE = 180
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -55,9 +57,15 @@ class Worker:
         self.sock.settimeout(DEADLINE)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([PRELOAD])
-        _ensure_fork_server()  # as the front end starts it: what comes after this test may look at it
-        self.process = context.Process(target=run, args=(back,))  # no daemon: handlers may start processes
-        with back, mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")):  # or each worker would import pytest
+        # as the front end starts it: what comes after this test may look at it
+        _ensure_fork_server()
+        self.process = context.Process(
+            target=run, args=(back,)
+        )  # no daemon: handlers may start processes
+        with (
+            back,
+            mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")),
+        ):  # or each worker would import pytest
             self.process.start()
         self._batches = itertools.count(1)
         self.pieces: list[tuple[int, bytes, bytes]] = []
@@ -91,7 +99,9 @@ class Worker:
             assert frame is not None, "the worker ended"
             assert frame.batch == batch
             if frame.kind is Kind.PIECE:
-                self.pieces += [(code, bytes(meta), bytes(body)) for code, meta, body in frame.items]
+                self.pieces += [
+                    (code, bytes(meta), bytes(body)) for code, meta, body in frame.items
+                ]
                 continue
             assert frame.kind is Kind.REPLY
             assert len(frame.items) == len(requests)
@@ -99,8 +109,13 @@ class Worker:
             self.times = wire.TIMES.unpack_from(extra) if extra else None
             reported = json.loads(extra[wire.TIMES.size :] or b"[]")
             self.metrics = [value for value in reported if value["name"] != "PredictionTime"]
-            self.prediction_times = [value for value in reported if value["name"] == "PredictionTime"]  # the worker's own
-            return [Answer(code, dict(wire.parse_header_block(str(meta, "latin-1"))), bytes(body)) for code, meta, body in frame.items]
+            self.prediction_times = [
+                value for value in reported if value["name"] == "PredictionTime"
+            ]  # the worker's own
+            return [
+                Answer(code, dict(wire.parse_header_block(str(meta, "latin-1"))), bytes(body))
+                for code, meta, body in frame.items
+            ]
 
     def begin(self, *requests: Request | bytes) -> int:
         batch = next(self._batches)
@@ -139,14 +154,20 @@ StartWorker = Callable[..., Worker]
 
 @pytest.fixture
 def start_worker(processes: None, tmp_path: Path) -> Iterator[StartWorker]:
-    """start_worker("source of handler.py", files={...}, model={...}, **what differs in the load order) -> Worker"""
+    """start_worker("source of handler.py", files={...}, model={...}, **what differs in the load
+    order) -> Worker
+    """
     with starting_workers(tmp_path) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
-def start_shared_worker(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartWorker]:
-    """As `start_worker`, for workers that the tests of a module share: they must leave them as they were."""
+def start_shared_worker(
+    processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartWorker]:
+    """As `start_worker`, for workers that the tests of a module share: they must leave them as they
+    were.
+    """
     with starting_workers(tmp_path_factory.mktemp("shared")) as start:
         yield start
 
@@ -170,8 +191,13 @@ def starting_workers(where: Path) -> Iterator[StartWorker]:
             contents["handler.py"] = source
         for name, content in contents.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            (directory / name).write_bytes(textwrap.dedent(content).encode() if isinstance(content, str) else content)
-        place = {"model_dir": str(directory), "manifest": {"model": {"modelName": "m", **(model or {})}}}
+            (directory / name).write_bytes(
+                textwrap.dedent(content).encode() if isinstance(content, str) else content
+            )
+        place = {
+            "model_dir": str(directory),
+            "manifest": {"model": {"modelName": "m", **(model or {})}},
+        }
         complete = {**ORDER, "model_config": yaml.safe_dump(model_config or {}), **place, **order}
         workers.append(Worker(complete))  # type: ignore[arg-type]  # a TypedDict, put together
         workers[-1].directory = directory

@@ -45,7 +45,9 @@ def bodies(found: wire.Frame | None) -> list[bytes]:
     st.integers(1, SMALL * 2),
     st.sampled_from([False, CAN_POLL]),
 )
-def test_frames_are_read_whatever_pieces_they_come_in(sizes: list[int], chunk: int, polls: bool) -> None:
+def test_frames_are_read_whatever_pieces_they_come_in(
+    sizes: list[int], chunk: int, polls: bool
+) -> None:
     front, back = socket.socketpair()
     data = b"".join(frame(number, bytes([number]) * size) for number, size in enumerate(sizes))
     chunk = max(chunk, len(data) // 1000)  # single bytes only of what is short
@@ -88,17 +90,33 @@ BIND = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
 LIMIT = "from tsx_runtime.shared import cores; from pathlib import Path; cores.CGROUP = Path()"
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores"
+)
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("bound", [BIND, LIMIT])
 def test_a_process_that_may_use_one_core_does_not_look(bound: str, tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("150000 100000")
     code = f"{bound}; from tsx_runtime.worker.channel import CAN_POLL; print(CAN_POLL)"
-    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path).stdout == "False\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+        ).stdout
+        == "False\n"
+    )
 
 
-@pytest.mark.skipif(not CAN_POLL, reason="this system has no socket that can be looked at without waiting, or one core")
-def test_a_channel_looks_in_vain_only_after_a_short_wait_and_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    not CAN_POLL,
+    reason="this system has no socket that can be looked at without waiting, or one core",
+)
+def test_a_channel_looks_in_vain_only_after_a_short_wait_and_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [0.0]  # each look at the clock takes as long as a quarter of a poll
 
     def monotonic() -> float:
@@ -121,23 +139,34 @@ def test_a_channel_looks_in_vain_only_after_a_short_wait_and_for_a_bounded_time(
             late.start()
             found = channel.read()
             assert found is not None
-            assert (found.batch, back.looks) == (number, 4)  # the third is looked for until the time is over, and the fourth not at all
+            assert (found.batch, back.looks) == (
+                number,
+                4,
+            )  # the third is looked for until the time is over, and the fourth not at all
             late.join()
         assert back.waits == 3
 
 
 @pytest.mark.parametrize("kept", [1, wire.HEADER.size - 1, wire.HEADER.size, wire.HEADER.size + 5])
 @pytest.mark.parametrize("size", [10, SMALL * 2])
-def test_a_stream_that_ends_within_a_frame_is_at_its_end(pair: tuple[socket.socket, socket.socket], kept: int, size: int) -> None:
+def test_a_stream_that_ends_within_a_frame_is_at_its_end(
+    pair: tuple[socket.socket, socket.socket], kept: int, size: int
+) -> None:
     front, back = pair
     front.sendall(frame(1, b"x" * size)[:kept])
     front.close()
     assert FrameSocket(back).read() is None
 
 
-def test_more_buffers_than_one_call_takes_all_arrive(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_more_buffers_than_one_call_takes_all_arrive(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     front, back = pair
-    buffers = [b"", *(bytes([number % 251]) * (number % 300) for number in range(IOV_MAX * 3 + 7)), b""]
+    buffers = [
+        b"",
+        *(bytes([number % 251]) * (number % 300) for number in range(IOV_MAX * 3 + 7)),
+        b"",
+    ]
     expected = b"".join(buffers)
     received = bytearray()
 
@@ -152,7 +181,9 @@ def test_more_buffers_than_one_call_takes_all_arrive(pair: tuple[socket.socket, 
     assert bytes(received) == expected
 
 
-def test_a_large_frame_is_sent_through_a_small_socket_buffer(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_large_frame_is_sent_through_a_small_socket_buffer(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     front, back = pair
     back.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with ThreadPoolExecutor(1) as pool:
@@ -176,7 +207,9 @@ def test_a_piece_is_sent_only_while_its_own_batch_is_answered() -> None:
         assert channel.send_piece(2, 0, b"", b"f")
         theirs = FrameSocket(front)
         frames = [theirs.read() for _ in range(3)]
-    assert [(frame.kind, frame.batch, bytes(frame.items[0][2])) for frame in frames if frame is not None] == [
+    assert [
+        (frame.kind, frame.batch, bytes(frame.items[0][2])) for frame in frames if frame is not None
+    ] == [
         (Kind.PIECE, 1, b"a"),
         (Kind.REPLY, 1, b"c"),
         (Kind.PIECE, 2, b"f"),

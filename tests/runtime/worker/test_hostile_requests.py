@@ -1,4 +1,6 @@
-"""Requests that mean harm to who reads them: each is refused in words, and its neighbours in the batch are answered."""
+"""Requests that mean harm to who reads them: each is refused in words, and its neighbours in the
+batch are answered.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ NESTED = b'{"a":' * 700 + b"1" + b"}" * 700
 
 def tensor(raw: bytes = b"\0" * 8, **differs: Any) -> tuple[bytes, bytes]:
     """The length of the JSON, and the body."""
-    entry = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": len(raw)}} | differs
+    entry = {
+        "name": "x",
+        "datatype": "FP32",
+        "shape": [2],
+        "parameters": {"binary_data_size": len(raw)},
+    } | differs
     head = json.dumps({"inputs": [entry]}).encode()
     return b"%d" % len(head), head + raw
 
@@ -54,20 +61,36 @@ HOSTILE = {
     "BYTES whose lengths lie": tensor(b"\xff\xff\xff\xff", datatype="BYTES", shape=[1]),
     "BYTES that end within a length": tensor(b"\1\0", datatype="BYTES", shape=[1]),
     "inputs that are not tensors": reported(b'{"inputs": [1]}'),
-    "The handler returned outputs that are not tensors:": reported(b'{"inputs": [], "outputs": [1]}'),
+    "The handler returned outputs that are not tensors:": reported(
+        b'{"inputs": [], "outputs": [1]}'
+    ),
     "parameters that are none": reported(b'{"inputs": [], "parameters": [1]}'),
 }
 
 
 def answers_of(*requests: tuple[bytes, bytes]) -> list[tuple[int, bytes]]:
-    items = [(0, request_meta(f"id-{number}", b"", [(TENSORS_HEAD, length)]), body) for number, (length, body) in enumerate(requests)]
+    items = [
+        (0, request_meta(f"id-{number}", b"", [(TENSORS_HEAD, length)]), body)
+        for number, (length, body) in enumerate(requests)
+    ]
     model = served(lambda data, context: ["fine"] * len(data))
-    return [(status, bytes(body)) for status, _, body in answer_batch(model, items, lambda *_: None).answers]
+    return [
+        (status, bytes(body))
+        for status, _, body in answer_batch(model, items, lambda *_: None).answers
+    ]
 
 
 def served(handle: Any) -> ServedModel:
     context = Context("m", "/", {}, 8, None, "0", metrics=Metrics("m"))
-    return ServedModel(LoadedHandler(handle, "h", None), context, Coroutines(), True, 1 << 20, Ceiling(), Metrics("m"))
+    return ServedModel(
+        LoadedHandler(handle, "h", None),
+        context,
+        Coroutines(),
+        True,
+        1 << 20,
+        Ceiling(),
+        Metrics("m"),
+    )
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -77,26 +100,36 @@ def test_tensors_that_cannot_be_are_refused_and_their_neighbours_answered(kind: 
     assert first[0] == last[0] == 200
     assert status == 400, body
     message = json.loads(body)["message"]
-    assert message.startswith(("The input 'x' cannot be read: ", "The request", "The header", "The input 1 cannot")), message
+    assert message.startswith(
+        ("The input 'x' cannot be read: ", "The request", "The header", "The input 1 cannot")
+    ), message
     assert len(message) < 500
 
 
 sizes = st.integers() | st.floats() | st.text(max_size=3) | st.none() | st.booleans()
-anything = st.recursive(sizes, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3))
+anything = st.recursive(
+    sizes,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+)
 entries = st.fixed_dictionaries(
     {},
     optional={
         "name": anything,
         "datatype": st.sampled_from(["FP32", "BF16", "BYTES", "BOOL", "INT64"]) | anything,
         "shape": st.lists(sizes, max_size=3) | anything,
-        "parameters": st.fixed_dictionaries({"binary_data_size": st.integers(-1, 20) | sizes}) | anything,
+        "parameters": st.fixed_dictionaries({"binary_data_size": st.integers(-1, 20) | sizes})
+        | anything,
         "data": anything,
     },
 )
 
 
 @given(st.lists(entries | anything, max_size=3), anything, anything, st.binary(max_size=20))
-def test_whatever_stands_where_tensors_should_is_read_or_refused(inputs: list[Any], outputs: Any, parameters: Any, raw: bytes) -> None:
+def test_whatever_stands_where_tensors_should_is_read_or_refused(
+    inputs: list[Any], outputs: Any, parameters: Any, raw: bytes
+) -> None:
     head = json.dumps({"inputs": inputs, "outputs": outputs, "parameters": parameters}).encode()
     meta = request_meta("id", b"", [(TENSORS_HEAD, b"%d" % len(head))])
     try:
@@ -107,15 +140,40 @@ def test_whatever_stands_where_tensors_should_is_read_or_refused(inputs: list[An
 
 
 types = st.sampled_from(
-    ["multipart/form-data; boundary", "text/plain; charset", "application/json; charset", "application/vnd.tsx.inputs; a"]
+    [
+        "multipart/form-data; boundary",
+        "text/plain; charset",
+        "application/json; charset",
+        "application/vnd.tsx.inputs; a",
+    ]
 )
 values = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=12) | st.sampled_from(
-    ["utf-16", "idna", "undefined", "hex", '"', '"\\', "utf-8''%ff", "*=utf-8''%e2", "punycode", "unicode_escape", "utf-7"]
+    [
+        "utf-16",
+        "idna",
+        "undefined",
+        "hex",
+        '"',
+        '"\\',
+        "utf-8''%ff",
+        "*=utf-8''%e2",
+        "punycode",
+        "unicode_escape",
+        "utf-7",
+    ]
 )
 
 
-@given(types, st.sampled_from(["=", "*=", "*0=", "*0*=", ""]), values, st.binary(max_size=30), st.binary(max_size=12))
-def test_whatever_a_content_type_says_the_body_is_read_or_refused(kind: str, sign: str, value: str, body: bytes, query: bytes) -> None:
+@given(
+    types,
+    st.sampled_from(["=", "*=", "*0=", "*0*=", ""]),
+    values,
+    st.binary(max_size=30),
+    st.binary(max_size=12),
+)
+def test_whatever_a_content_type_says_the_body_is_read_or_refused(
+    kind: str, sign: str, value: str, body: bytes, query: bytes
+) -> None:
     query = bytes(byte for byte in query if byte > 32)
     meta = request_meta("id", query, [(b"content-type", f"{kind}{sign}{value}".encode("latin-1"))])
     try:
@@ -138,12 +196,19 @@ def new_process() -> Iterator[None]:
 def test_json_that_is_nested_too_deeply_is_refused_by_its_envelope(envelope: str) -> None:
     bodies = [b'{"instances": [%b]}' % NESTED, b'{"instances": [1]}']
     model = served(ENVELOPES[envelope](lambda data, context: [1] * len(data)).handle)
-    metas = [request_meta(f"id-{number}", b"", [(b"content-type", b"application/json")]) for number in range(2)]
-    bad, good = answer_batch(model, [(0, meta, body) for meta, body in zip(metas, bodies, strict=True)], lambda *_: None).answers
+    metas = [
+        request_meta(f"id-{number}", b"", [(b"content-type", b"application/json")])
+        for number in range(2)
+    ]
+    bad, good = answer_batch(
+        model, [(0, meta, body) for meta, body in zip(metas, bodies, strict=True)], lambda *_: None
+    ).answers
     assert good[0] == 200, bytes(good[2])
     assert bad[0] == 400
     message = json.loads(bytes(bad[2]))["message"]
-    assert "nested too deeply" in message or "recursion" in message  # by the parser, or behind it: Pythons differ
+    assert (
+        "nested too deeply" in message or "recursion" in message
+    )  # by the parser, or behind it: Pythons differ
 
 
 class Mute(Exception):
@@ -152,13 +217,18 @@ class Mute(Exception):
 
 
 @pytest.mark.parametrize("error", [ValueError("\ud800 of the client's JSON"), Mute()])
-def test_an_exception_that_cannot_be_put_into_words_fails_its_request_alone(error: Exception) -> None:
+def test_an_exception_that_cannot_be_put_into_words_fails_its_request_alone(
+    error: Exception,
+) -> None:
     def handle(data: Any, context: Context) -> Any:
         if any(row["body"] == b"bad" for row in data):
             raise error
         return ["fine"] * len(data)
 
-    items = [(0, request_meta(f"id-{number}", b"", ()), body) for number, body in enumerate((b"good", b"bad"))]
+    items = [
+        (0, request_meta(f"id-{number}", b"", ()), body)
+        for number, body in enumerate((b"good", b"bad"))
+    ]
     good, bad = answer_batch(served(handle), items, lambda *_: None).answers
     assert (good[0], bad[0]) == (200, 500)
     assert json.loads(bytes(bad[2]))["message"].startswith("Prediction failed: ")

@@ -34,7 +34,11 @@ def test_a_batch_is_answered_in_its_order(start_worker: StartWorker) -> None:
     worker = start_worker(ECHO)
     assert worker.loaded
     assert worker.report["device"] == "cpu"
-    assert [answer.body for answer in worker.ask(b"a", b"", b"c" * 50_000)] == [b"a", b"", b"c" * 50_000]
+    assert [answer.body for answer in worker.ask(b"a", b"", b"c" * 50_000)] == [
+        b"a",
+        b"",
+        b"c" * 50_000,
+    ]
     assert [answer.body for answer in worker.ask(b"again")] == [b"again"]
 
 
@@ -44,10 +48,15 @@ def test_batches_sent_early_are_answered_one_after_the_other(start_worker: Start
     for batch in batches:
         frame = worker.receive()
         assert frame is not None
-        assert (frame.batch, bytes(frame.items[0][2])) == (batch, str(batch).encode() * (batch * 3000))
+        assert (frame.batch, bytes(frame.items[0][2])) == (
+            batch,
+            str(batch).encode() * (batch * 3000),
+        )
 
 
-def test_a_plain_answer_has_no_headers_and_one_that_was_given_some_has_those(start_worker: StartWorker) -> None:
+def test_a_plain_answer_has_no_headers_and_one_that_was_given_some_has_those(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker("""
         def handle(data, context):
             if data is not None:
@@ -69,7 +78,9 @@ def test_the_worker_ends_when_its_socket_is_closed(start_worker: StartWorker) ->
 def test_a_worker_that_gets_no_order_ends(sent: bytes) -> None:
     front, back = socket.socketpair()
     with front:
-        worker = threading.Thread(target=run, args=(back,), daemon=True)  # as on Lambda: signals are left alone
+        worker = threading.Thread(
+            target=run, args=(back,), daemon=True
+        )  # as on Lambda: signals are left alone
         worker.start()
         front.sendall(sent)
     worker.join(60)
@@ -89,7 +100,10 @@ def test_it_gives_a_sign_of_life_between_batches(start_worker: StartWorker) -> N
     worker.begin(b"first")
     worker.send(Kind.PING, 7)
     frames = [worker.receive(), worker.receive()]
-    assert [(frame.kind, frame.batch) for frame in frames if frame] == [(Kind.REPLY, 1), (Kind.PONG, 7)]
+    assert [(frame.kind, frame.batch) for frame in frames if frame] == [
+        (Kind.REPLY, 1),
+        (Kind.PONG, 7),
+    ]
     assert worker.ask(b"next")[0].body == b"next"
     worker.send(Kind.PONG, 8)  # which a worker does not expect
     assert worker.receive() is None
@@ -118,7 +132,9 @@ def test_it_lives_in_the_directory_of_its_model(start_worker: StartWorker) -> No
     assert (answer["helper"], answer["text"]) == ("beside the handler", "hello")
 
 
-def test_torch_gets_the_threads_of_the_order_and_the_gpu_is_not_touched(start_worker: StartWorker) -> None:
+def test_torch_gets_the_threads_of_the_order_and_the_gpu_is_not_touched(
+    start_worker: StartWorker,
+) -> None:
     source = """
         import torch
         def handle(data, context):
@@ -126,7 +142,10 @@ def test_torch_gets_the_threads_of_the_order_and_the_gpu_is_not_touched(start_wo
                 return [[torch.get_num_threads(), torch.cuda.is_initialized()]]
     """
     for threads in (1, 2):
-        assert json.loads(start_worker(source, threads=threads).ask(b"")[0].body) == [threads, False]
+        assert json.loads(start_worker(source, threads=threads).ask(b"")[0].body) == [
+            threads,
+            False,
+        ]
 
 
 def test_a_share_of_the_cores_changes_from_the_next_batch_on(start_worker: StartWorker) -> None:
@@ -142,7 +161,9 @@ def test_a_share_of_the_cores_changes_from_the_next_batch_on(start_worker: Start
     assert json.loads(worker.ask(b"")[0].body) == [1]
 
 
-def test_a_handler_that_chooses_its_own_number_of_threads_keeps_it(start_worker: StartWorker) -> None:
+def test_a_handler_that_chooses_its_own_number_of_threads_keeps_it(
+    start_worker: StartWorker,
+) -> None:
     source = """
         import torch
         def handle(data, context):
@@ -167,7 +188,9 @@ def test_a_handler_sees_the_inputs_and_the_context(start_worker: StartWorker) ->
         """,
         model_config={1: 5, "day": datetime.date(2025, 3, 17)},
     )
-    request = Request(b'{"x": 1}', [(b"User-Agent", b"pytest"), (b"Content-Type", b"application/json")], b"q=1")
+    request = Request(
+        b'{"x": 1}', [(b"User-Agent", b"pytest"), (b"Content-Type", b"application/json")], b"q=1"
+    )
     assert json.loads(worker.ask(request)[0].body) == {
         "row": {"q": "1", "body": {"x": 1}},
         "id": "id-0",
@@ -177,7 +200,9 @@ def test_a_handler_sees_the_inputs_and_the_context(start_worker: StartWorker) ->
     }
 
 
-def test_a_broken_form_is_refused_and_its_neighbours_are_answered(start_worker: StartWorker) -> None:
+def test_a_broken_form_is_refused_and_its_neighbours_are_answered(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker("""
         def handle(data, context):
             if data is not None:
@@ -208,11 +233,19 @@ def test_a_batch_of_broken_forms_does_not_reach_the_handler(start_worker: StartW
         ("raise KeyboardInterrupt", 500, "Prediction failed: KeyboardInterrupt"),
         ("raise MemoryError", 507, "Out of resources"),
         ("raise RuntimeError('CUDA out of memory')", 507, "Out of resources"),
-        ("from ts.utils.util import PredictionException; raise PredictionException('no', 418)", 418, "no"),
+        (
+            "from ts.utils.util import PredictionException; raise PredictionException('no', 418)",
+            418,
+            "no",
+        ),
         ("from ts.service import PredictionException; raise PredictionException('no')", 500, "no"),
         ("return None", 500, "Invalid model predict output"),
         ("return 'ab'", 500, "Invalid model predict output"),
-        ("return ['only one']", 500, "number of batch response mismatched, expect: 2, got: 1. Handler handler.py"),
+        (
+            "return ['only one']",
+            500,
+            "number of batch response mismatched, expect: 2, got: 1. Handler handler.py",
+        ),
     ],
 )
 def test_what_fails_a_batch_is_reported_to_each_of_its_requests_and_the_worker_lives(
@@ -244,9 +277,13 @@ FAILS_ON_X = """
 """
 
 
-def test_a_failure_is_logged_with_the_handlers_own_lines_and_its_repeats_are_counted(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_failure_is_logged_with_the_handlers_own_lines_and_its_repeats_are_counted(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
     worker = start_worker(FAILS_ON_X)
-    assert [answer.status for answer in worker.ask(*b"a b x c d e f g h x j k".split())].count(500) == 2
+    assert [answer.status for answer in worker.ask(*b"a b x c d e f g h x j k".split())].count(
+        500
+    ) == 2
     worker.close()
     log = (tmp_path / "model-0" / "stderr.txt").read_text()
     assert [line.partition("): ")[2] or line.partition(" | ")[2] for line in log.splitlines()] == [
@@ -257,7 +294,9 @@ def test_a_failure_is_logged_with_the_handlers_own_lines_and_its_repeats_are_cou
     ]
 
 
-def test_a_model_may_ask_that_no_batch_is_tried_again(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_model_may_ask_that_no_batch_is_tried_again(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
     worker = start_worker(FAILS_ON_X, model_config={"retryFailedBatch": False})
     assert [answer.status for answer in worker.ask(*b"a x c d".split())] == [500] * 4
     worker.close()
@@ -288,12 +327,17 @@ TORCH_ERRORS = [
 
 
 @pytest.mark.parametrize("error", TORCH_ERRORS)
-def test_a_batch_that_does_not_fit_the_device_is_cut_and_so_are_later_ones(start_worker: StartWorker, error: str) -> None:
+def test_a_batch_that_does_not_fit_the_device_is_cut_and_so_are_later_ones(
+    start_worker: StartWorker, error: str
+) -> None:
     worker = start_worker(OUT_OF_MEMORY.format(error=error, limit=3))
     bodies = [str(number).encode() for number in range(10)]
     assert [answer.body for answer in worker.ask(*bodies)] == bodies
     labels = {"worker": "9000", "ModelName": "m", "Level": "Model"}
-    assert [(metric["name"], metric["type"], metric["value"], metric["dimensions"]) for metric in worker.metrics] == [
+    assert [
+        (metric["name"], metric["type"], metric["value"], metric["dimensions"])
+        for metric in worker.metrics
+    ] == [
         ("tsx_oom_retries_total", "counter", 2, labels),
         ("tsx_batch_ceiling", "gauge", 2, labels),
     ]
@@ -303,7 +347,9 @@ def test_a_batch_that_does_not_fit_the_device_is_cut_and_so_are_later_ones(start
 
 
 @pytest.mark.parametrize("error", TORCH_ERRORS)
-def test_a_request_that_does_not_fit_even_alone_is_reported_so(start_worker: StartWorker, error: str) -> None:
+def test_a_request_that_does_not_fit_even_alone_is_reported_so(
+    start_worker: StartWorker, error: str
+) -> None:
     worker = start_worker(OUT_OF_MEMORY.format(error=error, limit=0))
     for answer in worker.ask(b"a", b"b", b"c"):
         assert answer.status == 507
@@ -311,13 +357,20 @@ def test_a_request_that_does_not_fit_even_alone_is_reported_so(start_worker: Sta
     assert worker.process.is_alive()
 
 
-def test_what_a_failed_batch_did_not_fit_is_cut_later_though_it_is_not_tried_again(start_worker: StartWorker) -> None:
-    worker = start_worker(OUT_OF_MEMORY.format(error=TORCH_ERRORS[0], limit=3), model_config={"retryFailedBatch": False})
+def test_what_a_failed_batch_did_not_fit_is_cut_later_though_it_is_not_tried_again(
+    start_worker: StartWorker,
+) -> None:
+    worker = start_worker(
+        OUT_OF_MEMORY.format(error=TORCH_ERRORS[0], limit=3),
+        model_config={"retryFailedBatch": False},
+    )
     assert [answer.status for answer in worker.ask(*[b"x"] * 6)] == [507] * 6
     assert [answer.status for answer in worker.ask(*[b"x"] * 6)] == [200] * 6
 
 
-def test_a_device_that_is_lost_on_the_search_fails_the_rest_and_ends_the_worker(start_worker: StartWorker) -> None:
+def test_a_device_that_is_lost_on_the_search_fails_the_rest_and_ends_the_worker(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker("""
         def handle(data, context):
             if data is not None:
@@ -339,7 +392,9 @@ def test_an_idle_worker_holds_no_body(start_worker: StartWorker) -> None:
         time.sleep(0.01)
 
 
-def test_a_line_of_the_log_says_when_it_was_written_and_by_which_worker(start_worker: StartWorker) -> None:
+def test_a_line_of_the_log_says_when_it_was_written_and_by_which_worker(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker("""
         import logging, os
 
@@ -349,7 +404,9 @@ def test_a_line_of_the_log_says_when_it_was_written_and_by_which_worker(start_wo
             return data and [[handler.format(record), os.getpid()]]
     """)
     line, pid = json.loads(worker.ask(b"")[0].body)
-    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}} WARNING mine \(pid {pid}\): careful", line)
+    assert re.fullmatch(
+        rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}} WARNING mine \(pid {pid}\): careful", line
+    )
 
 
 def test_an_answer_that_cannot_be_sent_fails_alone(start_worker: StartWorker) -> None:
@@ -364,12 +421,19 @@ def test_an_answer_that_cannot_be_sent_fails_alone(start_worker: StartWorker) ->
     good, unsendable, long, surrogate, fine = worker.ask(*[b""] * 5)
     assert (good.status, fine) == (200, (200, {}, b"fine"))
     assert unsendable.status == 500
-    assert unsendable.message.startswith("Unsupported model output data type. The handler returned set")
-    assert long.message == "The answer has 2000 bytes, but max_response_size is 1000. Raise it, or return a smaller answer."
+    assert unsendable.message.startswith(
+        "Unsupported model output data type. The handler returned set"
+    )
+    assert (
+        long.message
+        == "The answer has 2000 bytes, but max_response_size is 1000. Raise it, or return a smaller answer."
+    )
     assert surrogate.status == 500
 
 
-def test_bad_rows_are_refused_and_the_others_are_run_without_them(start_worker: StartWorker) -> None:
+def test_bad_rows_are_refused_and_the_others_are_run_without_them(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker("""
         from tsx_runtime.worker.exceptions import BadRows
         def handle(data, context):
@@ -404,12 +468,18 @@ def test_the_time_of_a_batch_is_reported_once_a_second(start_worker: StartWorker
     for _ in range(3):
         worker.ask(b"x")
         times += worker.prediction_times
-    assert 1 <= len(times) <= 1 + (time.monotonic() - began)  # on a slow machine they take more than a second
+    assert (
+        1 <= len(times) <= 1 + (time.monotonic() - began)
+    )  # on a slow machine they take more than a second
     assert all(0 <= time["value"] < 10_000 and time["unit"] == "ms" for time in times)
 
 
-def test_metrics_that_are_declared_are_there_before_they_are_reported(start_worker: StartWorker) -> None:
-    declared = [{"name": "Own", "type": "histogram", "unit": "count", "dimensions": ["ModelName", "Level"]}]
+def test_metrics_that_are_declared_are_there_before_they_are_reported(
+    start_worker: StartWorker,
+) -> None:
+    declared = [
+        {"name": "Own", "type": "histogram", "unit": "count", "dimensions": ["ModelName", "Level"]}
+    ]
     worker = start_worker(
         """
         from ts.metrics.metric_type_enum import MetricTypes
@@ -423,7 +493,13 @@ def test_metrics_that_are_declared_are_there_before_they_are_reported(start_work
     )
     worker.ask(b"x")
     assert worker.metrics == [
-        {"name": "Own", "type": "histogram", "unit": "count", "value": 4, "dimensions": {"ModelName": "m", "Level": "Model"}}
+        {
+            "name": "Own",
+            "type": "histogram",
+            "unit": "count",
+            "value": 4,
+            "dimensions": {"ModelName": "m", "Level": "Model"},
+        }
     ]
 
 
@@ -478,7 +554,9 @@ def test_an_answer_in_parts_comes_as_pieces_before_its_last_part(start_worker: S
     assert [answer.body for answer in answers] == [b"three", b"end"]
 
 
-def test_a_part_goes_to_the_request_it_belongs_to_though_a_broken_one_was_left_out(start_worker: StartWorker) -> None:
+def test_a_part_goes_to_the_request_it_belongs_to_though_a_broken_one_was_left_out(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker("""
         from ts.protocol.otf_message_handler import send_intermediate_predict_response
         def handle(data, context):
@@ -499,7 +577,9 @@ def test_a_part_goes_to_the_request_it_belongs_to_though_a_broken_one_was_left_o
         ("(['x' * 200_000], {0: 'id-0'}, '', 200, context)", 500, "max_response_size"),
     ],
 )
-def test_a_part_that_cannot_be_sent_fails_the_answer(start_worker: StartWorker, call: str, status: int, said: str) -> None:
+def test_a_part_that_cannot_be_sent_fails_the_answer(
+    start_worker: StartWorker, call: str, status: int, said: str
+) -> None:
     worker = start_worker(f"""
         from ts.handler_utils.utils import send_intermediate_predict_response
         def handle(data, context):
@@ -513,7 +593,9 @@ def test_a_part_that_cannot_be_sent_fails_the_answer(start_worker: StartWorker, 
     assert worker.pieces == []
 
 
-def test_one_that_asks_to_explain_or_describe_is_a_batch_of_its_own(start_worker: StartWorker) -> None:
+def test_one_that_asks_to_explain_or_describe_is_a_batch_of_its_own(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker("""
         def handle(data, context):
             if data is None:
@@ -524,9 +606,18 @@ def test_one_that_asks_to_explain_or_describe_is_a_batch_of_its_own(start_worker
                 return ["what"]
             return [f"{context.get_request_id(idx)} of {len(data)}" for idx in range(len(data))]
     """)
-    explain, describe = Request(b"", [(b"explain", b"True")]), Request(b"", [(b"describe", b"True")])
+    explain, describe = (
+        Request(b"", [(b"explain", b"True")]),
+        Request(b"", [(b"describe", b"True")]),
+    )
     answers = worker.ask(describe, b"", explain, b"", explain)
-    assert [answer.body for answer in answers] == [b"what", b"id-1 of 2", b"why", b"id-3 of 2", b"why"]
+    assert [answer.body for answer in answers] == [
+        b"what",
+        b"id-1 of 2",
+        b"why",
+        b"id-3 of 2",
+        b"why",
+    ]
     assert [answer.body for answer in worker.ask(explain, describe)] == [b"why", b"what"]
 
 
@@ -559,7 +650,9 @@ def test_a_part_that_comes_after_its_answer_reaches_nobody(start_worker: StartWo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc alone is told what to keep")
-def test_memory_that_was_kept_for_the_next_batch_is_given_back_when_none_comes(start_worker: StartWorker) -> None:
+def test_memory_that_was_kept_for_the_next_batch_is_given_back_when_none_comes(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker("""
         def handle(data, context):
             return data and ["ok"] * len(data)
@@ -580,8 +673,12 @@ def test_memory_that_was_kept_for_the_next_batch_is_given_back_when_none_comes(s
         time.sleep(0.01)
 
 
-def test_a_process_that_the_handler_forks_neither_answers_nor_holds_the_socket(start_worker: StartWorker) -> None:
-    """One comes back from the handler as if it were the worker, one ends by sys.exit, and one goes on for long."""
+def test_a_process_that_the_handler_forks_neither_answers_nor_holds_the_socket(
+    start_worker: StartWorker,
+) -> None:
+    """One comes back from the handler as if it were the worker, one ends by sys.exit, and one goes
+    on for long.
+    """
     worker = start_worker("""
         import os, sys, time
 
@@ -710,7 +807,9 @@ ENDED = -signal.SIGTERM
         ("printing_fork", 5),
     ],
 )
-def test_processes_that_a_handler_starts_end_when_it_ends_them(processes_worker: Worker, way: str, result: object) -> None:
+def test_processes_that_a_handler_starts_end_when_it_ends_them(
+    processes_worker: Worker, way: str, result: object
+) -> None:
     (answer,) = processes_worker.ask(way.encode())
     assert (answer.status, json.loads(answer.body)) == (200, result)
 
@@ -733,8 +832,12 @@ def test_a_handler_sees_its_own_file_as_the_command_line(start_worker: StartWork
     assert seen["argv"] == [seen["file"]]
 
 
-def test_a_process_that_is_forked_while_the_model_loads_is_no_second_worker(start_worker: StartWorker) -> None:
-    worker = start_worker("import os\n\nchild = os.fork()\n\ndef handle(data, context):\n    return data and [str(child)] * len(data)\n")
+def test_a_process_that_is_forked_while_the_model_loads_is_no_second_worker(
+    start_worker: StartWorker,
+) -> None:
+    worker = start_worker(
+        "import os\n\nchild = os.fork()\n\ndef handle(data, context):\n    return data and [str(child)] * len(data)\n"
+    )
     assert worker.loaded
     assert [int(worker.ask(b"")[0].body) > 0 for _ in range(3)] == [True] * 3
 
@@ -748,8 +851,12 @@ def test_a_load_error_can_be_reported_whatever_its_text(start_worker: StartWorke
     assert len(worker.report["traceback"]) < 40_000
 
 
-def test_a_handler_s_own_processes_are_started_as_python_starts_them(start_worker: StartWorker) -> None:
-    """As in TorchServe: what they are given need not be pickled, and torch is not imported anew for each."""
+def test_a_handler_s_own_processes_are_started_as_python_starts_them(
+    start_worker: StartWorker,
+) -> None:
+    """As in TorchServe: what they are given need not be pickled, and torch is not imported anew for
+    each.
+    """
     worker = start_worker("""
         import multiprocessing
         from torch.utils.data import DataLoader, Dataset

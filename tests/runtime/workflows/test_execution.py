@@ -1,4 +1,6 @@
-"""A request through a graph of nodes that are played here: the order, retries, time-outs, and that nothing is left behind."""
+"""A request through a graph of nodes that are played here: the order, retries, time-outs, and that
+nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from tests.support.graphs import acyclic
 from tsx_archiver.workflow import WorkflowSpec, complete, parse_spec
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.errors import DeadlinePassed, NodeFailed, OutOfResources, QueueFull, TsxError, WorkerDied, error_body
+from tsx_runtime.errors import (
+    DeadlinePassed,
+    NodeFailed,
+    OutOfResources,
+    QueueFull,
+    TsxError,
+    WorkerDied,
+    error_body,
+)
 from tsx_runtime.wire import Parts, parse_request_meta
 from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.workflows.execution import run
@@ -53,7 +63,9 @@ class Played:
 def row_of(job: WaitingJob) -> dict[str, Any]:
     body = b"".join(map(bytes, job.body.pieces)) if isinstance(job.body, Parts) else bytes(job.body)
     row, _ = read_row(job.meta.decode("latin-1"), bytearray(body), True)
-    return {name: bytes(value) if isinstance(value, bytearray) else value for name, value in row.items()}
+    return {
+        name: bytes(value) if isinstance(value, bytearray) else value for name, value in row.items()
+    }
 
 
 def says(text: bytes, status: int = 200, headers: bytes = b"") -> Act:
@@ -78,18 +90,32 @@ def spec_of(edges: dict[str, list[str]]) -> WorkflowSpec:
     return parse_spec({"models": {}, "dag": edges}, source="spec.yaml", has_handler=True)
 
 
-def nodes_of(played: dict[str, Played], retries: int = 0, timeout: float = 60.0) -> dict[str, RunningNode]:
-    return {name: RunningNode(name, cast("ModelVersion", version), retries, timeout) for name, version in played.items()}
+def nodes_of(
+    played: dict[str, Played], retries: int = 0, timeout: float = 60.0
+) -> dict[str, RunningNode]:
+    return {
+        name: RunningNode(name, cast("ModelVersion", version), retries, timeout)
+        for name, version in played.items()
+    }
 
 
 def play(
-    edges: dict[str, list[str]], acts: dict[str, Act], *, retries: int = 0, timeout: float = 60.0, request: WorkflowRequest | None = None
+    edges: dict[str, list[str]],
+    acts: dict[str, Act],
+    *,
+    retries: int = 0,
+    timeout: float = 60.0,
+    request: WorkflowRequest | None = None,
 ) -> tuple[Output, dict[str, Played]]:
     """The outcome of one request; raises what it does."""
     played = {name: Played(act) for name, act in acts.items()}
 
     async def main() -> Output:
-        return await run(spec_of(edges), nodes_of(played, retries, timeout), request or WorkflowRequest("id", [(b"x-mine", b"1")], b"body"))
+        return await run(
+            spec_of(edges),
+            nodes_of(played, retries, timeout),
+            request or WorkflowRequest("id", [(b"x-mine", b"1")], b"body"),
+        )
 
     return asyncio.run(main()), played
 
@@ -101,10 +127,18 @@ def refused(edges: dict[str, list[str]], acts: dict[str, Act], **how: Any) -> Ts
 
 
 def test_a_chain_hands_on_what_each_node_gave() -> None:
-    output, played = play({"a": ["b"], "b": ["c"]}, {"a": says(b"1"), "b": says(b"2"), "c": says(b"3")})
+    output, played = play(
+        {"a": ["b"], "b": ["c"]}, {"a": says(b"1"), "b": says(b"2"), "c": says(b"3")}
+    )
     assert output == Output(200, b"content-type: application/json\r\n", b"3")
-    assert [played[name].rows for name in "abc"] == [[{"body": b"body"}], [{"body": b"1"}], [{"body": b"2"}]]
-    assert {parse_request_meta(job.meta)[0] for node in played.values() for job in node.jobs} == {"id"}
+    assert [played[name].rows for name in "abc"] == [
+        [{"body": b"body"}],
+        [{"body": b"1"}],
+        [{"body": b"2"}],
+    ]
+    assert {parse_request_meta(job.meta)[0] for node in played.values() for job in node.jobs} == {
+        "id"
+    }
     assert all(b"x-mine: 1\r\n" in job.meta for node in played.values() for job in node.jobs)
 
 
@@ -118,7 +152,10 @@ def test_nodes_side_by_side_run_at_once_and_meet_by_their_names() -> None:
             for number, one in enumerate(waiting):
                 one.answer(200, b"", b"%d" % number, BATCH)
 
-    _, played = play({"a": ["b", "c"], "b": ["d"], "c": ["d"]}, {"a": says(b"0"), "b": both, "c": both, "d": says(b"{}")})
+    _, played = play(
+        {"a": ["b", "c"], "b": ["d"], "c": ["d"]},
+        {"a": says(b"0"), "b": both, "c": both, "d": says(b"{}")},
+    )
     assert played["d"].rows == [{"b": b"0", "c": b"1"}]
     assert [len(node.jobs) for node in played.values()] == [1, 1, 1, 1]
 
@@ -129,7 +166,9 @@ def test_the_leafs_own_status_and_headers_are_the_answers() -> None:
 
 
 def test_several_leaves_are_one_object_and_one_that_is_no_json_is_named() -> None:
-    output, _ = play({"a": ["b", "c"]}, {"a": says(b"0"), "b": says(b'{"x": 1}'), "c": says(b"[2]")})
+    output, _ = play(
+        {"a": ["b", "c"]}, {"a": says(b"0"), "b": says(b'{"x": 1}'), "c": says(b"[2]")}
+    )
     assert json.loads(output.body) == {"b": {"x": 1}, "c": [2]}
     error = refused({"a": ["b", "c"]}, {"a": says(b"0"), "b": says(b"{}"), "c": says(b"text")})
     assert (error.status, error.message[:40]) == (500, "Error executing c: its output is not JSO")
@@ -137,7 +176,11 @@ def test_several_leaves_are_one_object_and_one_that_is_no_json_is_named() -> Non
 
 def test_a_node_that_fails_is_asked_again_as_often_as_it_may() -> None:
     failed = says(error_body(503, "InternalServerException", "Prediction failed"), 503)
-    output, played = play({"a": []}, {"a": in_turn(failed, refuses(WorkerDied("Worker died.")), says(b"ok"))}, retries=2)
+    output, played = play(
+        {"a": []},
+        {"a": in_turn(failed, refuses(WorkerDied("Worker died.")), says(b"ok"))},
+        retries=2,
+    )
     assert output.body == b"ok"
     assert len(played["a"].jobs) == 3
     error = refused({"a": []}, {"a": failed}, retries=2)
@@ -146,11 +189,23 @@ def test_a_node_that_fails_is_asked_again_as_often_as_it_may() -> None:
 
 
 def test_a_node_that_fails_ends_the_others_and_none_begins_after_it() -> None:
-    played = {name: Played(act) for name, act in {"a": says(b"0"), "b": never, "c": refuses(WorkerDied("Died.")), "d": never}.items()}
+    played = {
+        name: Played(act)
+        for name, act in {
+            "a": says(b"0"),
+            "b": never,
+            "c": refuses(WorkerDied("Died.")),
+            "d": never,
+        }.items()
+    }
 
     async def main() -> None:
         with pytest.raises(NodeFailed, match="Error executing c: Died"):
-            await run(spec_of({"a": ["b", "c"], "b": ["d"], "c": ["d"]}), nodes_of(played), WorkflowRequest("id", [], b""))
+            await run(
+                spec_of({"a": ["b", "c"], "b": ["d"], "c": ["d"]}),
+                nodes_of(played),
+                WorkflowRequest("id", [], b""),
+            )
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())
@@ -164,7 +219,12 @@ def test_a_node_that_fails_ends_the_others_and_none_begins_after_it() -> None:
         (refuses(QueueFull("Full.", retry_after=7)), QueueFull, 503, 1),
         (refuses(QueueFull("Full.", retry_after=7, status=429)), QueueFull, 429, 1),
         (refuses(OutOfResources("Out of resources")), OutOfResources, 507, 3),
-        (says(error_body(507, "InternalServerException", "Out of resources"), 507), OutOfResources, 507, 3),
+        (
+            says(error_body(507, "InternalServerException", "Out of resources"), 507),
+            OutOfResources,
+            507,
+            3,
+        ),
         (says(b"own words", 422), NodeFailed, 422, 1),
         (says(b"\xff" * 5000, 555), NodeFailed, 555, 3),
         (says(b'{"code": "x"}', 503), NodeFailed, 500, 3),
@@ -191,11 +251,17 @@ def test_an_attempt_that_takes_too_long_is_given_up_and_leaves_its_place() -> No
     played = {"a": Played(in_turn(never, says(b"ok")))}
 
     async def main() -> Output:
-        return await run(spec_of({"a": []}), nodes_of(played, retries=1, timeout=0.01), WorkflowRequest("id", [], b""))
+        return await run(
+            spec_of({"a": []}),
+            nodes_of(played, retries=1, timeout=0.01),
+            WorkflowRequest("id", [], b""),
+        )
 
     assert asyncio.run(main()).body == b"ok"
     assert played["a"].left == played["a"].jobs[:1]
-    assert [job.deadline for job in played["a"].jobs] == [None, None], "it may wait for its turn as long as it has"
+    assert [job.deadline for job in played["a"].jobs] == [None, None], (
+        "it may wait for its turn as long as it has"
+    )
     error = refused({"a": []}, {"a": never}, timeout=0.01)
     assert error.message == "Error executing a: it did not answer within 10 ms (timeout-ms)"
     assert error.status == 500
@@ -203,13 +269,23 @@ def test_an_attempt_that_takes_too_long_is_given_up_and_leaves_its_place() -> No
 
 def test_the_clients_time_bounds_every_node_and_is_not_spent_twice() -> None:
     end = time.monotonic() + 0.05
-    error = refused({"a": []}, {"a": never}, retries=5, request=WorkflowRequest("id", [], b"", deadline=end))
+    error = refused(
+        {"a": []}, {"a": never}, retries=5, request=WorkflowRequest("id", [], b"", deadline=end)
+    )
     assert isinstance(error, DeadlinePassed)
     assert error.message == "Error executing a: the deadline of the request has passed"
-    _, played = play({"a": []}, {"a": says(b"1")}, request=WorkflowRequest("id", [], b"", deadline=end + 60, priority=7))
+    _, played = play(
+        {"a": []},
+        {"a": says(b"1")},
+        request=WorkflowRequest("id", [], b"", deadline=end + 60, priority=7),
+    )
     (job,) = played["a"].jobs
     assert (job.deadline, job.priority) == (end + 60, 7)
-    late = refused({"a": []}, {"a": says(b"1")}, request=WorkflowRequest("id", [], b"", deadline=time.monotonic() - 1))
+    late = refused(
+        {"a": []},
+        {"a": says(b"1")},
+        request=WorkflowRequest("id", [], b"", deadline=time.monotonic() - 1),
+    )
     assert isinstance(late, DeadlinePassed)
 
 
@@ -219,7 +295,9 @@ def test_a_request_that_is_given_up_leaves_every_queue_it_waits_in() -> None:
     async def main() -> None:
         asked = asyncio.Event()
         played.update(a=Played(never), b=Played(lambda job: asked.set()))
-        running = asyncio.create_task(run(spec_of({"a": [], "b": []}), nodes_of(played), WorkflowRequest("id", [], b"")))
+        running = asyncio.create_task(
+            run(spec_of({"a": [], "b": []}), nodes_of(played), WorkflowRequest("id", [], b""))
+        )
         await asked.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -254,15 +332,27 @@ def test_a_streamed_output_is_taken_whole_and_one_that_breaks_off_is_a_failure()
     assert output.body == b"abc"
 
 
-@given(acyclic(7), st.randoms(use_true_random=False), st.sets(st.sampled_from([f"n{number}" for number in range(7)]), max_size=1))
-def test_any_graph_is_answered_once_whatever_comes_first_or_fails(edges: dict[str, list[str]], random: Any, failing: set[str]) -> None:
-    """Each node answers with what it got; what comes out of the leaves is what the graph says, or the failing node is named."""
+@given(
+    acyclic(7),
+    st.randoms(use_true_random=False),
+    st.sets(st.sampled_from([f"n{number}" for number in range(7)]), max_size=1),
+)
+def test_any_graph_is_answered_once_whatever_comes_first_or_fails(
+    edges: dict[str, list[str]], random: Any, failing: set[str]
+) -> None:
+    """Each node answers with what it got; what comes out of the leaves is what the graph says, or
+    the failing node is named.
+    """
     whole = complete(edges)
 
     async def main() -> None:
         waiting: list[tuple[str, WaitingJob]] = []
-        played = {name: Played(lambda job, name=name: waiting.append((name, job))) for name in whole}  # type: ignore[misc]  # a default argument
-        running = asyncio.create_task(run(spec_of(edges), nodes_of(played), WorkflowRequest("id", [], b"start")))
+        played = {
+            name: Played(lambda job, name=name: waiting.append((name, job))) for name in whole
+        }  # type: ignore[misc]  # a default argument
+        running = asyncio.create_task(
+            run(spec_of(edges), nodes_of(played), WorkflowRequest("id", [], b"start"))
+        )
         while not running.done():
             if not waiting:
                 await asyncio.sleep(0)
@@ -271,7 +361,10 @@ def test_any_graph_is_answered_once_whatever_comes_first_or_fails(edges: dict[st
             if name in failing:
                 job.refuse(WorkerDied("Died."))
             else:
-                row = {key: json.loads(value) if value != b"start" else "start" for key, value in row_of(job).items()}
+                row = {
+                    key: json.loads(value) if value != b"start" else "start"
+                    for key, value in row_of(job).items()
+                }
                 job.answer(200, b"", json.dumps({name: row}).encode(), BATCH)
             await asyncio.sleep(0)
         if failing & set(whole):
@@ -290,7 +383,13 @@ def test_any_graph_is_answered_once_whatever_comes_first_or_fails(edges: dict[st
 def expected_row(edges: dict[str, tuple[str, ...]], node: str) -> dict[str, Any]:
     parents = [name for name, following in edges.items() if node in following]
     given = {parent: {parent: expected_row(edges, parent)} for parent in parents}
-    return {"body": "start"} if not given else {"body": given[parents[0]]} if len(given) == 1 else given
+    return (
+        {"body": "start"}
+        if not given
+        else {"body": given[parents[0]]}
+        if len(given) == 1
+        else given
+    )
 
 
 class Open:
@@ -321,14 +420,20 @@ def test_a_node_whose_stream_does_not_end_in_time_is_reported_to_stop() -> None:
 
     async def main() -> None:
         with pytest.raises(NodeFailed, match="timeout-ms"):
-            await run(spec_of({"a": []}), nodes_of({"a": node}, timeout=0.05), WorkflowRequest("id", [], b""))
+            await run(
+                spec_of({"a": []}),
+                nodes_of({"a": node}, timeout=0.05),
+                WorkflowRequest("id", [], b""),
+            )
 
     asyncio.run(main())
     assert node.left == node.jobs
 
 
 def test_a_node_that_gets_no_tensors_is_not_reported_that_it_does() -> None:
-    request = WorkflowRequest("id", [(b"Inference-Header-Content-Length", b"2"), (b"x-mine", b"1")], b"{}")
+    request = WorkflowRequest(
+        "id", [(b"Inference-Header-Content-Length", b"2"), (b"x-mine", b"1")], b"{}"
+    )
     _, played = play({"a": ["b"]}, {"a": says(b"1"), "b": says(b"2")}, request=request)
     first, second = (node.jobs[0].meta.lower() for node in played.values())
     assert b"inference-header-content-length: 2" in first

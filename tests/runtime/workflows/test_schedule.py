@@ -13,11 +13,21 @@ from tests.support.graphs import acyclic
 from tsx_archiver.workflow import complete, leaves_of, parents_of
 from tsx_runtime.wire import COPIED, Parts
 from tsx_runtime.worker.codecs.requests import read_row
-from tsx_runtime.workflows.schedule import Input, Output, headers_for, join, merge, needed, startable
+from tsx_runtime.workflows.schedule import (
+    Input,
+    Output,
+    headers_for,
+    join,
+    merge,
+    needed,
+    startable,
+)
 
 
 @given(acyclic().map(complete), st.randoms(use_true_random=False))
-def test_every_node_begins_once_after_its_parents_whatever_ends_first(edges: dict[str, tuple[str, ...]], random: Any) -> None:
+def test_every_node_begins_once_after_its_parents_whatever_ends_first(
+    edges: dict[str, tuple[str, ...]], random: Any
+) -> None:
     parents = parents_of(edges)
     done: list[str] = []
     running: list[str] = []
@@ -28,18 +38,27 @@ def test_every_node_begins_once_after_its_parents_whatever_ends_first(edges: dic
             running.append(node)
         assert running, "nothing runs, and something is left"
         assert set(done) - needed(edges, done, [*done, *running]) == {
-            node for node in done if edges[node] and all(after in done or after in running for after in edges[node])
+            node
+            for node in done
+            if edges[node] and all(after in done or after in running for after in edges[node])
         }
         running.remove(ended := random.choice(running))
         done.append(ended)
     assert set(leaves_of(edges)) <= needed(edges, done, done)
 
 
-BODIES = st.dictionaries(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_\-.]{0,8}", fullmatch=True), st.binary(max_size=300), min_size=2, max_size=5)
+BODIES = st.dictionaries(
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_\-.]{0,8}", fullmatch=True),
+    st.binary(max_size=300),
+    min_size=2,
+    max_size=5,
+)
 
 
 @given(BODIES)
-def test_what_several_parents_gave_is_what_the_handler_gets_byte_for_byte(bodies: dict[str, bytes]) -> None:
+def test_what_several_parents_gave_is_what_the_handler_gets_byte_for_byte(
+    bodies: dict[str, bytes],
+) -> None:
     boundary = b"0123456789abcdef" * 2
     joined = join(bodies, boundary)
     assert joined.content_type is not None
@@ -67,9 +86,17 @@ def test_large_outputs_are_joined_without_a_copy() -> None:
 
 
 def test_a_node_behind_others_does_not_get_what_describes_the_clients_body() -> None:
-    given = [(b"Content-Type", b"image/png"), (b"content-length", b"3"), (b"x-mine", b"1"), (b"transfer-encoding", b"chunked")]
+    given = [
+        (b"Content-Type", b"image/png"),
+        (b"content-length", b"3"),
+        (b"x-mine", b"1"),
+        (b"transfer-encoding", b"chunked"),
+    ]
     assert headers_for(given, None) == [(b"x-mine", b"1")]
-    assert headers_for(given, b"text/plain") == [(b"x-mine", b"1"), (b"content-type", b"text/plain")]
+    assert headers_for(given, b"text/plain") == [
+        (b"x-mine", b"1"),
+        (b"content-type", b"text/plain"),
+    ]
 
 
 JSON = st.recursive(
@@ -79,14 +106,21 @@ JSON = st.recursive(
 
 
 @given(
-    st.dictionaries(st.sampled_from(["a", "b", "c"]), JSON, min_size=2), st.sampled_from([None, 2]), st.sampled_from(["", "\n", "\ufeff"])
+    st.dictionaries(st.sampled_from(["a", "b", "c"]), JSON, min_size=2),
+    st.sampled_from([None, 2]),
+    st.sampled_from(["", "\n", "\ufeff"]),
 )
 def test_leaves_become_one_object(leaves: dict[str, Any], indent: int | None, around: str) -> None:
-    outputs = {name: Output(200, b"", f"{around}{json.dumps(value, indent=indent)}\n".encode()) for name, value in leaves.items()}
+    outputs = {
+        name: Output(200, b"", f"{around}{json.dumps(value, indent=indent)}\n".encode())
+        for name, value in leaves.items()
+    }
     assert json.loads(merge(outputs)) == leaves
 
 
-@pytest.mark.parametrize("body", [b"plain", b"", b"\xff\xfe", "{}".encode("utf-16"), b"[" * 100_000, b'{"a": 1} {'])
+@pytest.mark.parametrize(
+    "body", [b"plain", b"", b"\xff\xfe", "{}".encode("utf-16"), b"[" * 100_000, b'{"a": 1} {']
+)
 def test_a_leaf_that_is_no_json_is_named(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"^b$"):
         merge({"a": Output(200, b"", b"{}"), "b": Output(200, b"", body)})

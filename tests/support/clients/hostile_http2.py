@@ -1,4 +1,6 @@
-"""HTTP/2 as frames, for clients that break its rules: any frame, at any time, and a socket that is read only when the test says so."""
+"""HTTP/2 as frames, for clients that break its rules: any frame, at any time, and a socket that is
+read only when the test says so.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from collections import Counter
 from collections.abc import Iterable
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    6,
+    7,
+    8,
+    9,
+)
 ACK = END_STREAM = 1
 END_HEADERS = 4
 INITIAL_WINDOW_SIZE = 4  # of SETTINGS
@@ -23,7 +35,9 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def literal(name: bytes, value: bytes, *, indexed: bool = False) -> bytes:
-    """An HPACK field whose name and value are written out; `indexed`: it goes into the receiver's dynamic table as well."""
+    """An HPACK field whose name and value are written out; `indexed`: it goes into the receiver's
+    dynamic table as well.
+    """
     return (b"\x40" if indexed else b"\x00") + _length(name) + name + _length(value) + value
 
 
@@ -40,7 +54,11 @@ def message(data: bytes, *, compressed: bool = False) -> bytes:
 
 
 class HostileConnection:
-    """Sends what it is told. What the server sends is read while something is sent or waited for, and counted in `frames` by type."""
+    """Sends what it is told.
+
+    What the server sends is read while something is sent or waited for, and counted in `frames` by
+    type.
+    """
 
     def __init__(self, target: str, settings: bytes = b"") -> None:
         host, _, port = target.rpartition(":")
@@ -87,7 +105,9 @@ class HostileConnection:
         return self.closed
 
     def settle(self) -> bool:
-        """Wait until the server has read everything: it answers a ping. False where it has closed."""
+        """Wait until the server has read everything: it answers a ping. False where it has
+        closed.
+        """
         seen = self.frames[PING]
         self.send(frame(PING, 0, 0, b"settled?"))
         until = time.monotonic() + TIMEOUT
@@ -97,7 +117,9 @@ class HostileConnection:
         return not self.closed
 
     def status(self, stream: int) -> int | None:
-        """gRPC's status of a stream, if it is the first one of the connection: later ones refer to the HPACK table."""
+        """gRPC's status of a stream, if it is the first one of the connection: later ones refer to
+        the HPACK table.
+        """
         _, found, rest = self.headers.get(stream, b"").partition(b"grpc-status")
         return int(rest[1 : 1 + rest[0]]) if found else None
 
@@ -110,7 +132,10 @@ class HostileConnection:
             self.read(1.0)
 
     def read(self, seconds: float) -> None:
-        """What comes within that time. The server's settings are acknowledged at once: it waits for that only a few seconds."""
+        """What comes within that time.
+
+        The server's settings are acknowledged at once: it waits for that only a few seconds.
+        """
         if select.select([self.sock], [], [], seconds)[0]:
             self._receive()
         if self._acknowledge and not self.closed:
@@ -143,7 +168,10 @@ class HostileConnection:
         elif kind == GOAWAY:
             self.goaway = int.from_bytes(payload[4:8], "big"), payload[8:]
         elif kind == SETTINGS and not flags & ACK:
-            reported = {int.from_bytes(payload[at : at + 2], "big"): payload[at + 2 : at + 6] for at in range(0, len(payload), 6)}
+            reported = {
+                int.from_bytes(payload[at : at + 2], "big"): payload[at + 2 : at + 6]
+                for at in range(0, len(payload), 6)
+            }
             if 3 in reported:
                 self.max_streams = int.from_bytes(reported[3], "big")
             self._acknowledge = True

@@ -1,4 +1,6 @@
-"""HTTP as bytes: a connection that sends what it is told, in the pieces it is told, and reads what really comes back."""
+"""HTTP as bytes: a connection that sends what it is told, in the pieces it is told, and reads what
+really comes back.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,13 @@ class Answer:
 
 
 class RawConnection:
-    """`turn` lets the server read what was sent before more is sent; `source` is the client's address."""
+    """`turn` lets the server read what was sent before more is sent; `source` is the client's
+    address.
+    """
 
-    def __init__(self, address: tuple[str, int], turn: Callable[[], object] = lambda: None, source: str = "") -> None:
+    def __init__(
+        self, address: tuple[str, int], turn: Callable[[], object] = lambda: None, source: str = ""
+    ) -> None:
         self.sock = socket.create_connection(address, TIMEOUT, (source, 0) if source else None)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._turn = turn
@@ -57,7 +63,9 @@ class RawConnection:
         return self._buffer
 
     def answer(self, method: bytes = b"POST") -> Answer | None:
-        """The next answer, to a request of this method; None where the connection has ended instead."""
+        """The next answer, to a request of this method; None where the connection has ended
+        instead.
+        """
         while b"\r\n\r\n" not in self._buffer:
             if not self._more():
                 return Answer(self._buffer, whole=False) if self._buffer else None
@@ -113,7 +121,11 @@ def request(
     version: bytes = b"1.1",
 ) -> bytes:
     """`body` None: no body and no length."""
-    lines = [b"%b %b HTTP/%b" % (method, target, version), b"Host: 127.0.0.1", *(b"%b: %b" % pair for pair in headers)]
+    lines = [
+        b"%b %b HTTP/%b" % (method, target, version),
+        b"Host: 127.0.0.1",
+        *(b"%b: %b" % pair for pair in headers),
+    ]
     if body is not None:
         lines.append(b"Content-Length: %d" % len(body))
     return b"\r\n".join(lines) + b"\r\n\r\n" + (body or b"")
@@ -121,4 +133,7 @@ def request(
 
 def chunked(chunks: Iterable[bytes], extension: bytes = b"", trailer: bytes = b"") -> bytes:
     """A chunked body."""
-    return b"".join(b"%x%b\r\n%b\r\n" % (len(chunk), extension, chunk) for chunk in chunks if chunk) + b"0\r\n%b\r\n" % trailer
+    return (
+        b"".join(b"%x%b\r\n%b\r\n" % (len(chunk), extension, chunk) for chunk in chunks if chunk)
+        + b"0\r\n%b\r\n" % trailer
+    )

@@ -1,4 +1,6 @@
-"""A server whose every answer is written down beforehand: pieces of bytes, delays, and connections that close."""
+"""A server whose every answer is written down beforehand: pieces of bytes, delays, and connections
+that close.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def scripted(script: Script, *, port: int = 0) -> Iterator[str]:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 line, *lines = head[:-4].split(b"\r\n")
-                headers = {name.lower(): value.strip() for name, _, value in (each.partition(b":") for each in lines)}
+                headers = {
+                    name.lower(): value.strip()
+                    for name, _, value in (each.partition(b":") for each in lines)
+                }
                 body = await reader.readexactly(int(headers.get(b"content-length", b"0")))
                 for step in script(next(numbers), Request(line, headers, body)):
                     if step is None:

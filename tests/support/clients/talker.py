@@ -57,7 +57,12 @@ def talker(directory: Path, handler: str = HANDLER, **what: str) -> Path:
 
 def submit(version: ModelVersion, word: str, timeout: float | None = None) -> WaitingJob:
     now = time.monotonic()
-    job = WaitingJob(wire.request_meta("id", b"", []), word.encode(), now, None if timeout is None else now + timeout)
+    job = WaitingJob(
+        wire.request_meta("id", b"", []),
+        word.encode(),
+        now,
+        None if timeout is None else now + timeout,
+    )
     version.submit(job)
     return job
 
@@ -75,7 +80,9 @@ async def until(condition) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether the process has ended; whoever inherits an orphan may take its time to say good-bye to it."""
+    """Whether the process has ended; whoever inherits an orphan may take its time to say good-bye
+    to it.
+    """
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,7 +1,10 @@
-"""AWS in this process: moto, with what it lacks of SageMaker and is documented filled in. A call of boto3 is answered without a socket.
+"""AWS in this process: moto, with what it lacks of SageMaker and is documented filled in.
 
-`UpdateEndpoint` is not there, instance types are those of 2020, and what is created is there at once: here endpoints take as many looks
-as a test says, fail with a reason, and go back where a test says so.
+A call of boto3 is answered without a socket.
+
+`UpdateEndpoint` is not there, instance types are those of 2020, and what is created is there at
+once: here endpoints take as many looks as a test says, fail with a reason, and go back where a test
+says so.
 """
 
 from __future__ import annotations
@@ -42,17 +45,29 @@ class Course:
     looks: int = 0
     failure: str = ""
     left: dict[str, int] = field(default_factory=dict)
-    target: dict[str, tuple[str, str]] = field(default_factory=dict)  # by endpoint: the configuration it moves to, and its way
+    target: dict[str, tuple[str, str]] = field(
+        default_factory=dict
+    )  # by endpoint: the configuration it moves to, and its way
     calls: list[str] = field(default_factory=list)  # operations of SageMaker, in order
     provisioned: dict[str, dict[str, Any]] = field(default_factory=dict)  # by function:alias
     providers: dict[str, dict[str, Any]] = field(default_factory=dict)
     components: dict[str, FakeComponent] = field(default_factory=dict)
-    alarmed: list[tuple[str, datetime]] = field(default_factory=list)  # alarms that went off, and when
-    asked: list[str] = field(default_factory=list)  # what tsx asked of AWS, as `service:Operation`, in order
-    before: Callable[[str, str], None] = lambda operation, what: None  # called with each of these and with what it says
-    after: Callable[[str, str], None] = lambda operation, what: None  # once it is carried out, and before its answer is known
+    alarmed: list[tuple[str, datetime]] = field(
+        default_factory=list
+    )  # alarms that went off, and when
+    asked: list[str] = field(
+        default_factory=list
+    )  # what tsx asked of AWS, as `service:Operation`, in order
+    before: Callable[[str, str], None] = lambda operation, what: (
+        None
+    )  # called with each of these and with what it says
+    after: Callable[[str, str], None] = lambda operation, what: (
+        None
+    )  # once it is carried out, and before its answer is known
     said: str = ""  # by the last of them
-    owners: dict[str, str] = field(default_factory=dict)  # by operation of S3: the account that its bucket had to belong to
+    owners: dict[str, str] = field(
+        default_factory=dict
+    )  # by operation of S3: the account that its bucket had to belong to
 
 
 class Account:
@@ -71,25 +86,45 @@ class Account:
 
 @contextmanager
 def aws() -> Generator[Account, None, None]:
-    """One account and one session of boto3, whose descriptions of the services take half a second to read, for many tests."""
+    """One account and one session of boto3, whose descriptions of the services take half a second
+    to read, for many tests.
+    """
     from moto.sagemaker.models import FakeEndpointConfig
     from moto.sagemaker.responses import SageMakerResponse
 
     account = Account()
     make = boto3.session.Session
     with pytest.MonkeyPatch.context() as patch:
-        given = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": REGION, "REGION": REGION}
+        given = {
+            "ACCESS_KEY_ID": "a",
+            "SECRET_ACCESS_KEY": "b",
+            "DEFAULT_REGION": REGION,
+            "REGION": REGION,
+        }
         for name, value in given.items():
             patch.setenv(f"AWS_{name}", value)
         for name in ("PROFILE", "ENDPOINT_URL"):
             patch.delenv(f"AWS_{name}", raising=False)
-        patch.setattr(handlers, "BUILTIN_HANDLERS", [*handlers.BUILTIN_HANDLERS, ("before-send", _answer)])
+        patch.setattr(
+            handlers, "BUILTIN_HANDLERS", [*handlers.BUILTIN_HANDLERS, ("before-send", _answer)]
+        )
         patch.setattr(boto3, "DEFAULT_SESSION", None)
-        patch.setattr("boto3.session.Session", cache(lambda **which: _heard(make(**which), account)))
-        patch.setattr(FakeEndpointConfig, "validate_instance_type", lambda self, instance_type: None)
-        patch.setattr(SageMakerResponse, "update_endpoint", lambda self: _update(self, account.course), raising=False)
+        patch.setattr(
+            "boto3.session.Session", cache(lambda **which: _heard(make(**which), account))
+        )
+        patch.setattr(
+            FakeEndpointConfig, "validate_instance_type", lambda self, instance_type: None
+        )
+        patch.setattr(
+            SageMakerResponse,
+            "update_endpoint",
+            lambda self: _update(self, account.course),
+            raising=False,
+        )
         for name in ("create_endpoint", "describe_endpoint"):
-            patch.setattr(SageMakerResponse, name, _watched(name, getattr(SageMakerResponse, name), account))
+            patch.setattr(
+                SageMakerResponse, name, _watched(name, getattr(SageMakerResponse, name), account)
+            )
         patch_lambda(patch, account)
         patch_components(patch, account)
         try:
@@ -115,22 +150,27 @@ def _heard(session: Any, account: Account) -> Any:
     def before(model: Any, params: Any, **rest: Any) -> None:
         operation, course = f"{model.service_model.service_name}:{model.name}", account.course
         course.asked.append(operation)
-        course.said = (
-            f"{operation} {params['url_path']} {params['query_string']} {params['body'] if isinstance(params['body'], bytes) else ''}"
-        )
+        course.said = f"{operation} {params['url_path']} {params['query_string']} {params['body'] if isinstance(params['body'], bytes) else ''}"
         if operation.startswith("s3:"):
             _check_owner(course, model, params["headers"].get("x-amz-expected-bucket-owner", ""))
         course.before(operation, course.said)
 
     def after(model: Any, **rest: Any) -> None:
-        account.course.after(f"{model.service_model.service_name}:{model.name}", account.course.said)
+        account.course.after(
+            f"{model.service_model.service_name}:{model.name}", account.course.said
+        )
 
     make = session.client
     made: dict[Any, Any] = {}
 
     def client(service: str, **how: Any) -> Any:
         place = how.get("region_name"), how.get("endpoint_url")
-        which = (service, *place, os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"))
+        which = (
+            service,
+            *place,
+            os.environ.get("AWS_ENDPOINT_URL"),
+            os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"),
+        )
         if which not in made:  # it takes as long to make as to use ten times
             made[which] = make(service, **how)
         return made[which]
@@ -142,11 +182,17 @@ def _heard(session: Any, account: Account) -> Any:
 
 
 def _check_owner(course: Course, model: Any, expected: str) -> None:
-    """https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-owner-condition.html: every bucket here is ACCOUNT's."""
+    """https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-owner-condition.html: every
+    bucket here is ACCOUNT's.
+    """
     if "ExpectedBucketOwner" in model.input_shape.members:
         course.owners[model.name] = expected
     if expected not in ("", ACCOUNT):
-        code = ("403", "Forbidden") if model.http["method"] == "HEAD" else ("AccessDenied", "Access Denied")
+        code = (
+            ("403", "Forbidden")
+            if model.http["method"] == "HEAD"
+            else ("AccessDenied", "Access Denied")
+        )
         raise ClientError({"Error": {"Code": code[0], "Message": code[1]}}, model.name)
 
 
@@ -169,7 +215,9 @@ def _update(response: Any, course: Course) -> Any:
     course.calls.append(f"UpdateEndpoint {config}")
     course.target[name] = (config, "update")
     if not response._get_param("RetainAllVariantProperties") and not course.failure:
-        endpoint.production_variants = endpoint._process_production_variants(found["ProductionVariants"])
+        endpoint.production_variants = endpoint._process_production_variants(
+            found["ProductionVariants"]
+        )
     _begin(endpoint, course, "Updating")
     return ActionResult({"EndpointArn": endpoint.arn})
 
@@ -197,7 +245,9 @@ def _watched(name: str, real: Any, account: Account) -> Any:
 
 def _begin(endpoint: Any, course: Course, status: str) -> None:
     endpoint.endpoint_status = status
-    endpoint.pending_deployment_summary = {"EndpointConfigName": course.target[endpoint.endpoint_name][0]}
+    endpoint.pending_deployment_summary = {
+        "EndpointConfigName": course.target[endpoint.endpoint_name][0]
+    }
     course.left[endpoint.endpoint_name] = course.looks
 
 
@@ -208,4 +258,8 @@ def _settle(endpoint: Any, course: Course, config: str, way: str) -> None:
         endpoint.endpoint_status = "Failed" if way == "create" else "InService"
         endpoint.failure_reason = course.failure
         return
-    endpoint.endpoint_status, endpoint.endpoint_config_name, endpoint.failure_reason = "InService", config, None
+    endpoint.endpoint_status, endpoint.endpoint_config_name, endpoint.failure_reason = (
+        "InService",
+        config,
+        None,
+    )

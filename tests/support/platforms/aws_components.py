@@ -1,8 +1,11 @@
-"""Inference components, which moto has not: their operations of SageMaker, and Application Auto Scaling's reaction to an alarm.
+"""Inference components, which moto has not: their operations of SageMaker, and Application Auto
+Scaling's reaction to an alarm.
 
-https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateInferenceComponent.html and its neighbours;
-https://docs.aws.amazon.com/sagemaker/latest/dg/endpoint-auto-scaling-zero-instances.html. A component is on an endpoint that is in service
-and whose variant names no model; it cannot be changed or deleted while it starts or changes; a failed update restores what was before.
+https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateInferenceComponent.html and its
+neighbours;
+https://docs.aws.amazon.com/sagemaker/latest/dg/endpoint-auto-scaling-zero-instances.html. A
+component is on an endpoint that is in service and whose variant names no model; it cannot be
+changed or deleted while it starts or changes; a failed update restores what was before.
 """
 
 from __future__ import annotations
@@ -17,7 +20,11 @@ import boto3
 import pytest
 
 DIMENSION = "sagemaker:inference-component:DesiredCopyCount"
-KEPT = ("ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")  # of an endpoint's configuration, and dropped by moto
+KEPT = (
+    "ExecutionRoleArn",
+    "VpcConfig",
+    "EnableNetworkIsolation",
+)  # of an endpoint's configuration, and dropped by moto
 
 
 @dataclass
@@ -56,18 +63,28 @@ def patch_components(patch: pytest.MonkeyPatch, account: Any) -> None:
     for name, operation in operations.items():
         patch.setattr(SageMakerResponse, name, _method(operation, account), raising=False)
     real = SageMakerModelBackend._get_resource_from_arn
-    patch.setattr(SageMakerModelBackend, "_get_resource_from_arn", lambda self, arn: _of_arn(account, arn) or real(self, arn))
+    patch.setattr(
+        SageMakerModelBackend,
+        "_get_resource_from_arn",
+        lambda self, arn: _of_arn(account, arn) or real(self, arn),
+    )
     patch.setattr(SageMakerModelBackend, "add_tags", _tag)
     made = SageMakerResponse.create_endpoint_config
     patch.setattr(SageMakerResponse, "create_endpoint_config", lambda self: _kept(self, made(self)))
     checked = SageMakerModelBackend.validate_production_variants
     named = "ModelName"
     patch.setattr(
-        SageMakerModelBackend, "validate_production_variants", lambda self, all: checked(self, [each for each in all if named in each])
+        SageMakerModelBackend,
+        "validate_production_variants",
+        lambda self, all: checked(self, [each for each in all if named in each]),
     )
     known = {each.name: each.value for each in autoscaling.ScalableDimensionValueSet}
     for module in (autoscaling, responses):
-        patch.setattr(module, "ScalableDimensionValueSet", Enum("Dimensions", {**known, "COMPONENT": DIMENSION}))
+        patch.setattr(
+            module,
+            "ScalableDimensionValueSet",
+            Enum("Dimensions", {**known, "COMPONENT": DIMENSION}),
+        )
 
 
 def _method(operation: Callable[[Any, Any], Any], account: Any) -> Callable[[Any], Any]:
@@ -76,7 +93,9 @@ def _method(operation: Callable[[Any, Any], Any], account: Any) -> Callable[[Any
 
 def _kept(response: Any, answer: Any) -> Any:
     config = response.sagemaker_backend.endpoint_configs[response._get_param("EndpointConfigName")]
-    for name, attribute in zip(KEPT, ("execution_role_arn", "vpc_config", "enable_network_isolation"), strict=True):
+    for name, attribute in zip(
+        KEPT, ("execution_role_arn", "vpc_config", "enable_network_isolation"), strict=True
+    ):
         setattr(config, attribute, response._get_param(name))
     return answer
 
@@ -123,20 +142,38 @@ def _answer(answer: dict[str, Any]) -> Any:
 
 def _create(account: Any, response: Any) -> Any:
     course, backend, get = account.course, response.sagemaker_backend, response._get_param
-    name, endpoint, specification = get("InferenceComponentName"), get("EndpointName"), get("Specification")
+    name, endpoint, specification = (
+        get("InferenceComponentName"),
+        get("EndpointName"),
+        get("Specification"),
+    )
     if name in course.components:
         raise _refuse(f"Cannot create already existing inference component {name}.")
     status = backend.describe_endpoint(endpoint)["EndpointStatus"]
     if status != "InService":
-        raise _refuse(f"Cannot create inference component on endpoint {endpoint} in {status} state.")
+        raise _refuse(
+            f"Cannot create inference component on endpoint {endpoint} in {status} state."
+        )
     config = backend.describe_endpoint_config(backend.endpoints[endpoint].endpoint_config_name)
-    if any("ModelName" in each for each in config["ProductionVariants"]) or "ExecutionRoleArn" not in config:
+    if (
+        any("ModelName" in each for each in config["ProductionVariants"])
+        or "ExecutionRoleArn" not in config
+    ):
         raise _refuse(f"Endpoint {endpoint} does not take inference components.")
     backend.describe_model(specification["ModelName"])
     assert specification["ComputeResourceRequirements"]["MinMemoryRequiredInMb"] >= 128
     arn = f"arn:aws:sagemaker:eu-central-1:123456789012:inference-component/{name}"
     copies = get("RuntimeConfig")["CopyCount"]
-    made = FakeComponent(name, arn, endpoint, get("VariantName"), specification, copies, get("Tags") or [], left=course.looks)
+    made = FakeComponent(
+        name,
+        arn,
+        endpoint,
+        get("VariantName"),
+        specification,
+        copies,
+        get("Tags") or [],
+        left=course.looks,
+    )
     course.components[name] = made
     course.calls.append(f"CreateInferenceComponent {name}")
     return _answer({"InferenceComponentArn": arn})
@@ -183,7 +220,9 @@ def _place(account: Any, response: Any, name: str) -> None:
     """As many instances as copies need: one for all, within what the configuration allows."""
     endpoint = response.sagemaker_backend.endpoints.get(name)
     if endpoint is not None:
-        copies = sum(each.current for each in account.course.components.values() if each.endpoint == name)
+        copies = sum(
+            each.current for each in account.course.components.values() if each.endpoint == name
+        )
         config = response.sagemaker_backend.describe_endpoint_config(endpoint.endpoint_config_name)
         least = config["ProductionVariants"][0]["ManagedInstanceScaling"]["MinInstanceCount"]
         endpoint.production_variants[0]["CurrentInstanceCount"] = max(least, min(1, copies))
@@ -191,15 +230,33 @@ def _place(account: Any, response: Any, name: str) -> None:
 
 def _list(account: Any, response: Any) -> Any:
     endpoint = response._get_param("EndpointNameEquals")
-    found = [each for each in account.course.components.values() if endpoint in (None, each.endpoint)]
-    keys = {"InferenceComponentName": "name", "InferenceComponentArn": "arn", "EndpointName": "endpoint", "VariantName": "variant"}
-    return _answer({"InferenceComponents": [{key: getattr(each, value) for key, value in keys.items()} for each in found]})
+    found = [
+        each for each in account.course.components.values() if endpoint in (None, each.endpoint)
+    ]
+    keys = {
+        "InferenceComponentName": "name",
+        "InferenceComponentArn": "arn",
+        "EndpointName": "endpoint",
+        "VariantName": "variant",
+    }
+    return _answer(
+        {
+            "InferenceComponents": [
+                {key: getattr(each, value) for key, value in keys.items()} for each in found
+            ]
+        }
+    )
 
 
 def _update(account: Any, response: Any) -> Any:
     found = _settled(account, response, "update")
-    found.coming, found.deployment = response._get_param("Specification"), response._get_param("DeploymentConfig")
-    found.coming_copies = (response._get_param("RuntimeConfig") or {"CopyCount": found.desired})["CopyCount"]
+    found.coming, found.deployment = (
+        response._get_param("Specification"),
+        response._get_param("DeploymentConfig"),
+    )
+    found.coming_copies = (response._get_param("RuntimeConfig") or {"CopyCount": found.desired})[
+        "CopyCount"
+    ]
     response.sagemaker_backend.describe_model(found.coming["ModelName"])
     found.status, found.left = "Updating", account.course.looks
     account.course.calls.append(f"UpdateInferenceComponent {found.name}")
@@ -210,7 +267,9 @@ def _set_copies(account: Any, response: Any) -> Any:
     found = _settled(account, response, "update")
     found.desired = response._get_param("DesiredRuntimeConfig")["CopyCount"]
     found.status, found.left = "Updating", account.course.looks
-    account.course.calls.append(f"UpdateInferenceComponentRuntimeConfig {found.name} {found.desired}")
+    account.course.calls.append(
+        f"UpdateInferenceComponentRuntimeConfig {found.name} {found.desired}"
+    )
     return _answer({"InferenceComponentArn": found.arn})
 
 
@@ -222,28 +281,47 @@ def _delete(account: Any, response: Any) -> Any:
 
 
 def scale(name: str, copies: int) -> None:
-    """What Application Auto Scaling does to a component, within the bounds of its scalable target."""
-    which = {"ServiceNamespace": "sagemaker", "ResourceIds": [f"inference-component/{name}"], "ScalableDimension": DIMENSION}
-    [target] = boto3.client("application-autoscaling").describe_scalable_targets(**which)["ScalableTargets"]
+    """What Application Auto Scaling does to a component, within the bounds of its scalable
+    target.
+    """
+    which = {
+        "ServiceNamespace": "sagemaker",
+        "ResourceIds": [f"inference-component/{name}"],
+        "ScalableDimension": DIMENSION,
+    }
+    [target] = boto3.client("application-autoscaling").describe_scalable_targets(**which)[
+        "ScalableTargets"
+    ]
     allowed = max(target["MinCapacity"], min(copies, target["MaxCapacity"]))
     client = boto3.client("sagemaker")
-    client.update_inference_component_runtime_config(InferenceComponentName=name, DesiredRuntimeConfig={"CopyCount": allowed})
+    client.update_inference_component_runtime_config(
+        InferenceComponentName=name, DesiredRuntimeConfig={"CopyCount": allowed}
+    )
     client.describe_inference_component(InferenceComponentName=name)
 
 
 def count_failure_without_capacity(name: str) -> None:
-    """A request that found no copy: the metric, the alarms on it, and the policies that are their actions."""
+    """A request that found no copy: the metric, the alarms on it, and the policies that are their
+    actions.
+    """
     metric = {"Namespace": "AWS/SageMaker", "MetricName": "NoCapacityInvocationFailures"}
     which = [{"Name": "InferenceComponentName", "Value": name}]
-    for alarm in boto3.client("cloudwatch").describe_alarms_for_metric(**metric, Dimensions=which)["MetricAlarms"]:
-        assert (alarm["Statistic"], alarm["ComparisonOperator"]) == ("Sum", "GreaterThanOrEqualToThreshold")
+    for alarm in boto3.client("cloudwatch").describe_alarms_for_metric(**metric, Dimensions=which)[
+        "MetricAlarms"
+    ]:
+        assert (alarm["Statistic"], alarm["ComparisonOperator"]) == (
+            "Sum",
+            "GreaterThanOrEqualToThreshold",
+        )
         if alarm["Threshold"] <= 1:
             for action in alarm["AlarmActions"]:
                 _carry_out(name, action, 1 - alarm["Threshold"])
 
 
 def _carry_out(name: str, action: str, above: float) -> None:
-    policies = boto3.client("application-autoscaling").describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"]
+    policies = boto3.client("application-autoscaling").describe_scaling_policies(
+        ServiceNamespace="sagemaker"
+    )["ScalingPolicies"]
     [policy] = [each for each in policies if each["PolicyARN"] == action]
     rule = policy["StepScalingPolicyConfiguration"]
     assert rule["AdjustmentType"] == "ChangeInCapacity"

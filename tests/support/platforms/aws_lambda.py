@@ -1,5 +1,6 @@
-"""What moto lacks of Lambda and is documented: updates that take time, versions that keep what they were, numbers that never come again,
-provisioned concurrency, capacity providers, answers of images; and the history of CloudWatch's alarms.
+"""What moto lacks of Lambda and is documented: updates that take time, versions that keep what they
+were, numbers that never come again, provisioned concurrency, capacity providers, answers of images;
+and the history of CloudWatch's alarms.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from typing import Any
 import boto3
 import pytest
 
-TRUST = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}]}
+TRUST = {
+    "Statement": [
+        {
+            "Effect": "Allow",
+            "Principal": {"Service": "lambda.amazonaws.com"},
+            "Action": "sts:AssumeRole",
+        }
+    ]
+}
 
 
 def make_role(name: str = "deployed") -> None:
@@ -38,18 +47,30 @@ def patch_lambda(patch: pytest.MonkeyPatch, account: Any) -> None:
         patch.setattr(LambdaResponse, name, call, raising=False)
     patch.setattr(LambdaResponse, "invoke", _invoke)
     tagged = models.LambdaBackend._get_resource_by_arn
-    patch.setattr(models.LambdaBackend, "_get_resource_by_arn", lambda self, arn: _provider(account, arn) or tagged(self, arn))
-    patch.setattr(CloudWatchResponse, "describe_alarm_history", lambda self: _history(account), raising=False)
+    patch.setattr(
+        models.LambdaBackend,
+        "_get_resource_by_arn",
+        lambda self, arn: _provider(account, arn) or tagged(self, arn),
+    )
+    patch.setattr(
+        CloudWatchResponse, "describe_alarm_history", lambda self: _history(account), raising=False
+    )
 
 
 def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> None:
     function, storage = models.LambdaFunction, models.LambdaStorage
-    configured, coded, reported = function.update_configuration, function.update_function_code, function.get_configuration
+    configured, coded, reported = (
+        function.update_configuration,
+        function.update_function_code,
+        function.get_configuration,
+    )
     deleted, made = storage.del_function, function.__init__
 
     def create(self: Any, account_id: str, spec: dict[str, Any], *more: Any, **also: Any) -> None:
         made(self, account_id, spec, *more, **also)
-        self.extra = {key: spec[key] for key in ("CapacityProviderConfig", "AcceleratorConfig") if key in spec}
+        self.extra = {
+            key: spec[key] for key in ("CapacityProviderConfig", "AcceleratorConfig") if key in spec
+        }
         self.failed = account.course.failure
         if self.failed:
             self.state = "Failed"
@@ -57,7 +78,10 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
 
     def change(self: Any, real: Any, said: dict[str, Any]) -> Any:
         if account.course.left.get(self.function_name, 0) > 0:
-            raise _error("ResourceConflictException", f"An update is in progress for resource: {self.function_arn}")
+            raise _error(
+                "ResourceConflictException",
+                f"An update is in progress for resource: {self.function_arn}",
+            )
         account.course.left[self.function_name] = account.course.looks
         self.failed = account.course.failure
         return reported(self) if self.failed else real(self, said)
@@ -65,7 +89,9 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
     def configure(self: Any, said: dict[str, Any]) -> Any:
         if "EphemeralStorage" in said:
             self.ephemeral_storage = said["EphemeralStorage"]["Size"]
-        self.extra |= {key: said[key] for key in ("CapacityProviderConfig", "AcceleratorConfig") if key in said}
+        self.extra |= {
+            key: said[key] for key in ("CapacityProviderConfig", "AcceleratorConfig") if key in said
+        }
         return configured(self, said)
 
     def configuration(self: Any, on_create: bool = False) -> dict[str, Any]:
@@ -75,7 +101,11 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
             account.course.left[self.function_name] = left - 1
             config["LastUpdateStatus"] = "InProgress"
         elif self.failed:
-            config |= {"LastUpdateStatus": "Failed", "LastUpdateStatusReason": self.failed, "StateReason": self.failed}
+            config |= {
+                "LastUpdateStatus": "Failed",
+                "LastUpdateStatusReason": self.failed,
+                "StateReason": self.failed,
+            }
         return config
 
     def publish(self: Any, name: str, description: str = "") -> Any:
@@ -101,14 +131,19 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
             aliases.clear()
 
     patch.setattr(function, "__init__", create)
-    patch.setattr(function, "update_configuration", lambda self, said: change(self, configure, said))
+    patch.setattr(
+        function, "update_configuration", lambda self, said: change(self, configure, said)
+    )
     patch.setattr(function, "update_function_code", lambda self, said: change(self, coded, said))
     patch.setattr(function, "get_configuration", configuration)
     patch.setattr(storage, "publish_version", publish)
     patch.setattr(storage, "del_function", delete)
-    # An update of the code is carried out once: moto does it twice, as publishing may stand between.
+    # An update of the code is carried out once: moto does it twice, as publishing may stand
+    # between.
     patch.setattr(
-        models.LambdaBackend, "update_function_code", lambda self, name, qualifier, body: self.get_function(name).update_function_code(body)
+        models.LambdaBackend,
+        "update_function_code",
+        lambda self, name, qualifier, body: self.get_function(name).update_function_code(body),
     )
 
 
@@ -121,20 +156,28 @@ def _concurrency(account: Any) -> dict[str, Any]:
 
     def place(response: Any) -> str:
         name = response.path.split("/")[-2]
-        response.backend.get_alias(response.querystring["Qualifier"][0], name)  # raises where there is none
+        response.backend.get_alias(
+            response.querystring["Qualifier"][0], name
+        )  # raises where there is none
         return f"{name}:{response.querystring['Qualifier'][0]}"
 
     def put(self: Any) -> Any:
         number = self.json_body["ProvisionedConcurrentExecutions"]
         said = dict.fromkeys(("Requested", "Available", "Allocated"), number)
-        reported = {f"{key}ProvisionedConcurrentExecutions": value for key, value in said.items()} | {"Status": "READY"}
+        reported = {
+            f"{key}ProvisionedConcurrentExecutions": value for key, value in said.items()
+        } | {"Status": "READY"}
         account.course.provisioned[place(self)] = reported
         return 202, {"status": 202}, json.dumps(reported)
 
     def get(self: Any) -> Any:
         reported = account.course.provisioned.get(place(self))
         if reported is None:
-            raise _error("ProvisionedConcurrencyConfigNotFoundException", "No Provisioned Concurrency Config found for this function", 404)
+            raise _error(
+                "ProvisionedConcurrencyConfigNotFoundException",
+                "No Provisioned Concurrency Config found for this function",
+                404,
+            )
         return json.dumps(reported)
 
     def delete(self: Any) -> Any:
@@ -159,7 +202,11 @@ def _providers(account: Any) -> dict[str, Any]:
         name = said.pop("CapacityProviderName")
         arn = f"arn:aws:lambda:eu-central-1:123456789012:capacity-provider:{name}"
         account.course.providers[name] = {**said, "CapacityProviderArn": arn, "State": "Active"}
-        return 202, {"status": 202}, json.dumps({"CapacityProvider": account.course.providers[name]})
+        return (
+            202,
+            {"status": 202},
+            json.dumps({"CapacityProvider": account.course.providers[name]}),
+        )
 
     def get(self: Any) -> Any:
         return json.dumps({"CapacityProvider": found(self)})
@@ -169,12 +216,19 @@ def _providers(account: Any) -> dict[str, Any]:
         del account.course.providers[self.path.split("/")[-1]]
         return 202, {"status": 202}, json.dumps({"CapacityProvider": gone})
 
-    return {"create_capacity_provider": create, "get_capacity_provider": get, "delete_capacity_provider": delete}
+    return {
+        "create_capacity_provider": create,
+        "get_capacity_provider": get,
+        "delete_capacity_provider": delete,
+    }
 
 
 def _provider(account: Any, arn: str) -> Any:
     """What carries tags under this name, where it is a capacity provider's."""
-    found = next((each for each in account.course.providers.values() if each["CapacityProviderArn"] == arn), None)
+    found = next(
+        (each for each in account.course.providers.values() if each["CapacityProviderArn"] == arn),
+        None,
+    )
     return None if found is None else SimpleNamespace(tags=found.get("Tags", {}))
 
 
@@ -184,12 +238,23 @@ def _invoke(response: Any) -> Any:
     body = base64.b64decode(event["body"])
     if body == b"raise":
         reported = json.dumps({"errorMessage": "the model did not load", "errorType": "LoadFailed"})
-        return 200, {"content-type": "application/json", "x-amz-function-error": "Unhandled"}, reported
+        return (
+            200,
+            {"content-type": "application/json", "x-amz-function-error": "Unhandled"},
+            reported,
+        )
     status, headers = 400 if body == b"bad" else 200, {"content-type": "application/json"}
     return (
         200,
         {"content-type": "application/json"},
-        json.dumps({"statusCode": status, "headers": headers, "body": body.decode(), "isBase64Encoded": False}),
+        json.dumps(
+            {
+                "statusCode": status,
+                "headers": headers,
+                "body": body.decode(),
+                "isBase64Encoded": False,
+            }
+        ),
     )
 
 
@@ -199,7 +264,8 @@ def _history(account: Any) -> Any:
 
     data = json.dumps({"newState": {"stateValue": "ALARM"}})
     items = [
-        {"AlarmName": name, "Timestamp": at, "HistoryItemType": "StateUpdate", "HistoryData": data} for name, at in account.course.alarmed
+        {"AlarmName": name, "Timestamp": at, "HistoryItemType": "StateUpdate", "HistoryData": data}
+        for name, at in account.course.alarmed
     ]
     return ActionResult({"AlarmHistoryItems": items})
 

@@ -1,9 +1,11 @@
-"""docker's and podman's place on the PATH: a program that speaks docker's documented words and keeps its containers in a file.
+"""docker's and podman's place on the PATH: a program that speaks docker's documented words and
+keeps its containers in a file.
 
-`Engine` puts it there for a test. How containers get on is told to it: `healths` are the states of the next ones, one for each that starts.
-Without `has_systemd` it reports them as starting until `healthcheck run` asks them, as podman does. `refusal` is the exit code and the text
-with which it starts nothing.
-It runs by itself (`python -IS docker.py`), so it imports nothing but the standard library.
+`Engine` puts it there for a test. How containers get on is told to it: `healths` are the states of
+the next ones, one for each that starts. Without `has_systemd` it reports them as starting until
+`healthcheck run` asks them, as podman does. `refusal` is the exit code and the text with which it
+starts nothing. It runs by itself (`python -IS docker.py`), so it imports nothing but the standard
+library.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ EMPTY: dict[str, Any] = {
 
 
 class Engine:
-    """The program under one or several names, in a directory of its own that a test puts first on the PATH."""
+    """The program under one or several names, in a directory of its own that a test puts first on
+    the PATH.
+    """
 
     def __init__(self, directory: Path, *names: str) -> None:
         self.directory = directory
@@ -50,18 +54,27 @@ class Engine:
         self._file.write_text(json.dumps(EMPTY))
         for name in names or ("docker",):
             program = directory / name
-            program.write_text(f"#!{sys.executable} -IS\n" + Path(__file__).read_text(encoding="utf-8"))
+            program.write_text(
+                f"#!{sys.executable} -IS\n" + Path(__file__).read_text(encoding="utf-8")
+            )
             program.chmod(0o755)
 
     def here(self, patch: pytest.MonkeyPatch) -> Engine:
-        """In this process, which spares each call the start of a program. A test at least has to do without."""
+        """In this process, which spares each call the start of a program.
+
+        A test at least has to do without.
+        """
         from tsx_cli.deploy.image.programs import Program
 
-        def try_(program: Program, *words: str, stdin: str | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+        def try_(
+            program: Program, *words: str, stdin: str | None = None, **more: Any
+        ) -> subprocess.CompletedProcess[str]:
             with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
                 patch.setattr(sys, "stdin", io.StringIO(stdin or ""))
                 code = main(self.directory, [*program.first, *words])
-            return subprocess.CompletedProcess([program.name, *words], code, out.getvalue(), err.getvalue())
+            return subprocess.CompletedProcess(
+                [program.name, *words], code, out.getvalue(), err.getvalue()
+            )
 
         patch.setattr(Program, "try_", try_)
         return self
@@ -116,7 +129,12 @@ def values(words: list[str], name: str) -> list[str]:
 
 def build(state: dict[str, Any], words: list[str]) -> int:
     place = Path(words[-1])
-    state["contexts"].append({"files": sorted(path.name for path in place.iterdir()), "target": values(words, "--target")[0]})
+    state["contexts"].append(
+        {
+            "files": sorted(path.name for path in place.iterdir()),
+            "target": values(words, "--target")[0],
+        }
+    )
     if "FROM" not in (place / "Dockerfile").read_text():
         return fail("ERROR: no FROM")
     state["images"].append(values(words, "--tag")[0])
@@ -133,7 +151,15 @@ def image(state: dict[str, Any], words: list[str]) -> int:
     if words[0] == "rm":
         state["images"].remove(words[-1])
     elif "--format" in words:
-        print(json.dumps([f"{each.rpartition(':')[0]}@{digest(each)}" for each in state["pushed"] if each == words[-1]]))
+        print(
+            json.dumps(
+                [
+                    f"{each.rpartition(':')[0]}@{digest(each)}"
+                    for each in state["pushed"]
+                    if each == words[-1]
+                ]
+            )
+        )
     return 0
 
 
@@ -149,7 +175,11 @@ def buildx(state: dict[str, Any], words: list[str]) -> int:
         print(state["digests"][words[-1]])
         return 0
     if words[-1] not in state["pushed"] or state["broken_buildx"]:
-        return fail("not found" if words[-1] not in state["pushed"] else "docker: 'buildx' is not a docker command.")
+        return fail(
+            "not found"
+            if words[-1] not in state["pushed"]
+            else "docker: 'buildx' is not a docker command."
+        )
     print(digest(words[-1]))
     return 0
 
@@ -159,7 +189,9 @@ def push(state: dict[str, Any], words: list[str]) -> int:
     if state["logins"] and registry not in state["logins"]:
         return fail("no basic auth credentials")
     state["pushed"].append(words[-1])
-    print(f"5f4fe3091b70: Pushed\n{words[-1].rpartition(':')[2]}: digest: {digest(words[-1])} size: 524")
+    print(
+        f"5f4fe3091b70: Pushed\n{words[-1].rpartition(':')[2]}: digest: {digest(words[-1])} size: 524"
+    )
     return 0
 
 
@@ -189,13 +221,18 @@ def healthcheck(state: dict[str, Any], words: list[str]) -> int:
 def run(state: dict[str, Any], words: list[str]) -> int:
     if words == ["--help"]:
         state["calls"].pop()  # it starts nothing
-        print("      --health-start-interval duration   Time between running the check during the start period")
+        print(
+            "      --health-start-interval duration   Time between running the check during the start period"
+        )
         return 0
     name = values(words, "--name")[0]
     if name in state["containers"]:
         return fail(f"Conflict. The container name {name} is already in use")
     ports = values(words, "--publish")
-    if any(set(ports) & set(each["Ports"]) and each["State"]["Running"] for each in state["containers"].values()):
+    if any(
+        set(ports) & set(each["Ports"]) and each["State"]["Running"]
+        for each in state["containers"].values()
+    ):
         return fail("Bind for 127.0.0.1:8080 failed: port is already allocated")
     labels = dict(label.split("=", 1) for label in values(words, "--label"))
     bindings = {}
@@ -272,7 +309,23 @@ def logs(state: dict[str, Any], words: list[str]) -> int:
 
 
 VERBS = {
-    verb.__name__: verb for verb in (build, buildx, healthcheck, image, push, manifest, login, run, start, stop, rm, ps, inspect, logs)
+    verb.__name__: verb
+    for verb in (
+        build,
+        buildx,
+        healthcheck,
+        image,
+        push,
+        manifest,
+        login,
+        run,
+        start,
+        stop,
+        rm,
+        ps,
+        inspect,
+        logs,
+    )
 }
 
 if __name__ == "__main__":

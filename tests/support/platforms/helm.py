@@ -1,4 +1,6 @@
-"""Helm, by the program or by the library of helm-python-sdk: the findings of its linter, and the objects of a chart with other values."""
+"""Helm, by the program or by the library of helm-python-sdk: the findings of its linter, and the
+objects of a chart with other values.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,41 @@ print(json.dumps([found, rendered]))
 """
 
 
-def render(directory: Path, name: str, namespace: str, cases: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """What the linter finds, and the chart's YAML with each of the values; where Helm refuses them, a comment that says why."""
+def render(
+    directory: Path, name: str, namespace: str, cases: Sequence[Any]
+) -> tuple[list[str], list[str]]:
+    """What the linter finds, and the chart's YAML with each of the values; where Helm refuses them,
+    a comment that says why.
+    """
     texts = [json.dumps(values) for values in cases]
     if shutil.which("helm") is None:  # in a process of its own, as the library is a runtime of Go
         words = [sys.executable, "-c", LIBRARY, str(directory), name, namespace, *texts]
         done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
         found, rendered = json.loads(done.stdout)
         return found, rendered
-    linted = subprocess.run(["helm", "lint", "--strict", directory], capture_output=True, text=True, timeout=120, check=False)
+    linted = subprocess.run(
+        ["helm", "lint", "--strict", directory],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     rendered = []
     for text in texts:
         (directory.parent / "values.json").write_text(text)
         more = ["--namespace", namespace, "--values", str(directory.parent / "values.json")]
-        done = subprocess.run(["helm", "template", name, str(directory), *more], capture_output=True, text=True, timeout=120, check=False)
-        rendered.append(done.stdout if done.returncode == 0 else "".join(f"# {line}\n" for line in done.stderr.splitlines()))
+        done = subprocess.run(
+            ["helm", "template", name, str(directory), *more],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        rendered.append(
+            done.stdout
+            if done.returncode == 0
+            else "".join(f"# {line}\n" for line in done.stderr.splitlines())
+        )
     return [] if linted.returncode == 0 else [linted.stdout], rendered
 
 

@@ -1,4 +1,6 @@
-"""kubectl's place: what it is asked by its documented words, over a cluster in memory that rolls pods out as a test says."""
+"""kubectl's place: what it is asked by its documented words, over a cluster in memory that rolls
+pods out as a test says.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +34,35 @@ PLURALS = {
 
 
 class Cluster:
-    """`looks` is how often a rollout is looked at before it is over; `failure` what the pods of `failing`, or of all, wait for, for ever.
+    """`looks` is how often a rollout is looked at before it is over; `failure` what the pods of
+    `failing`, or of all, wait for, for ever.
 
-    `forwarded` is what `kubectl port-forward` prints, `restarts` how often the containers of canaries have restarted,
-    `scaling` the Deployment one of whose pods is not ready.
+    `forwarded` is what `kubectl port-forward` prints, `restarts` how often the containers of
+    canaries have restarted, `scaling` the Deployment one of whose pods is not ready.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, *, unknown: frozenset[str] = frozenset()) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
-        self.owners: dict[tuple[str, str], dict[str, set[tuple[str, ...]]]] = {}  # manager -> fields that it has applied
+        self.owners: dict[
+            tuple[str, str], dict[str, set[tuple[str, ...]]]
+        ] = {}  # manager -> fields that it has applied
         self.calls: list[list[str]] = []
         self.applied: list[dict[str, Any]] = []  # in full, by the manager of deployments
         self.unknown = unknown
         self.looks, self.left, self.failure, self.failing = 0, 0, "", ""
         self.forwarded, self.restarts, self.scaling = "", 0, ""
-        self.served: dict[str, Any] = {"conditions": [{"type": "Ready", "status": "True"}]}  # what KServe says of an InferenceService
-        self.taken: tuple[str, str] = ("True", "")  # what a Gateway says of routes; an empty status: nothing yet
-        patch.setattr(Program, "try_", lambda program, *words, **more: self.run(list(words), more.get("stdin") or ""))
+        self.served: dict[str, Any] = {
+            "conditions": [{"type": "Ready", "status": "True"}]
+        }  # what KServe says of an InferenceService
+        self.taken: tuple[str, str] = (
+            "True",
+            "",
+        )  # what a Gateway says of routes; an empty status: nothing yet
+        patch.setattr(
+            Program,
+            "try_",
+            lambda program, *words, **more: self.run(list(words), more.get("stdin") or ""),
+        )
         patch.setattr(Program, "lines", lambda program, *words: self.stream(list(words)))
 
     def run(self, words: list[str], stdin: str) -> subprocess.CompletedProcess[str]:
@@ -80,9 +94,15 @@ class Cluster:
             if other in ("Deployment", "HTTPRoute", "InferenceService"):
                 getattr(self, f"_get_on_{other.lower()}")(each)
         if "--selector" in words:
-            wanted = dict(pair.split("=") for pair in words[words.index("--selector") + 1].split(",")).items()
-            found = [each for (other, _), each in self.objects.items() if other == kind] + (self._pods() if kind == "Pod" else [])
-            return json.dumps({"items": [each for each in found if wanted <= each["metadata"]["labels"].items()]})
+            wanted = dict(
+                pair.split("=") for pair in words[words.index("--selector") + 1].split(",")
+            ).items()
+            found = [each for (other, _), each in self.objects.items() if other == kind] + (
+                self._pods() if kind == "Pod" else []
+            )
+            return json.dumps(
+                {"items": [each for each in found if wanted <= each["metadata"]["labels"].items()]}
+            )
         found_one = self.objects.get((kind, words[1]))
         return "" if found_one is None else json.dumps(found_one)
 
@@ -91,25 +111,52 @@ class Cluster:
         pods = []
         for (kind, name), each in self.objects.items():
             for number in range(each["spec"]["replicas"] if kind == "Deployment" else 0):
-                metadata: dict[str, Any] = {"name": f"{name}-pod-{number}", "labels": each["spec"]["template"]["metadata"]["labels"]}
-                status = {"restartCount": self.restarts if name.endswith("-canary") else 0, "state": {"running": {}}}
+                metadata: dict[str, Any] = {
+                    "name": f"{name}-pod-{number}",
+                    "labels": each["spec"]["template"]["metadata"]["labels"],
+                }
+                status = {
+                    "restartCount": self.restarts if name.endswith("-canary") else 0,
+                    "state": {"running": {}},
+                }
                 pods.append({"metadata": metadata, "status": {"containerStatuses": [status]}})
         return pods
 
     def _get_on_httproute(self, route: dict[str, Any]) -> None:
         status, reason = self.taken
         if status:
-            same = {"observedGeneration": route["metadata"]["generation"], "status": status, "reason": reason}
-            route["status"] = {"parents": [{"conditions": [{"type": type_, **same} for type_ in ("Accepted", "ResolvedRefs")]}]}
+            same = {
+                "observedGeneration": route["metadata"]["generation"],
+                "status": status,
+                "reason": reason,
+            }
+            route["status"] = {
+                "parents": [
+                    {
+                        "conditions": [
+                            {"type": type_, **same} for type_ in ("Accepted", "ResolvedRefs")
+                        ]
+                    }
+                ]
+            }
 
     def _get_on_inferenceservice(self, service: dict[str, Any]) -> None:
         service["status"] = {"observedGeneration": service["metadata"]["generation"], **self.served}
 
     def _get_on_deployment(self, deployment: dict[str, Any]) -> None:
         wanted = deployment["spec"].get("replicas", 1)
-        status = {"observedGeneration": deployment["metadata"]["generation"], "replicas": wanted, "updatedReplicas": wanted}
+        status = {
+            "observedGeneration": deployment["metadata"]["generation"],
+            "replicas": wanted,
+            "updatedReplicas": wanted,
+        }
         if self.failure and self.failing in ("", deployment["metadata"]["name"]):
-            failed = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "has timed out"}
+            failed = {
+                "type": "Progressing",
+                "status": "False",
+                "reason": "ProgressDeadlineExceeded",
+                "message": "has timed out",
+            }
             deployment["status"] = {**status, "availableReplicas": 0, "conditions": [failed]}
             return
         self.left = max(0, self.left - 1)
@@ -117,20 +164,33 @@ class Cluster:
         deployment["status"] = {**status, "availableReplicas": ready, "readyReplicas": ready}
 
     def _apply(self, words: list[str], stdin: str) -> str:
-        """By the rules of server-side apply: what a manager applies no more goes, unless another one has applied it too."""
+        """By the rules of server-side apply: what a manager applies no more goes, unless another
+        one has applied it too.
+        """
         said, manager = json.loads(stdin), words[words.index("--field-manager") + 1]
         kind, name = said["kind"], said["metadata"]["name"]
         self.applied += [said] if manager == "tsx" else []
         before = self.objects.get((kind, name))
-        if kind == "Deployment" and before and before["spec"]["selector"] != said["spec"].get("selector", before["spec"]["selector"]):
-            raise LookupError(f'The Deployment "{name}" is invalid: spec.selector: Invalid value: field is immutable')
+        if (
+            kind == "Deployment"
+            and before
+            and before["spec"]["selector"]
+            != said["spec"].get("selector", before["spec"]["selector"])
+        ):
+            raise LookupError(
+                f'The Deployment "{name}" is invalid: spec.selector: Invalid value: field is immutable'
+            )
         made: dict[str, Any] = (
             copy.deepcopy(before) if before else {"metadata": {}, "spec": {"clusterIP": "10.0.0.1"}}
         )  # what a platform adds
         owners, now = self.owners.setdefault((kind, name), {}), dict(_fields(said))
         for other in owners.values():
-            other.difference_update({field for field in other if field in now and _at(made, field) != now[field]})
-        others = set[tuple[str, ...]]().union(*(fields for owner, fields in owners.items() if owner != manager))
+            other.difference_update(
+                {field for field in other if field in now and _at(made, field) != now[field]}
+            )
+        others = set[tuple[str, ...]]().union(
+            *(fields for owner, fields in owners.items() if owner != manager)
+        )
         for field in owners.get(manager, set()) - set(now) - others:
             _at(made, field[:-1]).pop(field[-1], None)
         for field, value in now.items():
@@ -140,10 +200,17 @@ class Cluster:
             place[field[-1]] = value
         owners[manager] = set(now)
         generation = before["metadata"]["generation"] if before else 0
-        made["metadata"]["generation"] = generation + (before is None or before["spec"] != made["spec"])
+        made["metadata"]["generation"] = generation + (
+            before is None or before["spec"] != made["spec"]
+        )
         made["metadata"].setdefault("creationTimestamp", "2026-11-21T20:00:00Z")
         made["metadata"]["managedFields"] = [
-            {"manager": owner, "fieldsV1": {"f:spec": {f"f:{field[1]}": {} for field in fields if field[0] == "spec"}}}
+            {
+                "manager": owner,
+                "fieldsV1": {
+                    "f:spec": {f"f:{field[1]}": {} for field in fields if field[0] == "spec"}
+                },
+            }
             for owner, fields in owners.items()
         ]
         self.objects[kind, name] = made
@@ -160,7 +227,9 @@ class Cluster:
         key = (said["kind"], said["metadata"]["name"])
         self.applied.append(said)
         if key in self.objects:
-            raise LookupError(f'Error from server (AlreadyExists): {key[0].lower()}s "{key[1]}" already exists')
+            raise LookupError(
+                f'Error from server (AlreadyExists): {key[0].lower()}s "{key[1]}" already exists'
+            )
         self.objects[key] = said
         return ""
 
@@ -180,7 +249,10 @@ class Cluster:
             "labels": labels,
             "annotations": {**deployment["metadata"]["annotations"], REVISION: number},
         }
-        made = {"metadata": metadata | {"creationTimestamp": f"2026-11-21T20:00:0{number}Z"}, "spec": {"template": copy.deepcopy(template)}}
+        made = {
+            "metadata": metadata | {"creationTimestamp": f"2026-11-21T20:00:0{number}Z"},
+            "spec": {"template": copy.deepcopy(template)},
+        }
         self.objects["ReplicaSet", metadata["name"]] = made
 
     def _rollout(self, words: list[str], stdin: str) -> str:
@@ -190,7 +262,10 @@ class Cluster:
         found = next(each for each in sets if each["metadata"]["annotations"][REVISION] == number)
         deployment["spec"]["template"] = copy.deepcopy(found["spec"]["template"])
         own = {REVISION: deployment["metadata"]["annotations"][REVISION]}
-        deployment["metadata"]["annotations"] |= {**found["metadata"]["annotations"], **own}  # as `kubectl rollout undo` does
+        deployment["metadata"]["annotations"] |= {
+            **found["metadata"]["annotations"],
+            **own,
+        }  # as `kubectl rollout undo` does
         self._roll_out(deployment)
         return "rolled back"
 
@@ -199,7 +274,11 @@ class Cluster:
         self.objects.pop((kind, words[1]), None)
         self.owners.pop((kind, words[1]), None)
         if kind == "Deployment":
-            own = [key for key in self.objects if key[0] in ("ReplicaSet", "Pod") and key[1].rpartition("-")[0] == words[1]]
+            own = [
+                key
+                for key in self.objects
+                if key[0] in ("ReplicaSet", "Pod") and key[1].rpartition("-")[0] == words[1]
+            ]
             self.objects = {key: each for key, each in self.objects.items() if key not in own}
         return ""
 
@@ -207,7 +286,9 @@ class Cluster:
         return "[pod/digits-1/tsx] RuntimeError: no weights\n"
 
 
-def _fields(said: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _fields(
+    said: dict[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Lists are one field each."""
     for key, value in said.items():
         if isinstance(value, dict) and value:

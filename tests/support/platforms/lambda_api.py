@@ -1,4 +1,6 @@
-"""Lambda on this machine: its Runtime API in front of the entry of the image, and the events that its services send, as documented."""
+"""Lambda on this machine: its Runtime API in front of the entry of the image, and the events that
+its services send, as documented.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from tests.support.servers import DEADLINE, clean
 from tsx_cli.check.lambda_events import balancer, function_url, messages, rest_api
 from tsx_cli.check.lambda_host import ARN, Host, HostedInvocation, RequestTooLarge
 
-__all__ = ["Host", "HostedInvocation", "RequestTooLarge", "answer_of", "balancer", "function_url", "messages", "rest_api"]
+__all__ = [
+    "Host",
+    "HostedInvocation",
+    "RequestTooLarge",
+    "answer_of",
+    "balancer",
+    "function_url",
+    "messages",
+    "rest_api",
+]
 
 ENTRY = (sys.executable, "-m", "tsx_runtime.targets.entry", "serve")
 
@@ -25,13 +36,24 @@ def answer_of(answered: Any) -> bytes:
 
 
 @contextmanager
-def function(directory: Path, environment: Mapping[str, str] = {}, **how: Any) -> Generator[Host, None, None]:
-    """The entry of the image over what lies in `directory`/model. Its own limits are tested; Lambda's would make a busy machine fail."""
+def function(
+    directory: Path, environment: Mapping[str, str] = {}, **how: Any
+) -> Generator[Host, None, None]:
+    """The entry of the image over what lies in `directory`/model.
+
+    Its own limits are tested; Lambda's would make a busy machine fail.
+    """
     how = {"init": DEADLINE, "grace": DEADLINE, **how}
     host = Host(
         ENTRY,
         directory,
-        clean({"TSX_MODEL_DIR": str(directory / "model"), "TSX_CACHE_DIR": str(directory / "cache"), **environment}),
+        clean(
+            {
+                "TSX_MODEL_DIR": str(directory / "model"),
+                "TSX_CACHE_DIR": str(directory / "cache"),
+                **environment,
+            }
+        ),
         **how,
     )
     try:
@@ -44,7 +66,9 @@ def function(directory: Path, environment: Mapping[str, str] = {}, **how: Any) -
 
 
 def bridge(detail: Any, kind: str = "order placed", source: str = "my.shop") -> dict[str, Any]:
-    """EventBridge: https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-events-structure.html"""
+    """EventBridge:
+    https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-events-structure.html
+    """
     return {
         "version": "0",
         "id": "fe8d3c65-xmpl-c5c3-2c87-81584709a377",

@@ -1,7 +1,8 @@
-"""What SageMaker's host does to a container, by its documentation: unpack the model, start `serve`, ping, invoke, stop.
+"""What SageMaker's host does to a container, by its documentation: unpack the model, start `serve`,
+ping, invoke, stop.
 
-Limits: a ping is answered within 2 s, an invocation within 60 s, 6 MiB each way, SIGKILL 30 s after SIGTERM.
-https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html
+Limits: a ping is answered within 2 s, an invocation within 60 s, 6 MiB each way, SIGKILL 30 s after
+SIGTERM. https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from tsx_cli.deploy.engine.facts import model_data
 
 PING, INVOCATION, STOP = 2.0, 60.0, 30.0  # seconds
 MOST = 6 << 20
-PASSED_ON = "x-amzn-sagemaker-custom-attributes"  # with the content type, all of a client's headers that arrive
+# with the content type, all of a client's headers that arrive
+PASSED_ON = "x-amzn-sagemaker-custom-attributes"
 
 
 @dataclass
@@ -50,7 +52,9 @@ class Host:
     def ping(self) -> int:
         return self._ask("GET", "/ping", PING).status
 
-    def invoke(self, body: bytes, content_type: str = "application/json", attributes: str | None = None) -> Answered:
+    def invoke(
+        self, body: bytes, content_type: str = "application/json", attributes: str | None = None
+    ) -> Answered:
         headers = {"Content-Type": content_type, **({PASSED_ON: attributes} if attributes else {})}
         answered = self._ask("POST", "/invocations", INVOCATION, body, headers)
         assert len(answered.body) <= MOST
@@ -63,23 +67,35 @@ class Host:
         return self._ask("POST", path, INVOCATION, body, headers)
 
     def load(self, name: str, url: str) -> Answered:
-        return self.post("/models", json.dumps({"model_name": name, "url": url}).encode(), {"Content-Type": "application/json"})
+        return self.post(
+            "/models",
+            json.dumps({"model_name": name, "url": url}).encode(),
+            {"Content-Type": "application/json"},
+        )
 
     @contextmanager
-    def begun(self, path: str, body: bytes, headers: Mapping[str, str]) -> Generator[Callable[[], Answered], None, None]:
+    def begun(
+        self, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> Generator[Callable[[], Answered], None, None]:
         """A request whose answer is asked for later."""
         with ThreadPoolExecutor(1) as thread:
             yield thread.submit(self.post, path, body, headers).result
 
     def processes(self) -> list[int]:
         """Of the container, without itself."""
-        return [each.pid for each in psutil.Process(self.process.pid).children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]
+        return [
+            each.pid
+            for each in psutil.Process(self.process.pid).children(recursive=True)
+            if each.status() != psutil.STATUS_ZOMBIE
+        ]
 
     def delete(self, path: str) -> Answered:
         return self._ask("DELETE", path, INVOCATION)
 
     @contextmanager
-    def opened(self, path: str, body: bytes, headers: Mapping[str, str], limit: float) -> Generator[http.client.HTTPResponse, None, None]:
+    def opened(
+        self, path: str, body: bytes, headers: Mapping[str, str], limit: float
+    ) -> Generator[http.client.HTTPResponse, None, None]:
         """An answer whose body is still to be read, while it comes."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=limit)
         try:
@@ -104,7 +120,9 @@ class Host:
         deadline = time.monotonic() + DEADLINE
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise AssertionError(f"the container ended with {self.process.returncode}: {self.log}")
+                raise AssertionError(
+                    f"the container ended with {self.process.returncode}: {self.log}"
+                )
             if fulfilled():
                 return
             time.sleep(0.05)  # the platform asks again and again, too
@@ -116,21 +134,40 @@ class Host:
         except OSError:
             return False
 
-    def _ask(self, method: str, path: str, limit: float, body: bytes | None = None, headers: Mapping[str, str] = {}) -> Answered:
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        limit: float,
+        body: bytes | None = None,
+        headers: Mapping[str, str] = {},
+    ) -> Answered:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=limit)
         try:
             connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
-            return Answered(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+            return Answered(
+                response.status,
+                {name.lower(): value for name, value in response.getheaders()},
+                response.read(),
+            )
         finally:
             connection.close()
 
 
 @contextmanager
-def container(directory: Path, port: int, environment: Mapping[str, str]) -> Generator[Host, None, None]:
-    """The entry of the image, over what lies in `directory`/model; ended by SIGKILL where the test has not stopped it."""
+def container(
+    directory: Path, port: int, environment: Mapping[str, str]
+) -> Generator[Host, None, None]:
+    """The entry of the image, over what lies in `directory`/model; ended by SIGKILL where the test
+    has not stopped it.
+    """
     log_file = directory / "container.log"
-    given = {"SAGEMAKER_BASE_DIR": str(directory), "SAGEMAKER_BIND_TO_PORT": str(port), **environment}
+    given = {
+        "SAGEMAKER_BASE_DIR": str(directory),
+        "SAGEMAKER_BIND_TO_PORT": str(port),
+        **environment,
+    }
     with log_file.open("w") as log:
         command = [sys.executable, "-m", "tsx_runtime.targets.entry", "serve"]
         process = forked.Popen(command, cwd=directory, env=clean(given), stdout=log, stderr=log)
@@ -143,6 +180,8 @@ def container(directory: Path, port: int, environment: Mapping[str, str]) -> Gen
 
 
 def unpack(archive: Path, directory: Path) -> None:
-    """`model.tar.gz` as `tsx deploy` uploads it, unpacked into `directory`/model as the host does."""
+    """`model.tar.gz` as `tsx deploy` uploads it, unpacked into `directory`/model as the host
+    does.
+    """
     with tarfile.open(model_data(archive, directory)) as packed:
         packed.extractall(directory / "model")

@@ -1,8 +1,11 @@
-"""SageMaker's runtime API in front of a container's host, for boto3's own client: real-time, streamed, asynchronous, many models.
+"""SageMaker's runtime API in front of a container's host, for boto3's own client: real-time,
+streamed, asynchronous, many models.
 
-What it does is documented: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Operations_Amazon_SageMaker_Runtime.html and
-mms-container-apis.html. 6 MiB each way; an answer of 4xx or 5xx is a ModelError, 424; a stream is an event stream; an asynchronous input
-comes from S3, and its answer goes there; a model that is asked for is loaded first, in the place of others where there is no memory.
+What it does is documented:
+https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_Operations_Amazon_SageMaker_Runtime.html
+and mms-container-apis.html. 6 MiB each way; an answer of 4xx or 5xx is a ModelError, 424; a stream
+is an event stream; an asynchronous input comes from S3, and its answer goes there; a model that is
+asked for is loaded first, in the place of others where there is no memory.
 """
 
 from __future__ import annotations
@@ -36,7 +39,12 @@ PASSED_ON = (  # of a client's headers; all others are taken away
     "x-amzn-sagemaker-target-model",
     "x-amzn-sagemaker-inference-component",
 )
-GIVEN_BACK = ("content-type", "x-amzn-sagemaker-custom-attributes", "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-closed-session-id")
+GIVEN_BACK = (
+    "content-type",
+    "x-amzn-sagemaker-custom-attributes",
+    "x-amzn-sagemaker-new-session-id",
+    "x-amzn-sagemaker-closed-session-id",
+)
 ASYNCHRONOUS = 3600.0  # seconds
 MOST_ASYNCHRONOUS = 1 << 30
 OUT_OF_MEMORY, THERE_ALREADY = 507, 409
@@ -57,7 +65,9 @@ class NoCapacity(Exception):
 
 
 class Loader:
-    """Models of a prefix, which are archives below `store`: unpacked and loaded when they are first asked for, the oldest unloaded."""
+    """Models of a prefix, which are archives below `store`: unpacked and loaded when they are first
+    asked for, the oldest unloaded.
+    """
 
     def __init__(self, host: Host, store: Path, place: Path) -> None:
         self._host, self._store, self._place = host, store, place
@@ -107,7 +117,11 @@ class Runtime(BaseHTTPRequestHandler):
         kind = urlsplit(self.path).path.rpartition("/")[2]
         given = {name: value for name, value in self.headers.items() if name.lower() in PASSED_ON}
         if len(body) > MOST:
-            self._refuse(400, "ValidationError", {"Message": f"the body has {len(body)} bytes; {MOST} are the most"})
+            self._refuse(
+                400,
+                "ValidationError",
+                {"Message": f"the body has {len(body)} bytes; {MOST} are the most"},
+            )
             return
         try:
             if kind == "async-invocations":
@@ -124,7 +138,11 @@ class Runtime(BaseHTTPRequestHandler):
 
     def _path(self) -> str:
         target = self.headers.get("x-amzn-sagemaker-target-model")
-        return "/invocations" if target is None or self.server.loader is None else self.server.loader.path_of(target)
+        return (
+            "/invocations"
+            if target is None or self.server.loader is None
+            else self.server.loader.path_of(target)
+        )
 
     def _invoke(self, body: bytes, given: Mapping[str, str]) -> None:
         component = self.headers.get("x-amzn-sagemaker-inference-component")
@@ -133,9 +151,13 @@ class Runtime(BaseHTTPRequestHandler):
         if answered.status >= 400:
             raise ModelFailed(answered.status, answered.body.decode("utf-8", "replace"))
         if len(answered.body) > MOST:
-            raise ModelFailed(500, f"the model's answer has {len(answered.body)} bytes; {MOST} are the most")
+            raise ModelFailed(
+                500, f"the model's answer has {len(answered.body)} bytes; {MOST} are the most"
+            )
         back = {name: value for name, value in answered.headers.items() if name in GIVEN_BACK}
-        self._answer(200, answered.body, {**back, "x-Amzn-Invoked-Production-Variant": "AllTraffic"})
+        self._answer(
+            200, answered.body, {**back, "x-Amzn-Invoked-Production-Variant": "AllTraffic"}
+        )
 
     def _stream(self, body: bytes, given: Mapping[str, str]) -> None:
         """Parts as they come; a stream that breaks off ends with ModelStreamError."""
@@ -144,29 +166,49 @@ class Runtime(BaseHTTPRequestHandler):
                 raise ModelFailed(answer.status, answer.read().decode("utf-8", "replace"))
             self.send_response(200)
             self.send_header("Content-Type", "application/vnd.amazon.eventstream")
-            self.send_header("X-Amzn-SageMaker-Content-Type", answer.getheader("content-type") or "")
+            self.send_header(
+                "X-Amzn-SageMaker-Content-Type", answer.getheader("content-type") or ""
+            )
             self.send_header("Connection", "close")
             self.end_headers()
             try:
                 while part := answer.read1(65536):
-                    self.wfile.write(event({":event-type": "PayloadPart", ":message-type": "event"}, part))
+                    self.wfile.write(
+                        event({":event-type": "PayloadPart", ":message-type": "event"}, part)
+                    )
             except (OSError, http.client.HTTPException) as error:
                 reported = json.dumps({"Message": str(error), "ErrorCode": "StreamBroken"}).encode()
-                self.wfile.write(event({":exception-type": "ModelStreamError", ":message-type": "exception"}, reported))
+                self.wfile.write(
+                    event(
+                        {":exception-type": "ModelStreamError", ":message-type": "exception"},
+                        reported,
+                    )
+                )
             self.close_connection = True
 
     def _asynchronous(self, given: dict[str, str]) -> None:
         content_type = self.headers.get("x-amzn-sagemaker-content-type")
         headers = {**given, "Content-Type": content_type or "application/octet-stream"}
-        source, inference = self.headers["x-amzn-sagemaker-inputlocation"], self.headers.get("x-amzn-sagemaker-inference-id") or "1"
+        source, inference = (
+            self.headers["x-amzn-sagemaker-inputlocation"],
+            self.headers.get("x-amzn-sagemaker-inference-id") or "1",
+        )
         to = f"{self.server.output}/{inference}.out"
         task = threading.Thread(target=self.server.run, args=(source, to, headers))
         task.start()
         self.server.tasks.append(task)
-        self._answer(202, json.dumps({"InferenceId": inference}).encode(), {"X-Amzn-SageMaker-OutputLocation": to})
+        self._answer(
+            202,
+            json.dumps({"InferenceId": inference}).encode(),
+            {"X-Amzn-SageMaker-OutputLocation": to},
+        )
 
     def _refuse(self, status: int, kind: str, reported: Mapping[str, Any]) -> None:
-        self._answer(status, json.dumps(reported).encode(), {"x-amzn-errortype": kind, "content-type": "application/json"})
+        self._answer(
+            status,
+            json.dumps(reported).encode(),
+            {"x-amzn-errortype": kind, "content-type": "application/json"},
+        )
 
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)
@@ -184,35 +226,58 @@ def no_components(name: str) -> Host:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, host: Host, loader: Loader | None, output: str, components: Callable[[str], Host]) -> None:
+    def __init__(
+        self, host: Host, loader: Loader | None, output: str, components: Callable[[str], Host]
+    ) -> None:
         super().__init__(("127.0.0.1", 0), Runtime)
         self.host, self.loader, self.output, self.components = host, loader, output, components
         self.tasks: list[threading.Thread] = []
 
     def run(self, source: str, to: str, headers: Mapping[str, str]) -> None:
-        """One asynchronous invocation, from S3 to S3; beside an answer that is an error there is a `.failure`."""
+        """One asynchronous invocation, from S3 to S3; beside an answer that is an error there is a
+        `.failure`.
+        """
         s3 = boto3.client("s3")
         bucket, _, key = source.removeprefix("s3://").partition("/")
         body = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
         assert len(body) <= MOST_ASYNCHRONOUS
         with self.host.opened("/invocations", body, headers, ASYNCHRONOUS) as answer:
             bucket, _, key = to.removeprefix("s3://").partition("/")
-            kind = {"ContentType": answer.headers["content-type"]} if "content-type" in answer.headers else {}
-            s3.put_object(Bucket=bucket, Key=key if answer.status < 400 else f"{key}.failure", Body=answer.read(), **kind)
+            kind = (
+                {"ContentType": answer.headers["content-type"]}
+                if "content-type" in answer.headers
+                else {}
+            )
+            s3.put_object(
+                Bucket=bucket,
+                Key=key if answer.status < 400 else f"{key}.failure",
+                Body=answer.read(),
+                **kind,
+            )
 
 
 def _model_error(status: int, message: str) -> dict[str, Any]:
     text = f"Received client error ({status}) from primary with message {json.dumps(message)}."
-    return {"Message": text, "OriginalStatusCode": status, "OriginalMessage": message, "LogStreamArn": "arn:aws:logs:::log-group:none"}
+    return {
+        "Message": text,
+        "OriginalStatusCode": status,
+        "OriginalMessage": message,
+        "LogStreamArn": "arn:aws:logs:::log-group:none",
+    }
 
 
 def event(headers: Mapping[str, str], payload: bytes) -> bytes:
-    """One message of an event stream: lengths, a checksum of them, headers, payload, a checksum of all. Texts are type 7.
+    """One message of an event stream: lengths, a checksum of them, headers, payload, a checksum of
+    all. Texts are type 7.
 
     https://docs.aws.amazon.com/transcribe/latest/dg/event-stream.html
     """
     block = b"".join(
-        struct.pack(">B", len(name)) + name.encode() + struct.pack(">BH", 7, len(value)) + value.encode() for name, value in headers.items()
+        struct.pack(">B", len(name))
+        + name.encode()
+        + struct.pack(">BH", 7, len(value))
+        + value.encode()
+        for name, value in headers.items()
     )
     begin = struct.pack(">II", 16 + len(block) + len(payload), len(block))
     whole = begin + struct.pack(">I", zlib.crc32(begin)) + block + payload
@@ -221,18 +286,26 @@ def event(headers: Mapping[str, str], payload: bytes) -> bytes:
 
 @contextmanager
 def runtime(
-    host: Host, loader: Loader | None = None, output: str = "", components: Callable[[str], Host] = no_components
+    host: Host,
+    loader: Loader | None = None,
+    output: str = "",
+    components: Callable[[str], Host] = no_components,
 ) -> Generator[Any, None, None]:
-    """boto3's client of an endpoint; the name of the endpoint is of no account. `output`: where asynchronous answers go.
+    """boto3's client of an endpoint; the name of the endpoint is of no account.
 
-    `components` has the container of an inference component, and raises NoCapacity where it has no copy.
+    `output`: where asynchronous answers go.
+
+    `components` has the container of an inference component, and raises NoCapacity where it has no
+    copy.
     """
     server = _Server(host, loader, output, components)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     address = cast("tuple[str, int]", server.server_address)
     own = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "region_name": "eu-central-1"}
-    with patch.dict(os.environ, {"AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": f"http://127.0.0.1:{address[1]}"}):
+    with patch.dict(
+        os.environ, {"AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": f"http://127.0.0.1:{address[1]}"}
+    ):
         client = boto3.client("sagemaker-runtime", **own)
     try:
         yield client

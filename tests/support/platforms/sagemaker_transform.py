@@ -1,7 +1,9 @@
-"""SageMaker's batch transform in front of a container: files of S3 in records, requests of as many records as fit, answers to S3.
+"""SageMaker's batch transform in front of a container: files of S3 in records, requests of as many
+records as fit, answers to S3.
 
-https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-batch-code.html and API_CreateTransformJob.html: what the job says goes
-before what the container's /execution-parameters say, and that before the defaults.
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-batch-code.html and
+API_CreateTransformJob.html: what the job says goes before what the container's
+/execution-parameters say, and that before the defaults.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ STRATEGIES = {"MultiRecord": "MULTI_RECORD", "SingleRecord": "SINGLE_RECORD"}
 
 
 def run_job(name: str, started: Callable[..., Host]) -> dict[str, Any]:
-    """What its requests were made with. `started(model, **environment)` is a container of the model."""
+    """What its requests were made with.
+
+    `started(model, **environment)` is a container of the model.
+    """
     job = boto3.client("sagemaker").describe_transform_job(TransformJobName=name)
     with started(job["ModelName"], SAGEMAKER_BATCH="true", **job.get("Environment", {})) as host:
         host.wait_until_healthy()
@@ -30,7 +35,10 @@ def run_job(name: str, started: Callable[..., Host]) -> dict[str, Any]:
         used = {**DEFAULTS, **said, **own}
         with ThreadPoolExecutor(used["MaxConcurrentTransforms"]) as pool:
             for key, body in _inputs(job["TransformInput"]["DataSource"]["S3DataSource"]):
-                answers = pool.map(lambda part: _asked(host, job, part), _requests(body, job["TransformInput"], used))
+                answers = pool.map(
+                    lambda part: _asked(host, job, part),
+                    _requests(body, job["TransformInput"], used),
+                )
                 _put(job["TransformOutput"], key, list(answers))
         return used
 
@@ -51,20 +59,33 @@ def _requests(body: bytes, given: Mapping[str, Any], used: Mapping[str, Any]) ->
     assert given["SplitType"] == "Line"
     parts = [b""]
     for line in body.splitlines(keepends=True):
-        if parts[-1] and (used["BatchStrategy"] == "SINGLE_RECORD" or len(parts[-1]) + len(line) > most):
+        if parts[-1] and (
+            used["BatchStrategy"] == "SINGLE_RECORD" or len(parts[-1]) + len(line) > most
+        ):
             parts.append(b"")
         parts[-1] += line
     return parts
 
 
 def _asked(host: Host, job: Mapping[str, Any], part: bytes) -> bytes:
-    headers = {"Content-Type": job["TransformInput"]["ContentType"], "Accept": job["TransformOutput"].get("Accept", "")}
-    answered: Answered = host.post("/invocations", part, {key: value for key, value in headers.items() if value})
+    headers = {
+        "Content-Type": job["TransformInput"]["ContentType"],
+        "Accept": job["TransformOutput"].get("Accept", ""),
+    }
+    answered: Answered = host.post(
+        "/invocations", part, {key: value for key, value in headers.items() if value}
+    )
     assert answered.status == 200, answered.body
     return answered.body
 
 
 def _put(output: Mapping[str, str], key: str, answers: list[bytes]) -> None:
     bucket, _, prefix = output["S3OutputPath"].removeprefix("s3://").partition("/")
-    joint = b"\n" if output.get("AssembleWith") == "Line" and not answers[0].endswith(b"\n") else b""
-    boto3.client("s3").put_object(Bucket=bucket, Key=f"{prefix.rstrip('/')}/{key.rpartition('/')[2]}.out", Body=joint.join(answers))
+    joint = (
+        b"\n" if output.get("AssembleWith") == "Line" and not answers[0].endswith(b"\n") else b""
+    )
+    boto3.client("s3").put_object(
+        Bucket=bucket,
+        Key=f"{prefix.rstrip('/')}/{key.rpartition('/')[2]}.out",
+        Body=joint.join(answers),
+    )

@@ -1,8 +1,11 @@
-"""An actor in the cluster that runs the dataset: chunks of rows from the driver, through the replicas, and back in order.
+"""An actor in the cluster that runs the dataset: chunks of rows from the driver, through the
+replicas, and back in order.
 
-The dataset is not run by the driver: Ray Data cannot, where the driver is a client (`ray://`). A chunk stays here until its answers are on
-their way to the driver, so that the task that reads them can begin again. Ray would start a lost replica again where there is room for it,
-and wait for ever in a full cluster: instead the dataset fails, and the driver begins another on the nodes that are left.
+The dataset is not run by the driver: Ray Data cannot, where the driver is a client (`ray://`). A
+chunk stays here until its answers are on their way to the driver, so that the task that reads them
+can begin again. Ray would start a lost replica again where there is room for it, and wait for ever
+in a full cluster: instead the dataset fails, and the driver begins another on the nodes that are
+left.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ AT_ONCE = 2  # chunks that a replica works on
 
 
 class Coordinator:
-    """Its calls come from several threads: those of the driver, and of the task that reads the chunks."""
+    """Its calls come from several threads: those of the driver, and of the task that reads the
+    chunks.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -38,7 +43,9 @@ class Coordinator:
         context.enable_progress_bars = False
         context.target_max_block_size = 1  # byte: each chunk is a block, and so a task, of its own
         source = ChunkSource(ray.get_runtime_context().current_actor)
-        found = ray.data.read_datasource(source, override_num_blocks=1, ray_remote_args={"num_cpus": 0}).map_batches(
+        found = ray.data.read_datasource(
+            source, override_num_blocks=1, ray_remote_args={"num_cpus": 0}
+        ).map_batches(
             BatchReplica,
             fn_constructor_args=(order,),
             batch_size=1,  # row, which is a chunk; Ray demands a number where there are GPUs
@@ -50,7 +57,9 @@ class Coordinator:
             max_restarts=0,
             max_task_retries=0,
         )
-        self._blocks = iter(found.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0))
+        self._blocks = iter(
+            found.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+        )
 
     def feed(self, number: int, chunk: bytes | None) -> None:
         """None: there are no more from that number on."""
@@ -64,7 +73,9 @@ class Coordinator:
     def take(self, number: int) -> bytes | None:
         """Waits for it. Empty where its answers are with the driver; None behind the last one."""
         with self._changed:
-            self._changed.wait_for(lambda: number < self._answered or number in self._chunks or number == self._end)
+            self._changed.wait_for(
+                lambda: number < self._answered or number in self._chunks or number == self._end
+            )
             return b"" if number < self._answered else self._chunks.get(number)
 
     def answers(self) -> Answers:
@@ -86,7 +97,9 @@ class ChunkSource(Datasource):  # type: ignore[misc]  # Ray is typed in part, an
     def estimate_inmemory_data_size(self) -> int | None:
         return None
 
-    def get_read_tasks(self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None) -> list[ReadTask]:
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
+    ) -> list[ReadTask]:
         coordinator = self._coordinator
 
         def read() -> Iterator[pyarrow.Table]:
@@ -95,4 +108,9 @@ class ChunkSource(Datasource):  # type: ignore[misc]  # Ray is typed in part, an
                 yield pyarrow.table({CHUNK: [chunk]})
                 number += 1
 
-        return [ReadTask(read, BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None))]
+        return [
+            ReadTask(
+                read,
+                BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None),
+            )
+        ]

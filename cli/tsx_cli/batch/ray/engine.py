@@ -1,4 +1,6 @@
-"""The engine on a Ray cluster, on the driver's side: cuts the rows into chunks, and keeps as many under way as the replicas need."""
+"""The engine on a Ray cluster, on the driver's side: cuts the rows into chunks, and keeps as many
+under way as the replicas need.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,12 @@ class ClusterLayout(NamedTuple):
     gpus: int
 
 
-def layout(nodes: list[dict[str, float]], threads: int | None, replicas: int | None, gpus: bool) -> ClusterLayout:
-    """As many replicas as the nodes have room for, each with as many CPUs as its worker has threads, and a GPU where there are any."""
+def layout(
+    nodes: list[dict[str, float]], threads: int | None, replicas: int | None, gpus: bool
+) -> ClusterLayout:
+    """As many replicas as the nodes have room for, each with as many CPUs as its worker has
+    threads, and a GPU where there are any.
+    """
     cpus = threads or 1
     each = 1 if gpus and any(node.get("GPU") for node in nodes) else 0
     room = (min(node.get("CPU", 0) // cpus, node.get("GPU", 0) if each else MOST) for node in nodes)
@@ -48,20 +54,36 @@ def layout(nodes: list[dict[str, float]], threads: int | None, replicas: int | N
 
 
 @contextmanager
-def open_ray(address: str, model: Path, settings: Settings, replicas: int | None, batch_size: int | None) -> Iterator[RayEngine]:
+def open_ray(
+    address: str, model: Path, settings: Settings, replicas: int | None, batch_size: int | None
+) -> Iterator[RayEngine]:
     """Raises CliError, ArchiveError."""
     if model.is_dir():
-        raise CliError(f"{model} is a directory, and nodes check an archive by its sha-256: pack it with `tsx archive`")
+        raise CliError(
+            f"{model} is a directory, and nodes check an archive by its sha-256: pack it with `tsx"
+            " archive`"
+        )
     with _connected(address):
         inspection, record = inspect_archive(model, limits=archive_limits()), read_record(model)
         digest = upload(model)
-        threads = inspection.config.threads or (record.best.configuration.get("threads") if record else None)
+        threads = inspection.config.threads or (
+            record.best.configuration.get("threads") if record else None
+        )
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        found = layout([node["Resources"] for node in nodes], threads, replicas, settings.number_of_gpu != 0)
+        found = layout(
+            [node["Resources"] for node in nodes], threads, replicas, settings.number_of_gpu != 0
+        )
         places = f"{counted(found.replicas, 'replica')} on {counted(len(nodes), 'node')}"
-        print(f"{places}, {counted(found.cpus, 'CPU')} and {counted(found.gpus, 'GPU')} each", file=sys.stderr)
-        own = settings.model_copy(update={"cpus": found.cpus, "cache_dir": None})  # which is this machine's
-        known = RayModel(name=inspection.manifest.model_name, source=f"{OBJECT}{digest}", sha256=digest)
+        print(
+            f"{places}, {counted(found.cpus, 'CPU')} and {counted(found.gpus, 'GPU')} each",
+            file=sys.stderr,
+        )
+        own = settings.model_copy(
+            update={"cpus": found.cpus, "cache_dir": None}
+        )  # which is this machine's
+        known = RayModel(
+            name=inspection.manifest.model_name, source=f"{OBJECT}{digest}", sha256=digest
+        )
         yield RayEngine(ReplicaOrder(known, own, batch_size), found)
 
 
@@ -72,12 +94,16 @@ def _connected(address: str) -> Iterator[None]:
     try:
         version = ray.get(ray.remote(num_cpus=0)(_version).remote())
         if version != __version__:
-            raise CliError(f"--on {address}: the nodes have tsx-serve {version}, and this machine has {__version__}; install the same")
+            raise CliError(
+                f"--on {address}: the nodes have tsx-serve {version}, and this machine has"
+                f" {__version__}; install the same"
+            )
         yield
     except RayError as error:
         reason = str(error).strip().splitlines()[-1]
         raise CliError(
-            f"--on {address}: {reason}. The same command continues where the output ends; the nodes need tsx-serve[ray]"
+            f"--on {address}: {reason}. The same command continues where the output ends; the nodes"
+            " need tsx-serve[ray]"
         ) from error
     finally:
         ray.shutdown()
@@ -120,14 +146,20 @@ class RayEngine:
                     raise CliError(found.error)
                 pending.popleft()
                 tries, self.batch_size = 0, found.batch_size
-                self._size = max(LEAST, 2 * found.batch_size, min(MOST, round(SECONDS * len(found.results) / max(found.seconds, 1e-3))))
+                self._size = max(
+                    LEAST,
+                    2 * found.batch_size,
+                    min(MOST, round(SECONDS * len(found.results) / max(found.seconds, 1e-3))),
+                )
                 yield from found.results
         finally:
             ray.kill(coordinator)  # and with it the replicas
 
     def _start(self, pending: Iterable[bytes], more: bool) -> Any:
         kind: Any = ray.remote(Coordinator)
-        coordinator = kind.options(num_cpus=0, resources=ON_HEAD, max_concurrency=4 + AT_ONCE).remote()
+        coordinator = kind.options(
+            num_cpus=0, resources=ON_HEAD, max_concurrency=4 + AT_ONCE
+        ).remote()
         ray.get(coordinator.start.remote(self._order, *self._layout))
         for number, chunk in enumerate([*pending, *([] if more else [None])]):
             ray.get(coordinator.feed.remote(number, chunk))

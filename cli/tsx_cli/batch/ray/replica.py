@@ -1,4 +1,6 @@
-"""One of the models that answer the rows on the nodes: an actor of Ray Data with tsx's own engine in it."""
+"""One of the models that answer the rows on the nodes: an actor of Ray Data with tsx's own engine
+in it.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,16 @@ class BatchReplica:
         self._error = ""
         try:
             archive = self._stack.enter_context(open_model(order.model, order.settings))
-            self._engine = self._stack.enter_context(open_local(archive.directory, order.settings, 1, order.batch_size))
+            self._engine = self._stack.enter_context(
+                open_local(archive.directory, order.settings, 1, order.batch_size)
+            )
         except (CliError, TsxError, ArchiveError, OSError) as error:
             self._error = self._where(error)
 
     def __call__(self, block: pyarrow.Table) -> pyarrow.Table:
-        return pyarrow.table({ANSWERS: [pickle.dumps(self._answer(chunk)) for chunk in block[CHUNK].to_pylist()]})
+        return pyarrow.table(
+            {ANSWERS: [pickle.dumps(self._answer(chunk)) for chunk in block[CHUNK].to_pylist()]}
+        )
 
     def _answer(self, chunk: bytes) -> Answers:
         if not chunk or self._engine is None:  # empty: it was answered before
@@ -63,10 +69,14 @@ class BatchReplica:
         try:
             rows: list[Row] = pickle.loads(chunk)
             with self._calibrating:
-                if engine.batch_size is None and (readable := [row for row in rows if row.error is None]):
+                if engine.batch_size is None and (
+                    readable := [row for row in rows if row.error is None]
+                ):
                     deque(engine.calibrate(cycle(readable)), maxlen=0)
                     begun = time.monotonic()
-            return Answers(list(engine.run(iter(rows))), time.monotonic() - begun, engine.batch_size or 1)
+            return Answers(
+                list(engine.run(iter(rows))), time.monotonic() - begun, engine.batch_size or 1
+            )
         except (CliError, TsxError) as error:
             return Answers(error=self._where(error))
 

@@ -1,4 +1,5 @@
-"""The engine in SageMaker: the rows are uploaded, a batch transform job answers them, and its output is read.
+"""The engine in SageMaker: the rows are uploaded, a batch transform job answers them, and its
+output is read.
 
 A job's name is made of the archive and the inputs, so that the same command finds it again.
 """
@@ -32,25 +33,44 @@ MOST = 100  # MB that all requests to a container at a time may have
 
 
 class SageMakerEngine:
-    """See `BatchEngine`. A job answers all rows of the inputs, so a run that goes on skips the answers that the output has."""
+    """See `BatchEngine`.
+
+    A job answers all rows of the inputs, so a run that goes on skips the answers that the output
+    has.
+    """
 
     poll = 15.0  # seconds between two looks at a job, which SageMaker has to be asked about
 
     def __init__(
-        self, model: Path, reader: InputReader, workers: int | None, batch_size: int | None, stop: threading.Event, *, restart: bool
+        self,
+        model: Path,
+        reader: InputReader,
+        workers: int | None,
+        batch_size: int | None,
+        stop: threading.Event,
+        *,
+        restart: bool,
     ) -> None:
         """`restart`: not with a job that is complete. Raises UsageError, CliError, ArchiveError."""
         if reader.total is None:
-            raise UsageError("--on sagemaker: standard input cannot be read again to find its job; write it to a file first")
+            raise UsageError(
+                "--on sagemaker: standard input cannot be read again to find its job; write it to a"
+                " file first"
+            )
         self.batch_size: int | None = None  # the container chooses it
         self._spec = read_spec(None, {"model": str(model), "target": "sagemaker"})
         self._where = place(self._spec)
         self._cloud = self._where.cloud
         _, self._facts = look_at(model, region=self._cloud.region)
         chosen = {"SAGEMAKER_MODEL_SERVER_WORKERS": workers, "SAGEMAKER_TS_BATCH_SIZE": batch_size}
-        self._environment = {"TSX_SAGEMAKER_MODE": "transform", **{key: str(value) for key, value in chosen.items() if value is not None}}
+        self._environment = {
+            "TSX_SAGEMAKER_MODE": "transform",
+            **{key: str(value) for key, value in chosen.items() if value is not None},
+        }
         self._reader, self._stop, self._restart = reader, stop, restart
-        self._bucket = self._spec.sagemaker.bucket or own_bucket(self._cloud.account, self._cloud.region)
+        self._bucket = self._spec.sagemaker.bucket or own_bucket(
+            self._cloud.account, self._cloud.region
+        )
         run = digest([self._facts.sha256, reader.fingerprint], 16)
         self._name, self._place = f"tsx-batch-{run}-", f"{uploads(self._spec.name)}batch/{run}/"
 
@@ -77,10 +97,16 @@ class SageMakerEngine:
 
     def _latest_job(self) -> str | None:
         found = self._cloud.listed(
-            "sagemaker", "list_transform_jobs", "TransformJobSummaries", "listing transform jobs", NameContains=self._name
+            "sagemaker",
+            "list_transform_jobs",
+            "TransformJobSummaries",
+            "listing transform jobs",
+            NameContains=self._name,
         )
         names = [each["TransformJobName"] for each in found]
-        return max((name for name in names if name.startswith(self._name)), key=self._attempt, default=None)
+        return max(
+            (name for name in names if name.startswith(self._name)), key=self._attempt, default=None
+        )
 
     def _attempt(self, job: str) -> int:
         return int(job.removeprefix(self._name))
@@ -89,10 +115,14 @@ class SageMakerEngine:
         """The job that answers the rows, or has; a failed one is tried again."""
         job = self._latest_job()
         states = ["InProgress", "Stopping", *([] if self._restart else ["Completed"])]
-        return job if job is not None and self._describe(job)["TransformJobStatus"] in states else None
+        return (
+            job if job is not None and self._describe(job)["TransformJobStatus"] in states else None
+        )
 
     def _describe(self, job: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._cloud.call("sagemaker", "describe_transform_job", f"looking at {job}", TransformJobName=job)
+        found: dict[str, Any] = self._cloud.call(
+            "sagemaker", "describe_transform_job", f"looking at {job}", TransformJobName=job
+        )
         return found
 
     def _create_job(self) -> str:
@@ -108,18 +138,35 @@ class SageMakerEngine:
             "BatchStrategy": "MultiRecord",
             "ModelClientConfig": {"InvocationsMaxRetries": 3},
             "TransformInput": {
-                "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{self._bucket}/{self._place}in/"}},
+                "DataSource": {
+                    "S3DataSource": {
+                        "S3DataType": "S3Prefix",
+                        "S3Uri": f"s3://{self._bucket}/{self._place}in/",
+                    }
+                },
                 "ContentType": lines.TYPE,
                 "SplitType": "Line",
             },
-            "TransformOutput": {"S3OutputPath": answers.rstrip("/"), "Accept": lines.TYPE, "AssembleWith": "Line"},
-            "TransformResources": {"InstanceType": own.instance_type, "InstanceCount": own.instances},
+            "TransformOutput": {
+                "S3OutputPath": answers.rstrip("/"),
+                "Accept": lines.TYPE,
+                "AssembleWith": "Line",
+            },
+            "TransformResources": {
+                "InstanceType": own.instance_type,
+                "InstanceCount": own.instances,
+            },
             "Tags": [{"Key": "tsx:name", "Value": self._spec.name}],
         }
         if payload > PAYLOAD:
-            wanted |= {"MaxPayloadInMB": payload, "MaxConcurrentTransforms": max(1, MOST // payload)}
+            wanted |= {
+                "MaxPayloadInMB": payload,
+                "MaxConcurrentTransforms": max(1, MOST // payload),
+            }
         if own.kms_key is not None:
-            wanted["TransformOutput"]["KmsKeyId"] = wanted["TransformResources"]["VolumeKmsKeyId"] = own.kms_key
+            wanted["TransformOutput"]["KmsKeyId"] = wanted["TransformResources"][
+                "VolumeKmsKeyId"
+            ] = own.kms_key
         self._cloud.call("sagemaker", "create_transform_job", f"creating {job}", **wanted)
         return job
 
@@ -127,12 +174,21 @@ class SageMakerEngine:
         return f"{self._place}out-{self._attempt(job)}/"
 
     def _upload(self) -> int:
-        """Upload all rows that can be read, from the first one on. Returns the bytes of the largest."""
+        """Upload all rows that can be read, from the first one on.
+
+        Returns the bytes of the largest.
+        """
         part, number, largest = bytearray(), 0, 0
 
         def put() -> None:
             where = {"Bucket": self._bucket, "Key": f"{self._place}in/{number:06}.jsonl"}
-            self._cloud.call("s3", "put_object", f"uploading rows to s3://{self._bucket}/{self._place}", Body=bytes(part), **where)
+            self._cloud.call(
+                "s3",
+                "put_object",
+                f"uploading rows to s3://{self._bucket}/{self._place}",
+                Body=bytes(part),
+                **where,
+            )
 
         with closing(self._reader.rows(Position(), 0)) as rows:
             for row in rows:
@@ -140,9 +196,17 @@ class SageMakerEngine:
                     raise KeyboardInterrupt
                 if row.error is not None:
                     continue
-                line = lines.as_line(row.body, index=row.index, id=row.id, content_type=row.content_type) + b"\n"
+                line = (
+                    lines.as_line(
+                        row.body, index=row.index, id=row.id, content_type=row.content_type
+                    )
+                    + b"\n"
+                )
                 if len(line) > MOST << 20:
-                    raise CliError(f"{row.id} has {len(line)} bytes as a line, and a batch transform job takes {MOST} MB; leave it out")
+                    raise CliError(
+                        f"{row.id} has {len(line)} bytes as a line, and a batch transform job takes"
+                        f" {MOST} MB; leave it out"
+                    )
                 if part and len(part) + len(line) > PART:
                     put()
                     part, number = bytearray(), number + 1
@@ -154,13 +218,22 @@ class SageMakerEngine:
     def _wait(self, job: str) -> None:
         shown = ""
         while (found := self._describe(job))["TransformJobStatus"] in ("InProgress", "Stopping"):
-            answered, uploaded = len(self._keys(self._answers(job))), len(self._keys(f"{self._place}in/"))
-            text = f"{job} is {found['TransformJobStatus']}; {answered} of {uploaded} objects are answered"
+            answered, uploaded = (
+                len(self._keys(self._answers(job))),
+                len(self._keys(f"{self._place}in/")),
+            )
+            text = (
+                f"{job} is {found['TransformJobStatus']}; {answered} of {uploaded} objects are"
+                " answered"
+            )
             if text != shown:
                 shown = text
                 print(text, file=sys.stderr, flush=True)
             if self._stop.wait(self.poll):
-                print(f"{job} goes on; the same command waits for it, and ends it with --stop", file=sys.stderr)
+                print(
+                    f"{job} goes on; the same command waits for it, and ends it with --stop",
+                    file=sys.stderr,
+                )
                 raise KeyboardInterrupt
         if found["TransformJobStatus"] != "Completed":
             reason = found.get("FailureReason") or "SageMaker gives no reason"
@@ -168,7 +241,9 @@ class SageMakerEngine:
             raise CliError(f"{job} is {found['TransformJobStatus']}: {reason}. {log}")
 
     def _keys(self, keys: str) -> list[str]:
-        found = self._cloud.listed("s3", "list_objects_v2", "Contents", f"listing {keys}", Bucket=self._bucket, Prefix=keys)
+        found = self._cloud.listed(
+            "s3", "list_objects_v2", "Contents", f"listing {keys}", Bucket=self._bucket, Prefix=keys
+        )
         return sorted(each["Key"] for each in found)
 
     def _results(self, job: str) -> Iterator[RowResult]:
@@ -187,7 +262,21 @@ class SageMakerEngine:
 def _result(line: bytes, key: str) -> RowResult:
     try:
         body, fields = lines.from_line(line)
-        result = RowResult(fields["index"], fields["id"], fields["status"], fields["content_type"], body, fields["error"])
+        result = RowResult(
+            fields["index"],
+            fields["id"],
+            fields["status"],
+            fields["content_type"],
+            body,
+            fields["error"],
+        )
     except (ValueError, KeyError) as error:
-        raise CliError(f"{key} has no answers of tsx ({error}): is the image of an earlier version? Deploy the archive again") from error
-    return result._replace(error=error_text(body)) if result.status >= 400 and result.error is None else result
+        raise CliError(
+            f"{key} has no answers of tsx ({error}): is the image of an earlier version? Deploy the"
+            " archive again"
+        ) from error
+    return (
+        result._replace(error=error_text(body))
+        if result.status >= 400 and result.error is None
+        else result
+    )

@@ -18,22 +18,50 @@ app = typer.Typer(add_completion=False)
 
 @app.command("plan")
 def plan_command(
-    archive: Annotated[Path | None, typer.Argument(metavar="MODEL.mar", help="An archive that `tsx bench --write` has measured.")] = None,
-    rps: Annotated[float | None, typer.Option("--rps", min=1e-6, max=1e9, help="Requests per second of all replicas together.")] = None,
-    slo: Annotated[str | None, typer.Option(help="Bounds, such as 'p99<50ms'; by default those of the benchmark.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Workers per replica; by default the winner's.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, max=4096, help="Batch size; by default the winner's.")] = None,
-    price_per_hour: Annotated[
-        float | None, typer.Option(min=0, help="Price of a replica per hour, in any currency; adds the cost.")
+    archive: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="MODEL.mar", help="An archive that `tsx bench --write` has measured."
+        ),
     ] = None,
-    headroom: Annotated[str, typer.Option(help="Extra load above --rps that must still keep the bounds.")] = "0%",
+    rps: Annotated[
+        float | None,
+        typer.Option(
+            "--rps", min=1e-6, max=1e9, help="Requests per second of all replicas together."
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(help="Bounds, such as 'p99<50ms'; by default those of the benchmark."),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Workers per replica; by default the winner's."),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Batch size; by default the winner's.")
+    ] = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(min=0, help="Price of a replica per hour, in any currency; adds the cost."),
+    ] = None,
+    headroom: Annotated[
+        str, typer.Option(help="Extra load above --rps that must still keep the bounds.")
+    ] = "0%",
     results: Annotated[
-        Path | None, typer.Option(metavar="results.json", help="Use the results in this file instead of the archive's.")
+        Path | None,
+        typer.Option(
+            metavar="results.json", help="Use the results in this file instead of the archive's."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print how many replicas a request rate needs, by the highest load that a benchmark measured within the bounds, and their cost."""
-    from tsx_cli.bench.capacity import planning  # here, as it imports pydantic, and help must be quick
+    """Print how many replicas a request rate needs, by the highest load that a benchmark measured
+    within the bounds, and their cost.
+    """
+    from tsx_cli.bench.capacity import (
+        planning,
+    )  # here, as it imports pydantic, and help must be quick
     from tsx_cli.bench.search.run_options import finite
 
     record = planning.read_measurements(archive, results)

@@ -38,7 +38,10 @@ def read_measurements(archive: Path | None, results: Path | None) -> ArchiveReco
             raise CliError(f"{results} has no winner to plan from; run `tsx bench` to completion")
         return record_of(run)
     if archive is None:
-        raise UsageError("name an archive that `tsx bench MODEL.mar --write` has measured, or the --results of a benchmark")
+        raise UsageError(
+            "name an archive that `tsx bench MODEL.mar --write` has measured, or the --results of a"
+            " benchmark"
+        )
     record = read_record(archive)
     if record is None:
         measure = f"`tsx bench {archive} --ramp --write` measures it"
@@ -71,9 +74,13 @@ def highest_load(
     loads = [
         load.model_copy(update={"holds": _holds(load, bounds, record)})
         for load in record.points
-        if load.how.variant.kind == best.variant.kind and (load.how.workers, load.how.batch_size) == (workers, batch_size)
+        if load.how.variant.kind == best.variant.kind
+        and (load.how.workers, load.how.batch_size) == (workers, batch_size)
     ]
-    loads_by_configuration = [[load for load in loads if load.how == how] for how in dict.fromkeys(load.how for load in loads)]
+    loads_by_configuration = [
+        [load for load in loads if load.how == how]
+        for how in dict.fromkeys(load.how for load in loads)
+    ]
     highest = filter(None, map(_highest, loads_by_configuration))
     if (load := max(highest, key=lambda load: load.throughput.value, default=None)) is not None:
         return load
@@ -81,7 +88,10 @@ def highest_load(
     name = str(archive or record.model.archive or f"{record.model.name}.mar")
     options = ["--workers", str(workers), "--batch-sizes", str(batch_size), "--ramp", "--write"]
     command = ["tsx", "bench", name, *(["--slo", str(bounds)] if bounds else []), *options]
-    raise CliError(f"{reason} with workers {workers}, batch size {batch_size}; this measures it: {shlex.join(command)}")
+    raise CliError(
+        f"{reason} with workers {workers}, batch size {batch_size}; this measures it:"
+        f" {shlex.join(command)}"
+    )
 
 
 def _holds(load: MeasuredLoad, bounds: Slo | None, record: ArchiveRecord) -> bool:

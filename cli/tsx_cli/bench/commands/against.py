@@ -38,8 +38,8 @@ def run_against(
     command: str = "",
     on_progress: Callable[[int, LoadProgress], None] | None = None,
 ) -> Results:
-    """So many rounds of the load; with `ramp` one, and then open loops of such arrivals up to the knee. Raises CliError where there is no
-    server, or where it accepted nothing.
+    """So many rounds of the load; with `ramp` one, and then open loops of such arrivals up to the
+    knee. Raises CliError where there is no server, or where it accepted nothing.
 
     `on_progress` is called with the number of the round, from 0 on.
     """
@@ -56,8 +56,14 @@ def run_against(
         if not points and not done.ok:
             raise CliError(_nothing(plan, done))
         if slo is not None and slo.of_streams and done.stream is None:
-            what = "send requests that are streamed, such as --prompt-tokens 64, by --protocol openai-chat, openai-completions or tsx"
-            raise UsageError(f"--slo {slo.of_streams[0].text} is of event streams, and the answers are none: {what}")
+            what = (
+                "send requests that are streamed, such as --prompt-tokens 64, by --protocol"
+                " openai-chat, openai-completions or tsx"
+            )
+            raise UsageError(
+                f"--slo {slo.of_streams[0].text} is of event streams, and the answers are none:"
+                f" {what}"
+            )
         return points[with_round(points, one.offered, done, slo)]
 
     cores = () if pinning is None else tuple(pinning.generator)
@@ -67,7 +73,10 @@ def run_against(
     if ramp:
         most, reached = min(OPEN_CONNECTIONS, most_connections()), points[0].throughput.value
         if reached <= 0:
-            raise CliError(f"--ramp: no answer came within {plan.seconds:g} s, so no rate is known to start from; give a longer --duration")
+            raise CliError(
+                f"--ramp: no answer came within {plan.seconds:g} s, so no rate is known to start"
+                " from; give a longer --duration"
+            )
 
         def at_rate(rate: float) -> Point | None:
             try:
@@ -105,17 +114,44 @@ def show_against(results: Results) -> None:
     if results.slo is not None:
         rows["bounds"] = f"{results.slo}: {'hold' if point.holds else 'do not hold'}"
     seconds, inputs = sum(each.seconds for each in point.rounds), results.inputs
-    sent = f"{sum(each.sent for each in point.rounds):,} in {seconds:.1f} s; {inputs.count} different, {facts.size_range(inputs)}"
+    sent = (
+        f"{sum(each.sent for each in point.rounds):,} in {seconds:.1f} s; {inputs.count} different,"
+        f" {facts.size_range(inputs)}"
+    )
     every = sum(each.sent + each.unsent for each in point.rounds) or 1
-    rows |= {"sent": sent, **{kind: f"{count:,} ({count / every:.2%})" for kind, count in failures(point.rounds).items()}}
+    rows |= {
+        "sent": sent,
+        **{
+            kind: f"{count:,} ({count / every:.2%})"
+            for kind, count in failures(point.rounds).items()
+        },
+    }
     if stalls := shown.stalls(point):
         rows["stalls"] = stalls
-    worst = max(point.rounds, key=lambda each: each.generator.cpu + each.generator.starved).generator
-    late = f"; {milliseconds(max(each.generator.late_p99_ms for each in point.rounds))} late (p99)" if point.offered.mode == "open" else ""
-    rows["generator"] = f"{worst.cpu:.0%} of a core, {worst.starved:.0%} of the time without one{late}"
+    worst = max(
+        point.rounds, key=lambda each: each.generator.cpu + each.generator.starved
+    ).generator
+    late = (
+        f"; {milliseconds(max(each.generator.late_p99_ms for each in point.rounds))} late (p99)"
+        if point.offered.mode == "open"
+        else ""
+    )
+    rows["generator"] = (
+        f"{worst.cpu:.0%} of a core, {worst.starved:.0%} of the time without one{late}"
+    )
     if results.pinning is not None:
         rows["pinned to cores"] = facts.pinned(results)
-    print_table([f"{results.model.name} at {results.against}" if results.model.name else f"{results.against}", ""], rows.items())
+    print_table(
+        [
+            (
+                f"{results.model.name} at {results.against}"
+                if results.model.name
+                else f"{results.against}"
+            ),
+            "",
+        ],
+        rows.items(),
+    )
     show_details(results)
     for line in _ramp(results):
         print(line)
@@ -130,47 +166,79 @@ def _ramp(results: Results) -> Iterator[str]:
         return
     for point in points:
         p99 = shown.with_margin(point.p99_ms)
-        yield f"{shown.rate(point)}: p50 {milliseconds(point.latency.p50_ms)}, p99 {p99}{'' if point.holds else ', does not hold'}"
+        yield (
+            f"{shown.rate(point)}: p50 {milliseconds(point.latency.p50_ms)}, p99"
+            f" {p99}{'' if point.holds else ', does not hold'}"
+        )
     held, broken = knee_of(points)
     bounds = results.slo or "the throughput follows the rate"
     if held is None:
         yield f"no rate holds: {bounds}"
     else:
-        ends = "the load ended before one that does not" if broken is None else f"{shown.rate(broken)} does not"
+        ends = (
+            "the load ended before one that does not"
+            if broken is None
+            else f"{shown.rate(broken)} does not"
+        )
         yield f"knee: {shown.rate(held)} holds, {ends} ({bounds})"
 
 
 def _notes(point: Point) -> list[str]:
     """What a reader of the figures must know."""
     notes = []
-    limited = next((each.generator.limited for each in point.rounds if each.generator.limited), None)
+    limited = next(
+        (each.generator.limited for each in point.rounds if each.generator.limited), None
+    )
     if limited:
         notes.append(f"these figures describe the load generator and not the server: {limited}")
-    waited, sent = sum(each.generator.waited for each in point.rounds), sum(each.sent for each in point.rounds)
+    waited, sent = (
+        sum(each.generator.waited for each in point.rounds),
+        sum(each.sent for each in point.rounds),
+    )
     if waited > 0.01 * sent:
         notes.append(
-            f"{waited / sent:.0%} of the requests found no free connection when due, and their wait counts; give more --connections"
+            f"{waited / sent:.0%} of the requests found no free connection when due, and their wait"
+            " counts; give more --connections"
         )
     if any(each.corrected_p99_ms for each in point.rounds):
-        notes.append("a closed loop sends less while the server stalls; --rate keeps sending, and its latencies show what clients see then")
+        notes.append(
+            "a closed loop sends less while the server stalls; --rate keeps sending, and its"
+            " latencies show what clients see then"
+        )
     return notes
 
 
 def _note_of_knee(points: Sequence[Point]) -> list[str]:
     broken = knee_of(points).broken
-    limits = [each.generator.limited for each in broken.rounds if each.generator.limited] if broken is not None else []
-    return [f"the knee may be that of the load generator and not of the server: {limits[-1]}"] if limits else []
+    limits = (
+        [each.generator.limited for each in broken.rounds if each.generator.limited]
+        if broken is not None
+        else []
+    )
+    return (
+        [f"the knee may be that of the load generator and not of the server: {limits[-1]}"]
+        if limits
+        else []
+    )
 
 
 def _nothing(plan: LoadPlan, result: Round) -> str:
-    came = ", ".join(f"{kind} ({count:,} times)" for kind, count in failures([result]).items()) or "nothing came back"
+    came = (
+        ", ".join(f"{kind} ({count:,} times)" for kind, count in failures([result]).items())
+        or "nothing came back"
+    )
     hint = {
         "404": f"is the model called {plan.model}, and the protocol {plan.protocol}?",
         "401": "give a token with --token",
         "403": "give a token with --token",
         "malformed": f"it does not speak HTTP; --protocol is {plan.protocol}",
-        "closed": "it closes connections without an answer: does it need https, or another --protocol?",
+        "closed": (
+            "it closes connections without an answer: does it need https, or another --protocol?"
+        ),
         "connect": "it closes connections, or sends data before a request: is this its HTTP port?",
     }
-    help_text = next((text for name, text in hint.items() if name in result.errors), "send a single request to see its answer")
+    help_text = next(
+        (text for name, text in hint.items() if name in result.errors),
+        "send a single request to see its answer",
+    )
     return f"{plan.url} accepted no request: {came}; {help_text}"

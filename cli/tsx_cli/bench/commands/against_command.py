@@ -17,14 +17,21 @@ app = typer.Typer(add_completion=False)
 
 @app.command("bench")
 def bench_against(
-    against: Annotated[str | None, typer.Option(metavar="URL", help="Measure a running server.")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="URL", help="Measure a running server.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Name of its model.")] = None,
-    version: Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Version of the model; by default its default version.")
+    ] = None,
     protocol: Annotated[
         str,
         typer.Option(
-            help="tsx, torchserve, openai-chat, openai-completions, kserve-v1, kserve-v2, invocations, grpc, "
-            "kserve-v2-grpc; post: to URL itself."
+            help=(
+                "tsx, torchserve, openai-chat, openai-completions, kserve-v1, kserve-v2,"
+                " invocations, grpc, "
+                "kserve-v2-grpc; post: to URL itself."
+            )
         ),
     ] = "tsx",
     token: Token = None,
@@ -36,25 +43,64 @@ def bench_against(
     prompt_tokens: options.PromptTokens = None,
     max_tokens: options.MaxTokens = None,
     connections: Annotated[
-        int | None, typer.Option(help="Connections; by default 16 in a closed loop and 256 in an open one.", rich_help_panel=options.LOAD)
+        int | None,
+        typer.Option(
+            help="Connections; by default 16 in a closed loop and 256 in an open one.",
+            rich_help_panel=options.LOAD,
+        ),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Requests per second, independent of the server: an open loop.", rich_help_panel=options.LOAD)
+        float | None,
+        typer.Option(
+            help="Requests per second, independent of the server: an open loop.",
+            rich_help_panel=options.LOAD,
+        ),
     ] = None,
     arrivals: Annotated[
-        str | None, typer.Option(help="Arrivals of an open loop: poisson, constant, or recorded.", rich_help_panel=options.LOAD)
+        str | None,
+        typer.Option(
+            help="Arrivals of an open loop: poisson, constant, or recorded.",
+            rich_help_panel=options.LOAD,
+        ),
     ] = None,
-    speed: Annotated[float | None, typer.Option(help="Speed factor relative to the recording.", rich_help_panel=options.LOAD)] = None,
+    speed: Annotated[
+        float | None,
+        typer.Option(help="Speed factor relative to the recording.", rich_help_panel=options.LOAD),
+    ] = None,
     duration: options.Duration = "10s",
     warm_up: Annotated[
-        str, typer.Option(metavar="TIME|auto", help="Warm-up before each round; auto detects its length.", rich_help_panel=options.LOAD)
+        str,
+        typer.Option(
+            metavar="TIME|auto",
+            help="Warm-up before each round; auto detects its length.",
+            rich_help_panel=options.LOAD,
+        ),
     ] = "auto",
-    rounds: Annotated[int, typer.Option(help="Repetitions; two or more give confidence intervals.", rich_help_panel=options.LOAD)] = 1,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Timeout of a request.", rich_help_panel=options.LOAD)] = "30s",
+    rounds: Annotated[
+        int,
+        typer.Option(
+            help="Repetitions; two or more give confidence intervals.", rich_help_panel=options.LOAD
+        ),
+    ] = 1,
+    timeout: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="Timeout of a request.", rich_help_panel=options.LOAD),
+    ] = "30s",
     slo: Annotated[
-        str | None, typer.Option(help="Bounds to keep, such as p99<100ms,errors<0.1%; of event streams ttft.p99<300ms,tpot.p99<50ms.")
+        str | None,
+        typer.Option(
+            help=(
+                "Bounds to keep, such as p99<100ms,errors<0.1%; of event streams"
+                " ttft.p99<300ms,tpot.p99<50ms."
+            )
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random arrivals and generated inputs.", rich_help_panel=options.LOAD)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seed of random arrivals and generated inputs.", rich_help_panel=options.LOAD
+        ),
+    ] = 0,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -67,7 +113,12 @@ def bench_against(
     ] = None,
     json_to: Annotated[
         str | None,
-        typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output.", rich_help_panel=options.OUTPUT),
+        typer.Option(
+            "--json",
+            metavar="FILE|-",
+            help="Write the results as JSON; - is standard output.",
+            rich_help_panel=options.OUTPUT,
+        ),
     ] = None,
     ramp: options.Ramp = False,
     price_per_hour: options.PricePerHour = None,
@@ -76,7 +127,9 @@ def bench_against(
 ) -> None:
     """Measure a running server."""
     if against is None:
-        raise UsageError("name the server to measure: --against http://127.0.0.1:8080 --model NAME --input FILE")
+        raise UsageError(
+            "name the server to measure: --against http://127.0.0.1:8080 --model NAME --input FILE"
+        )
     if model is None and protocol == "post":
         model = ""
     if model is None:
@@ -91,14 +144,23 @@ def bench_against(
     from tsx_cli.bench.storage.junit import bound_cases, check_junit, write_junit
     from tsx_cli.bench.workload.inputs import choose_payloads, parse_shape
 
-    if json_to not in (None, "-") and (Path(json_to).is_dir() or not Path(json_to).absolute().parent.is_dir()):
-        raise UsageError(f"--json: '{json_to}' cannot be a file; name one in a directory that is there, or - for standard output")
+    if json_to not in (None, "-") and (
+        Path(json_to).is_dir() or not Path(json_to).absolute().parent.is_dir()
+    ):
+        raise UsageError(
+            f"--json: '{json_to}' cannot be a file; name one in a directory that is there, or - for"
+            " standard output"
+        )
     if output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"--output: '{output}' is a file; name a directory")
     if speed is not None and arrivals != "recorded":
-        raise UsageError("--speed is that of a recording: give --arrivals recorded as well, or leave it out")
+        raise UsageError(
+            "--speed is that of a recording: give --arrivals recorded as well, or leave it out"
+        )
     if ramp and (rate is not None or arrivals == "recorded"):
-        raise UsageError("--ramp chooses the rates itself: leave --rate and --arrivals recorded out")
+        raise UsageError(
+            "--ramp chooses the rates itself: leave --rate and --arrivals recorded out"
+        )
     if junit is not None:
         check_junit(junit, slo, "--slo")
     if price_per_hour is not None:
@@ -129,7 +191,13 @@ def bench_against(
         arrivals=arrivals or "poisson",  # type: ignore[arg-type]  # the plan looks at it
         speed=1.0 if speed is None else speed,
         seconds=seconds(duration, "--duration"),
-        warm_up="auto" if warm_up == "auto" else 0.0 if warm_up in ("0", "0s") else seconds(warm_up, "--warm-up"),
+        warm_up=(
+            "auto"
+            if warm_up == "auto"
+            else 0.0
+            if warm_up in ("0", "0s")
+            else seconds(warm_up, "--warm-up")
+        ),
         timeout=seconds(timeout, "--timeout"),
         token=read_token(token),
         certificate=trusted(certificate, against),
@@ -158,7 +226,11 @@ def bench_against(
             Path(json_to).write_text(text, encoding="utf-8")
     if output is not None:
         write_report(results, output)
-        print(f"report: {output / 'report.html'}, with report.md, results.csv and results.json beside it", file=sys.stderr)
+        print(
+            f"report: {output / 'report.html'}, with report.md, results.csv and results.json"
+            " beside it",
+            file=sys.stderr,
+        )
     if junit is not None:
         write_junit(junit, bound_cases(results), results)
     if bounds is not None and results.trials[0].best is None:
@@ -166,12 +238,15 @@ def bench_against(
 
 
 def trusted(given: Path | None, url: str) -> str | None:
-    """The file that is trusted beside what this machine trusts: what is given, else `certificate_file`, as other commands trust it.
+    """The file that is trusted beside what this machine trusts: what is given, else
+    `certificate_file`, as other commands trust it.
 
     Raises UsageError where a file is given that nothing would look at.
     """
     if given is not None and not url.startswith("https:"):
-        raise UsageError(f"--certificate: '{url}' is not an https address; leave it out, or write https://")
+        raise UsageError(
+            f"--certificate: '{url}' is not an https address; leave it out, or write https://"
+        )
     if given is None and url.startswith("https:"):
         from tsx_cli.common.options import read_settings
 

@@ -14,11 +14,16 @@ from tsx_cli.common.options import AsJson
 app = typer.Typer(add_completion=False)
 RESULTS = "results.json"
 
-FIRST = typer.Argument(help="results.json of the run before, or the directory that has it.", metavar="A.json")
+FIRST = typer.Argument(
+    help="results.json of the run before, or the directory that has it.", metavar="A.json"
+)
 SECOND = typer.Argument(help="The later run.", metavar="B.json")
 FAIL_IF = typer.Option(
     "--fail-if",
-    help="A change to fail at, with exit code 1: 'throughput<-5%' or 'p99>10%'; may be repeated. Changes within the noise never count.",
+    help=(
+        "A change to fail at, with exit code 1: 'throughput<-5%' or 'p99>10%'; may be repeated."
+        " Changes within the noise never count."
+    ),
     metavar="CHANGE",
 )
 
@@ -28,23 +33,36 @@ def compare_command(
     first: Annotated[Path, FIRST],
     second: Annotated[Path, SECOND],
     fail_if: Annotated[list[str] | None, FAIL_IF] = None,
-    every: Annotated[bool, typer.Option("--all", help="Apply --fail-if to every configuration and load, not only to the best.")] = False,
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Apply --fail-if to every configuration and load, not only to the best."
+        ),
+    ] = False,
     junit: options.JUnit = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two runs of tsx bench, and say which differences are real.
 
-    Exit code 0: nothing that --fail-if names; 1: something; 2: the files or the words of the command are wrong.
+    Exit code 0: nothing that --fail-if names; 1: something; 2: the files or the words of the
+    command are wrong.
     """
     from tsx_cli.bench.model.results import read_results
-    from tsx_cli.bench.storage.compare import compare, parse_condition, print_compared, show_compared  # here, so that help stays quick
+    from tsx_cli.bench.storage.compare import (
+        compare,
+        parse_condition,
+        print_compared,
+        show_compared,
+    )  # here, so that help stays quick
     from tsx_cli.bench.storage.junit import check_junit, condition_cases, write_junit
 
     if junit is not None:
         check_junit(junit, fail_if, "--fail-if")
     conditions = [parse_condition(text) for text in fail_if or ()]
     try:
-        results = [read_results(path / RESULTS if path.is_dir() else path) for path in (first, second)]
+        results = [
+            read_results(path / RESULTS if path.is_dir() else path) for path in (first, second)
+        ]
     except CliError as error:
         raise UsageError(error.message) from error  # exit code 1 is for a change alone
     compared = compare(results[0], results[1], conditions, every=every)

@@ -17,7 +17,8 @@ from tsx_runtime.shared.log_format import escaped
 
 
 class Progress:
-    """How far a run is, on stderr: one line that changes on a terminal, a line for each thing that was found elsewhere.
+    """How far a run is, on stderr: one line that changes on a terminal, a line for each thing that
+    was found elsewhere.
 
     `ends` is the moment, by time.monotonic, at which the run is to be over.
     """
@@ -34,7 +35,12 @@ class Progress:
             self._status.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if self._status is not None:
             with suppress(OSError):  # the terminal is gone
                 self._status.stop()
@@ -48,7 +54,9 @@ class Progress:
         """What lasts for a while: only a terminal shows it."""
         self._doing = text
         if self._status is not None:
-            self._status.update(f"{_clock(self._ends - time.monotonic())} left · {text}{more}".replace("[", r"\["))
+            self._status.update(
+                f"{_clock(self._ends - time.monotonic())} left · {text}{more}".replace("[", r"\[")
+            )
 
     def load(self, progress: LoadProgress) -> None:
         self.doing(self._doing, f" · {progress.answers:,} answers in {progress.seconds:.0f} s")
@@ -58,16 +66,29 @@ class Progress:
 
 
 def progress_line(rounds: int | None) -> Callable[[int, LoadProgress], None] | None:
-    """One line on a terminal that tells how far it is; None where stderr is none. `rounds` is None where their number is not known."""
+    """One line on a terminal that tells how far it is; None where stderr is none. `rounds` is None
+    where their number is not known.
+    """
     if not sys.stderr.isatty():
         return None
     begun = time.monotonic()
 
     def show(number: int, progress: LoadProgress) -> None:
         left = max(0.0, (rounds - number if rounds else 1) * progress.of - progress.seconds)
-        text = f"load {number + 1}: " if rounds is None else f"round {number + 1} of {rounds}: " if rounds > 1 else ""
+        text = (
+            f"load {number + 1}: "
+            if rounds is None
+            else f"round {number + 1} of {rounds}: "
+            if rounds > 1
+            else ""
+        )
         answered = f"{progress.answers:,} answers"
-        print(f"\r\033[K{text}{answered}, {time.monotonic() - begun:.0f} s, {left:.0f} s left", end="", file=sys.stderr, flush=True)
+        print(
+            f"\r\033[K{text}{answered}, {time.monotonic() - begun:.0f} s, {left:.0f} s left",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
         if (rounds is None or number == rounds - 1) and left < 1:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 

@@ -1,4 +1,6 @@
-"""A run: measures what the search requests until it is done, then the best configurations in turn; all results are saved."""
+"""A run: measures what the search requests until it is done, then the best configurations in turn;
+all results are saved.
+"""
 
 from __future__ import annotations
 
@@ -64,13 +66,17 @@ class Bench:
         self._began = self.clock()
         self._seconds = self.target.seconds  # of a round
         self.slo = self.options.bounds
-        self.servers = Servers(self.target, lambda configuration: self.progress.doing(f"starting {configuration}"))
+        self.servers = Servers(
+            self.target, lambda configuration: self.progress.doing(f"starting {configuration}")
+        )
         by_numbers = self.options.tolerance is not None or self.options.same_top is not None
         verdicts = {} if by_numbers else verdicts_of(self.forms)
         self.guard = AccuracyGuard(self.target.payloads, self.options.compare, verdicts=verdicts)
         self.batches = takes_batches(self.target.archive)
         config = self.target.archive.config
-        self.space = configurations(self.options, config, cpu_count(), gpu_count(), self.forms, batches=self.batches)
+        self.space = configurations(
+            self.options, config, cpu_count(), gpu_count(), self.forms, batches=self.batches
+        )
         for trial in self.results.trials:
             self._judge(trial)
         for curve in self.results.curves:
@@ -78,7 +84,9 @@ class Bench:
 
     def go(self) -> None:
         """Whatever ends it, no server stays. Raises what interrupts it."""
-        kept = SHARE * self.seconds_left() if self.options.ramp and math.isfinite(self.ends) else 0.0
+        kept = (
+            SHARE * self.seconds_left() if self.options.ramp and math.isfinite(self.ends) else 0.0
+        )
         self.ends -= kept
         try:
             self._reference()
@@ -90,9 +98,16 @@ class Bench:
             self.ends += kept
             winner, _ = choose(self.order(), self.trial, self.results.paired)
             if self.options.ramp and winner is not None and not ramp_of(self, winner):
-                short = "the time was too short for --ramp to find the knee; --resume with a longer --time-limit goes on"
+                short = (
+                    "the time was too short for --ramp to find the knee; --resume with a longer"
+                    " --time-limit goes on"
+                )
                 reason = self.trial(winner).reason
-                self.note(f"--ramp ended as {self.trial(winner).how()} failed: {_first_line(reason)}" if reason else short)
+                self.note(
+                    f"--ramp ended as {self.trial(winner).how()} failed: {_first_line(reason)}"
+                    if reason
+                    else short
+                )
         finally:
             self.finish()  # first, as Ctrl-C may end the wait for the servers
             self.servers.close()
@@ -123,7 +138,10 @@ class Bench:
             self.note(f"this machine is not quiet: {result}; small differences mean little")
         curves = sum(bool(curve.disturbed) for curve in results.curves)
         if curves:
-            self.note(f"{curves} of {len(results.curves)} curves were disturbed: {_first_disturbance(results.curves)}")
+            self.note(
+                f"{curves} of {len(results.curves)} curves were disturbed:"
+                f" {_first_disturbance(results.curves)}"
+            )
         if results.disturbed.says:
             self.note(results.disturbed.says)
         conclude(results)
@@ -137,10 +155,24 @@ class Bench:
         left_out = passed_over(self._state())
         late = sum(why == OUT_OF_TIME for _, _, why in left_out)
         if late and not self.results.faster_unmeasured:  # which `why` says already
-            several = f"{late} configurations that may be faster were" if late > 1 else "a configuration that may be faster was"
-            self.note(f"{several} not measured because the run ended before; --resume with a longer --time-limit continues with them")
+            several = (
+                f"{late} configurations that may be faster were"
+                if late > 1
+                else "a configuration that may be faster was"
+            )
+            self.note(
+                f"{several} not measured because the run ended before; --resume with a longer"
+                " --time-limit continues with them"
+            )
         for configuration, predicted, why in left_out:
-            self.results.trials.append(Trial(configuration=configuration.as_json(), state="predicted", reason=why, predicted=predicted))
+            self.results.trials.append(
+                Trial(
+                    configuration=configuration.as_json(),
+                    state="predicted",
+                    reason=why,
+                    predicted=predicted,
+                )
+            )
 
     @property
     def round_seconds(self) -> float:
@@ -157,7 +189,9 @@ class Bench:
         if self.results.paired:
             reserved = budget.reserved_for_another(rounds, self._start)
         elif len(self.order()) > 1:
-            reserved = budget.reserved_for_end(self.options.duration, rounds, self.ends - self._began, self._start)
+            reserved = budget.reserved_for_end(
+                self.options.duration, rounds, self.ends - self._began, self._start
+            )
         one = budget.round_cost(self.options.duration or budget.SHORT)
         if self.first() is None:  # without the baseline there is nothing to tell
             left = max(left, self._start + one)
@@ -182,46 +216,83 @@ class Bench:
         )
 
     def _curves(self) -> None:
-        """t(n) of each variant, from which the search predicts. Where there can be none, what is measured has to do."""
+        """t(n) of each variant, from which the search predicts.
+
+        Where there can be none, what is measured has to do.
+        """
         if not self.batches:
-            self.note("its workers take each request as it comes and put them together themselves, so sizes of batches were not compared")
+            self.note(
+                "its workers take each request as it comes and put them together themselves, so"
+                " sizes of batches were not compared"
+            )
             return
         known = {curve.variant for curve in self.results.curves}
-        variants = [variant for variant in by_use(self.space, self._state()) if variant not in known]
-        if len(self.space) == len(variants) and not self.options.exhaustive:  # there is nothing to predict, but forms may not fit
+        variants = [
+            variant for variant in by_use(self.space, self._state()) if variant not in known
+        ]
+        if (
+            len(self.space) == len(variants) and not self.options.exhaustive
+        ):  # there is nothing to predict, but forms may not fit
             variants = [variant for variant in variants if variant.form not in (None, REFERENCE)]
         if not variants:
             return
         if any(variant.device != "cpu" for variant in variants):
             self.servers.close()  # one that idles takes no core, but memory of the GPU
-        share, most = budget.of_a_curve(self.seconds_left(), len(variants)), budget.FOR_LOADING * self.seconds_left()
+        share, most = (
+            budget.of_a_curve(self.seconds_left(), len(variants)),
+            budget.FOR_LOADING * self.seconds_left(),
+        )
         begun = self.clock()
         for number, variant in enumerate(variants):
             if variant in self.excluded:
                 continue
             if number and (self.clock() - begun) * (number + 1) / number > most:
-                self.note("the time was too short to time batches of each kind of worker; a longer --time-limit predicts more")
+                self.note(
+                    "the time was too short to time batches of each kind of worker; a longer"
+                    " --time-limit predicts more"
+                )
                 break
             one = next(each for each in self.space if each.variant == variant)
             sizes = sorted({each.batch_size for each in self.space if each.variant == variant})
             alone = replace(one, workers=1, batch_size=1)
             self.progress.doing(f"timing batches without a server: {alone.worker}")
-            longest = math.inf if self.slo is None or self.options.exhaustive else BEYOND * self.slo.tightest_ms
+            longest = (
+                math.inf
+                if self.slo is None or self.options.exhaustive
+                else BEYOND * self.slo.tightest_ms
+            )
             with self.watch(self._probes) as watch:
-                curve = self.time_curve(self.target.archive, alone, sizes, self.target.payloads, budget_seconds=share, most_ms=longest)
-            curve.noise, curve.disturbed = watch.noise, judge(watch.noise, self.results.environment.cores)
+                curve = self.time_curve(
+                    self.target.archive,
+                    alone,
+                    sizes,
+                    self.target.payloads,
+                    budget_seconds=share,
+                    most_ms=longest,
+                )
+            curve.noise, curve.disturbed = (
+                watch.noise,
+                judge(watch.noise, self.results.environment.cores),
+            )
             self.results.curves.append(curve)
             self.journal.curve(curve)
             self._leave_out(curve)
-            times = ", ".join(f"{point.batch_size}: {milliseconds(point.median_ms)}" for point in curve.points)
+            times = ", ".join(
+                f"{point.batch_size}: {milliseconds(point.median_ms)}" for point in curve.points
+            )
             failed = f"; no more, since {curve.failed}" if curve.failed else ""
-            self.progress.found(f"{alone.worker}, a batch takes {times or 'no measurable time'}{_first_line(failed)}")
+            self.progress.found(
+                f"{alone.worker}, a batch takes"
+                f" {times or 'no measurable time'}{_first_line(failed)}"
+            )
 
     def _leave_out(self, curve: Curve) -> None:
         """Excludes a form that does not run here, with any number of threads."""
         if curve.failed and not curve.points and curve.form not in (None, REFERENCE):
             variants = {each.variant for each in self.space}
-            self.excluded |= {each: curve.failed for each in variants if each.kind == curve.variant.kind}
+            self.excluded |= {
+                each: curve.failed for each in variants if each.kind == curve.variant.kind
+            }
             self.note(f"the form {curve.form} is not measured: {curve.failed}")
 
     def _as_allowed(self) -> list[Trial]:
@@ -255,7 +326,10 @@ class Bench:
             if trial.accuracy is None and not trial.points:
                 trial.accuracy = self.guard.compare(candidate)
                 if trial.accuracy is not None and self._judge(trial):
-                    trial.state, trial.reason = "failed", f"its answers differ: {trial.accuracy.worst}"
+                    trial.state, trial.reason = (
+                        "failed",
+                        f"its answers differ: {trial.accuracy.worst}",
+                    )
                     self.progress.found(f"{trial.how()} cannot win: {trial.reason}")
                     self.journal.trial(at, trial)
                     return
@@ -272,11 +346,19 @@ class Bench:
         return budget.seconds_in_search(self.options.duration, expected, self.seconds_left())
 
     def load(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
-        """One round, into the trial's point of that load, and another where the first was disturbed. Raises TrialFailed."""
+        """One round, into the trial's point of that load, and another where the first was
+        disturbed. Raises TrialFailed.
+        """
         self._round(at, candidate, offered)
         state = self._state()  # which knows what the time is needed for
-        first = max(0, min(FIRST, len(self.space) - 1) - len(self.results.trials) + 1) * (state.seconds_to_start + state.seconds_per_point)
-        if again(self._disturbed, self.seconds_left() - (0.0 if self._comparing else first + state.seconds_reserved), self.round_seconds):
+        first = max(0, min(FIRST, len(self.space) - 1) - len(self.results.trials) + 1) * (
+            state.seconds_to_start + state.seconds_per_point
+        )
+        if again(
+            self._disturbed,
+            self.seconds_left() - (0.0 if self._comparing else first + state.seconds_reserved),
+            self.round_seconds,
+        ):
             self._round(at, candidate, offered)
 
     def _round(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
@@ -293,16 +375,33 @@ class Bench:
         point = trial.points[number]
         best = best_point(trial.points)
         if best == number or (best is None and number == 0):
-            trial.stages, trial.batch_sizes, trial.usage = measurement.stages, measurement.batch_sizes, measurement.usage
+            trial.stages, trial.batch_sizes, trial.usage = (
+                measurement.stages,
+                measurement.batch_sizes,
+                measurement.usage,
+            )
         trial.best = best
         self.journal.point(at, number, point)
         self.journal.trial(at, trial)
         if fresh.generator.limited:
             self.note(f"{trial.how()}, {offered}: {fresh.generator.limited}")
-        holds = "" if point.holds else ", which breaks the bounds" if self.slo and not point.error_rate else ", and not all were answered"
-        reached = f"{rounded(point.throughput.value)} requests/s, p99 {milliseconds(point.p99_ms.value)}"
+        holds = (
+            ""
+            if point.holds
+            else (
+                ", which breaks the bounds"
+                if self.slo and not point.error_rate
+                else ", and not all were answered"
+            )
+        )
+        reached = (
+            f"{rounded(point.throughput.value)} requests/s, p99 {milliseconds(point.p99_ms.value)}"
+        )
         if (stream := point.stream) is not None:
-            times = f"TTFT p99 {milliseconds(stream.ttft.p99_ms)}, TPOT p99 {milliseconds(stream.tpot.p99_ms)}"
+            times = (
+                f"TTFT p99 {milliseconds(stream.ttft.p99_ms)}, TPOT p99"
+                f" {milliseconds(stream.tpot.p99_ms)}"
+            )
             reached += f", {rounded(stream.tokens_per_second)} tokens/s, {times}"
         marked = f"; disturbed: {disturbed[0]}" if disturbed else ""
         self.progress.found(f"{trial.how()}, {offered}: {reached}{holds}{marked}")
@@ -328,18 +427,26 @@ class Bench:
             self.progress.found(f"{trial.how()} failed: {_first_line(str(error))}")
 
     def _judge(self, trial: Trial) -> bool:
-        """Whether it answers differently and may not. Its variant is not looked at again, unless that is the archive's own."""
+        """Whether it answers differently and may not.
+
+        Its variant is not looked at again, unless that is the archive's own.
+        """
         if trial.accuracy is None or trial.accuracy.allowed or self.options.allow_different:
             return False
         configuration = trial.how()
-        if configuration.variant != baseline(self.space).variant and configuration.variant not in self.excluded:
+        if (
+            configuration.variant != baseline(self.space).variant
+            and configuration.variant not in self.excluded
+        ):
             self.excluded[configuration.variant] = f"its answers differ: {trial.accuracy.worst}"
         return True
 
     def _confirm(self) -> None:
         several, rounds = len(self.order()) > 1, self.options.rounds
         starting = (budget.COMPARED - 1) * self._start  # one of them runs already, as a rule
-        self._seconds = budget.seconds_at_end(self.options.duration, rounds, self.seconds_left(), starting)
+        self._seconds = budget.seconds_at_end(
+            self.options.duration, rounds, self.seconds_left(), starting
+        )
         if not several and faster_unmeasured(self._state()):
             return  # there is nothing to compare, and nothing that could be chosen
         if several and self.seconds_left() < self._start + budget.FEWEST * self.round_seconds:
@@ -358,7 +465,14 @@ class Bench:
     def first(self) -> int | None:
         """The position of the baseline, if it was measured."""
         first = baseline(self.space)
-        return next((at for at, trial in enumerate(self.results.trials) if trial.how() == first and trial.points), None)
+        return next(
+            (
+                at
+                for at, trial in enumerate(self.results.trials)
+                if trial.how() == first and trial.points
+            ),
+            None,
+        )
 
     def attempt(self, at: int, offered: OfferedLoad) -> bool:
         """One more round beside others that run; whether it came to something."""

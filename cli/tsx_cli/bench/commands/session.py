@@ -1,4 +1,6 @@
-"""Prepares a run from the command line: the archive, the inputs, the directory, and an earlier run to resume."""
+"""Prepares a run from the command line: the archive, the inputs, the directory, and an earlier run
+to resume.
+"""
 
 from __future__ import annotations
 
@@ -48,23 +50,44 @@ class RunRequest:
     profile: bool = False  # whether the best is looked into at the end
 
 
-def new_run(model: Path, options: BenchOptions, output: Path | None, time_limit: float | None, *, quiet: bool) -> RunRequest:
+def new_run(
+    model: Path,
+    options: BenchOptions,
+    output: Path | None,
+    time_limit: float | None,
+    *,
+    quiet: bool,
+) -> RunRequest:
     """Raises UsageError."""
-    return RunRequest(model, options, new_directory("bench", model, output), time_limit, quiet=quiet)
+    return RunRequest(
+        model, options, new_directory("bench", model, output), time_limit, quiet=quiet
+    )
 
 
 def new_directory(command: str, model: Path, output: Path | None) -> Path:
-    """The directory of a new run of `tsx bench` or `tsx optimize`: `output`, or one with a name of its own. Raises CliError, UsageError."""
+    """The directory of a new run of `tsx bench` or `tsx optimize`: `output`, or one with a name of
+    its own. Raises CliError, UsageError.
+    """
     require_packed(model)
     if not model.exists():
-        raise CliError(f"there is no file '{model}'{similar_file(model) or ';'} name an archive or a model's directory")
-    directory = output or Path(f"{command}-{model.name.removesuffix('.mar')}-{datetime.now():%Y%m%d-%H%M%S}")
+        raise CliError(
+            f"there is no file '{model}'{similar_file(model) or ';'} name an archive or a model's"
+            " directory"
+        )
+    directory = output or Path(
+        f"{command}-{model.name.removesuffix('.mar')}-{datetime.now():%Y%m%d-%H%M%S}"
+    )
     if has_run(directory):
-        raise UsageError(f"--output: '{directory}' holds a run already; --resume {directory} goes on with it, or name another directory")
+        raise UsageError(
+            f"--output: '{directory}' holds a run already; --resume {directory} goes on with it, or"
+            " name another directory"
+        )
     return directory
 
 
-def resumed_run(directory: Path, model: Path | None, time_limit: float | None, *, quiet: bool) -> RunRequest:
+def resumed_run(
+    directory: Path, model: Path | None, time_limit: float | None, *, quiet: bool
+) -> RunRequest:
     """Raises CliError."""
     past = read_journal(directory)
     measured, options = past.arguments(directory, BenchOptions)
@@ -72,15 +95,27 @@ def resumed_run(directory: Path, model: Path | None, time_limit: float | None, *
 
 
 def carry_out(request: RunRequest, settings: Settings) -> Results:
-    """Measure until it is done, out of time or interrupted: `complete` says which. The directory has the journal and results.json."""
+    """Measure until it is done, out of time or interrupted: `complete` says which. The directory
+    has the journal and results.json.
+    """
     sweep()
     pinning = chosen(request.options.server_cores, request.options.generator_cores)
-    cores = () if pinning is None else tuple(pinning.server)  # of this process, which waits while the generator runs, as well
-    with pinned(cores), open_archive(request.model, cache=settings.archive_cache(), limits=settings.archive_limits()) as archive:
+    cores = (
+        () if pinning is None else tuple(pinning.server)
+    )  # of this process, which waits while the generator runs, as well
+    with (
+        pinned(cores),
+        open_archive(
+            request.model, cache=settings.archive_cache(), limits=settings.archive_limits()
+        ) as archive,
+    ):
         payloads, source = chosen_inputs(request.options, archive)
         begun = time.monotonic()
         ends = begun + (float("inf") if request.time_limit is None else request.time_limit)
-        with Progress(ends, quiet=request.quiet) as progress, Journal(request.directory, new=request.past is None) as journal:
+        with (
+            Progress(ends, quiet=request.quiet) as progress,
+            Journal(request.directory, new=request.past is None) as journal,
+        ):
             progress.doing("examining this machine")
             results = _results(request, archive, payloads, source)
             results.pinning = pinning
@@ -95,11 +130,19 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
             generator = () if pinning is None else tuple(pinning.generator)
             sized = sizes(settings, payloads)
             target = TrialTarget(
-                archive, payloads, seconds, request.options.seed, sizes=sized, generator_cores=generator, slo=request.options.bounds
+                archive,
+                payloads,
+                seconds,
+                request.options.seed,
+                sizes=sized,
+                generator_cores=generator,
+                slo=request.options.bounds,
             )
             watch = partial(Watch, more=generator)
             forms, outdated = _forms(archive, request.options)
-            bench = Bench(request.options, target, results, journal, progress, ends, watch=watch, forms=forms)
+            bench = Bench(
+                request.options, target, results, journal, progress, ends, watch=watch, forms=forms
+            )
             if outdated is not None:
                 bench.note(outdated)
             with interruptible(bench.servers.abandon):
@@ -110,7 +153,10 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
                         profile_best(archive, results, payloads, request.directory)
                 except KeyboardInterrupt:
                     results.complete = False
-                    bench.note("The run was interrupted: the best configuration may not have been measured. --resume continues the run.")
+                    bench.note(
+                        "The run was interrupted: the best configuration may not have been"
+                        " measured. --resume continues the run."
+                    )
                 except BaseException:
                     results.complete = False
                     with suppress(CliError):  # the reason that ended the run is reported
@@ -121,12 +167,17 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
 
 
 def _forms(archive: OpenArchive, options: BenchOptions) -> tuple[Sequence[FormRecord], str | None]:
-    """The kept forms to measure, and why there are none if they are out of date. Raises CliError."""
+    """The kept forms to measure, and why there are none if they are out of date. Raises
+    CliError.
+    """
     kept = kept_forms(archive)
     changed = kept.stale_since(archive.manifest.checksums)
     if changed is None:
         return kept.forms, None
-    outdated = f"its forms are not measured, as {changed} has changed since they were built: run tsx optimize again"
+    outdated = (
+        f"its forms are not measured, as {changed} has changed since they were built: run tsx"
+        " optimize again"
+    )
     if options.forms not in (None, REFERENCE):
         raise CliError(f"--forms {options.forms}: {outdated}")
     return (), outdated
@@ -149,7 +200,10 @@ def chosen_inputs(options: BenchOptions, archive: OpenArchive) -> tuple[list[Pay
 def sizes(settings: Settings, payloads: Sequence[Payload]) -> dict[str, int]:
     """How much a server has to let in and out: as it is set here, and what is sent in any case."""
     largest = max(len(payload.body) for payload in payloads)
-    return {"max_request_size": max(settings.max_request_size, largest), "max_response_size": settings.max_response_size}
+    return {
+        "max_request_size": max(settings.max_request_size, largest),
+        "max_response_size": settings.max_response_size,
+    }
 
 
 def model_info(path: Path, archive: OpenArchive) -> ModelInfo:
@@ -163,7 +217,9 @@ def model_info(path: Path, archive: OpenArchive) -> ModelInfo:
     )
 
 
-def _results(request: RunRequest, archive: OpenArchive, payloads: Sequence[Payload], source: str) -> Results:
+def _results(
+    request: RunRequest, archive: OpenArchive, payloads: Sequence[Payload], source: str
+) -> Results:
     past = request.past
     results = Results(
         started=past.started if past is not None else now(),

@@ -1,4 +1,6 @@
-"""A timer for event loops with microsecond precision: the loops' own timers count in milliseconds, too coarse for arrivals."""
+"""A timer for event loops with microsecond precision: the loops' own timers count in milliseconds,
+too coarse for arrivals.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 
-_TIMES = struct.Struct("@qqqq")  # struct itimerspec: interval and value, each of seconds and nanoseconds
+_TIMES = struct.Struct(
+    "@qqqq"
+)  # struct itimerspec: interval and value, each of seconds and nanoseconds
 _MONOTONIC, _NONBLOCK_CLOEXEC, _ABSOLUTE = 1, 0o2004000, 1
 _PR_SET_TIMERSLACK = 29
 

@@ -1,4 +1,6 @@
-"""One connection of the generator: sends a request and reads its answer, with a fast path for plain, complete answers."""
+"""One connection of the generator: sends a request and reads its answer, with a fast path for
+plain, complete answers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _SIZE = len(_LENGTHS[0])
 
 
 class LoadConnection(asyncio.Protocol):
-    """`since` is when the latency of its request counts from, and `sent` when it left, both 0 while it has none."""
+    """`since` is when the latency of its request counts from, and `sent` when it left, both 0 while
+    it has none.
+    """
 
     __slots__ = ("_answer", "gone", "load", "number", "sent", "since", "transport")
 
@@ -73,7 +77,9 @@ class LoadConnection(asyncio.Protocol):
             self.load.answered(self, self._outcome(answer), now)
 
     def _outcome(self, answer: _Answer) -> str:
-        """Its status; of an event stream that failed after its head that it did, and of any other the load keeps the tokens."""
+        """Its status; of an event stream that failed after its head that it did, and of any other
+        the load keeps the tokens.
+        """
         if answer.events is None or not answer.status.startswith("2"):
             return answer.status
         record = read_stream(answer.events)
@@ -87,7 +93,9 @@ class LoadConnection(asyncio.Protocol):
             return
         self.gone = True
         answer, now = self._answer, self.load.stamp()
-        if answer is not None and answer.until_end:  # neither a length nor chunks: the end of the connection is the answer's
+        if (
+            answer is not None and answer.until_end
+        ):  # neither a length nor chunks: the end of the connection is the answer's
             self.load.answered(self, self._outcome(answer), now)
         else:
             self.load.broken(self, CLOSED, now)
@@ -118,7 +126,9 @@ class _Answer:
         self.begun = 0
         self.complete = self.keeps = self.headed = False
         self._ends = False  # it says how long it is
-        self.events: list[tuple[float, bytes]] | None = None  # the pieces of an event stream, each with its time
+        self.events: list[tuple[float, bytes]] | None = (
+            None  # the pieces of an event stream, each with its time
+        )
         self.now = 0.0  # of what the parser is given
 
     @property
@@ -153,7 +163,10 @@ class _Answer:
 
 
 def _plain_ok(data: bytes) -> bool:
-    """Whether this is one whole 2xx with a length, on a connection that goes on. What this does not know, the parser looks at."""
+    """Whether this is one whole 2xx with a length, on a connection that goes on.
+
+    What this does not know, the parser looks at.
+    """
     end = data.find(b"\r\n\r\n", 12)
     if end < 0 or not data.startswith(b"HTTP/1.1 2"):
         return False

@@ -18,11 +18,17 @@ PATIENCE = 10.0  # seconds to wait for a connection
 
 
 def rendered(plan: LoadPlan) -> Sequence[bytes]:
-    return [render(plan.protocol, plan.url, plan.model, payload, plan.token, version=plan.version) for payload in plan.payloads]
+    return [
+        render(plan.protocol, plan.url, plan.model, payload, plan.token, version=plan.version)
+        for payload in plan.payloads
+    ]
 
 
 def context_of(plan: LoadPlan, spoken: str) -> ssl.SSLContext:
-    """Who is trusted, and which protocol is to be spoken. Raises OSError where the certificate is none."""
+    """Who is trusted, and which protocol is to be spoken.
+
+    Raises OSError where the certificate is none.
+    """
     trusted = trusting(plan.certificate)
     trusted.set_alpn_protocols([spoken])
     return trusted
@@ -37,7 +43,9 @@ def connector(plan: LoadPlan) -> Connect:
         if place.socket:
             opening = loop.create_unix_connection(lambda: LoadConnection(load), place.socket)
         else:
-            opening = loop.create_connection(lambda: LoadConnection(load), place.host, place.port, ssl=trusted)
+            opening = loop.create_connection(
+                lambda: LoadConnection(load), place.host, place.port, ssl=trusted
+            )
         try:
             made = await asyncio.wait_for(opening, PATIENCE)
         except asyncio.TimeoutError as error:

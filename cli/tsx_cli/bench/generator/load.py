@@ -13,7 +13,8 @@ from tsx_cli.bench.generator.alarm import clock
 from tsx_cli.bench.generator.streams import StreamedAnswer
 
 SLOT = 0.1  # seconds
-GAP = 0.01  # seconds without an answer that are noted; which of them are stalls is for `result` to say
+# seconds without an answer that are noted; which of them are stalls is for `result` to say
+GAP = 0.01
 REFUSALS = ("429", "503")
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0  # seconds between two tries to connect
 AT_A_TIME = 64  # connections that are made together: a listener's queue may be short
@@ -50,7 +51,9 @@ class SlotCounts(NamedTuple):
 
 
 class Load(ABC):
-    """The base of both loops. Times are those of `clock`; latencies are seconds, in the order of the answers.
+    """The base of both loops.
+
+    Times are those of `clock`; latencies are seconds, in the order of the answers.
 
     `loops` says when a connection that is free is to send.
     """
@@ -75,7 +78,9 @@ class Load(ABC):
     # What connections tell
 
     def stamp(self) -> float:
-        """When this turn of the loop began: what came in it was there by then, and is not late for waiting behind others."""
+        """When this turn of the loop began: what came in it was there by then, and is not late for
+        waiting behind others.
+        """
         if not self.now:
             self.now = clock()
             self.loop.call_soon(self._forget)
@@ -92,7 +97,9 @@ class Load(ABC):
         self.freed(client)
 
     def answered(self, client: LoadClient, status: str, now: float) -> None:
-        """The slower way, for every status of HTTP, or its like; `asker.gone` where its connection ended with the answer."""
+        """The slower way, for every status of HTTP, or its like; `asker.gone` where its connection
+        ended with the answer.
+        """
         latency = now - client.since
         if status.startswith("2"):
             self.accepted.append(latency)
@@ -137,7 +144,9 @@ class Load(ABC):
         """Raises OSError where the first connections cannot be made."""
         for begin in range(0, self.connections, AT_A_TIME):
             count = min(AT_A_TIME, self.connections - begin)
-            made = await asyncio.gather(*(self.connect(self) for _ in range(count)), return_exceptions=True)
+            made = await asyncio.gather(
+                *(self.connect(self) for _ in range(count)), return_exceptions=True
+            )
             for each in made:
                 if isinstance(each, BaseException):
                     raise each
@@ -161,7 +170,9 @@ class Load(ABC):
         while self.busy and clock() < end:
             self._idle.clear()
             try:
-                await asyncio.wait_for(self._idle.wait(), min(max(0.0, end - clock()), self._next_timeout()))
+                await asyncio.wait_for(
+                    self._idle.wait(), min(max(0.0, end - clock()), self._next_timeout())
+                )
             except asyncio.TimeoutError:
                 self._end_late()
         self.unanswered = self.busy
@@ -215,16 +226,27 @@ class Load(ABC):
 
     def _mark(self) -> None:
         errors, self.errors = self.errors, Counter()
-        self.marks.append(SlotCounts(clock(), len(self.accepted), len(self.refused), self.answers, errors))
+        self.marks.append(
+            SlotCounts(clock(), len(self.accepted), len(self.refused), self.answers, errors)
+        )
 
     def _forget(self) -> None:
         self.now = 0.0
 
     def _end_late(self) -> None:
         now = clock()
-        for client in [each for each in self.clients if each.since and now - each.sent > self.timeout]:
+        for client in [
+            each for each in self.clients if each.since and now - each.sent > self.timeout
+        ]:
             client.end(TIMEOUT, now)
 
     def _next_timeout(self) -> float:
         now = clock()
-        return max(0.001, min((each.sent + self.timeout - now for each in self.clients if each.since), default=self.timeout) + 0.001)
+        return max(
+            0.001,
+            min(
+                (each.sent + self.timeout - now for each in self.clients if each.since),
+                default=self.timeout,
+            )
+            + 0.001,
+        )

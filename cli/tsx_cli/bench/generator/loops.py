@@ -17,7 +17,9 @@ NO_CONNECTION = "connect"
 class ClosedLoop(Load):
     """Each connection sends its next request as soon as it is answered."""
 
-    def __init__(self, connect: Connect, requests: Sequence[bytes], connections: int, timeout: float) -> None:
+    def __init__(
+        self, connect: Connect, requests: Sequence[bytes], connections: int, timeout: float
+    ) -> None:
         super().__init__(connect, connections, timeout)
         self._next = cycle(enumerate(requests)).__next__
 
@@ -40,9 +42,18 @@ class ClosedLoop(Load):
 
 
 class OpenLoop(Load):
-    """Sends each request when it is due, on a free connection; latency counts from the due time, even if no connection is free."""
+    """Sends each request when it is due, on a free connection; latency counts from the due time,
+    even if no connection is free.
+    """
 
-    def __init__(self, connect: Connect, requests: Sequence[bytes], connections: int, timeout: float, due: array[float]) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        requests: Sequence[bytes],
+        connections: int,
+        timeout: float,
+        due: array[float],
+    ) -> None:
         super().__init__(connect, connections, timeout)
         self._requests, self._due, self._next = requests, due, 0
         self._free: deque[LoadClient] = deque()
@@ -101,7 +112,9 @@ class OpenLoop(Load):
             self._block(now)
 
     def _block(self, now: float) -> None:
-        """All that is due has to wait, until `freed`; what becomes due meanwhile too, which the alarm tells."""
+        """All that is due has to wait, until `freed`; what becomes due meanwhile too, which the
+        alarm tells.
+        """
         self._blocked = max(self._blocked, bisect_right(self._due, now - self.start, self._next))
         ahead = max(self._blocked, self._next)
         if ahead < len(self._due):

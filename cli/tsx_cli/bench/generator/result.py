@@ -23,7 +23,10 @@ STALL = 0.05  # seconds without an answer; less is no stall
 MOST_INTERVALS, FEWEST_INTERVALS = 40, 6  # of a round, that its course is told in
 OF_INTERVAL = 20  # answers, where there are enough
 MOST_CLASSES = 4  # of sizes of inputs
-TIMES_MEDIAN, TIMES_SPACING = 3.0, 10.0  # a stall is so many times longer than an answer takes, and than answers are apart
+TIMES_MEDIAN, TIMES_SPACING = (
+    3.0,
+    10.0,
+)  # a stall is so many times longer than an answer takes, and than answers are apart
 
 
 def account(plan: LoadPlan, noted: Load, cpu: float, starved: float) -> Round:
@@ -64,45 +67,75 @@ def account(plan: LoadPlan, noted: Load, cpu: float, starved: float) -> Round:
         histogram=accepted.coarse(),
         warm_up_seconds=begin.at - noted.start,
         stalls=stalls,
-        corrected_p99_ms=corrected_p99(accepted, stalls, in_time / seconds) if plan.mode == "closed" and stalls else None,
+        corrected_p99_ms=(
+            corrected_p99(accepted, stalls, in_time / seconds)
+            if plan.mode == "closed" and stalls
+            else None
+        ),
         over_time=over_time(marks[:-1], skipped, noted.accepted),
         by_size=by_size(
-            [len(payload.body) for payload in plan.payloads], noted.numbers[begin.accepted :], noted.accepted[begin.accepted :]
+            [len(payload.body) for payload in plan.payloads],
+            noted.numbers[begin.accepted :],
+            noted.accepted[begin.accepted :],
         ),
-        stream=stream_figures(noted.streams, noted.accepted, begin.accepted, end.accepted, seconds, plan.slo),
+        stream=stream_figures(
+            noted.streams, noted.accepted, begin.accepted, end.accepted, seconds, plan.slo
+        ),
         generator=side,
     )
 
 
-def over_time(marks: Sequence[SlotCounts], skipped: int, accepted: Sequence[float]) -> list[tuple[float, int, float, float]]:
-    """`Round.over_time`, of the marks up to the end of sending; the first of them is the start, and `skipped` slots are warm-up."""
+def over_time(
+    marks: Sequence[SlotCounts], skipped: int, accepted: Sequence[float]
+) -> list[tuple[float, int, float, float]]:
+    """`Round.over_time`, of the marks up to the end of sending; the first of them is the start, and
+    `skipped` slots are warm-up.
+    """
     slots, answers = len(marks) - 1, max(1, marks[-1].accepted)
-    enough = min(-(-OF_INTERVAL * slots // answers), slots // FEWEST_INTERVALS)  # or percentiles are those of a few answers
+    enough = min(
+        -(-OF_INTERVAL * slots // answers), slots // FEWEST_INTERVALS
+    )  # or percentiles are those of a few answers
     length = max(1, -(-slots // MOST_INTERVALS), enough)
     ends = range(skipped % length + length, len(marks), length)
     found = []
     for before, after in ((marks[end - length], marks[end]) for end in ends):
         p50, p99 = _percentiles(accepted[before.accepted : after.accepted])
-        found.append((round(after.at - marks[skipped].at, 3), after.accepted - before.accepted, p50, p99))
+        found.append(
+            (round(after.at - marks[skipped].at, 3), after.accepted - before.accepted, p50, p99)
+        )
     return found
 
 
-def by_size(sizes: Sequence[int], numbers: Sequence[int], accepted: Sequence[float]) -> list[SizeClass]:
-    """A class for each size where there are few, else for each quarter of the inputs; `numbers` are those of the answers' inputs."""
+def by_size(
+    sizes: Sequence[int], numbers: Sequence[int], accepted: Sequence[float]
+) -> list[SizeClass]:
+    """A class for each size where there are few, else for each quarter of the inputs; `numbers` are
+    those of the answers' inputs.
+    """
     ordered = sorted(sizes)
     if ordered[0] == ordered[-1]:
         return []
     few = sorted(set(sizes))
-    ends = few if len(few) <= MOST_CLASSES else sorted({ordered[-(-len(ordered) * part // MOST_CLASSES) - 1] for part in (1, 2, 3, 4)})
+    ends = (
+        few
+        if len(few) <= MOST_CLASSES
+        else sorted({ordered[-(-len(ordered) * part // MOST_CLASSES) - 1] for part in (1, 2, 3, 4)})
+    )
     import numpy as np  # what only a run needs
 
     classes = np.asarray([bisect_left(ends, size) for size in sizes])
-    of_answers, seconds, found = classes[np.asarray(numbers, dtype=np.int64)], np.asarray(accepted), []
+    of_answers, seconds, found = (
+        classes[np.asarray(numbers, dtype=np.int64)],
+        np.asarray(accepted),
+        [],
+    )
     for place, end in enumerate(ends):
         mine = seconds[of_answers == place]
         p50, p99 = _percentiles(mine)
         smallest = min(size for size in sizes if bisect_left(ends, size) == place)
-        found.append(SizeClass(smallest=smallest, largest=end, ok=len(mine), p50_ms=p50, p99_ms=p99))
+        found.append(
+            SizeClass(smallest=smallest, largest=end, ok=len(mine), p50_ms=p50, p99_ms=p99)
+        )
     return found
 
 
@@ -119,17 +152,27 @@ def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
 def find_stalls(
     gaps: Iterable[tuple[float, float]], begin: float, seconds: float, answers: int, median: float
 ) -> list[tuple[float, float]]:
-    """(start, length) in seconds from `begin`, of the gaps in which some request waited and that are too long to be the server's way.
+    """(start, length) in seconds from `begin`, of the gaps in which some request waited and that
+    are too long to be the server's way.
 
-    Once nothing more is sent, only the slowest requests are left, and between their answers nothing stalls.
+    Once nothing more is sent, only the slowest requests are left, and between their answers nothing
+    stalls.
     """
     longest = max(STALL, TIMES_MEDIAN * median, TIMES_SPACING * seconds / max(1, answers))
-    return [(start - begin, end - start) for start, end in gaps if end > begin > start - seconds and end - start > longest]
+    return [
+        (start - begin, end - start)
+        for start, end in gaps
+        if end > begin > start - seconds and end - start > longest
+    ]
 
 
 def corrected_p99(accepted: Histogram, stalls: Sequence[tuple[float, float]], rate: float) -> float:
-    """Milliseconds: what clients that arrive at the mean rate would have seen. In a closed loop no more than its connections wait for the
-    end of a stall; those clients arrive all through it, and each waits for what is left of it and then as long as others do."""
+    """Milliseconds: what clients that arrive at the mean rate would have seen.
+
+    In a closed loop no more than its connections wait for the
+    end of a stall; those clients arrive all through it, and each waits for what is left of it and
+    then as long as others do.
+    """
     usual = accepted.quantile(0.5)
     seen = deepcopy(accepted)
     for _, length in stalls:
@@ -141,7 +184,9 @@ def corrected_p99(accepted: Histogram, stalls: Sequence[tuple[float, float]], ra
 def limit(cpu: float, starved: float, late_p99: float, p99: float) -> str | None:
     """Why the figures tell of the generator and not of the server; times in milliseconds."""
     if cpu + starved > BUSY:
-        return f"the generator used {cpu:.0%} of a core and waited for one {starved:.0%} of the time"
+        return (
+            f"the generator used {cpu:.0%} of a core and waited for one {starved:.0%} of the time"
+        )
     if late_p99 > LATE_MS and late_p99 > 0.2 * p99:
         return f"the generator itself was {milliseconds(late_p99)} late (p99)"
     return None

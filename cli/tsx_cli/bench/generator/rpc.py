@@ -1,4 +1,6 @@
-"""gRPC as a protocol of the generator: TorchServe's inference service, and the Open Inference Protocol's."""
+"""gRPC as a protocol of the generator: TorchServe's inference service, and the Open Inference
+Protocol's.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,25 @@ OPTIONS = [
     ("grpc.max_send_message_length", LARGEST),
     ("grpc.max_receive_message_length", LARGEST),
 ]
-CONTENTS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64", "BYTES": "bytes"}
-CONTENTS |= {f"INT{size}": "int" for size in (8, 16, 32)} | {f"UINT{size}": "uint" for size in (8, 16, 32)}
+CONTENTS = {
+    "BOOL": "bool",
+    "INT64": "int64",
+    "UINT64": "uint64",
+    "FP32": "fp32",
+    "FP64": "fp64",
+    "BYTES": "bytes",
+}
+CONTENTS |= {f"INT{size}": "int" for size in (8, 16, 32)} | {
+    f"UINT{size}": "uint" for size in (8, 16, 32)
+}
 
 
 class RpcConnection:
     """A gRPC channel that carries one call at a time."""
 
-    def __init__(self, load: Load, channel: Any, method: str, metadata: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self, load: Load, channel: Any, method: str, metadata: Sequence[tuple[str, str]]
+    ) -> None:
         self.load, self.channel, self.metadata = load, channel, metadata
         self.since = self.sent = 0.0
         self.number = 0
@@ -73,7 +86,10 @@ class RpcConnection:
 
     def _failed(self, error: grpc.aio.AioRpcError) -> None:
         code, load = error.code(), self.load
-        if code is grpc.StatusCode.UNAVAILABLE and self.channel.get_state() is not grpc.ChannelConnectivity.READY:  # not sent by the server
+        if (
+            code is grpc.StatusCode.UNAVAILABLE
+            and self.channel.get_state() is not grpc.ChannelConnectivity.READY
+        ):  # not sent by the server
             self._task = None
             self.end(CLOSED, load.stamp())
         elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -84,24 +100,38 @@ class RpcConnection:
 
 def connector(plan: LoadPlan) -> Connect:
     place = read_target(plan.url)
-    target = f"unix:{place.socket}" if place.socket else f"{f'[{place.host}]' if ':' in place.host else place.host}:{place.port}"
+    target = (
+        f"unix:{place.socket}"
+        if place.socket
+        else f"{f'[{place.host}]' if ':' in place.host else place.host}:{place.port}"
+    )
     metadata = () if plan.token is None else (("authorization", f"Bearer {plan.token}"),)
     trusted = context = None
     if place.secure:
-        trusted = grpc.ssl_channel_credentials(Path(plan.certificate).read_bytes() if plan.certificate else None)
+        trusted = grpc.ssl_channel_credentials(
+            Path(plan.certificate).read_bytes() if plan.certificate else None
+        )
         context = context_of(plan, "h2")
 
     async def connect(load: Load) -> LoadClient:
         made = None
         try:
-            await asyncio.wait_for(_probe(place, context), PATIENCE)  # a channel hides why it does not get through, and tries on
-            made = grpc.aio.secure_channel(target, trusted, OPTIONS) if trusted else grpc.aio.insecure_channel(target, OPTIONS)
+            await asyncio.wait_for(
+                _probe(place, context), PATIENCE
+            )  # a channel hides why it does not get through, and tries on
+            made = (
+                grpc.aio.secure_channel(target, trusted, OPTIONS)
+                if trusted
+                else grpc.aio.insecure_channel(target, OPTIONS)
+            )
             await asyncio.wait_for(made.channel_ready(), PATIENCE)
         except asyncio.TimeoutError as error:
             if made is not None:
                 await made.close()
             known = "" if trusted else ", and does it speak TLS (https://)"
-            raise OSError(f"no gRPC within {PATIENCE:g} seconds: is that its gRPC port{known}?") from error
+            raise OSError(
+                f"no gRPC within {PATIENCE:g} seconds: is that its gRPC port{known}?"
+            ) from error
         return RpcConnection(load, made, METHODS[plan.protocol], metadata)
 
     return connect
@@ -125,12 +155,16 @@ def _prediction(plan: LoadPlan, payload: Payload) -> bytes:
     from tsx_runtime.grpc.protos.inference_pb2 import PredictionsRequest
 
     return bytes(
-        PredictionsRequest(model_name=plan.model, model_version=plan.version or "", input={"data": payload.body}).SerializeToString()
+        PredictionsRequest(
+            model_name=plan.model, model_version=plan.version or "", input={"data": payload.body}
+        ).SerializeToString()
     )
 
 
 def _inference(plan: LoadPlan, payload: Payload) -> bytes:
-    """JSON of the protocol's form over HTTP becomes messages, lists of numbers a tensor, all else one value of bytes."""
+    """JSON of the protocol's form over HTTP becomes messages, lists of numbers a tensor, all else
+    one value of bytes.
+    """
     from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest
 
     try:
@@ -141,7 +175,9 @@ def _inference(plan: LoadPlan, payload: Payload) -> bytes:
     if isinstance(value, Mapping) and "inputs" in value:
         tensors = value["inputs"]
     else:
-        tensors = [tensor or {"name": "input-0", "shape": [1], "datatype": "BYTES", "data": [payload.body]}]
+        tensors = [
+            tensor or {"name": "input-0", "shape": [1], "datatype": "BYTES", "data": [payload.body]}
+        ]
     try:
         request = ModelInferRequest(
             model_name=plan.model,
@@ -151,13 +187,18 @@ def _inference(plan: LoadPlan, payload: Payload) -> bytes:
                     "name": each["name"],
                     "datatype": each["datatype"],
                     "shape": each["shape"],
-                    "contents": {f"{CONTENTS[each['datatype']]}_contents": list(_flat(each["data"]))},
+                    "contents": {
+                        f"{CONTENTS[each['datatype']]}_contents": list(_flat(each["data"]))
+                    },
                 }
                 for each in tensors
             ],
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"an input is not a request of the Open Inference Protocol: {type(error).__name__}: {error}") from error
+        raise UsageError(
+            f"an input is not a request of the Open Inference Protocol: {type(error).__name__}:"
+            f" {error}"
+        ) from error
     return bytes(request.SerializeToString())
 
 

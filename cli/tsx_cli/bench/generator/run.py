@@ -1,4 +1,6 @@
-"""Runs a load, from its plan to its figures, in this process or in a separate one with its own event loop."""
+"""Runs a load, from its plan to its figures, in this process or in a separate one with its own
+event loop.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ OnProgress = Callable[[LoadProgress], None]
 
 
 async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Round:
-    """In this process, which had better do nothing else. Raises CliError where there is no server."""
+    """In this process, which had better do nothing else. Raises CliError where there is no
+    server.
+    """
     load = await _make(plan)
     slots = max(1, round((plan.lead + plan.seconds) / SLOT))
     gc.collect()
@@ -76,9 +80,17 @@ async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Rou
 
 def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
     """In a process of its own. Raises CliError."""
-    boot = _BOOT.format(path=[place for place in sys.path if place])  # as here, and nothing from the working directory
-    command = [sys.executable, "-c", boot]  # in a session of its own: Ctrl-C is for this process, which ends it
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as child:
+    boot = _BOOT.format(
+        path=[place for place in sys.path if place]
+    )  # as here, and nothing from the working directory
+    command = [
+        sys.executable,
+        "-c",
+        boot,
+    ]  # in a session of its own: Ctrl-C is for this process, which ends it
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         try:
@@ -96,7 +108,10 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
             pass
         finally:
             child.kill()
-    raise CliError(f"the load generator ended by itself ({child.returncode}): it was killed, or printed the reason above")
+    raise CliError(
+        f"the load generator ended by itself ({child.returncode}): it was killed, or printed the"
+        " reason above"
+    )
 
 
 def most_connections() -> int:
@@ -106,19 +121,31 @@ def most_connections() -> int:
     except ImportError:  # Windows
         return MOST_CONNECTIONS
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return MOST_CONNECTIONS if most == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, most - OTHER_FILES))
+    return (
+        MOST_CONNECTIONS
+        if most == resource.RLIM_INFINITY
+        else max(1, min(MOST_CONNECTIONS, most - OTHER_FILES))
+    )
 
 
 def _no_connection(plan: LoadPlan, error: OSError) -> str:
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return f"{plan.connections} connections are more than this machine lets the generator have ({error.strerror}): raise ulimit -n"
+        return (
+            f"{plan.connections} connections are more than this machine lets the generator have"
+            f" ({error.strerror}): raise ulimit -n"
+        )
     if isinstance(error, ssl.SSLError):
         return f"{plan.url}: {distrust(error, address='--against', trust=TRUST)}"
-    return f"no server answers at {plan.url} ({error.strerror or error}); start it, or give another address"
+    return (
+        f"no server answers at {plan.url} ({error.strerror or error}); start it, or give another"
+        " address"
+    )
 
 
 def starvation() -> float:
-    """Seconds that this process has been ready to run and waited for a core; 0 where the kernel does not count them."""
+    """Seconds that this process has been ready to run and waited for a core; 0 where the kernel
+    does not count them.
+    """
     counts = Path("/proc/self/schedstat")
     return int(counts.read_text().split()[1]) / 1e9 if counts.exists() else 0.0
 
@@ -134,11 +161,15 @@ async def _make(plan: LoadPlan) -> Load:
         raise CliError(f"{plan.certificate} cannot be read as a certificate: {error}") from error
     if plan.mode == "closed":
         return ClosedLoop(connect, requests, plan.connections, plan.timeout)
-    return OpenLoop(connect, requests, plan.connections, plan.timeout, due_times(plan, plan.lead + plan.seconds))
+    return OpenLoop(
+        connect, requests, plan.connections, plan.timeout, due_times(plan, plan.lead + plan.seconds)
+    )
 
 
 def main() -> None:
-    """The process of its own: a plan comes in by stdin, progress and the result go out by stdout, a line of JSON each."""
+    """The process of its own: a plan comes in by stdin, progress and the result go out by stdout, a
+    line of JSON each.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which waits for the result, decides
     raise_limit()  # a thousand connections are more than a shell lets its programs have
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -1,7 +1,8 @@
-"""Answers that are server-sent events, as text generation has them: their tokens, and the time to the first one and between them.
+"""Answers that are server-sent events, as text generation has them: their tokens, and the time to
+the first one and between them.
 
-It reads the events of Hugging Face's inference API and of OpenAI's chat completions, completions and responses. Of any other events each
-one counts as a token.
+It reads the events of Hugging Face's inference API and of OpenAI's chat completions, completions
+and responses. Of any other events each one counts as a token.
 """
 
 from __future__ import annotations
@@ -16,12 +17,19 @@ from tsx_cli.bench.model.parts import StreamFigures
 
 CONTENT_TYPE = b"text/event-stream"
 FAILED = "error event"  # the kind of error of an answer that ended with one
-TOKENS = ("completion_tokens", "output_tokens", "generated_tokens")  # of OpenAI's `usage`, of its responses, of Hugging Face's `details`
+TOKENS = (
+    "completion_tokens",
+    "output_tokens",
+    "generated_tokens",
+)  # of OpenAI's `usage`, of its responses, of Hugging Face's `details`
 PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "input_length")
 
 
 class StreamRecord(NamedTuple):
-    """The tokens of one answer. Times are seconds by the clock of its pieces; without a token they are None."""
+    """The tokens of one answer.
+
+    Times are seconds by the clock of its pieces; without a token they are None.
+    """
 
     first: float | None
     last: float | None
@@ -31,7 +39,10 @@ class StreamRecord(NamedTuple):
 
 
 class StreamedAnswer(NamedTuple):
-    """`position` is that of its latency in `Load.accepted`. Seconds; None where it has too few tokens to tell."""
+    """`position` is that of its latency in `Load.accepted`.
+
+    Seconds; None where it has too few tokens to tell.
+    """
 
     position: int
     ttft: float | None
@@ -41,7 +52,10 @@ class StreamedAnswer(NamedTuple):
 
 
 def read_stream(pieces: Sequence[tuple[float, bytes]]) -> StreamRecord:
-    """Of a body that came in these pieces, each with its time. An event's time is that of the piece that ends it."""
+    """Of a body that came in these pieces, each with its time.
+
+    An event's time is that of the piece that ends it.
+    """
     first = last = None
     events = 0
     counts: dict[str, Any] = {}
@@ -65,9 +79,16 @@ def answer_of(position: int, since: float, record: StreamRecord) -> StreamedAnsw
 
 
 def stream_figures(
-    streams: Sequence[StreamedAnswer], accepted: Sequence[float], begin: int, end: int, seconds: float, slo: Slo | None
+    streams: Sequence[StreamedAnswer],
+    accepted: Sequence[float],
+    begin: int,
+    end: int,
+    seconds: float,
+    slo: Slo | None,
 ) -> StreamFigures | None:
-    """Of the accepted answers from `begin` on; rates are of those before `end`, which came within the `seconds`. None without a stream."""
+    """Of the accepted answers from `begin` on; rates are of those before `end`, which came within
+    the `seconds`. None without a stream.
+    """
     found = [each for each in streams if each.position >= begin]
     if not found:
         return None
@@ -82,7 +103,11 @@ def stream_figures(
         prompt_tokens=sum(each.prompt_tokens for each in found),
         tokens_per_second=sum(each.tokens for each in in_time) / seconds,
         prompt_tokens_per_second=sum(each.prompt_tokens for each in in_time) / seconds,
-        goodput=sum(_is_good(each, accepted[each.position], limits) for each in in_time) / seconds if limits else None,
+        goodput=(
+            sum(_is_good(each, accepted[each.position], limits) for each in in_time) / seconds
+            if limits
+            else None
+        ),
         ttft=ttft.latency(),
         tpot=tpot.latency(),
         ttft_histogram=ttft.coarse(),
@@ -92,7 +117,10 @@ def stream_figures(
 
 def _is_good(answer: StreamedAnswer, latency: float, limits: Mapping[str, float]) -> bool:
     took = {"": latency, "ttft": answer.ttft, "tpot": answer.tpot or 0.0}
-    return all((seconds := took[part]) is not None and 1000 * seconds <= limit for part, limit in limits.items())
+    return all(
+        (seconds := took[part]) is not None and 1000 * seconds <= limit
+        for part, limit in limits.items()
+    )
 
 
 def _events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, Any]]:
@@ -106,11 +134,16 @@ def _events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str,
 
 
 def _event(at: float, event: bytes) -> tuple[float, str, Any] | None:
-    fields = [(name, value.removeprefix(b" ")) for name, _, value in (line.partition(b":") for line in event.split(b"\n"))]
+    fields = [
+        (name, value.removeprefix(b" "))
+        for name, _, value in (line.partition(b":") for line in event.split(b"\n"))
+    ]
     data = b"\n".join(value for name, value in fields if name == b"data")
     if not data or data == b"[DONE]":
         return None
-    name = next((value for name, value in fields if name == b"event"), b"").decode("utf-8", "replace")
+    name = next((value for name, value in fields if name == b"event"), b"").decode(
+        "utf-8", "replace"
+    )
     try:
         return at, name, json.loads(data)
     except (ValueError, RecursionError):
@@ -121,7 +154,11 @@ def _usage(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         return {}
     own = value.get("response")
-    found = value.get("usage") or (own.get("usage") if isinstance(own, Mapping) else None) or value.get("details")
+    found = (
+        value.get("usage")
+        or (own.get("usage") if isinstance(own, Mapping) else None)
+        or value.get("details")
+    )
     return found if isinstance(found, Mapping) else {}
 
 
@@ -136,10 +173,14 @@ def _holds_text(value: Any) -> bool:
         return any(_choice_holds_text(choice) for choice in choices if isinstance(choice, Mapping))
     if isinstance(kind := value.get("type"), str):
         return kind.endswith(".delta")  # of responses
-    return bool(value.get("token")) if "token" in value else not value.keys() <= {"usage", "details"}
+    return (
+        bool(value.get("token")) if "token" in value else not value.keys() <= {"usage", "details"}
+    )
 
 
 def _choice_holds_text(choice: Mapping[str, Any]) -> bool:
     """The first event of a chat has a role and no text."""
     delta = choice.get("delta")
-    return bool(choice.get("text")) or (isinstance(delta, Mapping) and any(value for name, value in delta.items() if name != "role"))
+    return bool(choice.get("text")) or (
+        isinstance(delta, Mapping) and any(value for name, value in delta.items() if name != "role")
+    )

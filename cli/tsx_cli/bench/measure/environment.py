@@ -1,4 +1,6 @@
-"""The machine and the software versions of a benchmark, without importing what only a worker needs."""
+"""The machine and the software versions of a benchmark, without importing what only a worker
+needs.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The latency curve t(n): one worker's time for a batch of n requests, by device, precision, compilation, form and threads, without server.
+"""The latency curve t(n): one worker's time for a batch of n requests, by device, precision,
+compilation, form and threads, without server.
 
-Of each size, batches are repeated until they do not get quicker any more, which is the warm-up, and then until the median is known well
-enough or the size's share of the time is used up. Sizes come in their order, so that what fails for memory ends the curve and nothing else.
+Of each size, batches are repeated until they do not get quicker any more, which is the warm-up, and
+then until the median is known well enough or the size's share of the time is used up. Sizes come in
+their order, so that what fails for memory ends the curve and nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from typing import NamedTuple
 
 from tsx_archiver import OpenArchive
 from tsx_archiver.metadata.forms import REFERENCE
-from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, batch_of, items_of, start_worker, worker_spec
+from tsx_cli.bench.measure.standalone_worker import (
+    StandaloneWorker,
+    WorkerFailed,
+    batch_of,
+    items_of,
+    start_worker,
+    worker_spec,
+)
 from tsx_cli.bench.model.configuration import AS_IS, Configuration
 from tsx_cli.bench.model.results import Curve, CurvePoint
 from tsx_cli.bench.workload.payloads import Payload
@@ -49,10 +58,11 @@ def measure_curve(
     budget_seconds: float,
     most_ms: float = math.inf,
 ) -> Curve:
-    """`budget_seconds` are for all sizes, without loading; half as many again are for sizes whose times are implausible.
+    """`budget_seconds` are for all sizes, without loading; half as many again are for sizes whose
+    times are implausible.
 
-    It ends with the size whose batch takes more than `most_ms`. Of `variant`, workers and batch size do not count. `failed` says what
-    failed.
+    It ends with the size whose batch takes more than `most_ms`. Of `variant`, workers and batch
+    size do not count. `failed` says what failed.
     """
     curve = Curve(**variant.variant._asdict())
     try:
@@ -66,10 +76,18 @@ def measure_curve(
                 curve.spread = statistics.median(spreads.values())
                 if point.median_ms > most_ms:
                     break
-            while (doubtful := implausible(curve.points)) and time.monotonic() < begun + AGAIN * budget_seconds:
+            while (
+                doubtful := implausible(curve.points)
+            ) and time.monotonic() < begun + AGAIN * budget_seconds:
                 for position in doubtful:
                     size, before = curve.points[position].batch_size, curve.points[position]
-                    point, spread = _point(worker, items, size, budget_seconds / len(batch_sizes), chunk_of(worker, items, size, 0, 0.0))
+                    point, spread = _point(
+                        worker,
+                        items,
+                        size,
+                        budget_seconds / len(batch_sizes),
+                        chunk_of(worker, items, size, 0, 0.0),
+                    )
                     if point.median_ms < before.median_ms:
                         curve.points[position], spreads[size] = point, spread
                 curve.spread = statistics.median(spreads.values())
@@ -79,22 +97,32 @@ def measure_curve(
 
 
 def implausible(points: Sequence[CurvePoint]) -> list[int]:
-    """Positions of the sizes, which are in order, that something else must have slowed down: a batch takes longer than a larger one, by
-    more than both vary, or it does far less for its time than a smaller one."""
+    """Positions of the sizes, which are in order, that something else must have slowed down: a
+    batch takes longer than a larger one, by more than both vary, or it does far less for its time
+    than a smaller one.
+    """
     found = []
     for position, point in enumerate(points):
         longer = any(point.low_ms > larger.high_ms for larger in points[position + 1 :])
         rate = point.batch_size / point.median_ms
-        if longer or any(rate < FALL * smaller.batch_size / smaller.median_ms for smaller in points[:position]):
+        if longer or any(
+            rate < FALL * smaller.batch_size / smaller.median_ms for smaller in points[:position]
+        ):
             found.append(position)
     return found
 
 
 def _check(worker: StandaloneWorker, variant: Configuration) -> None:
-    """Whether the worker is what it should be: the figures of another would be taken for its own."""
+    """Whether the worker is what it should be: the figures of another would be taken for its
+    own.
+    """
     if variant.precision not in (AS_IS, worker.precision):
         problem = "its handler ignores `precision`: see docs/guides/handlers.md"
-        raise WorkerFailed(problem if worker.precision is None else f"its handler computes in {worker.precision} instead")
+        raise WorkerFailed(
+            problem
+            if worker.precision is None
+            else f"its handler computes in {worker.precision} instead"
+        )
     if variant.form not in (None, REFERENCE, worker.form):
         ignored = "its handler ignores `forms`: see docs/guides/handlers.md"
         raise WorkerFailed("; ".join(worker.forms_passed_over) or ignored)
@@ -102,8 +130,13 @@ def _check(worker: StandaloneWorker, variant: Configuration) -> None:
         raise WorkerFailed(f"its handler runs on {worker.device}, not on {variant.device}")
 
 
-def _points(worker: StandaloneWorker, items: Sequence[Item], sizes: Sequence[int], seconds: float) -> Iterator[tuple[CurvePoint, float]]:
-    """Each with the coefficient of variation of its times. Sizes for which there is no time left are left out."""
+def _points(
+    worker: StandaloneWorker, items: Sequence[Item], sizes: Sequence[int], seconds: float
+) -> Iterator[tuple[CurvePoint, float]]:
+    """Each with the coefficient of variation of its times.
+
+    Sizes for which there is no time left are left out.
+    """
     ends = time.monotonic() + seconds
     needed = 0.0
     for position, size in enumerate(sizes):
@@ -111,7 +144,9 @@ def _points(worker: StandaloneWorker, items: Sequence[Item], sizes: Sequence[int
         if left <= 0 and needed > LONG:
             return
         first = chunk_of(worker, items, size, 0, 0.0)
-        ends += max(0.0, first[0].seconds - first[1].seconds)  # what is done once, such as compiling, takes no time from the others
+        ends += max(
+            0.0, first[0].seconds - first[1].seconds
+        )  # what is done once, such as compiling, takes no time from the others
         share = max(0.0, ends - time.monotonic()) / (len(sizes) - position)
         point, spread = _point(worker, items, size, share, first)
         needed = (FEWEST + LEAST + 1) * point.median_ms / 1000 * 2
@@ -119,7 +154,11 @@ def _points(worker: StandaloneWorker, items: Sequence[Item], sizes: Sequence[int
 
 
 def _point(
-    worker: StandaloneWorker, items: Sequence[Item], size: int, seconds: float, first: list[BatchTiming]
+    worker: StandaloneWorker,
+    items: Sequence[Item],
+    size: int,
+    seconds: float,
+    first: list[BatchTiming],
 ) -> tuple[CurvePoint, float]:
     """`first` are batches that ran already. Raises WorkerFailed."""
     ends, chunk_seconds = time.monotonic() + seconds, min(CHUNK, seconds / CHUNKS_OF_SHARE)
@@ -131,34 +170,50 @@ def _point(
     used, begun = worker.cpu_seconds(), time.monotonic()
     samples = [*(chunks[-1] if len(chunks) > 1 else ())]
     fresh = 0
-    while fresh < LEAST or (time.monotonic() < ends and not precise([sample.seconds for sample in samples])):
+    while fresh < LEAST or (
+        time.monotonic() < ends and not precise([sample.seconds for sample in samples])
+    ):
         chunk = chunk_of(worker, items, size, len(chunks) + fresh, chunk_seconds)
         samples += chunk
         fresh += len(chunk)
     cpu = worker.cpu_seconds() - used if time.monotonic() - begun > CHUNK / 2 else None
-    return point_of(size, samples, None if cpu is None else cpu / fresh), spread_of([sample.seconds for sample in samples])
+    return point_of(size, samples, None if cpu is None else cpu / fresh), spread_of(
+        [sample.seconds for sample in samples]
+    )
 
 
-def chunk_of(worker: StandaloneWorker, items: Sequence[Item], size: int, first: int, seconds: float) -> list[BatchTiming]:
-    """Batches for so long, but a few at least; `first` is the number of the first. Raises WorkerFailed where one is refused."""
+def chunk_of(
+    worker: StandaloneWorker, items: Sequence[Item], size: int, first: int, seconds: float
+) -> list[BatchTiming]:
+    """Batches for so long, but a few at least; `first` is the number of the first. Raises
+    WorkerFailed where one is refused.
+    """
     samples: list[BatchTiming] = []
     ends = time.monotonic() + seconds
     while len(samples) < FEWEST or time.monotonic() < ends:
         reply = worker.answer(batch_of(items, size, first + len(samples)))
         refused = next((each for each in reply.answers if each.status >= 400), None)
         if refused is not None:
-            raise WorkerFailed(f"a batch of {size} was answered {refused.status}: {error_text(refused.body)}")
+            raise WorkerFailed(
+                f"a batch of {size} was answered {refused.status}: {error_text(refused.body)}"
+            )
         samples.append(BatchTiming(reply.seconds, reply.stages))
     return samples
 
 
 def settled(chunks: Sequence[Sequence[float]]) -> bool:
-    """Whether batches have stopped getting quicker: the last chunk is about as slow as the one before."""
-    return len(chunks) > 1 and statistics.median(chunks[-1]) >= QUICKER * statistics.median(chunks[-2])
+    """Whether batches have stopped getting quicker: the last chunk is about as slow as the one
+    before.
+    """
+    return len(chunks) > 1 and statistics.median(chunks[-1]) >= QUICKER * statistics.median(
+        chunks[-2]
+    )
 
 
 def precise(seconds: Sequence[float]) -> bool:
-    """Whether the median is known well enough: by the usual half-width of a box plot's notch, 1.57 quartile distances / sqrt(n)."""
+    """Whether the median is known well enough: by the usual half-width of a box plot's notch, 1.57
+    quartile distances / sqrt(n).
+    """
     if len(seconds) < LEAST:
         return False
     low, middle, high = quartiles(seconds)
@@ -173,14 +228,18 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def spread_of(seconds: Sequence[float]) -> float:
-    """The coefficient of variation, without what is more than three times off: a pause of the machine's is not the model's."""
+    """The coefficient of variation, without what is more than three times off: a pause of the
+    machine's is not the model's.
+    """
     middle = statistics.median(seconds)
     near = [value for value in seconds if middle / 3 <= value <= 3 * middle]
     return statistics.stdev(near) / statistics.fmean(near) if len(near) > 1 else 0.0
 
 
 def point_of(size: int, samples: Sequence[BatchTiming], cpu_seconds: float | None) -> CurvePoint:
-    low, middle, high = (1000 * value for value in quartiles([sample.seconds for sample in samples]))
+    low, middle, high = (
+        1000 * value for value in quartiles([sample.seconds for sample in samples])
+    )
     stages: list[float | None] = []
     for stage in range(3):
         known = [sample.stages[stage] for sample in samples if not math.isnan(sample.stages[stage])]

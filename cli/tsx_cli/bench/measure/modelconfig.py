@@ -1,4 +1,6 @@
-"""Writes a configuration's keys into a model-config.yaml; the archive's other keys and its comments stay."""
+"""Writes a configuration's keys into a model-config.yaml; the archive's other keys and its comments
+stay.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,15 @@ import yaml
 from tsx_cli.bench.model.configuration import Configuration
 
 KINDS_OF_PT2 = ("compile", "export")
-_ENDS_OF_LINES = re.compile("[\x85\u2028\u2029]")  # PyYAML reads them as such where it has written them as they are
+_ENDS_OF_LINES = re.compile(
+    "[\x85\u2028\u2029]"
+)  # PyYAML reads them as such where it has written them as they are
 
 
 def changes(configuration: Configuration, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that are to be set, None for those that are to go; `raw` is what the archive's own configuration says."""
+    """The keys that are to be set, None for those that are to go; `raw` is what the archive's own
+    configuration says.
+    """
     keys = configuration.keys() | {"slo": None}  # a batch size of its own is measured
     if "pt2" in keys:
         keys["pt2"] = _compiled(raw.get("pt2"), enable=configuration.compiled is True)
@@ -23,7 +29,10 @@ def changes(configuration: Configuration, raw: Mapping[str, Any]) -> dict[str, A
 
 
 def _compiled(own: Any, *, enable: bool) -> dict[str, Any] | None:
-    """`pt2` with compilation on or off; its other words stay. It may also be a backend's name, or torch.compile's arguments themselves."""
+    """`pt2` with compilation on or off; its other words stay.
+
+    It may also be a backend's name, or torch.compile's arguments themselves.
+    """
     if isinstance(own, str):
         own = {"compile": {"backend": own}}
     elif isinstance(own, Mapping) and own and not any(kind in own for kind in KINDS_OF_PT2):
@@ -37,13 +46,19 @@ def _compiled(own: Any, *, enable: bool) -> dict[str, Any] | None:
 
 
 def with_keys(text: str, changed: Mapping[str, Any]) -> str:
-    """The document with these keys at its top set, or removed where they are None; what else there is stays as it is written.
+    """The document with these keys at its top set, or removed where they are None; what else there
+    is stays as it is written.
 
-    Where that cannot be done line by line (a document in braces, aliases), the whole file is rewritten, without its comments.
+    Where that cannot be done line by line (a document in braces, aliases), the whole file is
+    rewritten, without its comments.
     """
     before = yaml.safe_load(text)
     known = dict(before) if isinstance(before, dict) else {}
-    after = {key: value for key, value in {**known, **changed}.items() if value is not None or (key not in changed and key in known)}
+    after = {
+        key: value
+        for key, value in {**known, **changed}.items()
+        if value is not None or (key not in changed and key in known)
+    }
     edited = _edited(text, changed)
     try:
         if edited is not None and (yaml.safe_load(edited) or {}) == after:
@@ -100,4 +115,8 @@ def _dumped(value: Mapping[str, Any]) -> str:
     if not value:
         return ""
     text = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=120)
-    return yaml.safe_dump(dict(value), sort_keys=False, width=120) if _ENDS_OF_LINES.search(text) else text
+    return (
+        yaml.safe_dump(dict(value), sort_keys=False, width=120)
+        if _ENDS_OF_LINES.search(text)
+        else text
+    )

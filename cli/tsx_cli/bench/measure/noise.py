@@ -1,4 +1,5 @@
-"""Reads what else happens on the machine while something is measured: counters before and after, and a short probe.
+"""Reads what else happens on the machine while something is measured: counters before and after,
+and a short probe.
 
 On Linux from /proc and /sys; elsewhere psutil has the processes and the use of the cores.
 """
@@ -29,7 +30,10 @@ class UsedTime(NamedTuple):
 
 
 class MachineCounters(NamedTuple):
-    """Counters at a moment; all are seconds but `heat`. `processes` is None where those of other users cannot be read."""
+    """Counters at a moment; all are seconds but `heat`.
+
+    `processes` is None where those of other users cannot be read.
+    """
 
     at: float
     mine: Mapping[int, UsedTime]
@@ -43,8 +47,14 @@ class MachineCounters(NamedTuple):
     partial: bool = False  # whether the cores are those of the benchmark only, and there are others
 
 
-def read(root: Path = Path("/"), own: int | None = None, cores: Collection[int] = ()) -> MachineCounters:
-    """Takes a few milliseconds. `own` is the process whose whole family belongs to the benchmark, `cores` are those that it may use."""
+def read(
+    root: Path = Path("/"), own: int | None = None, cores: Collection[int] = ()
+) -> MachineCounters:
+    """Takes a few milliseconds.
+
+    `own` is the process whose whole family belongs to the benchmark, `cores` are those that it may
+    use.
+    """
     own = own or os.getpid()
     stat = _lines(root / "proc/stat")
     if not stat:
@@ -54,7 +64,12 @@ def read(root: Path = Path("/"), own: int | None = None, cores: Collection[int] 
     used = [core for core in there if int(core[0]) in cores] or there
     ticks = [list(map(int, core[1:])) for core in used]
     second = os.sysconf("SC_CLK_TCK")
-    heat = sum(int(_text(file) or 0) for file in root.glob("sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count"))
+    heat = sum(
+        int(_text(file) or 0)
+        for file in root.glob(
+            "sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count"
+        )
+    )
     return MachineCounters(
         time.monotonic(),
         _family(processes, own),
@@ -63,7 +78,11 @@ def read(root: Path = Path("/"), own: int | None = None, cores: Collection[int] 
         sum(core[7] for core in ticks if len(core) > 7) / second,
         max(1, len(ticks)),
         _throttled(root),
-        {name: found for name in PRESSURES if (found := _pressure(root / "proc/pressure" / name)) is not None},
+        {
+            name: found
+            for name in PRESSURES
+            if (found := _pressure(root / "proc/pressure" / name)) is not None
+        },
         heat,
         len(used) < len(there),
     )
@@ -78,14 +97,24 @@ def between(before: MachineCounters, after: MachineCounters, probe: float | None
         others, busiest = rest, ""
     else:
         families = before.mine.keys() | after.mine.keys()
-        first, last = ({pid: each for pid, each in all_.items() if pid not in families} for all_ in (before.processes, after.processes))
+        first, last = (
+            {pid: each for pid, each in all_.items() if pid not in families}
+            for all_ in (before.processes, after.processes)
+        )
         others = max(0.0, _total(last) - _total(first))
-        used = {pid: each.seconds - (first[pid].seconds if pid in first else 0.0) for pid, each in last.items()}
+        used = {
+            pid: each.seconds - (first[pid].seconds if pid in first else 0.0)
+            for pid, each in last.items()
+        }
         top = max(used, key=lambda pid: used[pid], default=None)
         busiest = last[top].name if top is not None and used[top] > 0.01 * took else ""
         if after.partial:  # which of them ran on those cores is not known
             others, busiest = min(others, rest), ""
-    pressure = {name: (after.pressure[name] - before.pressure[name]) / took for name in after.pressure if name in before.pressure}
+    pressure = {
+        name: (after.pressure[name] - before.pressure[name]) / took
+        for name in after.pressure
+        if name in before.pressure
+    }
     frequency = None
     with suppress(OSError, NotImplementedError, AttributeError):
         found = psutil.cpu_freq()
@@ -106,15 +135,20 @@ def between(before: MachineCounters, after: MachineCounters, probe: float | None
 
 
 class Watch:
-    """As long as its context lasts; `noise` is there afterwards. `fastest` are the probes of a run, which all watches of it share.
+    """As long as its context lasts; `noise` is there afterwards. `fastest` are the probes of a run,
+    which all watches of it share.
 
-    Other processes count on the cores that this process may use, and on `more` that the benchmark uses.
+    Other processes count on the cores that this process may use, and on `more` that the benchmark
+    uses.
     """
 
     def __init__(self, fastest: list[float], more: Iterable[int] = ()) -> None:
         self.noise = Noise()
         self._fastest = fastest
-        self._cores = {*more, *(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())}
+        self._cores = {
+            *more,
+            *(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()),
+        }
 
     def __enter__(self) -> Watch:
         self._first = probe()
@@ -138,7 +172,10 @@ def probe() -> float:
 
 
 def _processes(proc: Path) -> dict[int, UsedTime]:
-    """All but the kernel's threads. A process that ends meanwhile is left out; its parent has its time."""
+    """All but the kernel's threads.
+
+    A process that ends meanwhile is left out; its parent has its time.
+    """
     second, found = os.sysconf("SC_CLK_TCK"), {}
     for entry in proc.iterdir():
         if not entry.name.isdigit():
@@ -148,7 +185,9 @@ def _processes(proc: Path) -> dict[int, UsedTime]:
             fields = rest.split()
             pid, parent = int(entry.name), int(fields[1])
             if KERNEL not in (pid, parent):
-                found[pid] = UsedTime(head.partition("(")[2], parent, sum(map(int, fields[11:15])) / second)
+                found[pid] = UsedTime(
+                    head.partition("(")[2], parent, sum(map(int, fields[11:15])) / second
+                )
     return found
 
 
@@ -166,12 +205,21 @@ def _total(processes: Mapping[int, UsedTime]) -> float:
 
 
 def _throttled(root: Path) -> float:
-    """Seconds in which this process's control group waited for its CPU quota (version 1 counts nanoseconds, version 2 microseconds)."""
+    """Seconds in which this process's control group waited for its CPU quota (version 1 counts
+    nanoseconds, version 2 microseconds).
+    """
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        for place in (f"{controllers}{path}", f"cpu{path}", path.lstrip("/"), controllers, "cpu", ""):
+        for place in (
+            f"{controllers}{path}",
+            f"cpu{path}",
+            path.lstrip("/"),
+            controllers,
+            "cpu",
+            "",
+        ):
             for line in _lines(root / "sys/fs/cgroup" / place.lstrip("/") / "cpu.stat"):
                 name, _, value = line.partition(" ")
                 if name in ("throttled_usec", "throttled_time"):
@@ -206,5 +254,9 @@ def _by_psutil(own: int) -> MachineCounters:
     ended = os.times()  # by which processes of this one that have ended are known everywhere
     family[0] = UsedTime("", 0, ended.children_user + ended.children_system)
     return MachineCounters(
-        time.monotonic(), family, None, times.user + times.system + getattr(times, "nice", 0.0), cores=os.cpu_count() or 1
+        time.monotonic(),
+        family,
+        None,
+        times.user + times.system + getattr(times, "nice", 0.0),
+        cores=os.cpu_count() or 1,
     )

@@ -1,4 +1,6 @@
-"""The measured server: a real `tsx serve` process on free loopback ports, without the user's settings."""
+"""The measured server: a real `tsx serve` process on free loopback ports, without the user's
+settings.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,12 @@ PLACES = "tsx-bench-"  # how the names of their directories begin
 LOCK = "lock"  # a file of theirs, locked by the process that has the directory
 LAST_LINES = 12  # of its log, in the reason of a failure
 TRACEBACK_HINT = "--debug shows the whole traceback."
-KEPT = ("TSX_WORKER_PRELOAD",)  # of the user's settings: it changes how long a start takes, and nothing else
+KEPT = (
+    "TSX_WORKER_PRELOAD",
+)  # of the user's settings: it changes how long a start takes, and nothing else
 PATIENCE = 10.0  # seconds that it may take to end
-# The server hears of this process's end whatever ends it, and Ctrl-C is for this process alone. `-c` and not `-m`: nothing of the working
-# directory stands before tsx's own modules.
+# The server hears of this process's end whatever ends it, and Ctrl-C is for this process alone.
+# `-c` and not `-m`: nothing of the working directory stands before tsx's own modules.
 _BOOT = """
 import sys
 sys.path[:] = {path!r}
@@ -71,9 +75,15 @@ class ServerProcess:
 
 @contextmanager
 def serving(
-    directory: Path | None, place: Path, *, start_seconds: float, more: Mapping[str, object] | None = None
+    directory: Path | None,
+    place: Path,
+    *,
+    start_seconds: float,
+    more: Mapping[str, object] | None = None,
 ) -> Iterator[ServerProcess]:
-    """A server of the model in `directory`, or of none yet, which is ready. Its files are in `place`; `more` are settings.
+    """A server of the model in `directory`, or of none yet, which is ready.
+
+    Its files are in `place`; `more` are settings.
 
     Raises NotStarted.
     """
@@ -91,7 +101,11 @@ def serving(
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]
     boot = _BOOT.format(path=[entry for entry in sys.path if entry], term=int(signal.SIGTERM))
-    environment = {name: value for name, value in os.environ.items() if name in KEPT or not name.startswith(("TSX_", "TS_"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT or not name.startswith(("TSX_", "TS_"))
+    }
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-c", boot, *map(str, words)],
@@ -128,7 +142,9 @@ def _ready(process: subprocess.Popen[str], log: Path, seconds: float) -> ServerP
             raise NotStarted(late_words if code == -signal.SIGKILL else _why(log, code))
     finally:
         late.cancel()
-    return ServerProcess(process, log, addresses["predictions"], addresses["models"], addresses["metrics"])
+    return ServerProcess(
+        process, log, addresses["predictions"], addresses["models"], addresses["metrics"]
+    )
 
 
 def end(process: subprocess.Popen[str], patience: float = PATIENCE) -> None:
@@ -145,14 +161,18 @@ def end(process: subprocess.Popen[str], patience: float = PATIENCE) -> None:
         process.wait()
     if process.stdout is not None:
         process.stdout.close()
-    _, left = psutil.wait_procs(filter(_runs, family), timeout=0.1)  # with the server gone, they only end
+    _, left = psutil.wait_procs(
+        filter(_runs, family), timeout=0.1
+    )  # with the server gone, they only end
     for member in left:
         with suppress(psutil.Error):
             member.kill()
 
 
 def _runs(process: psutil.Process) -> bool:
-    """A zombie does not, however long its new parent leaves it: in some containers nothing reaps them soon."""
+    """A zombie does not, however long its new parent leaves it: in some containers nothing reaps
+    them soon.
+    """
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -177,8 +197,12 @@ def last_lines(log: Path) -> str:
 
 @contextmanager
 def new_place(name: str) -> Iterator[Path]:
-    """A directory for as long as the context lasts; with a short name, since the server makes sockets in it."""
-    with tempfile.TemporaryDirectory(prefix=f"{PLACES}{name}-", dir=temporary_place(), ignore_cleanup_errors=True) as made:
+    """A directory for as long as the context lasts; with a short name, since the server makes
+    sockets in it.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix=f"{PLACES}{name}-", dir=temporary_place(), ignore_cleanup_errors=True
+    ) as made:
         lock = FileLock(Path(made) / LOCK)
         try:
             lock.own(wait=False)

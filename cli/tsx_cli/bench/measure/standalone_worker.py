@@ -1,4 +1,6 @@
-"""A worker without a server: a real worker process that loads a model and answers one batch after the other."""
+"""A worker without a server: a real worker process that loads a model and answers one batch after
+the other.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class WorkerSpec(NamedTuple):
 
 
 class BatchReply(NamedTuple):
-    """Of one batch. The seconds are the worker's own: in all, and in preprocess, inference and postprocess (NaN: it has no such step)."""
+    """Of one batch. The seconds are the worker's own: in all, and in preprocess, inference and
+    postprocess (NaN: it has no such step).
+    """
 
     answers: list[ComparedAnswer]
     seconds: float
@@ -62,25 +66,53 @@ class BatchReply(NamedTuple):
 
 
 def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: int) -> WorkerSpec:
-    """For one worker of that variant which gets batches of at most that size. Raises WorkerFailed where there can be none."""
+    """For one worker of that variant which gets batches of at most that size.
+
+    Raises WorkerFailed where there can be none.
+    """
     settings = Settings.model_validate({})
-    config, _ = parse_model_config({**archive.config.raw, **changes(configuration, archive.config.raw), "batchSize": batch_size})
+    config, _ = parse_model_config(
+        {
+            **archive.config.raw,
+            **changes(configuration, archive.config.raw),
+            "batchSize": batch_size,
+        }
+    )
     archive = replace(archive, config=config)
     if configuration.device != "cpu" and not gpu_count():
         raise WorkerFailed("there is no GPU here that torch could use")
     try:
-        chosen = plan(RegisterOrder(url=""), config, settings, gpu_count() if configuration.device != "cpu" else 0)
-        handler = handler_of(archive, archive.manifest.handler or settings.default_service_handler or "", archive.manifest.runtime)
+        chosen = plan(
+            RegisterOrder(url=""),
+            config,
+            settings,
+            gpu_count() if configuration.device != "cpu" else 0,
+        )
+        handler = handler_of(
+            archive,
+            archive.manifest.handler or settings.default_service_handler or "",
+            archive.manifest.runtime,
+        )
     except BadRequest as error:
         raise WorkerFailed(str(error)) from error
     if chosen.strategy.mode != "batch" or chosen.strategy.sequences is not None:
         raise WorkerFailed(
-            "its requests join and leave at any time (sequences, continuous batching, tasks), so the time of a batch cannot be measured"
+            "its requests join and leave at any time (sequences, continuous batching, tasks), so"
+            " the time of a batch cannot be measured"
         )
     if config.use_venv:
-        raise WorkerFailed("it has an interpreter of its own (useVenv), which only a server sets up")
+        raise WorkerFailed(
+            "it has an interpreter of its own (useVenv), which only a server sets up"
+        )
     gpus = chosen.gpus[: chosen.parallel.gpus]
-    place = placement_of(Machine(cpu_count()), chosen.parallel, threads=chosen.threads, worker=0, workers=1, gpus=gpus)
+    place = placement_of(
+        Machine(cpu_count()),
+        chosen.parallel,
+        threads=chosen.threads,
+        worker=0,
+        workers=1,
+        gpus=gpus,
+    )
     place = place._replace(shares_cores=False)  # every batch with the same number of threads
     name, version = archive.manifest.model_name, archive.manifest.version
     load = load_order(
@@ -95,7 +127,12 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
         worker="bench",
         gpus=len(gpus),
     )
-    launch = launch_of(chosen.parallel, None, use_venv=False, threads=place.threads, group=f"{name}_bench") or Launch()
+    launch = (
+        launch_of(
+            chosen.parallel, None, use_venv=False, threads=place.threads, group=f"{name}_bench"
+        )
+        or Launch()
+    )
     return WorkerSpec(load, launch, chosen.startup_timeout)
 
 
@@ -106,7 +143,9 @@ def model_variables() -> dict[str, str]:
 
 
 @contextmanager
-def start_worker(spec: WorkerSpec, variables: dict[str, str] | None = None) -> Iterator[StandaloneWorker]:
+def start_worker(
+    spec: WorkerSpec, variables: dict[str, str] | None = None
+) -> Iterator[StandaloneWorker]:
     """Loaded, and ended whatever happens. Raises WorkerFailed."""
     front, back = socket.socketpair()
     with front, tempfile.TemporaryFile() as log:
@@ -142,7 +181,13 @@ class StandaloneWorker:
     forms_passed_over: Sequence[str] = ()  # why it has none before that
     load_seconds = 0.0  # from the load order to readiness
 
-    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes], response_timeout: float) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        process: subprocess.Popen[bytes],
+        log: IO[bytes],
+        response_timeout: float,
+    ) -> None:
         self.pid = process.pid
         self._sock = sock
         self._process = process
@@ -153,7 +198,10 @@ class StandaloneWorker:
     def load(self, spec: WorkerSpec) -> None:
         begun = time.monotonic()
         self._send(Kind.LOAD, 0, extra=json.dumps(spec.load).encode())
-        frame = self._receive(spec.startup_timeout, f"it was not loaded within {spec.startup_timeout:g} seconds (startupTimeout)")
+        frame = self._receive(
+            spec.startup_timeout,
+            f"it was not loaded within {spec.startup_timeout:g} seconds (startupTimeout)",
+        )
         reply = json.loads(bytes(frame.extra))
         if frame.kind is not Kind.LOADED:
             raise WorkerFailed(reply["message"])
@@ -164,16 +212,27 @@ class StandaloneWorker:
     def answer(self, batch: Sequence[Item]) -> BatchReply:
         """Raises WorkerFailed where the worker dies of it, or runs out of memory."""
         self._send(Kind.BATCH, next(self._batches), batch)
-        late = f"a batch of {len(batch)} was not answered within {self._response_timeout:g} seconds (responseTimeout)"
+        late = (
+            f"a batch of {len(batch)} was not answered within {self._response_timeout:g} seconds"
+            " (responseTimeout)"
+        )
         pieces: defaultdict[int, bytes] = defaultdict(bytes)
-        while (frame := self._receive(self._response_timeout, late)).kind is Kind.PIECE:  # the time of the whole answer counts
+        while (
+            frame := self._receive(self._response_timeout, late)
+        ).kind is Kind.PIECE:  # the time of the whole answer counts
             for at, _, body in frame.items:
                 pieces[at] += bytes(body)
         extra = bytes(frame.extra)
         _, seconds, *stages = wire.TIMES.unpack_from(extra)
-        if any(metric["name"] == OUT_OF_MEMORY for metric in json.loads(extra[wire.TIMES.size :] or b"[]")):
+        if any(
+            metric["name"] == OUT_OF_MEMORY
+            for metric in json.loads(extra[wire.TIMES.size :] or b"[]")
+        ):
             raise WorkerFailed(f"a batch of {len(batch)} does not fit the memory of {self.device}")
-        answers = [ComparedAnswer(status, _headers(meta), pieces[at] + bytes(body)) for at, (status, meta, body) in enumerate(frame.items)]
+        answers = [
+            ComparedAnswer(status, _headers(meta), pieces[at] + bytes(body))
+            for at, (status, meta, body) in enumerate(frame.items)
+        ]
         return BatchReply(answers, seconds, (stages[0], stages[1], stages[2]))
 
     def cpu_seconds(self) -> float:
@@ -195,7 +254,10 @@ class StandaloneWorker:
             raise WorkerFailed(self._how_it_ended()) from error
 
     def _receive(self, seconds: float, late: str) -> wire.Frame:
-        """The next that is no report: those are in its log as well. It may take so long between two parts of a frame."""
+        """The next that is no report: those are in its log as well.
+
+        It may take so long between two parts of a frame.
+        """
         self._sock.settimeout(seconds)
         try:
             while True:
@@ -236,7 +298,9 @@ def how_it_ended(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return f"{name}, which is what a system that is out of memory sends" if name == "SIGKILL" else name
+    return (
+        f"{name}, which is what a system that is out of memory sends" if name == "SIGKILL" else name
+    )
 
 
 def last_lines(log: IO[bytes]) -> str:
@@ -249,9 +313,24 @@ def items_of(payloads: Sequence[Payload]) -> list[Item]:
     found: list[Item] = []
     for number, payload in enumerate(payloads):
         named = {name.lower() for name, _ in payload.headers}
-        own = [("Content-Type", payload.content_type)] if payload.content_type and "content-type" not in named else []
-        head = [(name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in (*own, *payload.headers)]
-        found.append((0, wire.request_meta(f"bench-{number}", payload.query.encode("latin-1", "replace"), head), payload.body))
+        own = (
+            [("Content-Type", payload.content_type)]
+            if payload.content_type and "content-type" not in named
+            else []
+        )
+        head = [
+            (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+            for name, value in (*own, *payload.headers)
+        ]
+        found.append(
+            (
+                0,
+                wire.request_meta(
+                    f"bench-{number}", payload.query.encode("latin-1", "replace"), head
+                ),
+                payload.body,
+            )
+        )
     return found
 
 

@@ -58,7 +58,9 @@ class TrialTarget:
     seconds: float
     seed: int = 0
     timeout: float = 60.0
-    sizes: Mapping[str, int] = field(default_factory=dict)  # settings of the server: what is sent has to be let in
+    sizes: Mapping[str, int] = field(
+        default_factory=dict
+    )  # settings of the server: what is sent has to be let in
     warm_up: float | Literal["auto"] = "auto"  # seconds before those that count
     generator_cores: tuple[int, ...] = ()
     slo: Slo | None = None
@@ -78,8 +80,17 @@ class RunningCandidate:
     start: ColdStart | None = None
     rounds: int = field(default=0)
 
-    def load(self, offered: OfferedLoad, on_progress: OnProgress | None = None, *, seconds: float | None = None) -> LoadMeasurement:
-        """For so many seconds, or the target's. Raises TrialFailed where the server did not come through it whole."""
+    def load(
+        self,
+        offered: OfferedLoad,
+        on_progress: OnProgress | None = None,
+        *,
+        seconds: float | None = None,
+    ) -> LoadMeasurement:
+        """For so many seconds, or the target's.
+
+        Raises TrialFailed where the server did not come through it whole.
+        """
         target, recorded, speed = self.target, offered.arrivals == "recorded", 1.0
         if recorded and offered.rate and (own := recorded_rate(target.payloads)):
             speed = offered.rate / own
@@ -88,7 +99,11 @@ class RunningCandidate:
             model=target.name,
             payloads=target.payloads,
             mode=offered.mode,
-            connections=min(OPEN_CONNECTIONS, most_connections()) if offered.mode == "open" else offered.connections,
+            connections=(
+                min(OPEN_CONNECTIONS, most_connections())
+                if offered.mode == "open"
+                else offered.connections
+            ),
             rate=None if recorded else offered.rate,
             speed=speed,
             arrivals=offered.arrivals or "poisson",
@@ -122,10 +137,17 @@ class RunningCandidate:
             raise TrialFailed(f"the server has exited: {self.server.last_words()}") from error
         stages = scrape.stages(before, after, result.latency.mean_ms)
         result = result.model_copy(update={"busy_ms": scrape.busy_ms(before, after)})
-        return LoadMeasurement(result, stages, scrape.batch_sizes(before, after), sampler.during(began, plan.lead + plan.seconds))
+        return LoadMeasurement(
+            result,
+            stages,
+            scrape.batch_sizes(before, after),
+            sampler.during(began, plan.lead + plan.seconds),
+        )
 
     def answers(self, payloads: Sequence[Payload], together: int) -> list[ComparedAnswer]:
-        """To each, so many at a time, each as often as it takes to fill batches; raises TrialFailed where none come."""
+        """To each, so many at a time, each as often as it takes to fill batches; raises TrialFailed
+        where none come.
+        """
         count = max(len(payloads), min(MOST_COMPARED, 2 * together) if together > 1 else 1)
         asked = [payloads[number % len(payloads)] for number in range(count)]
         try:
@@ -135,7 +157,9 @@ class RunningCandidate:
             raise TrialFailed(f"{error.message}: {self.server.last_words()}") from error
 
     def first_answer(self) -> float | None:
-        """Milliseconds of one request; None where it is refused, of which the comparison of answers says why."""
+        """Milliseconds of one request; None where it is refused, of which the comparison of answers
+        says why.
+        """
         begun = time.perf_counter()
         try:
             answer = self._ask(self.target.payloads[0])
@@ -145,27 +169,48 @@ class RunningCandidate:
 
     def _ask(self, payload: Payload) -> ComparedAnswer:
         server = Server(self.server.inference, timeout=self.target.timeout)
-        headers = dict(payload.headers) | ({"Content-Type": payload.content_type} if payload.content_type else {})
+        headers = dict(payload.headers) | (
+            {"Content-Type": payload.content_type} if payload.content_type else {}
+        )
         query = f"?{payload.query}" if payload.query else ""
-        answer = server.send("POST", f"/predictions/{quote(self.target.name)}{query}", payload.body, headers)
-        return ComparedAnswer(answer.status, {"content-type": answer.content_type} if answer.content_type else {}, answer.body())
+        answer = server.send(
+            "POST", f"/predictions/{quote(self.target.name)}{query}", payload.body, headers
+        )
+        return ComparedAnswer(
+            answer.status,
+            {"content-type": answer.content_type} if answer.content_type else {},
+            answer.body(),
+        )
 
     def _scrape(self) -> scrape.MetricsSnapshot:
         return scrape.parse(self.server.fetch(self.server.metrics, "/metrics"), self.target.name)
 
     def _check(self) -> None:
-        """Raises TrialFailed if a worker died, which answers less than it seems to, or runs another form than that of the configuration."""
-        described = json.loads(self.server.fetch(self.server.management, f"/models/{quote(self.target.name)}"))[0]
+        """Raises TrialFailed if a worker died, which answers less than it seems to, or runs another
+        form than that of the configuration.
+        """
+        described = json.loads(
+            self.server.fetch(self.server.management, f"/models/{quote(self.target.name)}")
+        )[0]
         if described["workerRestarts"]:
-            raise TrialFailed(f"a worker died: {described.get('lastError') or self.server.last_words()}")
+            raise TrialFailed(
+                f"a worker died: {described.get('lastError') or self.server.last_words()}"
+            )
         wanted, form = self.configuration.form, described.get("form")
         if wanted is not None and form not in (None, wanted):
-            raise TrialFailed(f"its workers run {form} instead: {'; '.join(described.get('formsPassedOver') or ())}")
+            raise TrialFailed(
+                f"its workers run {form} instead:"
+                f" {'; '.join(described.get('formsPassedOver') or ())}"
+            )
 
 
 @contextmanager
-def running(configuration: Configuration, target: TrialTarget, places: list[Path]) -> Iterator[RunningCandidate]:
-    """The directory of its files is added to `places`. Raises TrialFailed where it does not start."""
+def running(
+    configuration: Configuration, target: TrialTarget, places: list[Path]
+) -> Iterator[RunningCandidate]:
+    """The directory of its files is added to `places`. Raises TrialFailed where it does not
+    start.
+    """
     with ExitStack() as held:
         place = held.enter_context(new_place(target.name[:20]))
         places.append(place)
@@ -173,32 +218,46 @@ def running(configuration: Configuration, target: TrialTarget, places: list[Path
             directory = lay_out(target.archive, configuration, place / "model")
             patience = (target.archive.config.startup_timeout or 120) + START_SECONDS
             begun = time.monotonic()
-            server = held.enter_context(serving(directory, place, start_seconds=patience, more=target.sizes))
+            server = held.enter_context(
+                serving(directory, place, start_seconds=patience, more=target.sizes)
+            )
         except NotStarted as error:
             raise TrialFailed(str(error)) from error
         candidate = RunningCandidate(configuration, server, target)
-        candidate.start = ColdStart(ready_seconds=time.monotonic() - begun, first_answer_ms=candidate.first_answer())
+        candidate.start = ColdStart(
+            ready_seconds=time.monotonic() - begun, first_answer_ms=candidate.first_answer()
+        )
         yield candidate
 
 
 class Servers:
     """The servers that run now, kept for as long as the same configuration is measured."""
 
-    def __init__(self, target: TrialTarget, on_start: Callable[[Configuration], None] = lambda configuration: None) -> None:
+    def __init__(
+        self,
+        target: TrialTarget,
+        on_start: Callable[[Configuration], None] = lambda configuration: None,
+    ) -> None:
         self.target = target
         self._on_start = on_start
         self._running: dict[Configuration, tuple[ExitStack, RunningCandidate]] = {}
         self._places: list[Path] = []
 
     def get(self, configuration: Configuration, *, beside: bool = False) -> RunningCandidate:
-        """That of this configuration; all others end, unless it is to run beside them. Raises TrialFailed."""
+        """That of this configuration; all others end, unless it is to run beside them.
+
+        Raises TrialFailed.
+        """
         if not beside:
             for other in [each for each in self._running if each != configuration]:
                 self.end(other)
         if configuration not in self._running:
             self._on_start(configuration)
             stack = ExitStack()
-            self._running[configuration] = stack, stack.enter_context(running(configuration, self.target, self._places))
+            self._running[configuration] = (
+                stack,
+                stack.enter_context(running(configuration, self.target, self._places)),
+            )
         return self._running[configuration][1]
 
     def __contains__(self, configuration: Configuration) -> bool:

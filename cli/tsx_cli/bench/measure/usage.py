@@ -32,18 +32,27 @@ class UsageSampler:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._over.set()
         self._thread.join()
 
     def during(self, start: float | None, seconds: float) -> list[Usage]:
-        """The samples of a load that began at `start`, by time.monotonic, with times from then on; all where its start is not known.
+        """The samples of a load that began at `start`, by time.monotonic, with times from then on;
+        all where its start is not known.
 
         What lies before and after it, when the server idles, would be a ramp in a chart.
         """
         if start is None:
             return self.samples
-        moved = [each.model_copy(update={"at_seconds": each.at_seconds - (start - self._began)}) for each in self.samples]
+        moved = [
+            each.model_copy(update={"at_seconds": each.at_seconds - (start - self._began)})
+            for each in self.samples
+        ]
         return [each for each in moved if INTERVAL <= each.at_seconds <= seconds]
 
     def _run(self) -> None:
@@ -54,7 +63,13 @@ class UsageSampler:
             cpu, memory = self._cpu(), memory_of(self._root)
             share, held = self._gpu.read() if self._gpu is not None else (None, None)
             self.samples.append(
-                Usage(at_seconds=now - self._began, cpu=cpu / (now - last), memory_mib=memory / MEBI, gpu=share, gpu_memory_mib=held)
+                Usage(
+                    at_seconds=now - self._began,
+                    cpu=cpu / (now - last),
+                    memory_mib=memory / MEBI,
+                    gpu=share,
+                    gpu_memory_mib=held,
+                )
             )
             last = now
 
@@ -80,7 +95,10 @@ def family_of(root: psutil.Process) -> list[psutil.Process]:
 
 
 def memory_of(root: psutil.Process) -> int:
-    """Bytes of the process and its children. Shared pages count in part (PSS) or, outside Linux, not at all (USS)."""
+    """Bytes of the process and its children.
+
+    Shared pages count in part (PSS) or, outside Linux, not at all (USS).
+    """
     total = 0
     for process in family_of(root):
         try:
@@ -92,7 +110,9 @@ def memory_of(root: psutil.Process) -> int:
 
 
 class _Gpu:
-    """The busiest GPU's share, and the memory in use of all, by the extra `gpu`; nothing where it or the driver is not there."""
+    """The busiest GPU's share, and the memory in use of all, by the extra `gpu`; nothing where it
+    or the driver is not there.
+    """
 
     def __init__(self) -> None:
         self._library: Any = None
@@ -111,7 +131,10 @@ class _Gpu:
         if nvml is None:
             return None, None
         try:
-            devices = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+            devices = [
+                nvml.nvmlDeviceGetHandleByIndex(number)
+                for number in range(nvml.nvmlDeviceGetCount())
+            ]
             shares = [nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100 for device in devices]
             memory = sum(nvml.nvmlDeviceGetMemoryInfo(device).used for device in devices)
         except nvml.NVMLError:  # a part of a GPU (MIG) does not tell its use

@@ -1,4 +1,6 @@
-"""The model directory of a configuration: links to the archive's files, and a changed model-config.yaml."""
+"""The model directory of a configuration: links to the archive's files, and a changed
+model-config.yaml.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ import shutil
 from pathlib import Path
 
 from tsx_archiver import OpenArchive
-from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, InvalidForms, KeptForms, parse_forms
+from tsx_archiver.metadata.forms import (
+    FORMS_DIRECTORY,
+    FORMS_FILE,
+    InvalidForms,
+    KeptForms,
+    parse_forms,
+)
 from tsx_archiver.metadata.huggingface import GENERATION_HANDLER
 from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.opening import DEFAULT_CONFIG
@@ -16,18 +24,29 @@ from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
 
-QUEUE = 4096  # requests that may wait where the archive does not say: more than a closed loop has connections
+# requests that may wait where the archive does not say: more than a closed loop has connections
+QUEUE = 4096
 
 
-def lay_out(archive: OpenArchive, configuration: Configuration, place: Path, *, forms: KeptForms | None = None) -> Path:
-    """A directory called as the model is, new in `place`, which `tsx serve` and a worker take as they take the archive.
+def lay_out(
+    archive: OpenArchive,
+    configuration: Configuration,
+    place: Path,
+    *,
+    forms: KeptForms | None = None,
+) -> Path:
+    """A directory called as the model is, new in `place`, which `tsx serve` and a worker take as
+    they take the archive.
 
-    `forms` replace those of the archive, in their order; the caller makes the directory FORMS_DIRECTORY with their files.
+    `forms` replace those of the archive, in their order; the caller makes the directory
+    FORMS_DIRECTORY with their files.
     """
     directory = place / archive.manifest.model_name
     directory.mkdir(parents=True)
     config = config_name(archive)
-    left_out = {Path(MANIFEST_PATH).parts[0], config, MEASURED, "__pycache__"} | (set() if forms is None else {FORMS_FILE, FORMS_DIRECTORY})
+    left_out = {Path(MANIFEST_PATH).parts[0], config, MEASURED, "__pycache__"} | (
+        set() if forms is None else {FORMS_FILE, FORMS_DIRECTORY}
+    )
     for file in archive.directory.iterdir():
         if file.name not in left_out:
             _place(file, directory / file.name)
@@ -76,9 +95,15 @@ def kept_forms(archive: OpenArchive) -> KeptForms:
 
 
 def takes_batches(archive: OpenArchive) -> bool:
-    """Whether the server puts requests together for it: some workers take requests while they work on others."""
+    """Whether the server puts requests together for it: some workers take requests while they work
+    on others.
+    """
     config = archive.config
-    return not (config.async_communication or config.continuous_batching or archive.manifest.handler == GENERATION_HANDLER)
+    return not (
+        config.async_communication
+        or config.continuous_batching
+        or archive.manifest.handler == GENERATION_HANDLER
+    )
 
 
 def config_name(archive: OpenArchive) -> str:

@@ -32,7 +32,9 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True, order=True)
 class Configuration:
-    """`device` is `cpu` or `cuda`; `threads` are each worker's, None for what the runtime gives it."""
+    """`device` is `cpu` or `cuda`; `threads` are each worker's, None for what the runtime gives
+    it.
+    """
 
     device: str = "cpu"
     precision: str = AS_IS
@@ -40,7 +42,9 @@ class Configuration:
     threads: int | None = None
     workers: int = 1
     batch_size: int = 1
-    form: str | None = None  # of those that the archive keeps, or REFERENCE; None: as the archive says
+    form: str | None = (
+        None  # of those that the archive keeps, or REFERENCE; None: as the archive says
+    )
 
     @property
     def variant(self) -> Variant:
@@ -48,12 +52,18 @@ class Configuration:
         return Variant(self.device, self.precision, self.compiled, self.threads, self.form)
 
     def threads_each(self, cores: int, own: int | None = None) -> int:
-        """Threads of each worker: by default the runtime divides the cores; `own` is the archive's setting."""
+        """Threads of each worker: by default the runtime divides the cores; `own` is the archive's
+        setting.
+        """
         return self.threads or own or max(1, cores // self.workers)
 
     def keys(self) -> dict[str, Any]:
         """The keys of model-config.yaml that make a model run like this; None takes a key away."""
-        keys: dict[str, Any] = {"minWorkers": self.workers, "maxWorkers": self.workers, "batchSize": self.batch_size}
+        keys: dict[str, Any] = {
+            "minWorkers": self.workers,
+            "maxWorkers": self.workers,
+            "batchSize": self.batch_size,
+        }
         keys["deviceType"] = "cpu" if self.device == "cpu" else "gpu"
         if self.threads is not None:
             keys["threads"] = self.threads
@@ -69,7 +79,9 @@ class Configuration:
         return asdict(self)
 
     def __str__(self) -> str:
-        return self._description(f"{self.workers} worker{'s' if self.workers != 1 else ''}", f"batch {self.batch_size}")
+        return self._description(
+            f"{self.workers} worker{'s' if self.workers != 1 else ''}", f"batch {self.batch_size}"
+        )
 
     @property
     def worker(self) -> str:
@@ -78,17 +90,39 @@ class Configuration:
 
     def _description(self, workers: str, batches: str) -> str:
         precision = "" if self.precision == AS_IS else self.precision
-        threads = "" if self.threads is None else f"{self.threads} thread{'s' if self.threads != 1 else ''}"
-        return ", ".join(filter(None, [self.device, self.form, precision, "compiled" if self.compiled else "", workers, threads, batches]))
+        threads = (
+            ""
+            if self.threads is None
+            else f"{self.threads} thread{'s' if self.threads != 1 else ''}"
+        )
+        return ", ".join(
+            filter(
+                None,
+                [
+                    self.device,
+                    self.form,
+                    precision,
+                    "compiled" if self.compiled else "",
+                    workers,
+                    threads,
+                    batches,
+                ],
+            )
+        )
 
 
 def parse_numbers(text: str, option: str) -> tuple[int, ...]:
-    """`1,2,4` or `1..32`, which is both ends and the powers of two between them. Raises UsageError."""
+    """`1,2,4` or `1..32`, which is both ends and the powers of two between them. Raises
+    UsageError.
+    """
     found: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= low <= high <= LARGEST:
-            raise UsageError(f"{option}: '{part.strip()}' is not a number from 1 to {LARGEST} or a range of them; write 1,2,4 or 1..32")
+            raise UsageError(
+                f"{option}: '{part.strip()}' is not a number from 1 to {LARGEST} or a range of"
+                " them; write 1,2,4 or 1..32"
+            )
         found |= {low, high, *(2**power for power in range(13) if low < 2**power < high)}
     return tuple(sorted(found))

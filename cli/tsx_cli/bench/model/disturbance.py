@@ -1,4 +1,6 @@
-"""Judges whether a measurement was disturbed by something else on the machine, and what it would have been without that."""
+"""Judges whether a measurement was disturbed by something else on the machine, and what it would
+have been without that.
+"""
 
 from __future__ import annotations
 
@@ -18,35 +20,72 @@ LATEST = 6  # rounds by which the disturbance is called permanent
 
 
 def judge(noise: Noise, cores: int) -> list[str]:
-    """By what a measurement was disturbed, each with its figure and its limit; nothing where it was quiet.
+    """By what a measurement was disturbed, each with its figure and its limit; nothing where it was
+    quiet.
 
-    The pressure on the CPU is no reason: the measured server causes it by itself as soon as it has more workers than cores.
+    The pressure on the CPU is no reason: the measured server causes it by itself as soon as it has
+    more workers than cores.
     """
-    most, memory = f", most by {noise.busiest}" if noise.busiest else "", noise.memory_pressure or 0.0
+    most, memory = (
+        f", most by {noise.busiest}" if noise.busiest else "",
+        noise.memory_pressure or 0.0,
+    )
     found = [
-        (noise.others > OTHERS * cores, f"other processes used {noise.others:.2g} cores (limit {OTHERS * cores:.2g}{most})"),
-        (noise.steal > STEAL, f"the hypervisor took {noise.steal:.0%} of the time (limit {STEAL:.0%})"),
-        (noise.throttled > THROTTLED, f"the container's CPU quota was used up {noise.throttled:.0%} of the time (limit {THROTTLED:.0%})"),
+        (
+            noise.others > OTHERS * cores,
+            f"other processes used {noise.others:.2g} cores (limit {OTHERS * cores:.2g}{most})",
+        ),
+        (
+            noise.steal > STEAL,
+            f"the hypervisor took {noise.steal:.0%} of the time (limit {STEAL:.0%})",
+        ),
+        (
+            noise.throttled > THROTTLED,
+            (
+                f"the container's CPU quota was used up {noise.throttled:.0%} of the time (limit"
+                f" {THROTTLED:.0%})"
+            ),
+        ),
         (memory > MEMORY, f"tasks waited for memory {memory:.0%} of the time (limit {MEMORY:.0%})"),
-        ((noise.io_pressure or 0) > IO, f"tasks waited for a disk {noise.io_pressure or 0:.0%} of the time (limit {IO:.0%})"),
-        (noise.heat > 0, f"a core was slowed down for its temperature {noise.heat} times (limit 0)"),
-        ((noise.probe or 0) > PROBE, f"a fixed computation took {noise.probe or 0:.2f} times as long as at best (limit {PROBE})"),
+        (
+            (noise.io_pressure or 0) > IO,
+            f"tasks waited for a disk {noise.io_pressure or 0:.0%} of the time (limit {IO:.0%})",
+        ),
+        (
+            noise.heat > 0,
+            f"a core was slowed down for its temperature {noise.heat} times (limit 0)",
+        ),
+        (
+            (noise.probe or 0) > PROBE,
+            (
+                f"a fixed computation took {noise.probe or 0:.2f} times as long as at best (limit"
+                f" {PROBE})"
+            ),
+        ),
     ]
     return [text for is_so, text in found if is_so]
 
 
 def again(disturbed: Sequence[bool], seconds_left: float, cost: float) -> bool:
-    """Whether the last round is measured again at once: not where most rounds are disturbed, as another one would be as well."""
+    """Whether the last round is measured again at once: not where most rounds are disturbed, as
+    another one would be as well.
+    """
     latest = disturbed[-LATEST:]
     permanent = len(latest) > 2 and sum(latest) > len(latest) / 2
-    return bool(latest and latest[-1]) and not permanent and sum(disturbed) <= max(2, FEW * len(disturbed)) and seconds_left >= cost
+    return (
+        bool(latest and latest[-1])
+        and not permanent
+        and sum(disturbed) <= max(2, FEW * len(disturbed))
+        and seconds_left >= cost
+    )
 
 
 def correction(each: Round | Curve) -> float:
-    """How many times as fast a disturbed measurement would have been, if the server had got all the cores that it was ready to use.
+    """How many times as fast a disturbed measurement would have been, if the server had got all the
+    cores that it was ready to use.
 
-    So that configurations can be compared although some shared the machine with more than others. Other processes took no more than
-    what they used, and no longer than a task waited for a core.
+    So that configurations can be compared although some shared the machine with more than others.
+    Other processes took no more than what they used, and no longer than a task waited for a core.
     """
     noise = each.noise
     if noise is None or not each.disturbed or noise.cores <= 0:
@@ -56,8 +95,14 @@ def correction(each: Round | Curve) -> float:
 
 
 def worth(point: Point) -> float:
-    """The throughput by which configurations are compared: as measured, but for what took cores from a disturbed round."""
-    return point.throughput.value * fmean(map(correction, point.counted)) if point.rounds else point.throughput.value
+    """The throughput by which configurations are compared: as measured, but for what took cores
+    from a disturbed round.
+    """
+    return (
+        point.throughput.value * fmean(map(correction, point.counted))
+        if point.rounds
+        else point.throughput.value
+    )
 
 
 def summary(trials: Iterable[Trial]) -> Disturbed:
@@ -70,11 +115,20 @@ def summary(trials: Iterable[Trial]) -> Disturbed:
     again = sum(len(point) - len(counted(point)) for point in points)
     others = median([each.noise.others for each in bad if each.noise is not None] or [0.0])
     were = "was" if len(bad) == 1 else "were"
-    what = f"by other processes (median {others:.1f} cores)" if others >= 0.05 else f"({bad[0].disturbed[0]})"
+    what = (
+        f"by other processes (median {others:.1f} cores)"
+        if others >= 0.05
+        else f"({bad[0].disturbed[0]})"
+    )
     dealt = f"{again} {'was' if again == 1 else 'were'} repeated"
     if len(bad) == len(rounds):
-        dealt = "so configurations were compared by their throughput for the processor time that they got"
+        dealt = (
+            "so configurations were compared by their throughput for the processor time that"
+            " they got"
+        )
     elif not again:
         dealt = "none was repeated, and they are marked"
     says = f"{len(bad)} of {len(rounds)} rounds {were} disturbed {what}; {dealt}"
-    return Disturbed(rounds=len(rounds), disturbed=len(bad), repeated=again, others=others, says=says)
+    return Disturbed(
+        rounds=len(rounds), disturbed=len(bad), repeated=again, others=others, says=says
+    )

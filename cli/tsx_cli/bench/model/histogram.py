@@ -1,4 +1,6 @@
-"""Latency histograms with buckets of 0.1 % width, like HDR histograms, so that rounds can be merged."""
+"""Latency histograms with buckets of 0.1 % width, like HDR histograms, so that rounds can be
+merged.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,15 @@ from tsx_cli.bench.model.statistics import QUANTILES
 from tsx_runtime.shared.quantiles import bucket_of
 
 UNIT = 1e-7  # seconds
-BITS = 11  # a bucket holds values that are equal in so many leading bits: 2 ** 10 buckets for each doubling
+# a bucket holds values that are equal in so many leading bits: 2 ** 10 buckets for each doubling
+BITS = 11
 COARSE_BITS = 8  # of what is kept in results.json
 
 
 def bucket(units: int, bits: int = BITS) -> int:
-    """Small values have a bucket each; from 2 ** bits on, a bucket holds twice as many after each doubling."""
+    """Small values have a bucket each; from 2 ** bits on, a bucket holds twice as many after each
+    doubling.
+    """
     shift = max(0, units.bit_length() - bits)
     return (shift << (bits - 1)) + (units >> shift)
 
@@ -53,7 +58,9 @@ class Histogram:
         self.greatest = max(self.greatest, float(seconds.max()))
 
     def quantile(self, which: float) -> float:
-        """Seconds: the upper end of the bucket that holds the smallest value that so large a share does not exceed; 0 of nothing."""
+        """Seconds: the upper end of the bucket that holds the smallest value that so large a share
+        does not exceed; 0 of nothing.
+        """
         ordered = sorted(self.counts)
         if not ordered:
             return 0.0
@@ -72,4 +79,7 @@ class Histogram:
         counts: Counter[int] = Counter()
         for index, count in self.counts.items():
             counts[bucket(upper(index), COARSE_BITS)] += count
-        return [(round(upper(index, COARSE_BITS) * UNIT * 1000, 6), counts[index]) for index in sorted(counts)]
+        return [
+            (round(upper(index, COARSE_BITS) * UNIT * 1000, 6), counts[index])
+            for index in sorted(counts)
+        ]

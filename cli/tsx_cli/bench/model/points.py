@@ -1,4 +1,6 @@
-"""Combines rounds into a point: one load on one configuration, with its figures and whether it keeps the bounds."""
+"""Combines rounds into a point: one load on one configuration, with its figures and whether it
+keeps the bounds.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,24 @@ from tsx_cli.bench.model.disturbance import worth
 from tsx_cli.bench.model.parts import times_of
 from tsx_cli.bench.model.results import OfferedLoad, PairedComparison, Point, Round, Trial, counted
 
-CHANCE = 0.9  # of the throughput of a load that was measured once: one of another load that is less is not that by chance
-ALIKE = 0.95  # of the winner's throughput: what was measured apart from it and did as much may be as fast
+# of the throughput of a load that was measured once: one of another load that is less is not that
+# by chance
+CHANCE = 0.9
+# of the winner's throughput: what was measured apart from it and did as much may be as fast
+ALIKE = 0.95
 EQUAL = 0.97  # of it: what does as much, and differs within the noise, is as good
-KEPT_UP = 0.95  # of the requests that were due in an open loop; a server that answers fewer of them in the time is behind for good
+# of the requests that were due in an open loop; a server that answers fewer of them in the time is
+# behind for good
+KEPT_UP = 0.95
 
 
 def point_of(offered: OfferedLoad, rounds: Sequence[Round], slo: Slo | None) -> Point:
     every, rounds = rounds, counted(rounds)
-    throughput, latency, stream = statistics.throughput(rounds), statistics.latency(rounds), statistics.stream(rounds)
+    throughput, latency, stream = (
+        statistics.throughput(rounds),
+        statistics.latency(rounds),
+        statistics.stream(rounds),
+    )
     sent = sum(each.sent for each in rounds)
     error_rate = (sent - sum(each.ok for each in rounds)) / sent if sent else 1.0
     broken = (slo or Slo(())).broken(times_of(latency, stream), error_rate)
@@ -50,49 +61,83 @@ def with_round(points: list[Point], offered: OfferedLoad, fresh: Round, slo: Slo
 
 
 def best_point(points: Sequence[Point]) -> int | None:
-    """The one with the most throughput of those within the bounds; of equals that with the least latency."""
+    """The one with the most throughput of those within the bounds; of equals that with the least
+    latency.
+    """
     holding = [position for position, point in enumerate(points) if point.holds]
-    return max(holding, key=lambda each: (points[each].throughput.value, -points[each].latency.p99_ms), default=None)
+    return max(
+        holding,
+        key=lambda each: (points[each].throughput.value, -points[each].latency.p99_ms),
+        default=None,
+    )
 
 
 def confirmed_best(points: Sequence[Point]) -> int | None:
-    """The best of those that were measured again, where one of them holds: of many figures the highest single one is partly luck, unless
-    it is far higher.
+    """The best of those that were measured again, where one of them holds: of many figures the
+    highest single one is partly luck, unless it is far higher.
 
-    So is one that holds the bounds where a lower load did not when it was measured again. Loops of the other kind than the first, which
-    show what else the configuration stands, are chosen only where no load of the first kind holds.
+    So is one that holds the bounds where a lower load did not when it was measured again. Loops of
+    the other kind than the first, which show what else the configuration stands, are chosen only
+    where no load of the first kind holds.
     """
-    own = [each if each.offered.mode == points[0].offered.mode else each.model_copy(update={"holds": False}) for each in points]
+    own = [
+        (
+            each
+            if each.offered.mode == points[0].offered.mode
+            else each.model_copy(update={"holds": False})
+        )
+        for each in points
+    ]
     best = _confirmed(own)
     return _confirmed(points) if best is None else best
 
 
 def _confirmed(points: Sequence[Point]) -> int | None:
-    again = [each if len(each.counted) > 1 else each.model_copy(update={"holds": False}) for each in points]
+    again = [
+        each if len(each.counted) > 1 else each.model_copy(update={"holds": False})
+        for each in points
+    ]
     best, once = best_point(again), best_point(points)
-    if best is not None and once is not None and worth(points[best]) >= CHANCE * worth(points[once]):
+    if (
+        best is not None
+        and once is not None
+        and worth(points[best]) >= CHANCE * worth(points[once])
+    ):
         return best
     broken = [each.offered for each in points if len(each.counted) > 1 and not each.holds]
-    return best_point([each.model_copy(update={"holds": each.holds and not _beyond(each.offered, broken)}) for each in points])
+    return best_point(
+        [
+            each.model_copy(update={"holds": each.holds and not _beyond(each.offered, broken)})
+            for each in points
+        ]
+    )
 
 
 def _beyond(offered: OfferedLoad, broken: Iterable[OfferedLoad]) -> bool:
     return any(
         (offered.mode, offered.arrivals) == (each.mode, each.arrivals)
-        and (offered.connections >= each.connections if offered.mode == "closed" else (offered.rate or 0.0) >= (each.rate or 0.0))
+        and (
+            offered.connections >= each.connections
+            if offered.mode == "closed"
+            else (offered.rate or 0.0) >= (each.rate or 0.0)
+        )
         for each in broken
     )
 
 
 class Knee(NamedTuple):
-    """The highest rate of an open loop that holds the bounds, and the lowest above it that does not; None where there is no such."""
+    """The highest rate of an open loop that holds the bounds, and the lowest above it that does
+    not; None where there is no such.
+    """
 
     held: Point | None
     broken: Point | None
 
     def known(self, rounds: int) -> bool:
         """Whether both are known, and the first from so many rounds."""
-        return self.broken is not None and self.held is not None and len(self.held.counted) >= rounds
+        return (
+            self.broken is not None and self.held is not None and len(self.held.counted) >= rounds
+        )
 
 
 def open_loops(points: Iterable[Point]) -> list[Point]:
@@ -115,7 +160,11 @@ def failures(rounds: Iterable[Round]) -> dict[str, int]:
     """Count the requests without an accepted answer by what came of them."""
     counts: Counter[str] = Counter()
     for each in rounds:
-        others = {"refused (429, 503)": each.refused, "unanswered": each.unanswered, "not sent": each.unsent}
+        others = {
+            "refused (429, 503)": each.refused,
+            "unanswered": each.unanswered,
+            "not sent": each.unsent,
+        }
         counts.update(each.errors | others)
     return {kind: count for kind, count in counts.items() if count}
 
@@ -135,17 +184,25 @@ def winner_of(order: Sequence[int], trial: Callable[[int], Trial]) -> int | None
     return max(near, key=lambda at: (_repeats(trial(at)) > 1, figures[at]), default=None)
 
 
-def choose(order: Sequence[int], trial: Callable[[int], Trial], paired: Iterable[PairedComparison]) -> tuple[int | None, list[int]]:
-    """The winner, and those that it is tied with: which one of them is faster, the measurements do not tell.
+def choose(
+    order: Sequence[int], trial: Callable[[int], Trial], paired: Iterable[PairedComparison]
+) -> tuple[int | None, list[int]]:
+    """The winner, and those that it is tied with: which one of them is faster, the measurements do
+    not tell.
 
-    Of those that are as fast as far as one can see, the one with the fewest workers wins, and of these the one with the lowest p99.
+    Of those that are as fast as far as one can see, the one with the fewest workers wins, and of
+    these the one with the lowest p99.
     """
     leader = winner_of(order, trial)
     if leader is None:
         return None, []
     pairs = list(paired)
     real = {frozenset((pair.first, pair.second)): pair.real for pair in pairs}
-    faster = {pair.second if pair.ratio > 1 else pair.first: pair.first if pair.ratio > 1 else pair.second for pair in pairs if pair.real}
+    faster = {
+        pair.second if pair.ratio > 1 else pair.first: pair.first if pair.ratio > 1 else pair.second
+        for pair in pairs
+        if pair.real
+    }
     if faster.get(leader) in order:  # a lucky round of the search makes a mean, and no comparison
         leader = faster[leader]
     figures, repeats = _figures(order, trial), _repeats(trial(leader))
@@ -153,10 +210,16 @@ def choose(order: Sequence[int], trial: Callable[[int], Trial], paired: Iterable
 
     def tied(at: int) -> bool:
         together = frozenset((leader, at))
-        return at != leader and (not real[together] if together in real else figures[at] >= ALIKE * most)
+        return at != leader and (
+            not real[together] if together in real else figures[at] >= ALIKE * most
+        )
 
     rivals = [at for at in order if tied(at)]
-    equals = [at for at in rivals if figures[at] >= EQUAL * most and _repeats(trial(at)) >= min(2, repeats)]
+    equals = [
+        at
+        for at in rivals
+        if figures[at] >= EQUAL * most and _repeats(trial(at)) >= min(2, repeats)
+    ]
 
     def simplest(at: int) -> tuple[int, float]:
         point = trial(at).points[confirmed_best(trial(at).points) or 0]

@@ -11,9 +11,13 @@ from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Curve, OfferedLoad, Prediction
 from tsx_runtime.core.slo.curve import LatencyCurve
 
-OVERHEAD_MS = 0.3  # of a request, outside its worker: the client, the front end and the way between them
+OVERHEAD_MS = (
+    0.3  # of a request, outside its worker: the client, the front end and the way between them
+)
 BETWEEN_MS = 0.1  # from a batch's answers to the next batch's start
-GPU_SHARE = 0.7  # of a batch's time, in which its GPU can do nothing for another worker: a guess, which measuring corrects
+# of a batch's time, in which its GPU can do nothing for another worker: a guess, which measuring
+# corrects
+GPU_SHARE = 0.7
 TAIL = 2.33  # standard deviations to the 99th percentile
 
 
@@ -22,7 +26,9 @@ class Timing(NamedTuple):
 
     sizes: tuple[int, ...]
     times: tuple[float, ...]  # milliseconds
-    busy: float | None  # cores that a worker keeps at work by itself; None where that was not measured
+    busy: (
+        float | None
+    )  # cores that a worker keeps at work by itself; None where that was not measured
     spread: float
 
     def batch_ms(self, size: float) -> float:
@@ -32,7 +38,9 @@ class Timing(NamedTuple):
 @lru_cache(maxsize=256)
 def _curve(sizes: tuple[int, ...], times: tuple[float, ...]) -> LatencyCurve:
     """As the server reads it, whose batches follow from it where a model has a latency target."""
-    return LatencyCurve(0.5, [(size, milliseconds / 1000) for size, milliseconds in zip(sizes, times, strict=True)])
+    return LatencyCurve(
+        0.5, [(size, milliseconds / 1000) for size, milliseconds in zip(sizes, times, strict=True)]
+    )
 
 
 def timing_of(curve: Curve) -> Timing | None:
@@ -40,13 +48,26 @@ def timing_of(curve: Curve) -> Timing | None:
     points = sorted(curve.points, key=lambda point: point.batch_size)
     if not points:
         return None
-    shares = [point.cpu_ms / point.median_ms for point in points if point.cpu_ms is not None and point.median_ms > 0]
+    shares = [
+        point.cpu_ms / point.median_ms
+        for point in points
+        if point.cpu_ms is not None and point.median_ms > 0
+    ]
     busy = sum(shares) / len(shares) if shares else None
-    return Timing(tuple(point.batch_size for point in points), tuple(point.median_ms for point in points), busy, curve.spread)
+    return Timing(
+        tuple(point.batch_size for point in points),
+        tuple(point.median_ms for point in points),
+        busy,
+        curve.spread,
+    )
 
 
-def slowdown(timing: Timing, configuration: Configuration, cores: float, active: float | None = None) -> float:
-    """How many times as long a batch takes beside the other workers' as by itself; `active` workers are at work at a time."""
+def slowdown(
+    timing: Timing, configuration: Configuration, cores: float, active: float | None = None
+) -> float:
+    """How many times as long a batch takes beside the other workers' as by itself; `active` workers
+    are at work at a time.
+    """
     workers = configuration.workers if active is None else active
     if configuration.device != "cpu":
         return max(1.0, workers * GPU_SHARE)
@@ -55,7 +76,11 @@ def slowdown(timing: Timing, configuration: Configuration, cores: float, active:
 
 
 def predict(
-    curve: Curve, configuration: Configuration, offered: OfferedLoad, overhead_ms: float = OVERHEAD_MS, cores: int = 1
+    curve: Curve,
+    configuration: Configuration,
+    offered: OfferedLoad,
+    overhead_ms: float = OVERHEAD_MS,
+    cores: int = 1,
 ) -> Prediction:
     """Raises ValueError where the curve has no point."""
     timing = timing_of(curve)
@@ -69,25 +94,34 @@ def predict(
 def capacity(timing: Timing, configuration: Configuration, cores: int) -> float:
     """Requests per second with all workers at work on full batches: no load gets more."""
     size = configuration.batch_size
-    most = max(each / timing.batch_ms(each) for each in {1, size, *(measured for measured in timing.sizes if measured <= size)})
+    most = max(
+        each / timing.batch_ms(each)
+        for each in {1, size, *(measured for measured in timing.sizes if measured <= size)}
+    )
     return 1000 * configuration.workers * most / slowdown(timing, configuration, cores)
 
 
-def _closed(timing: Timing, configuration: Configuration, connections: int, overhead_ms: float, cores: int) -> Prediction:
+def _closed(
+    timing: Timing, configuration: Configuration, connections: int, overhead_ms: float, cores: int
+) -> Prediction:
     """A closed loop in its steady state: while the workers run a batch each, the next one gathers.
 
-    So the connections are in `workers` batches that run and one that waits, unless the batches are full and more wait, or there are not
-    enough connections for the workers.
+    So the connections are in `workers` batches that run and one that waits, unless the batches are
+    full and more wait, or there are not enough connections for the workers.
     """
     active = min(configuration.workers, connections)
     size = min(float(configuration.batch_size), max(1.0, connections / (configuration.workers + 1)))
     took = timing.batch_ms(size) * slowdown(timing, configuration, cores, active)
-    rate = min(active * size / (took + BETWEEN_MS), connections / (took + overhead_ms))  # per millisecond
+    rate = min(
+        active * size / (took + BETWEEN_MS), connections / (took + overhead_ms)
+    )  # per millisecond
     mean = connections / rate
     return Prediction(throughput=1000 * rate, p99_ms=mean * (1 + TAIL * timing.spread))
 
 
-def _open(timing: Timing, configuration: Configuration, rate: float, overhead_ms: float, cores: int) -> Prediction:
+def _open(
+    timing: Timing, configuration: Configuration, rate: float, overhead_ms: float, cores: int
+) -> Prediction:
     """Estimate an open loop from its capacity: waiting grows with use / (1 - use)."""
     most = capacity(timing, configuration, cores)
     if rate >= most:
@@ -101,7 +135,9 @@ def _open(timing: Timing, configuration: Configuration, rate: float, overhead_ms
 
 
 def latency_of(prediction: Prediction, times: float = 1.0) -> dict[str, float]:
-    """What bounds are held against: a prediction tells less of the distribution than a measurement."""
+    """What bounds are held against: a prediction tells less of the distribution than a
+    measurement.
+    """
     p99 = prediction.p99_ms * times
     return {
         "mean_ms": p99 * 0.9,
@@ -115,9 +151,17 @@ def latency_of(prediction: Prediction, times: float = 1.0) -> dict[str, float]:
 
 
 def best_connections(
-    curve: Curve, configuration: Configuration, slo: Slo | None, overhead_ms: float, cores: int, times: float = 1.0, most: int = 1024
+    curve: Curve,
+    configuration: Configuration,
+    slo: Slo | None,
+    overhead_ms: float,
+    cores: int,
+    times: float = 1.0,
+    most: int = 1024,
 ) -> tuple[int, Prediction]:
-    """The connections with the most throughput whose latency, `times` the predicted one, holds the bounds; one where none does."""
+    """The connections with the most throughput whose latency, `times` the predicted one, holds the
+    bounds; one where none does.
+    """
     full = min(most, 2 * (configuration.workers + 1) * configuration.batch_size)
     low, high = 1, full
     while low < high:
@@ -133,9 +177,16 @@ def best_connections(
 
 
 def best_rate(
-    curve: Curve, configuration: Configuration, slo: Slo | None, overhead_ms: float, cores: int, times: float = 1.0
+    curve: Curve,
+    configuration: Configuration,
+    slo: Slo | None,
+    overhead_ms: float,
+    cores: int,
+    times: float = 1.0,
 ) -> tuple[float, Prediction]:
-    """The same for an open loop: the greatest rate whose latency holds the bounds; without any, nine tenths of what is possible."""
+    """The same for an open loop: the greatest rate whose latency holds the bounds; without any,
+    nine tenths of what is possible.
+    """
     timing = timing_of(curve)
     if timing is None:
         raise ValueError("the curve has no point")

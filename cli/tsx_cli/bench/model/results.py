@@ -1,7 +1,8 @@
-"""results.json, the results of a benchmark: the schema that reports, comparisons and `tsx plan` read.
+"""results.json, the results of a benchmark: the schema that reports, comparisons and `tsx plan`
+read.
 
-Times end in `_ms` (milliseconds) or `_seconds`, sizes in `_mib`; shares go from 0 to 1. A reader passes over what it does not know
-and refuses another `format`.
+Times end in `_ms` (milliseconds) or `_seconds`, sizes in `_mib`; shares go from 0 to 1. A reader
+passes over what it does not know and refuses another `format`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from tsx_cli.bench.model.configuration import AS_IS, Configuration, Variant
-from tsx_cli.bench.model.parts import ColdStart, Disturbed, Latency, Part, PinnedCores, SizeClass, StreamFigures, times_of
+from tsx_cli.bench.model.parts import (
+    ColdStart,
+    Disturbed,
+    Latency,
+    Part,
+    PinnedCores,
+    SizeClass,
+    StreamFigures,
+    times_of,
+)
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import rounded
 
@@ -30,12 +40,18 @@ _CONFIGURATION = TypeAdapter(Configuration)
 Endless = Annotated[  # infinity, which JSON does not have, is null there
     float,
     BeforeValidator(lambda value: math.inf if value is None else value),
-    PlainSerializer(lambda value: value if math.isfinite(value) else None, return_type=float | None, when_used="json"),
+    PlainSerializer(
+        lambda value: value if math.isfinite(value) else None,
+        return_type=float | None,
+        when_used="json",
+    ),
 ]
 
 
 class Figure(Part):
-    """A figure and its confidence interval; both ends are the figure itself where there was one repetition only."""
+    """A figure and its confidence interval; both ends are the figure itself where there was one
+    repetition only.
+    """
 
     value: float
     low: float
@@ -44,7 +60,9 @@ class Figure(Part):
 
 
 class OfferedLoad(Part):
-    """The load. In a closed loop each connection sends its next request after an answer; an open loop has a fixed rate."""
+    """The load. In a closed loop each connection sends its next request after an answer; an open
+    loop has a fixed rate.
+    """
 
     mode: Literal["closed", "open"] = "closed"
     connections: int = 1
@@ -53,16 +71,24 @@ class OfferedLoad(Part):
 
     @property
     def short(self) -> str:
-        return f"{self.connections} conn." if self.mode == "closed" else f"{rounded(self.rate or 0)}/s"
+        return (
+            f"{self.connections} conn." if self.mode == "closed" else f"{rounded(self.rate or 0)}/s"
+        )
 
     def __str__(self) -> str:
         if self.mode == "closed":
             return f"{self.connections} connection{'s' if self.connections != 1 else ''}"
-        return f"{rounded(self.rate or 0)} requests/s, {'as recorded' if self.arrivals == 'recorded' else self.arrivals}"
+        return (
+            f"{rounded(self.rate or 0)} requests/s,"
+            f" {'as recorded' if self.arrivals == 'recorded' else self.arrivals}"
+        )
 
 
 class GeneratorSide(Part):
-    """The generator's own figures. If `limited` is set, the results describe the generator and not the server."""
+    """The generator's own figures.
+
+    If `limited` is set, the results describe the generator and not the server.
+    """
 
     cpu: float = 0.0  # of one core
     starved: float = 0.0  # share of the time in which it was ready and got no core
@@ -72,19 +98,27 @@ class GeneratorSide(Part):
 
 
 class Noise(Part):
-    """What else happened on the machine during a measurement. Shares are of its time; None where the system does not tell."""
+    """What else happened on the machine during a measurement.
+
+    Shares are of its time; None where the system does not tell.
+    """
 
     cores: float = 0.0  # that the benchmark's own processes used
     others: float = 0.0  # cores that all other processes used
     busiest: str = ""  # the name of the one of them that used most
     steal: float = 0.0  # share that the hypervisor gave to other machines
     throttled: float = 0.0  # share in which the container's CPU quota was used up
-    cpu_pressure: float | None = None  # share in which a task was ready and waited for a core, its own ones included
+    cpu_pressure: float | None = (
+        None  # share in which a task was ready and waited for a core, its own ones included
+    )
     memory_pressure: float | None = None
     io_pressure: float | None = None
     heat: int = 0  # times that a core was slowed down for its temperature
     mhz: float | None = None  # mean frequency of the cores, afterwards
-    probe: float | None = None  # times as long as the fastest of the run that a fixed computation took, before and after
+    probe: float | None = (
+        # times as long as the fastest of the run that a fixed computation took, before and after
+        None
+    )
 
 
 class Round(Part):
@@ -100,18 +134,31 @@ class Round(Part):
     unsent: int = 0
     throughput: float  # accepted answers per second
     latency: Latency
-    histogram: list[tuple[float, int]] = Field(default_factory=list)  # (upper end in ms, answers) of each bucket that has any
+    histogram: list[tuple[float, int]] = Field(
+        default_factory=list
+    )  # (upper end in ms, answers) of each bucket that has any
     warm_up_seconds: float = 0.0
-    stalls: list[tuple[float, float]] = Field(default_factory=list)  # (start, length) in seconds of times without any answer
-    corrected_p99_ms: float | None = None  # of a closed loop with stalls: what clients that arrive at the mean rate would have seen
-    over_time: list[tuple[float, int, float, float]] = Field(default_factory=list)  # (end in seconds, answers, p50 ms, p99 ms) of
+    stalls: list[tuple[float, float]] = Field(
+        default_factory=list
+    )  # (start, length) in seconds of times without any answer
+    corrected_p99_ms: float | None = (
+        # of a closed loop with stalls: what clients that arrive at the mean rate would have seen
+        None
+    )
+    over_time: list[tuple[float, int, float, float]] = Field(
+        default_factory=list
+    )  # (end in seconds, answers, p50 ms, p99 ms) of
     # intervals of one length; those of the warm-up end at 0 or before
     by_size: list[SizeClass] = Field(default_factory=list)  # where inputs differ in size
     stream: StreamFigures | None = None  # where answers were event streams
     generator: GeneratorSide = Field(default_factory=GeneratorSide)
-    busy_ms: float | None = None  # of a worker for each request, warm-up included, where the server was asked
+    busy_ms: float | None = (
+        None  # of a worker for each request, warm-up included, where the server was asked
+    )
     noise: Noise | None = None
-    disturbed: list[str] = Field(default_factory=list)  # by what, each with its figure and its limit; empty where it was quiet
+    disturbed: list[str] = Field(
+        default_factory=list
+    )  # by what, each with its figure and its limit; empty where it was quiet
 
 
 class Point(Part):
@@ -143,7 +190,9 @@ def counted(rounds: Sequence[Round]) -> list[Round]:
 
 
 class Stages(Part):
-    """Where the mean time of a request went, in milliseconds; `transport` is what the client saw beside the server's own stages."""
+    """Where the mean time of a request went, in milliseconds; `transport` is what the client saw
+    beside the server's own stages.
+    """
 
     queue_ms: float = 0.0
     preprocess_ms: float = 0.0
@@ -169,7 +218,9 @@ class Accuracy(Part):
     compared: int = 0
     different: int = 0
     worst: str | None = None  # the first difference, in words
-    accepted: str | None = None  # the verdict of `tsx optimize` by which the answers of a form may differ
+    accepted: str | None = (
+        None  # the verdict of `tsx optimize` by which the answers of a form may differ
+    )
 
     @property
     def allowed(self) -> bool:
@@ -193,7 +244,9 @@ class Trial(Part):
     points: list[Point] = Field(default_factory=list)
     best: int | None = None  # of the points: the most throughput within the bounds
     stages: Stages | None = None  # at the best point
-    batch_sizes: dict[int, int] = Field(default_factory=dict)  # batches by their size, at the best point
+    batch_sizes: dict[int, int] = Field(
+        default_factory=dict
+    )  # batches by their size, at the best point
     usage: list[Usage] = Field(default_factory=list)
     starts: list[ColdStart] = Field(default_factory=list)
     accuracy: Accuracy | None = None
@@ -203,7 +256,9 @@ class Trial(Part):
         return None if self.best is None else self.points[self.best]
 
     def how(self) -> Configuration:
-        return Configuration(**{name: value for name, value in self.configuration.items() if name in CONFIGURED})
+        return Configuration(
+            **{name: value for name, value in self.configuration.items() if name in CONFIGURED}
+        )
 
 
 class CurvePoint(Part):
@@ -212,14 +267,21 @@ class CurvePoint(Part):
     low_ms: float
     high_ms: float
     samples: int
-    cpu_ms: float | None = None  # of all cores together; beside the time it tells how many workers the cores suffice for
-    preprocess_ms: float | None = None  # of the median time, by the handler's steps; None for a step that it does not have
+    cpu_ms: float | None = (
+        # of all cores together; beside the time it tells how many workers the cores suffice for
+        None
+    )
+    preprocess_ms: float | None = (
+        None  # of the median time, by the handler's steps; None for a step that it does not have
+    )
     inference_ms: float | None = None
     postprocess_ms: float | None = None
 
 
 class Curve(Part):
-    """t(n): how long one worker takes for a batch of n requests, measured in its process, without a server."""
+    """t(n): how long one worker takes for a batch of n requests, measured in its process, without a
+    server.
+    """
 
     device: str = "cpu"
     precision: str = AS_IS
@@ -238,7 +300,10 @@ class Curve(Part):
 
 
 class Environment(Part):
-    """The machine and the versions. `fingerprint` is the same where a curve from one tells of another."""
+    """The machine and the versions.
+
+    `fingerprint` is the same where a curve from one tells of another.
+    """
 
     fingerprint: str
     cpu: str = ""
@@ -264,7 +329,9 @@ class Inputs(Part):
 
 
 class PairedComparison(Part):
-    """Two trials at their best points, measured in turn: how many times the second's throughput the first's is, and how sure that is."""
+    """Two trials at their best points, measured in turn: how many times the second's throughput the
+    first's is, and how sure that is.
+    """
 
     first: int
     second: int
@@ -286,7 +353,8 @@ class Results(Part):
     format: int = FORMAT
     started: str  # ISO 8601, with the offset
     ended: str | None = None
-    complete: bool = True  # False: interrupted. A search that its time limit ended is complete, and its trials say so
+    # False: interrupted. A search that its time limit ended is complete, and its trials say so
+    complete: bool = True
     command: str = ""
     model: ModelInfo
     against: str | None = None  # the address, where a running server was measured
@@ -299,8 +367,12 @@ class Results(Part):
     curves: list[Curve] = Field(default_factory=list)
     trials: list[Trial] = Field(default_factory=list)
     winner: int | None = None  # with `tied` it is recommended, and no faster than they are
-    tied: list[int] = Field(default_factory=list)  # trials whose difference from the winner is within the noise
-    faster_unmeasured: int = 0  # configurations that are expected to be faster than all measured ones; with any there is no winner
+    tied: list[int] = Field(
+        default_factory=list
+    )  # trials whose difference from the winner is within the noise
+    # configurations that are expected to be faster than all measured ones; with any there is no
+    # winner
+    faster_unmeasured: int = 0
     baseline: int | None = None  # one worker, batch size 1
     paired: list[PairedComparison] = Field(default_factory=list)  # the winner and others
     disturbed: Disturbed = Field(default_factory=Disturbed)
@@ -311,8 +383,16 @@ class Results(Part):
     def winner_leads(self) -> bool:
         """Check that no other configuration with the same answers has a higher throughput."""
         chosen = None if self.winner is None else self.trials[self.winner].chosen
-        rivals = [trial.chosen for trial in self.trials if trial.accuracy is None or trial.accuracy.allowed]
-        return chosen is not None and all(chosen.throughput.value >= rival.throughput.value for rival in rivals if rival is not None)
+        rivals = [
+            trial.chosen
+            for trial in self.trials
+            if trial.accuracy is None or trial.accuracy.allowed
+        ]
+        return chosen is not None and all(
+            chosen.throughput.value >= rival.throughput.value
+            for rival in rivals
+            if rival is not None
+        )
 
 
 def now() -> str:
@@ -331,7 +411,9 @@ def _finite(text: str) -> float:
 def read_results(path: Path) -> Results:
     """Raises CliError where it is none."""
     try:
-        given = json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
+        given = json.loads(
+            path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite
+        )
     except OSError as error:
         raise CliError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -346,9 +428,21 @@ def read_results(path: Path) -> Results:
             _CONFIGURATION.validate_python(asdict(trial.how()))
     except ValidationError as error:
         first = error.errors()[0]
-        raise CliError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    trials = [found.winner, found.baseline, *found.tied, *(each.first for each in found.paired), *(each.second for each in found.paired)]
-    places = [(at, len(found.trials)) for at in trials] + [(trial.best, len(trial.points)) for trial in found.trials]
+        raise CliError(
+            f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from error
+    trials = [
+        found.winner,
+        found.baseline,
+        *found.tied,
+        *(each.first for each in found.paired),
+        *(each.second for each in found.paired),
+    ]
+    places = [(at, len(found.trials)) for at in trials] + [
+        (trial.best, len(trial.points)) for trial in found.trials
+    ]
     if any(at is not None and not 0 <= at < count for at, count in places):
-        raise CliError(f"{path} is damaged: it refers to a trial or a point that it does not contain")
+        raise CliError(
+            f"{path} is damaged: it refers to a trial or a point that it does not contain"
+        )
     return found

@@ -1,4 +1,6 @@
-"""Statistics of rounds: the end of the warm-up, confidence intervals, and whether a difference is significant."""
+"""Statistics of rounds: the end of the warm-up, confidence intervals, and whether a difference is
+significant.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,20 @@ PIECE = 10  # answers that make one, where there are enough
 CERTAIN = 6.0  # standard errors that the beginning must differ by to be a warm-up
 SLIGHT = 0.02  # of the steady rate: a beginning that differs by less is none
 
-QUANTILES: dict[str, float] = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
+QUANTILES: dict[str, float] = {
+    "p50_ms": 0.5,
+    "p90_ms": 0.9,
+    "p95_ms": 0.95,
+    "p99_ms": 0.99,
+    "p999_ms": 0.999,
+}
 Histogram = Sequence[tuple[float, int]]  # (upper end of a bucket, how many)
 
 
 class RatioInterval(NamedTuple):
-    """How many times the first's figure the second's is, and the interval that this lies in; `real` where 1 is outside of it."""
+    """How many times the first's figure the second's is, and the interval that this lies in; `real`
+    where 1 is outside of it.
+    """
 
     ratio: float
     low: float
@@ -37,14 +47,18 @@ class RatioInterval(NamedTuple):
 
 
 def warm_up_end(slots: Sequence[float], most: float = 0.5) -> int:
-    """How many of the slots, each with its number of answers, come before the steady state; at most this share of them.
+    """How many of the slots, each with its number of answers, come before the steady state; at most
+    this share of them.
 
-    The time is parted in two where that leaves the least squares, and again from there on, which follows a ramp to its end, as long as the
-    first part is not like the rest in its median: so a stall in the middle is no warm-up, and one at the beginning is. Where there are
-    too few answers to tell, and where nothing changed, it is 0.
+    The time is parted in two where that leaves the least squares, and again from there on, which
+    follows a ramp to its end, as long as the first part is not like the rest in its median: so a
+    stall in the middle is no warm-up, and one at the beginning is. Where there are too few answers
+    to tell, and where nothing changed, it is 0.
     """
     length = _piece(slots)
-    pieces = [sum(slots[start : start + length]) for start in range(0, len(slots) - length + 1, length)]
+    pieces = [
+        sum(slots[start : start + length]) for start in range(0, len(slots) - length + 1, length)
+    ]
     if len(pieces) < 6:
         return 0
     tail = pieces[len(pieces) // 2 :]
@@ -52,7 +66,9 @@ def warm_up_end(slots: Sequence[float], most: float = 0.5) -> int:
     if level <= 0:
         return 0
     noise = _noise(tail, level)
-    clipped = [min(max(piece, level - 6 * noise), level + 6 * noise) for piece in pieces]  # a stall is no more than an outlier
+    clipped = [
+        min(max(piece, level - 6 * noise), level + 6 * noise) for piece in pieces
+    ]  # a stall is no more than an outlier
     start, last = 0, int(len(pieces) * most)
     while (cut := _parting(pieces, clipped, start, last, level, noise)) is not None:
         start = cut
@@ -60,36 +76,56 @@ def warm_up_end(slots: Sequence[float], most: float = 0.5) -> int:
 
 
 def _noise(tail: Sequence[float], level: float) -> float:
-    """The standard deviation of a piece, without what is far off; not less than where answers come in an even stream."""
-    middle = max(1.4826 * median(abs(piece - level) for piece in tail), math.sqrt(level) / 2, 0.005 * level)
+    """The standard deviation of a piece, without what is far off; not less than where answers come
+    in an even stream.
+    """
+    middle = max(
+        1.4826 * median(abs(piece - level) for piece in tail), math.sqrt(level) / 2, 0.005 * level
+    )
     near = [piece for piece in tail if abs(piece - level) <= 3 * middle]
     return max(middle, stdev(near) if len(near) > 1 else 0.0)
 
 
-def _parting(pieces: Sequence[float], clipped: Sequence[float], start: int, last: int, level: float, noise: float) -> int | None:
-    """Where what comes from `start` on is parted best, if what is before that is not like the steady state."""
+def _parting(
+    pieces: Sequence[float],
+    clipped: Sequence[float],
+    start: int,
+    last: int,
+    level: float,
+    noise: float,
+) -> int | None:
+    """Where what comes from `start` on is parted best, if what is before that is not like the
+    steady state.
+    """
     sums, end = [0.0, *accumulate(clipped)], len(clipped)
     found = []
     for cut in range(start + 1, last + 1):
         before, after = sums[cut] - sums[start], sums[end] - sums[cut]
         if _differs(pieces[start:cut], level, noise):
-            found.append((before**2 / (cut - start) + after**2 / (end - cut), cut))  # the greater, the less the squares that are left
+            found.append(
+                (before**2 / (cut - start) + after**2 / (end - cut), cut)
+            )  # the greater, the less the squares that are left
     return max(found)[1] if found else None
 
 
 def _piece(slots: Sequence[float]) -> int:
-    """Slots that are looked at together, so that one has answers enough and there are not too many."""
+    """Slots that are looked at together, so that one has answers enough and there are not too
+    many.
+    """
     total = sum(slots)
     enough = math.ceil(PIECE * len(slots) / total) if total > 0 else 1
     return max(1, math.ceil(len(slots) / PIECES), min(enough, len(slots) // 10))
 
 
 def _differs(pieces: Sequence[float], level: float, noise: float) -> bool:
-    return abs(median(pieces) - level) > max(SLIGHT * level, CERTAIN * noise / math.sqrt(len(pieces)))
+    return abs(median(pieces) - level) > max(
+        SLIGHT * level, CERTAIN * noise / math.sqrt(len(pieces))
+    )
 
 
 def interval(values: Sequence[float]) -> Figure:
-    """The mean of repetitions, and the t-interval around it, which ends at 0 as no figure is negative.
+    """The mean of repetitions, and the t-interval around it, which ends at 0 as no figure is
+    negative.
 
     One repetition says nothing of its noise: both ends are the value itself.
     """
@@ -105,10 +141,11 @@ def throughput(rounds: Sequence[Round]) -> Figure:
 
 
 def percentile_figure(rounds: Sequence[Round], which: str = "p99_ms") -> Figure:
-    """A field of `Latency`, of all rounds' answers together; `ttft.p99_ms` of event streams. Its interval is by bootstrap: rounds are
-    resampled, and answers within them.
+    """A field of `Latency`, of all rounds' answers together; `ttft.p99_ms` of event streams. Its
+    interval is by bootstrap: rounds are resampled, and answers within them.
 
-    One round has none: its answers waited in one queue, so that they tell much less than as many that were drawn apart.
+    One round has none: its answers waited in one queue, so that they tell much less than as many
+    that were drawn apart.
     """
     part, _, field = which.rpartition(".")
     timed = [_timed(each, part) for each in rounds]
@@ -120,12 +157,15 @@ def percentile_figure(rounds: Sequence[Round], which: str = "p99_ms") -> Figure:
     if count == 1:
         return Figure(value=value, low=value, high=value)
     drawn = _redrawn(histograms, quantile, random.Random(0))
-    # A few resampled rounds differ less than rounds do; the factor and the t distribution correct for that.
+    # A few resampled rounds differ less than rounds do; the factor and the t distribution correct
+    # for that.
     half = t_quantile(count - 1, CONFIDENCE) * stdev(drawn) * math.sqrt(count / (count - 1))
     return Figure(value=value, low=max(0.0, value - half), high=value + half)
 
 
-def _redrawn(histograms: Sequence[Histogram], quantile: float, chance: random.Random) -> list[float]:
+def _redrawn(
+    histograms: Sequence[Histogram], quantile: float, chance: random.Random
+) -> list[float]:
     """The percentile of each draw."""
     ends = [end for end, _ in merged(histograms)]
     sums = []
@@ -136,9 +176,13 @@ def _redrawn(histograms: Sequence[Histogram], quantile: float, chance: random.Ra
     for _ in range(DRAWS):
         chosen = chance.choices(sums, k=len(sums))
         answers = sum(each[-1] for each in chosen)
-        moved = quantile + chance.gauss(0, 1) * math.sqrt(quantile * (1 - quantile) / answers)  # where that of so many answers may lie
+        moved = quantile + chance.gauss(0, 1) * math.sqrt(
+            quantile * (1 - quantile) / answers
+        )  # where that of so many answers may lie
         rank = min(max(moved, 0.0), 1.0) * answers
-        found = bisect_left(range(len(ends)), rank, key=lambda position: sum(each[position] for each in chosen))
+        found = bisect_left(
+            range(len(ends)), rank, key=lambda position: sum(each[position] for each in chosen)
+        )
         drawn.append(ends[min(found, len(ends) - 1)])
     return drawn
 
@@ -152,8 +196,14 @@ def merged(histograms: Sequence[Histogram]) -> list[tuple[float, int]]:
 
 
 def percentile(histogram: Histogram, quantile: float) -> float:
-    """The upper end of the bucket in which so large a share is reached; 0 where there is nothing. `histogram` is in order."""
-    return histogram[bucket_of((count for _, count in histogram), quantile)][0] if any(count for _, count in histogram) else 0.0
+    """The upper end of the bucket in which so large a share is reached; 0 where there is nothing.
+    `histogram` is in order.
+    """
+    return (
+        histogram[bucket_of((count for _, count in histogram), quantile)][0]
+        if any(count for _, count in histogram)
+        else 0.0
+    )
 
 
 class _Timed(NamedTuple):
@@ -200,13 +250,20 @@ def latency(rounds: Sequence[Round], part: str = "") -> Latency:
         return timed[0].latency if len(timed) == 1 else Latency()
     weight = sum(each.answers for each in timed) or 1
     mean = sum(each.latency.mean_ms * each.answers for each in timed) / weight
-    slowest = max(each.latency.max_ms for each in timed)  # is known exactly, and lies within a bucket
-    quantiles = {name: min(percentile(together, quantile), slowest or math.inf) for name, quantile in QUANTILES.items()}
+    slowest = max(
+        each.latency.max_ms for each in timed
+    )  # is known exactly, and lies within a bucket
+    quantiles = {
+        name: min(percentile(together, quantile), slowest or math.inf)
+        for name, quantile in QUANTILES.items()
+    }
     return Latency(mean_ms=mean, max_ms=slowest, **quantiles)
 
 
 def enough(rounds: Sequence[Round], width: float) -> bool:
-    """Whether the interval of the throughput is no wider, from end to end, than this share of it."""
+    """Whether the interval of the throughput is no wider, from end to end, than this share of
+    it.
+    """
     if len(rounds) < FEWEST:
         return False
     found = throughput(rounds)
@@ -214,32 +271,57 @@ def enough(rounds: Sequence[Round], width: float) -> bool:
 
 
 def real_difference(first: Sequence[float], second: Sequence[float]) -> RatioInterval:
-    """Of two configurations that were measured alternately: the n-th figure of the one was measured beside the n-th of the other.
+    """Of two configurations that were measured alternately: the n-th figure of the one was measured
+    beside the n-th of the other.
 
-    What disturbed both of a pair is in neither's favour. The interval is of the mean of the logarithms of the ratios.
+    What disturbed both of a pair is in neither's favour. The interval is of the mean of the
+    logarithms of the ratios.
     """
     if len(first) != len(second) or not first:
         raise ValueError(f"pairs are needed: there are {len(first)} and {len(second)} figures")
     if min(*first, *second) <= 0:
-        return RatioInterval(1.0 if fmean(first) == fmean(second) else math.inf if fmean(first) <= 0 else 0.0, 0.0, math.inf, real=False)
+        return RatioInterval(
+            1.0 if fmean(first) == fmean(second) else math.inf if fmean(first) <= 0 else 0.0,
+            0.0,
+            math.inf,
+            real=False,
+        )
     logs = [math.log(right / left) for left, right in zip(first, second, strict=True)]
     if len(logs) == 1:
         return RatioInterval(math.exp(logs[0]), 0.0, math.inf, real=False)
-    return _from_logs(fmean(logs), t_quantile(len(logs) - 1, CONFIDENCE) * stdev(logs) / math.sqrt(len(logs)))
+    return _from_logs(
+        fmean(logs), t_quantile(len(logs) - 1, CONFIDENCE) * stdev(logs) / math.sqrt(len(logs))
+    )
 
 
 def difference_of(first: Figure, second: Figure) -> RatioInterval:
-    """Of figures that were measured apart. Where one of them has no interval, no difference is real."""
+    """Of figures that were measured apart.
+
+    Where one of them has no interval, no difference is real.
+    """
     if min(first.value, second.value) <= 0:
-        return RatioInterval(1.0 if first.value == second.value else math.inf if first.value <= 0 else 0.0, 0.0, math.inf, real=False)
+        return RatioInterval(
+            1.0 if first.value == second.value else math.inf if first.value <= 0 else 0.0,
+            0.0,
+            math.inf,
+            real=False,
+        )
     ratio = second.value / first.value
     if first.low == first.high or second.low == second.high:
         return RatioInterval(ratio, 0.0, math.inf, real=False)
-    return _from_logs(math.log(ratio), math.hypot(*((each.high - each.value) / each.value for each in (first, second))))
+    return _from_logs(
+        math.log(ratio),
+        math.hypot(*((each.high - each.value) / each.value for each in (first, second))),
+    )
 
 
 def _from_logs(middle: float, half: float) -> RatioInterval:
-    return RatioInterval(math.exp(middle), math.exp(middle - half), math.exp(min(middle + half, 700.0)), real=abs(middle) > half)
+    return RatioInterval(
+        math.exp(middle),
+        math.exp(middle - half),
+        math.exp(min(middle + half, 700.0)),
+        real=abs(middle) > half,
+    )
 
 
 def variation(values: Sequence[float]) -> float:
@@ -248,7 +330,9 @@ def variation(values: Sequence[float]) -> float:
 
 
 def machine_noise() -> float:
-    """How much the time of a fixed computation varies on this machine now: 0.01 is quiet, 0.1 is not. It takes about half a second."""
+    """How much the time of a fixed computation varies on this machine now: 0.01 is quiet, 0.1 is
+    not. It takes about half a second.
+    """
     times = []
     for _ in range(20):
         started = time.perf_counter()
@@ -258,7 +342,9 @@ def machine_noise() -> float:
 
 
 def t_quantile(freedom: int, confidence: float) -> float:
-    """What Student's t with so many degrees of freedom does not exceed, on either side, with this probability."""
+    """What Student's t with so many degrees of freedom does not exceed, on either side, with this
+    probability.
+    """
     if freedom > 200:
         return NormalDist().inv_cdf((1 + confidence) / 2)
     low, high = 0.0, 1.0
@@ -271,7 +357,9 @@ def t_quantile(freedom: int, confidence: float) -> float:
 
 
 def _within(t: float, freedom: int) -> float:
-    """The probability of -t to t, by the finite series for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """The probability of -t to t, by the finite series for whole degrees of freedom (Abramowitz and
+    Stegun, 26.7.3 and 26.7.4).
+    """
     angle = math.atan(t / math.sqrt(freedom))
     square, odd = math.cos(angle) ** 2, freedom % 2
     term = total = math.cos(angle) if odd else 1.0

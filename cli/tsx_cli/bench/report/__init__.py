@@ -1,4 +1,6 @@
-"""The reports of a benchmark: report.html, report.md, results.csv, results.json, and tables in the terminal."""
+"""The reports of a benchmark: report.html, report.md, results.csv, results.json, and tables in the
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from tsx_cli.bench.report.figures import charts
 from tsx_cli.common.output import one_line
 
 MOST = 12  # configurations on a terminal
-FILES = "results.csv has a row for each load, results.json has everything; tsx bench compare compares two such files."
+FILES = (
+    "results.csv has a row for each load, results.json has everything; tsx bench compare compares"
+    " two such files."
+)
 
 
 def write_report(results: Results, directory: Path) -> list[Path]:
@@ -57,7 +62,9 @@ def show(results: Results) -> None:
 
 
 def show_details(results: Results) -> None:
-    """Print the tables about the summary's configuration: its streams, its inputs by size, and its starts."""
+    """Print the tables about the summary's configuration: its streams, its inputs by size, and its
+    starts.
+    """
     trial = shown.told_trial(results)
     if shown.summary_point(results) is None or trial is None:
         return

@@ -1,4 +1,6 @@
-"""Draws charts as SVG without a library: lines and stacked bars, with error bars, in the colours of the page's theme."""
+"""Draws charts as SVG without a library: lines and stacked bars, with error bars, in the colours of
+the page's theme.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ ROW = 38  # of a stacked bar, with its name above
 GAP = 1.5  # between the parts of a bar
 SMALLEST = 1e-9  # anything less is drawn as nothing
 CAP = 3.0  # half the length of the ends of an error bar
-ROOM = 1.4  # times the greatest value, that an axis reaches for the sake of error bars; what goes beyond is cut off
+# times the greatest value, that an axis reaches for the sake of error bars; what goes beyond is cut
+# off
+ROOM = 1.4
 DECADES = 1e6  # that a logarithmic axis has at most; what is less lies at its end
 WIDE = 5.0  # times: latencies that differ by more are drawn on a logarithmic axis
 
@@ -56,7 +60,9 @@ class Chart(NamedTuple):
 
 
 class AxisSpan(NamedTuple):
-    """A part of the horizontal axis that is marked, such as a warm-up; `style` is a class of the page."""
+    """A part of the horizontal axis that is marked, such as a warm-up; `style` is a class of the
+    page.
+    """
 
     low: float
     high: float
@@ -81,15 +87,25 @@ class ReferenceLine(NamedTuple):
     label: str
 
 
-def axis(label: str, values: Sequence[float], *, log: bool | None = None, bars: Sequence[Interval | None] = ()) -> Axis:
-    """Wide enough for the values, none of which is negative; logarithmic where they differ by more than 20 times and nothing else is asked.
+def axis(
+    label: str,
+    values: Sequence[float],
+    *,
+    log: bool | None = None,
+    bars: Sequence[Interval | None] = (),
+) -> Axis:
+    """Wide enough for the values, none of which is negative; logarithmic where they differ by more
+    than 20 times and nothing else is asked.
 
-    For error bars (`bars`) it is wider, but no more than by `ROOM`: two rounds that differ have an interval of many times their figures.
+    For error bars (`bars`) it is wider, but no more than by `ROOM`: two rounds that differ have an
+    interval of many times their figures.
     """
     there = [value for value in values if value > SMALLEST and math.isfinite(value)] or [1.0]
     high = max(there)
     least = min(there)
-    there += [min(bar.high, ROOM * high) for bar in bars if bar is not None and math.isfinite(bar.high)]
+    there += [
+        min(bar.high, ROOM * high) for bar in bars if bar is not None and math.isfinite(bar.high)
+    ]
     there += [max(bar.low, least / ROOM) for bar in bars if bar is not None]
     high = max(there)
     low = max(min(there), high / DECADES)
@@ -101,7 +117,12 @@ def axis(label: str, values: Sequence[float], *, log: bool | None = None, bars: 
 def latency_axis(label: str, marks: Sequence[ChartMark], others: Sequence[float] = ()) -> Axis:
     """Of the marks and of `others`, such as bounds."""
     heights = [value for value in (*(mark.y for mark in marks), *others) if value > 0]
-    return axis(label, heights, log=bool(heights) and max(heights) > WIDE * min(heights), bars=[mark.upright for mark in marks])
+    return axis(
+        label,
+        heights,
+        log=bool(heights) and max(heights) > WIDE * min(heights),
+        bars=[mark.upright for mark in marks],
+    )
 
 
 def ticks(scale: Axis) -> list[tuple[float, str]]:
@@ -132,7 +153,9 @@ def _at(value: float, scale: Axis) -> float:
     """From 0 to 1 along the axis."""
     if scale.log:
         value = max(value, scale.low)
-        return (math.log(value) - math.log(scale.low)) / (math.log(scale.high) - math.log(scale.low))
+        return (math.log(value) - math.log(scale.low)) / (
+            math.log(scale.high) - math.log(scale.low)
+        )
     return (value - scale.low) / ((scale.high - scale.low) or 1.0)
 
 
@@ -147,12 +170,19 @@ def plot(
     height: int = HEIGHT,
 ) -> str:
     """Later series lie above earlier ones."""
-    parts = [_open(title, height), *(_span(span, x, height) for span in spans), _frame(x, y, height)]
+    parts = [
+        _open(title, height),
+        *(_span(span, x, height) for span in spans),
+        _frame(x, y, height),
+    ]
     for rule in rules:
         parts.append(_rule(rule, y, height))
     for each in series:
         places = [(_across(mark.x, x), _down(mark.y, y, height), mark) for mark in each.marks]
-        path = " ".join(f"{'L' if index else 'M'}{left:.1f} {top:.1f}" for index, (left, top, _) in enumerate(places))
+        path = " ".join(
+            f"{'L' if index else 'M'}{left:.1f} {top:.1f}"
+            for index, (left, top, _) in enumerate(places)
+        )
         drawn = []
         if each.joined and len(places) > 1:
             drawn.append(f'<path class="line" d="{path}"/>')
@@ -180,7 +210,9 @@ def _frame(x: Axis, y: Axis, height: float) -> str:
     for value, text in ticks(y):
         top = _down(value, y, height)
         parts.append(f'<path class="grid" d="M{LEFT} {top:.1f} H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 7}" y="{top + 4:.1f}" text-anchor="end">{escape(text)}</text>')
+        parts.append(
+            f'<text x="{LEFT - 7}" y="{top + 4:.1f}" text-anchor="end">{escape(text)}</text>'
+        )
     last = -100.0
     for value, text in ticks(x):
         left = _across(value, x)
@@ -188,19 +220,28 @@ def _frame(x: Axis, y: Axis, height: float) -> str:
             continue
         last = left
         parts.append(f'<path class="grid" d="M{left:.1f} {floor} v5"/>')
-        parts.append(f'<text x="{left:.1f}" y="{floor + 18}" text-anchor="middle">{escape(text)}</text>')
+        parts.append(
+            f'<text x="{left:.1f}" y="{floor + 18}" text-anchor="middle">{escape(text)}</text>'
+        )
     parts.append(f'<path class="base" d="M{LEFT} {floor} H{WIDTH - RIGHT}"/>')
-    parts.append(f'<text class="label" x="{WIDTH - RIGHT}" y="{height - 5}" text-anchor="end">{escape(x.label)}</text>')
+    parts.append(
+        f'<text class="label" x="{WIDTH - RIGHT}" y="{height - 5}"'
+        f' text-anchor="end">{escape(x.label)}</text>'
+    )
     middle = (TOP + floor) / 2
-    parts.append(f'<text class="label" transform="translate(12 {middle:g}) rotate(-90)" text-anchor="middle">{escape(y.label)}</text>')
+    parts.append(
+        f'<text class="label" transform="translate(12 {middle:g}) rotate(-90)"'
+        f' text-anchor="middle">{escape(y.label)}</text>'
+    )
     return "".join(parts)
 
 
 def _span(span: AxisSpan, x: Axis, height: float) -> str:
     left, right = (_across(min(max(end, x.low), x.high), x) for end in (span.low, span.high))
     return (
-        f'<rect class="span {span.style}" x="{left:.1f}" y="{TOP}" width="{max(0.0, right - left):.1f}" height="{height - BOTTOM - TOP:g}">'
-        f"<title>{escape(span.hint)}</title></rect>"
+        f'<rect class="span {span.style}" x="{left:.1f}" y="{TOP}"'
+        f' width="{max(0.0, right - left):.1f}"'
+        f' height="{height - BOTTOM - TOP:g}"><title>{escape(span.hint)}</title></rect>'
     )
 
 
@@ -208,10 +249,14 @@ def _error_bar(left: float, top: float, mark: ChartMark, x: Axis, y: Axis, heigh
     path = ""
     if mark.across is not None and mark.across.low < mark.across.high:
         low, high = (_across(min(max(end, x.low), x.high), x) for end in mark.across)
-        path += f"M{low:.1f} {top:.1f} H{high:.1f} " + "".join(f"M{end:.1f} {top - CAP:.1f} v{2 * CAP:g} " for end in (low, high))
+        path += f"M{low:.1f} {top:.1f} H{high:.1f} " + "".join(
+            f"M{end:.1f} {top - CAP:.1f} v{2 * CAP:g} " for end in (low, high)
+        )
     if mark.upright is not None and mark.upright.low < mark.upright.high:
         low, high = (_down(min(max(end, y.low), y.high), y, height) for end in mark.upright)
-        path += f"M{left:.1f} {low:.1f} V{high:.1f} " + "".join(f"M{left - CAP:.1f} {end:.1f} h{2 * CAP:g} " for end in (low, high))
+        path += f"M{left:.1f} {low:.1f} V{high:.1f} " + "".join(
+            f"M{left - CAP:.1f} {end:.1f} h{2 * CAP:g} " for end in (low, high)
+        )
     return f'<path class="error" d="{path.strip()}"/>' if path else ""
 
 
@@ -230,9 +275,12 @@ def _dot(left: float, top: float, mark: ChartMark, series: Series) -> str:
     if series.style == "baseline":
         side = size * 1.8
         return (
-            f'<rect class="dot{hollow}" x="{left - side / 2:.1f}" y="{top - side / 2:.1f}" width="{side:g}" height="{side:g}">{hint}</rect>'
+            f'<rect class="dot{hollow}" x="{left - side / 2:.1f}" y="{top - side / 2:.1f}"'
+            f' width="{side:g}" height="{side:g}">{hint}</rect>'
         )
-    return f'<circle class="dot{hollow}" cx="{left:.1f}" cy="{top:.1f}" r="{size:g}">{hint}</circle>'
+    return (
+        f'<circle class="dot{hollow}" cx="{left:.1f}" cy="{top:.1f}" r="{size:g}">{hint}</circle>'
+    )
 
 
 class BarSegment(NamedTuple):
@@ -241,10 +289,18 @@ class BarSegment(NamedTuple):
     hint: str
 
 
-def stacked(title: str, rows: Sequence[tuple[str, str, Sequence[BarSegment], Interval | None]]) -> str:
-    """Each row is its name, the text at the end of its bar, its parts, and the interval of its length. All have one scale from 0 on."""
+def stacked(
+    title: str, rows: Sequence[tuple[str, str, Sequence[BarSegment], Interval | None]]
+) -> str:
+    """Each row is its name, the text at the end of its bar, its parts, and the interval of its
+    length. All have one scale from 0 on.
+    """
     longest = max((sum(part.value for part in parts) for _, _, parts, _ in rows), default=0.0)
-    widest = axis("", [longest], bars=[bar for *_, bar in rows], log=False).high / 1.06 if longest else 1.0
+    widest = (
+        axis("", [longest], bars=[bar for *_, bar in rows], log=False).high / 1.06
+        if longest
+        else 1.0
+    )
     height = ROW * len(rows) + 6
     drawn = [_open(title, height)]
     room = WIDTH - 74
@@ -255,12 +311,17 @@ def stacked(title: str, rows: Sequence[tuple[str, str, Sequence[BarSegment], Int
             width = part.value / widest * room
             if width > 0.3:
                 shown = max(0.4, width - GAP)
-                drawn.append(f'<g class="{part.style}"><rect class="bar" x="{left:.1f}" y="{top}" width="{shown:.1f}" height="12">')
+                drawn.append(
+                    f'<g class="{part.style}"><rect class="bar" x="{left:.1f}" y="{top}"'
+                    f' width="{shown:.1f}" height="12">'
+                )
                 drawn.append(f"<title>{escape(part.hint)}</title></rect></g>")
             left += width
         if bar is not None and bar.low < bar.high:
             low, high = (min(value / widest, 1.0) * room for value in bar)
-            path = f"M{low:.1f} {top + 6} H{high:.1f} M{low:.1f} {top + 3} v6 M{high:.1f} {top + 3} v6"
+            path = (
+                f"M{low:.1f} {top + 6} H{high:.1f} M{low:.1f} {top + 3} v6 M{high:.1f} {top + 3} v6"
+            )
             drawn.append(f'<path class="error on-bar" d="{path}"/>')
             left = max(left, high)
         drawn.append(f'<text class="end" x="{left + 6:.1f}" y="{top + 10}">{escape(end)}</text>')

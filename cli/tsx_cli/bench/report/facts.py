@@ -1,4 +1,6 @@
-"""The text around the figures of a report: the winner, the environment, the inputs, how to reproduce it."""
+"""The text around the figures of a report: the winner, the environment, the inputs, how to
+reproduce it.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,18 @@ def subtitle(results: Results) -> str:
 
 def machine(here: Environment) -> str:
     gpus = f", {', '.join(here.gpus)}" if here.gpus else ""
-    return f"{here.cores} core{'s' if here.cores != 1 else ''}, {here.cpu or 'an unknown CPU'}{gpus}"
+    return (
+        f"{here.cores} core{'s' if here.cores != 1 else ''}, {here.cpu or 'an unknown CPU'}{gpus}"
+    )
 
 
 def pinned(results: Results) -> str:
     if results.pinning is None:
         return ""
     sides = {"server": results.pinning.server, "generator": results.pinning.generator}
-    return ", ".join(f"{side} {','.join(map(str, cores))}" for side, cores in sides.items() if cores)
+    return ", ".join(
+        f"{side} {','.join(map(str, cores))}" for side, cores in sides.items() if cores
+    )
 
 
 def heading(results: Results) -> str:
@@ -55,33 +61,53 @@ def best(results: Results) -> str:
         return results.against
     if results.faster_unmeasured:
         return "The time was too short to choose"
-    return "No configuration met the bound" if results.slo and any(trial.points for trial in results.trials) else "Nothing was measured"
+    return (
+        "No configuration met the bound"
+        if results.slo and any(trial.points for trial in results.trials)
+        else "Nothing was measured"
+    )
 
 
 def keys(results: Results) -> str:
     """The winner as model-config.yaml has it."""
     if results.winner is None or not results.trials[results.winner].configuration:
         return ""
-    settings: dict[str, Any] = {key: value for key, value in results.trials[results.winner].how().keys().items() if value is not None}
+    settings: dict[str, Any] = {
+        key: value
+        for key, value in results.trials[results.winner].how().keys().items()
+        if value is not None
+    }
     return yaml.safe_dump(settings, sort_keys=False).rstrip()
 
 
 def failures(results: Results) -> list[tuple[str, str]]:
     """(configuration, all that its log said) of those that the table tells in brief only."""
     failed = [trial for trial in results.trials if trial.state == "failed" and trial.reason]
-    return [(shown.name(trial, results), trial.reason or "") for trial in failed if shown.brief(trial.reason or "") != trial.reason]
+    return [
+        (shown.name(trial, results), trial.reason or "")
+        for trial in failed
+        if shown.brief(trial.reason or "") != trial.reason
+    ]
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
     """(name, value) of the environment and of what was sent; what is not known is left out."""
     rows = [
         ("protocol", results.protocol),
-        ("price per hour", None if results.price_per_hour is None else number(results.price_per_hour)),
+        (
+            "price per hour",
+            None if results.price_per_hour is None else number(results.price_per_hour),
+        ),
         ("pinned to cores", pinned(results)),
-        ("server at that load", usage(trial.usage) if (trial := shown.told_trial(results)) else None),
+        (
+            "server at that load",
+            usage(trial.usage) if (trial := shown.told_trial(results)) else None,
+        ),
         *moments(results.started, results.ended),
     ]
-    return common_facts(results.model, results.environment, results.inputs) + [(name, value) for name, value in rows if value]
+    return common_facts(results.model, results.environment, results.inputs) + [
+        (name, value) for name, value in rows if value
+    ]
 
 
 def usage(samples: Sequence[Usage]) -> str:
@@ -99,7 +125,9 @@ def usage(samples: Sequence[Usage]) -> str:
 
 def common_facts(model: ModelInfo, here: Environment, sent: Inputs) -> list[tuple[str, str]]:
     """The facts that reports of `tsx bench` and `tsx optimize` share."""
-    kinds = ", ".join(f"{kind or 'no type'} ({count})" for kind, count in sent.content_types.items())
+    kinds = ", ".join(
+        f"{kind or 'no type'} ({count})" for kind, count in sent.content_types.items()
+    )
     versions = {"tsx": here.tsx, "torch": here.torch, "Python": here.python}
     rows = [
         ("model", model.archive or model.name),
@@ -111,7 +139,10 @@ def common_facts(model: ModelInfo, here: Environment, sent: Inputs) -> list[tupl
         ("memory", f"{here.memory_mib:,} MiB" if here.memory_mib else None),
         ("system", here.system),
         ("versions", ", ".join(f"{name} {value}" for name, value in versions.items() if value)),
-        ("noise", None if here.noise is None else f"a fixed computation varied by {here.noise:.1%}"),
+        (
+            "noise",
+            None if here.noise is None else f"a fixed computation varied by {here.noise:.1%}",
+        ),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -127,7 +158,15 @@ def moments(started: str, ended: str | None) -> list[tuple[str, str | None]]:
 
 
 def files(directory: Path) -> list[tuple[str, str]]:
-    """The files of `--profile` beside the report, with a command for those that a browser does not show."""
+    """The files of `--profile` beside the report, with a command for those that a browser does not
+    show.
+    """
     place = directory / "profile"
-    found = sorted(file.relative_to(directory).as_posix() for file in place.rglob("*") if file.is_file()) if place.is_dir() else []
+    found = (
+        sorted(
+            file.relative_to(directory).as_posix() for file in place.rglob("*") if file.is_file()
+        )
+        if place.is_dir()
+        else []
+    )
     return [(file, f"snakeviz {file}" if file.endswith(".prof") else "") for file in found]

@@ -9,7 +9,13 @@ from itertools import groupby
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.points import knee_of, open_loops
 from tsx_cli.bench.model.results import Curve, CurvePoint, Figure, Point, Results, Stages, Trial
-from tsx_cli.bench.model.statistics import QUANTILES, interval, merged, percentile, percentile_figure
+from tsx_cli.bench.model.statistics import (
+    QUANTILES,
+    interval,
+    merged,
+    percentile,
+    percentile_figure,
+)
 from tsx_cli.bench.report import shown
 from tsx_cli.bench.report.charts import (
     Axis,
@@ -40,12 +46,23 @@ PERCENTILES = [(0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"), 
 
 def charts(results: Results) -> list[Chart]:
     """Those that there are figures for."""
-    makers = (frontier, by_rate, distribution, streams, stages, batch_sizes, curves, latency_over_time)
+    makers = (
+        frontier,
+        by_rate,
+        distribution,
+        streams,
+        stages,
+        batch_sizes,
+        curves,
+        latency_over_time,
+    )
     return [chart for make in makers if (chart := make(results)) is not None]
 
 
 def named(results: Results, has: Callable[[Trial], bool]) -> list[tuple[int, str]]:
-    """The trials that have a colour, and which: the winner, the baseline, and the best of the others."""
+    """The trials that have a colour, and which: the winner, the baseline, and the best of the
+    others.
+    """
     chosen = []
     colours = iter(f"s{number}" for number in range(2, 2 + NAMED))
     for index in shown.ordered(results):
@@ -69,22 +86,41 @@ def frontier(results: Results) -> Chart | None:
     figure = bounds[0].figure if bounds else "p99_ms"
     lines, drawn = [], []
     for index, trial in enumerate(results.trials):
-        points = sorted(trial.points, key=lambda point: (*_kind(point), point.offered.rate or 0.0, point.offered.connections))
+        points = sorted(
+            trial.points,
+            key=lambda point: (*_kind(point), point.offered.rate or 0.0, point.offered.connections),
+        )
         for _, loop in groupby(points, key=_kind):
             marks = [_mark(point, figure, shown.name(trial, results)) for point in loop]
             drawn += marks
             lines.append(Series(shown.name(trial, results), colours.get(index, "other"), marks))
-    lines.sort(key=lambda each: ["other", *(f"s{number}" for number in range(9, 1, -1)), "baseline", "winner"].index(each.style))
-    legend = [LegendEntry(style, shown.name(results.trials[index], results)) for index, style in colours.items()]
+    lines.sort(
+        key=lambda each: [
+            "other",
+            *(f"s{number}" for number in range(9, 1, -1)),
+            "baseline",
+            "winner",
+        ].index(each.style)
+    )
+    legend = [
+        LegendEntry(style, shown.name(results.trials[index], results))
+        for index, style in colours.items()
+    ]
     if any(each.style == "other" for each in lines):
         legend.append(LegendEntry("other", "other configurations"))
     rules = [ReferenceLine(bound.limit, bound.text) for bound in bounds if bound.figure == figure]
-    x = axis("accepted answers per second", [mark.x for mark in drawn], log=False, bars=[mark.across for mark in drawn])
+    x = axis(
+        "accepted answers per second",
+        [mark.x for mark in drawn],
+        log=False,
+        bars=[mark.across for mark in drawn],
+    )
     y = latency_axis(f"{shown.word(figure)}, ms", drawn, [rule.y for rule in rules])
     return Chart(
         "Throughput and latency",
-        "Each point is a measured load; a line joins the closed loops or the open loops of one configuration. "
-        f"Points further right and lower are better. Hollow points exceed a bound, faint ones were disturbed. {BARS}",
+        "Each point is a measured load; a line joins the closed loops or the open loops of one"
+        " configuration. Points further right and lower are better. Hollow points exceed a bound,"
+        f" faint ones were disturbed. {BARS}",
         plot("Throughput and latency of each configuration", x, y, lines, rules),
         legend,
     )
@@ -115,7 +151,15 @@ def _mark(point: Point, figure: str, name: str) -> ChartMark:
         hint += f"\n{disturbed}"
     across = _bar(point.throughput)
     faint = any(each.disturbed for each in point.counted)
-    return ChartMark(point.throughput.value, value, hint, not point.holds, across, _latency_bar(point, figure), faint)
+    return ChartMark(
+        point.throughput.value,
+        value,
+        hint,
+        not point.holds,
+        across,
+        _latency_bar(point, figure),
+        faint,
+    )
 
 
 def by_rate(results: Results) -> Chart | None:
@@ -133,16 +177,27 @@ def by_rate(results: Results) -> Chart | None:
         lines.append(Series(shown.word(figure), style, marks))
     drawn = [mark for line in lines for mark in line.marks]
     held, broken = knee_of(points)
-    spans, knee = [], "No rate that was tried holds." if held is None else f"Up to {shown.rate(held)} it holds."
+    spans, knee = (
+        [],
+        "No rate that was tried holds." if held is None else f"Up to {shown.rate(held)} it holds.",
+    )
     if held is not None and broken is not None:
-        knee = f"The knee is between {shown.rate(held)}, which holds, and {shown.rate(broken)}, which does not."
+        knee = (
+            f"The knee is between {shown.rate(held)}, which holds, and {shown.rate(broken)}, which"
+            " does not."
+        )
         spans = [AxisSpan(held.offered.rate or 0.0, broken.offered.rate or 0.0, "bad", knee)]
-    rules = [ReferenceLine(bound.limit, bound.text) for bound in shown.bounds(results) if bound.figure in ("p50_ms", "p99_ms")]
+    rules = [
+        ReferenceLine(bound.limit, bound.text)
+        for bound in shown.bounds(results)
+        if bound.figure in ("p50_ms", "p99_ms")
+    ]
     x = axis("requests per second", [mark.x for mark in drawn], log=False)
     y = latency_axis("ms", drawn, [rule.y for rule in rules])
     return Chart(
         "Latency by rate",
-        f"Open loops of {shown.name(trial, results)}: requests arrive whatever the server does. {knee} {BARS}",
+        f"Open loops of {shown.name(trial, results)}: requests arrive whatever the server does."
+        f" {knee} {BARS}",
         plot("Latency by rate", x, y, lines, rules, spans=spans),
         [LegendEntry("winner", "p99"), LegendEntry("s2", "p50")],
     )
@@ -153,20 +208,29 @@ def distribution(results: Results) -> Chart | None:
     lines: list[Series] = []
     shown_trials = named(results, lambda trial: shown.shown_point(trial) is not None)
     first = [each for each in shown_trials if each[1] in ("winner", "baseline")]
-    for index, style in reversed(first + [each for each in shown_trials if each not in first][:OTHERS]):
+    for index, style in reversed(
+        first + [each for each in shown_trials if each not in first][:OTHERS]
+    ):
         trial = results.trials[index]
         point = shown.shown_point(trial)
         assert point is not None
         name = shown.name(trial, results)
         together = merged([each.histogram for each in point.counted])
-        known = [(level, value) for figure, level in QUANTILES.items() if (value := float(getattr(point.latency, figure))) > 0]
+        known = [
+            (level, value)
+            for figure, level in QUANTILES.items()
+            if (value := float(getattr(point.latency, figure))) > 0
+        ]
         marks = _level_marks(name, _levels(together) or known)
         if marks:
             lines.append(_distribution_bars(point, style, marks[-1].x))
-            lines.append(Series(f"{name}, {point.offered}", style, marks, dots=len(marks) <= len(QUANTILES)))
+            lines.append(
+                Series(f"{name}, {point.offered}", style, marks, dots=len(marks) <= len(QUANTILES))
+            )
     return _percentiles(
         "Latency distribution",
-        f"The latency that a share of the answers does not exceed, for each configuration at its best load. {BARS}",
+        "The latency that a share of the answers does not exceed, for each configuration at its"
+        f" best load. {BARS}",
         "Latency by percentile",
         lines,
     )
@@ -193,7 +257,9 @@ def _levels(histogram: Sequence[tuple[float, int]]) -> list[tuple[float, float]]
 
 
 def streams(results: Results) -> Chart | None:
-    """Percentiles of the time to the first token and per output token, beside those of the whole answer."""
+    """Percentiles of the time to the first token and per output token, beside those of the whole
+    answer.
+    """
     trial = shown.told_trial(results)
     point = None if trial is None else shown.shown_point(trial)
     if trial is None or point is None or point.stream is None:
@@ -203,32 +269,53 @@ def streams(results: Results) -> Chart | None:
         ("time per output token (TPOT)", "s2"): point.stream.tpot_histogram,
         ("whole answer", "baseline"): merged([each.histogram for each in point.counted]),
     }
-    lines = [Series(name, style, _level_marks(name, _levels(histogram)), dots=False) for (name, style), histogram in histograms.items()]
-    bounds = [ReferenceLine(bound.limit, bound.text) for bound in shown.bounds(results) if "." in bound.figure]
+    lines = [
+        Series(name, style, _level_marks(name, _levels(histogram)), dots=False)
+        for (name, style), histogram in histograms.items()
+    ]
+    bounds = [
+        ReferenceLine(bound.limit, bound.text)
+        for bound in shown.bounds(results)
+        if "." in bound.figure
+    ]
     return _percentiles(
         "Tokens of a stream",
-        f"What a share of the answers does not exceed, at the best load of {shown.name(trial, results)}. TTFT counts from where the "
-        "latency does; TPOT is the mean time of an answer from one token to the next.",
+        "What a share of the answers does not exceed, at the best load of"
+        f" {shown.name(trial, results)}. TTFT counts from where the latency does; TPOT is the mean"
+        " time of an answer from one token to the next.",
         "Time to first token and per output token",
         lines[::-1],
         bounds,
     )
 
 
-def _percentiles(title: str, says: str, label: str, lines: Sequence[Series], bounds: Sequence[ReferenceLine] = ()) -> Chart | None:
+def _percentiles(
+    title: str, says: str, label: str, lines: Sequence[Series], bounds: Sequence[ReferenceLine] = ()
+) -> Chart | None:
     drawn = [mark for line in lines for mark in line.marks]
     if not drawn:
         return None
     last = max(2.0, *(mark.x for mark in drawn))
     places = [(0.0, "0"), *((-math.log10(1 - level), text) for level, text in PERCENTILES)]
-    x = Axis("share of the answers", 0.0, last, ticks=[tick for tick in places if tick[0] <= last + 1e-9])
-    y = axis("ms", [*(mark.y for mark in drawn), *(bound.y for bound in bounds)], bars=[mark.upright for mark in drawn])
+    x = Axis(
+        "share of the answers", 0.0, last, ticks=[tick for tick in places if tick[0] <= last + 1e-9]
+    )
+    y = axis(
+        "ms",
+        [*(mark.y for mark in drawn), *(bound.y for bound in bounds)],
+        bars=[mark.upright for mark in drawn],
+    )
     legend = [LegendEntry(line.style, line.name) for line in reversed(lines) if line.joined]
     return Chart(title, says, plot(label, x, y, lines, bounds), legend)
 
 
 def _level_marks(name: str, levels: Sequence[tuple[float, float]]) -> list[ChartMark]:
-    return [ChartMark(-math.log10(1 - level), value, f"{name}\n{level:.5g} within {milliseconds(value)}") for level, value in levels]
+    return [
+        ChartMark(
+            -math.log10(1 - level), value, f"{name}\n{level:.5g} within {milliseconds(value)}"
+        )
+        for level, value in levels
+    ]
 
 
 def stages(results: Results) -> Chart | None:
@@ -238,7 +325,10 @@ def stages(results: Results) -> Chart | None:
         trial = results.trials[index]
         assert trial.stages is not None
         times = stage_times(trial.stages)
-        parts = [BarSegment(value, f"c{number}", f"{stage}: {milliseconds(value)}") for number, (stage, value) in enumerate(times)]
+        parts = [
+            BarSegment(value, f"c{number}", f"{stage}: {milliseconds(value)}")
+            for number, (stage, value) in enumerate(times)
+        ]
         point, whole = shown.shown_point(trial), sum(value for _, value in times)
         bar = None
         if point is not None and len(point.counted) > 1:  # of the mean; the stages are of one round
@@ -250,7 +340,8 @@ def stages(results: Results) -> Chart | None:
     legend = [LegendEntry(f"c{number}", stage) for number, stage in enumerate(STAGES)]
     return Chart(
         "Where the time goes",
-        f"The mean time from sending a request to receiving its answer, at the best load of a configuration. {BARS}",
+        "The mean time from sending a request to receiving its answer, at the best load of a"
+        f" configuration. {BARS}",
         stacked("Mean time of a request by stage", rows),
         legend,
     )
@@ -261,7 +352,13 @@ def stage_times(stages: Stages) -> list[tuple[str, float]]:
 
 
 def _titled(index: int, results: Results) -> str:
-    mark = " (winner)" if index == results.winner else " (baseline)" if index == results.baseline else ""
+    mark = (
+        " (winner)"
+        if index == results.winner
+        else " (baseline)"
+        if index == results.baseline
+        else ""
+    )
     return shown.name(results.trials[index], results) + mark
 
 
@@ -272,12 +369,18 @@ def batch_sizes(results: Results) -> Chart | None:
     total = sum(trial.batch_sizes.values())
     mean = sum(size * count for size, count in trial.batch_sizes.items()) / total
     rows = [
-        (f"batch of {size}", f"{count / total:.1%}", [BarSegment(100 * count / total, "winner", f"{count:,} batches")], None)
+        (
+            f"batch of {size}",
+            f"{count / total:.1%}",
+            [BarSegment(100 * count / total, "winner", f"{count:,} batches")],
+            None,
+        )
         for size, count in sorted(trial.batch_sizes.items())
     ]
     return Chart(
         "Batches",
-        f"The share of batches by their size, at the best load of {shown.name(trial, results)}: {mean:.1f} requests on average.",
+        f"The share of batches by their size, at the best load of {shown.name(trial, results)}:"
+        f" {mean:.1f} requests on average.",
         stacked("Batches by size", rows),
     )
 
@@ -303,19 +406,32 @@ def curves(results: Results) -> Chart | None:
         lines.append(Series(_worker(curve), "winner" if place == 0 else f"s{place + 1}", marks))
     sizes = sorted({int(mark.x) for each in lines for mark in each.marks})
     drawn_marks = [mark for each in lines for mark in each.marks]
-    y = axis("requests/s", [mark.y for mark in drawn_marks], log=False, bars=[mark.upright for mark in drawn_marks])
-    x = Axis("requests in a batch", min(sizes) / 1.15, max(sizes) * 1.15, log=True, ticks=[(size, str(size)) for size in sizes])
+    y = axis(
+        "requests/s",
+        [mark.y for mark in drawn_marks],
+        log=False,
+        bars=[mark.upright for mark in drawn_marks],
+    )
+    x = Axis(
+        "requests in a batch",
+        min(sizes) / 1.15,
+        max(sizes) * 1.15,
+        log=True,
+        ticks=[(size, str(size)) for size in sizes],
+    )
     return Chart(
         "One worker without a server",
-        "Requests per second of a worker that runs batches of one size back to back, measured in its process. "
-        "Error bars are 95 % intervals of the median.",
+        "Requests per second of a worker that runs batches of one size back to back, measured in"
+        " its process. Error bars are 95 % intervals of the median.",
         plot("Throughput of one worker by batch size", x, y, lines),
         [LegendEntry(each.style, each.name) for each in lines] if len(lines) > 1 else (),
     )
 
 
 def _of_median(point: CurvePoint) -> Interval:
-    """Of the requests per second, by the usual interval of a median: 1.57 quartile distances / sqrt(n)."""
+    """Of the requests per second, by the usual interval of a median: 1.57 quartile distances /
+    sqrt(n).
+    """
     half = 1.57 * (point.high_ms - point.low_ms) / math.sqrt(max(1, point.samples))
     slow, quick = point.median_ms + half, max(point.median_ms - half, point.low_ms / 2)
     return Interval(*(1000 * point.batch_size / time for time in (slow, quick)))
@@ -343,15 +459,35 @@ def latency_over_time(results: Results) -> Chart | None:
         if start > offset:
             spans.append(AxisSpan(offset, start, "warm", f"warm-up of round {turn}"))
         for place, (name, style) in enumerate((("p50", "s2"), ("p99", "winner")), start=2):
-            marks = [ChartMark(start + each[0] - length / 2, float(each[place]), "") for each in one.over_time if each[1]]
+            marks = [
+                ChartMark(start + each[0] - length / 2, float(each[place]), "")
+                for each in one.over_time
+                if each[1]
+            ]
             lines.append(Series(f"{name} of round {turn}", style, marks, dots=False))
         offset = start + ends[-1]
         if one.disturbed:
-            spans.append(AxisSpan(start, offset, "disturbed", f"round {turn}: {'; '.join(one.disturbed)}"))
-    rounds = f"{len(point.rounds)} rounds one after the other" if len(point.rounds) > 1 else "one round"
-    shaded = ", and rounds that were disturbed" if any(span.style == "disturbed" for span in spans) else ""
-    says = f"of intervals of {length:.2g} s, at the best load of {shown.name(trial, results)}: {rounds}. What is shaded is warm-up{shaded}."
+            spans.append(
+                AxisSpan(start, offset, "disturbed", f"round {turn}: {'; '.join(one.disturbed)}")
+            )
+    rounds = (
+        f"{len(point.rounds)} rounds one after the other" if len(point.rounds) > 1 else "one round"
+    )
+    shaded = (
+        ", and rounds that were disturbed"
+        if any(span.style == "disturbed" for span in spans)
+        else ""
+    )
+    says = (
+        f"of intervals of {length:.2g} s, at the best load of {shown.name(trial, results)}:"
+        f" {rounds}. What is shaded is warm-up{shaded}."
+    )
     x = axis("seconds", [offset], log=False)
     y = latency_axis("ms", [mark for line in lines for mark in line.marks])
     svg = plot("Latency over time", x, y, lines, spans=spans, height=SHORT)
-    return Chart("Latency over time", f"p50 and p99 {says}", svg, [LegendEntry("winner", "p99"), LegendEntry("s2", "p50")])
+    return Chart(
+        "Latency over time",
+        f"p50 and p99 {says}",
+        svg,
+        [LegendEntry("winner", "p99"), LegendEntry("s2", "p50")],
+    )

@@ -1,4 +1,6 @@
-"""Renders a report for people: a page, Markdown, CSV and the terminal, from the same texts and tables."""
+"""Renders a report for people: a page, Markdown, CSV and the terminal, from the same texts and
+tables.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class ReportContent:
     files: Sequence[tuple[str, str]] = ()  # (path, command that shows it)
 
 
-def write(report: ReportContent, rows: Sequence[Mapping[str, Any]], json: str, directory: Path) -> list[Path]:
+def write(
+    report: ReportContent, rows: Sequence[Mapping[str, Any]], json: str, directory: Path
+) -> list[Path]:
     """Write the files, each whole or as it was, and return their paths. Raises OSError."""
     loader = FileSystemLoader(Path(__file__).parent)
     templates = Environment(
@@ -67,8 +71,14 @@ def write(report: ReportContent, rows: Sequence[Mapping[str, Any]], json: str, d
     )
     templates.filters["plain"] = plain
     context = {**vars(report), "incomplete": INCOMPLETE, "note": NOTE}
-    page, markdown = (templates.get_template(name).render(context) for name in ("report.html", "report.md.jinja"))
-    texts = {"report.html": page, "report.md": re.sub(r"\n{3,}", "\n\n", markdown), "results.csv": csv_text(rows)}
+    page, markdown = (
+        templates.get_template(name).render(context) for name in ("report.html", "report.md.jinja")
+    )
+    texts = {
+        "report.html": page,
+        "report.md": re.sub(r"\n{3,}", "\n\n", markdown),
+        "results.csv": csv_text(rows),
+    }
     return write_files(texts | {"results.json": json}, directory)
 
 
@@ -92,11 +102,18 @@ def _cell(value: object) -> object:
     return f"{value:.6g}" if isinstance(value, float) else csv_cell(value)
 
 
-def show(table: ReportTable, title: str = "", most: int = sys.maxsize, without_note: str = "") -> None:
+def show(
+    table: ReportTable, title: str = "", most: int = sys.maxsize, without_note: str = ""
+) -> None:
     """Print the first rows of a table and the marked ones, with their notes below but for one."""
     columns = len(table.head) - (table.head[-1] == NOTE)
     rows = [row for place, row in enumerate(table.rows) if place < most or row[0].endswith(")")]
-    print_table(table.head[:columns], [row[:columns] for row in rows], title=title or table.title, whole=True)
+    print_table(
+        table.head[:columns],
+        [row[:columns] for row in rows],
+        title=title or table.title,
+        whole=True,
+    )
     for row in rows:
         if (note := "".join(row[columns:])) and note != without_note:
             print(f"{one_line(row[0])}: {one_line(note)}")

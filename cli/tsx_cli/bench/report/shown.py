@@ -25,7 +25,9 @@ def margin(figure: Figure) -> str:
     width = figure.high - figure.value  # and not of both ends, as the lower one is never below 0
     if width <= 0 or figure.value <= 0:
         return ""
-    return f"± {width / figure.value:.1%}" if width < figure.value else "± over 100%"  # of few rounds that differ: it says no more
+    return (
+        f"± {width / figure.value:.1%}" if width < figure.value else "± over 100%"
+    )  # of few rounds that differ: it says no more
 
 
 def rate(point: Point) -> str:
@@ -50,29 +52,46 @@ def moment(text: str | None) -> str:
 
 def bounds(results: Results) -> Sequence[Bound]:
     """Of time, among those that were asked for."""
-    return [] if results.slo is None else [bound for bound in parse_slo(results.slo).bounds if bound.figure != "errors"]
+    return (
+        []
+        if results.slo is None
+        else [bound for bound in parse_slo(results.slo).bounds if bound.figure != "errors"]
+    )
 
 
 def word(figure: str) -> str:
     """`p99_ms` as people write it, and `ttft.p99_ms`."""
     part, _, name = figure.rpartition(".")
-    text = {"p999_ms": "p99.9", "mean_ms": "mean", "max_ms": "slowest"}.get(name, name.removesuffix("_ms"))
+    text = {"p999_ms": "p99.9", "mean_ms": "mean", "max_ms": "slowest"}.get(
+        name, name.removesuffix("_ms")
+    )
     return f"{part.upper()} {text}" if part else text
 
 
 def shown_point(trial: Trial) -> Point | None:
-    """Its best within the bounds; where there is none, the one of the lowest p99 that has answers."""
+    """Its best within the bounds; where there is none, the one of the lowest p99 that has
+    answers.
+    """
     if trial.chosen is not None:
         return trial.chosen
-    return min(trial.points, key=lambda point: (point.throughput.value <= 0, point.p99_ms.value), default=None)
+    return min(
+        trial.points,
+        key=lambda point: (point.throughput.value <= 0, point.p99_ms.value),
+        default=None,
+    )
 
 
 def ordered(results: Results) -> list[int]:
-    """Numbers of the trials: the winner, then by throughput within the bounds, and at the end what failed or was not measured."""
+    """Numbers of the trials: the winner, then by throughput within the bounds, and at the end what
+    failed or was not measured.
+    """
 
     def key(index: int) -> tuple[bool, bool, bool, float, int]:
         trial = results.trials[index]
-        chosen, predicted = trial.chosen, 0.0 if trial.predicted is None else trial.predicted.throughput
+        chosen, predicted = (
+            trial.chosen,
+            0.0 if trial.predicted is None else trial.predicted.throughput,
+        )
         reached = predicted if chosen is None else chosen.throughput.value
         return (index != results.winner, chosen is None, trial.state != "measured", -reached, index)
 
@@ -84,7 +103,9 @@ def summary_point(results: Results) -> Point | None:
     if results.winner is not None:
         return results.trials[results.winner].chosen
     if results.against is not None:
-        return next((point for trial in results.trials if (point := shown_point(trial)) is not None), None)
+        return next(
+            (point for trial in results.trials if (point := shown_point(trial)) is not None), None
+        )
     return None
 
 
@@ -92,7 +113,9 @@ def told_trial(results: Results) -> Trial | None:
     """The one whose details are shown: the winner, or what is best where nothing won."""
     if results.winner is not None:
         return results.trials[results.winner]
-    return next((results.trials[index] for index in ordered(results) if results.trials[index].points), None)
+    return next(
+        (results.trials[index] for index in ordered(results) if results.trials[index].points), None
+    )
 
 
 def mark(index: int, results: Results) -> str:
@@ -105,7 +128,11 @@ def mark(index: int, results: Results) -> str:
 def per_million(point: Point, results: Results) -> float | None:
     """The cost of a million requests; None where no price is given, or nothing was answered."""
     rate = point.throughput.value
-    return None if results.price_per_hour is None or rate <= 0 else cost_per_million(results.price_per_hour, rate)
+    return (
+        None
+        if results.price_per_hour is None or rate <= 0
+        else cost_per_million(results.price_per_hour, rate)
+    )
 
 
 def cost(point: Point, results: Results) -> str:
@@ -131,13 +158,26 @@ def note(trial: Trial, results: Results) -> str:
     elif trial.state == "predicted":
         parts.append(f"not measured: {trial.reason or 'it could not win'}")
     elif trial.chosen is None:
-        parts.append(f"never within {results.slo}" if results.slo else brief(trial.reason or "no answer was accepted"))
+        parts.append(
+            f"never within {results.slo}"
+            if results.slo
+            else brief(trial.reason or "no answer was accepted")
+        )
     if trial.accuracy is not None and not trial.accuracy.same:
         text = f" ({trial.accuracy.worst})" if trial.accuracy.worst else ""
-        accepted = f", which is accepted by {trial.accuracy.accepted}" if trial.accuracy.accepted else ""
-        parts.append(f"answers differ in {trial.accuracy.different} of {trial.accuracy.compared}{text}{accepted}")
+        accepted = (
+            f", which is accepted by {trial.accuracy.accepted}" if trial.accuracy.accepted else ""
+        )
+        parts.append(
+            f"answers differ in {trial.accuracy.different} of"
+            f" {trial.accuracy.compared}{text}{accepted}"
+        )
     point = shown_point(trial)
-    limited = next((each.generator.limited for each in point.rounds if each.generator.limited), None) if point else None
+    limited = (
+        next((each.generator.limited for each in point.rounds if each.generator.limited), None)
+        if point
+        else None
+    )
     if limited:
         parts.append(f"the generator was the limit: {limited}")
     if point is not None:
@@ -146,32 +186,53 @@ def note(trial: Trial, results: Results) -> str:
 
 
 def disturbed(point: Point) -> str:
-    """How many of its rounds something else on the machine disturbed, and by what; rounds that were repeated do not count."""
+    """How many of its rounds something else on the machine disturbed, and by what; rounds that were
+    repeated do not count.
+    """
     reasons = [each.disturbed[0] for each in point.counted if each.disturbed]
     if not reasons:
         return ""
-    how_many = f"{len(reasons)} of {len(point.counted)} rounds were" if len(point.counted) > 1 else "it was"
+    how_many = (
+        f"{len(reasons)} of {len(point.counted)} rounds were"
+        if len(point.counted) > 1
+        else "it was"
+    )
     return f"{how_many} disturbed: {reasons[0]}"
 
 
 def stalls(point: Point) -> str:
-    """Times without any answer. In a closed loop few requests wait for their end, so that percentiles hardly tell of them."""
+    """Times without any answer.
+
+    In a closed loop few requests wait for their end, so that percentiles hardly tell of them.
+    """
     lengths = [length for each in point.rounds for _, length in each.stalls]
     if not lengths:
         return ""
     seen = max(each.corrected_p99_ms or 0.0 for each in point.rounds)
-    others = f", and clients that come all the time would have seen a p99 of {milliseconds(seen)}" if seen else ""
-    return f"{len(lengths)} stall{'s' if len(lengths) != 1 else ''}, {milliseconds(1000 * max(lengths))} at most{others}"
+    others = (
+        f", and clients that come all the time would have seen a p99 of {milliseconds(seen)}"
+        if seen
+        else ""
+    )
+    return (
+        f"{len(lengths)} stall{'s' if len(lengths) != 1 else ''},"
+        f" {milliseconds(1000 * max(lengths))} at most{others}"
+    )
 
 
 def gain(results: Results) -> RatioInterval | None:
-    """The winner beside the baseline: as they were measured in turn, or else apart; None where one of them has no figure."""
+    """The winner beside the baseline: as they were measured in turn, or else apart; None where one
+    of them has no figure.
+    """
     if results.winner is None or results.baseline is None or results.winner == results.baseline:
         return None
     for pair in results.paired:
         if (pair.first, pair.second) == (results.winner, results.baseline):
             return RatioInterval(pair.ratio, pair.low, pair.high, pair.real)
-    winner, baseline = results.trials[results.winner].chosen, results.trials[results.baseline].chosen
+    winner, baseline = (
+        results.trials[results.winner].chosen,
+        results.trials[results.baseline].chosen,
+    )
     if winner is None or baseline is None or baseline.throughput.value <= 0:
         return None
     return difference_of(baseline.throughput, winner.throughput)

@@ -24,7 +24,12 @@ STREAM_RATES = ("tokens_per_second", "prompt_tokens_per_second", "goodput")
 def tables(results: Results) -> list[ReportTable]:
     """Return all tables; those without figures have no rows."""
     trials = [results.trials[index] for index in shown.ordered(results)]
-    return [configurations(results), *details(trials, results), _stages(trials, results), loads(trials, results)]
+    return [
+        configurations(results),
+        *details(trials, results),
+        _stages(trials, results),
+        loads(trials, results),
+    ]
 
 
 def headline(results: Results) -> list[tuple[str, str]]:
@@ -36,7 +41,9 @@ def headline(results: Results) -> list[tuple[str, str]]:
     table = configurations(results.model_copy(update={"trials": [best]}))
     figures = [*zip(table.head[1:-1], table.rows[0][1:-1], strict=True)]
     streams = _streams([best], results)
-    figures += [pair for row in streams.rows for pair in zip(streams.head[1:], row[1:], strict=True)]
+    figures += [
+        pair for row in streams.rows for pair in zip(streams.head[1:], row[1:], strict=True)
+    ]
     if (gain := shown.gain(results)) is not None:
         doubt = ", within the noise" if not gain.real and math.isfinite(gain.high) else ""
         figures.append(("compared with the baseline", f"{gain.ratio:.2f} times{doubt}"))
@@ -50,7 +57,16 @@ def details(trials: Sequence[Trial], results: Results) -> list[ReportTable]:
 
 def configurations(results: Results) -> ReportTable:
     """Return a row for each configuration, the best first."""
-    head = ("configuration", "load", "answers/s", "p50", "p99", "errors", *_cost_column(results), NOTE)
+    head = (
+        "configuration",
+        "load",
+        "answers/s",
+        "p50",
+        "p99",
+        "errors",
+        *_cost_column(results),
+        NOTE,
+    )
     rows = [_configuration(index, results) for index in shown.ordered(results)]
     return ReportTable("All configurations", "", head, rows, 2)
 
@@ -60,19 +76,40 @@ def _configuration(index: int, results: Results) -> list[str]:
     point, mark = shown.shown_point(trial), shown.mark(index, results)
     name = shown.name(trial, results) + (f" ({mark})" if mark else "")
     if point is not None:
-        return [name, point.offered.short, *_figures(point, ("p50_ms", "p99_ms"), results), shown.note(trial, results)]
+        return [
+            name,
+            point.offered.short,
+            *_figures(point, ("p50_ms", "p99_ms"), results),
+            shown.note(trial, results),
+        ]
     predicted = trial.predicted if trial.state == "predicted" else None
     p99 = math.inf if predicted is None else predicted.p99_ms
     rate = shown.NONE if predicted is None else f"~{number(predicted.throughput)}"
-    figures = [rate, shown.NONE, shown.NONE if math.isinf(p99) else f"~{milliseconds(p99)}", shown.NONE]
-    return [name, shown.NONE, *figures, *(shown.NONE for _ in _cost_column(results)), shown.note(trial, results)]
+    figures = [
+        rate,
+        shown.NONE,
+        shown.NONE if math.isinf(p99) else f"~{milliseconds(p99)}",
+        shown.NONE,
+    ]
+    return [
+        name,
+        shown.NONE,
+        *figures,
+        *(shown.NONE for _ in _cost_column(results)),
+        shown.note(trial, results),
+    ]
 
 
 def _figures(point: Point, latencies: Sequence[str], results: Results) -> list[str]:
     times = {**point.latency.model_dump(), "p99_ms": point.p99_ms.value}
     cost = [shown.cost(point, results)] if _cost_column(results) else []
     rate = f"{number(point.throughput.value)} {shown.margin(point.throughput)}".strip()
-    return [rate, *(milliseconds(times[name]) for name in latencies), shown.share(point.error_rate), *cost]
+    return [
+        rate,
+        *(milliseconds(times[name]) for name in latencies),
+        shown.share(point.error_rate),
+        *cost,
+    ]
 
 
 def _cost_column(results: Results) -> tuple[str, ...]:
@@ -80,7 +117,16 @@ def _cost_column(results: Results) -> tuple[str, ...]:
 
 
 def loads(trials: Sequence[Trial], results: Results) -> ReportTable:
-    head = ("configuration", "load", "answers/s", *map(shown.word, LATENCIES), "errors", *_cost_column(results), "rounds", "bounds")
+    head = (
+        "configuration",
+        "load",
+        "answers/s",
+        *map(shown.word, LATENCIES),
+        "errors",
+        *_cost_column(results),
+        "rounds",
+        "bounds",
+    )
     rows = [
         [
             shown.name(trial, results),
@@ -97,19 +143,36 @@ def loads(trials: Sequence[Trial], results: Results) -> ReportTable:
 
 def _rounds(point: Point) -> str:
     disturbed = sum(bool(each.disturbed) for each in point.counted)
-    return f"{len(point.counted)} ({disturbed} disturbed)" if disturbed else str(len(point.counted) or shown.NONE)
+    return (
+        f"{len(point.counted)} ({disturbed} disturbed)"
+        if disturbed
+        else str(len(point.counted) or shown.NONE)
+    )
 
 
 def _streams(trials: Sequence[Trial], results: Results) -> ReportTable:
     says = (
-        "TTFT is the time to the first token, TPOT the time per output token after it; tokens are those that were generated. "
-        "Goodput is the answers per second of which each kept the bounds of time by itself."
+        "TTFT is the time to the first token, TPOT the time per output token after it; tokens are"
+        " those that were generated. Goodput is the answers per second of which each kept the"
+        " bounds of time by itself."
     )
-    head = ("configuration, load", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "tokens/s", "prompt tokens/s", "goodput")
+    head = (
+        "configuration, load",
+        "TTFT p50",
+        "TTFT p99",
+        "TPOT p50",
+        "TPOT p99",
+        "tokens/s",
+        "prompt tokens/s",
+        "goodput",
+    )
     rows = [
         [
             f"{shown.name(trial, results)}, {point.offered.short}",
-            *(milliseconds(point.times[name]) for name in ("ttft.p50_ms", "ttft.p99_ms", "tpot.p50_ms", "tpot.p99_ms")),
+            *(
+                milliseconds(point.times[name])
+                for name in ("ttft.p50_ms", "ttft.p99_ms", "tpot.p50_ms", "tpot.p99_ms")
+            ),
             number(stream.tokens_per_second),
             number(stream.prompt_tokens_per_second) if stream.prompt_tokens else shown.NONE,
             shown.NONE if stream.goodput is None else f"{number(stream.goodput)}/s",
@@ -125,7 +188,9 @@ def _sizes(results: Results) -> ReportTable:
     """Return the latencies by the size of the input, at the summary's load."""
     point = shown.summary_point(results)
     classes: dict[tuple[int, int], list[SizeClass]] = {}
-    for each in (each for one in (point.counted if point else []) for each in one.by_size if each.ok):
+    for each in (
+        each for one in (point.counted if point else []) for each in one.by_size if each.ok
+    ):
         classes.setdefault((each.smallest, each.largest), []).append(each)
     rows = [
         [
@@ -140,31 +205,52 @@ def _sizes(results: Results) -> ReportTable:
 
 
 def _starts(trials: Sequence[Trial], results: Results) -> ReportTable:
-    says = "A server's start until it is ready, its first answer after that, and its median latency once warm, at its lightest load."
+    says = (
+        "A server's start until it is ready, its first answer after that, and its median latency"
+        " once warm, at its lightest load."
+    )
     rows = []
     for trial in trials:
         warm = [point.latency.p50_ms for point in trial.points if point.latency.p50_ms > 0]
         if trial.starts and warm:
-            first = [start.first_answer_ms for start in trial.starts if start.first_answer_ms is not None]
-            ready = shown.with_margin(interval([1000 * start.ready_seconds for start in trial.starts]))
+            first = [
+                start.first_answer_ms for start in trial.starts if start.first_answer_ms is not None
+            ]
+            ready = shown.with_margin(
+                interval([1000 * start.ready_seconds for start in trial.starts])
+            )
             answered = shown.with_margin(interval(first)) if first else shown.NONE
             rows.append([shown.name(trial, results), ready, answered, milliseconds(min(warm))])
-    return ReportTable("Cold and warm", says, ("configuration", "start until ready", "first answer", "warm p50"), rows)
+    return ReportTable(
+        "Cold and warm",
+        says,
+        ("configuration", "start until ready", "first answer", "warm p50"),
+        rows,
+    )
 
 
 def _stages(trials: Sequence[Trial], results: Results) -> ReportTable:
     rows = [
-        [shown.name(trial, results), *(milliseconds(value) for _, value in stage_times(trial.stages))]
+        [
+            shown.name(trial, results),
+            *(milliseconds(value) for _, value in stage_times(trial.stages)),
+        ]
         for trial in trials
         if trial.stages is not None
     ]
-    return ReportTable("Mean time of a request", "", ("configuration", *STAGES), rows, is_folded=True)
+    return ReportTable(
+        "Mean time of a request", "", ("configuration", *STAGES), rows, is_folded=True
+    )
 
 
 def csv_rows(results: Results) -> Iterator[dict[str, Any]]:
     """Yield a row for each measured load, and one for each configuration without any."""
     for index, trial in enumerate(results.trials):
-        how = trial.how().as_json() if trial.configuration else {field.name: None for field in fields(Configuration)}
+        how = (
+            trial.how().as_json()
+            if trial.configuration
+            else {field.name: None for field in fields(Configuration)}
+        )
         same = None if trial.accuracy is None else trial.accuracy.same
         trial_row = {"trial": index, **how, "state": trial.state, "same_answers": same}
         for number_of_point, point in enumerate(trial.points):
@@ -180,7 +266,13 @@ def csv_rows(results: Results) -> Iterator[dict[str, Any]]:
                 "note": shown.note(trial, results),
             }
         if not trial.points:
-            yield {**trial_row, "best": False, "winner": False, "baseline": False, "note": shown.note(trial, results)}
+            yield {
+                **trial_row,
+                "best": False,
+                "winner": False,
+                "baseline": False,
+                "note": shown.note(trial, results),
+            }
 
 
 def _csv_figures(point: Point) -> dict[str, Any]:

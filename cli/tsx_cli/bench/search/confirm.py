@@ -1,5 +1,6 @@
-"""The end of a run: the best, the second-best and the baseline are measured again in turn, so that disturbances affect all of them;
-then the rate of random arrivals that the best sustains."""
+"""The end of a run: the best, the second-best and the baseline are measured again in turn, so that
+disturbances affect all of them; then the rate of random arrivals that the best sustains.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from tsx_cli.bench.search.run_options import BenchOptions
 ATTEMPTS = 5  # one that no longer holds its bounds makes room for another
 MOST_ROUNDS = 20
 CALM = 0.8  # of its most: the rate of requests that come at random, which it should stand
-LEAST_STEP, MOST_STEP = 0.6, 0.9  # times a load that no longer holds the bounds: the next that is tried
+LEAST_STEP, MOST_STEP = (
+    0.6,
+    0.9,
+)  # times a load that no longer holds the bounds: the next that is tried
 NEAR = 0.21  # of its most: rates that are closer are not parted any more
 
 
@@ -44,7 +48,10 @@ class Measurer(Protocol):
 
 
 def confirm(run: Measurer) -> list[PairedComparison]:
-    """The comparisons of the winner with the others. Its points have more rounds afterwards, and some of requests that come at random."""
+    """The comparisons of the winner with the others.
+
+    Its points have more rounds afterwards, and some of requests that come at random.
+    """
     turns = ConfirmationRounds(run)
     for number in range(ATTEMPTS):
         order = run.order()
@@ -54,12 +61,18 @@ def confirm(run: Measurer) -> list[PairedComparison]:
             break
         if turns.stays(_group(run, order)):
             break
-    if (leader := winner_of(run.order(), run.trial)) is not None and run.seconds_left() >= COMPARED * run.round_seconds:
-        turns.measure(turns.loads(_group(run, [leader, *run.order()])))  # nothing, where it was measured often enough
+    if (
+        leader := winner_of(run.order(), run.trial)
+    ) is not None and run.seconds_left() >= COMPARED * run.round_seconds:
+        turns.measure(
+            turns.loads(_group(run, [leader, *run.order()]))
+        )  # nothing, where it was measured often enough
         leader = winner_of(run.order(), run.trial)
     if leader is None:
         return []
-    winner, tied = choose(run.order(), run.trial, turns.compared(leader, _group(run, [leader, *run.order()])))
+    winner, tied = choose(
+        run.order(), run.trial, turns.compared(leader, _group(run, [leader, *run.order()]))
+    )
     assert winner is not None
     at_random(run, winner)
     return turns.compared(winner, dict.fromkeys([*_group(run, [winner, *run.order()]), *tied]))
@@ -68,23 +81,32 @@ def confirm(run: Measurer) -> list[PairedComparison]:
 def _group(run: Measurer, order: Sequence[int]) -> list[int]:
     """The best, the next best, and the baseline, where it was measured."""
     first = run.first()
-    return list(dict.fromkeys([*list(dict.fromkeys(order))[:2], *([] if first is None else [first])]))
+    return list(
+        dict.fromkeys([*list(dict.fromkeys(order))[:2], *([] if first is None else [first])])
+    )
 
 
 @dataclass
 class ConfirmationRounds:
-    """What was measured in turn: `figures` has the throughput of each trial's load by the turn. Attempts share the turns that they have in
-    common, so that a change of the best costs no more than what is new."""
+    """What was measured in turn: `figures` has the throughput of each trial's load by the turn.
+    Attempts share the turns that they have in common, so that a change of the best costs no more
+    than what is new.
+    """
 
     run: Measurer
     number: int = 0
-    figures: defaultdict[tuple[int, str], dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    figures: defaultdict[tuple[int, str], dict[int, float]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
 
     def loads(self, group: Iterable[int]) -> dict[int, OfferedLoad]:
         return {at: load for at in group if (load := _best(self.run, at)) is not None}
 
     def stays(self, group: Sequence[int]) -> bool:
-        """Measures them; whether the first, with its load, still is the best. Where that breaks the bounds, a lower one is tried."""
+        """Measures them; whether the first, with its load, still is the best.
+
+        Where that breaks the bounds, a lower one is tried.
+        """
         best, loads = group[0], self.loads(group)
         load = loads[best]
         self.measure(loads)
@@ -96,11 +118,19 @@ class ConfirmationRounds:
         return self.run.order()[:1] == [best] and _best(self.run, best) == load
 
     def measure(self, loads: dict[int, OfferedLoad]) -> None:
-        """Until the winner, which is the first, is known well enough, no longer holds its bounds, or the time is over."""
+        """Until the winner, which is the first, is known well enough, no longer holds its bounds,
+        or the time is over.
+        """
         winner, begun = next(iter(loads)), self.number
         while not self._enough(winner, loads, self.number - begun):
-            for at in list(loads) if self.number % 2 == 0 else list(reversed(loads)):  # so that a steady drift favours none of them
-                if at == self.run.first() != winner and winner in loads and self._known(winner, at, loads):
+            for at in (
+                list(loads) if self.number % 2 == 0 else list(reversed(loads))
+            ):  # so that a steady drift favours none of them
+                if (
+                    at == self.run.first() != winner
+                    and winner in loads
+                    and self._known(winner, at, loads)
+                ):
                     continue
                 if self.run.attempt(at, loads[at]):
                     last = _point(self.run, at, loads[at]).rounds[-1]
@@ -108,11 +138,15 @@ class ConfirmationRounds:
                 else:
                     del loads[at]
             self.number += 1
-            if winner not in loads or (self.number > begun + 1 and not _holds(self.run, winner, loads[winner])):
+            if winner not in loads or (
+                self.number > begun + 1 and not _holds(self.run, winner, loads[winner])
+            ):
                 return
 
     def compared(self, winner: int, others: Iterable[int]) -> list[PairedComparison]:
-        """The winner with each of them, by the turns that both were measured in: one alone tells nothing, and no file holds infinity."""
+        """The winner with each of them, by the turns that both were measured in: one alone tells
+        nothing, and no file holds infinity.
+        """
         pairs = []
         for other in others:
             loads = _best(self.run, winner), _best(self.run, other)
@@ -122,35 +156,57 @@ class ConfirmationRounds:
             if len(pairs_of) > 1 and min(map(min, pairs_of)) > 0:
                 found = real_difference(*zip(*pairs_of, strict=True))
                 pairs.append(
-                    PairedComparison(first=winner, second=other, ratio=found.ratio, low=found.low, high=found.high, real=found.real)
+                    PairedComparison(
+                        first=winner,
+                        second=other,
+                        ratio=found.ratio,
+                        low=found.low,
+                        high=found.high,
+                        real=found.real,
+                    )
                 )
         return pairs
 
     def _of(self, at: int, load: OfferedLoad) -> dict[int, float]:
         return self.figures[at, load.model_dump_json()]
 
-    def _common(self, winner: int, at: int, loads: dict[int, OfferedLoad]) -> list[tuple[float, float]]:
+    def _common(
+        self, winner: int, at: int, loads: dict[int, OfferedLoad]
+    ) -> list[tuple[float, float]]:
         mine, its = self._of(winner, loads[winner]), self._of(at, loads[at])
         return [(its[turn], mine[turn]) for turn in sorted(mine.keys() & its.keys())]
 
     def _known(self, winner: int, at: int, loads: dict[int, OfferedLoad]) -> bool:
         """Whether enough turns say that the winner is not as the baseline is."""
         pairs = self._common(winner, at, loads)
-        return len(pairs) >= self.run.options.rounds and len(pairs) > 1 and real_difference(*zip(*pairs, strict=True)).real
+        return (
+            len(pairs) >= self.run.options.rounds
+            and len(pairs) > 1
+            and real_difference(*zip(*pairs, strict=True)).real
+        )
 
     def _enough(self, winner: int, loads: dict[int, OfferedLoad], turns: int) -> bool:
         left, first = self.run.seconds_left(), self.run.first()
         common = min(
-            len(self._common(winner, at, loads)) for at in loads if at == winner or at != first or not self._known(winner, at, loads)
+            len(self._common(winner, at, loads))
+            for at in loads
+            if at == winner or at != first or not self._known(winner, at, loads)
         )
         if common < self.run.options.rounds:
             return left < len(loads) * self.run.round_seconds and (turns > 0 or common > 1)
         late = left < (len(loads) + AT_RANDOM) * self.run.round_seconds
-        return late or common >= MOST_ROUNDS or enough(_point(self.run, winner, loads[winner]).counted, self.run.options.width)
+        return (
+            late
+            or common >= MOST_ROUNDS
+            or enough(_point(self.run, winner, loads[winner]).counted, self.run.options.width)
+        )
 
 
 def at_random(run: Measurer, at: int) -> None:
-    """Open loops: a closed one spaces its requests by itself, clients do not. Where bounds break, a rate is looked for that holds them."""
+    """Open loops: a closed one spaces its requests by itself, clients do not.
+
+    Where bounds break, a rate is looked for that holds them.
+    """
     best = _best(run, at)
     if best is None or best.mode == "open":
         return
@@ -170,11 +226,15 @@ def _holds(run: Measurer, at: int, offered: OfferedLoad | None) -> bool:
 
 
 def _best(run: Measurer, at: int) -> OfferedLoad | None:
-    """Its load with the most within the bounds; where nothing holds them, the one with the least latency."""
+    """Its load with the most within the bounds; where nothing holds them, the one with the least
+    latency.
+    """
     points = run.trial(at).points
     position = confirmed_best(points)
     if position is None:
-        position = min(range(len(points)), key=lambda each: points[each].latency.p99_ms, default=None)
+        position = min(
+            range(len(points)), key=lambda each: points[each].latency.p99_ms, default=None
+        )
     return None if position is None else points[position].offered
 
 

@@ -1,4 +1,6 @@
-"""Raises the rate of an open loop to the knee: the highest rate at which the bounds hold and the throughput follows."""
+"""Raises the rate of an open loop to the knee: the highest rate at which the bounds hold and the
+throughput follows.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,17 @@ NEAR = 0.05  # of a rate: rates that are closer are not told apart
 SHARE = 0.3  # of the time of a run, that is kept for its ramp
 LOWERED = 5  # times at most that a rate is given up which no longer holds when it is measured again
 
-Attempt = Callable[[float], Point | None]  # one more round at a rate; None where there is no time left for it, or where it failed
+Attempt = Callable[
+    [float], Point | None
+]  # one more round at a rate; None where there is no time left for it, or where it failed
 
 
 def to_the_knee(attempt: Attempt, throughput: float, rounds: int = FEWEST) -> None:
-    """Measures the course of the latency up to the knee, then narrows the knee, and measures the highest rate that holds so many times.
+    """Measures the course of the latency up to the knee, then narrows the knee, and measures the
+    highest rate that holds so many times.
 
-    `throughput` is what a closed loop reached. The points that `attempt` has made tell the result: `points.knee_of`.
+    `throughput` is what a closed loop reached. The points that `attempt` has made tell the result:
+    `points.knee_of`.
     """
     held, rate = 0.0, FIRST * throughput
     while (point := attempt(three_digits(rate))) is not None and point.holds:
@@ -33,10 +39,14 @@ def to_the_knee(attempt: Attempt, throughput: float, rounds: int = FEWEST) -> No
     while held == 0 and broken > LEAST * throughput:
         if (point := attempt(three_digits(broken / 2))) is None:
             return
-        held, broken = (three_digits(broken / 2), broken) if point.holds else (0.0, three_digits(broken / 2))
+        held, broken = (
+            (three_digits(broken / 2), broken) if point.holds else (0.0, three_digits(broken / 2))
+        )
     if held == 0:
         return
-    held, _ = bisected(lambda rate: _holds(attempt, rate), held, broken, (held + broken) / 2, NEAR * broken)
+    held, _ = bisected(
+        lambda rate: _holds(attempt, rate), held, broken, (held + broken) / 2, NEAR * broken
+    )
     for _ in range(LOWERED):
         point = attempt(held)
         while point is not None and point.holds and len(point.counted) < rounds:

@@ -28,7 +28,10 @@ MOST_CONFIGURATIONS = 20_000
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """As the journal keeps it; the texts are the options' own. Raises UsageError where they make no sense."""
+    """As the journal keeps it; the texts are the options' own.
+
+    Raises UsageError where they make no sense.
+    """
 
     slo: str | None = None
     inputs: tuple[str, ...] = ()
@@ -61,7 +64,11 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         self.bounds, self.compare  # noqa: B018 - they raise
-        for option, text in (("--batch-sizes", self.batch_sizes), ("--workers", self.workers), ("--threads", self.threads)):
+        for option, text in (
+            ("--batch-sizes", self.batch_sizes),
+            ("--workers", self.workers),
+            ("--threads", self.threads),
+        ):
             if text is not None:
                 parse_numbers(text, option)
         words(self.devices or "cpu", DEVICES, "--devices")
@@ -86,7 +93,9 @@ def words(text: str, known: Sequence[str], option: str) -> list[str]:
     found = list(dict.fromkeys(part.strip().lower() for part in text.split(",")))
     for word in found:
         if word not in known:
-            raise UsageError(f"{option}: '{word}' is not one of {', '.join(known)}; separate several with commas")
+            raise UsageError(
+                f"{option}: '{word}' is not one of {', '.join(known)}; separate several with commas"
+            )
     return found
 
 
@@ -106,7 +115,9 @@ def finite(value: float, option: str) -> float:
 
 
 def command_line(*secrets: str | None) -> str:
-    """As it was given, for the results: without these secrets, and with the bytes of a name that are no text escaped."""
+    """As it was given, for the results: without these secrets, and with the bytes of a name that
+    are no text escaped.
+    """
     words = sys.argv[1:]
     for secret in filter(None, secrets):
         words = [word.replace(secret, "...") for word in words]
@@ -127,52 +138,100 @@ def share(text: str, option: str) -> float:
 
 
 def configurations(
-    options: BenchOptions, config: ModelConfig, cores: int, gpus: int, kept: Sequence[FormRecord] = (), *, batches: bool = True
+    options: BenchOptions,
+    config: ModelConfig,
+    cores: int,
+    gpus: int,
+    kept: Sequence[FormRecord] = (),
+    *,
+    batches: bool = True,
 ) -> list[Configuration]:
-    """All that the options allow, the devices' in the order given; `kept` are the forms that the archive has. Raises UsageError for what
-    this machine or model cannot have."""
+    """All that the options allow, the devices' in the order given; `kept` are the forms that the
+    archive has. Raises UsageError for what this machine or model cannot have.
+    """
     devices = _devices(options, config, gpus)
     compiled: Sequence[bool | None] = [None]
     if options.compiled is not None:
-        compiled = [SWITCHES[word] for word in words(options.compiled, tuple(SWITCHES), "--compile")]
-    precisions = [AS_IS] if options.precisions is None else words(options.precisions, PRECISIONS, "--precision")
+        compiled = [
+            SWITCHES[word] for word in words(options.compiled, tuple(SWITCHES), "--compile")
+        ]
+    precisions = (
+        [AS_IS]
+        if options.precisions is None
+        else words(options.precisions, PRECISIONS, "--precision")
+    )
     forms = _forms(options, [form.name for form in kept])
     found = []
     for device in devices:
-        workers = parse_numbers(options.workers or f"1..{4 if device != 'cpu' else cores}", "--workers")
+        workers = parse_numbers(
+            options.workers or f"1..{4 if device != 'cpu' else cores}", "--workers"
+        )
         sizes = parse_numbers(options.batch_sizes, "--batch-sizes") if batches else [1]
         ways: list[tuple[str, bool | None, str | None]] = []
         if forms[0] in (None, REFERENCE):
-            ways += [(precision, compilation, forms[0]) for compilation in compiled for precision in precisions]
-        ways += [(AS_IS, None, form.name) for form in kept if form.name in forms and form.bound.get("device") == device]
+            ways += [
+                (precision, compilation, forms[0])
+                for compilation in compiled
+                for precision in precisions
+            ]
+        ways += [
+            (AS_IS, None, form.name)
+            for form in kept
+            if form.name in forms and form.bound.get("device") == device
+        ]
         for (precision, compilation, name), count in itertools.product(ways, workers):
-            for threads, size in itertools.product(_threads(options, config, device, count, cores), sizes):
-                found.append(Configuration(device, precision, compilation, threads, count, size, name))
+            for threads, size in itertools.product(
+                _threads(options, config, device, count, cores), sizes
+            ):
+                found.append(
+                    Configuration(device, precision, compilation, threads, count, size, name)
+                )
     if not found:
         raise UsageError(
-            f"--forms: {options.forms} was not built for {' or '.join(devices)}; run tsx optimize with --device, or add reference"
+            f"--forms: {options.forms} was not built for {' or '.join(devices)}; run tsx optimize"
+            " with --device, or add reference"
         )
     if len(found) > MOST_CONFIGURATIONS:
-        raise UsageError(f"these ranges are {len(found)} configurations, more than {MOST_CONFIGURATIONS}; make some of them smaller")
+        raise UsageError(
+            f"these ranges are {len(found)} configurations, more than {MOST_CONFIGURATIONS}; make"
+            " some of them smaller"
+        )
     return found
 
 
 def _forms(options: BenchOptions, kept: Sequence[str]) -> list[str | None]:
-    """The reference first; [None] where there is nothing else, and the archive decides. Raises UsageError."""
+    """The reference first; [None] where there is nothing else, and the archive decides.
+
+    Raises UsageError.
+    """
     if not kept and options.forms in (None, REFERENCE):
         return [None]
     if not kept:
-        raise UsageError(f"--forms {options.forms}: the archive keeps no forms of its model; make some with tsx optimize, or leave it out")
-    given = [REFERENCE, *kept] if options.forms is None else words(options.forms, (REFERENCE, *kept), "--forms")
+        raise UsageError(
+            f"--forms {options.forms}: the archive keeps no forms of its model; make some with tsx"
+            " optimize, or leave it out"
+        )
+    given = (
+        [REFERENCE, *kept]
+        if options.forms is None
+        else words(options.forms, (REFERENCE, *kept), "--forms")
+    )
     if REFERENCE not in given and (options.precisions or options.compiled):
         raise UsageError(
-            "--precision and --compile are for the reference, which --forms leaves out: add reference to it, or leave them out"
+            "--precision and --compile are for the reference, which --forms leaves out: add"
+            " reference to it, or leave them out"
         )
     return sorted(given, key=lambda name: name != REFERENCE)
 
 
-def _threads(options: BenchOptions, config: ModelConfig, device: str, workers: int, cores: int) -> Sequence[int | None]:
-    """Those that were asked for. Otherwise what the runtime gives each worker, and fewer: one, and on many cores a number between."""
+def _threads(
+    options: BenchOptions, config: ModelConfig, device: str, workers: int, cores: int
+) -> Sequence[int | None]:
+    """Those that were asked for.
+
+    Otherwise what the runtime gives each worker, and fewer: one, and on many cores a number
+    between.
+    """
     if options.threads is not None:
         return parse_numbers(options.threads, "--threads")
     given = Configuration(workers=workers).threads_each(cores, config.threads)
@@ -185,5 +244,8 @@ def _devices(options: BenchOptions, config: ModelConfig, gpus: int) -> list[str]
         return ["cuda" if gpus and config.device_type != "cpu" else "cpu"]
     devices = words(options.devices, DEVICES, "--devices")
     if "cuda" in devices and not gpus:
-        raise UsageError("--devices cuda: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave it out")
+        raise UsageError(
+            "--devices cuda: no GPU is visible here (`nvidia-smi` shows what the driver sees);"
+            " leave it out"
+        )
     return devices

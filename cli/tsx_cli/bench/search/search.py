@@ -1,8 +1,9 @@
 """Chooses the next configuration and load to measure: a pure function of the measurements so far.
 
-Every configuration is predicted from its variant's curve, and what has been measured corrects the predictions of what is near it. The most
-promising is measured first, up and down a ladder of loads until the most that it does within the bounds is known. The search is over when
-nothing that is left could win, even if its prediction were as wrong as those before were.
+Every configuration is predicted from its variant's curve, and what has been measured corrects the
+predictions of what is near it. The most promising is measured first, up and down a ladder of loads
+until the most that it does within the bounds is known. The search is over when nothing that is left
+could win, even if its prediction were as wrong as those before were.
 """
 
 from __future__ import annotations
@@ -32,14 +33,22 @@ from tsx_cli.bench.search.forecast import (
 from tsx_cli.bench.search.ladder import Rung, next_level
 
 FIRST = 5  # configurations that are measured once before anything is measured twice
-ALIKE = 0.05  # of the logarithm of throughput: expectations that differ by less are no reason for a choice
-OTHER, HERE = 0.97, 1.05  # times what is hoped for: of a configuration that was not begun, and of the one whose server runs
+# of the logarithm of throughput: expectations that differ by less are no reason for a choice
+ALIKE = 0.05
+OTHER, HERE = (
+    0.97,
+    1.05,
+    # times what is hoped for: of a configuration that was not begun, and of the one whose server
+    # runs
+)
 GAIN = 1.01  # a configuration that cannot exceed the best by this factor is not measured
 CLEARLY = 1.1  # times the bound: less may be noise
 
 
 class Candidate(NamedTuple):
-    """A configuration and a load. The server can continue while the configuration stays the same."""
+    """A configuration and a load. The server can continue while the configuration stays the
+    same.
+    """
 
     configuration: Configuration
     offered: OfferedLoad
@@ -47,7 +56,9 @@ class Candidate(NamedTuple):
 
 
 def baseline(configurations: Sequence[Configuration]) -> Configuration:
-    """What everything else is compared with: the first, or the reference if that is a form, with one worker and one request at a time."""
+    """What everything else is compared with: the first, or the reference if that is a form, with
+    one worker and one request at a time.
+    """
     first = configurations[0]
     return replace(first, workers=1, batch_size=1, form=first.form and REFERENCE)
 
@@ -56,8 +67,10 @@ def next_trial(state: State) -> Candidate | None:
     """What to measure next; None when the search is over, or its time.
 
     1. The baseline, once: all else is compared with it.
-    2. Each of the predicted best, once, before anything is measured a second time; for that no time is kept for the end of the run.
-    3. Then what is expected to do the most, more loads of what was begun or another configuration, until the time that is kept begins.
+    2. Each of the predicted best, once, before anything is measured a second time; for that no time
+       is kept for the end of the run.
+    3. Then what is expected to do the most, more loads of what was begun or another configuration,
+       until the time that is kept begins.
     """
     if baseline(state.configurations) not in _tried(state):
         one = outlook(state, baseline(state.configurations))
@@ -65,9 +78,17 @@ def next_trial(state: State) -> Candidate | None:
         return first if _fits(state, first, 0.0) else None
     best = best_throughput(state)
     if state.exhaustive:
-        climbs = (_climb(state, trial, best) for trial in reversed(state.trials) if trial.state == "measured")
+        climbs = (
+            _climb(state, trial, best)
+            for trial in reversed(state.trials)
+            if trial.state == "measured"
+        )
         begun = next((candidate for candidate in climbs if candidate is not None), None)
-        candidates = [begun] if begun is not None else [_candidate(state, one) for one in _ordered(state, best)[:1]]
+        candidates = (
+            [begun]
+            if begun is not None
+            else [_candidate(state, one) for one in _ordered(state, best)[:1]]
+        )
         return next((each for each in candidates if _fits(state, each, 0.0)), None)
     ordered = [(one, _candidate(state, one)) for one in _ordered(state, best)]
     if len(_tried(state)) <= FIRST:
@@ -75,20 +96,36 @@ def next_trial(state: State) -> Candidate | None:
         if fresh is not None:
             return fresh
     steps = [(OTHER * one.expected, candidate) for one, candidate in ordered] + _climbs(state, best)
-    possible = [(score, each) for score, each in steps if _fits(state, each, state.seconds_reserved)]
-    return max(possible, key=lambda step: step[0] * (HERE if step[1].configuration == state.running else 1.0), default=(0, None))[1]
+    possible = [
+        (score, each) for score, each in steps if _fits(state, each, state.seconds_reserved)
+    ]
+    return max(
+        possible,
+        key=lambda step: step[0] * (HERE if step[1].configuration == state.running else 1.0),
+        default=(0, None),
+    )[1]
 
 
 def _fits(state: State, candidate: Candidate, reserved: float) -> bool:
     """Whether the time suffices for it, and for its server to start."""
     start = 0.0 if candidate.configuration == state.running else state.seconds_to_start
-    return state.seconds_left is None or state.seconds_left - reserved >= start + state.seconds_per_point
+    return (
+        state.seconds_left is None
+        or state.seconds_left - reserved >= start + state.seconds_per_point
+    )
 
 
 def _ordered(state: State, best: float) -> list[Forecast]:
-    """What was not begun and may win, the most promising first. Of those that are expected to do about the same, what is like the best."""
+    """What was not begun and may win, the most promising first.
+
+    Of those that are expected to do about the same, what is like the best.
+    """
     seen = _tried(state)
-    left = [outlook(state, each) for each in state.configurations if each not in seen and ruled_out(state, each) is None]
+    left = [
+        outlook(state, each)
+        for each in state.configurations
+        if each not in seen and ruled_out(state, each) is None
+    ]
     may = [each for each in left if state.exhaustive or each.most > best * GAIN]
     order = ranking(state.trials, state.excluded)
     nearest = state.trials[order[0]].how() if order else baseline(state.configurations)
@@ -102,11 +139,15 @@ def _ordered(state: State, best: float) -> list[Forecast]:
 
 
 def _climbs(state: State, best: float) -> list[tuple[float, Candidate]]:
-    """The next load of each configuration that was begun and may still win, with the throughput that is hoped for."""
+    """The next load of each configuration that was begun and may still win, with the throughput
+    that is hoped for.
+    """
     found, order = [], ranking(state.trials, state.excluded)
     for at, trial in enumerate(state.trials):
         one = outlook(state, trial.how())
-        if trial.state == "measured" and (state.loads or at in order[:1] or one.most > best * GAIN or one.predicted is None):
+        if trial.state == "measured" and (
+            state.loads or at in order[:1] or one.most > best * GAIN or one.predicted is None
+        ):
             candidate = _climb(state, trial, best)
             point = chosen(trial)
             if candidate is not None:
@@ -115,35 +156,64 @@ def _climbs(state: State, best: float) -> list[tuple[float, Candidate]]:
 
 
 def ruled_out(state: State, configuration: Configuration) -> str | None:
-    """Why this cannot be measured or may not win, whatever it is predicted to do; None where nothing speaks against it."""
+    """Why this cannot be measured or may not win, whatever it is predicted to do; None where
+    nothing speaks against it.
+    """
     if configuration.variant in state.excluded:
         return state.excluded[configuration.variant]
     if state.exhaustive:
         return None
     curve = curve_of(state, configuration)
-    if curve is not None and curve.failed and curve.points and configuration.batch_size > max(point.batch_size for point in curve.points):
+    if (
+        curve is not None
+        and curve.failed
+        and curve.points
+        and configuration.batch_size > max(point.batch_size for point in curve.points)
+    ):
         return f"a batch of that size did not run by itself: {curve.failed}"
     for trial in state.trials:
         other = trial.how()
-        smaller = other.workers <= configuration.workers and other.batch_size <= configuration.batch_size
+        smaller = (
+            other.workers <= configuration.workers and other.batch_size <= configuration.batch_size
+        )
         if trial.state == "failed" and other.variant == configuration.variant and smaller:
             return f"{other} failed, which asks for less: {trial.reason}"
     if _too_slow_alone(state, configuration):
-        return "one request at a time breaks a bound, and no number of workers or batch size makes that faster"
+        return (
+            "one request at a time breaks a bound, and no number of workers or batch size makes"
+            " that faster"
+        )
     return None
 
 
 def _too_slow_alone(state: State, configuration: Configuration) -> bool:
-    """Whether a single connection broke a bound with a worker like its: by so much that it is no noise, or twice, undisturbed."""
-    trials = [trial for trial in state.trials if kind_of(state, trial.how()) == kind_of(state, configuration)]
-    points = [point for trial in trials for point in trial.points if not any(each.disturbed for each in point.counted)]
-    alone = [point for point in points if point.offered.mode == "closed" and point.offered.connections == 1]
+    """Whether a single connection broke a bound with a worker like its: by so much that it is no
+    noise, or twice, undisturbed.
+    """
+    trials = [
+        trial
+        for trial in state.trials
+        if kind_of(state, trial.how()) == kind_of(state, configuration)
+    ]
+    points = [
+        point
+        for trial in trials
+        for point in trial.points
+        if not any(each.disturbed for each in point.counted)
+    ]
+    alone = [
+        point
+        for point in points
+        if point.offered.mode == "closed" and point.offered.connections == 1
+    ]
     slacks = [_rung(state, point).slack for point in alone]
     return any(slack > CLEARLY for slack in slacks) or sum(slack > 1 for slack in slacks) > 1
 
 
 def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, str]]:
-    """Once the search is over: what was not measured, what it was predicted to do, and why that was enough."""
+    """Once the search is over: what was not measured, what it was predicted to do, and why that was
+    enough.
+    """
     seen = _tried(state)
     best = best_throughput(state)
     passed = []
@@ -154,19 +224,28 @@ def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, st
         why = ruled_out(state, configuration)
         if why is None:
             could = one.most > best * GAIN
-            why = OUT_OF_TIME if could else f"{one.most:.0f} requests/s at most, less than another does"
+            why = (
+                OUT_OF_TIME
+                if could
+                else f"{one.most:.0f} requests/s at most, less than another does"
+            )
         passed.append((configuration, one.predicted, why))
     return passed
 
 
 def faster_unmeasured(state: State) -> int:
-    """How many configurations the run ended before that are faster than all measured ones, unless their predictions err by more than is
-    usual: with any, none is the best.
+    """How many configurations the run ended before that are faster than all measured ones, unless
+    their predictions err by more than is usual: with any, none is the best.
 
-    Without a curve nothing is expected of them; then more than the baseline must have been measured.
+    Without a curve nothing is expected of them; then more than the baseline must have been
+    measured.
     """
     seen, best = _tried(state), best_throughput(state)
-    left = [outlook(state, each) for each in state.configurations if each not in seen and ruled_out(state, each) is None]
+    left = [
+        outlook(state, each)
+        for each in state.configurations
+        if each not in seen and ruled_out(state, each) is None
+    ]
     alone = len(seen) < 2
     return sum(one.least > best * GAIN or (alone and one.predicted is None) for one in left)
 
@@ -177,9 +256,13 @@ def _tried(state: State) -> set[Configuration]:
 
 
 def _climb(state: State, trial: Trial, best: float) -> Candidate | None:
-    """The next load of a configuration that is being measured; None once what it can do is known, or known not to win."""
+    """The next load of a configuration that is being measured; None once what it can do is known,
+    or known not to win.
+    """
     configuration = trial.how()
-    points = [point for point in trial.points if point.offered.mode == state.mode]  # an earlier run has confirmed its best by others
+    points = [
+        point for point in trial.points if point.offered.mode == state.mode
+    ]  # an earlier run has confirmed its best by others
     if state.loads:
         measured = {_level(point.offered) for point in points}
         level = next((load for load in state.loads if load not in measured), None)
@@ -192,7 +275,11 @@ def _climb(state: State, trial: Trial, best: float) -> Candidate | None:
     if level is not None:
         return _loaded(state, configuration, offered_load(state, level))
     best_one = chosen(trial) if state.exhaustive and not state.loads else None
-    return None if best_one is None or len(best_one.counted) > 1 else _loaded(state, configuration, best_one.offered)
+    return (
+        None
+        if best_one is None or len(best_one.counted) > 1
+        else _loaded(state, configuration, best_one.offered)
+    )
 
 
 def _rung(state: State, point: Point) -> Rung:
@@ -205,10 +292,16 @@ def _level(offered: OfferedLoad) -> float:
 
 
 def _candidate(state: State, one: Forecast) -> Candidate:
-    return _loaded(state, one.configuration, offered_load(state, state.loads[0] if state.loads else one.level))
+    return _loaded(
+        state, one.configuration, offered_load(state, state.loads[0] if state.loads else one.level)
+    )
 
 
 def _loaded(state: State, configuration: Configuration, offered: OfferedLoad) -> Candidate:
     curve = curve_of(state, configuration)
-    prediction = None if curve is None else predict(curve, configuration, offered, state.overhead_ms, state.cores)
+    prediction = (
+        None
+        if curve is None
+        else predict(curve, configuration, offered, state.overhead_ms, state.cores)
+    )
     return Candidate(configuration, offered, prediction)

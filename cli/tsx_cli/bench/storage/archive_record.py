@@ -1,4 +1,6 @@
-"""`tsx-bench.json` of an archive: the measurements of `tsx bench --write`, for `tsx serve`, `tsx plan` and people."""
+"""`tsx-bench.json` of an archive: the measurements of `tsx bench --write`, for `tsx serve`, `tsx
+plan` and people.
+"""
 
 from __future__ import annotations
 
@@ -70,26 +72,36 @@ class ArchiveRecord(Part):
         return self.environment.fingerprint == hardware().fingerprint
 
     def content(self) -> bytes:
-        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False).encode() + b"\n"
+        return (
+            json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False).encode() + b"\n"
+        )
 
 
 def read_record(archive: Path) -> ArchiveRecord | None:
-    """What an archive or a model's directory has of it; None where it was never measured. Raises CliError for a damaged one."""
+    """What an archive or a model's directory has of it; None where it was never measured. Raises
+    CliError for a damaged one.
+    """
     content = read_member(archive, FILE, most=LARGEST, limits=archive_limits())
     if content is None:
         return None
     try:
         given = json.loads(content)
         if isinstance(given, dict) and given.get("format") != FORMAT:
-            message = f"{FILE} is of format {given.get('format')}, and this tsx reads format {FORMAT}"
+            message = (
+                f"{FILE} is of format {given.get('format')}, and this tsx reads format {FORMAT}"
+            )
             raise CliError(f"{archive}: {message}; measure again: tsx bench {archive} --write")
         return ArchiveRecord.model_validate(given)
     except (ValueError, ValidationError, RecursionError) as error:
-        raise CliError(f"{archive}: {FILE} is damaged; measure again: tsx bench {archive} --write") from error
+        raise CliError(
+            f"{archive}: {FILE} is damaged; measure again: tsx bench {archive} --write"
+        ) from error
 
 
 def record_of(results: Results, *, only_winner: bool = False) -> ArchiveRecord:
-    """Return what is kept of a run that has a winner: the loads of all configurations, or only its."""
+    """Return what is kept of a run that has a winner: the loads of all configurations, or only
+    its.
+    """
     assert results.winner is not None
     best = _best(results, results.winner)
     if best is None:
@@ -114,7 +126,9 @@ def _points(trials: Iterable[Trial]) -> list[MeasuredLoad]:
         MeasuredLoad(
             configuration=trial.configuration,
             utilisation=_utilisation(point, trial.how().workers),
-            **point.model_dump(exclude={"rounds": True, "stream": {"ttft_histogram", "tpot_histogram"}}),
+            **point.model_dump(
+                exclude={"rounds": True, "stream": {"ttft_histogram", "tpot_histogram"}}
+            ),
         )
         for trial in trials
         if trial.accuracy is None or trial.accuracy.allowed

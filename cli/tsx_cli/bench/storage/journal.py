@@ -50,4 +50,6 @@ def _add(entry: dict[str, Any], past: PastRun) -> None:
         trial = Trial.model_validate(entry["trial"] | {"points": points})
         past.trials[entry["at"] : entry["at"] + 1] = [trial]
     elif entry["kind"] == "point":
-        past.trials[entry["at"]].points[entry["number"] : entry["number"] + 1] = [Point.model_validate(entry["point"])]
+        past.trials[entry["at"]].points[entry["number"] : entry["number"] + 1] = [
+            Point.model_validate(entry["point"])
+        ]

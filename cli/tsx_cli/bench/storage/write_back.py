@@ -27,7 +27,9 @@ def check_writable(path: Path, option: str = "--write", way_out: str = "leave --
         if place.exists():
             place.open("r+b").close()
     except OSError as error:
-        raise CliError(f"{option}: {path} cannot be written ({error.strerror}); make it writable, or {way_out}") from error
+        raise CliError(
+            f"{option}: {path} cannot be written ({error.strerror}); make it writable, or {way_out}"
+        ) from error
 
 
 def write(path: Path, results: Results, cache: Path | Cache) -> str:
@@ -40,13 +42,22 @@ def write(path: Path, results: Results, cache: Path | Cache) -> str:
         content = record_of(results, only_winner=True).content()
     with open_archive(path, cache=cache, limits=archive_limits()) as archive:
         if archive.digest != results.model.sha256:
-            raise CliError(f"nothing was written into {path}: it has changed since it was measured. Measure it again")
+            raise CliError(
+                f"nothing was written into {path}: it has changed since it was measured. Measure it"
+                " again"
+            )
         name = config_name(archive)
         keys = changes(configuration, archive.config.raw)
         if archive.config.slo is not None:  # it stays, and begins with what was measured
             keys |= {"slo": archive.config.slo, "batchSize": None}
         if keys.get("forms"):  # the winner first; the others for where it does not fit
-            keys["forms"] += [form for form in archive.config.forms or () if form not in (configuration.form, REFERENCE)]
+            keys["forms"] += [
+                form
+                for form in archive.config.forms or ()
+                if form not in (configuration.form, REFERENCE)
+            ]
         config = with_keys(config_text(archive), keys).encode()
-    rewrite_archive(path, {name: config, FILE: content}, model={"configFile": name}, limits=archive_limits())
+    rewrite_archive(
+        path, {name: config, FILE: content}, model={"configFile": name}, limits=archive_limits()
+    )
     return f"{path} now runs with {configuration}, and has what was measured in {FILE}"

@@ -1,1 +1,3 @@
-"""TorchServe's auto-benchmark: its configuration files, run on tsx or a running TorchServe, and its reports."""
+"""TorchServe's auto-benchmark: its configuration files, run on tsx or a running TorchServe, and its
+reports.
+"""

@@ -1,4 +1,6 @@
-"""Reads the figures of a load from ts_metrics.log and model_metrics.log, which tsx writes like TorchServe."""
+"""Reads the figures of a load from ts_metrics.log and model_metrics.log, which tsx writes like
+TorchServe.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ _LINE = re.compile(r"[ -] ([A-Za-z_0-9]+)\.[A-Za-z/]+:(-?\d+(?:\.\d+)?(?:[eE][-+
 WANTED = {
     *("PredictionTime", "HandlerTime", "QueueTime", "WorkerThreadTime"),
     *("ts_handler_preprocess", "ts_handler_inference", "ts_handler_postprocess"),
-    *("CPUUtilization", "MemoryUtilization", "GPUUtilization", "GPUMemoryUtilization", "GPUMemoryUsed"),
+    *(
+        "CPUUtilization",
+        "MemoryUtilization",
+        "GPUUtilization",
+        "GPUMemoryUtilization",
+        "GPUMemoryUsed",
+    ),
 }
 
 
@@ -25,7 +33,13 @@ class LogPosition(NamedTuple):
 
 
 def begin(directory: Path) -> LogPosition:
-    return LogPosition(directory, {name: (directory / name).stat().st_size if (directory / name).is_file() else 0 for name in FILES})
+    return LogPosition(
+        directory,
+        {
+            name: (directory / name).stat().st_size if (directory / name).is_file() else 0
+            for name in FILES
+        },
+    )
 
 
 def figures(place: LogPosition) -> dict[str, list[float]]:
@@ -46,7 +60,11 @@ def _read(file: Path, start: int) -> list[tuple[str, float]]:
             text = lines.read().decode("utf-8", "replace")
     except OSError:
         return []
-    return [(found[1], float(found[2])) for found in map(_LINE.search, text.splitlines()) if found and found[1] in WANTED]
+    return [
+        (found[1], float(found[2]))
+        for found in map(_LINE.search, text.splitlines())
+        if found and found[1] in WANTED
+    ]
 
 
 def at(values: Sequence[float], share: float) -> float:

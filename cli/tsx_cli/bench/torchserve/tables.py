@@ -22,11 +22,17 @@ MEANS = {
     "gpu_memory_percentage_mean": "GPUMemoryUtilization",
     "gpu_memory_used_mean": "GPUMemoryUsed",
 }
-PROFILED = {f"handler_{step}_mean": f"ts_handler_{step}" for step in ("preprocess", "inference", "postprocess")}
+PROFILED = {
+    f"handler_{step}_mean": f"ts_handler_{step}"
+    for step in ("preprocess", "inference", "postprocess")
+}
 
 
 def row(case: Case, point: Point, times: Mapping[str, Sequence[float]]) -> Row:
-    """Milliseconds, percent and requests per second. A value that is in no log is 0, as in TorchServe."""
+    """Milliseconds, percent and requests per second.
+
+    A value that is in no log is 0, as in TorchServe.
+    """
     sent = sum(each.sent for each in point.rounds)
     failed = sent - sum(each.ok for each in point.rounds)
     latency = point.latency
@@ -48,7 +54,9 @@ def row(case: Case, point: Point, times: Mapping[str, Sequence[float]]) -> Row:
         "Requests": sent,
     }
     for name, metric in (("Model_p", "PredictionTime"), ("Queue time p", "QueueTime")):
-        found |= {f"{name}{percent}": at(times.get(metric, ()), percent / 100) for percent in (50, 90, 99)}
+        found |= {
+            f"{name}{percent}": at(times.get(metric, ()), percent / 100) for percent in (50, 90, 99)
+        }
     columns = MEANS | (PROFILED if case.profiled else {})
     return found | {column: mean(times.get(metric, ())) for column, metric in columns.items()}
 

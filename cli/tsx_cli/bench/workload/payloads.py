@@ -1,4 +1,6 @@
-"""The payloads of a benchmark: files, directories, lists of requests, recordings, samples, or generated data."""
+"""The payloads of a benchmark: files, directories, lists of requests, recordings, samples, or
+generated data.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,23 @@ KEYS = ("body", "file", "base64", "content_type", "headers", "query")
 BODIES = KEYS[:3]
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 VALUE = re.compile(r"[\t -~\x80-\xff]*")
-NOT_SENT = {"authorization", "connection", "content-length", "expect", "host", "te", "transfer-encoding", "upgrade"}
+NOT_SENT = {
+    "authorization",
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+}
 
 
 class Payload(NamedTuple):
     """One request, whatever the protocol makes of it.
 
-    `at`: seconds after the first one of its recording. `name`: the file it was read from, below the directory that was given.
+    `at`: seconds after the first one of its recording. `name`: the file it was read from, below the
+    directory that was given.
     """
 
     body: bytes
@@ -41,19 +53,27 @@ class Payload(NamedTuple):
 
 
 def read_payloads(sources: Sequence[Path], *, content_type: str | None = None) -> list[Payload]:
-    """Of files, directories, `.jsonl` lists and recordings, in their order. `content_type` is for those that do not say theirs.
+    """Of files, directories, `.jsonl` lists and recordings, in their order.
+
+    `content_type` is for those that do not say theirs.
 
     Raises CliError, UsageError.
     """
     if not sources:
-        raise UsageError("there is nothing to send: give --input a file, a directory, a .jsonl list of requests or a recording")
+        raise UsageError(
+            "there is nothing to send: give --input a file, a directory, a .jsonl list of requests"
+            " or a recording"
+        )
     found: list[Payload] = []
     size = 0
     for source in sources:
         for payload in _of(source, content_type):
             size += len(payload.body)
             if size > MOST_BYTES:
-                raise CliError(f"{source}: the inputs are more than {human(MOST_BYTES)} together; give fewer of them")
+                raise CliError(
+                    f"{source}: the inputs are more than {human(MOST_BYTES)} together; give fewer"
+                    " of them"
+                )
             found.append(payload)
     if not found:
         raise CliError(f"{', '.join(map(str, sources))}: there are no requests in it")
@@ -86,7 +106,11 @@ def _of(source: Path, content_type: str | None, name: str = "") -> Iterator[Payl
             yield from _of_list(source, content_type)
         else:
             body = _whole(source)
-            yield Payload(body, content_type or guess_content_type(source.name, body), name=name or source.name)
+            yield Payload(
+                body,
+                content_type or guess_content_type(source.name, body),
+                name=name or source.name,
+            )
     except NotARecording as error:
         raise CliError(str(error)) from error
     except OSError as error:
@@ -94,7 +118,9 @@ def _of(source: Path, content_type: str | None, name: str = "") -> Iterator[Payl
 
 
 def _of_directory(source: Path, content_type: str | None) -> Iterator[Payload]:
-    files = sorted(path for path in source.rglob("*") if path.is_file() and not path.name.startswith("."))
+    files = sorted(
+        path for path in source.rglob("*") if path.is_file() and not path.name.startswith(".")
+    )
     if any(file.suffix == SUFFIX for file in files):
         yield from _of_recording(source)
         return
@@ -108,8 +134,14 @@ def _of_recording(source: Path) -> Iterator[Payload]:
     first: float | None = None
     for entry in read(source):
         first = entry.at if first is None else first
-        kind = next((value for name, value in entry.headers if name.lower() == "content-type"), None)
-        headers = tuple((name, value) for name, value in entry.headers if name.lower() not in NOT_SENT | {"content-type"})
+        kind = next(
+            (value for name, value in entry.headers if name.lower() == "content-type"), None
+        )
+        headers = tuple(
+            (name, value)
+            for name, value in entry.headers
+            if name.lower() not in NOT_SENT | {"content-type"}
+        )
         yield Payload(entry.body, kind, headers, entry.query, entry.at - first)
 
 
@@ -132,19 +164,39 @@ def of_line(given: Any, directory: Path, content_type: str | None = None) -> Pay
         raise ValueError(f"'{unknown[0]}' is not known; a request has {', '.join(KEYS)}")
     named = [key for key in BODIES if key in given]
     if len(named) != 1:
-        raise ValueError(f"a request has one of {', '.join(BODIES)}, this one has {' and '.join(named) or 'none'}")
+        raise ValueError(
+            f"a request has one of {', '.join(BODIES)}, this one has"
+            f" {' and '.join(named) or 'none'}"
+        )
     body, guess = _body(named[0], given[named[0]], directory)
-    kind, headers, query = given.get("content_type", content_type or guess), given.get("headers", {}), given.get("query", "")
-    if not isinstance(kind, str | None) or not isinstance(query, str) or not isinstance(headers, Mapping):
+    kind, headers, query = (
+        given.get("content_type", content_type or guess),
+        given.get("headers", {}),
+        given.get("query", ""),
+    )
+    if (
+        not isinstance(kind, str | None)
+        or not isinstance(query, str)
+        or not isinstance(headers, Mapping)
+    ):
         raise ValueError("content_type and query are text, and headers an object of them")
     given_headers = tuple((str(name), str(value)) for name, value in headers.items())
-    if refused := next((name for name, _ in given_headers if name.lower() in NOT_SENT - {"authorization"}), None):
+    if refused := next(
+        (name for name, _ in given_headers if name.lower() in NOT_SENT - {"authorization"}), None
+    ):
         raise ValueError(f"the header {refused} is set by the generator itself")
     if any(name.lower() == "content-type" for name, _ in given_headers):
         raise ValueError("give the Content-Type as 'content_type', not in the headers")
-    wrong = [name for name, value in (*given_headers, ("content-type", kind or "")) if not is_header(name, value)]
+    wrong = [
+        name
+        for name, value in (*given_headers, ("content-type", kind or ""))
+        if not is_header(name, value)
+    ]
     if wrong:
-        raise ValueError(f"the header '{wrong[0]}' cannot be sent: a name has no spaces, a value is one line of Latin-1")
+        raise ValueError(
+            f"the header '{wrong[0]}' cannot be sent: a name has no spaces, a value is one line of"
+            " Latin-1"
+        )
     name = given["file"] if named == ["file"] else None
     return Payload(body, kind, given_headers, query.encode().decode("latin-1"), name=name)
 
@@ -157,16 +209,24 @@ def is_header(name: str, value: str) -> bool:
 def _whole(file: Path) -> bytes:
     """Raises OSError, and CliError for more than can be sent, before it fills the memory."""
     with file.open("rb") as source:
-        if os.fstat(source.fileno()).st_size <= MOST_BYTES and len(content := source.read(MOST_BYTES + 1)) <= MOST_BYTES:
+        if (
+            os.fstat(source.fileno()).st_size <= MOST_BYTES
+            and len(content := source.read(MOST_BYTES + 1)) <= MOST_BYTES
+        ):
             return content
-    raise CliError(f"{file} is larger than {human(MOST_BYTES)}, the limit for one input; give a smaller file")
+    raise CliError(
+        f"{file} is larger than {human(MOST_BYTES)}, the limit for one input; give a smaller file"
+    )
 
 
 def _body(key: str, value: Any, directory: Path) -> tuple[bytes, str]:
     if key == "body":
         if isinstance(value, str):
             return value.encode(), "text/plain; charset=utf-8"
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), "application/json"
+        return (
+            json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(),
+            "application/json",
+        )
     if not isinstance(value, str):
         raise ValueError(f"'{key}' is text")
     if key == "base64":

@@ -37,7 +37,11 @@ Form = Callable[[str, "str | None", Payload], EncodedRequest]
 
 
 def _predictions(model: str, version: str | None, payload: Payload) -> EncodedRequest:
-    return EncodedRequest(_path("predictions", model, *([version] if version else [])), payload.body, payload.content_type)
+    return EncodedRequest(
+        _path("predictions", model, *([version] if version else [])),
+        payload.body,
+        payload.content_type,
+    )
 
 
 def _kserve_v1(model: str, version: str | None, payload: Payload) -> EncodedRequest:
@@ -46,7 +50,9 @@ def _kserve_v1(model: str, version: str | None, payload: Payload) -> EncodedRequ
     if not (isinstance(value, Mapping) and "instances" in value):
         alone = {"b64": base64.b64encode(payload.body).decode()} if value is None else value
         payload = payload._replace(body=_dumped({"instances": [alone]}))
-    return EncodedRequest(f"{_path('v1', 'models', model)}:predict", payload.body, "application/json")
+    return EncodedRequest(
+        f"{_path('v1', 'models', model)}:predict", payload.body, "application/json"
+    )
 
 
 def _kserve_v2(model: str, version: str | None, payload: Payload) -> EncodedRequest:
@@ -60,14 +66,23 @@ def _kserve_v2(model: str, version: str | None, payload: Payload) -> EncodedRequ
     if tensor is not None:
         return EncodedRequest(path, _dumped({"inputs": [tensor]}), "application/json")
     raw = len(payload.body).to_bytes(4, "little") + payload.body
-    input_ = {"name": "input-0", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
+    input_ = {
+        "name": "input-0",
+        "shape": [1],
+        "datatype": "BYTES",
+        "parameters": {"binary_data_size": len(raw)},
+    }
     head = _dumped({"inputs": [input_]})
-    return EncodedRequest(path, head + raw, "application/octet-stream", ((BINARY_HEAD, str(len(head))),))
+    return EncodedRequest(
+        path, head + raw, "application/octet-stream", ((BINARY_HEAD, str(len(head))),)
+    )
 
 
 def _invocations(model: str, version: str | None, payload: Payload) -> EncodedRequest:
     _no_version("invocations", version)
-    return EncodedRequest(f"/invocations?model_name={quote(model, safe='')}", payload.body, payload.content_type)
+    return EncodedRequest(
+        f"/invocations?model_name={quote(model, safe='')}", payload.body, payload.content_type
+    )
 
 
 def _post(model: str, version: str | None, payload: Payload) -> EncodedRequest:
@@ -77,17 +92,26 @@ def _post(model: str, version: str | None, payload: Payload) -> EncodedRequest:
 
 
 def _openai(path: str, model: str, version: str | None, payload: Payload) -> EncodedRequest:
-    """Of a text, of Hugging Face's `{"inputs", "parameters"}` and of an OpenAI request, which keeps what it says but its model. It is
-    streamed, with `usage` at the end, unless it says otherwise."""
+    """Of a text, of Hugging Face's `{"inputs", "parameters"}` and of an OpenAI request, which keeps
+    what it says but its model. It is streamed, with `usage` at the end, unless it says otherwise.
+    """
     given = _json_of(payload)
-    body: dict[str, Any] = {**given} if isinstance(given, Mapping) else {"inputs": payload.body.decode("utf-8", "replace")}
+    body: dict[str, Any] = (
+        {**given}
+        if isinstance(given, Mapping)
+        else {"inputs": payload.body.decode("utf-8", "replace")}
+    )
     if "inputs" in body:
         text, own = body.pop("inputs"), body.pop("parameters", None) or {}
-        named = {"max_tokens" if name == "max_new_tokens" else name: value for name, value in own.items()}
+        named = {
+            "max_tokens" if name == "max_new_tokens" else name: value for name, value in own.items()
+        }
         body |= named | (
             {"prompt": text}
             if path == COMPLETIONS
-            else {"messages": text if isinstance(text, list) else [{"role": "user", "content": text}]}
+            else {
+                "messages": text if isinstance(text, list) else [{"role": "user", "content": text}]
+            }
         )
     body["model"] = f"{model}:{version}" if version else model
     if body.setdefault("stream", True):
@@ -108,7 +132,15 @@ FORMS: dict[str, Form] = {
 PROTOCOLS = (*FORMS, *GRPC)
 
 
-def render(protocol: str, url: str, model: str, payload: Payload, token: str | None = None, *, version: str | None = None) -> bytes:
+def render(
+    protocol: str,
+    url: str,
+    model: str,
+    payload: Payload,
+    token: str | None = None,
+    *,
+    version: str | None = None,
+) -> bytes:
     """The whole request, as HTTP/1.1 writes it. Raises UsageError."""
     if protocol not in FORMS:
         raise UsageError(f"'{protocol}' is not a protocol over HTTP; there are {', '.join(FORMS)}")
@@ -120,8 +152,16 @@ def render(protocol: str, url: str, model: str, payload: Payload, token: str | N
     lines = [f"POST {path} HTTP/1.1", f"Host: {place.authority}"]
     if sent.content_type is not None:
         lines.append(f"Content-Type: {sent.content_type}")
-    skipped = NOT_SENT | {"content-type"} if token is not None else (NOT_SENT | {"content-type"}) - {"authorization"}
-    lines += [f"{name}: {value}" for name, value in (*payload.headers, *sent.headers) if name.lower() not in skipped]
+    skipped = (
+        NOT_SENT | {"content-type"}
+        if token is not None
+        else (NOT_SENT | {"content-type"}) - {"authorization"}
+    )
+    lines += [
+        f"{name}: {value}"
+        for name, value in (*payload.headers, *sent.headers)
+        if name.lower() not in skipped
+    ]
     if token is not None:
         lines.append(f"Authorization: Bearer {token}")
     head = "\r\n".join([*lines, f"Content-Length: {len(sent.body)}", "", ""])
@@ -129,7 +169,9 @@ def render(protocol: str, url: str, model: str, payload: Payload, token: str | N
 
 
 def tensor_of(value: Any) -> dict[str, Any] | None:
-    """Nested lists of numbers as a tensor of the Open Inference Protocol; None for anything else, and for ragged ones."""
+    """Nested lists of numbers as a tensor of the Open Inference Protocol; None for anything else,
+    and for ragged ones.
+    """
     shape: list[int] = []
     flat = value
     while isinstance(flat, list) and flat and isinstance(flat[0], list):
@@ -137,7 +179,11 @@ def tensor_of(value: Any) -> dict[str, Any] | None:
         if any(not isinstance(row, list) or len(row) != len(flat[0]) for row in flat):
             return None
         flat = [each for row in flat for each in row]
-    if not isinstance(flat, list) or not flat or any(isinstance(each, bool) or not isinstance(each, int | float) for each in flat):
+    if (
+        not isinstance(flat, list)
+        or not flat
+        or any(isinstance(each, bool) or not isinstance(each, int | float) for each in flat)
+    ):
         return None
     datatype = "INT64" if all(isinstance(each, int) for each in flat) else "FP32"
     return {"name": "input-0", "shape": [len(value), *shape], "datatype": datatype, "data": flat}
@@ -155,7 +201,10 @@ def _json_of(payload: Payload) -> Any:
 
 def _no_version(protocol: str, version: str | None) -> None:
     if version:
-        raise UsageError(f"{protocol} has no way to name a version; leave --version out, or choose another --protocol")
+        raise UsageError(
+            f"{protocol} has no way to name a version; leave --version out, or choose another"
+            " --protocol"
+        )
 
 
 def _path(*segments: str) -> str:

@@ -21,7 +21,9 @@ class AlarmMetrics(NamedTuple):
     latency: str
     per_millisecond: float  # the unit of its times
     dimensions: Mapping[str, str | Ref]
-    answers: tuple[str, Mapping[str, str]] | None = None  # where it counts answers that are errors apart from failures
+    answers: tuple[str, Mapping[str, str]] | None = (
+        None  # where it counts answers that are errors apart from failures
+    )
 
 
 class AlarmBound(NamedTuple):
@@ -35,7 +37,13 @@ class Alarms(NamedTuple):
     names: list[str]  # of these, and of those that are there already
 
 
-def alarms(texts: Sequence[str], metrics: AlarmMetrics, prefix: str, tags: Mapping[str, str], needs: tuple[str, ...] = ()) -> Alarms:
+def alarms(
+    texts: Sequence[str],
+    metrics: AlarmMetrics,
+    prefix: str,
+    tags: Mapping[str, str],
+    needs: tuple[str, ...] = (),
+) -> Alarms:
     """Raises UsageError for what is neither a bound nor a name."""
     made: list[Resource] = []
     names: list[str] = []
@@ -43,12 +51,21 @@ def alarms(texts: Sequence[str], metrics: AlarmMetrics, prefix: str, tags: Mappi
         bound = read_bound(text)
         if bound is None:
             if not _NAME.fullmatch(text):
-                raise UsageError(f"--alarm: '{text}' is not an alarm; write 5xx>0, p95>300ms, or the name of an existing alarm")
+                raise UsageError(
+                    f"--alarm: '{text}' is not an alarm; write 5xx>0, p95>300ms, or the name of an"
+                    " existing alarm"
+                )
             names.append(text)
             continue
         properties = _properties(bound, metrics)
-        name = f"{prefix}-{re.sub('[^a-z0-9]+', '-', text.lower()).strip('-')}-{digest(properties, 4)}"
-        made.append(Resource(f"Alarm{len(made) + 1}", "AWS::CloudWatch::Alarm", name, properties, needs, tags))
+        name = (
+            f"{prefix}-{re.sub('[^a-z0-9]+', '-', text.lower()).strip('-')}-{digest(properties, 4)}"
+        )
+        made.append(
+            Resource(
+                f"Alarm{len(made) + 1}", "AWS::CloudWatch::Alarm", name, properties, needs, tags
+            )
+        )
         names.append(name)
     return Alarms(made, names)
 
@@ -61,7 +78,9 @@ def read_bound(text: str) -> AlarmBound | None:
     what, number, unit = bound[1].lower(), float(bound[2]), bound[3]
     if what == "5xx":
         if unit:
-            raise UsageError(f"--alarm: 5xx is a number of answers in a minute and has no unit: 5xx>{bound[2]}")
+            raise UsageError(
+                f"--alarm: 5xx is a number of answers in a minute and has no unit: 5xx>{bound[2]}"
+            )
         return AlarmBound(bound[0], what, number)
     if not unit or not 0 < float(what[1:]) <= 100:
         raise UsageError(f"--alarm: '{bound[0]}' is not a bound of a latency; write p95>300ms")
@@ -92,11 +111,20 @@ def _errors(metrics: AlarmMetrics) -> dict[str, Any]:
     if metrics.answers is None:
         return {**failed, "Statistic": "Sum", "Period": 60}
     each = {"failed": failed, "answered": _metric(metrics, *metrics.answers)}
-    queries = [{"Id": id, "MetricStat": {"Metric": one, "Period": 60, "Stat": "Sum"}, "ReturnData": False} for id, one in each.items()]
-    either = {"Id": "either", "Expression": "MAX([FILL(failed, 0), FILL(answered, 0)])", "Label": "failures and 5xx answers"}
+    queries = [
+        {"Id": id, "MetricStat": {"Metric": one, "Period": 60, "Stat": "Sum"}, "ReturnData": False}
+        for id, one in each.items()
+    ]
+    either = {
+        "Id": "either",
+        "Expression": "MAX([FILL(failed, 0), FILL(answered, 0)])",
+        "Label": "failures and 5xx answers",
+    }
     return {"Metrics": [*queries, {**either, "ReturnData": True}]}
 
 
-def _metric(metrics: AlarmMetrics, name: str, dimensions: Mapping[str, str | Ref]) -> dict[str, Any]:
+def _metric(
+    metrics: AlarmMetrics, name: str, dimensions: Mapping[str, str | Ref]
+) -> dict[str, Any]:
     which = [{"Name": key, "Value": value} for key, value in dimensions.items()]
     return {"Namespace": metrics.namespace, "MetricName": name, "Dimensions": which}

@@ -12,23 +12,44 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.engine.kind import CloudError
 
 ABSENT = frozenset(
-    {"404", "NoSuchEntity", "NotFound", "NotFoundException", "NoSuchBucket", "NoSuchKey", "ResourceNotFound", "ResourceNotFoundException"}
+    {
+        "404",
+        "NoSuchEntity",
+        "NotFound",
+        "NotFoundException",
+        "NoSuchBucket",
+        "NoSuchKey",
+        "ResourceNotFound",
+        "ResourceNotFoundException",
+    }
     | {"RepositoryNotFoundException", "ImageNotFoundException", "ObjectNotFoundException"}
     | {"ProvisionedConcurrencyConfigNotFoundException", "QueueDoesNotExist"}
 )
 NO_CREDENTIALS = frozenset(
-    {"ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"}
+    {
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidClientTokenId",
+        "UnrecognizedClientException",
+        "InvalidAccessKeyId",
+    }
 )
 
 
 class Cloud:
-    """An AWS session: credentials, profile and endpoints (AWS_ENDPOINT_URL) are found as by every AWS tool."""
+    """An AWS session: credentials, profile and endpoints (AWS_ENDPOINT_URL) are found as by every
+    AWS tool.
+    """
 
-    def __init__(self, region: str | None = None, profile: str | None = None, bucket_owner: str | None = None) -> None:
+    def __init__(
+        self, region: str | None = None, profile: str | None = None, bucket_owner: str | None = None
+    ) -> None:
         import boto3  # here, as it is slow to import and only this needs it
 
         with translated_errors("starting a session"):
-            named = region or os.environ.get("AWS_REGION") or None  # which every other tool of AWS reads, and boto3 does not
+            named = (
+                region or os.environ.get("AWS_REGION") or None
+            )  # which every other tool of AWS reads, and boto3 does not
             self._session: Any = boto3.session.Session(region_name=named, profile_name=profile)
         found = self._session.region_name
         if not found:
@@ -41,20 +62,29 @@ class Cloud:
         if service not in self._clients:
             from botocore.config import Config
 
-            config = Config(retries={"max_attempts": 8, "mode": "standard"}, connect_timeout=10, read_timeout=70)
+            config = Config(
+                retries={"max_attempts": 8, "mode": "standard"}, connect_timeout=10, read_timeout=70
+            )
             try:
                 with translated_errors(f"reaching {service}"):
                     self._clients[service] = self._session.client(service, config=config)
                     # Bucket names are global: no call may reach a bucket of another account.
-                    self._clients[service].meta.events.register("provide-client-params.s3", self._expect_owner)
+                    self._clients[service].meta.events.register(
+                        "provide-client-params.s3", self._expect_owner
+                    )
             except ValueError as error:  # of AWS_ENDPOINT_URL
-                raise CliError(f"{str(error).rstrip('.')}: AWS_ENDPOINT_URL must be an address such as http://127.0.0.1:4566") from error
+                raise CliError(
+                    f"{str(error).rstrip('.')}: AWS_ENDPOINT_URL must be an address such as"
+                    " http://127.0.0.1:4566"
+                ) from error
         return self._clients[service]
 
     def _expect_owner(self, params: Any, model: Any, **rest: Any) -> None:
         if "ExpectedBucketOwner" in model.input_shape.members:
             is_own = params["Bucket"] == own_bucket(self.account, self.region)
-            params["ExpectedBucketOwner"] = self.account if is_own else self._bucket_owner or self.account
+            params["ExpectedBucketOwner"] = (
+                self.account if is_own else self._bucket_owner or self.account
+            )
 
     def call(self, service: str, operation: str, doing: str, **arguments: Any) -> Any:
         """One call of a service; `doing` begins the message of the CloudError where it fails."""
@@ -70,8 +100,12 @@ class Cloud:
                 return None
             raise
 
-    def listed(self, service: str, operation: str, key: str, doing: str, **arguments: Any) -> list[Any]:
-        """What all pages of an answer hold under `key`; nothing where what is asked about does not exist. Raises CloudError."""
+    def listed(
+        self, service: str, operation: str, key: str, doing: str, **arguments: Any
+    ) -> list[Any]:
+        """What all pages of an answer hold under `key`; nothing where what is asked about does not
+        exist. Raises CloudError.
+        """
         pages = self.client(service).get_paginator(operation).paginate(**arguments)
         try:
             with translated_errors(doing):
@@ -83,7 +117,11 @@ class Cloud:
 
     @cached_property
     def account(self) -> str:
-        return str(self.call("sts", "get_caller_identity", "checking the AWS identity (sts:GetCallerIdentity)")["Account"])
+        return str(
+            self.call(
+                "sts", "get_caller_identity", "checking the AWS identity (sts:GetCallerIdentity)"
+            )["Account"]
+        )
 
 
 def own_bucket(account: str, region: str) -> str:
@@ -93,19 +131,37 @@ def own_bucket(account: str, region: str) -> str:
 
 @contextmanager
 def translated_errors(doing: str) -> Generator[None, None, None]:
-    """Errors of boto3 as one sentence that says what was being done, and what to do next where that is known."""
+    """Errors of boto3 as one sentence that says what was being done, and what to do next where that
+    is known.
+    """
     from boto3.exceptions import Boto3Error
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError, ProfileNotFound
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        NoCredentialsError,
+        ParamValidationError,
+        ProfileNotFound,
+    )
 
     try:
         yield
     except ClientError as error:
-        code, message = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "").rstrip(".")
-        raise CloudError(f"{doing}: {code}: {message}{_advice(code, error.operation_name)}", code) from error
+        code, message = (
+            error.response["Error"].get("Code", ""),
+            error.response["Error"].get("Message", "").rstrip("."),
+        )
+        raise CloudError(
+            f"{doing}: {code}: {message}{_advice(code, error.operation_name)}", code
+        ) from error
     except ParamValidationError as error:
-        raise CloudError(f"{doing}: AWS rejected the request: {error}", "ParamValidation") from error
+        raise CloudError(
+            f"{doing}: AWS rejected the request: {error}", "ParamValidation"
+        ) from error
     except NoCredentialsError as error:
-        raise CloudError(f"{doing}: no AWS credentials were found; run `aws configure`, or set AWS_PROFILE or AWS_ACCESS_KEY_ID") from error
+        raise CloudError(
+            f"{doing}: no AWS credentials were found; run `aws configure`, or set AWS_PROFILE or"
+            " AWS_ACCESS_KEY_ID"
+        ) from error
     except ProfileNotFound as error:
         raise CloudError(f"{doing}: {error}; `aws configure list-profiles` lists them") from error
     except (Boto3Error, BotoCoreError) as error:
@@ -114,9 +170,15 @@ def translated_errors(doing: str) -> Generator[None, None, None]:
 
 def is_absent(error: CloudError) -> bool:
     """Whether it says that there is no such thing."""
-    missing = ("could not find", "does not exist", "not found", "cannot find")  # SageMaker has one code for every mistake
+    missing = (
+        "could not find",
+        "does not exist",
+        "not found",
+        "cannot find",
+    )  # SageMaker has one code for every mistake
     return error.code in ABSENT or (
-        error.code in ("ValidationException", "ValidationError") and any(word in error.message.lower() for word in missing)
+        error.code in ("ValidationException", "ValidationError")
+        and any(word in error.message.lower() for word in missing)
     )
 
 
@@ -125,11 +187,15 @@ def _advice(code: str, operation: str) -> str:
         return ". Renew the credentials (`aws sso login`, or new keys)"
     if code == "403":  # S3 gives no reason where an answer has no body
         return (
-            f". Either the deploying identity lacks the permission for {operation} (infra/iam has the policy), or the bucket belongs to "
-            "another account: choose another with sagemaker.bucket, or name its owner with sagemaker.bucket_owner"
+            f". Either the deploying identity lacks the permission for {operation} (infra/iam has"
+            " the policy), or the bucket belongs to another account: choose another with"
+            " sagemaker.bucket, or name its owner with sagemaker.bucket_owner"
         )
     if "AccessDenied" in code or code == "UnauthorizedOperation":
-        return f". The deploying identity needs the permission for {operation}: infra/iam has the policy"
+        return (
+            f". The deploying identity needs the permission for {operation}: infra/iam has the"
+            " policy"
+        )
     if code in ("ResourceLimitExceeded", "LimitExceededException"):
         return ". Request an increase in Service Quotas, or choose another size"
     return ""

@@ -11,7 +11,12 @@ from typing import Any
 
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.kinds.autoscaling import TARGET, ScalableTarget, is_somebody_elses, scaling_of
+from tsx_cli.deploy.aws.kinds.autoscaling import (
+    TARGET,
+    ScalableTarget,
+    is_somebody_elses,
+    scaling_of,
+)
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.logs import GROUPS
@@ -44,22 +49,53 @@ class LambdaTarget:
         found = own_role(cloud, name, "lambda")
         found += [provider] if seen is not None and seen.tags.get("tsx:name") == name else []
         if function is not None:
-            found.append(Resource("Function", "AWS::Lambda::Function", name, {}, tuple(each.id for each in found)))
-            found += [each for each in _beside(cloud, name) if each.kind not in ("AWS::Lambda::Url", "AWS::Lambda::Permission")]
+            found.append(
+                Resource(
+                    "Function", "AWS::Lambda::Function", name, {}, tuple(each.id for each in found)
+                )
+            )
+            found += [
+                each
+                for each in _beside(cloud, name)
+                if each.kind not in ("AWS::Lambda::Url", "AWS::Lambda::Permission")
+            ]
         return [*found, *_alarms(cloud, name)]
 
-    def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
-        """What is not asked for any more, and versions beyond the newest `keep`: none has requests by then, as deletions come last."""
+    def obsolete(
+        self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]
+    ) -> list[Resource]:
+        """What is not asked for any more, and versions beyond the newest `keep`: none has requests
+        by then, as deletions come last.
+        """
         if _function(cloud, spec.name) is None:
             return []
         names = {(each.kind, each.name) for each in wanted}
-        beside = [each for each in (*_beside(cloud, spec.name), *_alarms(cloud, spec.name)) if (each.kind, each.name) not in names]
-        beside = [each for each in beside if "Scal" not in each.kind or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))]
+        beside = [
+            each
+            for each in (*_beside(cloud, spec.name), *_alarms(cloud, spec.name))
+            if (each.kind, each.name) not in names
+        ]
+        beside = [
+            each
+            for each in beside
+            if "Scal" not in each.kind
+            or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))
+        ]
         coming = {name for kind, name in names if kind == "AWS::Lambda::Version"}
-        others = [each for each in self.versions(cloud, spec.name) if f"{spec.name}:{each.id}" not in coming]
+        others = [
+            each
+            for each in self.versions(cloud, spec.name)
+            if f"{spec.name}:{each.id}" not in coming
+        ]
         gone = {each.id: each for each in others[: -(spec.keep - 1) or None]}.values()
         kind = "AWS::Lambda::Version"
-        return [*(Resource(f"Version{each.number}", kind, f"{spec.name}:{each.id}", {}) for each in gone), *beside]
+        return [
+            *(
+                Resource(f"Version{each.number}", kind, f"{spec.name}:{each.id}", {})
+                for each in gone
+            ),
+            *beside,
+        ]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
         current, canary = _alias(cloud, name)
@@ -68,7 +104,9 @@ class LambdaTarget:
             DeployedVersion(
                 int(each["Version"]),
                 hash_of(each),
-                datetime.fromisoformat(each["LastModified"][:19]).replace(tzinfo=timezone.utc),  # what follows are fractions and +0000
+                datetime.fromisoformat(each["LastModified"][:19]).replace(
+                    tzinfo=timezone.utc
+                ),  # what follows are fractions and +0000
                 _tags_in_description(each),
                 each["Version"] == current,
                 canary.get(each["Version"], 0.0),
@@ -102,33 +140,58 @@ class LambdaTarget:
             "reason": "" if function.state == "changing" else function.reason,
             "model": _tags_in_description(running).get("tsx:model"),
             "version": current,
-            "canary": [{"version": key, "percent": share, **_model(versions.get(key, {}))} for key, share in canary.items()],
+            "canary": [
+                {"version": key, "percent": share, **_model(versions.get(key, {}))}
+                for key, share in canary.items()
+            ],
             "memory": running.get("MemorySize"),
             "timeout": running.get("Timeout"),
             "url": None if url is None else url.outputs["FunctionUrl"],
-            "queues": [{"arn": each["EventSourceArn"], "state": each["State"]} for each in mappings(cloud, alias_of(name))],
-            "provisioned": None if ready is None else ready.properties["ProvisionedConcurrentExecutions"],
+            "queues": [
+                {"arn": each["EventSourceArn"], "state": each["State"]}
+                for each in mappings(cloud, alias_of(name))
+            ],
+            "provisioned": (
+                None if ready is None else ready.properties["ProvisionedConcurrentExecutions"]
+            ),
             "alarms": {each.name: alarm_state(cloud, each.name) for each in _alarms(cloud, name)},
-            "scales": [each.name.split("|")[2] for each in _scaling(cloud, name) if each.kind == TARGET],
+            "scales": [
+                each.name.split("|")[2] for each in _scaling(cloud, name) if each.kind == TARGET
+            ],
         }
 
-    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
+    def invoke(
+        self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None
+    ) -> Response:
         """By the alias, as its URL would. Raises CloudError for an answer that is an error."""
         event = json.dumps(_event(body, content_type, accept)).encode()
         with translated_errors(f"asking {name}"):
-            answer = cloud.client("lambda").invoke(FunctionName=name, Qualifier=ALIAS, Payload=event)
+            answer = cloud.client("lambda").invoke(
+                FunctionName=name, Qualifier=ALIAS, Payload=event
+            )
             head, prelude, streamed = answer["Payload"].read().partition(END_OF_HEAD)
         parsed = json.loads(head or b"null")
         if "FunctionError" in answer:
             raise CloudError(
-                f"{name} failed: {parsed.get('errorMessage', parsed) if isinstance(parsed, dict) else parsed}", answer["FunctionError"]
+                f"{name} failed:"
+                f" {parsed.get('errorMessage', parsed) if isinstance(parsed, dict) else parsed}",
+                answer["FunctionError"],
             )
         if not isinstance(parsed, dict) or "statusCode" not in parsed:
             return Response.whole(json.dumps(parsed).encode(), "application/json")
         text = parsed.get("body") or ""
-        content = streamed if prelude else base64.b64decode(text) if parsed.get("isBase64Encoded") else text.encode()
+        content = (
+            streamed
+            if prelude
+            else base64.b64decode(text)
+            if parsed.get("isBase64Encoded")
+            else text.encode()
+        )
         if int(parsed["statusCode"]) >= REFUSED:
-            raise CloudError(f"{name} answered {parsed['statusCode']}: {content.decode(errors='replace')}", str(parsed["statusCode"]))
+            raise CloudError(
+                f"{name} answered {parsed['statusCode']}: {content.decode(errors='replace')}",
+                str(parsed["statusCode"]),
+            )
         return Response.whole(content, parsed.get("headers", {}).get("content-type"))
 
 
@@ -147,12 +210,21 @@ def _alias(cloud: Cloud, name: str) -> tuple[str, dict[str, float]]:
     found = KINDS["AWS::Lambda::Alias"].observe(cloud, alias_of(name))
     if found is None:
         return "", {}
-    weights: Mapping[str, float] = found.properties.get("RoutingConfig", {}).get("AdditionalVersionWeights", {})
-    return found.properties["FunctionVersion"], {version: round(weight * 100, 2) for version, weight in weights.items()}
+    weights: Mapping[str, float] = found.properties.get("RoutingConfig", {}).get(
+        "AdditionalVersionWeights", {}
+    )
+    return found.properties["FunctionVersion"], {
+        version: round(weight * 100, 2) for version, weight in weights.items()
+    }
 
 
 def _pointing(name: str, version: str) -> Resource:
-    return Resource("Alias", "AWS::Lambda::Alias", alias_of(name), {"FunctionName": name, "Name": ALIAS, "FunctionVersion": version})
+    return Resource(
+        "Alias",
+        "AWS::Lambda::Alias",
+        alias_of(name),
+        {"FunctionName": name, "Name": ALIAS, "FunctionVersion": version},
+    )
 
 
 def _model(config: Mapping[str, Any]) -> dict[str, str]:
@@ -172,12 +244,22 @@ def _beside(cloud: Cloud, name: str) -> list[Resource]:
     """What stands around the function."""
     place, needs = alias_of(name), ("Function",)
     found = []
-    for id, kind in (("Url", "AWS::Lambda::Url"), ("Provisioned", "Tsx::Lambda::ProvisionedConcurrency")):
+    for id, kind in (
+        ("Url", "AWS::Lambda::Url"),
+        ("Provisioned", "Tsx::Lambda::ProvisionedConcurrency"),
+    ):
         if KINDS[kind].observe(cloud, place) is not None:
             found.append(Resource(id, kind, place, {}, needs))
     kind = "AWS::Lambda::Permission"
-    ours = [each["Sid"] for each in statements(cloud, place) if re.fullmatch("tsx-[0-9a-f]{8}", each["Sid"])]
-    found += [Resource(f"Permission{number}", kind, f"{place}|{each}", {}, needs) for number, each in enumerate(ours, start=1)]
+    ours = [
+        each["Sid"]
+        for each in statements(cloud, place)
+        if re.fullmatch("tsx-[0-9a-f]{8}", each["Sid"])
+    ]
+    found += [
+        Resource(f"Permission{number}", kind, f"{place}|{each}", {}, needs)
+        for number, each in enumerate(ours, start=1)
+    ]
     kind = "AWS::Lambda::EventSourceMapping"
     for number, each in enumerate(mappings(cloud, place), start=1):
         own = Resource(f"Queue{number}", kind, f"{place}|{each['EventSourceArn']}", {}, needs)
@@ -195,20 +277,35 @@ def _scaling(cloud: Cloud, name: str) -> list[Resource]:
 
 def _alarms(cloud: Cloud, name: str) -> list[Resource]:
     names = alarms_of(cloud, name, "FunctionName")
-    return [Resource(f"Alarm{number}", "AWS::CloudWatch::Alarm", each, {}) for number, each in enumerate(names, start=1)]
+    return [
+        Resource(f"Alarm{number}", "AWS::CloudWatch::Alarm", each, {})
+        for number, each in enumerate(names, start=1)
+    ]
 
 
 def _event(body: bytes, content_type: str, accept: str | None) -> dict[str, Any]:
     """A request as a function's URL hands it over: version 2.0 of the payload of API Gateway."""
     headers = {"content-type": content_type, **({"accept": accept} if accept else {})}
-    http = {"method": "POST", "path": "/invocations", "protocol": "HTTP/1.1", "sourceIp": "127.0.0.1", "userAgent": "tsx deploy"}
+    http = {
+        "method": "POST",
+        "path": "/invocations",
+        "protocol": "HTTP/1.1",
+        "sourceIp": "127.0.0.1",
+        "userAgent": "tsx deploy",
+    }
     return {
         "version": "2.0",
         "routeKey": "$default",
         "rawPath": http["path"],
         "rawQueryString": "",
         "headers": headers,
-        "requestContext": {"http": http, "domainName": "localhost", "requestId": "tsx", "routeKey": "$default", "stage": "$default"},
+        "requestContext": {
+            "http": http,
+            "domainName": "localhost",
+            "requestId": "tsx",
+            "routeKey": "$default",
+            "stage": "$default",
+        },
         "body": base64.b64encode(body).decode(),
         "isBase64Encoded": True,
     }

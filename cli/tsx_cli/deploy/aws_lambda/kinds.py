@@ -1,4 +1,6 @@
-"""Lambda functions, their versions, and the alias that receives requests; `lambda_parts` has the related resources."""
+"""Lambda functions, their versions, and the alias that receives requests; `lambda_parts` has the
+related resources.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,22 @@ from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits
 
 CODE = ("ImageUri", "Architectures")
-CONFIGURATION = ("Role", "Description", "Timeout", "MemorySize", "EphemeralStorage", "CapacityProviderConfig", "AcceleratorConfig")
+CONFIGURATION = (
+    "Role",
+    "Description",
+    "Timeout",
+    "MemorySize",
+    "EphemeralStorage",
+    "CapacityProviderConfig",
+    "AcceleratorConfig",
+)
 RESERVED = "ReservedConcurrentExecutions"
 UNKNOWN_ROLE = "cannot be assumed by Lambda"
 MARK = "canary since "
 LEFT = (
-    "a canary that has begun keeps its share of the requests, and its alarms are not checked until this command runs again. "
-    "`tsx deploy promote` gives it all requests, `tsx deploy rollback` removes its share"
+    "a canary that has begun keeps its share of the requests, and its alarms are not checked until"
+    " this command runs again. `tsx deploy promote` gives it all requests, `tsx deploy rollback`"
+    " removes its share"
 )
 
 
@@ -36,7 +47,9 @@ class LambdaFunction(ResourceKind):
     poll, patience = 2.0, 900.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        found = cloud.find("lambda", "get_function", f"looking for the function {name}", FunctionName=name)
+        found = cloud.find(
+            "lambda", "get_function", f"looking for the function {name}", FunctionName=name
+        )
         if found is None:
             return None
         config = found["Configuration"]
@@ -45,48 +58,85 @@ class LambdaFunction(ResourceKind):
         if config.get("Environment", {}).get("Variables"):
             properties["Environment"] = {"Variables": config["Environment"]["Variables"]}
         if config.get("VpcConfig", {}).get("SubnetIds"):
-            properties["VpcConfig"] = {key: sorted(config["VpcConfig"].get(key, [])) for key in ("SubnetIds", "SecurityGroupIds")}
+            properties["VpcConfig"] = {
+                key: sorted(config["VpcConfig"].get(key, []))
+                for key in ("SubnetIds", "SecurityGroupIds")
+            }
         if config.get("Layers"):
             properties["Layers"] = [each["Arn"] for each in config["Layers"]]
         reserved = found.get("Concurrency", {}).get(RESERVED)
         if reserved is not None:
             properties[RESERVED] = reserved
         state, reason = condition(config)
-        outputs = {"Arn": config["FunctionArn"], "Ref": name, "status": config.get("State", "Active"), "configuration": config}
+        outputs = {
+            "Arn": config["FunctionArn"],
+            "Ref": name,
+            "status": config.get("State", "Active"),
+            "configuration": config,
+        }
         return Observed(name, properties, found.get("Tags", {}), outputs, state, reason)
 
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
         wanted = {key: value for key, value in resource.properties.items() if key != RESERVED}
         wanted |= {"FunctionName": resource.name, "Tags": dict(resource.tags)}
         try:
-            cloud.call("lambda", "create_function", f"creating the function {resource.name}", **wanted)
+            cloud.call(
+                "lambda", "create_function", f"creating the function {resource.name}", **wanted
+            )
         except CloudError as error:
             if UNKNOWN_ROLE not in error.message:
                 raise
             return not_assumed(cloud, error, str(wanted["Role"]), "lambda")
         return None
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
-        """One call at a time, each settled before the next; the description, which says what the function is, comes after the image."""
+    def update(
+        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
+    ) -> str | None:
+        """One call at a time, each settled before the next; the description, which says what the
+        function is, comes after the image.
+        """
         wanted, name = resource.properties, {"FunctionName": resource.name}
         changed = {field.path.split(".")[0] for field in fields}
         if changed & {"Code", "Architectures"}:
             code = {**name, **wanted["Code"], "Architectures": wanted["Architectures"]}
-            cloud.call("lambda", "update_function_code", f"giving {resource.name} its image", **code)
+            cloud.call(
+                "lambda", "update_function_code", f"giving {resource.name} its image", **code
+            )
             return "has its image" if len(changed - {"Code", "Architectures"}) else None
         if changed - {RESERVED, "tags"}:
-            whole = {**name, "Environment": {"Variables": {}}, "VpcConfig": {"SubnetIds": [], "SecurityGroupIds": []}}
-            whole |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig")) | ({"Layers": []} if "Layers" in changed else {})
+            whole = {
+                **name,
+                "Environment": {"Variables": {}},
+                "VpcConfig": {"SubnetIds": [], "SecurityGroupIds": []},
+            }
+            whole |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig")) | (
+                {"Layers": []} if "Layers" in changed else {}
+            )
             try:
-                cloud.call("lambda", "update_function_configuration", f"configuring {resource.name}", **whole)
+                cloud.call(
+                    "lambda",
+                    "update_function_configuration",
+                    f"configuring {resource.name}",
+                    **whole,
+                )
             except CloudError as error:
                 if UNKNOWN_ROLE not in error.message:
                     raise
-                raise CloudError(not_assumed(cloud, error, str(wanted["Role"]), "lambda"), error.code) from error
+                raise CloudError(
+                    not_assumed(cloud, error, str(wanted["Role"]), "lambda"), error.code
+                ) from error
             return "is configured" if changed & {RESERVED, "tags"} else None
         if RESERVED in changed:
-            operation = "put_function_concurrency" if RESERVED in wanted else "delete_function_concurrency"
-            cloud.call("lambda", operation, f"keeping concurrency for {resource.name}", **name, **only(wanted, [RESERVED]))
+            operation = (
+                "put_function_concurrency" if RESERVED in wanted else "delete_function_concurrency"
+            )
+            cloud.call(
+                "lambda",
+                operation,
+                f"keeping concurrency for {resource.name}",
+                **name,
+                **only(wanted, [RESERVED]),
+            )
         if "tags" in changed:
             which = {"Resource": found.outputs["Arn"], "Tags": dict(resource.tags)}
             cloud.call("lambda", "tag_resource", f"tagging {resource.name}", **which)
@@ -98,31 +148,54 @@ class LambdaFunction(ResourceKind):
 
 
 class PublishedVersion(ResourceKind):
-    """Its name is `function:hash`; the hash is the second word of the description that it was published with."""
+    """Its name is `function:hash`; the hash is the second word of the description that it was
+    published with.
+    """
 
     traits = Traits(is_tagged=False, unseen=frozenset({"FunctionName"}))
     poll, patience = 2.0, 1800.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         function, _, content = name.partition(":")
-        found = next((each for each in published(cloud, function) if hash_of(each) == content), None)  # others were published by hand
+        found = next(
+            (each for each in published(cloud, function) if hash_of(each) == content), None
+        )  # others were published by hand
         if found is None:
             return None
         state, reason = condition(found)
-        return Observed(name, {}, outputs={"Version": found["Version"], "Ref": found["FunctionArn"]}, state=state, reason=reason)
+        return Observed(
+            name,
+            {},
+            outputs={"Version": found["Version"], "Ref": found["FunctionArn"]},
+            state=state,
+            reason=reason,
+        )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         function = resource.properties["FunctionName"]
-        cloud.call("lambda", "publish_version", f"making a version of {function}", FunctionName=function)
+        cloud.call(
+            "lambda", "publish_version", f"making a version of {function}", FunctionName=function
+        )
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         function, _, content = found.name.partition(":")
-        for number in [each["Version"] for each in published(cloud, function) if hash_of(each) == content]:
-            cloud.call("lambda", "delete_function", f"deleting version {number} of {function}", FunctionName=function, Qualifier=number)
+        for number in [
+            each["Version"] for each in published(cloud, function) if hash_of(each) == content
+        ]:
+            cloud.call(
+                "lambda",
+                "delete_function",
+                f"deleting version {number} of {function}",
+                FunctionName=function,
+                Qualifier=number,
+            )
 
 
 class Alias(ResourceKind):
-    """Its name is `function:alias`. A canary is a second version with a share of the requests; Lambda does not watch canaries, so tsx does.
+    """Its name is `function:alias`.
+
+    A canary is a second version with a share of the requests; Lambda does not watch canaries, so
+    tsx does.
 
     Since when it has been there stands in the alias's description, so that any run goes on with it.
     """
@@ -132,41 +205,82 @@ class Alias(ResourceKind):
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         function, _, alias = name.partition(":")
-        found = cloud.find("lambda", "get_alias", f"looking for the alias {name}", FunctionName=function, Name=alias)
+        found = cloud.find(
+            "lambda",
+            "get_alias",
+            f"looking for the alias {name}",
+            FunctionName=function,
+            Name=alias,
+        )
         if found is None:
             return None
-        properties = {"FunctionName": function, "Name": alias, "FunctionVersion": found["FunctionVersion"]}
+        properties = {
+            "FunctionName": function,
+            "Name": alias,
+            "FunctionVersion": found["FunctionVersion"],
+        }
         weights = (found.get("RoutingConfig") or {}).get("AdditionalVersionWeights")
         if weights:
             properties["RoutingConfig"] = {"AdditionalVersionWeights": weights}
         canary = _baking(found)
-        return Observed(name, properties, outputs={"Ref": found["AliasArn"], **({} if canary is None else {UNDER_WAY: canary})})
+        return Observed(
+            name,
+            properties,
+            outputs={"Ref": found["AliasArn"], **({} if canary is None else {UNDER_WAY: canary})},
+        )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        cloud.call("lambda", "create_alias", f"creating the alias {resource.name}", **resource.properties)
+        cloud.call(
+            "lambda", "create_alias", f"creating the alias {resource.name}", **resource.properties
+        )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
+    def update(
+        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
+    ) -> str | None:
         wanted, before = resource.properties["FunctionVersion"], found.properties["FunctionVersion"]
         shift = Shift(**resource.how) if resource.how and wanted != before else None
         baking: Baking | None = found.outputs.get(UNDER_WAY)
         time = now()
-        off = {} if shift is None else went_off(cloud, shift.alarms, None if baking is None or baking.version != wanted else baking.since)
+        off = (
+            {}
+            if shift is None
+            else went_off(
+                cloud,
+                shift.alarms,
+                None if baking is None or baking.version != wanted else baking.since,
+            )
+        )
         todo = decide(wanted, shift, baking, off, time)
         if todo.action == "wait":
             return f"version {wanted} has {todo.text}"
         if todo.action == "begin":
-            _route(cloud, resource, before, {wanted: todo.percent / 100}, f"{MARK}{time.isoformat(timespec='seconds')}")
+            _route(
+                cloud,
+                resource,
+                before,
+                {wanted: todo.percent / 100},
+                f"{MARK}{time.isoformat(timespec='seconds')}",
+            )
             return f"version {wanted} has {todo.percent:g} % of the requests"
         if todo.action == "rollback":
             if baking is not None:
                 _route(cloud, resource, before, {}, "")
-            raise CloudError(f"version {before} has all requests{'' if baking is None else ' again'}: {todo.text}")
+            raise CloudError(
+                f"version {before} has all requests{'' if baking is None else ' again'}:"
+                f" {todo.text}"
+            )
         _route(cloud, resource, wanted, {}, "")
         return None
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         function, _, alias = found.name.partition(":")
-        cloud.call("lambda", "delete_alias", f"deleting the alias {found.name}", FunctionName=function, Name=alias)
+        cloud.call(
+            "lambda",
+            "delete_alias",
+            f"deleting the alias {found.name}",
+            FunctionName=function,
+            Name=alias,
+        )
 
 
 def now() -> datetime:
@@ -174,20 +288,32 @@ def now() -> datetime:
 
 
 def condition(config: Mapping[str, Any]) -> tuple[State, str]:
-    """A change that failed leaves the function as it was: only one that could not be made has failed."""
+    """A change that failed leaves the function as it was: only one that could not be made has
+    failed.
+    """
     state, last = config.get("State", "Active"), config.get("LastUpdateStatus", "Successful")
     if state == "Failed":
         return "failed", config.get("StateReason", "")
     if state in ("Pending", "Deleting") or last == "InProgress":
-        return "changing", config.get("StateReason") or config.get("LastUpdateStatusReason") or "Lambda prepares it"
+        return (
+            "changing",
+            config.get("StateReason")
+            or config.get("LastUpdateStatusReason")
+            or "Lambda prepares it",
+        )
     return "ready", config.get("LastUpdateStatusReason", "") if last == "Failed" else ""
 
 
 def published(cloud: Cloud, function: str) -> list[dict[str, Any]]:
     """The versions that there are, the oldest first."""
     doing = f"listing the versions of {function}"
-    found = cloud.listed("lambda", "list_versions_by_function", "Versions", doing, FunctionName=function)
-    return sorted((each for each in found if each["Version"] != "$LATEST"), key=lambda each: int(each["Version"]))
+    found = cloud.listed(
+        "lambda", "list_versions_by_function", "Versions", doing, FunctionName=function
+    )
+    return sorted(
+        (each for each in found if each["Version"] != "$LATEST"),
+        key=lambda each: int(each["Version"]),
+    )
 
 
 def hash_of(config: Mapping[str, Any]) -> str:
@@ -196,20 +322,38 @@ def hash_of(config: Mapping[str, Any]) -> str:
 
 
 def went_off(cloud: Cloud, alarms: Sequence[str], since: datetime | None) -> dict[str, str]:
-    """Of these alarms those that are off, and, since a time, those that were; with CloudWatch's reason. Raises CloudError."""
+    """Of these alarms those that are off, and, since a time, those that were; with CloudWatch's
+    reason. Raises CloudError.
+    """
     if not alarms:
         return {}
     doing = "looking at the alarms"
-    which: dict[str, Any] = {"AlarmNames": list(alarms), "AlarmTypes": ["MetricAlarm", "CompositeAlarm"]}
+    which: dict[str, Any] = {
+        "AlarmNames": list(alarms),
+        "AlarmTypes": ["MetricAlarm", "CompositeAlarm"],
+    }
     answer = cloud.call("cloudwatch", "describe_alarms", doing, **which)
-    found = {each["AlarmName"]: each for kind in ("MetricAlarms", "CompositeAlarms") for each in answer.get(kind, [])}
+    found = {
+        each["AlarmName"]: each
+        for kind in ("MetricAlarms", "CompositeAlarms")
+        for each in answer.get(kind, [])
+    }
     missing = [name for name in alarms if name not in found]
     if missing:
-        raise CloudError(f"there is no alarm '{missing[0]}'; --alarm takes 5xx>0, p95>300ms, or the name of an existing alarm")
-    off = {name: each.get("StateReason", "") for name, each in found.items() if each.get("StateValue") == "ALARM"}
+        raise CloudError(
+            f"there is no alarm '{missing[0]}'; --alarm takes 5xx>0, p95>300ms, or the name of an"
+            " existing alarm"
+        )
+    off = {
+        name: each.get("StateReason", "")
+        for name, each in found.items()
+        if each.get("StateValue") == "ALARM"
+    }
     for name in alarms if since is not None else ():
         which = {"AlarmName": name, "HistoryItemType": "StateUpdate", "StartDate": since}
-        items = cloud.call("cloudwatch", "describe_alarm_history", doing, **which)["AlarmHistoryItems"]
+        items = cloud.call("cloudwatch", "describe_alarm_history", doing, **which)[
+            "AlarmHistoryItems"
+        ]
         changes = [item for item in items if _is_off(item) and item["Timestamp"] >= since]
         if changes:
             off.setdefault(name, f"at {changes[0]['Timestamp'].isoformat(timespec='seconds')}")
@@ -217,7 +361,9 @@ def went_off(cloud: Cloud, alarms: Sequence[str], since: datetime | None) -> dic
 
 
 def _is_off(item: Mapping[str, Any]) -> bool:
-    return bool(json.loads(item.get("HistoryData") or "{}").get("newState", {}).get("stateValue") == "ALARM")
+    return bool(
+        json.loads(item.get("HistoryData") or "{}").get("newState", {}).get("stateValue") == "ALARM"
+    )
 
 
 def _baking(found: Mapping[str, Any]) -> Baking | None:
@@ -231,7 +377,13 @@ def _baking(found: Mapping[str, Any]) -> Baking | None:
     return None
 
 
-def _route(cloud: Cloud, resource: Resource, version: str, others: Mapping[str, float], description: str) -> None:
-    wanted = {**only(resource.properties, ("FunctionName", "Name")), "FunctionVersion": version, "Description": description}
+def _route(
+    cloud: Cloud, resource: Resource, version: str, others: Mapping[str, float], description: str
+) -> None:
+    wanted = {
+        **only(resource.properties, ("FunctionName", "Name")),
+        "FunctionVersion": version,
+        "Description": description,
+    }
     wanted["RoutingConfig"] = {"AdditionalVersionWeights": dict(others)}
     cloud.call("lambda", "update_alias", f"moving requests of {resource.name}", **wanted)

@@ -1,7 +1,9 @@
-"""A Lambda function as resources: the function, a version, the alias that receives requests, and their sources.
+"""A Lambda function as resources: the function, a version, the alias that receives requests, and
+their sources.
 
-A version cannot be changed and has a number that is not known before; so the function's description begins with a hash of all that
-makes it what it is, and a version is found by the hash that it was published with.
+A version cannot be changed and has a number that is not known before; so the function's description
+begins with a hash of all that makes it what it is, and a version is found by the hash that it was
+published with.
 """
 
 from __future__ import annotations
@@ -28,19 +30,44 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     own = spec.lambda_
     _check(spec, own)
     tags = tags_of(spec, facts)
-    made = [] if own.managed_instances is None or own.managed_instances.provider else [_provider(spec, own.managed_instances, tags)]
+    made = (
+        []
+        if own.managed_instances is None or own.managed_instances.provider
+        else [_provider(spec, own.managed_instances, tags)]
+    )
     made += [role(spec, facts.account, facts.region, tags)] if own.role is None else []
     made += log_group(spec, tags)
     function, content = _function(spec, facts)
-    made.append(Resource("Function", "AWS::Lambda::Function", spec.name, function, tuple(each.id for each in made), tags))
-    version = Resource("Version", "AWS::Lambda::Version", f"{spec.name}:{content}", {"FunctionName": spec.name}, ("Function",))
+    made.append(
+        Resource(
+            "Function",
+            "AWS::Lambda::Function",
+            spec.name,
+            function,
+            tuple(each.id for each in made),
+            tags,
+        )
+    )
+    version = Resource(
+        "Version",
+        "AWS::Lambda::Version",
+        f"{spec.name}:{content}",
+        {"FunctionName": spec.name},
+        ("Function",),
+    )
     watched = _alarms(spec, tags, content)
     needs = ("Version", *(alarm.id for alarm in watched.made))
     alias = {"FunctionName": spec.name, "Name": ALIAS, "FunctionVersion": Ref("Version", "Version")}
     made += [version, *watched.made]
     canary = spec.canary
-    shift = {} if canary is None else {"percent": canary.percent, "bake": canary.bake, "alarms": watched.names}
-    made.append(Resource("Alias", "AWS::Lambda::Alias", alias_of(spec.name), alias, needs, how=shift))
+    shift = (
+        {}
+        if canary is None
+        else {"percent": canary.percent, "bake": canary.bake, "alarms": watched.names}
+    )
+    made.append(
+        Resource("Alias", "AWS::Lambda::Alias", alias_of(spec.name), alias, needs, how=shift)
+    )
     if own.provisioned is not None or own.autoscaling is not None:
         made += _provisioned(spec, own)
     if own.url != "off":
@@ -65,19 +92,37 @@ def scaled(name: str) -> str:
 
 def _check(spec: DeploySpec, own: Lambda) -> None:
     if own.managed_instances is None:
-        too_large = [f"lambda.{key}" for key, value in (("memory", own.memory), ("storage", own.storage)) if value > LARGEST]
+        too_large = [
+            f"lambda.{key}"
+            for key, value in (("memory", own.memory), ("storage", own.storage))
+            if value > LARGEST
+        ]
         if too_large:
-            raise UsageError(f"{too_large[0]}: Lambda gives at most {LARGEST} MiB; use {MANAGED} for more")
+            raise UsageError(
+                f"{too_large[0]}: Lambda gives at most {LARGEST} MiB; use {MANAGED} for more"
+            )
         return
-    clashes = {"lambda.provisioned": own.provisioned, "lambda.autoscaling": own.autoscaling, "lambda.reserved": own.reserved}
+    clashes = {
+        "lambda.provisioned": own.provisioned,
+        "lambda.autoscaling": own.autoscaling,
+        "lambda.reserved": own.reserved,
+    }
     fields = [key for key, value in clashes.items() if value is not None]
     if fields:
-        raise UsageError(f"a function on managed instances has no {', '.join(fields)}: its instances always run. Remove one of them")
+        raise UsageError(
+            f"a function on managed instances has no {', '.join(fields)}: its instances always run."
+            " Remove one of them"
+        )
     managed = own.managed_instances
     if managed.gpu_memory is not None and own.architecture != "x86_64":
-        raise UsageError(f"{MANAGED}.gpu_memory: Lambda has GPUs for x86_64 only, not for {own.architecture}")
+        raise UsageError(
+            f"{MANAGED}.gpu_memory: Lambda has GPUs for x86_64 only, not for {own.architecture}"
+        )
     if managed.provider is None and not (managed.subnets and managed.operator_role):
-        raise UsageError(f"{MANAGED} needs subnets and operator_role for the instances, or provider, the ARN of a capacity provider")
+        raise UsageError(
+            f"{MANAGED} needs subnets and operator_role for the instances, or provider, the ARN of"
+            " a capacity provider"
+        )
 
 
 def _provider(spec: DeploySpec, managed: ManagedInstances, tags: Mapping[str, str]) -> Resource:
@@ -86,12 +131,21 @@ def _provider(spec: DeploySpec, managed: ManagedInstances, tags: Mapping[str, st
         instances["AllowedInstanceTypes"] = list(managed.instance_types)
     properties: dict[str, Any] = {
         "PermissionsConfig": {"CapacityProviderOperatorRoleArn": managed.operator_role},
-        "VpcConfig": {"SubnetIds": list(managed.subnets), "SecurityGroupIds": list(managed.security_groups)},
+        "VpcConfig": {
+            "SubnetIds": list(managed.subnets),
+            "SecurityGroupIds": list(managed.security_groups),
+        },
         "InstanceRequirements": instances,
     }
     if managed.most_cpus is not None:
         properties["CapacityProviderScalingConfig"] = {"MaxVCpuCount": managed.most_cpus}
-    return Resource("CapacityProvider", "AWS::Lambda::CapacityProvider", f"tsx-{spec.name}", properties, tags=lasting(tags))
+    return Resource(
+        "CapacityProvider",
+        "AWS::Lambda::CapacityProvider",
+        f"tsx-{spec.name}",
+        properties,
+        tags=lasting(tags),
+    )
 
 
 def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
@@ -106,7 +160,9 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
         "EphemeralStorage": {"Size": own.storage},
         "Architectures": [own.architecture],
     }
-    variables = {"TSX_LAMBDA_ANSWERS": "streamed"} if own.streaming else {}  # docs/guides/deploy/lambda.md has these
+    variables = (
+        {"TSX_LAMBDA_ANSWERS": "streamed"} if own.streaming else {}
+    )  # docs/guides/deploy/lambda.md has these
     if own.queue is not None and own.queue.results is not None:
         variables["TSX_LAMBDA_RESULTS"] = own.queue.results
         variables["TSX_LAMBDA_RESULTS_OWNER"] = own.queue.results_owner or facts.account
@@ -114,11 +170,16 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
     if variables:
         properties["Environment"] = {"Variables": variables}
     if own.subnets:
-        properties["VpcConfig"] = {"SubnetIds": sorted(own.subnets), "SecurityGroupIds": sorted(own.security_groups)}
+        properties["VpcConfig"] = {
+            "SubnetIds": sorted(own.subnets),
+            "SecurityGroupIds": sorted(own.security_groups),
+        }
     if own.managed_instances is not None:
         properties |= _managed(own.managed_instances)
     content = digest([properties, facts.sha256])
-    properties["Description"] = f"tsx {content} {facts.sha256[:16]} {facts.model_name}/{facts.model_version}"[:256]
+    properties["Description"] = (
+        f"tsx {content} {facts.sha256[:16]} {facts.model_name}/{facts.model_version}"[:256]
+    )
     if own.reserved is not None:
         properties["ReservedConcurrentExecutions"] = own.reserved
     return properties, content
@@ -131,7 +192,9 @@ def _managed(managed: ManagedInstances) -> dict[str, Any]:
         config["PerExecutionEnvironmentMaxConcurrency"] = managed.concurrency
     if managed.memory_per_cpu is not None:
         config["ExecutionEnvironmentMemoryGiBPerVCpu"] = float(managed.memory_per_cpu)
-    properties: dict[str, Any] = {"CapacityProviderConfig": {"LambdaManagedInstancesCapacityProviderConfig": config}}
+    properties: dict[str, Any] = {
+        "CapacityProviderConfig": {"LambdaManagedInstancesCapacityProviderConfig": config}
+    }
     if managed.gpu_memory is not None:
         properties["AcceleratorConfig"] = {"AcceleratorMemorySize": managed.gpu_memory}
     return properties
@@ -140,40 +203,76 @@ def _managed(managed: ManagedInstances) -> dict[str, Any]:
 def _alarms(spec: DeploySpec, tags: Mapping[str, str], content: str) -> Alarms:
     """They watch the new version alone: among all requests the tenth that fails is hard to see.
 
-    Each version has its own, by its `content`: an alarm that is given another version to watch stays in the state that the one before left.
+    Each version has its own, by its `content`: an alarm that is given another version to watch
+    stays in the state that the one before left.
     """
     if spec.canary is None:
         return Alarms([], [])
     through = {"FunctionName": spec.name, "Resource": alias_of(spec.name)}
-    version: dict[str, str | Ref] = {**through, "ExecutedVersion": Ref("Version", "Version", content)}
-    answers = None if spec.lambda_.url == "off" else ("Url5xxCount", through)  # a model's error is an answer, and no failed invocation
+    version: dict[str, str | Ref] = {
+        **through,
+        "ExecutedVersion": Ref("Version", "Version", content),
+    }
+    answers = (
+        None if spec.lambda_.url == "off" else ("Url5xxCount", through)
+    )  # a model's error is an answer, and no failed invocation
     metrics = AlarmMetrics("AWS/Lambda", "Errors", "Duration", 1, version, answers)
     return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", lasting(tags), ("Version",))
 
 
 def _provisioned(spec: DeploySpec, own: Lambda) -> list[Resource]:
-    """With a rule that scales it, how many there are is the rule's business: only the first number is ours."""
+    """With a rule that scales it, how many there are is the rule's business: only the first number
+    is ours.
+    """
     number = own.provisioned if own.autoscaling is None else own.autoscaling.min
     which = {"FunctionName": spec.name, "Qualifier": ALIAS}
     fields = {"ProvisionedConcurrentExecutions": number}
     fixed, how = (which | fields, {}) if own.autoscaling is None else (which, fields)
-    made = [Resource("Provisioned", "Tsx::Lambda::ProvisionedConcurrency", alias_of(spec.name), fixed, ("Alias",), how=how)]
+    made = [
+        Resource(
+            "Provisioned",
+            "Tsx::Lambda::ProvisionedConcurrency",
+            alias_of(spec.name),
+            fixed,
+            ("Alias",),
+            how=how,
+        )
+    ]
     if own.autoscaling is None:
         return made
-    metric = {"PredefinedMetricSpecification": {"PredefinedMetricType": "LambdaProvisionedConcurrencyUtilization"}}
-    return made + scaling(scaled(spec.name), scaling_rule(spec.name), own.autoscaling, metric, "Provisioned")
+    metric = {
+        "PredefinedMetricSpecification": {
+            "PredefinedMetricType": "LambdaProvisionedConcurrencyUtilization"
+        }
+    }
+    return made + scaling(
+        scaled(spec.name), scaling_rule(spec.name), own.autoscaling, metric, "Provisioned"
+    )
 
 
 def _url(spec: DeploySpec, own: Lambda) -> list[Resource]:
-    """Who calls one that is public needs both permissions; within an account, a caller's own policy is enough."""
+    """Who calls one that is public needs both permissions; within an account, a caller's own policy
+    is enough.
+    """
     public = own.url == "public"
     mode = "RESPONSE_STREAM" if own.streaming else "BUFFERED"
-    properties = {"TargetFunctionArn": spec.name, "Qualifier": ALIAS, "AuthType": "NONE" if public else "AWS_IAM", "InvokeMode": mode}
+    properties = {
+        "TargetFunctionArn": spec.name,
+        "Qualifier": ALIAS,
+        "AuthType": "NONE" if public else "AWS_IAM",
+        "InvokeMode": mode,
+    }
     made = [Resource("Url", "AWS::Lambda::Url", alias_of(spec.name), properties, ("Alias",))]
     if public:
-        by_url: dict[str, Any] = {"Action": "lambda:InvokeFunctionUrl", "FunctionUrlAuthType": "NONE"}
+        by_url: dict[str, Any] = {
+            "Action": "lambda:InvokeFunctionUrl",
+            "FunctionUrlAuthType": "NONE",
+        }
         by_name: dict[str, Any] = {"Action": "lambda:InvokeFunction", "InvokedViaFunctionUrl": True}
-        made += [_permission(spec, f"UrlPermission{number}", fields) for number, fields in enumerate((by_url, by_name), start=1)]
+        made += [
+            _permission(spec, f"UrlPermission{number}", fields)
+            for number, fields in enumerate((by_url, by_name), start=1)
+        ]
     return made
 
 
@@ -195,4 +294,6 @@ def _queue(spec: DeploySpec, own: Lambda, tags: Mapping[str, str]) -> Resource:
     if own.queue.concurrency is not None:
         properties["ScalingConfig"] = {"MaximumConcurrency": own.queue.concurrency}
     place = f"{alias_of(spec.name)}|{own.queue.arn}"
-    return Resource("Queue", "AWS::Lambda::EventSourceMapping", place, properties, ("Alias",), lasting(tags))
+    return Resource(
+        "Queue", "AWS::Lambda::EventSourceMapping", place, properties, ("Alias",), lasting(tags)
+    )

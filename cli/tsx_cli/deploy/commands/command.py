@@ -10,14 +10,21 @@ import typer
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.lazy import DefaultGroup
 from tsx_cli.common.options import AsJson, InputOption
-from tsx_cli.deploy.commands.options import DeploymentOptions, deployment_options, desired_options, with_options
+from tsx_cli.deploy.commands.options import (
+    DeploymentOptions,
+    deployment_options,
+    desired_options,
+    with_options,
+)
 
 # `verbs` is imported in the commands: pydantic is slow to import, and help needs none of it.
 
 CHANGES = 2  # the exit code of a plan that changes something
 
 
-WRONG_WORDS: type[Exception] = typer.BadParameter.__mro__[1]  # what typer raises for all that it does not understand
+WRONG_WORDS: type[Exception] = typer.BadParameter.__mro__[
+    1
+]  # what typer raises for all that it does not understand
 
 
 class DeployGroup(DefaultGroup):
@@ -26,12 +33,16 @@ class DeployGroup(DefaultGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """`--emit KIND` alone writes into a directory of that name."""
         at = args.index("--emit") + 2 if "--emit" in args else 0
-        if 0 < at <= len(args) and (at == len(args) or args[at].startswith("-") or Path(args[at]).is_file()):
+        if 0 < at <= len(args) and (
+            at == len(args) or args[at].startswith("-") or Path(args[at]).is_file()
+        ):
             args = [*args[:at], args[at - 1], *args[at:]]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """A plan exits with 2 where something changes, so a usage error exits with 1, as any other error does."""
+        """A plan exits with 2 where something changes, so a usage error exits with 1, as any other
+        error does.
+        """
         words = [*ctx._protected_args, *ctx.args]
         try:
             return super().invoke(ctx)
@@ -46,19 +57,28 @@ Emit = Annotated[
     typer.Option(
         "--emit",
         metavar="KIND [DIR]",
-        help="Only write files into DIR, by default ./KIND: "
-        "dockerfile, compose, cloudformation, kubernetes, helm, kustomize, github, ray or any target.",
+        help=(
+            "Only write files into DIR, by default ./KIND: dockerfile, compose, cloudformation,"
+            " kubernetes, helm, kustomize, github, ray or any target."
+        ),
     ),
 ]
 NoCheck = Annotated[
-    bool, typer.Option("--no-check", help="Do not load the archive on this machine first, and only warn about exceeded limits.")
+    bool,
+    typer.Option(
+        "--no-check",
+        help="Do not load the archive on this machine first, and only warn about exceeded limits.",
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 app = typer.Typer(
     cls=DeployGroup,
     add_completion=False,
-    help="Deploy an archive to a container, Kubernetes, Ray, SageMaker or Lambda; the plan is shown first.",
+    help=(
+        "Deploy an archive to a container, Kubernetes, Ray, SageMaker or Lambda; the plan is shown"
+        " first."
+    ),
     no_args_is_help=True,
 )
 
@@ -68,12 +88,20 @@ app = typer.Typer(
 def apply_command(
     options: DeploymentOptions,
     no_check: NoCheck = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Only show what would change. Exit code 0: nothing, 2: something.")] = False,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan", help="Only show what would change. Exit code 0: nothing, 2: something."
+        ),
+    ] = False,
     emit: Emit = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the plan, ask for confirmation, and apply it. Running it again continues an interrupted run, or changes nothing."""
+    """Show the plan, ask for confirmation, and apply it.
+
+    Running it again continues an interrupted run, or changes nothing.
+    """
     from tsx_cli.deploy.commands.verbs import apply
 
     if plan or emit is not None:
@@ -84,12 +112,19 @@ def apply_command(
 
 @app.command("plan")
 @with_options(desired_options)
-def plan_command(options: DeploymentOptions, no_check: NoCheck = False, emit: Emit = None, as_json: AsJson = False) -> None:
+def plan_command(
+    options: DeploymentOptions,
+    no_check: NoCheck = False,
+    emit: Emit = None,
+    as_json: AsJson = False,
+) -> None:
     """Show the plan without applying it. Exit code 0: no changes, 2: changes, 1: an error."""
     _plan(options, no_check, emit, as_json)
 
 
-def _plan(options: DeploymentOptions, no_check: bool, emit: tuple[str, Path] | None, as_json: bool) -> None:
+def _plan(
+    options: DeploymentOptions, no_check: bool, emit: tuple[str, Path] | None, as_json: bool
+) -> None:
     from tsx_cli.deploy.commands.verbs import emit_files, show_changes
 
     if emit is not None:
@@ -111,11 +146,21 @@ def status(options: DeploymentOptions, as_json: AsJson = False) -> None:
 @with_options(deployment_options)
 def logs(
     options: DeploymentOptions,
-    follow: Annotated[bool, typer.Option("--follow", help="Follow new lines until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Follow new lines until Ctrl-C.")
+    ] = False,
     since: Annotated[
-        str | None, typer.Option("--since", help="How far back to start, such as 90s, 10m or 2h; by default as far as --lines goes.")
+        str | None,
+        typer.Option(
+            "--since",
+            help=(
+                "How far back to start, such as 90s, 10m or 2h; by default as far as --lines goes."
+            ),
+        ),
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000, help="Number of last lines to show.")] = 100,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=1, max=10_000, help="Number of last lines to show.")
+    ] = 100,
     as_json: AsJson = False,
 ) -> None:
     """Show the log of a deployment."""
@@ -134,13 +179,23 @@ def invoke(
     ] = None,
     input_option: InputOption = None,
     content_type: Annotated[
-        str | None, typer.Option("--content-type", help="Content type of the file, if its name does not show it.")
+        str | None,
+        typer.Option(
+            "--content-type", help="Content type of the file, if its name does not show it."
+        ),
     ] = None,
-    accept: Annotated[str | None, typer.Option("--accept", help="Content type of the answer.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer, unchanged, to this file.")] = None,
+    accept: Annotated[
+        str | None, typer.Option("--accept", help="Content type of the answer.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the answer, unchanged, to this file."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send a file to a deployment and print the answer, as `tsx predict` does; --json shows its content type."""
+    """Send a file to a deployment and print the answer, as `tsx predict` does; --json shows its
+    content type.
+    """
     from tsx_cli.deploy.commands.verbs import ask
     from tsx_cli.requests.predict import check_delivery, deliver
 
@@ -164,7 +219,12 @@ def history(options: DeploymentOptions, as_json: AsJson = False) -> None:
 @with_options(deployment_options)
 def rollback(
     options: DeploymentOptions,
-    to: Annotated[int | None, typer.Option("--version", help="Version number as shown by `history`; by default the previous one.")] = None,
+    to: Annotated[
+        int | None,
+        typer.Option(
+            "--version", help="Version number as shown by `history`; by default the previous one."
+        ),
+    ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -187,7 +247,9 @@ def promote(options: DeploymentOptions, yes: Yes = False, as_json: AsJson = Fals
 @with_options(deployment_options)
 def destroy(
     options: DeploymentOptions,
-    purge: Annotated[bool, typer.Option("--purge", help="Also remove uploaded models, built images and logs.")] = False,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Also remove uploaded models, built images and logs.")
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,6 @@
-"""The image of a deployment without `--image`: built here and pushed to the target's registry, as resources of the plan."""
+"""The image of a deployment without `--image`: built here and pushed to the target's registry, as
+resources of the plan.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,25 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
     if spec.target == "container":
         name = f"{spec.repository or spec.name}:{tag}"
         kind = container_kinds.LocalImage(Builder(cloud.program.name), made)
-        return Images(name, [Resource("Image", "Tsx::Container::Image", name, {})], {"Tsx::Container::Image": kind}, made.notes)
+        return Images(
+            name,
+            [Resource("Image", "Tsx::Container::Image", name, {})],
+            {"Tsx::Container::Image": kind},
+            made.notes,
+        )
     if spec.target == "kubernetes":
         name = f"{spec.repository}:{made.tag}"
         pushed = container_kinds.PushedImage(Builder(spec.build.tool), made)
         image = Resource("Image", "Tsx::Registry::Image", name, {})
-        return Images(Ref("Image", "Uri", made.tag), [image], {"Tsx::Registry::Image": pushed}, made.notes)
-    return _in_ecr(spec, facts, made._replace(tag=tag), ecr.EcrImage(Builder(spec.build.tool), made, made.machine))
+        return Images(
+            Ref("Image", "Uri", made.tag), [image], {"Tsx::Registry::Image": pushed}, made.notes
+        )
+    return _in_ecr(
+        spec,
+        facts,
+        made._replace(tag=tag),
+        ecr.EcrImage(Builder(spec.build.tool), made, made.machine),
+    )
 
 
 def own_repository(target: str, name: str) -> str:
@@ -52,9 +66,16 @@ def _in_ecr(spec: DeploySpec, facts: Facts, made: Recipe, kind: ecr.EcrImage) ->
     whole = spec.repository or f"{registry}/{own_repository(spec.target, spec.name)}"
     host, _, path = whole.partition("/")
     if not ECR.fullmatch(host) or not path:
-        raise UsageError(f"repository is {whole}; {spec.target} takes images from ECR only: ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME")
-    tags = {"tsx:name": spec.name, "tsx:target": spec.target} if spec.repository is None else {}  # one that is named may be shared
+        raise UsageError(
+            f"repository is {whole}; {spec.target} takes images from ECR only:"
+            " ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME"
+        )
+    tags = (
+        {"tsx:name": spec.name, "tsx:target": spec.target} if spec.repository is None else {}
+    )  # one that is named may be shared
     scanned = {"ImageScanningConfiguration": {"ScanOnPush": True}}
     repository = Resource("Repository", "AWS::ECR::Repository", path, scanned, tags=tags)
     image = Resource("Image", "Tsx::ECR::Image", f"{whole}:{made.tag}", {}, ("Repository",))
-    return Images(Ref("Image", "Uri", made.tag), [repository, image], {"Tsx::ECR::Image": kind}, made.notes)
+    return Images(
+        Ref("Image", "Uri", made.tag), [repository, image], {"Tsx::ECR::Image": kind}, made.notes
+    )

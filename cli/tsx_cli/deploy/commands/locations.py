@@ -66,19 +66,32 @@ class Location:
     log_name: str = ""  # of its log group in CloudWatch
 
     def engine(self, on_event: OnEvent | None = None) -> Engine:
-        return Engine(self.cloud, self.kinds) if on_event is None else Engine(self.cloud, self.kinds, on_event=on_event)
+        return (
+            Engine(self.cloud, self.kinds)
+            if on_event is None
+            else Engine(self.cloud, self.kinds, on_event=on_event)
+        )
 
     def leftovers(self, there: Sequence[Resource]) -> list[Resource]:
-        """What outlives a deployment in AWS: its log, and the images of all its versions, with the repository that was made for them."""
+        """What outlives a deployment in AWS: its log, and the images of all its versions, with the
+        repository that was made for them.
+        """
         if not self.log_name:
             return []
-        runs = any(each.kind in ("AWS::Lambda::Function", "AWS::SageMaker::Endpoint", COMPONENT) for each in there)
+        runs = any(
+            each.kind in ("AWS::Lambda::Function", "AWS::SageMaker::Endpoint", COMPONENT)
+            for each in there
+        )
         log = log_group.own_log_group(self.cloud, self.name, self.log_name, exists=runs)
         if self.target == "sagemaker" and not log:  # of a component that was removed without it
-            log = log_group.own_log_group(self.cloud, self.name, LOG.format(self.name), exists=False)
+            log = log_group.own_log_group(
+                self.cloud, self.name, LOG.format(self.name), exists=False
+            )
         if self.repository is not None:
             return [*log, *ecr.images_of(self.cloud, self.repository, own_tag(self.name))]
-        own = Resource("Repository", "AWS::ECR::Repository", own_repository(self.target, self.name), {})
+        own = Resource(
+            "Repository", "AWS::ECR::Repository", own_repository(self.target, self.name), {}
+        )
         found = self.kinds[own.kind].observe(self.cloud, own.name)
         return [*log, own] if found is not None and found.tags.get(OWNER) == self.name else log
 
@@ -87,7 +100,18 @@ def place(spec: DeploySpec) -> Location:
     return _place(
         spec.name,
         spec.target,
-        spec.model_dump(include={"region", "profile", "repository", "build", "sagemaker", "container", "kubernetes", "ray"}),
+        spec.model_dump(
+            include={
+                "region",
+                "profile",
+                "repository",
+                "build",
+                "sagemaker",
+                "container",
+                "kubernetes",
+                "ray",
+            }
+        ),
         spec,
     )
 
@@ -97,8 +121,12 @@ def named(file: Path | None, given: Mapping[str, Any]) -> Location:
     return _place(found["name"], found["target"], found)
 
 
-def _place(name: str, target: str, fields: Mapping[str, Any], spec: DeploySpec | None = None) -> Location:
-    """`spec` says how a model is to be deployed to SageMaker; without it, how it is deployed is asked for."""
+def _place(
+    name: str, target: str, fields: Mapping[str, Any], spec: DeploySpec | None = None
+) -> Location:
+    """`spec` says how a model is to be deployed to SageMaker; without it, how it is deployed is
+    asked for.
+    """
     if target not in get_args(Target):  # of tsx.toml, where no model is read that would look at it
         raise UsageError(f"target is '{target}'; choose one of {', '.join(get_args(Target))}")
     cloud: Any
@@ -114,10 +142,19 @@ def _place(name: str, target: str, fields: Mapping[str, Any], spec: DeploySpec |
         cloud, platform = ContainerHost(program), ContainerTarget()
     elif target == "kubernetes":
         if shutil.which("kubectl") is None:
-            raise CliError("kubectl is not installed; install it, or write the manifests with --emit kubernetes and apply them elsewhere")
-        own, kinds = fields["kubernetes"], {**OBJECTS, f"{OBJECT}Deployment": Release(), f"{OBJECT}HTTPRoute": WeightedRoute()}
+            raise CliError(
+                "kubectl is not installed; install it, or write the manifests with --emit"
+                " kubernetes and apply them elsewhere"
+            )
+        own, kinds = (
+            fields["kubernetes"],
+            {**OBJECTS, f"{OBJECT}Deployment": Release(), f"{OBJECT}HTTPRoute": WeightedRoute()},
+        )
         kinds[f"{OBJECT}Revision"] = Revision()
-        cloud = Cluster(Program("kubectl", ("--context", own["context"]) if own["context"] else ()), own["namespace"])
+        cloud = Cluster(
+            Program("kubectl", ("--context", own["context"]) if own["context"] else ()),
+            own["namespace"],
+        )
         platform = KubernetesTarget()
     elif target == "ray":
         try:
@@ -125,12 +162,23 @@ def _place(name: str, target: str, fields: Mapping[str, Any], spec: DeploySpec |
             from tsx_cli.deploy.ray.deployment import RayTarget
             from tsx_cli.deploy.ray.kinds import KINDS as RAY_KINDS
         except ImportError as error:
-            raise CliError(f"--target ray needs packages that are not installed ({error.name}): pip install 'tsx-serve[ray]'") from error
-        own_ray = Ray.model_construct(**fields["ray"])  # checked before: with all its defaults it would not pass again
-        cloud, kinds = RayCluster(own_ray, partial(Cloud, fields.get("region"), fields.get("profile"))), RAY_KINDS
+            raise CliError(
+                f"--target ray needs packages that are not installed ({error.name}): pip install"
+                " 'tsx-serve[ray]'"
+            ) from error
+        own_ray = Ray.model_construct(
+            **fields["ray"]
+        )  # checked before: with all its defaults it would not pass again
+        cloud, kinds = (
+            RayCluster(own_ray, partial(Cloud, fields.get("region"), fields.get("profile"))),
+            RAY_KINDS,
+        )
         platform = RayTarget()
     else:
-        cloud, kinds = Cloud(fields.get("region"), fields.get("profile"), fields["sagemaker"]["bucket_owner"]), AWS_KINDS
+        cloud, kinds = (
+            Cloud(fields.get("region"), fields.get("profile"), fields["sagemaker"]["bucket_owner"]),
+            AWS_KINDS,
+        )
         served: LambdaTarget | SageMakerTarget = LambdaTarget()
         if target == "sagemaker":
             served = target_of(membership(cloud, name) if spec is None else wanted_membership(spec))

@@ -1,4 +1,6 @@
-"""The output of `tsx deploy logs`, and of a failure: the platform's reason, the end of the log, the likely causes."""
+"""The output of `tsx deploy logs`, and of a failure: the platform's reason, the end of the log, the
+likely causes.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class ProgramLog:
     def _lines(self, count: int, since: float | None, *, follow: bool) -> Iterator[LogLine]:
         platform: Any = self._place.platform
         ago = None if since is None else f"{max(1, math.ceil(time.time() - since))}s"
-        for text in platform.logs(self._place.cloud, self._place.name, lines=count, since=ago, follow=follow):
+        for text in platform.logs(
+            self._place.cloud, self._place.name, lines=count, since=ago, follow=follow
+        ):
             yield LogLine(None, "", text)
 
 
@@ -60,14 +64,24 @@ def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_js
     start = None if since is None else time.time() - since
     lines: Iterable[LogLine] = log.onwards(count, start) if follow else log.last(count, start)
     if not lines:
-        raise CliError(f"{log.group} has no lines{'' if since is None else ' of that time'}; an invocation or a start writes some")
+        raise CliError(
+            f"{log.group} has no lines{'' if since is None else ' of that time'}; an invocation or"
+            " a start writes some"
+        )
     for line in lines:
         when = line.when
         if as_json:
-            report = {"time": None if when is None else when.isoformat(), "stream": line.stream, "message": line.text}
+            report = {
+                "time": None if when is None else when.isoformat(),
+                "stream": line.stream,
+                "message": line.text,
+            }
             print(json.dumps(report), flush=True)  # one a line
         else:
-            print(f"{'' if when is None else f'{when.astimezone():%Y-%m-%d %H:%M:%S} '}{escaped(line.text)}", flush=True)
+            print(
+                f"{'' if when is None else f'{when.astimezone():%Y-%m-%d %H:%M:%S} '}{escaped(line.text)}",
+                flush=True,
+            )
 
 
 def why(log: Log, reason: str, since: float | None = None) -> dict[str, Any]:
@@ -105,6 +119,10 @@ def explain(error: DeployFailed, log: Log, since: float) -> None:
         if kind.startswith("AWS::Lambda::"):  # no image need have been started by then
             found["diagnosis"] = [each for each in found["diagnosis"] if each != SILENT]
         show_why(found, log, to_stderr=True)
-    elif kind.startswith("Tsx::"):  # what docker and kubectl say is in the message, with the last words of a container that made way
+    elif kind.startswith(
+        "Tsx::"
+        # what docker and kubectl say is in the message, with the last words of a container that
+        # made way
+    ):
         for cause in diagnose("", error.message.splitlines()):
             print(f"Likely: {escaped(str(cause))}", file=sys.stderr)

@@ -19,7 +19,9 @@ from tsx_cli.deploy.engine.platform import DeployedVersion
 
 LONGEST = 100  # characters of a value
 LONG = 30.0  # seconds: from here on it is announced
-USUAL: Mapping[tuple[str, str], float] = {  # seconds, from experience: what AWS takes hangs on the image and the machines
+USUAL: Mapping[
+    tuple[str, str], float
+] = {  # seconds, from experience: what AWS takes hangs on the image and the machines
     ("AWS::SageMaker::Endpoint", "create"): 360.0,
     ("AWS::SageMaker::Endpoint", "replace"): 420.0,
     ("AWS::SageMaker::Endpoint", "update"): 480.0,
@@ -51,7 +53,10 @@ def show_plan(planned: Plan) -> None:
     """A line for each resource, and under what changes the values that do."""
     for change in planned.changes:
         because = f"  ({one_line(change.reason)})" if change.reason else ""
-        print(f"{ACTIONS[change.action][0]:>3} {change.resource.short_kind:<15} {one_line(change.resource.name)}{because}")
+        print(
+            f"{ACTIONS[change.action][0]:>3} {change.resource.short_kind:<15}"
+            f" {one_line(change.resource.name)}{because}"
+        )
         if change.action in ("update", "replace"):
             for path, old, new in (row for field in change.fields for row in narrowed(field)):
                 print(f"      {path}: {_value(old)} -> {_value(new)}")
@@ -60,16 +65,27 @@ def show_plan(planned: Plan) -> None:
     counts = [(planned.count(action), words[1]) for action, words in ACTIONS.items()]
     time = sum(expected(change) for change in planned.changes)
     duration = f" It takes about {minutes(time)}." if time >= LONG else ""
-    print(f"\n{', '.join(f'{number} {word}' for number, word in counts if number) or 'nothing is there'}.{duration}")
+    print(
+        f"\n{', '.join(f'{number} {word}' for number, word in counts if number) or 'nothing is there'}.{duration}"
+    )
 
 
 def expected(change: Change) -> float:
     """Seconds that it usually takes; a canary takes its time on top."""
     usual = USUAL.get((change.resource.kind, change.action), 0.0)
-    shift = change.resource.properties.get("DeploymentConfig", {}) if change.action == "update" else {}
-    traffic: Mapping[str, float] = shift.get("BlueGreenUpdatePolicy", {}).get("TrafficRoutingConfiguration", {})
+    shift = (
+        change.resource.properties.get("DeploymentConfig", {}) if change.action == "update" else {}
+    )
+    traffic: Mapping[str, float] = shift.get("BlueGreenUpdatePolicy", {}).get(
+        "TrafficRoutingConfiguration", {}
+    )
     rolling = shift.get("RollingUpdatePolicy")
-    steps = 0 if rolling is None else math.ceil(100 / rolling["MaximumBatchSize"]["Value"]) * rolling["WaitIntervalInSeconds"]
+    steps = (
+        0
+        if rolling is None
+        else math.ceil(100 / rolling["MaximumBatchSize"]["Value"])
+        * rolling["WaitIntervalInSeconds"]
+    )
     bake = change.resource.how.get("bake", 0) if change.action == "update" else 0
     return usual + traffic.get("WaitIntervalInSeconds", 0) + steps + bake
 
@@ -79,7 +95,9 @@ def minutes(seconds: float) -> str:
 
 
 class Steps:
-    """A line for each applied change, with its time; on a terminal the line is animated while AWS works."""
+    """A line for each applied change, with its time; on a terminal the line is animated while AWS
+    works.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
@@ -90,7 +108,12 @@ class Steps:
             self._status = self._console.status("")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if self._status is not None:
             self._status.stop()
 
@@ -111,18 +134,29 @@ class Steps:
             self._status.stop()
 
     def __call__(self, event: Event) -> None:
-        what, usual = f"{event.change.resource.short_kind} {event.change.resource.name}", expected(event.change)
+        what, usual = (
+            f"{event.change.resource.short_kind} {event.change.resource.name}",
+            expected(event.change),
+        )
         if event.stage in ("done", "failed"):
             if self._status is not None:
                 self._status.stop()
             word = ACTIONS[event.change.action][2] if event.stage == "done" else "failed"
-            self._console.print(f"{what}: {word} ({event.seconds:.0f} s)", markup=False, soft_wrap=True)
+            self._console.print(
+                f"{what}: {word} ({event.seconds:.0f} s)", markup=False, soft_wrap=True
+            )
         elif self._status is not None:
             of = f" of about {minutes(usual)}; {_way_out(event.change)}" if usual >= LONG else ""
-            self._status.update(f"{what}: {event.text or 'begun'} ({event.seconds:.0f} s{of})".replace("[", r"\["))
+            self._status.update(
+                f"{what}: {event.text or 'begun'} ({event.seconds:.0f} s{of})".replace("[", r"\[")
+            )
             self._status.start()
         elif event.stage == "begun" and usual >= LONG:
-            self._console.print(f"{what}: begun, about {minutes(usual)}; {_way_out(event.change)}", markup=False, soft_wrap=True)
+            self._console.print(
+                f"{what}: begun, about {minutes(usual)}; {_way_out(event.change)}",
+                markup=False,
+                soft_wrap=True,
+            )
 
 
 def _way_out(change: Change) -> str:
@@ -132,7 +166,13 @@ def _way_out(change: Change) -> str:
 
 def show_versions(versions: list[DeployedVersion]) -> None:
     rows = [
-        (each.number, each.made.astimezone().strftime("%Y-%m-%d %H:%M"), each.model, each.id, "now" if each.is_current else "")
+        (
+            each.number,
+            each.made.astimezone().strftime("%Y-%m-%d %H:%M"),
+            each.model,
+            each.id,
+            "now" if each.is_current else "",
+        )
         for each in reversed(versions)
     ]
     print_table(["version", "made", "model", "configuration", ""], rows)
@@ -145,7 +185,10 @@ def show_status(status: Mapping[str, Any]) -> None:
             continue
         if isinstance(value, list) and value and isinstance(value[0], dict):
             for number, part in enumerate(value, start=1):
-                rows += [(f"{key.rstrip('s')} {number} {name}", _value(each)) for name, each in part.items()]
+                rows += [
+                    (f"{key.rstrip('s')} {number} {name}", _value(each))
+                    for name, each in part.items()
+                ]
         else:
             rows.append((key, _value(value)))
     print_table(["", ""], rows)
@@ -162,7 +205,10 @@ def _value(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
-        value = ", ".join(f"{key}={' and '.join(map(str, each)) if isinstance(each, list) else each}" for key, each in value.items())
+        value = ", ".join(
+            f"{key}={' and '.join(map(str, each)) if isinstance(each, list) else each}"
+            for key, each in value.items()
+        )
     if isinstance(value, (list, tuple)):
         value = ", ".join(map(str, value))
     text = one_line(value)

@@ -1,4 +1,6 @@
-"""Reads the specification of a deployment: the options of `tsx deploy` over `[deploy]` and `[deploy.NAME]` of tsx.toml."""
+"""Reads the specification of a deployment: the options of `tsx deploy` over `[deploy]` and
+`[deploy.NAME]` of tsx.toml.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,30 @@ else:
 
 
 def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Name, target, and where it is, for verbs that need no model. Raises UsageError and CliError."""
+    """Name, target, and where it is, for verbs that need no model. Raises UsageError and
+    CliError.
+    """
     values = _values(file, given)
     for key in ("name", "target"):
         if not isinstance(values.get(key), str):
             raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
-    parts: dict[str, type[SpecSection]] = {"build": Build, "sagemaker": SageMaker, "container": Container, "kubernetes": Kubernetes}
+    parts: dict[str, type[SpecSection]] = {
+        "build": Build,
+        "sagemaker": SageMaker,
+        "container": Container,
+        "kubernetes": Kubernetes,
+    }
     parts["ray"] = Ray
     try:
-        tables = {key: part.model_validate(values.get(key, {})).model_dump() for key, part in parts.items()}
+        tables = {
+            key: part.model_validate(values.get(key, {})).model_dump()
+            for key, part in parts.items()
+        }
     except ValidationError as error:
         raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
-    return {key: values.get(key) for key in ("name", "target", "region", "profile", "repository")} | tables
+    return {
+        key: values.get(key) for key in ("name", "target", "region", "profile", "repository")
+    } | tables
 
 
 def read_target(file: Path | None, given: Mapping[str, Any]) -> str | None:
@@ -46,7 +60,9 @@ def read_target(file: Path | None, given: Mapping[str, Any]) -> str | None:
 
 
 def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
-    """`[deploy]`, over it `[deploy.NAME]`, over it what was given, None meaning not given. Raises UsageError and CliError.
+    """`[deploy]`, over it `[deploy.NAME]`, over it what was given, None meaning not given.
+
+    Raises UsageError and CliError.
 
     A `role` that was given is that of the target's own table.
     """
@@ -57,9 +73,15 @@ def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
     if spec.canary is not None and spec.target == "container":
         raise UsageError("canary: the target container runs one version at a time. Remove it")
     if spec.canary is not None and spec.target == "ray" and spec.ray.models:
-        raise UsageError("canary: replicas that several models share have none. Remove it, or deploy the model alone, without ray.models")
+        raise UsageError(
+            "canary: replicas that several models share have none. Remove it, or deploy the model"
+            " alone, without ray.models"
+        )
     if spec.create_role and spec.target in ("container", "kubernetes", "ray"):
-        raise UsageError(f"create_role: SageMaker and Lambda have that, and the target {spec.target} does not. Remove it")
+        raise UsageError(
+            f"create_role: SageMaker and Lambda have that, and the target {spec.target} does not."
+            " Remove it"
+        )
     return spec
 
 
@@ -70,8 +92,15 @@ def _values(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     name = given.get("name") or own.get("name") or _name_of(given.get("model") or own.get("model"))
     if name is not None:
         given["name"] = name
-    values = _merged(_merged(own, tables.get(str(name), {})), {key: value for key, value in given.items() if key != "role"})
-    return values if given.get("role") is None else _merged(values, {str(values.get("target")): {"role": given["role"]}})
+    values = _merged(
+        _merged(own, tables.get(str(name), {})),
+        {key: value for key, value in given.items() if key != "role"},
+    )
+    return (
+        values
+        if given.get("role") is None
+        else _merged(values, {str(values.get("target")): {"role": given["role"]}})
+    )
 
 
 def _name_of(model: object) -> str | None:
@@ -99,7 +128,8 @@ def _tables(file: Path | None) -> dict[str, Any]:
         unknown = sorted(value.keys() - tables) if _is_deployment(name, value) else []
         if unknown:  # else a misspelled table would be taken for another deployment
             raise UsageError(
-                f"{file}: [deploy.{name}] is no table of tsx, nor a deployment, which has no '{unknown[0]}'{suggestion(name, tables)}"
+                f"{file}: [deploy.{name}] is no table of tsx, nor a deployment, which has no"
+                f" '{unknown[0]}'{suggestion(name, tables)}"
             )
     return found
 
@@ -111,27 +141,53 @@ def _is_deployment(key: str, value: object) -> bool:
 def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     both = dict(low)
     for key, value in high.items():
-        both[key] = _merged(low[key], value) if isinstance(value, Mapping) and isinstance(low.get(key), Mapping) else value
+        both[key] = (
+            _merged(low[key], value)
+            if isinstance(value, Mapping) and isinstance(low.get(key), Mapping)
+            else value
+        )
     return both
 
 
 def _in_words(problem: Mapping[str, Any]) -> str:
     place = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
-        return f"deploy has no key '{place}'{suggestion(str(problem['loc'][-1]), _known(problem['loc'][:-1]))}"
+        return (
+            "deploy has no key"
+            f" '{place}'{suggestion(str(problem['loc'][-1]), _known(problem['loc'][:-1]))}"
+        )
     if problem["type"] == "missing":
-        return f"{place} is not given: --{place.replace('_', '-')}, or {place} under [deploy] in tsx.toml"
+        return (
+            f"{place} is not given: --{place.replace('_', '-')}, or {place} under [deploy] in"
+            " tsx.toml"
+        )
     if problem["type"] == "model_type":
-        return f"{place} has keys of its own, not a value: {', '.join(f'{place}.{key}' for key in _known(problem['loc']))}"
+        return (
+            f"{place} has keys of its own, not a value:"
+            f" {', '.join(f'{place}.{key}' for key in _known(problem['loc']))}"
+        )
     said = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{place}: {said}" + ("" if isinstance(problem["input"], Mapping) else f" (it is {problem['input']!r})")
+    return f"{place}: {said}" + (
+        "" if isinstance(problem["input"], Mapping) else f" (it is {problem['input']!r})"
+    )
 
 
 def _known(place: tuple[Any, ...]) -> list[str]:
     model: Any = DeploySpec
     for key in place:
-        field = next((field for name, field in model.model_fields.items() if key in (name, field.alias)), None)
-        parts = [] if field is None else [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+        field = next(
+            (field for name, field in model.model_fields.items() if key in (name, field.alias)),
+            None,
+        )
+        parts = (
+            []
+            if field is None
+            else [
+                kind
+                for kind in (field.annotation, *get_args(field.annotation))
+                if isinstance(kind, type)
+            ]
+        )
         model = next((kind for kind in parts if issubclass(kind, SpecSection)), None)
         if model is None:
             return []

@@ -71,7 +71,9 @@ def apply(file: Path | None, given: Given, *, ask: bool, check: bool, as_json: b
     _tell(place, as_json=as_json)
 
 
-def emit_files(file: Path | None, given: Given, kind: str, directory: Path, *, as_json: bool) -> None:
+def emit_files(
+    file: Path | None, given: Given, kind: str, directory: Path, *, as_json: bool
+) -> None:
     """Asks nothing of any platform, and writes nowhere else."""
     named_target, steps = read_target(file, given), Steps(quiet=as_json)
     target = check_kind(kind, named_target)
@@ -86,12 +88,22 @@ def emit_files(file: Path | None, given: Given, kind: str, directory: Path, *, a
     if needs_image:
         steps.say("looking up the base image, and building a wheel of tsx where it has no release")
     with this_machine(spec, needs_image) as local:
-        emitted = emit(kind, spec, facts, local, command_words(file, given) if kind == "github" else ())
+        emitted = emit(
+            kind, spec, facts, local, command_words(file, given) if kind == "github" else ()
+        )
         paths = write(emitted, directory)
-    if kind == "github" and not any(member.name.startswith(f"{SAMPLES}/") for member in inspection.members):
+    if kind == "github" and not any(
+        member.name.startswith(f"{SAMPLES}/") for member in inspection.members
+    ):
         emitted = emitted._replace(notes=[*emitted.notes, NO_SAMPLES])
     if as_json:
-        print_json({"files": [str(path) for path in paths], "next": emitted.next_step, "notes": list(emitted.notes)})
+        print_json(
+            {
+                "files": [str(path) for path in paths],
+                "next": emitted.next_step,
+                "notes": list(emitted.notes),
+            }
+        )
         return
     for path in paths:
         print(f"wrote {path}")
@@ -115,13 +127,23 @@ def show_state(file: Path | None, given: Given, *, as_json: bool) -> None:
         show_why(found, log, to_stderr=False)
 
 
-def show_logs(file: Path | None, given: Given, *, since: str | None, count: int, follow: bool, as_json: bool) -> None:
+def show_logs(
+    file: Path | None, given: Given, *, since: str | None, count: int, follow: bool, as_json: bool
+) -> None:
     place = named(file, given)
     log = log_of(place)
-    show_lines(log, since=None if since is None else span(since, "--since"), count=count, follow=follow, as_json=as_json)
+    show_lines(
+        log,
+        since=None if since is None else span(since, "--since"),
+        count=count,
+        follow=follow,
+        as_json=as_json,
+    )
 
 
-def ask(file: Path | None, given: Given, body: str, content_type: str | None, accept: str | None) -> Response:
+def ask(
+    file: Path | None, given: Given, body: str, content_type: str | None, accept: str | None
+) -> Response:
     place = named(file, given)
     content = sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
     kind = content_type or mimetypes.guess_type(body)[0] or "application/octet-stream"
@@ -132,7 +154,12 @@ def show_history(file: Path | None, given: Given, *, as_json: bool) -> None:
     place = named(file, given)
     versions = place.platform.versions(place.cloud, place.name)
     if as_json:
-        print_json([{**each._asdict(), "made": each.made.isoformat(), "tags": dict(each.tags)} for each in versions])
+        print_json(
+            [
+                {**each._asdict(), "made": each.made.isoformat(), "tags": dict(each.tags)}
+                for each in versions
+            ]
+        )
     elif not versions:
         raise _absent(place)
     else:
@@ -142,8 +169,15 @@ def show_history(file: Path | None, given: Given, *, as_json: bool) -> None:
 def go_back(file: Path | None, given: Given, to: int | None, *, ask: bool, as_json: bool) -> None:
     place = named(file, given)
     version = _earlier(place.platform.versions(place.cloud, place.name), to, place)
-    again = f"Run `tsx deploy rollback --version {version.number}`"  # without the number it would go back one further
-    _move(place, place.platform.going_back(place.cloud, place.name, version), again, ask=ask, as_json=as_json)
+    # without the number it would go back one further
+    again = f"Run `tsx deploy rollback --version {version.number}`"
+    _move(
+        place,
+        place.platform.going_back(place.cloud, place.name, version),
+        again,
+        ask=ask,
+        as_json=as_json,
+    )
 
 
 def promote(file: Path | None, given: Given, *, ask: bool, as_json: bool) -> None:
@@ -153,7 +187,9 @@ def promote(file: Path | None, given: Given, *, ask: bool, as_json: bool) -> Non
     _move(place, place.platform.promoting(place.cloud, place.name), AGAIN, ask=ask, as_json=as_json)
 
 
-def _move(place: Location, wanted: Sequence[Resource], again: str, *, ask: bool, as_json: bool) -> None:
+def _move(
+    place: Location, wanted: Sequence[Resource], again: str, *, ask: bool, as_json: bool
+) -> None:
     """Requests to another version."""
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
@@ -170,12 +206,17 @@ def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: 
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
         there = place.platform.belongings(place.cloud, place.name, purge=purge)
-        planned = engine.plan([], [*(place.leftovers(there) if purge else []), *there])  # what is first goes last
+        planned = engine.plan(
+            [], [*(place.leftovers(there) if purge else []), *there]
+        )  # what is first goes last
         if planned.is_empty:
             raise _absent(place)
         if not as_json:
             show_plan(planned)
-        if ask and (not sys.stdin.isatty() or input(f"Type '{place.name}' to remove all of this: ").strip() != place.name):
+        if ask and (
+            not sys.stdin.isatty()
+            or input(f"Type '{place.name}' to remove all of this: ").strip() != place.name
+        ):
             raise CliError("nothing was removed; without a terminal, confirm with --yes")
         engine.apply(planned)
     if as_json:
@@ -188,7 +229,9 @@ def _specified(file: Path | None, given: Given) -> tuple[DeploySpec, Location]:
     return (completed(place.cloud, spec) if spec.target == "sagemaker" else spec), place
 
 
-def _planned(engine: Engine, place: Location, spec: DeploySpec, stack: ExitStack, *, check: bool) -> tuple[Plan, Preflight]:
+def _planned(
+    engine: Engine, place: Location, spec: DeploySpec, stack: ExitStack, *, check: bool
+) -> tuple[Plan, Preflight]:
     """`stack` keeps the files of an image that is built here."""
     cloud, image_bytes = place.cloud, None
     inspection, facts = look_at(spec.model, image=spec.image or "", region=cloud.region)
@@ -244,32 +287,53 @@ def _tell(place: Location, *, as_json: bool) -> None:
 
 
 def by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
-    """A tag may mean another image tomorrow: what is deployed is named by its digest, where ECR can be asked for it."""
+    """A tag may mean another image tomorrow: what is deployed is named by its digest, where ECR can
+    be asked for it.
+    """
     host, slash, rest = image.partition("/")
     if "@sha256:" in image or not slash or ".dkr.ecr." not in host:
         return image, None
     repository, _, tag = rest.partition(":")
     with translated_errors(f"looking for the image {image}"):
-        found = cloud.client("ecr").describe_images(repositoryName=repository, imageIds=[{"imageTag": tag or "latest"}])
-    return f"{host}/{repository}@{found['imageDetails'][0]['imageDigest']}", found["imageDetails"][0].get("imageSizeInBytes")
+        found = cloud.client("ecr").describe_images(
+            repositoryName=repository, imageIds=[{"imageTag": tag or "latest"}]
+        )
+    return f"{host}/{repository}@{found['imageDetails'][0]['imageDigest']}", found["imageDetails"][
+        0
+    ].get("imageSizeInBytes")
 
 
-def _earlier(versions: Sequence[DeployedVersion], to: int | None, place: Location) -> DeployedVersion:
+def _earlier(
+    versions: Sequence[DeployedVersion], to: int | None, place: Location
+) -> DeployedVersion:
     if not versions:
         raise _absent(place)
     if to is not None:
         found = next((each for each in versions if each.number == to), None)
         if found is None:
-            raise UsageError(f"--version: there is no version {to}; there are {', '.join(str(each.number) for each in versions)}")
+            raise UsageError(
+                f"--version: there is no version {to}; there are"
+                f" {', '.join(str(each.number) for each in versions)}"
+            )
         return found
-    if any(each.percent for each in versions):  # a canary is the newest, and it is what is gone back from
+    if any(
+        each.percent for each in versions
+    ):  # a canary is the newest, and it is what is gone back from
         return next(each for each in versions if each.is_current)
-    current = next((place for place, each in enumerate(versions) if each.is_current), len(versions) - 1)
+    current = next(
+        (place for place, each in enumerate(versions) if each.is_current), len(versions) - 1
+    )
     if current == 0:
-        raise CliError(f"{place.name} has no earlier version; `tsx deploy history` lists the existing ones")
+        raise CliError(
+            f"{place.name} has no earlier version; `tsx deploy history` lists the existing ones"
+        )
     return versions[current - 1]
 
 
 def _absent(place: Location) -> CliError:
-    where = f"in {place.cloud.region}; check --region" if isinstance(place.cloud, Cloud) else f"on {place.cloud.region}"
+    where = (
+        f"in {place.cloud.region}; check --region"
+        if isinstance(place.cloud, Cloud)
+        else f"on {place.cloud.region}"
+    )
     return CliError(f"there is no deployment '{place.name}' {where}")

@@ -29,8 +29,9 @@ class ContainerTarget:
         missing = [name for name in wants_tokens(spec) if not os.environ.get(name)]
         if missing:
             raise UsageError(
-                f"container.host is {spec.container.host}, which other machines can reach: set {' and '.join(missing)} in this "
-                f"command's environment, or env.{OPEN}=true to serve without"
+                f"container.host is {spec.container.host}, which other machines can reach: set"
+                f" {' and '.join(missing)} in this command's environment, or env.{OPEN}=true to"
+                " serve without"
             )
         image = str(facts.image)
         tags = tags_of_spec(spec, facts)
@@ -49,28 +50,58 @@ class ContainerTarget:
 
     def belongings(self, cloud: ContainerHost, name: str, *, purge: bool = False) -> list[Resource]:
         there = cloud.containers(name)
-        found = [Resource(f"Container{n}", KIND, _name(each), {}, ("Images",)) for n, each in enumerate(there)]
+        found = [
+            Resource(f"Container{n}", KIND, _name(each), {}, ("Images",))
+            for n, each in enumerate(there)
+        ]
         if purge:
-            images = sorted({*cloud.images(name), *(labels_of(each)[OWN_IMAGE] for each in there if OWN_IMAGE in labels_of(each))})
-            found = [Resource(f"Image{n}", IMAGE, each, {}) for n, each in enumerate(images)] + found
+            images = sorted(
+                {
+                    *cloud.images(name),
+                    *(labels_of(each)[OWN_IMAGE] for each in there if OWN_IMAGE in labels_of(each)),
+                }
+            )
+            found = [
+                Resource(f"Image{n}", IMAGE, each, {}) for n, each in enumerate(images)
+            ] + found
         return found
 
-    def obsolete(self, cloud: ContainerHost, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
+    def obsolete(
+        self, cloud: ContainerHost, spec: DeploySpec, wanted: Sequence[Resource]
+    ) -> list[Resource]:
         names = {each.name for each in wanted}
         others = [each for each in self.belongings(cloud, spec.name) if each.name not in names]
         return others[: -(spec.keep - 1) or None]
 
     def versions(self, cloud: ContainerHost, name: str) -> list[DeployedVersion]:
         return [
-            DeployedVersion(number, _name(each), _time(each["Created"]), tags_of(each), bool(each["State"].get("Running")))
+            DeployedVersion(
+                number,
+                _name(each),
+                _time(each["Created"]),
+                tags_of(each),
+                bool(each["State"].get("Running")),
+            )
             for number, each in enumerate(cloud.containers(name), start=1)
         ]
 
-    def going_back(self, cloud: ContainerHost, name: str, version: DeployedVersion) -> list[Resource]:
-        return [Resource("Container", KIND, version.id, {"Running": True, "Deployment": name, "Patience": 600}, tags=version.tags)]
+    def going_back(
+        self, cloud: ContainerHost, name: str, version: DeployedVersion
+    ) -> list[Resource]:
+        return [
+            Resource(
+                "Container",
+                KIND,
+                version.id,
+                {"Running": True, "Deployment": name, "Patience": 600},
+                tags=version.tags,
+            )
+        ]
 
     def promoting(self, cloud: ContainerHost, name: str) -> list[Resource]:
-        raise CliError("a container deployment has no canary to promote: only one container runs at a time")
+        raise CliError(
+            "a container deployment has no canary to promote: only one container runs at a time"
+        )
 
     def status(self, cloud: ContainerHost, name: str) -> dict[str, Any] | None:
         there = cloud.containers(name)
@@ -94,24 +125,38 @@ class ContainerTarget:
             "with": cloud.program.name,
         }
 
-    def invoke(self, cloud: ContainerHost, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
+    def invoke(
+        self, cloud: ContainerHost, name: str, body: bytes, content_type: str, accept: str | None
+    ) -> Response:
         there = [each for each in cloud.containers(name) if each["State"].get("Running")]
         if not there:
             raise CloudError(f"{name} does not run; see `tsx deploy status`")
         model = tags_of(there[0]).get("tsx:model", name).partition("/")[0]
         return predict(_address(there[0]), model, body, content_type, accept)
 
-    def logs(self, cloud: ContainerHost, name: str, *, lines: int | None, since: str | None, follow: bool) -> Iterator[str]:
+    def logs(
+        self, cloud: ContainerHost, name: str, *, lines: int | None, since: str | None, follow: bool
+    ) -> Iterator[str]:
         """Of the one that runs, else of the newest. Raises CliError where there is none."""
         there = cloud.containers(name)
         if not there:
             raise CliError(f"there is no deployment '{name}' on {cloud.region}")
         current = next((each for each in there if each["State"].get("Running")), there[-1])
-        words = [*(["--tail", str(lines)] if lines is not None else []), *(["--since", since] if since else [])]
+        words = [
+            *(["--tail", str(lines)] if lines is not None else []),
+            *(["--since", since] if since else []),
+        ]
         return cloud.follow(_name(current), [*words, *(["--follow"] if follow else [])])
 
 
-def predict(address: str, model: str, body: bytes, content_type: str, accept: str | None, token: str | None = None) -> Response:
+def predict(
+    address: str,
+    model: str,
+    body: bytes,
+    content_type: str,
+    accept: str | None,
+    token: str | None = None,
+) -> Response:
     """With the token, or that of the environment; the answer has arrived whole. Raises CliError."""
     token = token or os.environ.get("TSX_INFERENCE_TOKEN") or None
     headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
@@ -135,8 +180,12 @@ def _address(container: Mapping[str, Any]) -> str:
 
 def _time(text: object) -> datetime:
     """Docker writes nanoseconds, podman the machine's zone: what is behind the seconds is cut."""
-    match = re.match(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?\s*(Z|[+-]\d\d:?\d\d)?", str(text))
+    match = re.match(
+        r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?\s*(Z|[+-]\d\d:?\d\d)?", str(text)
+    )
     if match is None:
         return datetime.fromtimestamp(0, timezone.utc)
     zone = (match[3] or "Z").replace("Z", "+00:00")
-    return datetime.fromisoformat(f"{match[1]}T{match[2]}{zone if ':' in zone else f'{zone[:3]}:{zone[3:]}'}")
+    return datetime.fromisoformat(
+        f"{match[1]}T{match[2]}{zone if ':' in zone else f'{zone[:3]}:{zone[3:]}'}"
+    )

@@ -1,7 +1,8 @@
 """Containers and images of this machine, by docker or podman. Labels are the only state.
 
-Each version is a container of its own, whose name is made of what it says; one of a deployment's runs, those before it are kept, stopped.
-One that does not get well is removed, and the one before it is started again.
+Each version is a container of its own, whose name is made of what it says; one of a deployment's
+runs, those before it are kept, stopped. One that does not get well is removed, and the one before
+it is started again.
 """
 
 from __future__ import annotations
@@ -37,17 +38,30 @@ class ContainerHost:
 
     def containers(self, name: str) -> list[Mapping[str, Any]]:
         """Of a deployment, the oldest first."""
-        words = ("ps", "--all", "--quiet", "--filter", f"label={NAME}={name}", "--filter", f"label={TARGET}=container")
+        words = (
+            "ps",
+            "--all",
+            "--quiet",
+            "--filter",
+            f"label={NAME}={name}",
+            "--filter",
+            f"label={TARGET}=container",
+        )
         ids = self.program.ask(*words, doing=f"looking for the containers of {name}").split()
         if not ids:
             return []
-        found = json.loads(self.program.ask("inspect", "--type", "container", *ids, doing=f"looking at the containers of {name}"))
+        found = json.loads(
+            self.program.ask(
+                "inspect", "--type", "container", *ids, doing=f"looking at the containers of {name}"
+            )
+        )
         return sorted(found, key=lambda each: str(each["Created"]))
 
     def container(self, name: str) -> Mapping[str, Any] | None:
         """Return what the engine reports of a container.
 
-        podman checks the container's health now: it does so by itself only on machines with systemd.
+        podman checks the container's health now: it does so by itself only on machines with
+        systemd.
         """
         found: list[dict[str, Any]] = []
         for _ in range(RETRIES):
@@ -67,7 +81,11 @@ class ContainerHost:
         found = self.program.ask(*words, doing=f"looking for the images of {name}").splitlines()
         found = [each.removeprefix("localhost/") for each in found]  # as podman says it
         own, shared = re.compile(f"{re.escape(name)}:tsx-[0-9a-f]{{12}}"), own_tag(name)
-        return [each for each in found if own.fullmatch(each) or shared.fullmatch(each.rpartition(":")[2])]
+        return [
+            each
+            for each in found
+            if own.fullmatch(each) or shared.fullmatch(each.rpartition(":")[2])
+        ]
 
     def log(self, name: str, lines: int = LINES) -> list[str]:
         done = self.program.try_("logs", "--tail", str(lines), name)
@@ -83,11 +101,18 @@ def labels_of(container: Mapping[str, Any]) -> dict[str, str]:
 
 def tags_of(container: Mapping[str, Any]) -> dict[str, str]:
     """Labels in the words of every target's tags."""
-    return {name.replace(".", ":", 1): value for name, value in labels_of(container).items() if name.startswith("tsx.")}
+    return {
+        name.replace(".", ":", 1): value
+        for name, value in labels_of(container).items()
+        if name.startswith("tsx.")
+    }
 
 
 def health_of(container: Mapping[str, Any]) -> str:
-    """`healthy`, `starting`, `unhealthy` while it runs; else its state. Without a health check to run is to be well."""
+    """`healthy`, `starting`, `unhealthy` while it runs; else its state.
+
+    Without a health check to run is to be well.
+    """
     state = container["State"]
     if not state.get("Running"):
         return str(state.get("Status") or "exited")
@@ -96,18 +121,23 @@ def health_of(container: Mapping[str, Any]) -> str:
 
 
 def ending_of(state: Mapping[str, Any]) -> str:
-    """Say how a container that no longer runs came to its end, or why the engine never started it."""
+    """Say how a container that no longer runs came to its end, or why the engine never started
+    it.
+    """
     if state.get("OOMKilled"):
         return "was killed because it needs more memory than container.memory"
     if state.get("Error"):
         return f"was not started: {state['Error']}"
     if state.get("Running"):
-        return "ends soon after each start"  # the engine has started it again, and no longer has the exit code
+        # the engine has started it again, and no longer has the exit code
+        return "ends soon after each start"
     return f"ended with {state.get('ExitCode', 'no exit code')}"
 
 
 def _condition(container: Mapping[str, Any]) -> tuple[State, str]:
-    """One that a run has left while it was starting is not yet as it should be, and one that starts again and again never will."""
+    """One that a run has left while it was starting is not yet as it should be, and one that starts
+    again and again never will.
+    """
     health = health_of(container)
     if health == "unhealthy" or (health == "starting" and container.get("RestartCount")):
         return "failed", "it is unhealthy"
@@ -129,13 +159,22 @@ class DockerContainer(ResourceKind):
             return None
         tags = tags_of(found)
         state, reason = _condition(found)
-        return Observed(name, {"Running": bool(found["State"].get("Running"))}, tags, {"Ref": name}, state, reason)
+        return Observed(
+            name,
+            {"Running": bool(found["State"].get("Running"))},
+            tags,
+            {"Ref": name},
+            state,
+            reason,
+        )
 
     def create(self, cloud: ContainerHost, resource: Resource) -> None:
         """Raises CloudError for one that does not get well, which then is not there any more."""
         properties = resource.properties
         words = list(properties["Words"])
-        words[-1:-1] = engine_words(cloud.program.name, cloud.program.try_("run", "--help").stdout, properties["Gpus"])
+        words[-1:-1] = engine_words(
+            cloud.program.name, cloud.program.try_("run", "--help").stdout, properties["Gpus"]
+        )
         before = self._stop_others(cloud, resource)
         try:
             cloud.program.ask(*words, doing=f"starting {resource.name}", environment=os.environ)
@@ -144,12 +183,16 @@ class DockerContainer(ResourceKind):
             cloud.program.try_("rm", "--force", resource.name)
             self._put_back(cloud, before, error)
 
-    def update(self, cloud: ContainerHost, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+    def update(
+        self, cloud: ContainerHost, resource: Resource, found: Observed, fields: Sequence[Field]
+    ) -> None:
         """An earlier one is started again, or one that has stopped or is not well."""
         before = self._stop_others(cloud, resource)
         try:
             if found.properties["Running"]:
-                cloud.program.ask("stop", resource.name, doing=f"stopping {resource.name}, which is unhealthy")
+                cloud.program.ask(
+                    "stop", resource.name, doing=f"stopping {resource.name}, which is unhealthy"
+                )
             cloud.program.ask("start", resource.name, doing=f"starting {resource.name}")
             self._until_well(cloud, resource)
         except CloudError as error:
@@ -163,7 +206,11 @@ class DockerContainer(ResourceKind):
 
     def _stop_others(self, cloud: ContainerHost, resource: Resource) -> list[str]:
         """They have its port."""
-        others = [each for each in cloud.containers(resource.properties["Deployment"]) if each["State"].get("Running")]
+        others = [
+            each
+            for each in cloud.containers(resource.properties["Deployment"])
+            if each["State"].get("Running")
+        ]
         names = [str(each["Name"]).removeprefix("/") for each in others]
         names = [name for name in names if name != resource.name]
         for name in names:
@@ -180,7 +227,9 @@ class DockerContainer(ResourceKind):
             restarts = 0 if found is None else int(found.get("RestartCount") or 0)
             late = cloud.clock() > deadline
             if health not in ("starting", "created", "initialized") or restarts or late:
-                raise CloudError(_story(resource.name, found, health, late, cloud.log(resource.name)))
+                raise CloudError(
+                    _story(resource.name, found, health, late, cloud.log(resource.name))
+                )
             cloud.sleep(POLL)
 
     def _put_back(self, cloud: ContainerHost, before: Sequence[str], error: CloudError) -> None:
@@ -224,7 +273,11 @@ class PushedImage(LocalImage):
         """Its Uri has the digest, where a program of this machine can tell it."""
         if name not in self._pushed and self._builder.is_pushed(name):
             self._pushed[name] = self._builder.pinned(name)
-        return Observed(name, {}, outputs={"Uri": self._pushed[name]}) if name in self._pushed else None
+        return (
+            Observed(name, {}, outputs={"Uri": self._pushed[name]})
+            if name in self._pushed
+            else None
+        )
 
     def create(self, cloud: Any, resource: Resource) -> None:
         if not self._builder.is_here(resource.name):
@@ -235,7 +288,9 @@ class PushedImage(LocalImage):
         pass  # a registry's images are its administrator's
 
 
-def _story(name: str, found: Mapping[str, Any] | None, health: str, late: bool, log: Sequence[str]) -> str:
+def _story(
+    name: str, found: Mapping[str, Any] | None, health: str, late: bool, log: Sequence[str]
+) -> str:
     state = {} if found is None else found["State"]
     if health == "starting" and late:
         what = "is not healthy yet; raise container.startup_timeout to give it more time"
@@ -244,4 +299,8 @@ def _story(name: str, found: Mapping[str, Any] | None, health: str, late: bool, 
     else:
         what = ending_of(state)
     last = "\n".join(log)
-    return f"{name} {what}. Its last log lines:\n{last}" if last else f"{name} {what}, and printed nothing"
+    return (
+        f"{name} {what}. Its last log lines:\n{last}"
+        if last
+        else f"{name} {what}, and printed nothing"
+    )

@@ -1,4 +1,7 @@
-"""A container on one machine: the arguments of `docker run`, and the same as a compose file. Pure functions."""
+"""A container on one machine: the arguments of `docker run`, and the same as a compose file.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,19 @@ MARGIN = 5  # seconds of the grace period that are left for the end itself
 
 def environment(spec: DeploySpec) -> dict[str, str]:
     """What the deployment derives is a default, below the image's settings file and `env`."""
-    delay = spec.env.get("TSX_SHUTDOWN_DELAY", "")  # for which it still takes requests, before it drains
-    own: dict[str, object] = {"drain_timeout": max(1, spec.container.grace - MARGIN - (int(delay) if delay.isdecimal() else 0))}
+    delay = spec.env.get(
+        "TSX_SHUTDOWN_DELAY", ""
+    )  # for which it still takes requests, before it drains
+    own: dict[str, object] = {
+        "drain_timeout": max(
+            1, spec.container.grace - MARGIN - (int(delay) if delay.isdecimal() else 0)
+        )
+    }
     own["default_startup_timeout"] = spec.container.startup_timeout
     if is_loopback(spec.container.host):
-        own["disable_token_authorization"] = "true"  # which is what `tsx serve` does where only this machine reaches it, too
+        own["disable_token_authorization"] = (
+            "true"  # which is what `tsx serve` does where only this machine reaches it, too
+        )
     return {DEFAULTS: in_words(own)} | dict(spec.env)
 
 
@@ -50,16 +61,23 @@ def shown(tags: Mapping[str, str]) -> dict[str, str]:
 
 def published(spec: DeploySpec) -> list[str]:
     host = f"[{spec.container.host}]" if ":" in spec.container.host else spec.container.host
-    return [f"{host}:{spec.container.port}:{INSIDE}", f"{host}:{spec.container.metrics_port}:{METRICS_INSIDE}"]
+    return [
+        f"{host}:{spec.container.port}:{INSIDE}",
+        f"{host}:{spec.container.metrics_port}:{METRICS_INSIDE}",
+    ]
 
 
-def compose(spec: DeploySpec, image: str, *, stage: str | None, labels: Mapping[str, str]) -> dict[str, Any]:
+def compose(
+    spec: DeploySpec, image: str, *, stage: str | None, labels: Mapping[str, str]
+) -> dict[str, Any]:
     """With a `stage`, compose builds the image from the Dockerfile beside it."""
     own = spec.container
     service: dict[str, Any] = {"image": image}
     if stage is not None:
         service["build"] = {"context": ".", "target": stage}
-    asked = {name: f"${{{name}:?clients carry it as a bearer token}}" for name in wants_tokens(spec)}
+    asked = {
+        name: f"${{{name}:?clients carry it as a bearer token}}" for name in wants_tokens(spec)
+    }
     service |= {
         "init": True,
         "restart": "unless-stopped",
@@ -70,7 +88,10 @@ def compose(spec: DeploySpec, image: str, *, stage: str | None, labels: Mapping[
         "shm_size": "1g",
         "pids_limit": PROCESSES,
         "logging": LOG,
-        "environment": {**{name: _literal(value) for name, value in environment(spec).items()}, **asked},
+        "environment": {
+            **{name: _literal(value) for name, value in environment(spec).items()},
+            **asked,
+        },
         "ports": published(spec),
         "labels": {name: _literal(value) for name, value in shown(labels).items()},
         "stop_grace_period": f"{own.grace}s",
@@ -93,12 +114,44 @@ def compose(spec: DeploySpec, image: str, *, stage: str | None, labels: Mapping[
 
 
 def run_words(spec: DeploySpec, image: str, *, name: str, labels: Mapping[str, str]) -> list[str]:
-    """What follows `docker` or `podman`. Tokens are taken from this command's environment, so that no list of processes shows them."""
+    """What follows `docker` or `podman`.
+
+    Tokens are taken from this command's environment, so that no list of processes shows them.
+    """
     own = spec.container
-    words = ["run", "--detach", "--name", name, "--init", "--restart", "unless-stopped", "--read-only", "--tmpfs", SCRATCH]
-    words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--shm-size", "1g", "--pids-limit", str(PROCESSES)]
+    words = [
+        "run",
+        "--detach",
+        "--name",
+        name,
+        "--init",
+        "--restart",
+        "unless-stopped",
+        "--read-only",
+        "--tmpfs",
+        SCRATCH,
+    ]
+    words += [
+        "--cap-drop",
+        "ALL",
+        "--security-opt",
+        "no-new-privileges",
+        "--shm-size",
+        "1g",
+        "--pids-limit",
+        str(PROCESSES),
+    ]
     words += ["--stop-timeout", str(own.grace)]
-    words += ["--health-cmd", shlex.join(HEALTH), "--health-interval", "10s", "--health-timeout", "5s", "--health-retries", str(RETRIES)]
+    words += [
+        "--health-cmd",
+        shlex.join(HEALTH),
+        "--health-interval",
+        "10s",
+        "--health-timeout",
+        "5s",
+        "--health-retries",
+        str(RETRIES),
+    ]
     words += ["--health-start-period", f"{own.startup_timeout}s"]
     for key, value in environment(spec).items():
         words += ["--env", f"{key}={value}"]
@@ -116,14 +169,24 @@ def run_words(spec: DeploySpec, image: str, *, name: str, labels: Mapping[str, s
 
 
 def engine_words(engine: str, known: str, gpus: int) -> list[str]:
-    """The arguments that docker and podman do not share; `known` is the help of `run`. Podman names GPUs by the container device interface.
+    """The arguments that docker and podman do not share; `known` is the help of `run`. Podman names
+    GPUs by the container device interface.
 
-    Both keep a log without bound in a file by default; podman prefers the journal where there is one.
+    Both keep a log without bound in a file by default; podman prefers the journal where there is
+    one.
     """
     if engine == "docker":
         words = ["--log-driver", LOG["driver"]]
-        words += [word for key, value in LOG["options"].items() for word in ("--log-opt", f"{key}={value}")]
-        words += ["--health-start-interval", START_INTERVAL] if "--health-start-interval" in known else []  # since Docker 25
+        words += [
+            word
+            for key, value in LOG["options"].items()
+            for word in ("--log-opt", f"{key}={value}")
+        ]
+        words += (
+            ["--health-start-interval", START_INTERVAL]
+            if "--health-start-interval" in known
+            else []
+        )  # since Docker 25
         return words + (["--gpus", str(gpus)] if gpus else [])
     log = ["--log-opt", f"max-size={LOG['options']['max-size']}"]
     return log + [word for n in range(gpus) for word in ("--device", f"nvidia.com/gpu={n}")]

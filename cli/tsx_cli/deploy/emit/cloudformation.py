@@ -1,4 +1,6 @@
-"""The resources of a deployment as a CloudFormation template: the engine's dicts, with references instead of names."""
+"""The resources of a deployment as a CloudFormation template: the engine's dicts, with references
+instead of names.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,17 @@ NAMED = {  # the property that holds a resource's name
     "AWS::SageMaker::Model": "ModelName",
 }
 # `Ref` gives their ARN, `Fn::GetAtt` their name
-BY_ATTRIBUTE = {"AWS::SageMaker::Endpoint", "AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Model"}
+BY_ATTRIBUTE = {
+    "AWS::SageMaker::Endpoint",
+    "AWS::SageMaker::EndpointConfig",
+    "AWS::SageMaker::Model",
+}
 # where they change, which a name of ours would prevent
-REPLACED = {"AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Model", "AWS::Lambda::CapacityProvider"}
+REPLACED = {
+    "AWS::SageMaker::EndpointConfig",
+    "AWS::SageMaker::Model",
+    "AWS::Lambda::CapacityProvider",
+}
 BARE = {  # cannot carry tags
     "AWS::ApplicationAutoScaling::ScalableTarget",
     "AWS::ApplicationAutoScaling::ScalingPolicy",
@@ -58,15 +68,19 @@ OUTPUTS = (  # name, the id of a resource, its attribute
 )
 CANARY_ROLE = "arn:${AWS::Partition}:iam::aws:policy/service-role/AWSCodeDeployRoleForLambdaLimited"
 NEEDS_NOTE = (
-    "aws cloudformation deploy --template-file template.yaml --stack-name {name}, with --parameter-overrides for the parameters at its top"
+    "aws cloudformation deploy --template-file template.yaml --stack-name {name}, with"
+    " --parameter-overrides for the parameters at its top"
 )
 
 
 def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
-    """Account and region are those of the stack; the image, and the model where it lies in S3, are parameters."""
+    """Account and region are those of the stack; the image, and the model where it lies in S3, are
+    parameters.
+    """
     if spec.sagemaker.multi_model is not None:
         raise UsageError(
-            "--emit cloudformation: the models of a multi-model endpoint are files in S3, and CloudFormation uploads none: use tsx deploy"
+            "--emit cloudformation: the models of a multi-model endpoint are files in S3, and"
+            " CloudFormation uploads none: use tsx deploy"
         )
     if "{{resolve:" in (model := f"{facts.model_name}/{facts.model_version}"):
         why = f"a stack would look up what '{model}' names; pack the archive under another name"
@@ -75,53 +89,116 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
     resources = (sagemaker if spec.target == "sagemaker" else aws_lambda).resources(spec, there)
     parameters: dict[str, Any] = {}
     if spec.image is None:
-        parameters["Image"] = {"Type": "String", "Description": "The image in ECR, by its digest; `tsx deploy --emit dockerfile` builds it"}
+        parameters["Image"] = {
+            "Type": "String",
+            "Description": (
+                "The image in ECR, by its digest; `tsx deploy --emit dockerfile` builds it"
+            ),
+        }
     uploads = [each for each in resources if each.kind == "Tsx::S3::Object"]
     if uploads:
-        text = f"model.tar.gz with {facts.archive.name} in it: tar --create --gzip --file model.tar.gz {facts.archive.name}"
-        parameters["ModelDataUrl"] = {"Type": "String", "Description": f"s3:// address of {text}", "AllowedPattern": "s3://.+"}
-    made = [each for each in resources if not each.kind.startswith(OWN) and each.kind != "AWS::S3::Bucket"]  # the bucket holds that file
-    replaced = {f"s3://{each.name}": {"Ref": "ModelDataUrl"} for each in uploads} | {IMAGE: {"Ref": "Image"}}
+        text = (
+            f"model.tar.gz with {facts.archive.name} in it: tar --create --gzip --file model.tar.gz"
+            f" {facts.archive.name}"
+        )
+        parameters["ModelDataUrl"] = {
+            "Type": "String",
+            "Description": f"s3:// address of {text}",
+            "AllowedPattern": "s3://.+",
+        }
+    made = [
+        each
+        for each in resources
+        if not each.kind.startswith(OWN) and each.kind != "AWS::S3::Bucket"
+    ]  # the bucket holds that file
+    replaced = {f"s3://{each.name}": {"Ref": "ModelDataUrl"} for each in uploads} | {
+        IMAGE: {"Ref": "Image"}
+    }
     entries = {each.id: _resource(each, made, replaced) for each in made}
     if "Version" in entries:
         entries["Version"] |= _published(entries["Function"]["Properties"])
     for each in resources:
-        if each.kind == "Tsx::Lambda::ProvisionedConcurrency":  # which CloudFormation has as a part of the alias
+        if (
+            each.kind == "Tsx::Lambda::ProvisionedConcurrency"
+        ):  # which CloudFormation has as a part of the alias
             number = {**each.properties, **each.how}["ProvisionedConcurrentExecutions"]
-            entries["Alias"]["Properties"]["ProvisionedConcurrencyConfig"] = {"ProvisionedConcurrentExecutions": number}
+            entries["Alias"]["Properties"]["ProvisionedConcurrencyConfig"] = {
+                "ProvisionedConcurrentExecutions": number
+            }
     if spec.canary is not None and "Alias" in entries:  # SageMaker's is a part of the endpoint
-        entries |= _canary(spec.canary, next(each.how["alarms"] for each in resources if each.id == "Alias"), made)
-        names = {"ApplicationName": {"Ref": "CanaryApplication"}, "DeploymentGroupName": {"Ref": "CanaryGroup"}}
+        entries |= _canary(
+            spec.canary, next(each.how["alarms"] for each in resources if each.id == "Alias"), made
+        )
+        names = {
+            "ApplicationName": {"Ref": "CanaryApplication"},
+            "DeploymentGroupName": {"Ref": "CanaryGroup"},
+        }
         entries["Alias"]["UpdatePolicy"] = {"CodeDeployLambdaAliasUpdate": names}
-    outputs = {name: {"Value": _written(Ref(id, attribute), {})} for name, id, attribute in OUTPUTS if id in entries}
-    head = {"AWSTemplateFormatVersion": "2010-09-09", "Description": f"{spec.name}: {model} by tsx deploy"}
-    return {**head, **({"Parameters": parameters} if parameters else {}), "Resources": entries, "Outputs": outputs}
+    outputs = {
+        name: {"Value": _written(Ref(id, attribute), {})}
+        for name, id, attribute in OUTPUTS
+        if id in entries
+    }
+    head = {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": f"{spec.name}: {model} by tsx deploy",
+    }
+    return {
+        **head,
+        **({"Parameters": parameters} if parameters else {}),
+        "Resources": entries,
+        "Outputs": outputs,
+    }
 
 
 def _canary(canary: Canary, alarms: Sequence[str], made: Sequence[Resource]) -> dict[str, Any]:
-    """CodeDeploy gives a new version its share, watches the alarms, and moves the rest or goes back: each update of the alias waits for it.
+    """CodeDeploy gives a new version its share, watches the alarms, and moves the rest or goes
+    back: each update of the alias waits for it.
 
     https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/aws-attribute-updatepolicy.html
     """
-    trust = {"Effect": "Allow", "Principal": {"Service": "codedeploy.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    trust = {
+        "Effect": "Allow",
+        "Principal": {"Service": "codedeploy.amazonaws.com"},
+        "Action": "sts:AssumeRole",
+    }
     minutes = max(1, math.ceil(canary.bake / 60))
-    shift = {"Type": "TimeBasedCanary", "TimeBasedCanary": {"CanaryPercentage": round(canary.percent), "CanaryInterval": minutes}}
+    shift = {
+        "Type": "TimeBasedCanary",
+        "TimeBasedCanary": {"CanaryPercentage": round(canary.percent), "CanaryInterval": minutes},
+    }
     ours = {each.name: {"Ref": each.id} for each in made if each.kind == "AWS::CloudWatch::Alarm"}
     group = {
         "ApplicationName": {"Ref": "CanaryApplication"},
         "ServiceRoleArn": {"Fn::GetAtt": ["CanaryRole", "Arn"]},
         "DeploymentConfigName": {"Ref": "CanaryShift"},
-        "DeploymentStyle": {"DeploymentType": "BLUE_GREEN", "DeploymentOption": "WITH_TRAFFIC_CONTROL"},
-        "AlarmConfiguration": {"Enabled": bool(alarms), "Alarms": [{"Name": ours.get(name, name)} for name in alarms]},
+        "DeploymentStyle": {
+            "DeploymentType": "BLUE_GREEN",
+            "DeploymentOption": "WITH_TRAFFIC_CONTROL",
+        },
+        "AlarmConfiguration": {
+            "Enabled": bool(alarms),
+            "Alarms": [{"Name": ours.get(name, name)} for name in alarms],
+        },
         "AutoRollbackConfiguration": {
             "Enabled": True,
-            "Events": ["DEPLOYMENT_FAILURE", "DEPLOYMENT_STOP_ON_ALARM", "DEPLOYMENT_STOP_ON_REQUEST"],
+            "Events": [
+                "DEPLOYMENT_FAILURE",
+                "DEPLOYMENT_STOP_ON_ALARM",
+                "DEPLOYMENT_STOP_ON_REQUEST",
+            ],
         },
     }
-    role = {"AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": [trust]}, "ManagedPolicyArns": [{"Fn::Sub": CANARY_ROLE}]}
+    role = {
+        "AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": [trust]},
+        "ManagedPolicyArns": [{"Fn::Sub": CANARY_ROLE}],
+    }
     return {
         "CanaryRole": {"Type": "AWS::IAM::Role", "Properties": role},
-        "CanaryApplication": {"Type": "AWS::CodeDeploy::Application", "Properties": {"ComputePlatform": "Lambda"}},
+        "CanaryApplication": {
+            "Type": "AWS::CodeDeploy::Application",
+            "Properties": {"ComputePlatform": "Lambda"},
+        },
         "CanaryShift": {
             "Type": "AWS::CodeDeploy::DeploymentConfig",
             "Properties": {"ComputePlatform": "Lambda", "TrafficRoutingConfig": shift},
@@ -131,13 +208,18 @@ def _canary(canary: Canary, alarms: Sequence[str], made: Sequence[Resource]) -> 
 
 
 def _published(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A new version for another function or image: CloudFormation publishes one only where the version itself says something else.
+    """A new version for another function or image: CloudFormation publishes one only where the
+    version itself says something else.
 
     Those before it stay, so that the alias can go back to them.
     """
     description = digest(function)
     image = function["Code"]["ImageUri"]
-    entries: Any = {"Fn::Sub": f"{description} ${{Image}}"} if isinstance(image, Mapping) else f"{description} {image}"
+    entries: Any = (
+        {"Fn::Sub": f"{description} ${{Image}}"}
+        if isinstance(image, Mapping)
+        else f"{description} {image}"
+    )
     return {
         "Properties": {"FunctionName": {"Ref": "Function"}, "Description": entries},
         "UpdateReplacePolicy": "Retain",
@@ -145,13 +227,18 @@ def _published(function: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _resource(resource: Resource, others: Sequence[Resource], replaced: Mapping[str, Any]) -> dict[str, Any]:
+def _resource(
+    resource: Resource, others: Sequence[Resource], replaced: Mapping[str, Any]
+) -> dict[str, Any]:
     referred = dict(replaced)
     by_id = {each.id: each for each in others}
     for need in resource.needs:
         if need in by_id and by_id[need].kind in NAMED:
             referred[by_id[need].name] = _reference(by_id[need])
-    whole = {**resource.properties, **(resource.how if resource.kind.startswith("AWS::SageMaker::") else {})}
+    whole = {
+        **resource.properties,
+        **(resource.how if resource.kind.startswith("AWS::SageMaker::") else {}),
+    }
     properties = _written(whole, referred)
     name = NAMED.get(resource.kind)
     if name is not None and name not in properties and resource.kind not in REPLACED:
@@ -172,7 +259,11 @@ def _reference(resource: Resource) -> dict[str, Any]:
 
 def _written(value: Any, replaced: Mapping[str, Any]) -> Any:
     if isinstance(value, Ref):
-        return {"Ref": value.id} if value.attribute == "Ref" else {"Fn::GetAtt": [value.id, value.attribute]}
+        return (
+            {"Ref": value.id}
+            if value.attribute == "Ref"
+            else {"Fn::GetAtt": [value.id, value.attribute]}
+        )
     if isinstance(value, Mapping):
         return {key: _written(each, replaced) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -194,4 +285,6 @@ def _named_in(value: Any) -> set[str]:
         if set(value) == {"Fn::GetAtt"}:
             return {value["Fn::GetAtt"][0]}
         return {found for each in value.values() for found in _named_in(each)}
-    return {found for each in value for found in _named_in(each)} if isinstance(value, list) else set()
+    return (
+        {found for each in value for found in _named_in(each)} if isinstance(value, list) else set()
+    )

@@ -1,7 +1,9 @@
-"""The templates of a Helm chart: the manifests of `tsx deploy`, with Helm's expressions where an environment may differ.
+"""The templates of a Helm chart: the manifests of `tsx deploy`, with Helm's expressions where an
+environment may differ.
 
-A manifest is made with all optional parts in it. Each entry of PLACES then says of one field, by its path, what stands there:
-`if CONDITION` or `if CONDITION then VALUE` puts it under a condition, several lines take its place, and anything else is its value.
+A manifest is made with all optional parts in it. Each entry of PLACES then says of one field, by
+its path, what stands there: `if CONDITION` or `if CONDITION then VALUE` puts it under a condition,
+several lines take its place, and anything else is its value.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ RELEASE = {
     "namespace-of-the-release": "{{ .Release.Namespace }}",
 }  # that manifests are made with
 NAME, NAMESPACE = RELEASE
-TOKEN = re.compile(r"^( *)(- (?=TSX\d+X: null))?(?:- )?(TSX\d+X)(?:: null)?$|(TSX\d+X)", re.MULTILINE)  # lines of its own, or a value
-MODEL = '{{ index .Chart.Annotations "tsx/model" | toJson }}'  # only Chart.yaml holds the archive's name
+TOKEN = re.compile(
+    r"^( *)(- (?=TSX\d+X: null))?(?:- )?(TSX\d+X)(?:: null)?$|(TSX\d+X)", re.MULTILINE
+)  # lines of its own, or a value
+# only Chart.yaml holds the archive's name
+MODEL = '{{ index .Chart.Annotations "tsx/model" | toJson }}'
 OWNER = {
     "metadata labels app.kubernetes.io/managed-by": "{{ .Release.Service }}",
     "metadata annotations tsx/model": MODEL,
@@ -137,9 +142,13 @@ PLACES: Mapping[str, Places] = {
         "spec triggers 0 metadata threshold": "{{ .Values.queueTarget | quote }}",
         "spec triggers 1": "if .Values.keda.rateTarget",
         "spec triggers 1 metadata serverAddress": "{{ .Values.keda.prometheus | quote }}",
-        "spec triggers 1 metadata query": "{{ with .Values.keda.rateQuery }}{{ . | quote }}{{ else }}ITSELF{{ end }}",
+        "spec triggers 1 metadata query": (
+            "{{ with .Values.keda.rateQuery }}{{ . | quote }}{{ else }}ITSELF{{ end }}"
+        ),
         "spec triggers 1 metadata threshold": "{{ .Values.keda.rateTarget | quote }}",
-        "spec initialCooldownPeriod": "if eq (int .Values.replicas) 0 then {{ int .Values.keda.cooldown }}",
+        "spec initialCooldownPeriod": (
+            "if eq (int .Values.replicas) 0 then {{ int .Values.keda.cooldown }}"
+        ),
         "spec fallback": "if eq (int .Values.replicas) 0",
     },
     "PodDisruptionBudget": {"": "if gt (int .Values.replicas) 1"},
@@ -159,16 +168,21 @@ PLACES: Mapping[str, Places] = {
     "HTTPRoute": {
         "": "if .Values.gateway",
         "spec parentRefs 0 name": GATEWAY.replace("PART", "last"),
-        "spec parentRefs 0 namespace": '{{ if contains "/" .Values.gateway }}'
-        + GATEWAY.replace("PART", "first")
-        + "{{ else }}{{ .Release.Namespace }}{{ end }}",
+        "spec parentRefs 0 namespace": (
+            '{{ if contains "/" .Values.gateway }}'
+            + GATEWAY.replace("PART", "first")
+            + "{{ else }}{{ .Release.Namespace }}{{ end }}"
+        ),
         "spec hostnames": HOSTNAMES,
     },
 }
 
 
 def template(manifest: Manifest, chart: str, checks: str = "") -> str:
-    """The text of a chart's template. `checks` is what comes before all else, where the object is wanted."""
+    """The text of a chart's template.
+
+    `checks` is what comes before all else, where the object is wanted.
+    """
     places = {**OWNER, **PLACES[manifest["kind"]]}
     texts: dict[str, str] = {}
 
@@ -182,15 +196,32 @@ def template(manifest: Manifest, chart: str, checks: str = "") -> str:
         place = places.pop(path, "")
         if "\n" in place:
             return [(token(place.strip("\n")), None)]
-        condition, _, text = place.removeprefix("if ").partition(" then ") if place.startswith("if ") else ("", "", place)
-        own = (key, token(text.replace("ITSELF", str(value))) if text else walked(f"{path} ", value))
-        return [(token(f"{{{{- if {condition} }}}}"), None), own, (token("{{- end }}"), None)] if condition else [own]
+        condition, _, text = (
+            place.removeprefix("if ").partition(" then ")
+            if place.startswith("if ")
+            else ("", "", place)
+        )
+        own = (
+            key,
+            token(text.replace("ITSELF", str(value))) if text else walked(f"{path} ", value),
+        )
+        return (
+            [(token(f"{{{{- if {condition} }}}}"), None), own, (token("{{- end }}"), None)]
+            if condition
+            else [own]
+        )
 
     def walked(above: str, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return dict(pair for key, each in value.items() for pair in field(f"{above}{key}", key, each))
+            return dict(
+                pair for key, each in value.items() for pair in field(f"{above}{key}", key, each)
+            )
         if isinstance(value, (list, tuple)):
-            pairs = [pair for place, each in enumerate(value) for pair in field(f"{above}{place}", None, each)]
+            pairs = [
+                pair
+                for place, each in enumerate(value)
+                for pair in field(f"{above}{place}", None, each)
+            ]
             return [each if key is None else key for key, each in pairs]
         return value
 
@@ -204,7 +235,9 @@ def template(manifest: Manifest, chart: str, checks: str = "") -> str:
             return texts[found[4]]
         first, *others = texts[found[3]].splitlines()
         indent, dash = found[1], found[2] or ""  # of an item that begins with these lines
-        return "\n".join([f"{indent}{dash}{first}", *(f"{indent}{' ' * len(dash)}{line}" for line in others)])
+        return "\n".join(
+            [f"{indent}{dash}{first}", *(f"{indent}{' ' * len(dash)}{line}" for line in others)]
+        )
 
     text = TOKEN.sub(put, text)
     for name, expression in RELEASE.items():

@@ -1,4 +1,6 @@
-"""`--emit`: writes the files of a deployment into a directory, and overwrites only its own files."""
+"""`--emit`: writes the files of a deployment into a directory, and overwrites only its own
+files.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ def write(emitted: EmittedFiles, directory: Path) -> list[Path]:
         raise CliError(f"{directory} is a file; --emit takes a directory")
     record = _record(directory)
     names = [*emitted.files, *emitted.copied]
-    strange = [name for name in names if _is_somebody_elses(directory / name, record.get(name), emitted.files.get(name))]
+    strange = [
+        name
+        for name in names
+        if _is_somebody_elses(directory / name, record.get(name), emitted.files.get(name))
+    ]
     if strange:
         paths = ", ".join(str(directory / name) for name in strange)
         why = "would be overwritten, but tsx did not write it or it has changed since"
@@ -46,8 +52,12 @@ def _record(directory: Path) -> dict[str, str]:
     try:
         found = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise CliError(f"{path} cannot be read: {error}; remove it and the files written with it") from error
-    return {str(name): str(sha) for name, sha in found.items()} if isinstance(found, Mapping) else {}
+        raise CliError(
+            f"{path} cannot be read: {error}; remove it and the files written with it"
+        ) from error
+    return (
+        {str(name): str(sha) for name, sha in found.items()} if isinstance(found, Mapping) else {}
+    )
 
 
 def _is_somebody_elses(path: Path, recorded: str | None, text: str | None) -> bool:
@@ -56,7 +66,9 @@ def _is_somebody_elses(path: Path, recorded: str | None, text: str | None) -> bo
     if path.is_dir():
         return True
     there = _sha256(path)
-    return there != recorded and (text is None or there != hashlib.sha256(text.encode()).hexdigest())
+    return there != recorded and (
+        text is None or there != hashlib.sha256(text.encode()).hexdigest()
+    )
 
 
 def _sha256(path: Path) -> str:

@@ -1,4 +1,6 @@
-"""YAML as people write it: in the order of the keys, with lists indented, and nothing an alias of something else."""
+"""YAML as people write it: in the order of the keys, with lists indented, and nothing an alias of
+something else.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The next step of a canary: a pure function, for targets that do not watch canaries themselves (Lambda, Kubernetes).
+"""The next step of a canary: a pure function, for targets that do not watch canaries themselves
+(Lambda, Kubernetes).
 
-What is known is what the platform shows: which version has which share and since when, and what the alarms did meanwhile. So a run
-that was left is picked up by any other.
+What is known is what the platform shows: which version has which share and since when, and what the
+alarms did meanwhile. So a run that was left is picked up by any other.
 """
 
 from __future__ import annotations
@@ -37,7 +38,13 @@ class CanaryAction(NamedTuple):
     percent: float = 0.0  # that it begins with
 
 
-def decide(wanted: str, shift: Shift | None, baking: Baking | None, went_off: Mapping[str, str], now: datetime) -> CanaryAction:
+def decide(
+    wanted: str,
+    shift: Shift | None,
+    baking: Baking | None,
+    went_off: Mapping[str, str],
+    now: datetime,
+) -> CanaryAction:
     """`went_off` has, by name, why each alarm is off, or went off since the canary began.
 
     1. No canary is asked for: all at once.
@@ -48,12 +55,22 @@ def decide(wanted: str, shift: Shift | None, baking: Baking | None, went_off: Ma
     if shift is None:
         return CanaryAction("move")
     if went_off:
-        reasons = (f"the alarm {name} went off{f' ({reason})' if reason else ''}" for name, reason in went_off.items())
+        reasons = (
+            f"the alarm {name} went off{f' ({reason})' if reason else ''}"
+            for name, reason in went_off.items()
+        )
         return CanaryAction("rollback", "; ".join(reasons))
     if baking is None or baking.version != wanted or abs(baking.percent - shift.percent) > 0.01:
         return CanaryAction("begin", percent=shift.percent)
     left = baking.since + timedelta(seconds=shift.bake) - now
     if left <= timedelta():
         return CanaryAction("move")
-    watched = f"{len(shift.alarms)} alarm{'s' * (len(shift.alarms) != 1)} quiet" if shift.alarms else "no alarm is watched"
-    return CanaryAction("wait", f"{shift.percent:g} % of the requests, {left.total_seconds():.0f} s to go, {watched}")
+    watched = (
+        f"{len(shift.alarms)} alarm{'s' * (len(shift.alarms) != 1)} quiet"
+        if shift.alarms
+        else "no alarm is watched"
+    )
+    return CanaryAction(
+        "wait",
+        f"{shift.percent:g} % of the requests, {left.total_seconds():.0f} s to go, {watched}",
+    )

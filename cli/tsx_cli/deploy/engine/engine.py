@@ -1,6 +1,7 @@
 """Applies a plan: one change after the other, each waited for; a failure reports what exists.
 
-There is no state file. What is there is asked for before each run, so a run that was interrupted is picked up by running it again.
+There is no state file. What is there is asked for before each run, so a run that was interrupted is
+picked up by running it again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ OnEvent = Callable[[Event], None]
 
 
 class DeployFailed(CliError):
-    """One change failed: earlier changes are kept, and running the command again continues after them."""
+    """One change failed: earlier changes are kept, and running the command again continues after
+    them.
+    """
 
     def __init__(self, message: str, change: Change) -> None:
         super().__init__(message)
@@ -56,22 +59,39 @@ class Engine:
     outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of what is there, by id
 
     def plan(self, desired: Sequence[Resource], unwanted: Iterable[Resource] = ()) -> Plan:
-        """Looks at all that is wanted, and at what else belongs to the deployment. Nothing is changed."""
-        observed = {resource.id: found for resource in desired if (found := self.observe(resource)) is not None}
+        """Looks at all that is wanted, and at what else belongs to the deployment.
+
+        Nothing is changed.
+        """
+        observed = {
+            resource.id: found
+            for resource in desired
+            if (found := self.observe(resource)) is not None
+        }
         for resource in desired:
             _refuse_strangers(resource, observed.get(resource.id), self.kinds[resource.kind].traits)
         self.outputs = {id: found.outputs for id, found in observed.items()}
-        leftover = [(resource, found) for resource in unwanted if (found := self.observe(resource)) is not None]
-        return plan(desired, observed, {kind: each.traits for kind, each in self.kinds.items()}, leftover)
+        leftover = [
+            (resource, found)
+            for resource in unwanted
+            if (found := self.observe(resource)) is not None
+        ]
+        return plan(
+            desired, observed, {kind: each.traits for kind, each in self.kinds.items()}, leftover
+        )
 
     def observe(self, resource: Resource) -> Observed | None:
         return self.kinds[resource.kind].observe(self.cloud, resource.name)
 
     def apply(self, planned: Plan) -> None:
-        """Raises DeployFailed, and Left where it is interrupted (Ctrl-C): the next run waits for what has begun."""
+        """Raises DeployFailed, and Left where it is interrupted (Ctrl-C): the next run waits for
+        what has begun.
+        """
         done: list[Change] = []
         for change in planned.changes:
-            if change.action == "same" and (change.observed is None or change.observed.state == "ready"):
+            if change.action == "same" and (
+                change.observed is None or change.observed.state == "ready"
+            ):
                 continue
             start = self.clock()
             self.on_event(Event(change, "begun"))
@@ -79,11 +99,17 @@ class Engine:
                 self._carry_out(change, start)
             except CloudError as error:
                 self.on_event(Event(change, "failed", self.clock() - start, error.message))
-                raise DeployFailed(_story(error.message, change, done, self.again), change) from error
+                raise DeployFailed(
+                    _story(error.message, change, done, self.again), change
+                ) from error
             except KeyboardInterrupt as interrupt:
                 which = f"{change.resource.short_kind} {change.resource.name}"
-                goes_on = self.kinds[change.resource.kind].traits.left or "AWS continues what has started"
-                raise DeployInterrupted(f"left at {which}: {goes_on}. {self.again} to continue") from interrupt
+                goes_on = (
+                    self.kinds[change.resource.kind].traits.left or "AWS continues what has started"
+                )
+                raise DeployInterrupted(
+                    f"left at {which}: {goes_on}. {self.again} to continue"
+                ) from interrupt
             self.on_event(Event(change, "done", self.clock() - start))
             done.append(change)
 
@@ -104,12 +130,20 @@ class Engine:
             while (text := kind.create(self.cloud, resource)) is not None:
                 self._wait(change, begun, kind, text, kind.create_patience)
         settled = self._until_settled(change, start)
-        is_over = change.action == "same" or (was_under_way and bool(settled.reason))  # what an interrupted run began was taken back
+        is_over = change.action == "same" or (
+            was_under_way and bool(settled.reason)
+        )  # what an interrupted run began was taken back
         self._until_wanted(replace(change, resource=resource), settled, start, is_over)
 
     def _until_wanted(self, change: Change, settled: Observed, start: float, is_over: bool) -> None:
-        """What takes several calls is called until nothing differs; AWS may put back what was before, where an alarm went off."""
-        kind, resource, before = self.kinds[change.resource.kind], change.resource, settled.properties
+        """What takes several calls is called until nothing differs; AWS may put back what was
+        before, where an alarm went off.
+        """
+        kind, resource, before = (
+            self.kinds[change.resource.kind],
+            change.resource,
+            settled.properties,
+        )
         traits = {resource.kind: kind.traits}
         has_moved, updates_failed = False, kind.traits.updates_failed and change.action == "update"
         has_begun = UNDER_WAY in settled.outputs  # by a run that was left
@@ -118,9 +152,16 @@ class Engine:
             if not left and not updates_failed:
                 break
             if is_over:
-                raise CloudError(f"{resource.name} was returned to its previous state{f': {settled.reason}' if settled.reason else ''}")
-            if (has_moved and settled.properties == before) or (has_begun and UNDER_WAY not in settled.outputs):
-                raise CloudError(f"{resource.name} was rolled back to its previous state, but not by this run")
+                raise CloudError(
+                    f"{resource.name} was returned to its previous"
+                    f" state{f': {settled.reason}' if settled.reason else ''}"
+                )
+            if (has_moved and settled.properties == before) or (
+                has_begun and UNDER_WAY not in settled.outputs
+            ):
+                raise CloudError(
+                    f"{resource.name} was rolled back to its previous state, but not by this run"
+                )
             text, updates_failed = kind.update(self.cloud, resource, settled, left), False
             if text is not None:
                 has_moved = has_moved or self._until_settled(change, start).properties != before
@@ -129,7 +170,9 @@ class Engine:
             has_begun = has_begun or UNDER_WAY in settled.outputs
             is_over = text is None or bool(settled.reason)
         if settled.state == "failed":
-            raise CloudError(f"{resource.name} has failed: {settled.reason or 'AWS gives no reason'}")
+            raise CloudError(
+                f"{resource.name} has failed: {settled.reason or 'AWS gives no reason'}"
+            )
         self.outputs[resource.id] = settled.outputs
 
     def _until_settled(self, change: Change, start: float) -> Observed:
@@ -148,11 +191,20 @@ class Engine:
         while kind.observe(self.cloud, change.resource.name) is not None:
             self._wait(change, start, kind, "is being removed")
 
-    def _wait(self, change: Change, start: float, kind: ResourceKind, text: str, patience: float | None = None) -> None:
+    def _wait(
+        self,
+        change: Change,
+        start: float,
+        kind: ResourceKind,
+        text: str,
+        patience: float | None = None,
+    ) -> None:
         seconds = self.clock() - start
         usual = change.resource.patience or kind.patience
         if seconds > (usual if patience is None else patience):
-            raise CloudError(f"{change.resource.name}: it has made no progress for {seconds:.0f} s ({text})")
+            raise CloudError(
+                f"{change.resource.name}: it has made no progress for {seconds:.0f} s ({text})"
+            )
         self.on_event(Event(change, "waiting", seconds, text))
         self.sleep(kind.poll)
 
@@ -165,10 +217,24 @@ def _refuse_strangers(resource: Resource, found: Observed | None, traits: Traits
         if traits.adopted and whose is None:
             return
         made = f"it belongs to the deployment '{whose}'" if whose else "tsx deploy did not make it"
-        raise CliError(f"{resource.short_kind} {resource.name} already exists, and {made}; choose another --name")
+        raise CliError(
+            f"{resource.short_kind} {resource.name} already exists, and {made}; choose another"
+            " --name"
+        )
 
 
 def _story(message: str, change: Change, done: Sequence[Change], again: str) -> str:
-    made = [f"{each.resource.short_kind} {each.resource.name}" for each in done if each.action != "delete"]
-    exists = f"Created by this run and still there: {', '.join(made)}." if made else "Nothing was changed."
-    return f"{message.rstrip('.')}. {exists} {again} to continue, or `tsx deploy destroy` to remove all of it."
+    made = [
+        f"{each.resource.short_kind} {each.resource.name}"
+        for each in done
+        if each.action != "delete"
+    ]
+    exists = (
+        f"Created by this run and still there: {', '.join(made)}."
+        if made
+        else "Nothing was changed."
+    )
+    return (
+        f"{message.rstrip('.')}. {exists} {again} to continue, or `tsx deploy destroy` to remove"
+        " all of it."
+    )

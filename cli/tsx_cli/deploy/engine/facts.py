@@ -12,7 +12,14 @@ from typing import Any
 
 from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.metadata.compile_settings import needs_compiler
-from tsx_archiver.metadata.forms import FORMS_FILE, LARGEST_FILE, FormRecord, InvalidForms, KeptForms, parse_forms
+from tsx_archiver.metadata.forms import (
+    FORMS_FILE,
+    LARGEST_FILE,
+    FormRecord,
+    InvalidForms,
+    KeptForms,
+    parse_forms,
+)
 from tsx_archiver.metadata.huggingface import extras_of
 from tsx_archiver.storage.digest import content_digest
 from tsx_cli.common.failure import CliError
@@ -32,21 +39,31 @@ class Facts:
     image: str | Ref  # repository@sha256:...; a Ref where it is built and pushed by this deployment
     account: str
     region: str
-    requirements: str = ""  # the text of the archive's requirements file, which an image that is built has installed
+    # the text of the archive's requirements file, which an image that is built has installed
+    requirements: str = ""
     compiles: str = ""  # which part of the archive has C++ compiled where it is served
     extras: tuple[str, ...] = ()  # of tsx-serve, which the model needs whatever its form
-    forms: tuple[FormRecord, ...] = ()  # those kept in the archive that a server tries, in this order
+    forms: tuple[
+        FormRecord, ...
+    ] = ()  # those kept in the archive that a server tries, in this order
 
     @property
     def image_digest(self) -> str:
-        """Of one that is built here, its tag, which is made of all that is in it: it has no digest yet."""
+        """Of one that is built here, its tag, which is made of all that is in it: it has no digest
+        yet.
+        """
         return self.image.of if isinstance(self.image, Ref) else self.image.partition("@")[2]
 
 
 def look_at(archive: Path, *, image: str = "", region: str = "") -> tuple[Inspection, Facts]:
-    """What the archive says of itself, and what is deployed of it. Raises ArchiveError and CliError."""
+    """What the archive says of itself, and what is deployed of it.
+
+    Raises ArchiveError and CliError.
+    """
     if archive.is_dir():
-        raise CliError(f"{archive} is a directory; only a file can be deployed: pack it with tsx archive")
+        raise CliError(
+            f"{archive} is a directory; only a file can be deployed: pack it with tsx archive"
+        )
     inspection = inspect_archive(archive, limits=archive_limits())
     manifest, name = inspection.manifest, inspection.manifest.requirements_file
     requirements = _read(inspection, name) if name else b""
@@ -54,15 +71,33 @@ def look_at(archive: Path, *, image: str = "", region: str = "") -> tuple[Inspec
         sha256 = content_digest(file)
     text = requirements.decode("utf-8", "replace")
     forms = kept_forms(inspection)
-    compiles = _compiles(inspection) or next((f"the form {form.name}" for form in forms if form.bound.get("compiles") is True), "")
+    compiles = _compiles(inspection) or next(
+        (f"the form {form.name}" for form in forms if form.bound.get("compiles") is True), ""
+    )
     extras = extras_of(manifest.data)
-    return inspection, Facts(archive, sha256, manifest.model_name, manifest.version, image, "", region, text, compiles, extras, forms)
+    return inspection, Facts(
+        archive,
+        sha256,
+        manifest.model_name,
+        manifest.version,
+        image,
+        "",
+        region,
+        text,
+        compiles,
+        extras,
+        forms,
+    )
 
 
 def kept_forms(inspection: Inspection) -> tuple[FormRecord, ...]:
     """Those that `forms` of model-config.yaml names. Raises CliError."""
     names = inspection.config.forms or ()
-    content = read_member(inspection.source, FORMS_FILE, most=LARGEST_FILE, limits=archive_limits()) if names else None
+    content = (
+        read_member(inspection.source, FORMS_FILE, most=LARGEST_FILE, limits=archive_limits())
+        if names
+        else None
+    )
     try:
         kept = KeptForms() if content is None else parse_forms(content)
     except InvalidForms as error:
@@ -77,7 +112,11 @@ def _read(inspection: Inspection, name: str) -> bytes:
 def _compiles(inspection: Inspection) -> str:
     if needs_compiler(inspection.config.raw.get("pt2")):
         return "pt2 in model-config.yaml"
-    sources = [member.name for member in inspection.members if member.name.endswith(".py") and member.size <= MOST_TEXT]
+    sources = [
+        member.name
+        for member in inspection.members
+        if member.name.endswith(".py") and member.size <= MOST_TEXT
+    ]
     return next((name for name in sources if _calls_compiler(_read(inspection, name))), "")
 
 
@@ -88,15 +127,26 @@ def _calls_compiler(source: bytes) -> bool:
     except (SyntaxError, ValueError, RecursionError):
         return False
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-    names = {node.attr for node in attributes} | {node.id for node in nodes if isinstance(node, ast.Name)}
-    whole = {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "torch"}
+    names = {node.attr for node in attributes} | {
+        node.id for node in nodes if isinstance(node, ast.Name)
+    }
+    whole = {
+        node.attr
+        for node in attributes
+        if isinstance(node.value, ast.Name) and node.value.id == "torch"
+    }
     return "compile" in whole or "aoti_compile_and_package" in names
 
 
 def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
     """By what a deployment is found again: there is no other state."""
-    ray: Any = {"address"} if spec.target == "ray" else True  # by which the same cluster is reached from elsewhere
-    wanted = spec.model_dump(mode="json", exclude={"model": True, "profile": True, "tags": True, "github": True, "ray": ray})
+    ray: Any = (
+        {"address"} if spec.target == "ray" else True
+    )  # by which the same cluster is reached from elsewhere
+    wanted = spec.model_dump(
+        mode="json",
+        exclude={"model": True, "profile": True, "tags": True, "github": True, "ray": ray},
+    )
     return {
         **spec.tags,
         "tsx:name": spec.name,
@@ -114,7 +164,9 @@ def lasting(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def model_data(archive: Path, directory: Path) -> Path:
-    """`model.tar.gz` as SageMaker wants it, with the archive in it: the same bytes for the same archive, whenever they are made."""
+    """`model.tar.gz` as SageMaker wants it, with the archive in it: the same bytes for the same
+    archive, whenever they are made.
+    """
     made = directory / "model.tar.gz"
     with (
         made.open("wb") as file,

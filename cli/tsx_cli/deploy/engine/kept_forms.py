@@ -1,4 +1,7 @@
-"""Which of an archive's kept forms a deployment can run, and what its image needs for them. Pure functions."""
+"""Which of an archive's kept forms a deployment can run, and what its image needs for them.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,14 @@ class ImagePlatform(NamedTuple):
 def mismatch(form: FormRecord, image: ImagePlatform) -> str | None:
     """Why a server in that image does not use the form; None if it may."""
     bound, device = form.bound, device_of(form)
-    if device != image.device and (device, image.device) != ("cpu", NEURON):  # beside a Neuron accelerator there is a CPU
-        return f"it runs on {DEVICES.get(device, device)}, and the image is for {DEVICES[image.device]}"
+    if device != image.device and (device, image.device) != (
+        "cpu",
+        NEURON,
+    ):  # beside a Neuron accelerator there is a CPU
+        return (
+            f"it runs on {DEVICES.get(device, device)}, and the image is for"
+            f" {DEVICES[image.device]}"
+        )
     machine = MACHINES.get(str(bound.get("machine")))
     if machine and image.machine and machine != image.machine:
         return f"it was built for {machine}, and the image is for {image.machine}"
@@ -34,13 +43,29 @@ def mismatch(form: FormRecord, image: ImagePlatform) -> str | None:
 def device_of(form: FormRecord) -> str:
     """To torch, a worker with a Neuron accelerator runs on the CPU."""
     packages = form.bound.get("packages")
-    return NEURON if isinstance(packages, Mapping) and "torch_neuronx" in packages else str(form.bound.get("device"))
+    return (
+        NEURON
+        if isinstance(packages, Mapping) and "torch_neuronx" in packages
+        else str(form.bound.get("device"))
+    )
 
 
-def form_extras(forms: Sequence[FormRecord], image: ImagePlatform, known: Collection[str]) -> dict[str, str]:
-    """Extras of tsx-serve that the image needs, each with a form that needs it. Only known extras: anybody may have written the archive."""
-    found = [(extra, form.name) for form in forms if mismatch(form, image) is None for extra in _list(form.bound.get("extras"))]
-    return {extra: name for extra, name in reversed(found) if isinstance(extra, str) and extra in known}
+def form_extras(
+    forms: Sequence[FormRecord], image: ImagePlatform, known: Collection[str]
+) -> dict[str, str]:
+    """Extras of tsx-serve that the image needs, each with a form that needs it.
+
+    Only known extras: anybody may have written the archive.
+    """
+    found = [
+        (extra, form.name)
+        for form in forms
+        if mismatch(form, image) is None
+        for extra in _list(form.bound.get("extras"))
+    ]
+    return {
+        extra: name for extra, name in reversed(found) if isinstance(extra, str) and extra in known
+    }
 
 
 def form_notes(forms: Sequence[FormRecord], image: ImagePlatform) -> list[str]:
@@ -49,8 +74,13 @@ def form_notes(forms: Sequence[FormRecord], image: ImagePlatform) -> list[str]:
         reason = mismatch(form, image)
         if reason is not None:
             notes.append(f"the form {form.name} is not used: {reason}")
-        elif needed := [*_list(form.bound.get("cpu")), *([form.bound["gpu"]] if "gpu" in form.bound else [])]:
-            notes.append(f"the form {form.name} is used only on machines with {', '.join(map(str, needed))}")
+        elif needed := [
+            *_list(form.bound.get("cpu")),
+            *([form.bound["gpu"]] if "gpu" in form.bound else []),
+        ]:
+            notes.append(
+                f"the form {form.name} is used only on machines with {', '.join(map(str, needed))}"
+            )
     return notes
 
 

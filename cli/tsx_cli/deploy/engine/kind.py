@@ -24,7 +24,9 @@ class ResourceKind(Protocol):
     traits: Traits = Traits()
     poll: float = 1.0  # seconds between two looks at one that is changing
     patience: float = 60.0  # seconds after which a change is given up as stuck
-    create_patience: float = 60.0  # seconds in which it is tried again to create one, where `create` asks for that
+    create_patience: float = (
+        60.0  # seconds in which it is tried again to create one, where `create` asks for that
+    )
 
     def observe(self, cloud: Any, name: str) -> Observed | None:
         """What is there under this name; None where nothing is. Raises CloudError."""
@@ -37,7 +39,9 @@ class ResourceKind(Protocol):
         """
         ...
 
-    def update(self, cloud: Any, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
+    def update(
+        self, cloud: Any, resource: Resource, found: Observed, fields: Sequence[Field]
+    ) -> str | None:
         """Begin to make it what is wanted: as it is created, where one call writes all of it.
 
         A text says how far it is, where this has to be called again once that has settled.
@@ -45,7 +49,9 @@ class ResourceKind(Protocol):
         return self.create(cloud, resource)
 
     def delete(self, cloud: Any, found: Observed) -> str | None:
-        """Begin to remove it: `observe` says when it is gone. A text says what has to be waited for before this is called again."""
+        """Begin to remove it: `observe` says when it is gone. A text says what has to be waited for
+        before this is called again.
+        """
         ...
 
 

@@ -13,7 +13,9 @@ from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, Traits
 Action = Literal["create", "update", "replace", "delete", "same"]
 
 HIDDEN = "(hidden)"
-_SECRET = re.compile(r"token|secret|passw(?:or)?d|credential|api_?key|access_?key|private_?key", re.IGNORECASE)
+_SECRET = re.compile(
+    r"token|secret|passw(?:or)?d|credential|api_?key|access_?key|private_?key", re.IGNORECASE
+)
 _OPEN = frozenset({"", "true", "false"})  # a switch, such as TSX_DISABLE_TOKEN_AUTHORIZATION
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
@@ -36,9 +38,19 @@ class Change:
     reason: str = ""  # where the fields do not say it
 
     def as_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {"action": self.action, "id": self.resource.id, "kind": self.resource.kind, "name": self.resource.name}
+        data: dict[str, Any] = {
+            "action": self.action,
+            "id": self.resource.id,
+            "kind": self.resource.kind,
+            "name": self.resource.name,
+        }
         data["fields"] = [
-            {"path": each.path, "old": _shown(each.path, each.old), "new": _shown(each.path, each.new)} for each in self.fields
+            {
+                "path": each.path,
+                "old": _shown(each.path, each.old),
+                "new": _shown(each.path, each.new),
+            }
+            for each in self.fields
         ]
         if self.reason:
             data["reason"] = self.reason
@@ -59,8 +71,12 @@ class Plan:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing of what is as it should be is still under way, such as a start that an earlier run has left."""
-        return all(change.observed is None or change.observed.state == "ready" for change in self.changes)
+        """Whether nothing of what is as it should be is still under way, such as a start that an
+        earlier run has left.
+        """
+        return all(
+            change.observed is None or change.observed.state == "ready" for change in self.changes
+        )
 
     def count(self, *actions: Action) -> int:
         return sum(change.action in actions for change in self.changes)
@@ -75,10 +91,12 @@ def plan(
     traits: Mapping[str, Traits],
     unwanted: Iterable[tuple[Resource, Observed]] = (),
 ) -> Plan:
-    """`observed` has, by id, what is there of the desired; `unwanted` is what else belongs to this deployment.
+    """`observed` has, by id, what is there of the desired; `unwanted` is what else belongs to this
+    deployment.
 
     1. What is wanted and not there is created.
-    2. What is there and differs is updated, or replaced where a property that cannot be changed differs or it has failed.
+    2. What is there and differs is updated, or replaced where a property that cannot be changed
+       differs or it has failed.
     3. What is there and not wanted is deleted, last, and in the order opposite to its making.
     """
     ordered = in_order(desired)
@@ -90,13 +108,19 @@ def plan(
             coming.add(resource.id)
         changes.append(change)
     leftover = {resource.id: (resource, found) for resource, found in unwanted}
-    gone = [leftover[resource.id] for resource in reversed(in_order([resource for resource, _ in leftover.values()]))]
+    gone = [
+        leftover[resource.id]
+        for resource in reversed(in_order([resource for resource, _ in leftover.values()]))
+    ]
     changes += [Change("delete", resource, found) for resource, found in gone]
     return Plan(tuple(changes))
 
 
 def in_order(resources: Sequence[Resource]) -> list[Resource]:
-    """Each after what it needs; otherwise as given. Needs that are not among them are met by what is there."""
+    """Each after what it needs; otherwise as given.
+
+    Needs that are not among them are met by what is there.
+    """
     by_id = {resource.id: resource for resource in resources}
     if len(by_id) < len(resources):
         raise ValueError("two resources have the same id")
@@ -120,27 +144,46 @@ def _needs(resource: Resource) -> set[str]:
     def asked(value: Any) -> set[str]:
         if isinstance(value, Ref):
             return {value.id}
-        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+        inner = (
+            value.values()
+            if isinstance(value, Mapping)
+            else value
+            if isinstance(value, (list, tuple))
+            else ()
+        )
         return {id for each in inner for id in asked(each)}
 
     return {*resource.needs, *asked(resource.properties)}
 
 
-def _change(resource: Resource, observed: Mapping[str, Observed], traits: Traits, coming: set[str]) -> Change:
+def _change(
+    resource: Resource, observed: Mapping[str, Observed], traits: Traits, coming: set[str]
+) -> Change:
     found = observed.get(resource.id)
     if found is None:
         fields = differences({}, resource.properties, observed, coming)
         return Change("create", resource, None, tuple(fields))
-    fields = differences(found.properties, {k: v for k, v in resource.properties.items() if k not in traits.unseen}, observed, coming)
+    fields = differences(
+        found.properties,
+        {k: v for k, v in resource.properties.items() if k not in traits.unseen},
+        observed,
+        coming,
+    )
     gone = sorted(traits.removable & found.properties.keys() - resource.properties.keys())
     fields += [Field(key, found.properties[key], None) for key in gone]
     for key in sorted(traits.exact & found.properties.keys()):
         fields += _additions(found.properties[key], resource.properties.get(key), key)
     if traits.is_tagged:
-        fields += [Field(f"tags.{key}", found.tags.get(key), value) for key, value in resource.tags.items() if found.tags.get(key) != value]
+        fields += [
+            Field(f"tags.{key}", found.tags.get(key), value)
+            for key, value in resource.tags.items()
+            if found.tags.get(key) != value
+        ]
     if found.state == "failed":
         reason = f"it has failed: {found.reason}" if found.reason else "it has failed"
-        return Change("update" if traits.updates_failed else "replace", resource, found, tuple(fields), reason)
+        return Change(
+            "update" if traits.updates_failed else "replace", resource, found, tuple(fields), reason
+        )
     if not fields:
         return Change("same", resource, found)
     if any(field.path.split(".")[0] in traits.fixed for field in fields):
@@ -148,22 +191,43 @@ def _change(resource: Resource, observed: Mapping[str, Observed], traits: Traits
     return Change("update", resource, found, tuple(fields))
 
 
-def differences(old: Any, new: Any, observed: Mapping[str, Observed], coming: set[str], path: str = "") -> list[Field]:
-    """Where `new` says something else than `old`. What `new` does not name is the platform's own and no difference."""
+def differences(
+    old: Any, new: Any, observed: Mapping[str, Observed], coming: set[str], path: str = ""
+) -> list[Field]:
+    """Where `new` says something else than `old`.
+
+    What `new` does not name is the platform's own and no difference.
+    """
     if isinstance(new, Ref):
-        known = None if new.id in coming or new.id not in observed else observed[new.id].outputs.get(new.attribute)
-        return [] if known is not None and known == old else [Field(path, old, new if known is None else known)]
+        known = (
+            None
+            if new.id in coming or new.id not in observed
+            else observed[new.id].outputs.get(new.attribute)
+        )
+        return (
+            []
+            if known is not None and known == old
+            else [Field(path, old, new if known is None else known)]
+        )
     if isinstance(new, Mapping):
         before = old if isinstance(old, Mapping) else {}
         found = []
         for key, value in new.items():
-            found += differences(before.get(key), value, observed, coming, f"{path}.{key}" if path else str(key))
+            found += differences(
+                before.get(key), value, observed, coming, f"{path}.{key}" if path else str(key)
+            )
         return found if found or isinstance(old, Mapping) or not path else [Field(path, old, new)]
     if isinstance(new, (list, tuple)):
         same = isinstance(old, (list, tuple)) and len(old) == len(new)
-        same = same and not any(differences(*pair, observed, coming, path) for pair in zip(old, new, strict=True))
+        same = same and not any(
+            differences(*pair, observed, coming, path) for pair in zip(old, new, strict=True)
+        )
         return [] if same else [Field(path, old, new)]
-    return [] if old == new and isinstance(old, bool) == isinstance(new, bool) else [Field(path, old, new)]
+    return (
+        []
+        if old == new and isinstance(old, bool) == isinstance(new, bool)
+        else [Field(path, old, new)]
+    )
 
 
 def _additions(old: Any, new: Any, path: str) -> list[Field]:
@@ -171,7 +235,11 @@ def _additions(old: Any, new: Any, path: str) -> list[Field]:
     if not isinstance(old, Mapping):
         return [Field(path, old, None)] if new is None else []
     named = new if isinstance(new, Mapping) else {}
-    return [field for key, value in old.items() for field in _additions(value, named.get(key), f"{path}.{key}")]
+    return [
+        field
+        for key, value in old.items()
+        for field in _additions(value, named.get(key), f"{path}.{key}")
+    ]
 
 
 def resolved(value: Any, outputs: Mapping[str, Mapping[str, Any]]) -> Any:
@@ -196,13 +264,18 @@ def _replaced(value: Any, found: Callable[[Ref], Any]) -> Any:
 
 
 def hidden(value: Any, name: str = "") -> Any:
-    """`value` without the texts of variables whose names say that they are secret, wherever in it they stand.
+    """`value` without the texts of variables whose names say that they are secret, wherever in it
+    they stand.
 
-    A variable is a key with its value, a `{"name", "value"}` of Kubernetes, or a NAME=VALUE of docker.
+    A variable is a key with its value, a `{"name", "value"}` of Kubernetes, or a NAME=VALUE of
+    docker.
     """
     if isinstance(value, Mapping):
         label = value.get("name")
-        return {key: hidden(each, label if key == "value" and isinstance(label, str) else key) for key, each in value.items()}
+        return {
+            key: hidden(each, label if key == "value" and isinstance(label, str) else key)
+            for key, each in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [hidden(each) for each in value]
     if not isinstance(value, str) or value in _OPEN:
@@ -214,25 +287,41 @@ def hidden(value: Any, name: str = "") -> Any:
 
 
 def narrowed(field: Field) -> list[tuple[str, Any, Any]]:
-    """What of a field changes, without secrets: of containers and variables, whose lists are one value, each by its name."""
+    """What of a field changes, without secrets: of containers and variables, whose lists are one
+    value, each by its name.
+    """
     name = field.path.rpartition(".")[2]
     old, new = hidden(field.old, name), hidden(field.new, name)
-    return list(_narrowed(field.path, (field.old, old), (field.new, new))) or [(field.path, old, new)]  # where only the order differs
+    return list(_narrowed(field.path, (field.old, old), (field.new, new))) or [
+        (field.path, old, new)
+    ]  # where only the order differs
 
 
-def _narrowed(path: str, old: tuple[Any, Any], new: tuple[Any, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _narrowed(
+    path: str, old: tuple[Any, Any], new: tuple[Any, Any]
+) -> Iterator[tuple[str, Any, Any]]:
     """Each side with what is shown of it."""
     (was, was_shown), (will_be, shown) = old, new
     if isinstance(was, Mapping) and isinstance(will_be, Mapping):
         for key, value in will_be.items():
-            yield from _narrowed(f"{path}.{key}", (was.get(key), was_shown.get(key)), (value, shown[key]))
+            yield from _narrowed(
+                f"{path}.{key}", (was.get(key), was_shown.get(key)), (value, shown[key])
+            )
     elif (before := _by_name(was, was_shown)) and (after := _by_name(will_be, shown)):
         for key in dict.fromkeys([*before, *after]):
-            yield from _narrowed(f"{path}.{key}", before.get(key, (None, None)), after.get(key, (None, None)))
+            yield from _narrowed(
+                f"{path}.{key}", before.get(key, (None, None)), after.get(key, (None, None))
+            )
     elif was != will_be:
         yield path, was_shown, shown
 
 
 def _by_name(value: Any, shown: Any) -> dict[str, tuple[Any, Any]]:
-    is_named = isinstance(value, (list, tuple)) and all(isinstance(each, Mapping) and "name" in each for each in value)
-    return {each["name"]: (each, part) for each, part in zip(value, shown, strict=True)} if is_named else {}
+    is_named = isinstance(value, (list, tuple)) and all(
+        isinstance(each, Mapping) and "name" in each for each in value
+    )
+    return (
+        {each["name"]: (each, part) for each, part in zip(value, shown, strict=True)}
+        if is_named
+        else {}
+    )

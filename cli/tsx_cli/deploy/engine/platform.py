@@ -28,12 +28,16 @@ class DeployedVersion(NamedTuple):
 
 
 class Platform(Protocol):
-    """`cloud` is where its deployments are: an AWS account, this machine's containers, a cluster."""
+    """`cloud` is where its deployments are: an AWS account, this machine's containers, a
+    cluster.
+    """
 
     def wanted(self, cloud: Any, spec: DeploySpec, facts: Facts) -> list[Resource]: ...
 
     def belongings(self, cloud: Any, name: str, *, purge: bool = False) -> list[Resource]:
-        """All of a deployment that is there, each with what it needs; with `purge` also files and images."""
+        """All of a deployment that is there, each with what it needs; with `purge` also files and
+        images.
+        """
         ...
 
     def obsolete(self, cloud: Any, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
@@ -49,11 +53,16 @@ class Platform(Protocol):
         ...
 
     def promoting(self, cloud: Any, name: str) -> list[Resource]:
-        """What is wanted where a canary has won. Raises CliError where there is none, or where the platform ends it by itself."""
+        """What is wanted where a canary has won.
+
+        Raises CliError where there is none, or where the platform ends it by itself.
+        """
         ...
 
     def status(self, cloud: Any, name: str) -> dict[str, Any] | None:
         """What `tsx deploy status` shows; None where there is no such deployment."""
         ...
 
-    def invoke(self, cloud: Any, name: str, body: bytes, content_type: str, accept: str | None) -> Response: ...
+    def invoke(
+        self, cloud: Any, name: str, body: bytes, content_type: str, accept: str | None
+    ) -> Response: ...

@@ -1,4 +1,6 @@
-"""Finds the digest of an image's base, so that a Dockerfile means the same bytes whenever it is built."""
+"""Finds the digest of an image's base, so that a Dockerfile means the same bytes whenever it is
+built.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from tsx_cli.deploy.image.programs import digest_of
 def pinned_base(base: str) -> tuple[str, str]:
     """`base` with its digest, and a note where that is an earlier one or none.
 
-    What was found is kept, so that a registry that does not answer does not give the image another name.
+    What was found is kept, so that a registry that does not answer does not give the image another
+    name.
     """
     if "@" in base or base == "scratch":
         return base, ""
@@ -25,7 +28,10 @@ def pinned_base(base: str) -> tuple[str, str]:
         return f"{base}@{found}", ""
     because, way = (f" ({why})", "") if why else ("", ", or install skopeo")
     if base in kept:
-        return f"{base}@{kept[base]}", f"the base {base} is the one that an earlier run found{because}"
+        return (
+            f"{base}@{kept[base]}",
+            f"the base {base} is the one that an earlier run found{because}",
+        )
     advice = f"set build.base to NAME:TAG@sha256:DIGEST{way}"
     return base, f"the base {base} may change, as its digest is unknown{because}: {advice}"
 

@@ -29,7 +29,9 @@ DISTRIBUTION = "tsx-serve"
 
 @contextmanager
 def this_machine(spec: DeploySpec, needs_image: bool = True) -> Generator[Local, None, None]:
-    """With a wheel of tsx where this is a version that no package index has, built from where it was installed from. Raises CliError."""
+    """With a wheel of tsx where this is a version that no package index has, built from where it
+    was installed from. Raises CliError.
+    """
     build, python = spec.build, f"{sys.version_info.major}.{sys.version_info.minor}"
     if not needs_image:
         yield Local(python, "", __version__)
@@ -37,10 +39,14 @@ def this_machine(spec: DeploySpec, needs_image: bool = True) -> Generator[Local,
     with tempfile.TemporaryDirectory(prefix="tsx-wheel-", dir=temporary_place()) as place:
         found = build.wheel if build.wheel is not None else _own_wheel(Path(place))
         if found is not None and not (found.is_file() and found.suffix == ".whl"):
-            raise CliError(f"build.wheel: {found} is not a wheel; `pip wheel --no-deps DIRECTORY` makes one")
+            raise CliError(
+                f"build.wheel: {found} is not a wheel; `pip wheel --no-deps DIRECTORY` makes one"
+            )
         sha = hashlib.sha256(found.read_bytes()).hexdigest() if found is not None else ""
         base, note = pinned_base(base_image(spec, python))
-        yield Local(python, metadata.version("torch"), __version__, found, sha, this_platform(), base, note)
+        yield Local(
+            python, metadata.version("torch"), __version__, found, sha, this_platform(), base, note
+        )
 
 
 def image_builder(spec: DeploySpec) -> AbstractContextManager[Local | None]:
@@ -65,11 +71,29 @@ def _built(source: Path, place: Path) -> Path | None:
     """The same source gives the same bytes."""
     if not (source / "pyproject.toml").is_file():
         return None
-    command = [sys.executable, *run_module("pip"), "wheel", "--quiet", "--no-deps", "--wheel-dir", str(place), str(source)]
+    command = [
+        sys.executable,
+        *run_module("pip"),
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(place),
+        str(source),
+    ]
     pure = os.environ | {"TSX_COMPILE": "0"}
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=pure
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        env=pure,
     )
     if done.returncode != 0:
-        raise CliError(f"no wheel of tsx could be built from {source}, the source that tsx runs from: {done.stdout.strip()}")
+        raise CliError(
+            f"no wheel of tsx could be built from {source}, the source that tsx runs from:"
+            f" {done.stdout.strip()}"
+        )
     return next(place.glob("*.whl"))

@@ -1,4 +1,6 @@
-"""Runs docker, podman, buildah and kubectl as programs, and shortens their errors to one sentence."""
+"""Runs docker, podman, buildah and kubectl as programs, and shortens their errors to one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,21 @@ _INNER = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 QUERIES = (  # programs that ask a registry for the digest of a tag
     ("crane", ("digest",), ""),
-    ("skopeo", ("--override-os", "linux", "inspect", "--no-tags", "--format", "{{.Digest}}"), "docker://"),
+    (
+        "skopeo",
+        ("--override-os", "linux", "inspect", "--no-tags", "--format", "{{.Digest}}"),
+        "docker://",
+    ),
     ("docker", ("buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}"), ""),
 )
 QUERY_TIMEOUT = 20.0  # seconds
 LOGGED = re.compile(r'level=\w+ msg="(.*)"')  # how skopeo prints an error
-MACHINES = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64"}
+MACHINES = {
+    "x86_64": "linux/amd64",
+    "amd64": "linux/amd64",
+    "aarch64": "linux/arm64",
+    "arm64": "linux/arm64",
+}
 
 
 class ProgramError(CloudError):
@@ -46,18 +57,30 @@ class Program:
     name: str
     first: tuple[str, ...] = ()  # words before all others
 
-    def ask(self, *words: str, doing: str, stdin: str | None = None, environment: Mapping[str, str] | None = None) -> str:
+    def ask(
+        self,
+        *words: str,
+        doing: str,
+        stdin: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> str:
         """What it prints. Raises ProgramError."""
         done = self.try_(*words, stdin=stdin, environment=environment)
         if done.returncode != 0:
             output = last_output(done)
             raise ProgramError(
-                f"{doing}: {self.name} {words[0]} ended with {done.returncode}: {output or 'it printed nothing'}{advice(output)}", output
+                f"{doing}: {self.name} {words[0]} ended with {done.returncode}:"
+                f" {output or 'it printed nothing'}{advice(output)}",
+                output,
             )
         return done.stdout
 
     def try_(
-        self, *words: str, stdin: str | None = None, environment: Mapping[str, str] | None = None, timeout: float | None = None
+        self,
+        *words: str,
+        stdin: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
@@ -73,7 +96,9 @@ class Program:
         except OSError as error:
             raise ProgramError(f"{self.name} cannot be started: {error.strerror}", "") from error
         except subprocess.TimeoutExpired as error:
-            raise ProgramError(f"{self.name} had not ended after {error.timeout:g} s", "") from error
+            raise ProgramError(
+                f"{self.name} had not ended after {error.timeout:g} s", ""
+            ) from error
 
     def lines(self, *words: str) -> Generator[str, None, None]:
         """Of stdout and stderr, as they come, until it ends or the iterator is closed."""
@@ -90,7 +115,10 @@ class Program:
             for line in process.stdout:
                 yield line.rstrip("\n")
             if (code := process.wait()) != 0:
-                raise CloudError(f"{self.name} {words[0] if words else ''} ended with {code}; its output is above")
+                raise CloudError(
+                    f"{self.name} {words[0] if words else ''} ended with {code}; its output is"
+                    " above"
+                )
         finally:
             process.terminate()
             process.stdout.close()
@@ -104,11 +132,24 @@ def last_output(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def advice(output: str) -> str:
-    if "did you specify the right host or port" in output or "Unable to connect to the server" in output:
-        return " `kubectl config get-contexts` lists the available clusters; --set kubernetes.context=NAME chooses another."
+    if (
+        "did you specify the right host or port" in output
+        or "Unable to connect to the server" in output
+    ):
+        return (
+            " `kubectl config get-contexts` lists the available clusters; --set"
+            " kubernetes.context=NAME chooses another."
+        )
     if "--mount option requires BuildKit" in output:
-        return " Install docker's buildx plugin (docker-buildx), or build with --set build.tool=buildah."
-    if "no basic auth credentials" in output or "authentication required" in output or "unauthorized" in output.lower():
+        return (
+            " Install docker's buildx plugin (docker-buildx), or build with --set"
+            " build.tool=buildah."
+        )
+    if (
+        "no basic auth credentials" in output
+        or "authentication required" in output
+        or "unauthorized" in output.lower()
+    ):
         return " Log in to the registry first."
     return ""
 
@@ -120,12 +161,21 @@ def found(choice: str, among: Sequence[str], instead: str) -> Program:
         if shutil.which(name) is None:
             output.append(f"{name} is not installed")
             continue
-        done = Program(name).try_(*(("version", "--format", "{{.Server.Version}}") if name == "docker" else ("--version",)))
+        done = Program(name).try_(
+            *(
+                ("version", "--format", "{{.Server.Version}}")
+                if name == "docker"
+                else ("--version",)
+            )
+        )
         if done.returncode == 0:
             # podman may have docker's name.
             is_podman = "podman" in Program(name).try_("--version").stdout
             return Program("podman" if is_podman else name)
-        output.append(f"{name}: {((done.stderr.strip() or done.stdout.strip()).splitlines() or ['it does not work'])[-1]}")
+        output.append(
+            f"{name}:"
+            f" {((done.stderr.strip() or done.stdout.strip()).splitlines() or ['it does not work'])[-1]}"
+        )
     raise CliError(f"no working container program was found: {'; '.join(output)}. {instead}")
 
 
@@ -138,7 +188,10 @@ class Builder:
     @cached_property
     def program(self) -> Program:
         return found(
-            self.choice, BUILDERS, "Install one of them, give --image, or write the files with --emit dockerfile DIR and build elsewhere"
+            self.choice,
+            BUILDERS,
+            "Install one of them, give --image, or write the files with --emit dockerfile DIR and"
+            " build elsewhere",
         )
 
     def build(self, recipe: Recipe, reference: str, machine: str | None) -> None:
@@ -158,14 +211,25 @@ class Builder:
             self.program.ask(*words, place, doing=f"building {reference}", environment=environment)
 
     def is_here(self, reference: str) -> bool:
-        words = ("inspect", "--type", "image", reference) if self.program.name == "buildah" else ("image", "inspect", reference)
+        words = (
+            ("inspect", "--type", "image", reference)
+            if self.program.name == "buildah"
+            else ("image", "inspect", reference)
+        )
         return self.program.try_(*words).returncode == 0
 
     def is_pushed(self, reference: str) -> bool:
-        """Whether the registry has it. Where nothing here can tell, it is pushed again, which the same image takes without harm."""
+        """Whether the registry has it.
+
+        Where nothing here can tell, it is pushed again, which the same image takes without harm.
+        """
         if self.program.name == "docker":
             return self.program.try_("manifest", "inspect", reference).returncode == 0
-        if shutil.which("skopeo") is None:  # which the others' own words for this are not a match for: they look for lists of images
+        if (
+            shutil.which("skopeo") is None
+            # which the others' own words for this are not a match for: they look for lists of
+            # images
+        ):
             return False
         return Program("skopeo").try_("inspect", "--raw", f"docker://{reference}").returncode == 0
 
@@ -179,10 +243,15 @@ class Builder:
             file = Path(place, "digest")
             words = () if self.program.name == "docker" else ("--digestfile", str(file))
             output = self.program.ask("push", *words, reference, doing=f"pushing {reference}")
-            return _by_digest(reference, file.read_text("utf-8") if file.is_file() else output.partition("digest: ")[2])
+            return _by_digest(
+                reference,
+                file.read_text("utf-8") if file.is_file() else output.partition("digest: ")[2],
+            )
 
     def pinned(self, reference: str) -> str:
-        """An image that was built here and pushed, by its digest: the registry knows it, or this machine from its own push."""
+        """An image that was built here and pushed, by its digest: the registry knows it, or this
+        machine from its own push.
+        """
         found = pinned(reference)
         if found != reference or self.program.name == "buildah":
             return found
@@ -201,12 +270,17 @@ def this_platform() -> str:
 
 
 def pinned(reference: str) -> str:
-    """The image by its digest: a tag may mean another image tomorrow. The same name where no program of this machine can tell it."""
+    """The image by its digest: a tag may mean another image tomorrow.
+
+    The same name where no program of this machine can tell it.
+    """
     return reference if "@" in reference else _by_digest(reference, digest_of(reference)[0])
 
 
 def digest_of(reference: str) -> tuple[str, str]:
-    """Return the digest that the registry has for a tag, or what the programs that asked it report."""
+    """Return the digest that the registry has for a tag, or what the programs that asked it
+    report.
+    """
     reasons = []
     for name, words, scheme in QUERIES:
         if shutil.which(name) is None:
@@ -220,7 +294,9 @@ def digest_of(reference: str) -> tuple[str, str]:
             return match[0], ""
         if name == "docker" and Program(name).try_("buildx", "version").returncode != 0:
             continue
-        line = ((done.stderr.strip() or done.stdout.strip()).splitlines() or ["it printed nothing"])[0]
+        line = (
+            (done.stderr.strip() or done.stdout.strip()).splitlines() or ["it printed nothing"]
+        )[0]
         logged = LOGGED.search(line)
         text = logged[1].replace('\\"', "'") if logged else line.removeprefix(f"{name}: ")
         reasons.append(f"{name}: {text.rpartition(': ')[2]}")
@@ -238,4 +314,8 @@ def _repository(reference: str) -> str:
 
 
 def engine(choice: str) -> Program:
-    return found(choice, ENGINES, "Install one of them, or write the files with --emit compose DIR and start them elsewhere")
+    return found(
+        choice,
+        ENGINES,
+        "Install one of them, or write the files with --emit compose DIR and start them elsewhere",
+    )

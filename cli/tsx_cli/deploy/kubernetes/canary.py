@@ -1,7 +1,8 @@
 """The steps of a canary on Kubernetes, and what the metrics of its pods say of it. Pure functions.
 
-The new version gets a Deployment and a Service of its own beside the stable ones, and a share of the requests by the weights of the
-HTTPRoute. No request is lost: the route leads to pods only while they are ready.
+The new version gets a Deployment and a Service of its own beside the stable ones, and a share of
+the requests by the weights of the HTTPRoute. No request is lost: the route leads to pods only while
+they are ready.
 
     start     the canary's objects are applied, and its pods become ready
     route     the route gets its weights
@@ -10,8 +11,9 @@ HTTPRoute. No request is lost: the route leads to pods only while they are ready
     unroute   all requests go to the stable Deployment
     remove    the canary's objects are removed
 
-Where an alarm goes off, `end` notes why, and `unroute` and `remove` follow without `move`. How far it is stands in an annotation of the
-route and in the cluster's objects, so that any run can continue it. (`kubectl rollout undo` would bring back one of the Deployment.)
+Where an alarm goes off, `end` notes why, and `unroute` and `remove` follow without `move`. How far
+it is stands in an annotation of the route and in the cluster's objects, so that any run can
+continue it. (`kubectl rollout undo` would bring back one of the Deployment.)
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from tsx_cli.deploy.kubernetes.gateway import ANNOTATION
 from tsx_runtime.core.telemetry.histogram import quantile
 
 WINDOW = 60.0  # seconds that a bound is about
-_SAMPLE = re.compile(r"^(tsx_errors_total|tsx_request_seconds_bucket)\{([^}]*)\} (\S+)", re.MULTILINE)
+_SAMPLE = re.compile(
+    r"^(tsx_errors_total|tsx_request_seconds_bucket)\{([^}]*)\} (\S+)", re.MULTILINE
+)
 _BOUND = re.compile(r'\ble="([^"]+)"')
 
 
@@ -76,8 +80,15 @@ class CanaryStep(NamedTuple):
     text: str = ""
 
 
-def next_step(version: str | None, shift: Shift | None, seen: Surroundings, went_off: Mapping[str, str], now: datetime) -> CanaryStep:
-    """`version` is the one that the stable Deployment does not have yet; None where it has what is wanted.
+def next_step(
+    version: str | None,
+    shift: Shift | None,
+    seen: Surroundings,
+    went_off: Mapping[str, str],
+    now: datetime,
+) -> CanaryStep:
+    """`version` is the one that the stable Deployment does not have yet; None where it has what is
+    wanted.
 
     1. It is over, or has failed: the requests go back before its pods do.
     2. No canary is asked for any more: all replicas get the new version at once.
@@ -89,16 +100,26 @@ def next_step(version: str | None, shift: Shift | None, seen: Surroundings, went
     if canary is not None and (seen.ends or version is None):
         if seen.percent:
             return CanaryStep("unroute", "all requests go to the stable version")
-        return CanaryStep("remove") if seen.route == ready else CanaryStep("wait", f"the route: {seen.route[1]}")
+        return (
+            CanaryStep("remove")
+            if seen.route == ready
+            else CanaryStep("wait", f"the route: {seen.route[1]}")
+        )
     if shift is None:
         return CanaryStep("move", "all replicas get the new version")
     if canary is None or (canary.version, canary.percent) != (version, shift.percent):
         return CanaryStep("start", "the canary starts")
     if went_off:
-        return CanaryStep("end", "; ".join(f"the alarm {name} went off ({reason})" for name, reason in went_off.items()))
+        return CanaryStep(
+            "end",
+            "; ".join(f"the alarm {name} went off ({reason})" for name, reason in went_off.items()),
+        )
     if seen.pods[0] == "failed" or (seen.pods != ready and canary.since):
         return CanaryStep(
-            "end", f"the canary's replicas {'failed' if seen.pods[0] == 'failed' else 'are not ready any more'}: {seen.pods[1]}"
+            "end",
+            "the canary's replicas"
+            f" {'failed' if seen.pods[0] == 'failed' else 'are not ready any more'}:"
+            f" {seen.pods[1]}",
         )
     if seen.pods != ready:
         return CanaryStep("wait", f"the canary: {seen.pods[1]}")
@@ -111,7 +132,9 @@ def next_step(version: str | None, shift: Shift | None, seen: Surroundings, went
     baking = Baking(canary.version, canary.percent, datetime.fromisoformat(canary.since))
     todo = decide(canary.version, shift, baking, {}, now)
     return (
-        CanaryStep("move", "the canary held: all replicas get the new version") if todo.action == "move" else CanaryStep("wait", todo.text)
+        CanaryStep("move", "the canary held: all replicas get the new version")
+        if todo.action == "move"
+        else CanaryStep("wait", todo.text)
     )
 
 
@@ -134,7 +157,12 @@ def read_counters(text: str) -> Counters:
     return Counters(errors, below)
 
 
-def went_off(bounds: Sequence[AlarmBound], before: Mapping[str, Counters], after: Mapping[str, Counters], seconds: float) -> dict[str, str]:
+def went_off(
+    bounds: Sequence[AlarmBound],
+    before: Mapping[str, Counters],
+    after: Mapping[str, Counters],
+    seconds: float,
+) -> dict[str, str]:
     """The bounds that the pods' requests between two looks exceed, with what was measured."""
     pairs = [(before.get(pod, Counters()), now) for pod, now in after.items()]
     errors = sum(now.errors - then.errors for then, now in pairs) / max(1.0, seconds / WINDOW)
@@ -144,7 +172,11 @@ def went_off(bounds: Sequence[AlarmBound], before: Mapping[str, Counters], after
             below[bound] = below.get(bound, 0.0) + count - then.below.get(bound, 0.0)
     off = {}
     for each in bounds:
-        measured = errors if each.metric == "5xx" else 1000 * percentile(float(each.metric[1:]) / 100, below)
+        measured = (
+            errors
+            if each.metric == "5xx"
+            else 1000 * percentile(float(each.metric[1:]) / 100, below)
+        )
         if measured > each.limit:
             off[each.text] = f"{measured:.3g}{' in a minute' if each.metric == '5xx' else ' ms'}"
     return off
@@ -153,5 +185,7 @@ def went_off(bounds: Sequence[AlarmBound], before: Mapping[str, Counters], after
 def percentile(share: float, below: Mapping[float, float]) -> float:
     """Seconds; 0 without requests."""
     bounds = sorted(below)
-    counts = [round(more - less) for less, more in pairwise([0.0, *(below[bound] for bound in bounds)])]
+    counts = [
+        round(more - less) for less, more in pairwise([0.0, *(below[bound] for bound in bounds)])
+    ]
     return quantile(counts, share, [bound for bound in bounds if bound != float("inf")]) or 0.0

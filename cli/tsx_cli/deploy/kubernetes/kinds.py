@@ -1,6 +1,8 @@
-"""Objects of a Kubernetes cluster, by kubectl: applied on the server side, and compared with the current state.
+"""Objects of a Kubernetes cluster, by kubectl: applied on the server side, and compared with the
+current state.
 
-What a pod template was is kept by Kubernetes itself, as replica sets, so going back is `kubectl rollout undo`.
+What a pod template was is kept by Kubernetes itself, as replica sets, so going back is `kubectl
+rollout undo`.
 """
 
 from __future__ import annotations
@@ -36,19 +38,35 @@ TYPES = {  # as kubectl is asked for them
     "InferenceService": "inferenceservices.v1beta1.serving.kserve.io",
 }
 ADVICE = {
-    "HTTPRoute": "The Gateway API is not installed there; remove kubernetes.gateway, or install its CRDs and a controller",
-    "ScaledObject": "KEDA is not installed there; without kubernetes.keda, Kubernetes' own autoscaler scales, though never to no pods",
-    "ServiceMonitor": "The Prometheus operator reads it; without the operator, omit it with --set kubernetes.monitoring=false",
-    "ClusterServingRuntime": "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment",
-    "InferenceService": "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment",
+    "HTTPRoute": (
+        "The Gateway API is not installed there; remove kubernetes.gateway, or install its CRDs and"
+        " a controller"
+    ),
+    "ScaledObject": (
+        "KEDA is not installed there; without kubernetes.keda, Kubernetes' own autoscaler scales,"
+        " though never to no pods"
+    ),
+    "ServiceMonitor": (
+        "The Prometheus operator reads it; without the operator, omit it with --set"
+        " kubernetes.monitoring=false"
+    ),
+    "ClusterServingRuntime": (
+        "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment"
+    ),
+    "InferenceService": (
+        "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment"
+    ),
 }
 MANAGER = "tsx"  # the owner of the fields that are applied
-KEEPER = "tsx-replicas"  # that of a Deployment's number of pods between this manager and an autoscaler
+KEEPER = (  # that of a Deployment's number of pods between this manager and an autoscaler
+    "tsx-replicas"
+)
 REVISION = "deployment.kubernetes.io/revision"
 UNKNOWN, FORBIDDEN = "doesn't have a resource type", "(Forbidden)"  # how kubectl says it
 LEFT = (
-    "the cluster continues what has started. A canary that has begun keeps its share of the requests, and nobody watches it until this "
-    "command runs again. `tsx deploy promote` gives it all requests, `tsx deploy rollback` removes it"
+    "the cluster continues what has started. A canary that has begun keeps its share of the"
+    " requests, and nobody watches it until this command runs again. `tsx deploy promote` gives it"
+    " all requests, `tsx deploy rollback` removes it"
 )
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
@@ -67,21 +85,37 @@ class Cluster:
     def get(self, type_: str, *words: str, doing: str) -> dict[str, Any] | None:
         """None where there is none."""
         output = self.program.ask(
-            "get", type_, *words, "--namespace", self.namespace, "--output", "json", "--ignore-not-found", doing=doing
+            "get",
+            type_,
+            *words,
+            "--namespace",
+            self.namespace,
+            "--output",
+            "json",
+            "--ignore-not-found",
+            doing=doing,
         )
         return dict(json.loads(output)) if output.strip() else None
 
-    def listed(self, type_: str, name: str, labels: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-        """Of one deployment, those with these labels; none where the cluster does not know this type."""
+    def listed(
+        self, type_: str, name: str, labels: Mapping[str, str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Of one deployment, those with these labels; none where the cluster does not know this
+        type.
+        """
         return self._items(type_, name, labels or {}) or []
 
     def knows(self, kind: str, name: str) -> bool:
         return self._items(TYPES[kind], name, {}) is not None
 
-    def _items(self, type_: str, name: str, labels: Mapping[str, str]) -> list[dict[str, Any]] | None:
+    def _items(
+        self, type_: str, name: str, labels: Mapping[str, str]
+    ) -> list[dict[str, Any]] | None:
         words = ("--selector", selector({NAME: name} | dict(labels)))
         try:
-            found = self.get(type_, *words, doing=f"listing the {type_.partition('.')[0]} of {name}")
+            found = self.get(
+                type_, *words, doing=f"listing the {type_.partition('.')[0]} of {name}"
+            )
         except ProgramError as error:
             # Credentials that may not list Secrets have created none.
             if UNKNOWN in error.output or (FORBIDDEN in error.output and type_ == TYPES["Secret"]):
@@ -90,21 +124,33 @@ class Cluster:
         return list((found or {}).get("items", []))
 
     def token(self, deployment: Mapping[str, Any], variable: str) -> str | None:
-        """What the pods of a Deployment have in this variable, from the Secret that it names. Raises CloudError."""
+        """What the pods of a Deployment have in this variable, from the Secret that it names.
+
+        Raises CloudError.
+        """
         variables = deployment["spec"]["template"]["spec"]["containers"][0].get("env") or []
-        found: Mapping[str, Any] = next((each for each in variables if each["name"] == variable), {})
+        found: Mapping[str, Any] = next(
+            (each for each in variables if each["name"] == variable), {}
+        )
         place = (found.get("valueFrom") or {}).get("secretKeyRef")
         if place is None:
             return found.get("value")
-        secret = self.get(TYPES["Secret"], place["name"], doing=f"reading the token in the Secret {place['name']}")
+        secret = self.get(
+            TYPES["Secret"], place["name"], doing=f"reading the token in the Secret {place['name']}"
+        )
         value = ((secret or {}).get("data") or {}).get(place["key"])
         if value is None:
-            raise CloudError(f"{self.region} has no Secret {place['name']} with the key {place['key']}, which {variable} is read from")
+            raise CloudError(
+                f"{self.region} has no Secret {place['name']} with the key {place['key']}, which"
+                f" {variable} is read from"
+            )
         return base64.b64decode(value).decode()
 
     @contextlib.contextmanager
     def forwarded(self, which: str, port: int) -> Generator[str, None, None]:
-        """The address on this machine of a port of `pod/NAME` or `service/NAME`, through the connection that kubectl has."""
+        """The address on this machine of a port of `pod/NAME` or `service/NAME`, through the
+        connection that kubectl has.
+        """
         lines = self.program.lines("port-forward", "--namespace", self.namespace, which, f":{port}")
         with contextlib.closing(lines):
             first = next(lines, "kubectl port-forward printed nothing")
@@ -115,7 +161,10 @@ class Cluster:
 
 
 def replica_sets(cloud: Cluster, name: str) -> list[dict[str, Any]]:
-    """Of the stable Deployment. A canary's have the same name label, and may have the same revision."""
+    """Of the stable Deployment.
+
+    A canary's have the same name label, and may have the same revision.
+    """
     sets = cloud.listed("replicasets.v1.apps", name)
     return [each for each in sets if each["metadata"]["labels"].get(INSTANCE) != canary_of(name)]
 
@@ -127,7 +176,11 @@ def selector(labels: Mapping[str, str]) -> str:
 def apply(cloud: Cluster, manifest: Mapping[str, Any], manager: str = MANAGER, *more: str) -> None:
     words = ["apply", "--server-side", "--force-conflicts", "--field-manager", manager, *more]
     words += ["--namespace", cloud.namespace, "--filename", "-"]
-    cloud.program.ask(*words, doing=f"applying the {manifest['kind']} {manifest['metadata']['name']}", stdin=json.dumps(manifest))
+    cloud.program.ask(
+        *words,
+        doing=f"applying the {manifest['kind']} {manifest['metadata']['name']}",
+        stdin=json.dumps(manifest),
+    )
 
 
 def remove(cloud: Cluster, kind: str, name: str) -> None:
@@ -138,7 +191,9 @@ def remove(cloud: Cluster, kind: str, name: str) -> None:
 class KubernetesObject(ResourceKind):
     """An object of one kind. Its properties are the object itself."""
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"apiVersion", "kind"}), updates_failed=True, left=LEFT)
+    traits = Traits(
+        is_tagged=False, unseen=frozenset({"apiVersion", "kind"}), updates_failed=True, left=LEFT
+    )
     poll, patience = 2.0, 7200.0
 
     def __init__(self, kind: str) -> None:
@@ -149,7 +204,10 @@ class KubernetesObject(ResourceKind):
             found = cloud.get(TYPES[self._kind], name, doing=f"looking for the {self._kind} {name}")
         except ProgramError as error:
             if UNKNOWN in error.output:
-                raise ProgramError(f"{cloud.region} has no {self._kind}. {ADVICE.get(self._kind, '')}".strip(), error.output) from error
+                raise ProgramError(
+                    f"{cloud.region} has no {self._kind}. {ADVICE.get(self._kind, '')}".strip(),
+                    error.output,
+                ) from error
             raise
         if found is None:
             return None
@@ -158,34 +216,57 @@ class KubernetesObject(ResourceKind):
             labels = found["spec"]["selector"].get("matchLabels") or {}
             pods = cloud.listed("pods", labels.get(NAME, name), labels)
             reason = "; ".join([reason, *(f"{pod}: {why}" for pod, why in waiting(pods))])
-        return Observed(name, {"metadata": found["metadata"], "spec": found.get("spec", {})}, tags_in(found), {"Ref": name}, state, reason)
+        return Observed(
+            name,
+            {"metadata": found["metadata"], "spec": found.get("spec", {})},
+            tags_in(found),
+            {"Ref": name},
+            state,
+            reason,
+        )
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
         apply(cloud, resource.properties)
 
-    def update(self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
+    def update(
+        self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]
+    ) -> str | None:
         if self._kind == "Deployment" and "replicas" not in resource.properties["spec"]:
             self._keep_replicas(cloud, resource)
         self.create(cloud, resource)
         return None
 
     def _keep_replicas(self, cloud: Cluster, resource: Resource) -> None:
-        """Until the autoscaler decides: a number of pods that its only owner does not apply any more becomes 1."""
+        """Until the autoscaler decides: a number of pods that its only owner does not apply any
+        more becomes 1.
+        """
         doing = f"looking for the owner of the number of pods of {resource.name}"
         found = cloud.get(TYPES[self._kind], resource.name, "--show-managed-fields", doing=doing)
         owners = (found or {}).get("metadata", {}).get("managedFields") or []
         if found is not None and any(
-            each.get("manager") == MANAGER and "f:replicas" in each.get("fieldsV1", {}).get("f:spec", {}) for each in owners
+            each.get("manager") == MANAGER
+            and "f:replicas" in each.get("fieldsV1", {}).get("f:spec", {})
+            for each in owners
         ):
-            kept = {key: found[key] for key in ("apiVersion", "kind")} | {"metadata": {"name": resource.name}}
-            apply(cloud, kept | {"spec": {"replicas": found["spec"]["replicas"]}}, KEEPER, "--validate=false")
+            kept = {key: found[key] for key in ("apiVersion", "kind")} | {
+                "metadata": {"name": resource.name}
+            }
+            apply(
+                cloud,
+                kept | {"spec": {"replicas": found["spec"]["replicas"]}},
+                KEEPER,
+                "--validate=false",
+            )
 
     def delete(self, cloud: Cluster, found: Observed) -> None:
         remove(cloud, self._kind, found.name)
 
 
 class TokenSecret(KubernetesObject):
-    """Random tokens, created once and kept. Their values are in no plan: `Keys` says which there are."""
+    """Random tokens, created once and kept.
+
+    Their values are in no plan: `Keys` says which there are.
+    """
 
     traits = Traits(is_tagged=False)
 
@@ -196,7 +277,12 @@ class TokenSecret(KubernetesObject):
         found = cloud.get(TYPES["Secret"], name, doing=f"looking for the Secret {name}")
         if found is None:
             return None
-        return Observed(name, {"Keys": dict.fromkeys(found.get("data") or {}, True)}, tags_in(found), {"Ref": name})
+        return Observed(
+            name,
+            {"Keys": dict.fromkeys(found.get("data") or {}, True)},
+            tags_in(found),
+            {"Ref": name},
+        )
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
         """Not by `apply`, which would replace the tokens of one that is there."""
@@ -205,20 +291,39 @@ class TokenSecret(KubernetesObject):
         body = {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": resource.name, "namespace": cloud.namespace, "labels": labels, "annotations": notes},
+            "metadata": {
+                "name": resource.name,
+                "namespace": cloud.namespace,
+                "labels": labels,
+                "annotations": notes,
+            },
             "type": "Opaque",
-            "data": {key: base64.b64encode(secrets.token_urlsafe(32).encode()).decode() for key in resource.properties["Keys"]},
+            "data": {
+                key: base64.b64encode(secrets.token_urlsafe(32).encode()).decode()
+                for key in resource.properties["Keys"]
+            },
         }
         words = ("create", "--namespace", cloud.namespace, "--filename", "-")
-        cloud.program.ask(*words, doing=f"creating the Secret {resource.name}", stdin=json.dumps(body))
+        cloud.program.ask(
+            *words, doing=f"creating the Secret {resource.name}", stdin=json.dumps(body)
+        )
 
-    def update(self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        missing = ", ".join(key for key in resource.properties["Keys"] if key not in found.properties["Keys"])
-        raise CloudError(f"the Secret {resource.name} has no {missing}; add it, or delete the Secret: the next run creates new tokens")
+    def update(
+        self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]
+    ) -> None:
+        missing = ", ".join(
+            key for key in resource.properties["Keys"] if key not in found.properties["Keys"]
+        )
+        raise CloudError(
+            f"the Secret {resource.name} has no {missing}; add it, or delete the Secret: the next"
+            " run creates new tokens"
+        )
 
 
 class Revision(ResourceKind):
-    """An earlier revision of a Deployment's pods: one of its replica sets, the target of a rollback."""
+    """An earlier revision of a Deployment's pods: one of its replica sets, the target of a
+    rollback.
+    """
 
     traits = Traits(is_tagged=False, unseen=frozenset({"Revision"}), updates_failed=True)
     poll, patience = 2.0, 7200.0
@@ -228,16 +333,34 @@ class Revision(ResourceKind):
         if deployment is None:
             return None
         now = (deployment.properties["metadata"].get("annotations") or {}).get(REVISION)
-        current = next((each for each in replica_sets(cloud, name) if each["metadata"]["annotations"].get(REVISION) == now), None)
+        current = next(
+            (
+                each
+                for each in replica_sets(cloud, name)
+                if each["metadata"]["annotations"].get(REVISION) == now
+            ),
+            None,
+        )
         output = {} if current is None else {"ReplicaSet": current["metadata"]["name"]}
-        return Observed(name, output, deployment.tags, deployment.outputs, deployment.state, deployment.reason)
+        return Observed(
+            name, output, deployment.tags, deployment.outputs, deployment.state, deployment.reason
+        )
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
         raise AssertionError("a rollback needs an existing resource")
 
-    def update(self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        words = ("rollout", "undo", f"deployment/{resource.name}", f"--to-revision={resource.properties['Revision']}")
-        cloud.program.ask(*words, "--namespace", cloud.namespace, doing=f"rolling {resource.name} back")
+    def update(
+        self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]
+    ) -> None:
+        words = (
+            "rollout",
+            "undo",
+            f"deployment/{resource.name}",
+            f"--to-revision={resource.properties['Revision']}",
+        )
+        cloud.program.ask(
+            *words, "--namespace", cloud.namespace, doing=f"rolling {resource.name} back"
+        )
 
     def delete(self, cloud: Cluster, found: Observed) -> None:
         raise AssertionError("a Deployment is removed as a whole")
@@ -250,7 +373,10 @@ def _deployment(found: Mapping[str, Any]) -> tuple[State, str]:
         return "changing", "has not been observed yet"
     for condition in status.get("conditions") or []:
         if condition.get("reason") == "ProgressDeadlineExceeded":
-            return "failed", f"its new pods did not become ready in time ({condition.get('message', '')})"
+            return (
+                "failed",
+                f"its new pods did not become ready in time ({condition.get('message', '')})",
+            )
     updated, available = status.get("updatedReplicas", 0), status.get("availableReplicas", 0)
     if updated < wanted:
         return "changing", f"{updated} of {wanted} pods are new"
@@ -262,7 +388,9 @@ def _deployment(found: Mapping[str, Any]) -> tuple[State, str]:
 
 
 def _service(found: Mapping[str, Any]) -> tuple[State, str]:
-    """KServe's own: https://kserve.github.io/website/docs/reference/crd-api#servingkserveiov1beta1"""
+    """KServe's own:
+    https://kserve.github.io/website/docs/reference/crd-api#servingkserveiov1beta1
+    """
     status = found.get("status") or {}
     model = status.get("modelStatus") or {}
     generation = found["metadata"].get("generation", 0)
@@ -270,24 +398,46 @@ def _service(found: Mapping[str, Any]) -> tuple[State, str]:
         return "changing", "has not been observed yet"
     if model.get("transitionStatus") in ("BlockedByFailedLoad", "InvalidSpec"):
         last = model.get("lastFailureInfo") or {}
-        return "failed", f"its model was not loaded ({model['transitionStatus']}): {last.get('message') or last.get('reason', '')}"
+        return (
+            "failed",
+            (
+                f"its model was not loaded ({model['transitionStatus']}):"
+                f" {last.get('message') or last.get('reason', '')}"
+            ),
+        )
     ready = next((each for each in status.get("conditions") or [] if each["type"] == "Ready"), None)
     if ready is None or ready["status"] == "Unknown":
-        return "changing", "is not ready yet" if ready is None else str(ready.get("message") or "is not ready yet")
-    return ("ready", "") if ready["status"] == "True" else ("changing", str(ready.get("message") or ready.get("reason") or "is not ready"))
+        return "changing", (
+            "is not ready yet" if ready is None else str(ready.get("message") or "is not ready yet")
+        )
+    return (
+        ("ready", "")
+        if ready["status"] == "True"
+        else ("changing", str(ready.get("message") or ready.get("reason") or "is not ready"))
+    )
 
 
 def _route(found: Mapping[str, Any]) -> tuple[State, str]:
-    """Whether a Gateway has taken this generation of it: https://gateway-api.sigs.k8s.io/guides/implementers/#standard-status-fields-and-conditions"""
+    """Whether a Gateway has taken this generation of it:
+    https://gateway-api.sigs.k8s.io/guides/implementers/#standard-status-fields-and-conditions
+    """
     parents = (found.get("status") or {}).get("parents") or []
-    conditions = [each for parent in parents for each in parent.get("conditions") or [] if each["type"] in ("Accepted", "ResolvedRefs")]
+    conditions = [
+        each
+        for parent in parents
+        for each in parent.get("conditions") or []
+        if each["type"] in ("Accepted", "ResolvedRefs")
+    ]
     if not conditions:
         return "changing", "no Gateway has taken it yet"
     for each in conditions:
         if each.get("observedGeneration", 0) < found["metadata"].get("generation", 0):
             return "changing", "its Gateway has not taken its newest state yet"
         if each["status"] != "True":
-            return "changing", f"its Gateway does not take it: {each.get('reason', '')} {each.get('message', '')}".rstrip()
+            return (
+                "changing",
+                f"its Gateway does not take it: {each.get('reason', '')} {each.get('message', '')}".rstrip(),
+            )
     return "ready", ""
 
 
@@ -300,7 +450,11 @@ STATES: Mapping[str, Callable[[Mapping[str, Any]], tuple[State, str]]] = {
 
 def tags_in(found: Mapping[str, Any]) -> dict[str, str]:
     annotations = found["metadata"].get("annotations") or {}
-    return {key.replace("/", ":", 1): value for key, value in annotations.items() if key.startswith("tsx/")}
+    return {
+        key.replace("/", ":", 1): value
+        for key, value in annotations.items()
+        if key.startswith("tsx/")
+    }
 
 
 def waiting(pods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -308,10 +462,19 @@ def waiting(pods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     found = []
     for pod in pods:
         for each in (pod.get("status") or {}).get("containerStatuses") or []:
-            state = (each.get("state") or {}).get("waiting") or (each.get("state") or {}).get("terminated")
+            state = (each.get("state") or {}).get("waiting") or (each.get("state") or {}).get(
+                "terminated"
+            )
             if state:
-                found.append((pod["metadata"]["name"], f"{state.get('reason', '')} {state.get('message', '')}".strip()))
+                found.append(
+                    (
+                        pod["metadata"]["name"],
+                        f"{state.get('reason', '')} {state.get('message', '')}".strip(),
+                    )
+                )
     return found
 
 
-KINDS: Mapping[str, ResourceKind] = {f"{KIND}{kind}": KubernetesObject(kind) for kind in TYPES} | {f"{KIND}Secret": TokenSecret()}
+KINDS: Mapping[str, ResourceKind] = {f"{KIND}{kind}": KubernetesObject(kind) for kind in TYPES} | {
+    f"{KIND}Secret": TokenSecret()
+}

@@ -1,4 +1,6 @@
-"""A Deployment that is updated by way of a canary: carries out the steps of `canary.py`, and watches the canary's pods."""
+"""A Deployment that is updated by way of a canary: carries out the steps of `canary.py`, and
+watches the canary's pods.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,42 @@ from tsx_cli.deploy.engine.canary import Shift
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, Traits, digest
-from tsx_cli.deploy.kubernetes.canary import CanaryState, CanaryStep, Counters, Surroundings, read_canary, read_counters
+from tsx_cli.deploy.kubernetes.canary import (
+    CanaryState,
+    CanaryStep,
+    Counters,
+    Surroundings,
+    read_canary,
+    read_counters,
+)
 from tsx_cli.deploy.kubernetes.canary_watch import EVERY, CanaryWatch
-from tsx_cli.deploy.kubernetes.gateway import ANNOTATION, backends, canary_of, canary_percent, weighted
-from tsx_cli.deploy.kubernetes.kinds import LEFT, TYPES, Cluster, KubernetesObject, apply, remove, selector, tags_in
+from tsx_cli.deploy.kubernetes.gateway import (
+    ANNOTATION,
+    backends,
+    canary_of,
+    canary_percent,
+    weighted,
+)
+from tsx_cli.deploy.kubernetes.kinds import (
+    LEFT,
+    TYPES,
+    Cluster,
+    KubernetesObject,
+    apply,
+    remove,
+    selector,
+    tags_in,
+)
 from tsx_cli.deploy.kubernetes.resources import HTTP, INSTANCE, METRICS, NAME
 
 MANAGER = "tsx-canary"  # the owner of the annotation that says how far a canary is
-OWN = ("Deployment", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor", "Service")  # a canary's objects, as they are removed
+OWN = (
+    "Deployment",
+    "PodDisruptionBudget",
+    "NetworkPolicy",
+    "ServiceMonitor",
+    "Service",
+)  # a canary's objects, as they are removed
 LINES = "20"  # of the log of a canary that goes back
 NONE = "none"  # the property `Canary` where there is none
 
@@ -32,15 +62,27 @@ class LiveCanary(NamedTuple):
     share: float  # percent of the requests that it gets now
 
     def is_promoted(self, stable: Mapping[str, Any]) -> bool:
-        """Whether the stable Deployment has its version, though not all pods may be replaced yet."""
-        own, other = (each["spec"]["template"] for each in (with_instance(self.deployment, stable["metadata"]["name"]), stable))
+        """Whether the stable Deployment has its version, though not all pods may be replaced
+        yet.
+        """
+        own, other = (
+            each["spec"]["template"]
+            for each in (with_instance(self.deployment, stable["metadata"]["name"]), stable)
+        )
         return (own["spec"], tags_in(own)) == (other["spec"], tags_in(other))
 
 
 class Release(KubernetesObject):
-    """Its property `Canary` is what a canary beside it has of the requests, and `Beside` the canary's objects."""
+    """Its property `Canary` is what a canary beside it has of the requests, and `Beside` the
+    canary's objects.
+    """
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"apiVersion", "kind", "Beside"}), updates_failed=True, left=LEFT)
+    traits = Traits(
+        is_tagged=False,
+        unseen=frozenset({"apiVersion", "kind", "Beside"}),
+        updates_failed=True,
+        left=LEFT,
+    )
 
     def __init__(self) -> None:
         super().__init__("Deployment")
@@ -55,34 +97,62 @@ class Release(KubernetesObject):
         if canary is None:
             return replace(found, properties={**found.properties, "Canary": NONE})
         state = canary.state
-        shown = f"{state.percent:g} %{f' since {state.since}' if state.since else ''}{', which goes back' if state.ended else ''}"
-        seen = replace(found, properties={**found.properties, "Canary": shown}, outputs={**found.outputs, UNDER_WAY: state})
-        # A stable Deployment that scales, or has failed before, must not keep the canary from being watched.
-        return seen if canary.is_promoted(found.properties) else replace(seen, state="ready", reason="")
+        shown = (
+            f"{state.percent:g}"
+            f" %{f' since {state.since}' if state.since else ''}{', which goes back' if state.ended else ''}"
+        )
+        seen = replace(
+            found,
+            properties={**found.properties, "Canary": shown},
+            outputs={**found.outputs, UNDER_WAY: state},
+        )
+        # A stable Deployment that scales, or has failed before, must not keep the canary from being
+        # watched.
+        return (
+            seen
+            if canary.is_promoted(found.properties)
+            else replace(seen, state="ready", reason="")
+        )
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
         super().create(cloud, _alone(resource))
 
-    def update(self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
+    def update(
+        self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]
+    ) -> str | None:
         canary: CanaryState | None = found.outputs.get(UNDER_WAY)
         shift = Shift(**resource.how) if resource.how else None
         changes = any(field.path.startswith("spec.template") for field in fields)
         if canary is None and not (changes and shift is not None):
-            if "spec" in resource.properties:  # else the canary was to end, and has ended since the plan was made
+            if (
+                "spec" in resource.properties
+            ):  # else the canary was to end, and has ended since the plan was made
                 super().update(cloud, _alone(resource), found, fields)
             return None
         version = digest(resource.properties["spec"]["template"], 16) if changes else None
         seen = _surroundings(cloud, resource.name, canary)
         step = self._watch.step(
-            version, shift, seen, lambda: _counters(cloud, resource.name), broken=lambda: _restarts(cloud, resource.name)
+            version,
+            shift,
+            seen,
+            lambda: _counters(cloud, resource.name),
+            broken=lambda: _restarts(cloud, resource.name),
         )
         self._carry_out(cloud, resource, found, canary, version, step)
-        if step.action == "remove" and any(field.path != "Canary" for field in fields):  # such as another number of pods
+        if step.action == "remove" and any(
+            field.path != "Canary" for field in fields
+        ):  # such as another number of pods
             super().update(cloud, _alone(resource), found, fields)
         return step.text or "the canary is removed"
 
     def _carry_out(
-        self, cloud: Cluster, resource: Resource, found: Observed, canary: CanaryState | None, version: str | None, step: CanaryStep
+        self,
+        cloud: Cluster,
+        resource: Resource,
+        found: Observed,
+        canary: CanaryState | None,
+        version: str | None,
+        step: CanaryStep,
     ) -> None:
         name = resource.name
         if step.action == "start":
@@ -97,8 +167,16 @@ class Release(KubernetesObject):
             _note(cloud, name, replace(canary, since=now().isoformat(timespec="seconds")))
         elif step.action == "end":
             assert canary is not None
-            words = ("--selector", selector({NAME: name, INSTANCE: canary_of(name)}), "--prefix", "--tail", LINES)
-            self._log = cloud.program.try_("logs", "--namespace", cloud.namespace, *words).stdout.strip()
+            words = (
+                "--selector",
+                selector({NAME: name, INSTANCE: canary_of(name)}),
+                "--prefix",
+                "--tail",
+                LINES,
+            )
+            self._log = cloud.program.try_(
+                "logs", "--namespace", cloud.namespace, *words
+            ).stdout.strip()
             _note(cloud, name, canary.ending(step.text))
         elif step.action == "move":
             super().update(cloud, _alone(resource), found, ())
@@ -109,23 +187,38 @@ class Release(KubernetesObject):
 
     def _remove(self, cloud: Cluster, name: str, canary: CanaryState | None) -> None:
         """Raises CloudError where it went back."""
-        _note(cloud, name, None)  # before its pods go: a canary without a note is removed by the next run
+        _note(
+            cloud, name, None
+        )  # before its pods go: a canary without a note is removed by the next run
         for kind in OWN:
             for each in cloud.listed(TYPES[kind], name, {INSTANCE: canary_of(name)}):
                 remove(cloud, kind, each["metadata"]["name"])
         if canary is not None and canary.ended:
             log = f". The end of its log:\n{self._log}" if self._log else ""
-            raise CloudError(f"the stable version of {name} has all requests again: {canary.ended}{log}")
+            raise CloudError(
+                f"the stable version of {name} has all requests again: {canary.ended}{log}"
+            )
 
 
 def route_of(cloud: Cluster, name: str) -> dict[str, Any] | None:
     """None also where the cluster has no Gateway API."""
-    return next((each for each in cloud.listed(TYPES["HTTPRoute"], name) if each["metadata"]["name"] == name), None)
+    return next(
+        (
+            each
+            for each in cloud.listed(TYPES["HTTPRoute"], name)
+            if each["metadata"]["name"] == name
+        ),
+        None,
+    )
 
 
 def canary_in(cloud: Cluster, name: str) -> LiveCanary | None:
-    """Reads routes only if the canary has a Deployment: without a Gateway, neither the permission nor the API may exist."""
-    deployment = cloud.get(TYPES["Deployment"], canary_of(name), doing=f"looking for a canary of {name}")
+    """Reads routes only if the canary has a Deployment: without a Gateway, neither the permission
+    nor the API may exist.
+    """
+    deployment = cloud.get(
+        TYPES["Deployment"], canary_of(name), doing=f"looking for a canary of {name}"
+    )
     route = None if deployment is None else route_of(cloud, name)
     state = None if route is None else read_canary(route)
     if deployment is None or route is None or state is None:
@@ -136,7 +229,10 @@ def canary_in(cloud: Cluster, name: str) -> LiveCanary | None:
 def with_instance(value: Any, name: str) -> Any:
     """The manifest of another instance: wherever its label stands."""
     if isinstance(value, Mapping):
-        return {key: name if key == INSTANCE else with_instance(each, name) for key, each in value.items()}
+        return {
+            key: name if key == INSTANCE else with_instance(each, name)
+            for key, each in value.items()
+        }
     return [with_instance(each, name) for each in value] if isinstance(value, list) else value
 
 
@@ -153,7 +249,9 @@ class WeightedRoute(KubernetesObject):
         super().__init__("HTTPRoute")
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
-        """With the share of now: since the plan was made, the canary may have ended and its pods may be gone."""
+        """With the share of now: since the plan was made, the canary may have ended and its pods
+        may be gone.
+        """
         super().create(cloud, replace(resource, properties=with_share(cloud, resource.properties)))
 
 
@@ -163,7 +261,9 @@ def now() -> datetime:
 
 def _alone(resource: Resource) -> Resource:
     """What is applied of it."""
-    properties = {key: value for key, value in resource.properties.items() if key not in ("Canary", "Beside")}
+    properties = {
+        key: value for key, value in resource.properties.items() if key not in ("Canary", "Beside")
+    }
     return replace(resource, properties=properties)
 
 
@@ -181,32 +281,50 @@ def _surroundings(cloud: Cluster, name: str, canary: CanaryState | None) -> Surr
 def _route(cloud: Cluster, name: str, percent: float) -> None:
     route = route_of(cloud, name)
     if route is None:
-        raise CloudError(f"{cloud.region} has no HTTPRoute {name} any more, which divides the requests; run the same command again")
+        raise CloudError(
+            f"{cloud.region} has no HTTPRoute {name} any more, which divides the requests; run the"
+            " same command again"
+        )
     apply(cloud, weighted(route, name, HTTP, percent))
 
 
 def _note(cloud: Cluster, name: str, canary: CanaryState | None) -> None:
     notes = {} if canary is None else {"annotations": {ANNOTATION: canary.text}}
-    manifest = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {"name": name, **notes}}
+    manifest = {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": name, **notes},
+    }
     apply(cloud, manifest, MANAGER, "--validate=false")
 
 
 def _restarts(cloud: Cluster, name: str) -> dict[str, str]:
     pods = cloud.listed("pods", name, {INSTANCE: canary_of(name)})
-    statuses = [each for pod in pods for each in (pod.get("status") or {}).get("containerStatuses") or []]
+    statuses = [
+        each for pod in pods for each in (pod.get("status") or {}).get("containerStatuses") or []
+    ]
     restarts = sum(each.get("restartCount", 0) for each in statuses)
     return {"restarts>0": f"{restarts} of its containers"} if restarts else {}
 
 
 def _counters(cloud: Cluster, name: str) -> dict[str, Counters]:
-    pods = [pod["metadata"]["name"] for pod in cloud.listed("pods", name, {INSTANCE: canary_of(name)})]
-    deployment: Mapping[str, Any] | None = cloud.get(TYPES["Deployment"], canary_of(name), doing="looking for the canary")
+    pods = [
+        pod["metadata"]["name"] for pod in cloud.listed("pods", name, {INSTANCE: canary_of(name)})
+    ]
+    deployment: Mapping[str, Any] | None = cloud.get(
+        TYPES["Deployment"], canary_of(name), doing="looking for the canary"
+    )
     if deployment is None or not pods:
         raise CloudError("it has no pods")
     token = cloud.token(deployment, "TSX_MANAGEMENT_TOKEN")
     counters = {}
     for pod in pods:
         with cloud.forwarded(f"pod/{pod}", METRICS) as address:
-            text = Server(address, token, role="management", timeout=EVERY).call("GET", "/metrics").body().decode(errors="replace")
+            text = (
+                Server(address, token, role="management", timeout=EVERY)
+                .call("GET", "/metrics")
+                .body()
+                .decode(errors="replace")
+            )
         counters[pod] = read_counters(text)
     return counters

@@ -16,9 +16,15 @@ from tsx_cli.deploy.kubernetes.security import credentials, network_policy, secr
 from tsx_cli.deploy.spec import DeploySpec
 
 HTTP, METRICS, GRPC = 8080, 8082, 7070
-NAME, INSTANCE, MANAGED_BY = "app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by"
+NAME, INSTANCE, MANAGED_BY = (
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+)
 SPREAD = ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
-NOTICE = 5  # seconds for which a pod that is to stop still takes requests, as balancers learn of it late
+NOTICE = (
+    5  # seconds for which a pod that is to stop still takes requests, as balancers learn of it late
+)
 MARGIN = 5
 CPUS = "TSX_CPUS"
 NOT_KSERVE = (  # what an InferenceService does not have
@@ -26,7 +32,10 @@ NOT_KSERVE = (  # what an InferenceService does not have
 )  # fmt: skip
 Manifest = dict[str, Any]
 BEHAVIOR = {  # of an autoscaler: up at once, by as many pods as there are; down when it is certain
-    "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [{"type": "Percent", "value": 100, "periodSeconds": 30}]},
+    "scaleUp": {
+        "stabilizationWindowSeconds": 0,
+        "policies": [{"type": "Percent", "value": 100, "periodSeconds": 30}],
+    },
     "scaleDown": {"stabilizationWindowSeconds": 300},
 }
 
@@ -57,24 +66,49 @@ def manifests(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> 
 def _check(spec: DeploySpec) -> None:
     own = spec.kubernetes
     if not spec.name[0].isalpha():
-        raise UsageError(f"name: '{spec.name}' begins with a digit, but the name of a Service must begin with a letter")
+        raise UsageError(
+            f"name: '{spec.name}' begins with a digit, but the name of a Service must begin with a"
+            " letter"
+        )
     useless = [key for key in NOT_KSERVE if own.kserve and getattr(own, key)]
     if useless:
-        raise UsageError(f"kubernetes.{useless[0]} has no effect on an InferenceService, as KServe decides that itself. Remove it")
+        raise UsageError(
+            f"kubernetes.{useless[0]} has no effect on an InferenceService, as KServe decides that"
+            " itself. Remove it"
+        )
     if own.metrics_from and not own.allow_from:
-        raise UsageError("kubernetes.metrics_from alone would refuse all requests; also set kubernetes.allow_from, to where they come from")
+        raise UsageError(
+            "kubernetes.metrics_from alone would refuse all requests; also set"
+            " kubernetes.allow_from, to where they come from"
+        )
     if own.grpc and spec.image is None and "grpc" not in spec.build.extras:
-        raise UsageError("kubernetes.grpc: the image that is built does not serve gRPC; add --set build.extras=grpc")
+        raise UsageError(
+            "kubernetes.grpc: the image that is built does not serve gRPC; add --set"
+            " build.extras=grpc"
+        )
     if own.hostnames and own.gateway is None:
-        raise UsageError("kubernetes.hostnames are those of a route; set kubernetes.gateway to the NAMESPACE/NAME of its Gateway")
+        raise UsageError(
+            "kubernetes.hostnames are those of a route; set kubernetes.gateway to the"
+            " NAMESPACE/NAME of its Gateway"
+        )
     if spec.canary is None:
         return
     if own.gateway is None:
-        instead = "canaryTrafficPercent of an InferenceService" if own.kserve else "--set kubernetes.gateway=NAMESPACE/NAME"
-        raise UsageError(f"canary: a Gateway has to divide the requests between two versions, and none is named: {instead}")
+        instead = (
+            "canaryTrafficPercent of an InferenceService"
+            if own.kserve
+            else "--set kubernetes.gateway=NAMESPACE/NAME"
+        )
+        raise UsageError(
+            "canary: a Gateway has to divide the requests between two versions, and none is named:"
+            f" {instead}"
+        )
     named = [text for text in spec.canary.alarms if read_bound(text) is None]
     if named:
-        raise UsageError(f"--alarm: '{named[0]}' is not a bound; a canary on Kubernetes is watched by 5xx>0 and p95>300ms")
+        raise UsageError(
+            f"--alarm: '{named[0]}' is not a bound; a canary on Kubernetes is watched by 5xx>0 and"
+            " p95>300ms"
+        )
 
 
 def serves_grpc(spec: DeploySpec) -> bool:
@@ -83,14 +117,21 @@ def serves_grpc(spec: DeploySpec) -> bool:
 
 
 def scales(spec: DeploySpec) -> bool:
-    return spec.kubernetes.keda is not None or spec.kubernetes.most_replicas > max(spec.kubernetes.replicas, 1)
+    return spec.kubernetes.keda is not None or spec.kubernetes.most_replicas > max(
+        spec.kubernetes.replicas, 1
+    )
 
 
 def _metadata(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
     """Labels hold few characters, so what is longer is an annotation."""
     own = {**selector(spec, labels), MANAGED_BY: "tsx"}
     body = {key.replace(":", "/"): value for key, value in labels.items() if value}
-    return {"name": spec.name, "namespace": spec.kubernetes.namespace, "labels": own, "annotations": body}
+    return {
+        "name": spec.name,
+        "namespace": spec.kubernetes.namespace,
+        "labels": own,
+        "annotations": body,
+    }
 
 
 def selector(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
@@ -103,7 +144,9 @@ def _deployment(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -
     pod = {
         "terminationGracePeriodSeconds": own.grace,
         "automountServiceAccountToken": False,
-        "enableServiceLinks": False,  # each Service would add variables, and those of one named tsx are TSX_SERVICE_HOST and the like
+        # each Service would add variables, and those of one named tsx are TSX_SERVICE_HOST and the
+        # like
+        "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": UID,
@@ -115,23 +158,34 @@ def _deployment(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -
         "containers": [_container(spec, image)],
         "volumes": [
             {"name": "tmp", "emptyDir": {"sizeLimit": canonical(own.disk)}},
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": canonical(own.shared_memory)}},
+            {
+                "name": "shm",
+                "emptyDir": {"medium": "Memory", "sizeLimit": canonical(own.shared_memory)},
+            },
         ],
     }
     pod |= _nodes(spec)
     if own.pull_secret is not None:
         pod["imagePullSecrets"] = [{"name": own.pull_secret}]
     metadata = _metadata(spec, labels)
-    shown = {key: value for key, value in metadata["annotations"].items() if key.startswith("tsx/model")}  # others would restart pods
+    shown = {
+        key: value for key, value in metadata["annotations"].items() if key.startswith("tsx/model")
+    }  # others would restart pods
     body: Manifest = {
         "revisionHistoryLimit": spec.keep,
         "progressDeadlineSeconds": own.startup_timeout + 60,
         "selector": {"matchLabels": selector(spec, labels)},
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "strategy": {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
+        },
         "template": {"metadata": {"labels": metadata["labels"], "annotations": shown}, "spec": pod},
     }
     if not scales(spec):
-        body = {"replicas": own.replicas, **body}  # else it is the autoscaler's, and not this file's, to say
+        body = {
+            "replicas": own.replicas,
+            **body,
+        }  # else it is the autoscaler's, and not this file's, to say
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": body}
 
 
@@ -148,13 +202,22 @@ def _nodes(spec: DeploySpec) -> Manifest:
 
 def _spread(chosen: Manifest, over: str) -> Manifest:
     """A preference: where there is one zone, or too few nodes, pods run all the same."""
-    return {"maxSkew": 1, "topologyKey": over, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": chosen}}
+    return {
+        "maxSkew": 1,
+        "topologyKey": over,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": chosen},
+    }
 
 
 def toleration(taint: str) -> Manifest:
     named, _, effect = taint.partition(":")
     key, equals, value = named.partition("=")
-    matched = {"key": key, "operator": "Equal", "value": value} if equals else {"key": key, "operator": "Exists"}
+    matched = (
+        {"key": key, "operator": "Equal", "value": value}
+        if equals
+        else {"key": key, "operator": "Exists"}
+    )
     return matched | ({"effect": effect} if effect else {})
 
 
@@ -164,10 +227,15 @@ def _container(spec: DeploySpec, image: str | Ref) -> Manifest:
         "image": image,
         "args": ["serve"],
         "env": _environment(spec),
-        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, (port, _) in _ports(spec).items()],
+        "ports": [
+            {"name": name, "containerPort": port, "protocol": "TCP"}
+            for name, (port, _) in _ports(spec).items()
+        ],
         "resources": _sizes(spec, limit_cpu=False),
         # Asked where metrics are, as that port answers also while the server drains.
-        "startupProbe": _probe("/readyz", period=5, failures=-(-spec.kubernetes.startup_timeout // 5)),
+        "startupProbe": _probe(
+            "/readyz", period=5, failures=-(-spec.kubernetes.startup_timeout // 5)
+        ),
         "readinessProbe": _probe("/readyz", period=5, failures=2),
         "livenessProbe": _probe("/livez", period=10, failures=3),
         "securityContext": {
@@ -175,7 +243,10 @@ def _container(spec: DeploySpec, image: str | Ref) -> Manifest:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
     }
 
 
@@ -185,17 +256,26 @@ def _sizes(spec: DeploySpec, *, limit_cpu: bool) -> Manifest:
     if not own.kserve:
         requests["ephemeral-storage"] = canonical(own.disk)
     limits = {name: size for name, size in requests.items() if limit_cpu or name != "cpu"}
-    return {"requests": requests, "limits": limits | ({own.gpu_resource: str(own.gpus)} if own.gpus else {})}
+    return {
+        "requests": requests,
+        "limits": limits | ({own.gpu_resource: str(own.gpus)} if own.gpus else {}),
+    }
 
 
 def _probe(path: str, *, period: int, failures: int) -> Manifest:
     asked = {"path": path, "port": METRICS, "scheme": "HTTP"}
-    return {"httpGet": asked, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}
+    return {
+        "httpGet": asked,
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
 
 
 def _environment(spec: DeploySpec) -> list[Manifest]:
     own = spec.kubernetes
-    # What it may count on, rounded up: without a limit of its CPU the pod would take all cores of its node for its own.
+    # What it may count on, rounded up: without a limit of its CPU the pod would take all cores of
+    # its node for its own.
     field = {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}
     listed: list[Manifest] = [] if CPUS in spec.env else [{"name": CPUS, "valueFrom": field}]
     defaults: dict[str, object] = {
@@ -207,17 +287,25 @@ def _environment(spec: DeploySpec) -> list[Manifest]:
         defaults["grpc_inference_address"] = "0.0.0.0"
     if not own.tokens:
         defaults["disable_token_authorization"] = "true"
-    listed += [{"name": name, "value": value} for name, value in ({DEFAULTS: in_words(defaults)} | spec.env).items()]
+    listed += [
+        {"name": name, "value": value}
+        for name, value in ({DEFAULTS: in_words(defaults)} | spec.env).items()
+    ]
     return listed + _from_secrets(secret_variables(spec))
 
 
 def _from_secrets(secrets: Mapping[str, str]) -> list[Manifest]:
     places = {name: place.partition("/") for name, place in secrets.items()}
-    return [{"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for name, (secret, _, key) in places.items()]
+    return [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+        for name, (secret, _, key) in places.items()
+    ]
 
 
 def _ports(spec: DeploySpec) -> dict[str, tuple[int, str]]:
-    """By name, with what balancers call the protocol: https://kubernetes.io/docs/concepts/services-networking/service/#application-protocol."""
+    """By name, with what balancers call the protocol:
+    https://kubernetes.io/docs/concepts/services-networking/service/#application-protocol.
+    """
     grpc = {"grpc": (GRPC, "kubernetes.io/h2c")} if serves_grpc(spec) else {}
     return {"http": (HTTP, "http"), **grpc, "metrics": (METRICS, "http")}
 
@@ -228,16 +316,25 @@ def _service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
         for name, (port, protocol) in _ports(spec).items()
     ]
     body = {"type": "ClusterIP", "selector": selector(spec, labels), "ports": ports}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(spec, labels), "spec": body}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(spec, labels),
+        "spec": body,
+    }
 
 
 def _autoscaler(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    """By waiting requests, and by the CPU, which needs no adapter and comes last: clusters that store version 1 put it there."""
+    """By waiting requests, and by the CPU, which needs no adapter and comes last: clusters that
+    store version 1 put it there.
+    """
     own = spec.kubernetes
     metrics: list[Manifest] = []
     if own.queue_target:
         target = {"type": "AverageValue", "averageValue": canonical(str(own.queue_target))}
-        metrics.append({"type": "Pods", "pods": {"metric": {"name": "tsx_requests_waiting"}, "target": target}})
+        metrics.append(
+            {"type": "Pods", "pods": {"metric": {"name": "tsx_requests_waiting"}, "target": target}}
+        )
     busy = {"type": "Utilization", "averageUtilization": own.cpu_target}
     metrics.append({"type": "Resource", "resource": {"name": "cpu", "target": busy}})
     body = {
@@ -248,28 +345,57 @@ def _autoscaler(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
         "behavior": BEHAVIOR,
     }
     metadata = _metadata(spec, labels)
-    metadata["annotations"] |= {"validations.keda.sh/hpa-ownership": "false"}  # KEDA refuses to take over while this is there
-    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": metadata, "spec": body}
+    metadata["annotations"] |= {
+        "validations.keda.sh/hpa-ownership": "false"
+    }  # KEDA refuses to take over while this is there
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": metadata,
+        "spec": body,
+    }
 
 
 def _budget(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    body = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": {"matchLabels": selector(spec, labels)}}
-    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": _metadata(spec, labels), "spec": body}
+    body = {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": selector(spec, labels)},
+    }
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(spec, labels),
+        "spec": body,
+    }
 
 
 def _monitor(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    endpoint: Manifest = {"port": "metrics", "path": "/metrics", "interval": "15s", **credentials(spec)}
+    endpoint: Manifest = {
+        "port": "metrics",
+        "path": "/metrics",
+        "interval": "15s",
+        **credentials(spec),
+    }
     body = {"selector": {"matchLabels": selector(spec, labels)}, "endpoints": [endpoint]}
     metadata = _metadata(spec, labels)
     metadata["labels"] = spec.kubernetes.monitor_labels | metadata["labels"]
-    return {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": metadata, "spec": body}
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "ServiceMonitor",
+        "metadata": metadata,
+        "spec": body,
+    }
 
 
 def serving_runtime(image: str | Ref) -> Manifest:
-    """In place of KServe's TorchServe runtime: it is chosen before that one, and takes its layout of /mnt/models as well as one archive."""
+    """In place of KServe's TorchServe runtime: it is chosen before that one, and takes its layout
+    of /mnt/models as well as one archive.
+    """
     variables = {
         "TSX_MODEL_DIR": "/mnt/models",
-        "TSX_MODEL_NAME": "{{.Name}}",  # KServe's clients ask for a model by the name of its InferenceService
+        # KServe's clients ask for a model by the name of its InferenceService
+        "TSX_MODEL_NAME": "{{.Name}}",
         "TSX_INFERENCE_ADDRESS": f"http://0.0.0.0:{HTTP}",
         "TSX_METRICS_ADDRESS": f"http://0.0.0.0:{HTTP}",  # KServe knows one port
         "TSX_MANAGEMENT_ADDRESS": "http://127.0.0.1:8081",
@@ -281,7 +407,11 @@ def serving_runtime(image: str | Ref) -> Manifest:
         "args": ["serve"],
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "ports": [{"containerPort": HTTP, "protocol": "TCP"}],
-        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": HTTP}, "periodSeconds": 5, "timeoutSeconds": 5},
+        "readinessProbe": {
+            "httpGet": {"path": "/v2/health/ready", "port": HTTP},
+            "periodSeconds": 5,
+            "timeoutSeconds": 5,
+        },
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": UID,
@@ -289,22 +419,36 @@ def serving_runtime(image: str | Ref) -> Manifest:
             "privileged": False,
             "capabilities": {"drop": ["ALL"]},
         },
-        "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"cpu": "1", "memory": "2Gi"}},
+        "resources": {
+            "requests": {"cpu": "1", "memory": "2Gi"},
+            "limits": {"cpu": "1", "memory": "2Gi"},
+        },
     }
     body = {
-        "annotations": {"prometheus.kserve.io/port": str(HTTP), "prometheus.kserve.io/path": "/metrics"},
-        "supportedModelFormats": [{"name": "pytorch", "version": "1", "autoSelect": True, "priority": 3}],
+        "annotations": {
+            "prometheus.kserve.io/port": str(HTTP),
+            "prometheus.kserve.io/path": "/metrics",
+        },
+        "supportedModelFormats": [
+            {"name": "pytorch", "version": "1", "autoSelect": True, "priority": 3}
+        ],
         "protocolVersions": ["v1", "v2"],
         "containers": [container],
     }
-    return {"apiVersion": "serving.kserve.io/v1alpha1", "kind": "ClusterServingRuntime", "metadata": {"name": "kserve-tsx"}, "spec": body}
+    return {
+        "apiVersion": "serving.kserve.io/v1alpha1",
+        "kind": "ClusterServingRuntime",
+        "metadata": {"name": "kserve-tsx"},
+        "spec": body,
+    }
 
 
 def inference_service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
     own = spec.kubernetes
     if own.storage is None:
         raise UsageError(
-            "kubernetes.storage is not given: where KServe finds the archive, such as s3://bucket/models/digits or pvc://claim/digits"
+            "kubernetes.storage is not given: where KServe finds the archive, such as"
+            " s3://bucket/models/digits or pvc://claim/digits"
         )
     model: Manifest = {
         "modelFormat": {"name": "pytorch", "version": "1"},
@@ -313,9 +457,18 @@ def inference_service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
         "storageUri": own.storage,
         "resources": _sizes(spec, limit_cpu=True),
     }
-    variables = {"TSX_SERVICE_ENVELOPE": "kserve" if own.protocol == "v1" else "kservev2", **spec.env}
-    model["env"] = [{"name": name, "value": value} for name, value in variables.items()] + _from_secrets(own.secrets)
-    predictor: Manifest = {"minReplicas": own.replicas, "maxReplicas": max(own.most_replicas, own.replicas, 1), "timeout": own.grace}
+    variables = {
+        "TSX_SERVICE_ENVELOPE": "kserve" if own.protocol == "v1" else "kservev2",
+        **spec.env,
+    }
+    model["env"] = [
+        {"name": name, "value": value} for name, value in variables.items()
+    ] + _from_secrets(own.secrets)
+    predictor: Manifest = {
+        "minReplicas": own.replicas,
+        "maxReplicas": max(own.most_replicas, own.replicas, 1),
+        "timeout": own.grace,
+    }
     predictor |= {"model": model, **_nodes(spec)}
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
@@ -327,7 +480,12 @@ def inference_service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
 
 def canonical(quantity: str) -> str:
     """As Kubernetes gives it back, so that what is applied and what is found are the same text."""
-    for small, large, factor in (("m", "", 1000), ("", "k", 1000), ("Mi", "Gi", 1024), ("Gi", "Ti", 1024)):
+    for small, large, factor in (
+        ("m", "", 1000),
+        ("", "k", 1000),
+        ("Mi", "Gi", 1024),
+        ("Gi", "Ti", 1024),
+    ):
         number = quantity.removesuffix(small)
         if quantity.endswith(small) and number.isdigit() and int(number) % factor == 0:
             return canonical(f"{int(number) // factor}{large}")

@@ -1,6 +1,8 @@
-"""The limits of each target, with their sources, compared with the facts of an archive: pure functions.
+"""The limits of each target, with their sources, compared with the facts of an archive: pure
+functions.
 
-A finding is an error where the platform would refuse or fail for certain, and else something to know before money is spent.
+A finding is an error where the platform would refuse or fail for certain, and else something to
+know before money is spent.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ _ENVIRONMENT = {  # of a SageMaker container, of whichever kind of endpoint
     "env_count": TargetLimit(100, _CONTAINER),
 }
 
-# What is limited: request, answer (bytes of one), time (seconds of one), start (seconds until it must be well), memory, disk (bytes),
-# image (bytes), env (bytes of all variables together), env_each (bytes of one value), env_count.
+# What is limited: request, answer (bytes of one), time (seconds of one), start (seconds until it
+# must be well), memory, disk (bytes), image (bytes), env (bytes of all variables together),
+# env_each (bytes of one value), env_count.
 LIMITS: Mapping[str, Mapping[str, TargetLimit]] = {
     "sagemaker": {
         "request": TargetLimit(6 * MIB, _OPTIONS),
@@ -88,7 +91,9 @@ class TargetProfile:
 
     @property
     def name(self) -> str:
-        return {"sagemaker": "SageMaker", "lambda": "Lambda", "ray": "Ray"}.get(self.target, self.target.replace("sagemaker", "SageMaker"))
+        return {"sagemaker": "SageMaker", "lambda": "Lambda", "ray": "Ray"}.get(
+            self.target, self.target.replace("sagemaker", "SageMaker")
+        )
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,12 @@ class ModelProfile:
 
     packed: int  # bytes of the archive
     unpacked: int
-    samples: Mapping[str, int] = field(default_factory=dict)  # content types and the bytes of their largest
-    measured: Mapping[str, int] = field(default_factory=dict)  # the same of the requests of its benchmark
+    samples: Mapping[str, int] = field(
+        default_factory=dict
+    )  # content types and the bytes of their largest
+    measured: Mapping[str, int] = field(
+        default_factory=dict
+    )  # the same of the requests of its benchmark
     p99_ms: float | None = None
     device: str | None = None  # cpu or gpu, as it is configured or was measured
     has_neuron_form: bool = False
@@ -113,17 +122,28 @@ class LimitFinding(NamedTuple):
     source: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        return {"level": "error" if self.is_error else "warning", "text": self.text, "source": self.source}
+        return {
+            "level": "error" if self.is_error else "warning",
+            "text": self.text,
+            "source": self.source,
+        }
 
 
 def findings(place: TargetProfile, known: ModelProfile) -> list[LimitFinding]:
     """Errors first."""
-    found = [finding for what, rule in RULES.items() if what in place.limits for finding in rule(place.limits[what], place, known)]
+    found = [
+        finding
+        for what, rule in RULES.items()
+        if what in place.limits
+        for finding in rule(place.limits[what], place, known)
+    ]
     found += [*_environment(place, known), *_device(place, known)]
     return sorted(found, key=lambda finding: not finding.is_error)
 
 
-def _held(limit: TargetLimit, value: float, near: float, error: str, warning: str) -> Iterator[LimitFinding]:
+def _held(
+    limit: TargetLimit, value: float, near: float, error: str, warning: str
+) -> Iterator[LimitFinding]:
     """`warning` from this share of the limit on."""
     if value > limit.most:
         yield LimitFinding(True, error, limit.source)
@@ -131,14 +151,28 @@ def _held(limit: TargetLimit, value: float, near: float, error: str, warning: st
         yield LimitFinding(False, warning, limit.source)
 
 
-def _payload(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
-    for whose, sizes in (("its sample", known.samples), ("a request of its benchmark", known.measured)):
+def _payload(
+    limit: TargetLimit, place: TargetProfile, known: ModelProfile
+) -> Iterator[LimitFinding]:
+    for whose, sizes in (
+        ("its sample", known.samples),
+        ("a request of its benchmark", known.measured),
+    ):
         for content_type, size in sizes.items():
             wide = place.target in IN_BASE64 and not TEXT.match(content_type)
             most = limit._replace(most=limit.most * 3 / 4) if wide else limit
             how = " (this type is sent as base64, a third larger)" if wide else ""
-            has, text = f"{whose} has {size_of(size)}", f"{place.name} takes requests of {size_of(most.most)}{how}"
-            yield from _held(most, size, NEARLY, f"{has}, and {text}. {_smaller(place)}", f"{has}, close to the limit: {text}")
+            has, text = (
+                f"{whose} has {size_of(size)}",
+                f"{place.name} takes requests of {size_of(most.most)}{how}",
+            )
+            yield from _held(
+                most,
+                size,
+                NEARLY,
+                f"{has}, and {text}. {_smaller(place)}",
+                f"{has}, close to the limit: {text}",
+            )
 
 
 def _smaller(place: TargetProfile) -> str:
@@ -146,8 +180,13 @@ def _smaller(place: TargetProfile) -> str:
         return "Send smaller inputs"
     if place.target == "lambda":
         return "Send smaller inputs, or deploy with --target sagemaker"
-    serverless = ", remove sagemaker.serverless for 6 MiB" if place.target == "sagemaker serverless" else ""
-    return f"Send smaller inputs{serverless}, or set sagemaker.asynchronous, which takes 1 GiB through S3"
+    serverless = (
+        ", remove sagemaker.serverless for 6 MiB" if place.target == "sagemaker serverless" else ""
+    )
+    return (
+        f"Send smaller inputs{serverless}, or set sagemaker.asynchronous, which takes 1 GiB"
+        " through S3"
+    )
 
 
 def _time(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
@@ -155,85 +194,150 @@ def _time(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iter
         seconds, way = known.p99_ms / 1000, _longer(place, limit)
         text = f"in its benchmark, one request in a hundred took {seconds:.3g} s or more"
         ends = f"{place.name} ends one after {limit.most:g} s"
-        yield from _held(limit, seconds, 1 / 2, f"{text}, and {ends}. {way}", f"{text}; {ends}, which slower machines may exceed. {way}")
+        yield from _held(
+            limit,
+            seconds,
+            1 / 2,
+            f"{text}, and {ends}. {way}",
+            f"{text}; {ends}, which slower machines may exceed. {way}",
+        )
     if known.response_timeout is not None and known.response_timeout > limit.most:
-        text = f"responseTimeout of the archive is {known.response_timeout} s, but {place.name} gives a request up after {limit.most:g} s"
+        text = (
+            f"responseTimeout of the archive is {known.response_timeout} s, but {place.name} gives"
+            f" a request up after {limit.most:g} s"
+        )
         yield LimitFinding(False, text, limit.source)
 
 
 def _longer(place: TargetProfile, limit: TargetLimit) -> str:
     if limit.key:
         return f"Raise {limit.key}, make batches smaller, or use a faster machine"
-    asynchronous = ", or set sagemaker.asynchronous, which allows an hour" if place.target.startswith("sagemaker") else ""
+    asynchronous = (
+        ", or set sagemaker.asynchronous, which allows an hour"
+        if place.target.startswith("sagemaker")
+        else ""
+    )
     return f"Make batches smaller, use a faster machine{asynchronous}"
 
 
 def _start(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     if known.load_seconds is None:
         return
-    text, gives = f"it took {known.load_seconds:.1f} s to load on this machine", f"{place.name} gives it {limit.most:g} s to start"
+    text, gives = (
+        f"it took {known.load_seconds:.1f} s to load on this machine",
+        f"{place.name} gives it {limit.most:g} s to start",
+    )
     way = f"raise {limit.key}" if limit.key else "make the model smaller"
     warning = f"{text}; {gives}, its image and model downloaded: {way} if it fails"
     yield from _held(limit, known.load_seconds, 1 / 3, f"{text}, and {gives}: {way}", warning)
 
 
-def _memory(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+def _memory(
+    limit: TargetLimit, place: TargetProfile, known: ModelProfile
+) -> Iterator[LimitFinding]:
     way = f"raise {limit.key}" if limit.key else "choose one with more"
     has = f"{place.instance_type or place.name} has {size_of(limit.most)} of memory"
     text = f"the content of the archive has {size_of(known.unpacked)}, and {has}"
-    yield from _held(limit, known.unpacked, 1 / 2, f"{text}: {way}", f"{text}, for torch and the requests too: {way} if it is killed")
+    yield from _held(
+        limit,
+        known.unpacked,
+        1 / 2,
+        f"{text}: {way}",
+        f"{text}, for torch and the requests too: {way} if it is killed",
+    )
 
 
 def _disk(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     if known.packed + known.unpacked > limit.most:
         text = f"the archive and its content take {size_of(known.packed + known.unpacked)} of disk"
-        way = f"raise {limit.key}" if limit.key else "make the model smaller, or deploy to instances"
-        yield LimitFinding(True, f"{text}, and there are {size_of(limit.most)}: {way}", limit.source)
+        way = (
+            f"raise {limit.key}" if limit.key else "make the model smaller, or deploy to instances"
+        )
+        yield LimitFinding(
+            True, f"{text}, and there are {size_of(limit.most)}: {way}", limit.source
+        )
 
 
 def _image(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     if known.image_bytes is None:
         return
-    text = f"the image has {size_of(known.image_bytes)} compressed, and {place.name} accepts {size_of(limit.most)} uncompressed"
+    text = (
+        f"the image has {size_of(known.image_bytes)} compressed, and {place.name} accepts"
+        f" {size_of(limit.most)} uncompressed"
+    )
     way = "Build it with torch's CPU wheels (TORCH_INDEX_URL) and with fewer other packages"
     # torch unpacks to about two and a half times its packed size
-    yield from _held(limit, known.image_bytes, 0.4, f"{text}. {way}", f"{text}: it may be too large. {way}")
+    yield from _held(
+        limit, known.image_bytes, 0.4, f"{text}. {way}", f"{text}: it may be too large. {way}"
+    )
 
 
 def _environment(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     count, each, total = (place.limits.get(what) for what in ("env_count", "env_each", "env"))
     if count is not None and len(place.env) > count.most:
-        yield LimitFinding(True, f"env has {len(place.env)} variables, and {place.name} takes {count.most:g}", count.source)
+        yield LimitFinding(
+            True,
+            f"env has {len(place.env)} variables, and {place.name} takes {count.most:g}",
+            count.source,
+        )
     for name, value in place.env.items():
         if each is not None and max(len(name.encode()), len(value.encode())) > each.most:
-            yield LimitFinding(True, f"env.{name} is longer than {each.most:g} bytes: put it into a file in the archive", each.source)
+            yield LimitFinding(
+                True,
+                f"env.{name} is longer than {each.most:g} bytes: put it into a file in the archive",
+                each.source,
+            )
     size = sum(len(name.encode()) + len(value.encode()) for name, value in place.env.items())
     if total is not None and size > total.most:
-        text = f"env has {size_of(size)}, and {place.name} accepts {size_of(total.most)} in all: put part of it into a file in the archive"
+        text = (
+            f"env has {size_of(size)}, and {place.name} accepts {size_of(total.most)} in all: put"
+            " part of it into a file in the archive"
+        )
         yield LimitFinding(True, text, total.source)
 
 
 def _device(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     kind = place.instance_type or ""
     if NEURON_MACHINES.match(kind) and not NEURON_INSTANCES.match(kind):
-        yield LimitFinding(True, f"{kind} has AWS's first accelerators, which torch-neuronx does not compile for: choose ml.inf2…")
+        yield LimitFinding(
+            True,
+            f"{kind} has AWS's first accelerators, which torch-neuronx does not compile for: choose"
+            " ml.inf2…",
+        )
     elif place.device == NEURON and not known.has_neuron_form:
         text = (
-            f"{kind or place.name} has AWS's Neuron accelerators, and the archive has no form for them: run tsx optimize on such a machine"
+            f"{kind or place.name} has AWS's Neuron accelerators, and the archive has no form for"
+            " them: run tsx optimize on such a machine"
         )
         yield LimitFinding(True, f"{text}, or choose ml.g… for GPUs, or ml.c… for CPUs")
     if ARM.match(kind):
-        yield LimitFinding(False, f"{kind} is an ARM machine: the image must be built for linux/arm64")
+        yield LimitFinding(
+            False, f"{kind} is an ARM machine: the image must be built for linux/arm64"
+        )
     if known.device == "gpu" and place.device in (NEURON, "cpu"):
         where = f"{kind} has" if kind else f"{place.name} has here"
-        yield LimitFinding(False, f"the archive is configured for a GPU, but {where} none: it will run on the CPU, slower than measured")
+        yield LimitFinding(
+            False,
+            f"the archive is configured for a GPU, but {where} none: it will run on the CPU, slower"
+            " than measured",
+        )
     if known.device == "cpu" and place.device == GPU:
-        text = f"{kind or place.name} has a GPU, and the archive is configured for the CPU (deviceType): measure it there with tsx bench"
+        text = (
+            f"{kind or place.name} has a GPU, and the archive is configured for the CPU"
+            " (deviceType): measure it there with tsx bench"
+        )
         yield LimitFinding(False, text)
 
 
 Rule = Callable[[TargetLimit, TargetProfile, ModelProfile], Iterator[LimitFinding]]
-RULES: Mapping[str, Rule] = {"request": _payload, "time": _time, "start": _start, "memory": _memory, "disk": _disk, "image": _image}
+RULES: Mapping[str, Rule] = {
+    "request": _payload,
+    "time": _time,
+    "start": _start,
+    "memory": _memory,
+    "disk": _disk,
+    "image": _image,
+}
 
 
 def size_of(size: float) -> str:

@@ -1,4 +1,5 @@
-"""The checks before anything is created: the archive is intact, within the target's limits, and loads on this machine.
+"""The checks before anything is created: the archive is intact, within the target's limits, and
+loads on this machine.
 
 It also says what the archive's own benchmark promises.
 """
@@ -55,7 +56,10 @@ class Preflight:
 
     def lines(self) -> list[str]:
         """What stands below a plan."""
-        measured = [f"measured: never; `tsx bench {self.spec.model} --write` finds its best batch size and writes it into the archive"]
+        measured = [
+            f"measured: never; `tsx bench {self.spec.model} --write` finds its best batch size and"
+            " writes it into the archive"
+        ]
         shown = measured if self.outlook is None else self.outlook.lines()
         return [one_line(line) for line in [*shown, *(f"note: {each.text}" for each in self.found)]]
 
@@ -67,36 +71,59 @@ class Preflight:
     def loaded(self, result: CheckResult) -> Preflight:
         """With what loading it has shown."""
         known = replace(self.known, load_seconds=result.load_seconds)
-        more = [LimitFinding(False, f"answers alone and in a batch differ: {text}") for text in result.findings]
+        more = [
+            LimitFinding(False, f"answers alone and in a batch differ: {text}")
+            for text in result.findings
+        ]
         news = [each for each in findings(self.place, known) if each not in self.found]
         return replace(self, known=known, found=(*self.found, *news, *more))
 
 
-def look_ahead(spec: DeploySpec, inspection: Inspection, image_bytes: int | None, *, strict: bool) -> Preflight:
-    """Raises CliError for a damaged archive, and where `strict` for what the target would refuse."""
-    faults = [finding.text for finding in verify_archive(spec.model, archive_limits()) if finding.is_fault]
+def look_ahead(
+    spec: DeploySpec, inspection: Inspection, image_bytes: int | None, *, strict: bool
+) -> Preflight:
+    """Raises CliError for a damaged archive, and where `strict` for what the target would
+    refuse.
+    """
+    faults = [
+        finding.text for finding in verify_archive(spec.model, archive_limits()) if finding.is_fault
+    ]
     if faults:
-        raise CliError(f"{spec.model} is damaged or incomplete: {re.sub(r'[.]$', '', '; '.join(faults))}. Pack it again with tsx archive")
+        raise CliError(
+            f"{spec.model} is damaged or incomplete: {re.sub(r'[.]$', '', '; '.join(faults))}. Pack"
+            " it again with tsx archive"
+        )
     kept = read_record(spec.model)
     place, known = place_of(spec), model_profile(inspection, kept, image_bytes)
     view = outlook(kept, spec)
     found = findings(place, known)
     errors = [each for each in found if each.is_error]
     if errors and strict:
-        problems = "; ".join(f"{each.text}{f' ({each.source})' if each.source else ''}" for each in errors)
-        raise CliError(f"{spec.model} does not fit {place.name}: {problems}. Nothing was changed; {ALL_THE_SAME}")
+        problems = "; ".join(
+            f"{each.text}{f' ({each.source})' if each.source else ''}" for each in errors
+        )
+        raise CliError(
+            f"{spec.model} does not fit {place.name}: {problems}. Nothing was changed;"
+            f" {ALL_THE_SAME}"
+        )
     return Preflight(spec, place, known, view, tuple(found))
 
 
 def load(path: Path) -> CheckResult:
     """In a worker, as a server does, with its samples alone and in batches. Raises CliError."""
-    from tsx_cli.archive.packing import Packed, check  # here, as it imports the front end, which a plan does without
+    from tsx_cli.archive.packing import (
+        Packed,
+        check,
+    )  # here, as it imports the front end, which a plan does without
 
     try:
         result = check(Packed(str(path)), [], TOLERANCE, quiet=True).check
     except LoadFailed as error:
         way = "If it needs something that only the image has (a package, a GPU)"
-        raise CliError(f"{error.message.rstrip('.')}. Nothing was changed. {way}, {ALL_THE_SAME}", traceback=error.traceback) from error
+        raise CliError(
+            f"{error.message.rstrip('.')}. Nothing was changed. {way}, {ALL_THE_SAME}",
+            traceback=error.traceback,
+        ) from error
     assert result is not None
     return result
 
@@ -105,13 +132,23 @@ def place_of(spec: DeploySpec) -> TargetProfile:
     """The target with the limits that the deployment itself sets."""
     if spec.target == "ray":
         limits = {"start": TargetLimit(spec.ray.startup_timeout, SET, "ray.startup_timeout")}
-        limits |= {"memory": TargetLimit(_bytes(spec.ray.memory), SET, "ray.memory")} if spec.ray.memory else {}
+        limits |= (
+            {"memory": TargetLimit(_bytes(spec.ray.memory), SET, "ray.memory")}
+            if spec.ray.memory
+            else {}
+        )
         gpus = spec.ray.num_gpus
-        return TargetProfile("ray", limits, spec.env, None if gpus is None else GPU if gpus else "cpu")
+        return TargetProfile(
+            "ray", limits, spec.env, None if gpus is None else GPU if gpus else "cpu"
+        )
     if spec.target in ("container", "kubernetes"):
         one = spec.container if spec.target == "container" else spec.kubernetes
         own = {"start": TargetLimit(one.startup_timeout, SET, f"{spec.target}.startup_timeout")}
-        own |= {"memory": TargetLimit(_bytes(one.memory), SET, f"{spec.target}.memory")} if one.memory else {}
+        own |= (
+            {"memory": TargetLimit(_bytes(one.memory), SET, f"{spec.target}.memory")}
+            if one.memory
+            else {}
+        )
         return TargetProfile(spec.target, own, spec.env, spec.device)
     return _function(spec) if spec.target == "lambda" else _endpoint(spec)
 
@@ -130,15 +167,27 @@ def _function(spec: DeploySpec) -> TargetProfile:
 
 def _endpoint(spec: DeploySpec) -> TargetProfile:
     own = spec.sagemaker
-    kind = "sagemaker serverless" if own.serverless else "sagemaker asynchronous" if own.asynchronous else "sagemaker"
+    kind = (
+        "sagemaker serverless"
+        if own.serverless
+        else "sagemaker asynchronous"
+        if own.asynchronous
+        else "sagemaker"
+    )
     limits = dict(LIMITS[kind])
     if own.serverless is not None:
-        limits["memory"] = TargetLimit(own.serverless.memory * MIB, SET, "sagemaker.serverless.memory")
+        limits["memory"] = TargetLimit(
+            own.serverless.memory * MIB, SET, "sagemaker.serverless.memory"
+        )
         return TargetProfile(kind, limits, spec.env, spec.device)
     limits["start"] = TargetLimit(own.startup_timeout, SET, "sagemaker.startup_timeout")
-    if own.component is not None:  # it has a part of the instance, and no GPU but those that it asks for
+    if (
+        own.component is not None
+    ):  # it has a part of the instance, and no GPU but those that it asks for
         if own.component.gpus is None:
-            limits["memory"] = TargetLimit(own.component.memory * MIB, SET, "sagemaker.component.memory")
+            limits["memory"] = TargetLimit(
+                own.component.memory * MIB, SET, "sagemaker.component.memory"
+            )
             return TargetProfile(kind, limits, spec.env, "cpu")
         return TargetProfile(kind, limits, spec.env, GPU, own.instance_type)
     return TargetProfile(kind, limits, spec.env, spec.device, own.instance_type)
@@ -150,11 +199,25 @@ def _bytes(text: str) -> int:
     return int(number) * (GIB if "g" in text.lower() else MIB)
 
 
-def model_profile(inspection: Inspection, kept: ArchiveRecord | None, image_bytes: int | None = None) -> ModelProfile:
+def model_profile(
+    inspection: Inspection, kept: ArchiveRecord | None, image_bytes: int | None = None
+) -> ModelProfile:
     unpacked = sum(member.size for member in inspection.members)
-    samples = _largest({member.name: member.size for member in inspection.members if member.name.startswith(f"{SAMPLES}/")})
+    samples = _largest(
+        {
+            member.name: member.size
+            for member in inspection.members
+            if member.name.startswith(f"{SAMPLES}/")
+        }
+    )
     config = inspection.config
-    device = config.device_type if config.device_type is None else "cpu" if config.device_type == "cpu" else "gpu"
+    device = (
+        config.device_type
+        if config.device_type is None
+        else "cpu"
+        if config.device_type == "cpu"
+        else "gpu"
+    )
     measured: dict[str, int] = {}
     if kept is not None:
         device = device or ("cpu" if kept.best.configuration.get("device") == "cpu" else "gpu")
@@ -162,7 +225,17 @@ def model_profile(inspection: Inspection, kept: ArchiveRecord | None, image_byte
         measured = {max(kinds, key=lambda kind: kinds[kind]): kept.inputs.largest}
     p99 = None if kept is None else kept.best.p99_ms
     neuron = any(device_of(form) == NEURON for form in kept_forms(inspection))
-    return ModelProfile(inspection.size, unpacked, samples, measured, p99, device, neuron, config.response_timeout, image_bytes=image_bytes)
+    return ModelProfile(
+        inspection.size,
+        unpacked,
+        samples,
+        measured,
+        p99,
+        device,
+        neuron,
+        config.response_timeout,
+        image_bytes=image_bytes,
+    )
 
 
 def _largest(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -1,4 +1,6 @@
-"""A Ray cluster as a deployment sees it: what Ray Serve runs, the records of versions in its key-value store, and tasks on its nodes."""
+"""A Ray cluster as a deployment sees it: what Ray Serve runs, the records of versions in its
+key-value store, and tasks on its nodes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_list,
+    _internal_kv_put,
+)
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -53,7 +60,9 @@ class RayCluster:
             connect(self.own.address)
 
     def details(self) -> dict[str, Any]:
-        """As `GET /api/serve/applications/` of the cluster's dashboard has them; empty where Ray Serve does not run. Raises CliError."""
+        """As `GET /api/serve/applications/` of the cluster's dashboard has them; empty where Ray
+        Serve does not run. Raises CliError.
+        """
         self.connect()
         try:
             controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
@@ -79,24 +88,43 @@ class RayCluster:
         return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
     def start(self) -> None:
-        """Ray Serve, if it does not run. Raises CliError where it does, without the gRPC that is asked for."""
+        """Ray Serve, if it does not run.
+
+        Raises CliError where it does, without the gRPC that is asked for.
+        """
         running = self.details()
         if not running:
             grpc = {"grpc_options": {"grpc_servicer_functions": [GRPC]}} if self.own.grpc else {}
             with self.translated("starting Ray Serve"):
-                serve.start(proxy_location="EveryNode", http_options={"host": self.own.host, "port": self.own.port}, **grpc)
-        elif self.own.grpc and GRPC not in (running["grpc_options"].get("grpc_servicer_functions") or ()):
+                serve.start(
+                    proxy_location="EveryNode",
+                    http_options={"host": self.own.host, "port": self.own.port},
+                    **grpc,
+                )
+        elif self.own.grpc and GRPC not in (
+            running["grpc_options"].get("grpc_servicer_functions") or ()
+        ):
             raise CliError(
-                f"Ray Serve runs on {self.region} without gRPC, which is chosen when it starts: remove ray.grpc, or start it again "
-                f"(`serve shutdown` ends all applications) with the grpc_servicer_functions {GRPC}"
+                f"Ray Serve runs on {self.region} without gRPC, which is chosen when it starts:"
+                " remove ray.grpc, or start it again (`serve shutdown` ends all applications) with"
+                f" the grpc_servicer_functions {GRPC}"
             )
 
     def run(
-        self, function: Callable[..., Any], *arguments: Any, doing: str, node: str | None = None, env: Mapping[str, Any] | None = None
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        doing: str,
+        node: str | None = None,
+        env: Mapping[str, Any] | None = None,
     ) -> Any:
         """On a node of the cluster, which may be named. Raises CliError."""
         self.connect()
-        options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, **({"runtime_env": dict(env)} if env else {})}
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "max_retries": 0,
+            **({"runtime_env": dict(env)} if env else {}),
+        }
         if node is not None:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         with self.translated(doing):
@@ -116,8 +144,17 @@ class RayCluster:
     def records(self, name: str = "") -> dict[str, dict[str, Any]]:
         """By their versions, of one deployment or of all, the oldest first."""
         self.connect()
-        keys = [key.decode() for key in _internal_kv_list(f"{RECORDS}{name}/" if name else RECORDS, namespace=NAMESPACE)]
-        found = {version: record for key in keys if (record := self.record(version := key.rpartition("/")[2])) is not None}
+        keys = [
+            key.decode()
+            for key in _internal_kv_list(
+                f"{RECORDS}{name}/" if name else RECORDS, namespace=NAMESPACE
+            )
+        ]
+        found = {
+            version: record
+            for key in keys
+            if (record := self.record(version := key.rpartition("/")[2])) is not None
+        }
         return dict(sorted(found.items(), key=lambda item: str(item[1]["made"])))
 
     def keep(self, version: str, record: Mapping[str, Any]) -> None:
@@ -136,10 +173,17 @@ class RayCluster:
             if isinstance(error.cause, CliError | TsxError):
                 raise CloudError(error.cause.message) from error
             lacks = isinstance(error.cause, ModuleNotFoundError)
-            advice = " Its nodes need tsx: install tsx-serve[ray] there, or set ray.runtime_env={pip = ['tsx-serve[ray]']}" if lacks else ""
+            advice = (
+                " Its nodes need tsx: install tsx-serve[ray] there, or set ray.runtime_env={pip ="
+                " ['tsx-serve[ray]']}"
+                if lacks
+                else ""
+            )
             raise CloudError(f"{doing}: {last_line(str(error))}.{advice}") from error
         except (RayError, TimeoutError) as error:
-            raise CloudError(f"{doing}: {_first(error)}; `ray status` shows the cluster's nodes") from error
+            raise CloudError(
+                f"{doing}: {_first(error)}; `ray status` shows the cluster's nodes"
+            ) from error
 
 
 def connect(address: str) -> None:
@@ -148,12 +192,21 @@ def connect(address: str) -> None:
     try:
         if host:  # Ray itself tries for minutes
             socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it writes a line for what this command says itself
+        ray.init(
+            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
+        )
+        logging.getLogger("ray.serve").setLevel(
+            logging.ERROR
+        )  # it writes a line for what this command says itself
     except (OSError, OverflowError) as error:  # the latter for a port beyond 65535
-        raise CliError(f"no Ray cluster answers at {address}: {error}. {_advice(address)}") from error
+        raise CliError(
+            f"no Ray cluster answers at {address}: {error}. {_advice(address)}"
+        ) from error
     except (RuntimeError, ValueError, AssertionError, RayError) as error:
-        raise CliError(f"the Ray cluster {address} refuses this machine: {_first(error)}. {_advice(address, str(error))}") from error
+        raise CliError(
+            f"the Ray cluster {address} refuses this machine: {_first(error)}."
+            f" {_advice(address, str(error))}"
+        ) from error
 
 
 def _key(version: str) -> str:
@@ -164,12 +217,18 @@ def _advice(address: str, text: str = "") -> str:
     if "ersion" in text:
         return "Run tsx with the same versions of Python and Ray as the cluster's nodes have"
     if address == "auto":
-        return "auto is for the cluster's nodes; elsewhere the address is ray://HOST:10001. `ray start --head` starts a cluster here"
+        return (
+            "auto is for the cluster's nodes; elsewhere the address is ray://HOST:10001. `ray start"
+            " --head` starts a cluster here"
+        )
     if address.startswith("ray://"):
         return (
-            f"Start its head node with `ray start --head` (a Ray client is answered on port {CLIENT_PORT}), and let this machine reach it"
+            "Start its head node with `ray start --head` (a Ray client is answered on port"
+            f" {CLIENT_PORT}), and let this machine reach it"
         )
-    return f"HOST:PORT is for the cluster's nodes; elsewhere the address is ray://HOST:{CLIENT_PORT}"
+    return (
+        f"HOST:PORT is for the cluster's nodes; elsewhere the address is ray://HOST:{CLIENT_PORT}"
+    )
 
 
 def _first(error: BaseException) -> str:

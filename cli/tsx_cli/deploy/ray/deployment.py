@@ -18,7 +18,16 @@ from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.ray.cluster import RayCluster
 from tsx_cli.deploy.ray.on_nodes import Lines, ask, read_logs
-from tsx_cli.deploy.ray.resources import APPLICATION, ARCHIVE, UPLOAD, VERSION, as_canary, canary_name, resources, route_prefix
+from tsx_cli.deploy.ray.resources import (
+    APPLICATION,
+    ARCHIVE,
+    UPLOAD,
+    VERSION,
+    as_canary,
+    canary_name,
+    resources,
+    route_prefix,
+)
 from tsx_cli.deploy.ray.running import RunningApplication
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.targets.ray.config import OBJECT, S3
@@ -31,47 +40,85 @@ class RayTarget:
         """Raises UsageError and CliError."""
         if spec.canary is not None and spec.canary.model_fields_set & {"bake", "alarms"}:
             raise UsageError(
-                "--bake, --alarm: a canary on Ray keeps its share until `tsx deploy promote` or `tsx deploy rollback`. Remove them"
+                "--bake, --alarm: a canary on Ray keeps its share until `tsx deploy promote` or"
+                " `tsx deploy rollback`. Remove them"
             )
         if spec.image is not None:
-            raise UsageError("image: the nodes of a cluster have theirs already; --emit ray writes one into a RayService. Remove it")
+            raise UsageError(
+                "image: the nodes of a cluster have theirs already; --emit ray writes one into a"
+                " RayService. Remove it"
+            )
         _refuse_conflicts(cloud.details().get("applications", {}), spec)
         archives = [facts, *(look_at(each)[1] for each in spec.ray.models)]
         *made, application = resources(spec, archives, read_record(spec.model))
-        notes = _notes(cloud, spec, archives, application.properties["Config"]["Application"]["replica"])
-        application, stable = replace(application, notes=tuple(notes)), cloud.owned(spec.name, spec.name)
-        if spec.canary is None or stable is None or stable.version == application.properties["Version"]:
+        notes = _notes(
+            cloud, spec, archives, application.properties["Config"]["Application"]["replica"]
+        )
+        application, stable = (
+            replace(application, notes=tuple(notes)),
+            cloud.owned(spec.name, spec.name),
+        )
+        if (
+            spec.canary is None
+            or stable is None
+            or stable.version == application.properties["Version"]
+        ):
             return [*made, application]
         return [*made, *as_canary(application, spec.canary.percent)]
 
     def belongings(self, cloud: RayCluster, name: str, *, purge: bool = False) -> list[Resource]:
-        """An archive of the object store that no other deployment uses goes as well: it takes memory of the nodes."""
+        """An archive of the object store that no other deployment uses goes as well: it takes
+        memory of the nodes.
+        """
         records = cloud.records()
         own = {version for version in records if version.rpartition("-")[0] == name}
-        found = [*_unused(records, own), *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(sorted(own)))]
+        found = [
+            *_unused(records, own),
+            *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(sorted(own))),
+        ]
         there = [each for each in (canary_name(name), name) if cloud.owned(each, name) is not None]
-        found += [Resource(f"Application{n}", APPLICATION, each, {}) for n, each in enumerate(there)]
+        found += [
+            Resource(f"Application{n}", APPLICATION, each, {}) for n, each in enumerate(there)
+        ]
         return [*(uploads(cloud, name) if purge else []), *found]
 
-    def obsolete(self, cloud: RayCluster, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
+    def obsolete(
+        self, cloud: RayCluster, spec: DeploySpec, wanted: Sequence[Resource]
+    ) -> list[Resource]:
         names = {each.name for each in wanted}
         records = cloud.records()
-        applications = [found for each in (spec.name, canary_name(spec.name)) if (found := cloud.owned(each, spec.name)) is not None]
+        applications = [
+            found
+            for each in (spec.name, canary_name(spec.name))
+            if (found := cloud.owned(each, spec.name)) is not None
+        ]
         kept = names | {each.version for each in applications}
         others = [version for version in cloud.records(spec.name) if version not in kept]
         gone = others[: -(spec.keep - 1) or None]
         archives = [each for each in _unused(records, set(gone)) if each.name not in names]
-        return [*archives, *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(gone))]
+        return [
+            *archives,
+            *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(gone)),
+        ]
 
     def versions(self, cloud: RayCluster, name: str) -> list[DeployedVersion]:
         application = cloud.owned(name, name)
         if application is None:
             return []
         canary = cloud.owned(canary_name(name), name)
-        shares = {} if canary is None or canary.version == application.version else {canary.version: float(canary.release["percent"])}
+        shares = (
+            {}
+            if canary is None or canary.version == application.version
+            else {canary.version: float(canary.release["percent"])}
+        )
         return [
             DeployedVersion(
-                n, each, datetime.fromisoformat(record["made"]), record["tags"], each == application.version, shares.get(each, 0.0)
+                n,
+                each,
+                datetime.fromisoformat(record["made"]),
+                record["tags"],
+                each == application.version,
+                shares.get(each, 0.0),
             )
             for n, (each, record) in enumerate(cloud.records(name).items(), start=1)
         ]
@@ -79,7 +126,10 @@ class RayTarget:
     def going_back(self, cloud: RayCluster, name: str, version: DeployedVersion) -> list[Resource]:
         """A canary ends with it."""
         if version.percent:
-            raise CliError(f"version {version.number} of {name} is its canary; `tsx deploy promote` gives it all requests")
+            raise CliError(
+                f"version {version.number} of {name} is its canary; `tsx deploy promote` gives it"
+                " all requests"
+            )
         return [_as_recorded(cloud, name, version.id)]
 
     def promoting(self, cloud: RayCluster, name: str) -> list[Resource]:
@@ -88,7 +138,9 @@ class RayTarget:
             raise CliError(f"{name} has no canary: one version has all requests")
         state, reason = canary.condition
         if state != "ready":
-            raise CliError(f"the canary of {name} is not ready: {reason}. `tsx deploy rollback` ends it")
+            raise CliError(
+                f"the canary of {name} is not ready: {reason}. `tsx deploy rollback` ends it"
+            )
         return [_as_recorded(cloud, name, canary.version)]
 
     def status(self, cloud: RayCluster, name: str) -> dict[str, Any] | None:
@@ -105,13 +157,23 @@ class RayTarget:
             "waiting": reason if state == "changing" else "",
             "model": application.tags.get("tsx:model"),
             "version": application.version,
-            "replicas": f"{sum(each['state'] == 'RUNNING' for each in application.replicas)} of {application.wanted} running",
-            "nodes": sorted({str(each["node_ip"]) for each in application.replicas if each.get("node_ip")}),
+            "replicas": (
+                f"{sum(each['state'] == 'RUNNING' for each in application.replicas)} of"
+                f" {application.wanted} running"
+            ),
+            "nodes": sorted(
+                {str(each["node_ip"]) for each in application.replicas if each.get("node_ip")}
+            ),
             "canary": [] if canary is None else [_canary(application, canary)],
-            "address": [f"{each}{application.shown['route_prefix'] or ''}" for each in _addresses(cloud.details()).values()],
+            "address": [
+                f"{each}{application.shown['route_prefix'] or ''}"
+                for each in _addresses(cloud.details()).values()
+            ],
         }
 
-    def invoke(self, cloud: RayCluster, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
+    def invoke(
+        self, cloud: RayCluster, name: str, body: bytes, content_type: str, accept: str | None
+    ) -> Response:
         """On a node of the cluster, as this machine may not reach the port of Ray Serve."""
         application, addresses = cloud.owned(name, name), _addresses(cloud.details())
         if application is None or not addresses:
@@ -119,11 +181,24 @@ class RayTarget:
         model = application.tags.get("tsx:model", name).partition("/")[0]
         node, address = next(iter(addresses.items()))
         prefix = (application.shown["route_prefix"] or "").rstrip("/")
-        answer, kind = cloud.run(ask, f"{address}{prefix}", model, body, content_type, accept, doing=f"asking {name}", node=node)
+        answer, kind = cloud.run(
+            ask,
+            f"{address}{prefix}",
+            model,
+            body,
+            content_type,
+            accept,
+            doing=f"asking {name}",
+            node=node,
+        )
         return Response.whole(answer, kind)
 
-    def logs(self, cloud: RayCluster, name: str, *, lines: int | None, since: str | None, follow: bool) -> Iterator[str]:
-        """Of all replicas, each line with its replica's name. Raises CliError where there is none."""
+    def logs(
+        self, cloud: RayCluster, name: str, *, lines: int | None, since: str | None, follow: bool
+    ) -> Iterator[str]:
+        """Of all replicas, each line with its replica's name. Raises CliError where there is
+        none.
+        """
         start = None if since is None else float(since.rstrip("s"))
         read: dict[str, dict[str, int]] = {}
         while True:
@@ -133,10 +208,21 @@ class RayTarget:
             found = Lines()
             for node, patterns in application.logs().items():
                 new, read[node] = cloud.run(
-                    read_logs, patterns, read.get(node, {}), lines, start, doing=f"reading the log of {name}", node=node
+                    read_logs,
+                    patterns,
+                    read.get(node, {}),
+                    lines,
+                    start,
+                    doing=f"reading the log of {name}",
+                    node=node,
                 )
                 found += new
-            yield from (text for _, text in sorted(found, key=lambda line: line[0])[-lines if lines is not None else 0 :])
+            yield from (
+                text
+                for _, text in sorted(found, key=lambda line: line[0])[
+                    -lines if lines is not None else 0 :
+                ]
+            )
             if not follow:
                 return
             lines = start = None
@@ -145,21 +231,48 @@ class RayTarget:
 
 def _refuse_conflicts(applications: Mapping[str, Mapping[str, Any]], spec: DeploySpec) -> None:
     for name, shown in applications.items():
-        if name not in (spec.name, canary_name(spec.name)) and shown["route_prefix"] == route_prefix(spec):
-            raise UsageError(f"requests below {shown['route_prefix']} go to the application '{name}': choose another ray.route_prefix")
+        if name not in (spec.name, canary_name(spec.name)) and shown[
+            "route_prefix"
+        ] == route_prefix(spec):
+            raise UsageError(
+                f"requests below {shown['route_prefix']} go to the application '{name}': choose"
+                " another ray.route_prefix"
+            )
 
 
-def _notes(cloud: RayCluster, spec: DeploySpec, archives: Sequence[Facts], replica: Mapping[str, Any]) -> Iterator[str]:
+def _notes(
+    cloud: RayCluster, spec: DeploySpec, archives: Sequence[Facts], replica: Mapping[str, Any]
+) -> Iterator[str]:
     """What a plan warns about."""
-    wanted = {"CPU": replica["num_cpus"], "GPU": replica["num_gpus"], "memory": replica.get("memory", 0), **replica.get("resources", {})}
-    if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in cloud.nodes()):
+    wanted = {
+        "CPU": replica["num_cpus"],
+        "GPU": replica["num_gpus"],
+        "memory": replica.get("memory", 0),
+        **replica.get("resources", {}),
+    }
+    if not any(
+        all(node.get(kind, 0) >= amount for kind, amount in wanted.items())
+        for node in cloud.nodes()
+    ):
         needs = ", ".join(f"{amount:g} {kind}" for kind, amount in wanted.items() if amount)
-        yield f"no node of the cluster has what a replica reserves ({needs}), so it waits for one that does; see ray.num_cpus and the like"
+        yield (
+            f"no node of the cluster has what a replica reserves ({needs}), so it waits for one"
+            " that does; see ray.num_cpus and the like"
+        )
     if spec.ray.archives == "object-store":
-        instead = "ray.archives=s3://BUCKET/PREFIX, or ray.archives=path where all nodes see the archive's path"
-        yield f"the archive is kept in the memory of the cluster's head node, and no replica starts without it; to outlive it: {instead}"
+        instead = (
+            "ray.archives=s3://BUCKET/PREFIX, or ray.archives=path where all nodes see the"
+            " archive's path"
+        )
+        yield (
+            "the archive is kept in the memory of the cluster's head node, and no replica starts"
+            f" without it; to outlive it: {instead}"
+        )
     if any(each.requirements for each in archives) and not spec.ray.runtime_env:
-        yield "the archive has requirements: the nodes must have them, or ray.runtime_env installs them: {pip = ['NAME==VERSION']}"
+        yield (
+            "the archive has requirements: the nodes must have them, or ray.runtime_env installs"
+            " them: {pip = ['NAME==VERSION']}"
+        )
 
 
 def _as_recorded(cloud: RayCluster, name: str, version: str) -> Resource:
@@ -174,8 +287,16 @@ def _unused(records: Mapping[str, Mapping[str, Any]], gone: set[str]) -> list[Re
     """The archives in the object store that only these versions name."""
 
     def named(versions: set[str]) -> set[str]:
-        models = [model for version in versions for model in records[version]["config"]["Application"]["models"]]
-        return {model["source"].removeprefix(OBJECT) for model in models if model["source"].startswith(OBJECT)}
+        models = [
+            model
+            for version in versions
+            for model in records[version]["config"]["Application"]["models"]
+        ]
+        return {
+            model["source"].removeprefix(OBJECT)
+            for model in models
+            if model["source"].startswith(OBJECT)
+        }
 
     left = named(gone) - named(records.keys() - gone)
     return [Resource(f"Archive{n}Unused", ARCHIVE, each, {}) for n, each in enumerate(sorted(left))]
@@ -187,20 +308,44 @@ def uploads(cloud: RayCluster, name: str) -> list[Resource]:
         return []
     bucket, _, prefix = f"{cloud.own.archives.removeprefix(S3).rstrip('/')}/{name}/".partition("/")
     own = re.compile(re.escape(prefix) + r"[0-9a-f]{16}/[^/]+")
-    found = cloud.aws.listed("s3", "list_objects_v2", "Contents", f"listing s3://{bucket}/{prefix}", Bucket=bucket, Prefix=prefix)
-    return [Resource(f"Upload{n}", UPLOAD, f"{bucket}/{each['Key']}", {}) for n, each in enumerate(found) if own.fullmatch(each["Key"])]
+    found = cloud.aws.listed(
+        "s3",
+        "list_objects_v2",
+        "Contents",
+        f"listing s3://{bucket}/{prefix}",
+        Bucket=bucket,
+        Prefix=prefix,
+    )
+    return [
+        Resource(f"Upload{n}", UPLOAD, f"{bucket}/{each['Key']}", {})
+        for n, each in enumerate(found)
+        if own.fullmatch(each["Key"])
+    ]
 
 
 def _addresses(details: Mapping[str, Any]) -> dict[str, str]:
-    """Where each node takes requests, by the node; on one that listens on its loopback alone only that node itself is answered."""
+    """Where each node takes requests, by the node; on one that listens on its loopback alone only
+    that node itself is answered.
+    """
     options = details.get("http_options") or {}
     host = str(options.get("host") or "127.0.0.1")
     inside = host in ("127.0.0.1", "localhost", "::1")
-    nodes = {str(node): str(each["node_ip"]) for node, each in (details.get("proxies") or {}).items() if each["status"] == "HEALTHY"}
-    return {node: f"http://{host if inside else ip}:{options.get('port', 8000)}" for node, ip in nodes.items()}
+    nodes = {
+        str(node): str(each["node_ip"])
+        for node, each in (details.get("proxies") or {}).items()
+        if each["status"] == "HEALTHY"
+    }
+    return {
+        node: f"http://{host if inside else ip}:{options.get('port', 8000)}"
+        for node, ip in nodes.items()
+    }
 
 
 def _canary(application: RunningApplication, canary: RunningApplication) -> dict[str, Any]:
-    shown = {"model": canary.tags.get("tsx:model"), "version": canary.version, "percent": application.share}
+    shown = {
+        "model": canary.tags.get("tsx:model"),
+        "version": canary.version,
+        "percent": application.share,
+    }
     state, reason = canary.condition
     return shown if state == "ready" else {**shown, "state": state, "reason": reason}

@@ -1,7 +1,8 @@
-"""What a deployment has on a Ray cluster: archives that travel, the records of versions, and the application of Ray Serve.
+"""What a deployment has on a Ray cluster: archives that travel, the records of versions, and the
+application of Ray Serve.
 
-The application runs under the deployment's name, a canary beside it under `NAME-canary`. What runs, its tags and the canary's share are
-in the application's own `user_config`, which Ray Serve shows.
+The application runs under the deployment's name, a canary beside it under `NAME-canary`. What runs,
+its tags and the canary's share are in the application's own `user_config`, which Ray Serve shows.
 """
 
 from __future__ import annotations
@@ -57,14 +58,19 @@ class Upload(S3Object):
         bucket, _, key = resource.name.partition("/")
         extra = {"Metadata": {SHA: resource.properties["Sha256"]}}
         with translated_errors(f"uploading {resource.properties['Path']} to s3://{resource.name}"):
-            cloud.aws.client("s3").upload_file(resource.properties["Path"], bucket, key, ExtraArgs=extra)
+            cloud.aws.client("s3").upload_file(
+                resource.properties["Path"], bucket, key, ExtraArgs=extra
+            )
 
     def delete(self, cloud: Any, found: Observed) -> None:
         super().delete(cloud.aws, found)
 
 
 class Version(ResourceKind):
-    """The record of what was deployed once, which a rollback reads. Its name is made of what it says."""
+    """The record of what was deployed once, which a rollback reads.
+
+    Its name is made of what it says.
+    """
 
     traits = Traits(left=LEFT)
 
@@ -74,14 +80,24 @@ class Version(ResourceKind):
 
     def create(self, cloud: RayCluster, resource: Resource) -> None:
         earlier = cloud.record(resource.name) or {"made": datetime.now(timezone.utc).isoformat()}
-        cloud.keep(resource.name, {"made": earlier["made"], "tags": dict(resource.tags), "config": resource.properties["Config"]})
+        cloud.keep(
+            resource.name,
+            {
+                "made": earlier["made"],
+                "tags": dict(resource.tags),
+                "config": resource.properties["Config"],
+            },
+        )
 
     def delete(self, cloud: RayCluster, found: Observed) -> None:
         cloud.forget(found.name)
 
 
 class Application(ResourceKind):
-    """A stable one has the property `Canary`: the version beside it, with its share. A canary has `Percent`: the share it is to have."""
+    """A stable one has the property `Canary`: the version beside it, with its share.
+
+    A canary has `Percent`: the share it is to have.
+    """
 
     traits = Traits(updates_failed=True, left=LEFT)
     poll = 0.5
@@ -91,9 +107,15 @@ class Application(ResourceKind):
         if found is None:
             return None
         record = cloud.record(found.version) if found.version else None
-        properties = {"Version": found.version, "Config": record["config"] if record else {}, "Percent": found.release.get("percent")}
+        properties = {
+            "Version": found.version,
+            "Config": record["config"] if record else {},
+            "Percent": found.release.get("percent"),
+        }
         is_alone = other is None and not found.share
-        properties["Canary"] = None if is_alone else {"Version": other and other.version, "Percent": found.share}
+        properties["Canary"] = (
+            None if is_alone else {"Version": other and other.version, "Percent": found.share}
+        )
         if other is not None and other.is_ending:
             return Observed(name, properties, found.tags, {}, "changing", "its canary ends")
         return Observed(name, properties, found.tags, {}, *found.condition)
@@ -102,24 +124,49 @@ class Application(ResourceKind):
         cloud.start()
         _run(cloud, resource.name, resource.properties, resource.tags)
 
-    def update(self, cloud: RayCluster, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
+    def update(
+        self, cloud: RayCluster, resource: Resource, found: Observed, fields: Sequence[Field]
+    ) -> str | None:
         """The requests of a canary go back before it ends."""
         canary = found.properties["Canary"]
-        if canary is not None and not canary["Percent"] and [each.path for each in fields] == ["Canary"]:
+        if (
+            canary is not None
+            and not canary["Percent"]
+            and [each.path for each in fields] == ["Canary"]
+        ):
             cloud.delete(canary_name(resource.name))
             return None
-        properties = {**found.properties, **resource.properties}  # the stable one stays what it is while it gets a canary
-        _run(cloud, resource.name, properties, resource.tags if "Version" in resource.properties else found.tags)
-        return "its canary ends next" if canary is not None and properties["Canary"] is None else None
+        properties = {
+            **found.properties,
+            **resource.properties,
+        }  # the stable one stays what it is while it gets a canary
+        _run(
+            cloud,
+            resource.name,
+            properties,
+            resource.tags if "Version" in resource.properties else found.tags,
+        )
+        return (
+            "its canary ends next" if canary is not None and properties["Canary"] is None else None
+        )
 
     def delete(self, cloud: RayCluster, found: Observed) -> None:
         cloud.delete(found.name)
 
 
-def _run(cloud: RayCluster, name: str, properties: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-    config, percent, canary = properties["Config"], properties.get("Percent"), properties.get("Canary")
+def _run(
+    cloud: RayCluster, name: str, properties: Mapping[str, Any], tags: Mapping[str, str]
+) -> None:
+    config, percent, canary = (
+        properties["Config"],
+        properties.get("Percent"),
+        properties.get("Canary"),
+    )
     if not config:
-        raise CloudError(f"the cluster has no record of the version of {name} that runs; deploy it once without a canary")
+        raise CloudError(
+            f"the cluster has no record of the version of {name} that runs; deploy it once without"
+            " a canary"
+        )
     release = {"version": properties["Version"], "tags": dict(tags), "percent": percent}
     arguments = {**config["Application"], "name": name, RELEASE: release}
     if canary is not None:
@@ -130,4 +177,9 @@ def _run(cloud: RayCluster, name: str, properties: Mapping[str, Any], tags: Mapp
     cloud.run(deploy, arguments, prefix, doing=f"deploying {name}", env=config["RuntimeEnv"])
 
 
-KINDS: Mapping[str, ResourceKind] = {ARCHIVE: Archive(), UPLOAD: Upload(), VERSION: Version(), APPLICATION: Application()}
+KINDS: Mapping[str, ResourceKind] = {
+    ARCHIVE: Archive(),
+    UPLOAD: Upload(),
+    VERSION: Version(),
+    APPLICATION: Application(),
+}

@@ -1,4 +1,6 @@
-"""A deployment as resources of a Ray cluster: the archives, a version with all that it says, and the application. Pure functions."""
+"""A deployment as resources of a Ray cluster: the archives, a version with all that it says, and
+the application. Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +18,71 @@ from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.resources import Resource, digest
 from tsx_cli.deploy.preflight.outlook import Outlook
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_runtime.targets.ray.config import OBJECT, S3, RayApplication, ReplicaResources, parse_application
+from tsx_runtime.targets.ray.config import (
+    OBJECT,
+    S3,
+    RayApplication,
+    ReplicaResources,
+    parse_application,
+)
 
-ARCHIVE, UPLOAD, VERSION, APPLICATION = "Tsx::Ray::Archive", "Tsx::Ray::Upload", "Tsx::Ray::Version", "Tsx::Ray::Application"
+ARCHIVE, UPLOAD, VERSION, APPLICATION = (
+    "Tsx::Ray::Archive",
+    "Tsx::Ray::Upload",
+    "Tsx::Ray::Version",
+    "Tsx::Ray::Application",
+)
 GRPC = "tsx_runtime.targets.ray.grpc_bridge.add_services_to_server"
-MARGIN = 120  # seconds for packages to be installed and archives to be copied, beside the time until a model is ready
+# seconds for packages to be installed and archives to be copied, beside the time until a model is
+# ready
+MARGIN = 120
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
 
-def resources(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None) -> list[Resource]:
+def resources(
+    spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None
+) -> list[Resource]:
     """`archives`: that of `model` first. Raises UsageError."""
     config = configuration(spec, archives, measured)
     tags = tags_of(spec, archives[0])
-    made = {each.id: each for each in (_carried(spec, facts, n) for n, facts in enumerate(archives)) if each is not None}
+    made = {
+        each.id: each
+        for each in (_carried(spec, facts, n) for n, facts in enumerate(archives))
+        if each is not None
+    }
     version = f"{spec.name}-{digest(config, 12)}"
     properties = {"Version": version, "Config": config, "Canary": None}
     return [
         *made.values(),
         Resource("Version", VERSION, version, {"Config": config}, tuple(made), tags),
-        Resource("Application", APPLICATION, spec.name, properties, ("Version",), tags, patience=spec.ray.startup_timeout + MARGIN),
+        Resource(
+            "Application",
+            APPLICATION,
+            spec.name,
+            properties,
+            ("Version",),
+            tags,
+            patience=spec.ray.startup_timeout + MARGIN,
+        ),
     ]
 
 
 def as_canary(application: Resource, percent: float) -> list[Resource]:
-    """What `application` is beside the stable version: an application of its own, and a share of the other's requests."""
+    """What `application` is beside the stable version: an application of its own, and a share of
+    the other's requests.
+    """
     version, config = application.properties["Version"], application.properties["Config"]
     own = {"Version": version, "Config": config, "Percent": percent}
     share = {"Canary": {"Version": version, "Percent": percent}}
     return [
         replace(application, id="Canary", name=canary_name(application.name), properties=own),
-        replace(application, properties=share, needs=("Canary",), tags={OWNER: application.name}, notes=()),
+        replace(
+            application,
+            properties=share,
+            needs=("Canary",),
+            tags={OWNER: application.name},
+            notes=(),
+        ),
     ]
 
 
@@ -54,7 +91,9 @@ def canary_name(name: str) -> str:
     return f"{name}-canary"
 
 
-def configuration(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None) -> dict[str, Any]:
+def configuration(
+    spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None
+) -> dict[str, Any]:
     """What Ray Serve is given: `Application` are the arguments of `application.build`."""
     variables = {"env_vars": dict(spec.env)} if spec.env else {}
     arguments = _arguments(spec, archives, measured).model_dump(mode="json", exclude_unset=True)
@@ -76,24 +115,39 @@ def source_of(spec: DeploySpec, facts: Facts) -> str:
 
 def _carried(spec: DeploySpec, facts: Facts, number: int) -> Resource | None:
     """What brings an archive to the nodes; None where they see its path."""
-    source, properties = source_of(spec, facts), {"Path": str(facts.archive), "Sha256": facts.sha256}
+    source, properties = (
+        source_of(spec, facts),
+        {"Path": str(facts.archive), "Sha256": facts.sha256},
+    )
     if source.startswith(S3):
         return Resource(f"Archive{number}", UPLOAD, source.removeprefix(S3), properties)
-    return Resource(f"Archive{number}", ARCHIVE, facts.sha256, properties) if source.startswith(OBJECT) else None
+    return (
+        Resource(f"Archive{number}", ARCHIVE, facts.sha256, properties)
+        if source.startswith(OBJECT)
+        else None
+    )
 
 
-def _arguments(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None) -> RayApplication:
+def _arguments(
+    spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None
+) -> RayApplication:
     own, best = spec.ray, None if measured is None else Configuration(**measured.best.configuration)
     names = [facts.model_name for facts in archives]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(
-            f"ray.models: several archives have the model name {', '.join(twice)}, which requests name; pack one under another"
+            f"ray.models: several archives have the model name {', '.join(twice)}, which requests"
+            " name; pack one under another"
         )
     cpus, gpus = own.num_cpus, own.num_gpus
     if best is not None and measured is not None:
         on_gpu = best.device != "cpu"
-        cores = best.workers if on_gpu else best.workers * best.threads_each(measured.environment.cores)
-        cpus, gpus = cpus if cpus is not None else float(cores), gpus if gpus is not None else float(on_gpu)
+        cores = (
+            best.workers if on_gpu else best.workers * best.threads_each(measured.environment.cores)
+        )
+        cpus, gpus = (
+            cpus if cpus is not None else float(cores),
+            gpus if gpus is not None else float(on_gpu),
+        )
     target = own.target_ongoing_requests
     if target is None and measured is not None:
         target = Outlook(measured, spec.model.name, None, None, None).fitting_target
@@ -109,12 +163,23 @@ def _arguments(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRec
     scaling: dict[str, Any] = {"replicas": own.replicas}
     if own.max_replicas is not None:
         aim = {} if target is None else {"target_ongoing_requests": float(target)}
-        scaling = {"autoscaling": {"min_replicas": own.min_replicas, "max_replicas": own.max_replicas, **aim}}
-    models = [{"name": each.model_name, "source": source_of(spec, each), "sha256": each.sha256} for each in archives]
+        scaling = {
+            "autoscaling": {
+                "min_replicas": own.min_replicas,
+                "max_replicas": own.max_replicas,
+                **aim,
+            }
+        }
+    models = [
+        {"name": each.model_name, "source": source_of(spec, each), "sha256": each.sha256}
+        for each in archives
+    ]
     shared: dict[str, Any] = {"repeat": own.repeat, "ingress_replicas": own.ingress_replicas}
     shared |= {"surge": math.ceil(own.surge), "drain": own.grace}
     shared |= {} if own.models_per_replica is None else {"multiplexed": own.models_per_replica}
-    return parse_application({"name": spec.name, "models": models, "replica": replica, **scaling, **shared})
+    return parse_application(
+        {"name": spec.name, "models": models, "replica": replica, **scaling, **shared}
+    )
 
 
 def _bytes(memory: str) -> int:

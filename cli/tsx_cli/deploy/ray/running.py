@@ -1,4 +1,6 @@
-"""What Ray Serve shows of an application: which version it is, how it is, and where its replicas are. Pure."""
+"""What Ray Serve shows of an application: which version it is, how it is, and where its replicas
+are. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Any
 from tsx_cli.deploy.engine.resources import State
 from tsx_runtime.targets.ray.config import MODEL
 
-RELEASE = "release"  # the key of the user_config that the deployer writes: version, tags, and of a canary the percentage
+# the key of the user_config that the deployer writes: version, tags, and of a canary the percentage
+RELEASE = "release"
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,14 @@ class RunningApplication:
     @property
     def _routing(self) -> Mapping[str, Any]:
         """Empty where tsx deploy did not make it."""
-        configs = (each["deployment_config"].get("user_config") for each in self.shown["deployments"].values())
-        return next((config for config in configs if isinstance(config, Mapping) and config.get(RELEASE)), {})
+        configs = (
+            each["deployment_config"].get("user_config")
+            for each in self.shown["deployments"].values()
+        )
+        return next(
+            (config for config in configs if isinstance(config, Mapping) and config.get(RELEASE)),
+            {},
+        )
 
     @property
     def release(self) -> dict[str, Any]:
@@ -44,7 +53,15 @@ class RunningApplication:
         status = str(self.shown["status"])
         if status == "RUNNING":
             return "ready", ""
-        return "failed" if status in ("DEPLOY_FAILED", "UNHEALTHY") else "changing", self.message or f"is {status.lower()}"
+        return (
+            "failed"
+            if status
+            in (
+                "DEPLOY_FAILED",
+                "UNHEALTHY",
+            )
+            else "changing"
+        ), self.message or f"is {status.lower()}"
 
     @property
     def is_ending(self) -> bool:
@@ -55,10 +72,20 @@ class RunningApplication:
         """Ray Serve's own words, the most precise ones first, or what its replicas wait for."""
         said = [last_line(each["message"]) for each in self.shown["deployments"].values()]
         for each in self.shown["deployments"].values():
-            unplaced = [replica for replica in each["replicas"] if replica["state"] == "STARTING" and not replica.get("node_id")]
+            unplaced = [
+                replica
+                for replica in each["replicas"]
+                if replica["state"] == "STARTING" and not replica.get("node_id")
+            ]
             if unplaced:
-                needs = ", ".join(f"{amount:g} {resource}" for resource, amount in each["required_resources"].items())
-                said.append(f"{len(unplaced)} of its replicas ({needs or 'no resources'} each) have no node yet")
+                needs = ", ".join(
+                    f"{amount:g} {resource}"
+                    for resource, amount in each["required_resources"].items()
+                )
+                said.append(
+                    f"{len(unplaced)} of its replicas ({needs or 'no resources'} each) have no"
+                    " node yet"
+                )
         return next((text for text in (*said, self.shown["message"]) if text), "")
 
     @property
@@ -81,7 +108,9 @@ class RunningApplication:
         for part in self.shown["deployments"].values():
             for each in (*part.get("recent_dead_replicas", ()), *part["replicas"]):
                 if each.get("node_id") and each.get("worker_id"):
-                    files = [f"worker-{each['worker_id']}-*.{kind}" for kind in ("err", "out")]  # which Ray Serve's own lines go to as well
+                    files = [
+                        f"worker-{each['worker_id']}-*.{kind}" for kind in ("err", "out")
+                    ]  # which Ray Serve's own lines go to as well
                     found.setdefault(str(each["node_id"]), {})[str(each["replica_id"])] = files
         return found
 

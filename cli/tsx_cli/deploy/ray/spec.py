@@ -17,45 +17,82 @@ ARCHIVES = r"^(object-store|path|s3://[^/\s]+(/\S+)?)$"
 class Ray(SpecSection):
     """An application of Ray Serve, on a cluster that runs."""
 
-    address: str = Field(default="auto", pattern=RAY_ADDRESS)  # ray://HOST:10001 from anywhere; on one of its nodes HOST:6379 or auto
-    host: str = "127.0.0.1"  # where each node listens, if this deployment is what starts Ray Serve; 0.0.0.0: clients on other machines
+    address: str = Field(
+        default="auto", pattern=RAY_ADDRESS
+    )  # ray://HOST:10001 from anywhere; on one of its nodes HOST:6379 or auto
+    # where each node listens, if this deployment is what starts Ray Serve; 0.0.0.0: clients on
+    # other machines
+    host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65_535)
-    route_prefix: str | None = Field(default=None, pattern=r"^/([\w.~-]+(/[\w.~-]+)*)?$")  # /NAME, if not set
-    archives: str = Field(default="object-store", pattern=ARCHIVES)  # how they reach the nodes; path: all nodes see the archive's path
-    models: Annotated[tuple[Path, ...], BeforeValidator(words)] = ()  # more archives, which share the replicas with `model`
+    route_prefix: str | None = Field(
+        default=None, pattern=r"^/([\w.~-]+(/[\w.~-]+)*)?$"
+    )  # /NAME, if not set
+    archives: str = Field(
+        default="object-store", pattern=ARCHIVES
+    )  # how they reach the nodes; path: all nodes see the archive's path
+    models: Annotated[
+        tuple[Path, ...], BeforeValidator(words)
+    ] = ()  # more archives, which share the replicas with `model`
     models_per_replica: int | None = Field(default=None, ge=1)  # that are loaded at a time
-    num_cpus: float | None = Field(default=None, ge=0)  # of a replica; if not set, what the archive was measured with, or 1
-    num_gpus: float | None = Field(default=None, ge=0)  # 0.25 shares one GPU; if not set, 1 where the archive was measured on a GPU
+    num_cpus: float | None = Field(
+        default=None, ge=0
+    )  # of a replica; if not set, what the archive was measured with, or 1
+    num_gpus: float | None = Field(
+        default=None, ge=0
+    )  # 0.25 shares one GPU; if not set, 1 where the archive was measured on a GPU
     memory: str | None = Field(default=None, pattern=MEMORY)
-    resources: Annotated[dict[str, float], BeforeValidator(table)] = Field(default_factory=dict)  # of the cluster's own kinds
+    resources: Annotated[dict[str, float], BeforeValidator(table)] = Field(
+        default_factory=dict
+    )  # of the cluster's own kinds
     replicas: int = Field(default=1, ge=1)
     min_replicas: int | None = Field(default=None, ge=0)
     max_replicas: int | None = Field(default=None, ge=1)  # Ray Serve scales between the two
-    target_ongoing_requests: float | None = Field(default=None, gt=0)  # of a replica; if not set, what the archive's benchmark says
-    max_ongoing_requests: int | None = Field(default=None, ge=1)  # of a replica, those that wait in it included
-    ingress_replicas: int = Field(default=2, ge=1)  # which forward requests to the replicas; best one for each node that takes requests
-    repeat: Literal["idempotent", "all"] = "idempotent"  # requests that are repeated if their replica is lost; all: POST without a key too
-    surge: Annotated[Percent, Field(ge=0, le=100)] = 25  # more replicas during an update; 0: a replica ends before the next starts
+    target_ongoing_requests: float | None = Field(
+        default=None, gt=0
+    )  # of a replica; if not set, what the archive's benchmark says
+    max_ongoing_requests: int | None = Field(
+        default=None, ge=1
+    )  # of a replica, those that wait in it included
+    ingress_replicas: int = Field(
+        default=2, ge=1
+    )  # which forward requests to the replicas; best one for each node that takes requests
+    repeat: Literal["idempotent", "all"] = (
+        # requests that are repeated if their replica is lost; all: POST without a key too
+        "idempotent"
+    )
+    surge: Annotated[Percent, Field(ge=0, le=100)] = (
+        25  # more replicas during an update; 0: a replica ends before the next starts
+    )
     # of Ray: packages that the nodes lack, such as {pip = ["pillow"]}
     runtime_env: Annotated[dict[str, Any], BeforeValidator(table)] = Field(default_factory=dict)
     grpc: bool = False  # if this deployment is what starts Ray Serve, it also listens for gRPC
-    grace: Annotated[Seconds, Field(ge=1)] = 30  # in which a replica that ends answers what it has accepted
+    grace: Annotated[Seconds, Field(ge=1)] = (
+        30  # in which a replica that ends answers what it has accepted
+    )
     startup_timeout: Annotated[Seconds, Field(ge=1)] = 600
 
     @field_validator("num_gpus")
     @classmethod
     def _share(cls, gpus: float | None) -> float | None:
         if gpus is not None and gpus > 1 and gpus != int(gpus):
-            raise ValueError("Ray gives a replica a share of one GPU or whole GPUs: write 0.5, 1 or 2")
+            raise ValueError(
+                "Ray gives a replica a share of one GPU or whole GPUs: write 0.5, 1 or 2"
+            )
         return gpus
 
     @field_validator("runtime_env")
     @classmethod
     def _remote(cls, env: dict[str, Any]) -> dict[str, Any]:
         modules = env.get("py_modules", [])
-        for place in [env.get("working_dir", "s3://"), *(modules if isinstance(modules, list) else [modules])]:
+        for place in [
+            env.get("working_dir", "s3://"),
+            *(modules if isinstance(modules, list) else [modules]),
+        ]:
             if "://" not in str(place):
-                raise ValueError(f"the nodes cannot read {place}: upload it as a zip, and give its URI, such as s3://bucket/code.zip")
+                raise ValueError(
+                    f"the nodes cannot read {place}: upload it as a zip, and give its URI, such as"
+                    " s3://bucket/code.zip"
+                )
         if "env_vars" in env:
             raise ValueError("set variables of the replicas in env, not in env_vars")
         return env
@@ -63,17 +100,37 @@ class Ray(SpecSection):
     @model_validator(mode="after")
     def _scaling(self) -> Ray:
         if (self.min_replicas is None) != (self.max_replicas is None):
-            raise ValueError("min_replicas and max_replicas belong together: set both to scale, or replicas alone")
+            raise ValueError(
+                "min_replicas and max_replicas belong together: set both to scale, or replicas"
+                " alone"
+            )
         if self.min_replicas is None and self.target_ongoing_requests is not None:
-            raise ValueError("target_ongoing_requests is what scaling aims at: set min_replicas and max_replicas as well, or remove it")
+            raise ValueError(
+                "target_ongoing_requests is what scaling aims at: set min_replicas and max_replicas"
+                " as well, or remove it"
+            )
         if self.min_replicas is not None and self.max_replicas is not None:
             if self.min_replicas > self.max_replicas:
-                raise ValueError(f"min_replicas is {self.min_replicas}, and max_replicas is {self.max_replicas}: it must not be greater")
+                raise ValueError(
+                    f"min_replicas is {self.min_replicas}, and max_replicas is {self.max_replicas}:"
+                    " it must not be greater"
+                )
             if "replicas" in self.model_fields_set:
-                raise ValueError("replicas is a fixed number, and min_replicas and max_replicas are bounds: remove one of them")
+                raise ValueError(
+                    "replicas is a fixed number, and min_replicas and max_replicas are bounds:"
+                    " remove one of them"
+                )
         if (self.target_ongoing_requests or 0) > (self.max_ongoing_requests or math.inf):
-            most = f"max_ongoing_requests is {self.max_ongoing_requests}: raise it, or lower target_ongoing_requests"
-            raise ValueError(f"a replica never has {self.target_ongoing_requests:g} requests where {most}")
+            most = (
+                f"max_ongoing_requests is {self.max_ongoing_requests}: raise it, or lower"
+                " target_ongoing_requests"
+            )
+            raise ValueError(
+                f"a replica never has {self.target_ongoing_requests:g} requests where {most}"
+            )
         if bool(self.models) != (self.models_per_replica is not None):
-            raise ValueError("models and models_per_replica belong together: the archives that share replicas, and how many one holds")
+            raise ValueError(
+                "models and models_per_replica belong together: the archives that share replicas,"
+                " and how many one holds"
+            )
         return self

@@ -1,4 +1,6 @@
-"""A deployment as an inference component: its model, its part of a shared endpoint, the scaling of its copies, and what wakes it."""
+"""A deployment as an inference component: its model, its part of a shared endpoint, the scaling of
+its copies, and what wakes it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
 from tsx_cli.deploy.aws.kinds.autoscaling import PLACE as TARGET_KEYS
-from tsx_cli.deploy.aws.kinds.autoscaling import POLICY, TARGET, ScalableTarget, is_somebody_elses, policies, scaling
+from tsx_cli.deploy.aws.kinds.autoscaling import (
+    POLICY,
+    TARGET,
+    ScalableTarget,
+    is_somebody_elses,
+    policies,
+    scaling,
+)
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import Cloud
@@ -23,15 +32,32 @@ from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget, objects_of
 from tsx_cli.deploy.sagemaker.kinds import COMPONENT, LONGEST_UPDATE, InferenceComponent
-from tsx_cli.deploy.sagemaker.resources import VARIANT, model_properties, prefix, scaling_rule, uploaded, uploads
-from tsx_cli.deploy.sagemaker.shared_endpoints import COMPONENTS, ENDPOINT, MODEL, EndpointMembership
+from tsx_cli.deploy.sagemaker.resources import (
+    VARIANT,
+    model_properties,
+    prefix,
+    scaling_rule,
+    uploaded,
+    uploads,
+)
+from tsx_cli.deploy.sagemaker.shared_endpoints import (
+    COMPONENTS,
+    ENDPOINT,
+    MODEL,
+    EndpointMembership,
+)
 from tsx_cli.deploy.spec import ACCELERATED, Autoscaling, Component, DeploySpec
 
 LOG = "/aws/sagemaker/InferenceComponents/{}"
-RESOURCES = "tsx:resources"  # the tag of a model that says what a copy of it takes, so that a rollback restores that too
+# the tag of a model that says what a copy of it takes, so that a rollback restores that too
+RESOURCES = "tsx:resources"
 METRIC = "SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution"
-# As many instances as SageMaker has started for the copies stay when the endpoint gets another configuration.
-KEPT = {"RetainAllVariantProperties": True, "ExcludeRetainedVariantProperties": [{"VariantPropertyType": "DesiredWeight"}]}
+# As many instances as SageMaker has started for the copies stay when the endpoint gets another
+# configuration.
+KEPT = {
+    "RetainAllVariantProperties": True,
+    "ExcludeRetainedVariantProperties": [{"VariantPropertyType": "DesiredWeight"}],
+}
 LEAST_STEP = 5  # percent of the copies that an update replaces at a time
 KEYS = {  # by the words of that tag, the place in a component's specification
     "cpus": ("ComputeResourceRequirements", "NumberOfCpuCoresRequired", float),
@@ -51,28 +77,50 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     tags = shared.member_tags(spec, facts, member)
     made, url = uploaded(spec, facts, tags, f"{uploads(spec.name)}{facts.sha256[:16]}/model.tar.gz")
     # The network is the endpoint's.
-    alone = spec.model_copy(update={"sagemaker": own.model_copy(update={"subnets": (), "network_isolation": False})})
+    alone = spec.model_copy(
+        update={"sagemaker": own.model_copy(update={"subnets": (), "network_isolation": False})}
+    )
     properties = model_properties(alone, facts, url)
     if own.role is None:
         del properties["ExecutionRoleArn"]
     takes = _takes(spec, component)
     name = prefix(spec.name) + digest([properties, takes])
-    made.append(Resource("Model", MODEL, name, properties, ("ModelData",), {**tags, RESOURCES: takes}))
+    made.append(
+        Resource("Model", MODEL, name, properties, ("ModelData",), {**tags, RESOURCES: takes})
+    )
     if component.manage_endpoint:
         made += shared.endpoint_resources(member, _config(spec, component), KEPT, ("Model",))
     watched = _alarms(spec, tags)
     wanted: dict[str, Any] = {"EndpointName": component.endpoint, "VariantName": component.variant}
     wanted["Specification"] = {"ModelName": name, **_specification(takes)}
-    copies = {"RuntimeConfig": {"CopyCount": max(component.copies, own.autoscaling.min if own.autoscaling is not None else 0)}}
+    copies = {
+        "RuntimeConfig": {
+            "CopyCount": max(
+                component.copies, own.autoscaling.min if own.autoscaling is not None else 0
+            )
+        }
+    }
     wanted |= copies if own.autoscaling is None else {}
     if spec.canary is not None:
         wanted["DeploymentConfig"] = _rolling(spec, watched.names)
     log = log_group(spec, tags, LOG.format(spec.name))
-    needs = ("Model", *(["Endpoint"] if component.manage_endpoint else []), *(each.id for each in (*watched.made, *log)))
+    needs = (
+        "Model",
+        *(["Endpoint"] if component.manage_endpoint else []),
+        *(each.id for each in (*watched.made, *log)),
+    )
     made += [
         *watched.made,
         *log,
-        Resource("Component", COMPONENT, spec.name, wanted, needs, tags, {} if own.autoscaling is None else copies),
+        Resource(
+            "Component",
+            COMPONENT,
+            spec.name,
+            wanted,
+            needs,
+            tags,
+            {} if own.autoscaling is None else copies,
+        ),
     ]
     return made + ([] if own.autoscaling is None else _scaling(spec.name, own.autoscaling, tags))
 
@@ -81,30 +129,43 @@ def _check(spec: DeploySpec, component: Component) -> None:
     own, canary = spec.sagemaker, spec.canary
     if component.manage_endpoint and own.role is None:
         raise UsageError(
-            f"sagemaker.role is not given: the ARN of the role that the endpoint {component.endpoint} runs with (--role); "
-            "infra/iam/execution-sagemaker.json has its permissions"
+            "sagemaker.role is not given: the ARN of the role that the endpoint"
+            f" {component.endpoint} runs with (--role); infra/iam/execution-sagemaker.json has its"
+            " permissions"
         )
     if component.manage_endpoint and component.variant != VARIANT:
-        raise UsageError(f"sagemaker.component.variant is {component.variant}: only an endpoint with manage_endpoint=false has another")
+        raise UsageError(
+            f"sagemaker.component.variant is {component.variant}: only an endpoint with"
+            " manage_endpoint=false has another"
+        )
     if NEURON_MACHINES.match(own.instance_type):
         raise UsageError(
-            f"sagemaker.component: tsx shares no {own.instance_type} between components; give the model an endpoint of its own"
+            f"sagemaker.component: tsx shares no {own.instance_type} between components; give the"
+            " model an endpoint of its own"
         )
     if component.gpus is not None and not ACCELERATED.match(own.instance_type):
-        raise UsageError(f"sagemaker.component.gpus is {component.gpus}, and {own.instance_type} has none: set sagemaker.instance_type")
+        raise UsageError(
+            f"sagemaker.component.gpus is {component.gpus}, and {own.instance_type} has none: set"
+            " sagemaker.instance_type"
+        )
     if canary is None:
         return
     if steps(canary.percent) * canary.bake > LONGEST_UPDATE:
         raise UsageError(
-            f"--canary {canary.percent:g}% --bake {canary.bake}s: SageMaker waits after each of {steps(canary.percent)} steps, and allows "
-            f"{LONGEST_UPDATE // 3600} hours for all. Raise the share, or lower the time"
+            f"--canary {canary.percent:g}% --bake {canary.bake}s: SageMaker waits after each of"
+            f" {steps(canary.percent)} steps, and allows {LONGEST_UPDATE // 3600} hours for all."
+            " Raise the share, or lower the time"
         )
     if canary.percent < LEAST_STEP:
-        raise UsageError(f"--canary {canary.percent:g}%: SageMaker replaces {LEAST_STEP} to 50 % of a component's copies at a time")
+        raise UsageError(
+            f"--canary {canary.percent:g}%: SageMaker replaces {LEAST_STEP} to 50 % of a"
+            " component's copies at a time"
+        )
     if own.autoscaling is None and component.copies < 2:
         raise UsageError(
-            f"--canary: SageMaker replaces up to half of a component's copies at a time, and sagemaker.component.copies is "
-            f"{component.copies}. Set it to 2 or more, or remove --canary"
+            "--canary: SageMaker replaces up to half of a component's copies at a time, and"
+            f" sagemaker.component.copies is {component.copies}. Set it to 2 or more, or remove"
+            " --canary"
         )
 
 
@@ -134,7 +195,9 @@ def _config(spec: DeploySpec, component: Component) -> dict[str, Any]:
     variant: dict[str, Any] = {
         "VariantName": VARIANT,
         "InstanceType": own.instance_type,
-        "InitialInstanceCount": min(max(own.instances, component.min_instances), component.max_instances),
+        "InitialInstanceCount": min(
+            max(own.instances, component.min_instances), component.max_instances
+        ),
         "ManagedInstanceScaling": {
             "Status": "ENABLED",
             "MinInstanceCount": component.min_instances,
@@ -146,7 +209,10 @@ def _config(spec: DeploySpec, component: Component) -> dict[str, Any]:
         variant["InferenceAmiVersion"] = own.ami
     properties: dict[str, Any] = {"ProductionVariants": [variant], "ExecutionRoleArn": own.role}
     if own.subnets:
-        properties["VpcConfig"] = {"Subnets": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}
+        properties["VpcConfig"] = {
+            "Subnets": list(own.subnets),
+            "SecurityGroupIds": list(own.security_groups),
+        }
     if own.network_isolation:
         properties["EnableNetworkIsolation"] = True
     return properties if own.kms_key is None else {**properties, "KmsKeyId": own.kms_key}
@@ -155,16 +221,30 @@ def _config(spec: DeploySpec, component: Component) -> dict[str, Any]:
 def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
     if spec.canary is None:
         return Alarms([], [])
-    metrics = AlarmMetrics("AWS/SageMaker", "Invocation5XXErrors", "ModelLatency", 1000, {"InferenceComponentName": spec.name})
+    metrics = AlarmMetrics(
+        "AWS/SageMaker",
+        "Invocation5XXErrors",
+        "ModelLatency",
+        1000,
+        {"InferenceComponentName": spec.name},
+    )
     return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", lasting(tags))
 
 
 def _rolling(spec: DeploySpec, names: list[str]) -> dict[str, Any]:
     assert spec.canary is not None
     size = {"Type": "CAPACITY_PERCENT", "Value": round(spec.canary.percent)}
-    policy = {"MaximumBatchSize": size, "WaitIntervalInSeconds": spec.canary.bake, "MaximumExecutionTimeoutInSeconds": LONGEST_UPDATE}
+    policy = {
+        "MaximumBatchSize": size,
+        "WaitIntervalInSeconds": spec.canary.bake,
+        "MaximumExecutionTimeoutInSeconds": LONGEST_UPDATE,
+    }
     found: dict[str, Any] = {"RollingUpdatePolicy": policy}
-    return {**found, "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": name} for name in names]}} if names else found
+    return (
+        {**found, "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": name} for name in names]}}
+        if names
+        else found
+    )
 
 
 def scaled(name: str) -> str:
@@ -176,16 +256,28 @@ def waking_rule(name: str) -> str:
 
 
 def _scaling(name: str, wanted: Autoscaling, tags: Mapping[str, str]) -> list[Resource]:
-    """Tracking a metric cannot leave zero: there a request that finds no copy sets off an alarm, which adds the first one.
+    """Tracking a metric cannot leave zero: there a request that finds no copy sets off an alarm,
+    which adds the first one.
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/endpoint-auto-scaling-zero-instances.html
     """
     place = scaled(name)
-    made = scaling(place, scaling_rule(name), wanted, {"PredefinedMetricSpecification": {"PredefinedMetricType": METRIC}}, "Component")
+    made = scaling(
+        place,
+        scaling_rule(name),
+        wanted,
+        {"PredefinedMetricSpecification": {"PredefinedMetricType": METRIC}},
+        "Component",
+    )
     if wanted.min > 0:
         return made
     step = {"MetricIntervalLowerBound": 0.0, "ScalingAdjustment": 1}
-    rule = {"AdjustmentType": "ChangeInCapacity", "MetricAggregationType": "Maximum", "Cooldown": 60, "StepAdjustments": [step]}
+    rule = {
+        "AdjustmentType": "ChangeInCapacity",
+        "MetricAggregationType": "Maximum",
+        "Cooldown": 60,
+        "StepAdjustments": [step],
+    }
     policy: dict[str, Any] = {
         "PolicyName": waking_rule(name),
         "PolicyType": "StepScaling",
@@ -207,8 +299,17 @@ def _scaling(name: str, wanted: Autoscaling, tags: Mapping[str, str]) -> list[Re
     }
     return [
         *made,
-        Resource("WakePolicy", POLICY, f"{place}|{policy['PolicyName']}", policy, ("ScalableTarget",)),
-        Resource("WakeAlarm", "AWS::CloudWatch::Alarm", f"tsx-{name}-wake-{digest(alarm, 4)}", alarm, ("WakePolicy",), lasting(tags)),
+        Resource(
+            "WakePolicy", POLICY, f"{place}|{policy['PolicyName']}", policy, ("ScalableTarget",)
+        ),
+        Resource(
+            "WakeAlarm",
+            "AWS::CloudWatch::Alarm",
+            f"tsx-{name}-wake-{digest(alarm, 4)}",
+            alarm,
+            ("WakePolicy",),
+            lasting(tags),
+        ),
     ]
 
 
@@ -226,44 +327,72 @@ class ComponentTarget(SageMakerTarget):
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         """A component takes its copies with it; the endpoint goes with the last component."""
-        models = [Resource(f"Model{n}", MODEL, each, {}) for n, each in enumerate(shared.models_of(cloud, name))]
+        models = [
+            Resource(f"Model{n}", MODEL, each, {})
+            for n, each in enumerate(shared.models_of(cloud, name))
+        ]
         is_last = not shared.other_components(cloud, self.member.endpoint, name)
         endpoint = shared.endpoint_belongings(cloud, self.member, models, is_last=is_last)
         found = [*(objects_of(cloud, name, models) if purge else []), *models, *endpoint]
         if _component(cloud, name) is not None:
-            found.append(Resource("Component", COMPONENT, name, {}, tuple(each.id for each in (*models, *endpoint))))
+            found.append(
+                Resource(
+                    "Component",
+                    COMPONENT,
+                    name,
+                    {},
+                    tuple(each.id for each in (*models, *endpoint)),
+                )
+            )
         return [*found, *_beside(cloud, name)]
 
-    def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
+    def obsolete(
+        self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]
+    ) -> list[Resource]:
         names = {each.name for each in wanted}
         gone = shared.superseded(self.versions(cloud, spec.name), spec.keep, names)
         beside = [each for each in _beside(cloud, spec.name) if each.name not in names]
-        beside = [each for each in beside if "Scal" not in each.kind or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))]
+        beside = [
+            each
+            for each in beside
+            if "Scal" not in each.kind
+            or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))
+        ]
         is_managed = any(each.kind == ENDPOINT for each in wanted)
         configs = shared.former(cloud, self.member, tuple(names)) if is_managed else []
-        return [*(Resource(f"Model{n}", MODEL, each, {}) for n, each in enumerate(gone)), *configs, *beside]
+        return [
+            *(Resource(f"Model{n}", MODEL, each, {}) for n, each in enumerate(gone)),
+            *configs,
+            *beside,
+        ]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
         found = _component(cloud, name)
         return shared.versions_of(
-            shared.models_of(cloud, name), None if found is None else found.properties["Specification"].get("ModelName")
+            shared.models_of(cloud, name),
+            None if found is None else found.properties["Specification"].get("ModelName"),
         )
 
     def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
-        """Raises CliError while SageMaker changes the component: when that is over, another version may be the one before."""
+        """Raises CliError while SageMaker changes the component: when that is over, another version
+        may be the one before.
+        """
         found = _component(cloud, name)
         if found is not None and found.state == "changing":
             raise CliError(
-                f"{name} is {found.outputs['status']}, and SageMaker accepts no changes until that ends. `tsx deploy status` shows its "
-                "progress: roll back after that"
+                f"{name} is {found.outputs['status']}, and SageMaker accepts no changes until that"
+                " ends. `tsx deploy status` shows its progress: roll back after that"
             )
         wanted = {"ModelName": version.id, **_specification(version.tags.get(RESOURCES, ""))}
-        return [Resource("Component", COMPONENT, name, {"Specification": wanted}, tags=version.tags)]
+        return [
+            Resource("Component", COMPONENT, name, {"Specification": wanted}, tags=version.tags)
+        ]
 
     def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
         raise CliError(
-            f"SageMaker replaces the copies of {name} by itself, a part of them at a time, and cannot be hurried; `tsx deploy status` "
-            "shows its progress. To replace all at once next time, omit --canary"
+            f"SageMaker replaces the copies of {name} by itself, a part of them at a time, and"
+            " cannot be hurried; `tsx deploy status` shows its progress. To replace all at once"
+            " next time, omit --canary"
         )
 
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
@@ -277,19 +406,29 @@ class ComponentTarget(SageMakerTarget):
             "copies": found.outputs["copies"],
             "desired copies": found.properties["RuntimeConfig"]["CopyCount"],
             "resources": specification.get("ComputeResourceRequirements"),
-            "alarms": {each: alarm_state(cloud, each) for each in alarms_of(cloud, name, "InferenceComponentName")},
-            "scales": [each.name.split("|")[2] for each in _beside(cloud, name) if each.kind == TARGET],
+            "alarms": {
+                each: alarm_state(cloud, each)
+                for each in alarms_of(cloud, name, "InferenceComponentName")
+            },
+            "scales": [
+                each.name.split("|")[2] for each in _beside(cloud, name) if each.kind == TARGET
+            ],
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
         return {"EndpointName": self.member.endpoint, "InferenceComponentName": name}
 
-    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
+    def invoke(
+        self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None
+    ) -> Response:
         try:
             return super().invoke(cloud, name, body, content_type, accept)
         except CloudError as error:
             if "no capacity" in error.message:
-                way = "it has no copy now; where it scales from zero, this request starts one: send it again in some minutes"
+                way = (
+                    "it has no copy now; where it scales from zero, this request starts one: send"
+                    " it again in some minutes"
+                )
                 raise CloudError(f"{error.message} ({way})", error.code) from error
             raise
 
@@ -302,9 +441,18 @@ def _component(cloud: Cloud, name: str) -> Observed | None:
 def _beside(cloud: Cloud, name: str) -> list[Resource]:
     """Its alarms, and how it scales."""
     names = alarms_of(cloud, name, "InferenceComponentName")
-    found = [Resource(f"Alarm{n}", "AWS::CloudWatch::Alarm", each, {}) for n, each in enumerate(names)]
+    found = [
+        Resource(f"Alarm{n}", "AWS::CloudWatch::Alarm", each, {}) for n, each in enumerate(names)
+    ]
     if ScalableTarget().observe(cloud, scaled(name)) is None:
         return found
-    own = [each["PolicyName"] for each in policies(cloud, scaled(name)) if each["PolicyName"] in (scaling_rule(name), waking_rule(name))]
-    rules = [Resource(f"ScalingPolicy{n}", POLICY, f"{scaled(name)}|{each}", {}, ("ScalableTarget",)) for n, each in enumerate(own)]
+    own = [
+        each["PolicyName"]
+        for each in policies(cloud, scaled(name))
+        if each["PolicyName"] in (scaling_rule(name), waking_rule(name))
+    ]
+    rules = [
+        Resource(f"ScalingPolicy{n}", POLICY, f"{scaled(name)}|{each}", {}, ("ScalableTarget",))
+        for n, each in enumerate(own)
+    ]
     return [*found, Resource("ScalableTarget", TARGET, scaled(name), {}, ("Component",)), *rules]

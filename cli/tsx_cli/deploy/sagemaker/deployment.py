@@ -8,7 +8,13 @@ from typing import Any
 
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.kinds.autoscaling import POLICY, SERVICE, TARGET, is_somebody_elses, scaling_of
+from tsx_cli.deploy.aws.kinds.autoscaling import (
+    POLICY,
+    SERVICE,
+    TARGET,
+    is_somebody_elses,
+    scaling_of,
+)
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.logs import GROUPS
@@ -37,31 +43,61 @@ class SageMakerTarget:
         role = own_role(cloud, name, "sagemaker")
         after = tuple(each.id for each in role)  # the endpoint runs with it to its end
         kind = "AWS::SageMaker::Model"
-        models = [Resource(f"Model{n}", kind, each, {}, after) for n, each in enumerate(names_of(cloud, "model", prefix(name)))]
+        models = [
+            Resource(f"Model{n}", kind, each, {}, after)
+            for n, each in enumerate(names_of(cloud, "model", prefix(name)))
+        ]
         needs = tuple(each.id for each in models)
         kind = "AWS::SageMaker::EndpointConfig"
-        configs = [Resource(f"Config{n}", kind, each, {}, needs) for n, each in enumerate(names_of(cloud, "endpoint_config", prefix(name)))]
+        configs = [
+            Resource(f"Config{n}", kind, each, {}, needs)
+            for n, each in enumerate(names_of(cloud, "endpoint_config", prefix(name)))
+        ]
         alarms = [
-            Resource(f"Alarm{n}", "AWS::CloudWatch::Alarm", each, {}) for n, each in enumerate(alarms_of(cloud, name, "EndpointName"))
+            Resource(f"Alarm{n}", "AWS::CloudWatch::Alarm", each, {})
+            for n, each in enumerate(alarms_of(cloud, name, "EndpointName"))
         ]
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         found = [*role, *models, *configs, *alarms]
         if endpoint is not None and endpoint.tags.get("tsx:name") == name:
             needs = tuple(each.id for each in (*configs, *alarms))
-            found += [Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {}, needs), *_scaling(cloud, name)]
+            found += [
+                Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {}, needs),
+                *_scaling(cloud, name),
+            ]
         return [*(objects_of(cloud, name, models) if purge else []), *found]
 
-    def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
-        """Configurations beyond the newest `keep`, models that no other configuration names, unwanted alarms and scaling."""
+    def obsolete(
+        self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]
+    ) -> list[Resource]:
+        """Configurations beyond the newest `keep`, models that no other configuration names,
+        unwanted alarms and scaling.
+        """
         names = {each.name for each in wanted}
         others = [each for each in self.versions(cloud, spec.name) if each.id not in names]
-        gone = {each.id for each in others[: -(spec.keep - 1) or None]}  # none is current by then: deletions come last
+        gone = {
+            each.id for each in others[: -(spec.keep - 1) or None]
+        }  # none is current by then: deletions come last
         belongings = self.belongings(cloud, spec.name)
         configs = [each for each in belongings if each.kind == "AWS::SageMaker::EndpointConfig"]
-        used = {model for each in configs if each.name not in gone for model in _models_of(cloud, each.name)} | names
-        models = [each for each in belongings if each.kind == "AWS::SageMaker::Model" and each.name not in used]
+        used = {
+            model
+            for each in configs
+            if each.name not in gone
+            for model in _models_of(cloud, each.name)
+        } | names
+        models = [
+            each
+            for each in belongings
+            if each.kind == "AWS::SageMaker::Model" and each.name not in used
+        ]
         beside = [each for each in belongings if each.kind in BESIDE and each.name not in names]
-        beside = [each for each in beside if "Scal" not in each.kind or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))]
+        beside = [
+            each
+            for each in beside
+            if "Scal" not in each.kind
+            or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))
+        ]
         return [*models, *(each for each in configs if each.name in gone), *beside]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
@@ -69,38 +105,68 @@ class SageMakerTarget:
         current = None if endpoint is None else endpoint.properties["EndpointConfigName"]
         with translated_errors(f"listing the configurations of {name}"):
             client = cloud.client("sagemaker")
-            found = [client.describe_endpoint_config(EndpointConfigName=each) for each in names_of(cloud, "endpoint_config", prefix(name))]
-            tags = [tag_map(client.list_tags(ResourceArn=each["EndpointConfigArn"])["Tags"]) for each in found]
+            found = [
+                client.describe_endpoint_config(EndpointConfigName=each)
+                for each in names_of(cloud, "endpoint_config", prefix(name))
+            ]
+            tags = [
+                tag_map(client.list_tags(ResourceArn=each["EndpointConfigArn"])["Tags"])
+                for each in found
+            ]
         pairs = sorted(zip(found, tags, strict=True), key=lambda pair: pair[0]["CreationTime"])
         return [
-            DeployedVersion(number, each["EndpointConfigName"], each["CreationTime"], own, each["EndpointConfigName"] == current)
+            DeployedVersion(
+                number,
+                each["EndpointConfigName"],
+                each["CreationTime"],
+                own,
+                each["EndpointConfigName"] == current,
+            )
             for number, (each, own) in enumerate(pairs, start=1)
         ]
 
     def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
-        """Raises CliError while SageMaker moves the endpoint elsewhere: when that is over, another version may be the one before."""
+        """Raises CliError while SageMaker moves the endpoint elsewhere: when that is over, another
+        version may be the one before.
+        """
         found = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
-        if found is not None and found.state == "changing" and found.outputs["pending"] != version.id:
+        if (
+            found is not None
+            and found.state == "changing"
+            and found.outputs["pending"] != version.id
+        ):
             raise CliError(
-                f"{name} is {found.outputs['status']}, and SageMaker accepts no changes until that ends; a canary goes back by itself "
-                "when an alarm goes off. `tsx deploy status` shows its progress: roll back after that"
+                f"{name} is {found.outputs['status']}, and SageMaker accepts no changes until that"
+                " ends; a canary goes back by itself when an alarm goes off. `tsx deploy status`"
+                " shows its progress: roll back after that"
             )
-        return [Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {"EndpointConfigName": version.id}, tags=version.tags)]
+        return [
+            Resource(
+                "Endpoint",
+                "AWS::SageMaker::Endpoint",
+                name,
+                {"EndpointConfigName": version.id},
+                tags=version.tags,
+            )
+        ]
 
     def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         if endpoint is None or endpoint.state != "changing":
             raise CliError(f"{name} has no canary: no traffic is being moved")
         raise CliError(
-            f"SageMaker moves the rest to the new version by itself, after the bake time, and accepts no changes until then ({name} is "
-            f"{endpoint.outputs['status']}); `tsx deploy status` shows its progress. To move all requests at once next time, omit --canary"
+            "SageMaker moves the rest to the new version by itself, after the bake time, and"
+            f" accepts no changes until then ({name} is {endpoint.outputs['status']}); `tsx deploy"
+            " status` shows its progress. To move all requests at once next time, omit --canary"
         )
 
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         if endpoint is None:
             return None
-        config = KINDS["AWS::SageMaker::EndpointConfig"].observe(cloud, endpoint.properties["EndpointConfigName"])
+        config = KINDS["AWS::SageMaker::EndpointConfig"].observe(
+            cloud, endpoint.properties["EndpointConfigName"]
+        )
         variants = [] if config is None else config.properties["ProductionVariants"]
         now = {each["VariantName"]: each for each in endpoint.outputs["variants"]}
         return {
@@ -108,32 +174,55 @@ class SageMakerTarget:
             "target": "sagemaker",
             "region": cloud.region,
             "status": endpoint.outputs["status"],
-            "reason": "" if endpoint.reason in CHANGING else endpoint.reason,  # a state on its way needs no diagnosis
+            "reason": (
+                "" if endpoint.reason in CHANGING else endpoint.reason
+            ),  # a state on its way needs no diagnosis
             "model": endpoint.tags.get("tsx:model"),
             "image": endpoint.tags.get("tsx:image-digest"),
             "configuration": endpoint.properties["EndpointConfigName"],
             "moving to": endpoint.outputs["pending"],
             "variants": [_variant(each, now.get(each["VariantName"], {})) for each in variants],
-            "alarms": {each: alarm_state(cloud, each) for each in alarms_of(cloud, name, "EndpointName")},
-            "scales": [each.name.split("|")[2] for each in _scaling(cloud, name) if "ScalableTarget" in each.kind],
+            "alarms": {
+                each: alarm_state(cloud, each) for each in alarms_of(cloud, name, "EndpointName")
+            },
+            "scales": [
+                each.name.split("|")[2]
+                for each in _scaling(cloud, name)
+                if "ScalableTarget" in each.kind
+            ],
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
         """What a request must name to reach the deployment."""
         return {"EndpointName": name}
 
-    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
+    def invoke(
+        self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None
+    ) -> Response:
         with translated_errors(f"asking {name}"):
-            given = {**self.address(cloud, name), "Body": body, "ContentType": content_type, **({"Accept": accept} if accept else {})}
+            given = {
+                **self.address(cloud, name),
+                "Body": body,
+                "ContentType": content_type,
+                **({"Accept": accept} if accept else {}),
+            }
             answer = cloud.client("sagemaker-runtime").invoke_endpoint(**given)
             return Response.whole(answer["Body"].read(), answer.get("ContentType"))
 
 
 def names_of(cloud: Cloud, what: str, beginning: str) -> list[str]:
-    """Of models or configurations that begin so: behind it there are eight digits of a hash, so that `tsx-a-` has none of `tsx-a-b-`."""
+    """Of models or configurations that begin so: behind it there are eight digits of a hash, so
+    that `tsx-a-` has none of `tsx-a-b-`.
+    """
     key = "".join(map(str.title, what.split("_")))
     own = re.compile(re.escape(beginning) + "[0-9a-f]{8}")
-    found = cloud.listed("sagemaker", f"list_{what}s", f"{key}s", f"listing what begins with {beginning}", NameContains=beginning)
+    found = cloud.listed(
+        "sagemaker",
+        f"list_{what}s",
+        f"{key}s",
+        f"listing what begins with {beginning}",
+        NameContains=beginning,
+    )
     return sorted(each[f"{key}Name"] for each in found if own.fullmatch(each[f"{key}Name"]))
 
 
@@ -146,24 +235,45 @@ def _models_of(cloud: Cloud, config: str) -> Iterator[str]:
 def _scaling(cloud: Cloud, name: str) -> list[Resource]:
     which = f"endpoint/{name}/variant/{VARIANT}"
     asked = {"ServiceNamespace": "sagemaker", "ResourceIds": [which]}
-    targets = cloud.call(SERVICE, "describe_scalable_targets", f"looking for what scales {name}", **asked)["ScalableTargets"]
+    targets = cloud.call(
+        SERVICE, "describe_scalable_targets", f"looking for what scales {name}", **asked
+    )["ScalableTargets"]
     places = [f"sagemaker|{which}|{each['ScalableDimension']}" for each in targets]
-    return [each for n, place in enumerate(places) for each in scaling_of(place, scaling_rule(name), ("Endpoint",), n)]
+    return [
+        each
+        for n, place in enumerate(places)
+        for each in scaling_of(place, scaling_rule(name), ("Endpoint",), n)
+    ]
 
 
 def objects_of(cloud: Cloud, name: str, models: Sequence[Resource]) -> list[Resource]:
     """All that was ever uploaded for it, also for versions that are not kept any more."""
-    bucket, own = own_bucket(cloud.account, cloud.region), re.compile(re.escape(uploads(name)) + "[0-9a-f]{16}/model.tar.gz")
+    bucket, own = (
+        own_bucket(cloud.account, cloud.region),
+        re.compile(re.escape(uploads(name)) + "[0-9a-f]{16}/model.tar.gz"),
+    )
     doing = f"listing s3://{bucket}/{uploads(name)}"
-    found = cloud.listed("s3", "list_objects_v2", "Contents", doing, Bucket=bucket, Prefix=uploads(name))
+    found = cloud.listed(
+        "s3", "list_objects_v2", "Contents", doing, Bucket=bucket, Prefix=uploads(name)
+    )
     urls = {f"{bucket}/{each['Key']}" for each in found if own.fullmatch(each["Key"])}
     for model in models:
         there = KINDS["AWS::SageMaker::Model"].observe(cloud, model.name)
         if there is not None:
             urls.add(there.properties["PrimaryContainer"]["ModelDataUrl"].removeprefix("s3://"))
-    return [Resource(f"ModelData{n}", "Tsx::S3::Object", url, {}) for n, url in enumerate(sorted(urls))]
+    return [
+        Resource(f"ModelData{n}", "Tsx::S3::Object", url, {}) for n, url in enumerate(sorted(urls))
+    ]
 
 
 def _variant(variant: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {key: variant[key] for key in ("VariantName", "ModelName", "InstanceType", "ServerlessConfig") if key in variant}
-    return shown | {key: now[key] for key in ("CurrentInstanceCount", "DesiredInstanceCount", "CurrentWeight") if key in now}
+    shown = {
+        key: variant[key]
+        for key in ("VariantName", "ModelName", "InstanceType", "ServerlessConfig")
+        if key in variant
+    }
+    return shown | {
+        key: now[key]
+        for key in ("CurrentInstanceCount", "DesiredInstanceCount", "CurrentWeight")
+        if key in now
+    }

@@ -1,4 +1,6 @@
-"""The ways in which a model is deployed to SageMaker: an endpoint of its own, a component, a model of a multi-model endpoint."""
+"""The ways in which a model is deployed to SageMaker: an endpoint of its own, a component, a model
+of a multi-model endpoint.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.sagemaker import components, kinds, multi_model
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.resources import resources as own_endpoint
-from tsx_cli.deploy.sagemaker.shared_endpoints import COMPONENTS, EndpointMembership, wanted_membership
+from tsx_cli.deploy.sagemaker.shared_endpoints import (
+    COMPONENTS,
+    EndpointMembership,
+    wanted_membership,
+)
 from tsx_cli.deploy.spec import DeploySpec
 
 KINDS: Mapping[str, ResourceKind] = {
@@ -26,10 +32,16 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     wanted_membership(spec)
     if own.component is not None:
         return components.resources(spec, facts)
-    return own_endpoint(spec, facts) if own.multi_model is None else multi_model.resources(spec, facts)
+    return (
+        own_endpoint(spec, facts) if own.multi_model is None else multi_model.resources(spec, facts)
+    )
 
 
 def target_of(member: EndpointMembership | None) -> SageMakerTarget:
     if member is None:
         return SageMakerTarget()
-    return components.ComponentTarget(member) if member.form == COMPONENTS else multi_model.MultiModelTarget(member)
+    return (
+        components.ComponentTarget(member)
+        if member.form == COMPONENTS
+        else multi_model.MultiModelTarget(member)
+    )

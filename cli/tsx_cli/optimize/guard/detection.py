@@ -1,7 +1,7 @@
 """The mean average precision of boxes, as COCO computes it.
 
-It is the mean of the precision at 101 points of recall, over IoU 0.5, 0.55, ..., 0.95 and over classes. A class without an object in the
-ground truth does not count: its recall is undefined.
+It is the mean of the precision at 101 points of recall, over IoU 0.5, 0.55, ..., 0.95 and over
+classes. A class without an object in the ground truth does not count: its recall is undefined.
 """
 
 from __future__ import annotations
@@ -21,23 +21,34 @@ Boxes = Mapping[str, Sequence[tuple[float, Box]]]  # label -> scores and boxes, 
 
 
 class Detections(NamedTuple):
-    """One image, by label: the number of objects, and the score of each detection with whether it matches at each IoU."""
+    """One image, by label: the number of objects, and the score of each detection with whether it
+    matches at each IoU.
+    """
 
     objects: Mapping[str, int]
     found: Mapping[str, Sequence[tuple[float, Sequence[bool]]]]
 
 
 def boxes_of(value: Any) -> Boxes:
-    """From [{"cat": [x0, y0, x1, y1], "score": 0.9}], as the handler object_detector answers; labels need no scores. Raises ValueError."""
+    """From [{"cat": [x0, y0, x1, y1], "score": 0.9}], as the handler object_detector answers;
+    labels need no scores. Raises ValueError.
+    """
     found: dict[str, list[tuple[float, Box]]] = defaultdict(list)
     if not isinstance(value, list):
         raise ValueError("it is not a list of boxes")
     for item in value:
-        named = [(label, box) for label, box in item.items() if label != "score"] if isinstance(item, dict) else []
+        named = (
+            [(label, box) for label, box in item.items() if label != "score"]
+            if isinstance(item, dict)
+            else []
+        )
         if len(named) != 1 or not isinstance(named[0][1], list) or len(named[0][1]) != 4:
             raise ValueError('a box is written {"cat": [x0, y0, x1, y1], "score": 0.9}')
         label, box = named[0]
-        if not all(type(number) in (int, float) and math.isfinite(number) for number in (*box, item.get("score", 1.0))):
+        if not all(
+            type(number) in (int, float) and math.isfinite(number)
+            for number in (*box, item.get("score", 1.0))
+        ):
             raise ValueError("a box or its score is not a number")
         found[label].append((item.get("score", 1.0), box))
     return {label: sorted(boxes, key=lambda each: -each[0]) for label, boxes in found.items()}
@@ -45,13 +56,18 @@ def boxes_of(value: Any) -> Boxes:
 
 def match(found: Boxes, truth: Boxes) -> Detections:
     counts = {label: len(boxes) for label, boxes in truth.items()}
-    return Detections(counts, {label: _matched(boxes[:MOST], truth.get(label, ())) for label, boxes in found.items()})
+    return Detections(
+        counts,
+        {label: _matched(boxes[:MOST], truth.get(label, ())) for label, boxes in found.items()},
+    )
 
 
 def perfect(truth: Boxes) -> Detections:
     """All objects, detected with higher scores than anything else."""
     counts = {label: len(boxes) for label, boxes in truth.items()}
-    return Detections(counts, {label: [(math.inf, _ALL)] * count for label, count in counts.items()})
+    return Detections(
+        counts, {label: [(math.inf, _ALL)] * count for label, count in counts.items()}
+    )
 
 
 def average_precision(images: Sequence[Detections]) -> Callable[[Sequence[int]], float]:
@@ -66,7 +82,9 @@ def average_precision(images: Sequence[Detections]) -> Callable[[Sequence[int]],
     classes = []
     for label, counts in objects.items():
         ordered = sorted(found[label])
-        hits_by_iou = Counter(tuple(hits[level] for _, _, hits in ordered) for level in range(len(THRESHOLDS)))  # most are alike
+        hits_by_iou = Counter(
+            tuple(hits[level] for _, _, hits in ordered) for level in range(len(THRESHOLDS))
+        )  # most are alike
         classes.append((counts, [row for _, row, _ in ordered], hits_by_iou))
 
     if not classes:
@@ -78,7 +96,10 @@ def average_precision(images: Sequence[Detections]) -> Callable[[Sequence[int]],
             total = sum(times[row] * count for row, count in counts)
             if total:
                 weights = [times[row] for row in rows]
-                precisions.append(sum(_precision(weights, hits, total) * of for hits, of in hits_by_iou.items()) / len(THRESHOLDS))
+                precisions.append(
+                    sum(_precision(weights, hits, total) * of for hits, of in hits_by_iou.items())
+                    / len(THRESHOLDS)
+                )
         return fmean(precisions) if precisions else 1.0
 
     return mean_over_classes
@@ -94,14 +115,18 @@ def _precision(weights: Sequence[int], hits: Sequence[bool], objects: int) -> fl
             points.append((right, right / seen))
     total, best, step = 0.0, 0.0, 100
     for right, precision in [*reversed(points), (0, 0.0)]:
-        while step >= 0 and step * objects > right * 100:  # this recall is only reached by the points after this one
+        while (
+            step >= 0 and step * objects > right * 100
+        ):  # this recall is only reached by the points after this one
             total += best
             step -= 1
         best = max(best, precision)
     return (total + best * (step + 1)) / 101
 
 
-def _matched(found: Sequence[tuple[float, Box]], truth: Sequence[tuple[float, Box]]) -> list[tuple[float, list[bool]]]:
+def _matched(
+    found: Sequence[tuple[float, Box]], truth: Sequence[tuple[float, Box]]
+) -> list[tuple[float, list[bool]]]:
     overlaps = [[_iou(box, other) for _, other in truth] for _, box in found]
     free = [set(range(len(truth))) for _ in THRESHOLDS]
     matched = []

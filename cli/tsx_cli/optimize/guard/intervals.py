@@ -19,12 +19,16 @@ _Z = NormalDist().inv_cdf(CONFIDENCE)
 
 
 def share_bound(count: int, rows: int) -> float:
-    """The share of all rows that differ, if `count` of `rows` do: the exact interval of Clopper and Pearson (1934)."""
+    """The share of all rows that differ, if `count` of `rows` do: the exact interval of Clopper and
+    Pearson (1934).
+    """
     if count >= rows:
         return 1.0
     if not count:
         return -math.expm1(math.log(1 - CONFIDENCE) / rows)
-    return _crossing(lambda share: _at_most(count, rows, share) - (1 - CONFIDENCE), count / rows, 1.0)
+    return _crossing(
+        lambda share: _at_most(count, rows, share) - (1 - CONFIDENCE), count / rows, 1.0
+    )
 
 
 def rows_for(share: float) -> int:
@@ -35,7 +39,8 @@ def rows_for(share: float) -> int:
 def net_bound(losses: int, gains: int, rows: int) -> float:
     """The share of rows that are lost minus the share that are gained.
 
-    Exact without gains; with them the score interval for paired proportions (Tango, Statistics in Medicine 17, 1998), in its notation.
+    Exact without gains; with them the score interval for paired proportions (Tango, Statistics in
+    Medicine 17, 1998), in its notation.
     """
     b, c, n = losses, gains, rows
     if not c:
@@ -55,26 +60,49 @@ def mean_bound(losses: Sequence[float]) -> float:
     if len(losses) < 2:
         return fmean(losses) + 1
     mean, spread, root = fmean(losses), stdev(losses), math.sqrt(len(losses))
-    return mean if not spread else _bound(mean, spread / root, max(LEAST_SKEWNESS, _skewness(losses)) / root, len(losses) - 1)
+    return (
+        mean
+        if not spread
+        else _bound(
+            mean, spread / root, max(LEAST_SKEWNESS, _skewness(losses)) / root, len(losses) - 1
+        )
+    )
 
 
 def resampled_bound(
-    loss: Callable[[Sequence[int]], float], rows: int, seed: int, clock: Callable[[], float] = time.monotonic
+    loss: Callable[[Sequence[int]], float],
+    rows: int,
+    seed: int,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[float, float]:
-    """(Loss, bound) of a metric of all rows together, by a bootstrap over rows. `loss` takes how many times each row counts."""
-    chance, ends, found, drawn = random.Random(seed), clock() + PATIENCE, loss([1] * rows), list[float]()
+    """(Loss, bound) of a metric of all rows together, by a bootstrap over rows.
+
+    `loss` takes how many times each row counts.
+    """
+    chance, ends, found, drawn = (
+        random.Random(seed),
+        clock() + PATIENCE,
+        loss([1] * rows),
+        list[float](),
+    )
     while len(drawn) < DRAWS and (len(drawn) < FEWEST_DRAWS or clock() < ends):
         counts = [0] * rows
         for row in chance.choices(range(rows), k=rows):
             counts[row] += 1
         drawn.append(loss(counts))
-    error = stdev(drawn) * math.sqrt(rows / max(1, rows - 1))  # resampled rows differ less than rows do
+    error = stdev(drawn) * math.sqrt(
+        rows / max(1, rows - 1)
+    )  # resampled rows differ less than rows do
     skewness = max(LEAST_SKEWNESS / math.sqrt(rows), _skewness(drawn))
-    return found, found if not error else _bound(found, error, skewness, max(1, min(rows, len(drawn)) - 1))
+    return found, (
+        found if not error else _bound(found, error, skewness, max(1, min(rows, len(drawn)) - 1))
+    )
 
 
 def _bound(loss: float, error: float, skewness: float, freedom: int) -> float:
-    """By Student's t, corrected for the skewness of the estimate (Hall, Annals of Statistics 16, 1988)."""
+    """By Student's t, corrected for the skewness of the estimate (Hall, Annals of Statistics 16,
+    1988).
+    """
     t = t_quantile(freedom, 2 * CONFIDENCE - 1)
     return loss + error * (t + skewness * (2 * t * t + 1) / 6)
 

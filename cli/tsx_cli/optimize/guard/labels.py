@@ -14,7 +14,10 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.optimize.guard.answers import best_labels, decode
 from tsx_runtime.plugins import ComparedAnswer
 
-_FORMATS = 'a .json object {"FILE": LABEL}, .jsonl lines {"file": "FILE", "label": LABEL}, a .csv of FILE,LABEL, or .jsonl labels in order'
+_FORMATS = (
+    'a .json object {"FILE": LABEL}, .jsonl lines {"file": "FILE", "label": LABEL}, a .csv of'
+    " FILE,LABEL, or .jsonl labels in order"
+)
 
 
 def read_labels(file: Path, payloads: Sequence[Payload]) -> list[Any]:
@@ -22,7 +25,9 @@ def read_labels(file: Path, payloads: Sequence[Payload]) -> list[Any]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"--labels {file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise CliError(
+            f"--labels {file} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     try:
         found = _parse(file.suffix, text)
     except (ValueError, RecursionError) as error:
@@ -30,7 +35,10 @@ def read_labels(file: Path, payloads: Sequence[Payload]) -> list[Any]:
     if isinstance(found, Mapping):
         return _by_name(file, found, payloads)
     if len(found) != len(payloads):
-        raise CliError(f"--labels {file} has {len(found)} labels in order for {len(payloads)} requests; give one for each request")
+        raise CliError(
+            f"--labels {file} has {len(found)} labels in order for {len(payloads)} requests; give"
+            " one for each request"
+        )
     return found
 
 
@@ -65,23 +73,39 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def _by_name(file: Path, labels: Mapping[str, Any], payloads: Sequence[Payload]) -> list[Any]:
     names = [payload.name for payload in payloads if payload.name is not None]
     if len(names) < len(payloads):
-        raise UsageError(f"--labels {file} names files, but the requests have no file names; give .jsonl labels in their order")
+        raise UsageError(
+            f"--labels {file} names files, but the requests have no file names; give .jsonl labels"
+            " in their order"
+        )
     short = [PurePosixPath(name).name for name in names]
     unique = len(set(short)) == len(short)
-    keys = [name if name in labels or not unique else last for name, last in zip(names, short, strict=True)]
+    keys = [
+        name if name in labels or not unique else last
+        for name, last in zip(names, short, strict=True)
+    ]
     missing = [name for name, key in zip(names, keys, strict=True) if key not in labels]
     if len(missing) == len(names) and labels:
-        raise CliError(f"--labels {file} has no label for any request: it names '{next(iter(labels))}', and a request is '{names[0]}'")
+        raise CliError(
+            f"--labels {file} has no label for any request: it names '{next(iter(labels))}', and a"
+            f" request is '{names[0]}'"
+        )
     if missing:
-        raise CliError(f"--labels {file} has no label for {len(missing)} of {len(names)} requests, such as '{missing[0]}'; add them")
+        raise CliError(
+            f"--labels {file} has no label for {len(missing)} of {len(names)} requests, such as"
+            f" '{missing[0]}'; add them"
+        )
     return [labels[key] for key in keys]
 
 
-def with_names(labels: Sequence[Any], reference: Sequence[ComparedAnswer], names: Mapping[str, str]) -> list[Any]:
+def with_names(
+    labels: Sequence[Any], reference: Sequence[ComparedAnswer], names: Mapping[str, str]
+) -> list[Any]:
     """Replace numbers of classes by their names, in the rows that the model answers with names."""
     named = list(labels)
     for row, answer in enumerate(reference):
         with suppress(ValueError):  # an answer that ranks nothing
-            if str(named[row]) not in names.values() and not best_labels(decode(answer)).isdisjoint(names.values()):
+            if str(named[row]) not in names.values() and not best_labels(decode(answer)).isdisjoint(
+                names.values()
+            ):
                 named[row] = names.get(str(named[row]), named[row])
     return named

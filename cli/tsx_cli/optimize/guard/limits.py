@@ -1,4 +1,6 @@
-"""Limits of the loss of accuracy: `top1>=-0.5%`, `cosine>=0.999`, `perplexity<=+1%`, or a tolerance of every number."""
+"""Limits of the loss of accuracy: `top1>=-0.5%`, `cosine>=0.999`, `perplexity<=+1%`, or a tolerance
+of every number.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,18 @@ from tsx_runtime.shared.suggestions import suggestion
 SCORES = ("top1", "top5", "map", "cosine", "exact")  # from 0 to 1
 METRICS = (*SCORES, "perplexity")
 _LIMIT = re.compile(r"\s*([A-Za-z_]\w*)\s*(>=|<=)\s*([+-]?)(\d+(?:\.\d+)?)\s*(%?)\s*")
-_EXAMPLES = "write a loss relative to the reference as top1>=-0.5% or perplexity<=+1%, a value as cosine>=0.999 or perplexity<=12.5"
+_EXAMPLES = (
+    "write a loss relative to the reference as top1>=-0.5% or perplexity<=+1%, a value as"
+    " cosine>=0.999 or perplexity<=12.5"
+)
 
 Custom = Callable[[list[Any], list[Any]], float]
 
 
 class Limit(NamedTuple):
-    """`amount` is the largest loss that is accepted (0.005), or, unless `relative`, the lowest value of the metric."""
+    """`amount` is the largest loss that is accepted (0.005), or, unless `relative`, the lowest
+    value of the metric.
+    """
 
     metric: str
     amount: float
@@ -32,8 +39,12 @@ class Limit(NamedTuple):
     tolerance: Compare | None = None  # only of the metric `tolerance`
 
 
-def parse_limits(max_loss: str | None = None, tolerance: str | None = None, custom: str | None = None) -> tuple[Limit, ...]:
-    """From --max-loss and --tolerance; `custom` is the name of the --metric. Empty if none is given. Raises UsageError."""
+def parse_limits(
+    max_loss: str | None = None, tolerance: str | None = None, custom: str | None = None
+) -> tuple[Limit, ...]:
+    """From --max-loss and --tolerance; `custom` is the name of the --metric. Empty if none is
+    given. Raises UsageError.
+    """
     limits = [_limit(part, custom) for part in max_loss.split(",")] if max_loss is not None else []
     for number, limit in enumerate(limits):
         if limit.metric in {other.metric for other in limits[:number]}:
@@ -47,48 +58,71 @@ def parse_limits(max_loss: str | None = None, tolerance: str | None = None, cust
 
 
 def load_metric(text: str) -> tuple[str, Custom]:
-    """(Name, function) of `--metric FILE.py:FUNCTION`. Runs the file in this process, with the rights of the user. Raises UsageError.
+    """(Name, function) of `--metric FILE.py:FUNCTION`.
 
-    FUNCTION(answers, labels) returns a number; more is better. Answers are decoded if they are JSON, else bytes. Without --labels, the
-    reference's answers are the labels.
+    Runs the file in this process, with the rights of the user. Raises UsageError.
+
+    FUNCTION(answers, labels) returns a number; more is better. Answers are decoded if they are
+    JSON, else bytes. Without --labels, the reference's answers are the labels.
     """
     file, _, name = text.rpartition(":")
     if not file.endswith(".py") or not name.isidentifier():
         raise UsageError(f"--metric {text}: write the file and the function, such as metrics.py:f1")
     if name in (*METRICS, "tolerance"):
-        raise UsageError(f"--metric {text}: {name} is a metric of tsx optimize; rename the function")
+        raise UsageError(
+            f"--metric {text}: {name} is a metric of tsx optimize; rename the function"
+        )
     if not Path(file).is_file():
         raise UsageError(f"--metric {text}: there is no file '{file}'")
     try:
         found = runpy.run_path(file)
     except Exception as error:  # whatever the user's file raises
-        raise UsageError(f"--metric {text}: {file} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UsageError(
+            f"--metric {text}: {file} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     function = found.get(name)
     if not callable(function):
-        raise UsageError(f"--metric {text}: {file} has no function '{name}'{suggestion(name, found)}")
+        raise UsageError(
+            f"--metric {text}: {file} has no function '{name}'{suggestion(name, found)}"
+        )
     return name, function
 
 
 def _limit(part: str, custom: str | None) -> Limit:
     found = _LIMIT.fullmatch(part)
     if found is None:
-        raise UsageError(f"--max-loss: '{part.strip()}' is not a limit; {_EXAMPLES}; separate several with commas")
+        raise UsageError(
+            f"--max-loss: '{part.strip()}' is not a limit; {_EXAMPLES}; separate several with"
+            " commas"
+        )
     name, sign, direction, number, percent = found.groups()
     known: Sequence[str] = METRICS if custom is None else (*METRICS, custom)
     if name not in known:
         all_known = f"there are {', '.join(known)}, or --metric FILE.py:FUNCTION"
-        raise UsageError(f"--max-loss: there is no metric '{name}'{suggestion(name, known)}; {all_known}")
+        raise UsageError(
+            f"--max-loss: there is no metric '{name}'{suggestion(name, known)}; {all_known}"
+        )
     text, less, value = "".join(found.groups()), name == "perplexity", float(number)
     if (sign == "<=") != less:
-        right = "less perplexity is better: write perplexity<=+1%" if less else f"more {name} is better: write {name}>=-0.5%"
+        right = (
+            "less perplexity is better: write perplexity<=+1%"
+            if less
+            else f"more {name} is better: write {name}>=-0.5%"
+        )
         raise UsageError(f"--max-loss: '{text}': {right}")
     if percent:
         if direction != ("+" if less else "-"):
             raise UsageError(f"--max-loss: '{text}' does not say whether it is a loss; {_EXAMPLES}")
         if not 0 < value < (math.inf if less else 100):
-            raise UsageError(f"--max-loss: '{text}': no number of rows shows a loss of {value:g} %; give more than 0 and less than 100")
+            raise UsageError(
+                f"--max-loss: '{text}': no number of rows shows a loss of {value:g} %; give more"
+                " than 0 and less than 100"
+            )
         return Limit(name, value / 100, True, text)
     value = -value if direction == "-" else value
     if not (value > 1 if less else name not in SCORES or 0 < value < 1):
-        raise UsageError(f"--max-loss: '{text}': give a value {'above 1' if less else 'between 0 and 1, as no rows show 1'}; {_EXAMPLES}")
+        raise UsageError(
+            f"--max-loss: '{text}': give a value"
+            f" {'above 1' if less else 'between 0 and 1, as no rows show 1'}; {_EXAMPLES}"
+        )
     return Limit(name, value, False, text)

@@ -16,46 +16,83 @@ from tsx_runtime.core.shadowing.comparison import Closeness, differing, same_exa
 
 Times = Sequence[int]  # how many times each row counts
 Score = Callable[[Times], float]
-GUESS = math.log(100_000)  # loss of a token without logits: all words of a large vocabulary are equally likely
+GUESS = math.log(
+    100_000
+)  # loss of a token without logits: all words of a large vocabulary are equally likely
 
 
 @dataclass(frozen=True)
 class GuardMetric:
-    """`row` scores an answer by the truth, or raises ValueError; then, and if the request fails, `missing` scores the row."""
+    """`row` scores an answer by the truth, or raises ValueError; then, and if the request fails,
+    `missing` scores the row.
+    """
 
-    kind: Literal["share", "mean", "corpus"]  # rows that are right; the mean of the rows' scores; one score of all rows
+    kind: Literal[
+        "share", "mean", "corpus"
+    ]  # rows that are right; the mean of the rows' scores; one score of all rows
     truth: Callable[[Any], Any]  # of the reference's answer
     row: Callable[[Any, Any], Any]
     of_label: Callable[[Any], Any] = lambda label: label
     missing: Callable[[Any], Any] = lambda _: 0.0
     best: Callable[[Any], Any] | None = lambda _: 1.0  # the highest score of a row
     score: Callable[[Sequence[Any]], Score] = lambda rows: lambda _: fmean(rows)
-    points: bool = True  # a score up to 1, whose loss is given in percentage points, else as a share of the reference's
+    # a score up to 1, whose loss is given in percentage points, else as a share of the reference's
+    points: bool = True
     less: bool = False  # less is better
-    whole: bool | None = True  # a row unlike those seen may be lost entirely (verdict.py); None: only if those seen do not differ
+    whole: bool | None = (
+        # a row unlike those seen may be lost entirely (verdict.py); None: only if those seen do not
+        # differ
+        True
+    )
 
 
 def metric_of(limit: Limit, custom: Custom | None) -> GuardMetric:
     if limit.tolerance is not None:
         how = limit.tolerance
-        near = Closeness(how.rtol or 0.0, how.atol or 0.0) if how.kind == "numeric" else same_exactly
-        return GuardMetric("share", _identity, lambda answer, truth: differing(truth, answer, near) is None)
+        near = (
+            Closeness(how.rtol or 0.0, how.atol or 0.0) if how.kind == "numeric" else same_exactly
+        )
+        return GuardMetric(
+            "share", _identity, lambda answer, truth: differing(truth, answer, near) is None
+        )
     if limit.metric in _METRICS:
         return _METRICS[limit.metric]
     assert custom is not None, "a limit of a custom metric comes with it"
     score = partial(_custom, limit.metric, custom)
-    return GuardMetric("corpus", _identity, lambda *pair: pair, missing=_identity, best=None, score=score, points=False, whole=None)
+    return GuardMetric(
+        "corpus",
+        _identity,
+        lambda *pair: pair,
+        missing=_identity,
+        best=None,
+        score=score,
+        points=False,
+        whole=None,
+    )
 
 
 def default_limits(values: Sequence[Any]) -> tuple[Limit, ...]:
-    """By the kind of the reference's answers. A cosine means nothing for a single number or for token ids."""
+    """By the kind of the reference's answers.
+
+    A cosine means nothing for a single number or for token ids.
+    """
     if any(values) and all(map(_is_boxes, values)):
         return parse_limits("map>=-0.5%")
     if all(map(answers.is_probabilities, values)):
         return parse_limits("top1>=-0.5%")
-    found = [answers.numbers(value)[0] for value in values if isinstance(value, dict | list | float)]
-    if len(found) == len(values) and all(found) and any(number % 1 for row in found for number in row):
-        return parse_limits("cosine>=0.999") if all(len(row) > 1 for row in found) else parse_limits(tolerance="rtol=1e-2,atol=1e-3")
+    found = [
+        answers.numbers(value)[0] for value in values if isinstance(value, dict | list | float)
+    ]
+    if (
+        len(found) == len(values)
+        and all(found)
+        and any(number % 1 for row in found for number in row)
+    ):
+        return (
+            parse_limits("cosine>=0.999")
+            if all(len(row) > 1 for row in found)
+            else parse_limits(tolerance="rtol=1e-2,atol=1e-3")
+        )
     return parse_limits("exact>=-0.5%")
 
 
@@ -89,12 +126,16 @@ def _cosine(answer: Any, truth: tuple[Sequence[float], Any]) -> float:
 def _likelihood(answer: Any, ids: Sequence[Any]) -> tuple[float, int]:
     """Negative log-likelihood of the tokens, and their number."""
     rows = answers.logits(answer)
-    if len(rows) != len(ids) or not all(type(token) is int and 0 <= token < len(rows[0]) for token in ids):
+    if len(rows) != len(ids) or not all(
+        type(token) is int and 0 <= token < len(rows[0]) for token in ids
+    ):
         raise ValueError("there is not one token of the vocabulary for each row of logits")
     lost = 0.0
     for row, token in zip(rows, ids, strict=True):
         largest = max(row)
-        lost += largest + math.log(math.fsum(math.exp(number - largest) for number in row)) - row[token]
+        lost += (
+            largest + math.log(math.fsum(math.exp(number - largest) for number in row)) - row[token]
+        )
     if not math.isfinite(lost):
         raise ValueError("there are logits that are not numbers")
     return lost, len(ids)
@@ -102,7 +143,10 @@ def _likelihood(answer: Any, ids: Sequence[Any]) -> tuple[float, int]:
 
 def _perplexity(rows: Sequence[tuple[float, int]]) -> Score:
     def score(times: Times) -> float:
-        lost, tokens = (math.fsum(count * row[part] for count, row in zip(times, rows, strict=True)) for part in (0, 1))
+        lost, tokens = (
+            math.fsum(count * row[part] for count, row in zip(times, rows, strict=True))
+            for part in (0, 1)
+        )
         return math.exp(min(lost / max(1.0, tokens), 700.0))
 
     return score
@@ -114,9 +158,14 @@ def _custom(name: str, function: Custom, rows: Sequence[tuple[Any, Any]]) -> Sco
         try:
             value = float(function([answer for answer, _ in drawn], [label for _, label in drawn]))
         except Exception as error:  # whatever the user's function raises
-            raise CliError(f"--metric: {name}(answers, labels) raised {type(error).__name__}: {error}") from error
+            raise CliError(
+                f"--metric: {name}(answers, labels) raised {type(error).__name__}: {error}"
+            ) from error
         if not math.isfinite(value):
-            raise CliError(f"--metric: {name}(answers, labels) returned {value}; it must return a finite number; more is better")
+            raise CliError(
+                f"--metric: {name}(answers, labels) returned {value}; it must return a finite"
+                " number; more is better"
+            )
         return value
 
     return score
@@ -127,13 +176,20 @@ def _best_tokens(value: Any) -> list[int]:
 
 
 def _ranked(count: int) -> GuardMetric:
-    return GuardMetric("share", answers.best_labels, partial(_in_best, count), of_label=lambda label: frozenset([str(label)]))
+    return GuardMetric(
+        "share",
+        answers.best_labels,
+        partial(_in_best, count),
+        of_label=lambda label: frozenset([str(label)]),
+    )
 
 
 _METRICS = {
     "top1": _ranked(1),
     "top5": _ranked(5),
-    "exact": GuardMetric("share", _identity, lambda answer, truth: differing(truth, answer, same_exactly) is None),
+    "exact": GuardMetric(
+        "share", _identity, lambda answer, truth: differing(truth, answer, same_exactly) is None
+    ),
     "cosine": GuardMetric("mean", answers.numbers, _cosine, of_label=answers.numbers, whole=False),
     "map": GuardMetric(
         "corpus",

@@ -1,8 +1,10 @@
-"""The accuracy guard: decides whether a form loses no more than the limit allows, with 95 % confidence.
+"""The accuracy guard: decides whether a form loses no more than the limit allows, with 95 %
+confidence.
 
-Later requests may be unlike all held-out rows: with 95 % confidence, at most a share of 1 - 0.05^(1/rows) of them is. Such a row counts as
-lost entirely by metrics of right and wrong rows, and as a loss of ten times the limit by others. So a limit of cosine needs 29 rows, even
-if all answers are equal.
+Later requests may be unlike all held-out rows: with 95 % confidence, at most a share of 1 -
+0.05^(1/rows) of them is. Such a row counts as lost entirely by metrics of right and wrong rows, and
+as a loss of ten times the limit by others. So a limit of cosine needs 29 rows, even if all answers
+are equal.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from typing import Any
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.guard.answers import decode
-from tsx_cli.optimize.guard.intervals import mean_bound, net_bound, resampled_bound, rows_for, share_bound
+from tsx_cli.optimize.guard.intervals import (
+    mean_bound,
+    net_bound,
+    resampled_bound,
+    rows_for,
+    share_bound,
+)
 from tsx_cli.optimize.guard.limits import Custom, Limit
 from tsx_cli.optimize.guard.metrics import default_limits, metric_of
 from tsx_cli.optimize.results import MANY, GuardVerdict
@@ -25,7 +33,8 @@ UNLIKE = 10.0  # times the accepted loss
 
 
 class FormGuard:
-    """Judges forms by the reference's answers for the held-out rows, and by labels if there are any.
+    """Judges forms by the reference's answers for the held-out rows, and by labels if there are
+    any.
 
     `reference` and `labels` are in the order of the rows; so are the answers of a form.
     """
@@ -42,7 +51,10 @@ class FormGuard:
         for answer in reference:
             if answer.status >= 400:
                 why = error_text(answer.body).rstrip(".")
-                raise CliError(f"the model as it is answers a row with {answer.status}: {why}. Correct the handler, or --input")
+                raise CliError(
+                    f"the model as it is answers a row with {answer.status}: {why}. Correct the"
+                    " handler, or --input"
+                )
         self._types = [answer.headers.get("content-type") for answer in reference]
         values = [decode(answer) for answer in reference]
         self.limits = tuple(limits) or default_limits(values)
@@ -63,26 +75,48 @@ class FormGuard:
         if len(answers) != len(self._types):
             raise ValueError(f"there are {len(answers)} answers for {len(self._types)} rows")
         failed = self._score(answers)
-        verdicts = [rule.judge(rows, failed) for rule, rows in zip(self._rules, self._columns(len(answers)), strict=True)]
+        verdicts = [
+            rule.judge(rows, failed)
+            for rule, rows in zip(self._rules, self._columns(len(answers)), strict=True)
+        ]
         verdict = min(verdicts, key=lambda each: each[0])[1]
         needed = [each.rows_needed for _, each in verdicts if each.rows_needed is not None]
-        return verdict if verdict.rows_needed is None else verdict.model_copy(update={"rows_needed": max(needed)})
+        return (
+            verdict
+            if verdict.rows_needed is None
+            else verdict.model_copy(update={"rows_needed": max(needed)})
+        )
 
     def keeps(self, answers: Sequence[ComparedAnswer]) -> bool:
-        """Whether these answers by themselves keep every limit, without confidence for other rows."""
+        """Whether these answers by themselves keep every limit, without confidence for other
+        rows.
+        """
         failed = self._score(answers)
         return not failed and all(
-            rule.point(rows) <= rule.allowed for rule, rows in zip(self._rules, self._columns(len(answers)), strict=True)
+            rule.point(rows) <= rule.allowed
+            for rule, rows in zip(self._rules, self._columns(len(answers)), strict=True)
         )
 
     def hopeless(self, answers: Sequence[ComparedAnswer]) -> str | None:
-        """Why a form with these answers for the first rows breaks a limit, whatever it answers for the others."""
+        """Why a form with these answers for the first rows breaks a limit, whatever it answers for
+        the others.
+        """
         failed = self._score(answers)
         columns = self._columns(len(answers))
-        return next((why for rule, rows in zip(self._rules, columns, strict=True) if (why := rule.hopeless(rows, failed))), None)
+        return next(
+            (
+                why
+                for rule, rows in zip(self._rules, columns, strict=True)
+                if (why := rule.hopeless(rows, failed))
+            ),
+            None,
+        )
 
     def _columns(self, count: int) -> list[list[Any]]:
-        return [[rows[number] for _, _, rows in self._scored[:count]] for number in range(len(self._rules))]
+        return [
+            [rows[number] for _, _, rows in self._scored[:count]]
+            for number in range(len(self._rules))
+        ]
 
     def _score(self, answers: Sequence[ComparedAnswer]) -> int:
         """The number of failures. Answers of the last call are not scored again."""
@@ -90,35 +124,77 @@ class FormGuard:
             if position < len(self._scored) and self._scored[position][0] is answer:
                 continue
             del self._scored[position:]
-            fails = answer.status >= 400 or answer.headers.get("content-type") != self._types[position]
+            fails = (
+                answer.status >= 400 or answer.headers.get("content-type") != self._types[position]
+            )
             value = None if fails else decode(answer)
-            self._scored.append((answer, fails, [rule.row(position, value, fails) for rule in self._rules]))
+            self._scored.append(
+                (answer, fails, [rule.row(position, value, fails) for rule in self._rules])
+            )
         return sum(fails for _, fails, _ in self._scored[: len(answers)])
 
 
 class _Rule:
-    """A limit, applied to the rows' scores. `allowed` is the largest loss; `room` is what the reference leaves of it."""
+    """A limit, applied to the rows' scores.
 
-    def __init__(self, limit: Limit, values: Sequence[Any], labels: Sequence[Any] | None, custom: Custom | None, seed: int) -> None:
-        self.limit, self.metric, self.seed, self.rows = limit, metric_of(limit, custom), seed, len(values)
+    `allowed` is the largest loss; `room` is what the reference leaves of it.
+    """
+
+    def __init__(
+        self,
+        limit: Limit,
+        values: Sequence[Any],
+        labels: Sequence[Any] | None,
+        custom: Custom | None,
+        seed: int,
+    ) -> None:
+        self.limit, self.metric, self.seed, self.rows = (
+            limit,
+            metric_of(limit, custom),
+            seed,
+            len(values),
+        )
         self.exact = limit.tolerance is not None  # no row may be lost
         self.agreement = labels is None or self.exact
-        truth, whose = (self.metric.truth, "an answer") if self.agreement else (self.metric.of_label, "a label or an answer")
+        truth, whose = (
+            (self.metric.truth, "an answer")
+            if self.agreement
+            else (self.metric.of_label, "a label or an answer")
+        )
         try:
-            self.truths = [truth(value) for value in (values if self.agreement or labels is None else labels)]
-            self.own = [self.metric.row(value, its) for value, its in zip(values, self.truths, strict=True)]
+            self.truths = [
+                truth(value) for value in (values if self.agreement or labels is None else labels)
+            ]
+            self.own = [
+                self.metric.row(value, its) for value, its in zip(values, self.truths, strict=True)
+            ]
         except ValueError as error:
-            raise CliError(f"{limit.metric} does not fit {whose} of the model as it is: {error}. Give another --max-loss") from error
+            raise CliError(
+                f"{limit.metric} does not fit {whose} of the model as it is: {error}. Give another"
+                " --max-loss"
+            ) from error
         self.base = self.own if limit.relative else [1.0] * self.rows
         self.score = self.metric.score(self.own)
         self.value = self.score([1] * self.rows)
-        self.allowed = limit.amount if limit.relative else 1 - limit.amount if self.metric.points else 0.0
+        self.allowed = (
+            limit.amount if limit.relative else 1 - limit.amount if self.metric.points else 0.0
+        )
         self.room = self.allowed - self._lost(self.value, self.value)
         if self.value <= 0 if self.metric.points else self.value == 0 and limit.relative:
-            why = self._unlike_labels(values[0], labels[0]) if labels and not self.agreement else "; correct --max-loss"
-            raise CliError(f"the model as it is has {limit.metric} {self.value:.5g}, so no loss can be measured{why}")
+            why = (
+                self._unlike_labels(values[0], labels[0])
+                if labels and not self.agreement
+                else "; correct --max-loss"
+            )
+            raise CliError(
+                f"the model as it is has {limit.metric} {self.value:.5g}, so no loss can be"
+                f" measured{why}"
+            )
         if self.room <= 0 and not self.exact:
-            raise CliError(f"the model as it is has {limit.metric} {self.value:.5g}: no form can keep {limit.text}; change --max-loss")
+            raise CliError(
+                f"the model as it is has {limit.metric} {self.value:.5g}: no form can keep"
+                f" {limit.text}; change --max-loss"
+            )
 
     def _unlike_labels(self, answer: Any, label: Any) -> str:
         best, its = self.metric.truth(answer), self.truths[0]
@@ -126,7 +202,10 @@ class _Rule:
             answer, label = (" or ".join(sorted(each)) for each in (best, its))
         else:
             answer, label = excerpt(answer), excerpt(label)
-        return f": for the first row the model says '{answer}', the file says '{label}'; correct --labels"
+        return (
+            f": for the first row the model says '{answer}', the file says '{label}'; correct"
+            " --labels"
+        )
 
     def row(self, position: int, value: Any, fails: bool) -> Any:
         truth = self.truths[position]
@@ -136,7 +215,9 @@ class _Rule:
             return self.metric.missing(truth)
 
     def judge(self, rows: Sequence[Any], failed: int) -> tuple[tuple[bool, float], GuardVerdict]:
-        """((Whether these rows keep the limit, what is left of it as a share of the room: below 0 where it is not proven), the verdict)."""
+        """((Whether these rows keep the limit, what is left of it as a share of the room: below 0
+        where it is not proven), the verdict).
+        """
         needed = None
         if failed and self.metric.best is None:
             value, loss, point, least = 0.0, 1.0, 1.0, 1.0
@@ -147,7 +228,11 @@ class _Rule:
             loss = self._change(self.value, value)
             if failed:
                 share = failed / self.rows
-                loss, point, bound = max(loss, share), max(point, share), max(bound, share_bound(failed, self.rows))
+                loss, point, bound = (
+                    max(loss, share),
+                    max(point, share),
+                    max(bound, share_bound(failed, self.rows)),
+                )
             least = max(bound, point + unlike * share_bound(0, self.rows))
             text = self._in_words(value, rows, failed)
             if point > self.allowed:
@@ -156,7 +241,11 @@ class _Rule:
                 text += f"; with 95 % confidence {self._sure(least)}"
             else:
                 needed, about = self._needed(point, bound, unlike, rows)
-                more = f"{about}{needed} rows, {needed - self.rows} more" if needed < MANY else "many millions of rows"
+                more = (
+                    f"{about}{needed} rows, {needed - self.rows} more"
+                    if needed < MANY
+                    else "many millions of rows"
+                )
                 text += f"; 95 % confidence of {self.limit.text} needs {more}"
         passed = (point if self.exact else least) <= self.allowed
         verdict = GuardVerdict(
@@ -171,12 +260,17 @@ class _Rule:
             rows_needed=needed,
             text=text,
         )
-        return (point <= self.allowed, 1.0 if self.exact else (self.allowed - least) / self.room), verdict
+        return (
+            point <= self.allowed,
+            1.0 if self.exact else (self.allowed - least) / self.room,
+        ), verdict
 
     def hopeless(self, rows: Sequence[Any], failed: int) -> str | None:
         """By the best that the other rows can give."""
         if self.metric.best is None:
-            return f"{failed} rows failed, which {self.limit.metric} cannot score" if failed else None
+            return (
+                f"{failed} rows failed, which {self.limit.metric} cannot score" if failed else None
+            )
         whole = [*rows, *map(self.metric.best, self.truths[len(rows) :])]
         if max(self.point(whole), failed / self.rows) <= self.allowed:
             return None
@@ -192,7 +286,10 @@ class _Rule:
             most, bound = self.room if self.metric.whole else 1 / UNLIKE, share_bound(0, self.rows)
         if bound <= most:
             return None
-        return f"{self.limit.text} needs at least {rows_for(most)} held-out rows to be shown with 95 % confidence; there are {self.rows}"
+        return (
+            f"{self.limit.text} needs at least {rows_for(most)} held-out rows to be shown with 95 %"
+            f" confidence; there are {self.rows}"
+        )
 
     def point(self, rows: Sequence[Any]) -> float:
         """The loss of these rows."""
@@ -212,17 +309,23 @@ class _Rule:
             point = bound = 0.0  # of any rows
         else:
             score = self.metric.score(rows)
-            point, bound = resampled_bound(lambda times: self._lost(self.score(times), score(times)), self.rows, self.seed)
+            point, bound = resampled_bound(
+                lambda times: self._lost(self.score(times), score(times)), self.rows, self.seed
+            )
         whole = bound <= point if self.metric.whole is None else self.metric.whole
         return point, bound, 1.0 if whole else UNLIKE * self.room
 
     def _pairs(self, rows: Sequence[Any]) -> tuple[int, int]:
         """How many rows are lost, and how many are gained."""
         pairs = list(zip(self.base, rows, strict=True))
-        return sum(bool(own) and not row for own, row in pairs), sum(bool(row) and not own for own, row in pairs)
+        return sum(bool(own) and not row for own, row in pairs), sum(
+            bool(row) and not own for own, row in pairs
+        )
 
     def _lost(self, own: float, value: float) -> float:
-        """What is compared with `allowed`: the change from the reference, from 1, or from the limit's value."""
+        """What is compared with `allowed`: the change from the reference, from 1, or from the
+        limit's value.
+        """
         if self.limit.relative:
             return self._change(own, value)
         return 1 - value if self.metric.points else self._change(self.limit.amount, value)
@@ -231,13 +334,17 @@ class _Rule:
         worse = value - own if self.metric.less else own - value
         return worse if self.metric.points else worse / (abs(own) or 1.0)
 
-    def _needed(self, point: float, bound: float, unlike: float, rows: Sequence[Any]) -> tuple[int, str]:
+    def _needed(
+        self, point: float, bound: float, unlike: float, rows: Sequence[Any]
+    ) -> tuple[int, str]:
         """How many rows would show the limit; "about ", unless that is certain."""
         if self.metric.kind == "share" and self._pairs(rows) == (0, 0):
             count, about = rows_for(self.allowed), ""
         else:
             left = max(self.allowed - point, 1e-9)
-            spread = math.ceil(self.rows * ((bound - point) / left) ** 2)  # the interval shrinks with the root of their number
+            spread = math.ceil(
+                self.rows * ((bound - point) / left) ** 2
+            )  # the interval shrinks with the root of their number
             count, about = max(spread, rows_for(min(left / unlike, 1.0)) if unlike else 0), "about "
         return max(count, self.rows + 1), about
 
@@ -246,17 +353,30 @@ class _Rule:
             return f"at most {_percent(bound)} of all rows differ more"
         if self.limit.relative:
             return f"the loss is at most {_percent(max(bound, 0.0))}"
-        scale, amount = (1.0, 1.0) if self.metric.points else (abs(self.limit.amount) or 1.0, self.limit.amount)
-        return f"it is at {'most' if self.metric.less else 'least'} {amount + (bound if self.metric.less else -bound) * scale:.5g}"
+        scale, amount = (
+            (1.0, 1.0) if self.metric.points else (abs(self.limit.amount) or 1.0, self.limit.amount)
+        )
+        return (
+            f"it is at {'most' if self.metric.less else 'least'}"
+            f" {amount + (bound if self.metric.less else -bound) * scale:.5g}"
+        )
 
     def _in_words(self, value: float, rows: Sequence[Any], failed: int) -> str:
         name = self.limit.text if self.exact else self.limit.metric
         if self.metric.kind == "share":
             verb = "holds for" if self.exact else "agreed on" if self.agreement else "is right on"
             text = f"{name} {verb} {sum(map(bool, rows))} of {len(rows)} rows"
-            text += "" if self.agreement else f", the reference on {sum(map(bool, self.own[: len(rows)]))}"
+            text += (
+                ""
+                if self.agreement
+                else f", the reference on {sum(map(bool, self.own[: len(rows)]))}"
+            )
         else:
-            own = "" if self.agreement and self.metric.points else f", of the reference {self.value:.5g}"
+            own = (
+                ""
+                if self.agreement and self.metric.points
+                else f", of the reference {self.value:.5g}"
+            )
             text = f"{name} is {value:.5g} on {len(rows)} rows{own}"
         return f"{text}; {failed} failed" if failed else text
 

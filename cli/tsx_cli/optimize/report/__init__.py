@@ -1,4 +1,6 @@
-"""The reports of `tsx optimize`: report.html, report.md, results.csv, results.json, and a table in the terminal."""
+"""The reports of `tsx optimize`: report.html, report.md, results.csv, results.json, and a table in
+the terminal.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,30 @@ from tsx_cli.common.output import milliseconds, one_line
 from tsx_cli.optimize.report.figures import charts, percent
 from tsx_cli.optimize.results import FormResult, OptimizeResults, SizeFigures
 
-BY_ITSELF = "Each form is judged by itself with 95 % confidence: of 20 that lose just more than that, about one passes by chance."
+BY_ITSELF = (
+    "Each form is judged by itself with 95 % confidence: of 20 that lose just more than that, about"
+    " one passes by chance."
+)
 FILES = (
-    "Speeds are times the reference's, with 95 % intervals; the loss is at most the second figure with 95 % confidence. "
-    "results.csv has a row for each form and batch size, results.json has everything."
+    "Speeds are times the reference's, with 95 % intervals; the loss is at most the second figure"
+    " with 95 % confidence. results.csv has a row for each form and batch size, results.json has"
+    " everything."
 )
 
 
 def write_report(results: OptimizeResults, directory: Path) -> list[Path]:
     """Write the files, each whole or as it was, and return their paths. Raises OSError."""
-    others = [[form.name, form.label, form.state, form.reason] for form in results.forms if not form.sizes]
+    others = [
+        [form.name, form.label, form.state, form.reason] for form in results.forms if not form.sizes
+    ]
     table = forms(results)
     report = ReportContent(
         command_name="tsx optimize",
         title=_title(results),
-        subtitle=f"tsx optimize, {shown.moment(results.started)}, on {facts.machine(results.environment)}; {results.limit}",
+        subtitle=(
+            f"tsx optimize, {shown.moment(results.started)}, on"
+            f" {facts.machine(results.environment)}; {results.limit}"
+        ),
         is_complete=results.complete,
         is_chosen=results.best is not None,
         heading=_heading(results),
@@ -36,20 +47,36 @@ def write_report(results: OptimizeResults, directory: Path) -> list[Path]:
         keys="" if results.best is None else f"forms: [{results.best}]",
         notes=results.notes,
         charts=charts(results),
-        tables=[table, ReportTable("Forms without figures", "", ("form", "in words", "state", NOTE), others, 3)],
+        tables=[
+            table,
+            ReportTable(
+                "Forms without figures", "", ("form", "in words", "state", NOTE), others, 3
+            ),
+        ],
         failures=[],
         facts=_facts(results),
         command=results.command,
         files_say=FILES,
     )
-    return render.write(report, list(_csv_rows(results)), results.model_dump_json(indent=1) + "\n", directory)
+    return render.write(
+        report, list(_csv_rows(results)), results.model_dump_json(indent=1) + "\n", directory
+    )
 
 
 def forms(results: OptimizeResults) -> ReportTable:
     """Return a row for the reference and each measured form, the fastest first."""
     measured = [results.reference, *(form for form in results.forms if form.sizes)]
     measured.sort(key=lambda form: -(1.0 if form is results.reference else form.speedup or 0.0))
-    head = ("form", *(f"batch {size}" for size in results.batch_sizes), "loss", "at most", "files", "memory", "load", NOTE)
+    head = (
+        "form",
+        *(f"batch {size}" for size in results.batch_sizes),
+        "loss",
+        "at most",
+        "files",
+        "memory",
+        "load",
+        NOTE,
+    )
     return ReportTable("Measured forms", "", head, [_row(form, results) for form in measured])
 
 
@@ -60,7 +87,11 @@ def _headline(table: ReportTable, results: OptimizeResults) -> list[tuple[str, s
 
 
 def _row(form: FormResult, results: OptimizeResults) -> list[str]:
-    sizes, guard, is_reference = {each.batch_size: each for each in form.sizes}, form.guard, form is results.reference
+    sizes, guard, is_reference = (
+        {each.batch_size: each for each in form.sizes},
+        form.guard,
+        form is results.reference,
+    )
     state = "best" if form.name == results.best else form.state
     return [
         form.name if is_reference else f"{form.name} ({state})",
@@ -77,7 +108,11 @@ def _row(form: FormResult, results: OptimizeResults) -> list[str]:
 def _speed(figures: SizeFigures | None, is_reference: bool) -> str:
     if figures is None:
         return ""
-    return milliseconds(figures.median_ms) if is_reference else f"{figures.ratio:.2f}x [{figures.low:.2f}, {figures.high:.2f}]"
+    return (
+        milliseconds(figures.median_ms)
+        if is_reference
+        else f"{figures.ratio:.2f}x [{figures.low:.2f}, {figures.high:.2f}]"
+    )
 
 
 def _csv_rows(results: OptimizeResults) -> Iterator[dict[str, Any]]:
@@ -85,12 +120,20 @@ def _csv_rows(results: OptimizeResults) -> Iterator[dict[str, Any]]:
     for form in (results.reference, *results.forms):
         row = form.model_dump(exclude={"sizes", "guard"})
         if form.guard is not None:
-            row |= {"metric": form.guard.metric, "loss": form.guard.loss, "loss_bound": form.guard.loss_bound}
+            row |= {
+                "metric": form.guard.metric,
+                "loss": form.guard.loss,
+                "loss_bound": form.guard.loss_bound,
+            }
         yield from [row | each.model_dump() for each in form.sizes] or [row]
 
 
 def _title(results: OptimizeResults) -> str:
-    return f"{results.model.name} {results.model.version}" if results.model.version else results.model.name
+    return (
+        f"{results.model.name} {results.model.version}"
+        if results.model.version
+        else results.model.name
+    )
 
 
 def _heading(results: OptimizeResults) -> str:
@@ -109,7 +152,13 @@ def _best_line(results: OptimizeResults) -> str:
 def _facts(results: OptimizeResults) -> list[tuple[str, str]]:
     return [
         ("accepted loss", f"{results.limit}. {BY_ITSELF}"),
-        ("rows", f"{results.calibration_rows} inputs calibrated forms, {results.held_out_rows} others tested them"),
+        (
+            "rows",
+            (
+                f"{results.calibration_rows} inputs calibrated forms, {results.held_out_rows}"
+                " others tested them"
+            ),
+        ),
         *facts.common_facts(results.model, results.environment, results.inputs),
         *((name, value) for name, value in facts.moments(results.started, results.ended) if value),
     ]
@@ -120,7 +169,8 @@ def show(results: OptimizeResults) -> None:
     table = forms(results)
     columns = len(table.head) - 1
     render.show(
-        table._replace(head=table.head[:columns], rows=[row[:columns] for row in table.rows]), f"{_title(results)}: {results.limit}"
+        table._replace(head=table.head[:columns], rows=[row[:columns] for row in table.rows]),
+        f"{_title(results)}: {results.limit}",
     )
     for form in results.forms:
         if form.reason:

@@ -9,7 +9,12 @@ from tsx_cli.optimize.results import FormResult, OptimizeResults
 
 GOOD = ("kept", "passed")
 STYLES = ("winner", "s2", "other", "baseline")
-NAMES = ("the best", "accurate and faster", "not accurate enough, not proven to be, or not faster", "the reference")
+NAMES = (
+    "the best",
+    "accurate and faster",
+    "not accurate enough, not proven to be, or not faster",
+    "the reference",
+)
 
 
 def charts(results: OptimizeResults) -> list[Chart]:
@@ -31,7 +36,12 @@ def charts(results: OptimizeResults) -> list[Chart]:
 
 
 def _pareto(
-    results: OptimizeResults, forms: Sequence[FormResult], title: str, label: str, height: Callable[[FormResult], float], says: str
+    results: OptimizeResults,
+    forms: Sequence[FormResult],
+    title: str,
+    label: str,
+    height: Callable[[FormResult], float],
+    says: str,
 ) -> Chart | None:
     if not forms:
         return None
@@ -40,10 +50,20 @@ def _pareto(
     for form in forms:
         groups[_style(form, results)].append(_mark(form, height(form)))
     marks = [mark for group in groups.values() for mark in group]
-    x = axis("times as fast as the reference", [mark.x for mark in marks], log=False, bars=[mark.across for mark in marks])
+    x = axis(
+        "times as fast as the reference",
+        [mark.x for mark in marks],
+        log=False,
+        bars=[mark.across for mark in marks],
+    )
     y = axis(label, [mark.y for mark in marks], log=False)
-    series = [Series(name, style, groups[style], joined=False) for style, name in zip(STYLES, NAMES, strict=True)]
-    legend = [LegendEntry(style, name) for style, name in zip(STYLES, NAMES, strict=True) if groups[style]]
+    series = [
+        Series(name, style, groups[style], joined=False)
+        for style, name in zip(STYLES, NAMES, strict=True)
+    ]
+    legend = [
+        LegendEntry(style, name) for style, name in zip(STYLES, NAMES, strict=True) if groups[style]
+    ]
     return Chart(
         title,
         f"{says} Hollow: the loss is not proven to be within the limit. Bars are 95 % intervals.",
@@ -60,9 +80,17 @@ def _style(form: FormResult, results: OptimizeResults) -> str:
 
 def _mark(form: FormResult, y: float) -> ChartMark:
     guard = form.guard
-    loss = "" if guard is None else f", loss {percent(guard.loss)} (at most {percent(guard.loss_bound)})"
+    loss = (
+        ""
+        if guard is None
+        else f", loss {percent(guard.loss)} (at most {percent(guard.loss_bound)})"
+    )
     hint = f"{form.name}: {form.speedup or 0:.2f} times as fast{loss}, {form.state}"
-    bar = None if form.speedup_low is None or form.speedup_high is None else Interval(form.speedup_low, form.speedup_high)
+    bar = (
+        None
+        if form.speedup_low is None or form.speedup_high is None
+        else Interval(form.speedup_low, form.speedup_high)
+    )
     return ChartMark(form.speedup or 0.0, y, hint, guard is None or not guard.passed, bar)
 
 

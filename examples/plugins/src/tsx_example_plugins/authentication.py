@@ -1,4 +1,5 @@
-"""Tokens that tell who asks and until when, signed with a secret that the server shares: `x-user-token: NAME.EXPIRES.SIGNATURE`.
+"""Tokens that tell who asks and until when, signed with a secret that the server shares:
+`x-user-token: NAME.EXPIRES.SIGNATURE`.
 
 The secret is in the environment variable EXAMPLE_TOKEN_SECRET. Only `admin` may manage models.
 """
@@ -26,7 +27,9 @@ def check(role: str, headers: Mapping[str, str]) -> None:
     if (
         not expires.isdecimal()
         or len(expires) > 20
-        or not hmac.compare_digest(token.encode(), sign(name, int(expires), os.environ["EXAMPLE_TOKEN_SECRET"]).encode())
+        or not hmac.compare_digest(
+            token.encode(), sign(name, int(expires), os.environ["EXAMPLE_TOKEN_SECRET"]).encode()
+        )
     ):
         raise Refused("The x-user-token is missing or wrong.")
     if int(expires) < time.time():

@@ -9,7 +9,9 @@ from tsx_runtime.plugins import ComparedAnswer
 ENOUGH = 0.9
 
 
-def nearly_the_same_text(request: bytes, answer: ComparedAnswer, shadow: ComparedAnswer) -> bool | str:
+def nearly_the_same_text(
+    request: bytes, answer: ComparedAnswer, shadow: ComparedAnswer
+) -> bool | str:
     first, second = (one.body.decode("utf-8", "replace").split() for one in (answer, shadow))
     alike = SequenceMatcher(None, first, second).ratio()
     return alike >= ENOUGH or f"only {alike:.0%} of the words agree"

@@ -1,4 +1,6 @@
-"""Sends every sample to a StatsD server as a gauge: one datagram a sample, to the host and port in EXAMPLE_STATSD (127.0.0.1:8125)."""
+"""Sends every sample to a StatsD server as a gauge: one datagram a sample, to the host and port in
+EXAMPLE_STATSD (127.0.0.1:8125).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`share://TEAM/FILE.mar`: archives on a network share, which is mounted where EXAMPLE_SHARE says."""
+"""`share://TEAM/FILE.mar`: archives on a network share, which is mounted where EXAMPLE_SHARE
+says.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`python -m tsx_client generate URL -o stubs.py`: what `tsx client generate` does, where tsx-serve is not installed."""
+"""`python -m tsx_client generate URL -o stubs.py`: what `tsx client generate` does, where tsx-serve
+is not installed.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,15 @@ from tsx_client.stubs import generate
 
 
 def main(argv: Sequence[str] | None = None) -> str | None:
-    parser = argparse.ArgumentParser("python -m tsx_client", description="Write Python that names a server's models, for editors and mypy.")
+    parser = argparse.ArgumentParser(
+        "python -m tsx_client",
+        description="Write Python that names a server's models, for editors and mypy.",
+    )
     parser.add_argument("command", choices=["generate"])
     parser.add_argument("url", help="address of predictions, such as http://127.0.0.1:8080")
-    parser.add_argument("-o", "--output", type=Path, help="file to write; standard output if not given")
+    parser.add_argument(
+        "-o", "--output", type=Path, help="file to write; standard output if not given"
+    )
     arguments = parser.parse_args(argv)
     try:
         with Client(arguments.url) as client:

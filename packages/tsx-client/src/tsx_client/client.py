@@ -1,7 +1,7 @@
 """The clients. What a call does is written once, as coroutines.
 
-`AsyncClient` awaits them. In `Client` nothing in them waits for an event loop: httpx and the clock block the thread, so that each coroutine
-runs to its end at once.
+`AsyncClient` awaits them. In `Client` nothing in them waits for an event loop: httpx and the clock
+block the thread, so that each coroutine runs to its end at once.
 """
 
 from __future__ import annotations
@@ -81,9 +81,12 @@ class Core:
         grpc: str | None = None,
         transport: Any = None,
     ) -> None:
-        """`token`: None is that of the environment variable TSX_INFERENCE_TOKEN. `timeout`: seconds for a whole call; None: any time.
-        `trace`: begin a trace with each call that is in none. `verify`: an `ssl.SSLContext` in place of what this machine trusts.
-        `grpc`: HOST:PORT, for predictions that are no tensors (`tsx-client[grpc]`). `transport`: one of httpx, in place of a network.
+        """`token`: None is that of the environment variable TSX_INFERENCE_TOKEN.
+
+        `timeout`: seconds for a whole call; None: any time.
+        `trace`: begin a trace with each call that is in none. `verify`: an `ssl.SSLContext` in
+        place of what this machine trusts. `grpc`: HOST:PORT, for predictions that are no tensors
+        (`tsx-client[grpc]`). `transport`: one of httpx, in place of a network.
         """
         if not url.startswith(("http://", "https://")):
             raise ClientError(f"The address {url!r} begins with neither http:// nor https://.")
@@ -94,10 +97,14 @@ class Core:
         self._signatures: dict[tuple[str, str | None], Signature] = {}
         kind: Any = httpx.AsyncClient if self._is_async else httpx.Client
         headers = {} if self.token is None else {"authorization": f"Bearer {self.token}"}
-        http = kind(base_url=self.url, headers=headers, timeout=None, verify=verify, transport=transport)
+        http = kind(
+            base_url=self.url, headers=headers, timeout=None, verify=verify, transport=transport
+        )
         self._http: Any = http if self._is_async else _Blocking(http)
         if grpc is not None:
-            self._http = extra("tsx_client.grpc", "tsx-client[grpc]").GrpcCalls(grpc, self._http, self.url, verify, is_async=self._is_async)
+            self._http = extra("tsx_client.grpc", "tsx-client[grpc]").GrpcCalls(
+                grpc, self._http, self.url, verify, is_async=self._is_async
+            )
 
     def openai(self, **options: Any) -> Any:
         """The package `openai`'s client of the same kind, for chat and embeddings."""
@@ -107,7 +114,9 @@ class Core:
 
     async def _predict(self, *call: Any) -> Any:
         response, deadline = await self._call(*call)
-        return decode(response.headers, b"".join([part async for part in _parts(response, deadline)]))
+        return decode(
+            response.headers, b"".join([part async for part in _parts(response, deadline)])
+        )
 
     async def _stream(self, *call: Any) -> AsyncGenerator[Piece, None]:
         response, deadline = await self._call(*call)
@@ -129,7 +138,13 @@ class Core:
         return list(map(str, names))
 
     async def _call(
-        self, model: str, payload: Any, version: Text, timeout: Seconds, headers: Headers, inputs: Mapping[str, Any]
+        self,
+        model: str,
+        payload: Any,
+        version: Text,
+        timeout: Seconds,
+        headers: Headers,
+        inputs: Mapping[str, Any],
     ) -> tuple[httpx.Response, Deadline]:
         deadline = Deadline(self.timeout if timeout is None else timeout)
         signature = Signature()
@@ -139,7 +154,12 @@ class Core:
             signature = await self._get(path, deadline, Signature.of) if known is None else known
             self._signatures[model, version] = signature
         content = encode(signature, payload, inputs)
-        return await self._exchange(lambda: self._request(model, version, content, headers or {}), deadline), deadline
+        return (
+            await self._exchange(
+                lambda: self._request(model, version, content, headers or {}), deadline
+            ),
+            deadline,
+        )
 
     async def _get(self, path: str, deadline: Deadline, read: Callable[[Any], ResultT]) -> ResultT:
         """Return what `read` makes of the server's JSON. Raises InvalidAnswer for another form."""
@@ -148,19 +168,34 @@ class Core:
         with reading(f"The answer to GET {path}"):
             return read(json.loads(body))
 
-    async def _exchange(self, new_request: Callable[[], httpx.Request], deadline: Deadline) -> httpx.Response:
-        return await exchange(new_request, self.retry, deadline, lambda request: self._http.send(request, stream=True), self._sleep)
+    async def _exchange(
+        self, new_request: Callable[[], httpx.Request], deadline: Deadline
+    ) -> httpx.Response:
+        return await exchange(
+            new_request,
+            self.retry,
+            deadline,
+            lambda request: self._http.send(request, stream=True),
+            self._sleep,
+        )
 
-    def _request(self, model: str, version: str | None, content: Content, headers: Mapping[str, str]) -> httpx.Request:
+    def _request(
+        self, model: str, version: str | None, content: Content, headers: Mapping[str, str]
+    ) -> httpx.Request:
         path, fields = _path("/predictions", model, "", version), {"body": content.body}
         body: dict[str, Any] = {"content": content.body}
         if content.infers:
             path = _path("/v2/models", model, "/versions", version) + "/infer"
         elif content.files is not None:
-            body, fields = {"files": content.files}, {name: value for name, (_, value, _) in content.files.items()}
+            body, fields = (
+                {"files": content.files},
+                {name: value for name, (_, value, _) in content.files.items()},
+            )
         own = {**content.headers, **self._trace_headers(), **headers}
         extensions = {} if content.infers else {"tsx": (model, version, fields)}  # for gRPC
-        request: httpx.Request = self._http.build_request("POST", path, headers=own, extensions=extensions, **body)
+        request: httpx.Request = self._http.build_request(
+            "POST", path, headers=own, extensions=extensions, **body
+        )
         return request
 
     def _trace_headers(self) -> dict[str, str]:
@@ -183,13 +218,32 @@ class Client(Core):
     _is_async = False
 
     def predict(
-        self, model: str, payload: Any = None, /, *, version: Text = None, timeout: Seconds = None, headers: Headers = None, **inputs: Any
+        self,
+        model: str,
+        payload: Any = None,
+        /,
+        *,
+        version: Text = None,
+        timeout: Seconds = None,
+        headers: Headers = None,
+        **inputs: Any,
     ) -> Any:
-        """The answer: values of JSON, text, bytes, or tensors by their names. `version` may be a label."""
+        """The answer: values of JSON, text, bytes, or tensors by their names.
+
+        `version` may be a label.
+        """
         return _run_blocking(self._predict(model, payload, version, timeout, headers, inputs))
 
     def stream(
-        self, model: str, payload: Any = None, /, *, version: Text = None, timeout: Seconds = None, headers: Headers = None, **inputs: Any
+        self,
+        model: str,
+        payload: Any = None,
+        /,
+        *,
+        version: Text = None,
+        timeout: Seconds = None,
+        headers: Headers = None,
+        **inputs: Any,
     ) -> Iterator[Piece]:
         """The pieces of the answer as they come. Closing the iterator cancels the request."""
         pieces = self._stream(model, payload, version, timeout, headers, inputs)
@@ -228,13 +282,29 @@ class AsyncClient(Core):
     _sleep = staticmethod(anyio.sleep)
 
     async def predict(
-        self, model: str, payload: Any = None, /, *, version: Text = None, timeout: Seconds = None, headers: Headers = None, **inputs: Any
+        self,
+        model: str,
+        payload: Any = None,
+        /,
+        *,
+        version: Text = None,
+        timeout: Seconds = None,
+        headers: Headers = None,
+        **inputs: Any,
     ) -> Any:
         """As `Client.predict`."""
         return await self._predict(model, payload, version, timeout, headers, inputs)
 
     def stream(
-        self, model: str, payload: Any = None, /, *, version: Text = None, timeout: Seconds = None, headers: Headers = None, **inputs: Any
+        self,
+        model: str,
+        payload: Any = None,
+        /,
+        *,
+        version: Text = None,
+        timeout: Seconds = None,
+        headers: Headers = None,
+        **inputs: Any,
     ) -> AsyncIterator[Piece]:
         """As `Client.stream`."""
         return self._stream(model, payload, version, timeout, headers, inputs)
@@ -290,11 +360,15 @@ def _run_blocking(work: Awaitable[ResultT]) -> ResultT:
     except StopIteration as end:
         result: ResultT = end.value
         return result
-    raise RuntimeError("A blocking client cannot wait for an event loop; give it a transport that blocks.")
+    raise RuntimeError(
+        "A blocking client cannot wait for an event loop; give it a transport that blocks."
+    )
 
 
 def _path(prefix: str, model: str, between: str, version: str | None) -> str:
-    return f"{prefix}/{quote(model, safe='')}" + ("" if version is None else f"{between}/{quote(version, safe='')}")
+    return f"{prefix}/{quote(model, safe='')}" + (
+        "" if version is None else f"{between}/{quote(version, safe='')}"
+    )
 
 
 async def _parts(response: httpx.Response, deadline: Deadline) -> AsyncGenerator[bytes, None]:

@@ -55,7 +55,9 @@ class RequestFailed(ClientError):
         self.request_id = headers.get("x-request-id")
         self.retry_after = _seconds(headers.get("retry-after"))
         self.type, self.message = words_of(body)
-        super().__init__(f"{self.message} (status {status}, request {self.request_id or 'without an id'})")
+        super().__init__(
+            f"{self.message} (status {status}, request {self.request_id or 'without an id'})"
+        )
 
 
 class InvalidRequest(RequestFailed): ...
@@ -78,7 +80,15 @@ def reading(what: str) -> Iterator[None]:
     """Turn what a broken answer raises into InvalidAnswer."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, struct.error) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        struct.error,
+    ) as error:
         raise InvalidAnswer(f"{what} cannot be read ({type(error).__name__}: {error})") from error
 
 
@@ -93,10 +103,14 @@ def extra(module: str, install: str) -> Any:
 def failure(status: int, headers: Mapping[str, str], body: bytes) -> RequestFailed:
     if b"InvalidKeyException" in body[:200]:
         return AccessDenied(status, headers, body)
-    if b"InternalServerException" in body[:200]:  # also with 503, for a handler that failed (`handler_error_status`), and that has run
+    if (
+        b"InternalServerException" in body[:200]
+    ):  # also with 503, for a handler that failed (`handler_error_status`), and that has run
         return ServerError(status, headers, body)
     kinds = {401: AccessDenied, 403: AccessDenied, 404: NotFound, 429: Overloaded, 503: Overloaded}
-    kind: type[RequestFailed] = kinds.get(status) or (InvalidRequest if status < 500 else ServerError)
+    kind: type[RequestFailed] = kinds.get(status) or (
+        InvalidRequest if status < 500 else ServerError
+    )
     return kind(status, headers, body)
 
 
@@ -115,6 +129,13 @@ def _seconds(value: str | None) -> float | None:
     if value is None:
         return None
     try:
-        return max(0.0, float(value) if value.strip().isdigit() else parsedate_to_datetime(value).timestamp() - time())
+        return max(
+            0.0,
+            (
+                float(value)
+                if value.strip().isdigit()
+                else parsedate_to_datetime(value).timestamp() - time()
+            ),
+        )
     except (ValueError, TypeError):
         return None

@@ -17,17 +17,23 @@ LONGEST = 86_400_000  # ms that a server takes
 
 @dataclass(frozen=True)
 class Retry:
-    """Repeats what the server has refused (429 and 503 with Retry-After) or has never seen, and nothing that may have run."""
+    """Repeats what the server has refused (429 and 503 with Retry-After) or has never seen, and
+    nothing that may have run.
+    """
 
     attempts: int = 4
-    backoff: float = 0.1  # seconds before the second attempt; twice as long before each further one, and as much again by chance
+    # seconds before the second attempt; twice as long before each further one, and as much again by
+    # chance
+    backoff: float = 0.1
     longest: float = 30.0  # seconds of a Retry-After that are waited for
 
     def wait(self, error: ClientError, attempt: int) -> float | None:
         """Seconds before the next attempt, behind so many; None: there is none."""
         asked = 0.0 if isinstance(error, ConnectionFailed) and error.before_request else None
         if isinstance(error, Overloaded):
-            asked = error.retry_after  # which is not there where the request may have run, as of a handler's own 503
+            asked = (
+                error.retry_after
+            )  # which is not there where the request may have run, as of a handler's own 503
         if asked is None or attempt >= self.attempts or asked > self.longest:
             return None
         return asked + self.backoff * 2.0 ** (attempt - 1) * (1 + random.random())
@@ -66,8 +72,12 @@ async def exchange(
         attempt += 1
         request, left, cause = new_request(), deadline.left(), None
         if left is not None:
-            request.headers["x-tsx-timeout-ms"] = str(min(ceil(left * 1000), LONGEST))  # not before `deadline` has passed
-            request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), left)
+            request.headers["x-tsx-timeout-ms"] = str(
+                min(ceil(left * 1000), LONGEST)
+            )  # not before `deadline` has passed
+            request.extensions["timeout"] = dict.fromkeys(
+                ("connect", "read", "write", "pool"), left
+            )
         try:
             response = await send(request)
             if response.is_success:

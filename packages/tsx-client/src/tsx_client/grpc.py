@@ -1,4 +1,6 @@
-"""Predictions by gRPC, as requests and answers of httpx: retries, deadlines, errors and streams are those of HTTP."""
+"""Predictions by gRPC, as requests and answers of httpx: retries, deadlines, errors and streams are
+those of HTTP.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,46 @@ STATUSES = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-_NOT_SENT = re.compile("failed to connect|resolution failed", re.IGNORECASE)  # in its words for UNAVAILABLE; else it may have run
-_OWN = {"host", "content-length", "content-type", "connection", "accept", "accept-encoding", "user-agent"}  # of HTTP
+_NOT_SENT = re.compile(
+    "failed to connect|resolution failed", re.IGNORECASE
+)  # in its words for UNAVAILABLE; else it may have run
+_OWN = {
+    "host",
+    "content-length",
+    "content-type",
+    "connection",
+    "accept",
+    "accept-encoding",
+    "user-agent",
+}  # of HTTP
 
 
 class GrpcCalls:
-    """Sends predictions by gRPC, encrypted where the URL is https, and everything else by `http`."""
+    """Sends predictions by gRPC, encrypted where the URL is https, and everything else by
+    `http`.
+    """
 
-    def __init__(self, target: str, http: Any, url: str, verify: ssl.SSLContext | bool, *, is_async: bool) -> None:
+    def __init__(
+        self, target: str, http: Any, url: str, verify: ssl.SSLContext | bool, *, is_async: bool
+    ) -> None:
         self._http, self.build_request, self._is_async = http, http.build_request, is_async
         kind: Any = grpc.aio if is_async else grpc
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         if url.startswith("https:"):
             roots = None
-            if isinstance(verify, ssl.SSLContext):  # gRPC takes files of certificates, and no context
-                roots = "".join(ssl.DER_cert_to_PEM_cert(each) for each in verify.get_ca_certs(binary_form=True)).encode() or None
-            self._channel = kind.secure_channel(target, grpc.ssl_channel_credentials(roots), options)
+            if isinstance(
+                verify, ssl.SSLContext
+            ):  # gRPC takes files of certificates, and no context
+                roots = (
+                    "".join(
+                        ssl.DER_cert_to_PEM_cert(each)
+                        for each in verify.get_ca_certs(binary_form=True)
+                    ).encode()
+                    or None
+                )
+            self._channel = kind.secure_channel(
+                target, grpc.ssl_channel_credentials(roots), options
+            )
         else:
             self._channel = kind.insecure_channel(target, options)
         self._begin = self._channel.unary_stream(METHOD)
@@ -56,7 +82,12 @@ class GrpcCalls:
         except grpc.RpcError as error:
             return _failure(error, request)
         text = headers.get("x-http-status", "200")[:3]
-        return httpx.Response(int(text) if text.isdecimal() else 502, headers=headers, stream=_Messages(first, call), request=request)
+        return httpx.Response(
+            int(text) if text.isdecimal() else 502,
+            headers=headers,
+            stream=_Messages(first, call),
+            request=request,
+        )
 
     async def aclose(self) -> None:
         closing = self._channel.close()
@@ -85,13 +116,19 @@ class _Messages(httpx.AsyncByteStream):
 
 
 async def _next(call: Any) -> bytes | None:
-    message = await call.read() if hasattr(call, "read") else next(call, None)  # `read` is that of grpc.aio
+    message = (
+        await call.read() if hasattr(call, "read") else next(call, None)
+    )  # `read` is that of grpc.aio
     return None if message is grpc.aio.EOF else message
 
 
 def _message(name: str, version: str | None, fields: dict[str, bytes]) -> bytes:
-    """A `PredictionsRequest`: the model's name is field 1, its version field 2, and field 3 a map of names to bytes."""
-    inputs = b"".join(_field(3, _field(1, key.encode()) + _field(2, value)) for key, value in fields.items())
+    """A `PredictionsRequest`: the model's name is field 1, its version field 2, and field 3 a map
+    of names to bytes.
+    """
+    inputs = b"".join(
+        _field(3, _field(1, key.encode()) + _field(2, value)) for key, value in fields.items()
+    )
     return _field(1, name.encode()) + (_field(2, version.encode()) if version else b"") + inputs
 
 
@@ -122,10 +159,16 @@ def _failure(error: Any, request: httpx.Request) -> httpx.Response:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise httpx.ReadTimeout(why, request=request)
         if code is grpc.StatusCode.UNAVAILABLE:
-            raise (httpx.ConnectError if _NOT_SENT.search(why) else httpx.ReadError)(why, request=request)
+            raise (httpx.ConnectError if _NOT_SENT.search(why) else httpx.ReadError)(
+                why, request=request
+            )
     type = kind.rpartition(".")[2]
-    status = 404 if type.endswith("NotFoundException") else STATUSES.get(code, 500)  # TorchServe's own status is INTERNAL
+    status = (
+        404 if type.endswith("NotFoundException") else STATUSES.get(code, 500)
+    )  # TorchServe's own status is INTERNAL
     if type == "ServiceUnavailableException":
         status = 503
     body = json.dumps({"code": status, "type": type, "message": message or kind})
-    return httpx.Response(status, headers=_headers(error.trailing_metadata()), content=body, request=request)
+    return httpx.Response(
+        status, headers=_headers(error.trailing_metadata()), content=body, request=request
+    )

@@ -35,7 +35,9 @@ class Pieces:
     def __init__(self, content_type: str) -> None:
         self._is_events = content_type.startswith("text/event-stream")
         is_text = content_type.startswith("text/")
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if is_text else None  # a piece may end within a character
+        self._decoder = (
+            codecs.getincrementaldecoder("utf-8")("replace") if is_text else None
+        )  # a piece may end within a character
         self._rest = ""
         self._done = False  # OpenAI's last event has come
 
@@ -45,7 +47,9 @@ class Pieces:
             piece = data if self._decoder is None else self._decoder.decode(data, last)
             yield from [piece] if piece else []
             return
-        text = self._rest + self._decoder.decode(data, last) + ("\n\n" if last else "")  # many servers leave out the last empty line
+        text = (
+            self._rest + self._decoder.decode(data, last) + ("\n\n" if last else "")
+        )  # many servers leave out the last empty line
         *blocks, self._rest = _EVENT_END.split(text)
         for event in filter(None, map(_event, blocks)):
             self._done = self._done or event.data == "[DONE]"
@@ -72,4 +76,6 @@ def _event(block: str) -> Event | None:
         fields.setdefault(name, []).append(value.removeprefix(" "))
     if "data" not in fields:
         return None
-    return Event("\n".join(fields["data"]), fields.get("event", ["message"])[-1], fields.get("id", [""])[-1])
+    return Event(
+        "\n".join(fields["data"]), fields.get("event", ["message"])[-1], fields.get("id", [""])[-1]
+    )

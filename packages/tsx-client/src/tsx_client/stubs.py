@@ -55,7 +55,10 @@ class {prefix}Client(tsx_client.{prefix}Client):
         models: {prefix}Models
 """
 TYPES = {"text": "str", "image": "FileInput", "file": "FileInput", "json": "Any"}
-OPTIONS = "version: str | None = None, timeout: float | None = None, headers: dict[str, str] | None = None"
+OPTIONS = (
+    "version: str | None = None, timeout: float | None = None, headers: dict[str, str] | None ="
+    " None"
+)
 TAKEN = {"self", "version", "timeout", "headers"}  # arguments of `predict` beside a model's inputs
 
 
@@ -101,7 +104,9 @@ def _class_names(models: Iterable[str]) -> dict[str, str]:
 
 
 def _described(signature: Signature) -> str:
-    return "".join(f" {name}: {kind} of shape {shape}." for name, (kind, shape) in signature.tensors.items())
+    return "".join(
+        f" {name}: {kind} of shape {shape}." for name, (kind, shape) in signature.tensors.items()
+    )
 
 
 def _arguments(signature: Signature) -> str:

@@ -30,7 +30,9 @@ class ModelArchiverConfig:
     @classmethod
     def from_args(cls, args: Namespace) -> ModelArchiverConfig:
         """From parsed arguments; what they lack keeps its default."""
-        given = {item.name: getattr(args, item.name) for item in fields(cls) if hasattr(args, item.name)}
+        given = {
+            item.name: getattr(args, item.name) for item in fields(cls) if hasattr(args, item.name)
+        }
         return cls(**given)
 
     def spec(self, manifest: str | None = None) -> ArchiveSpec:

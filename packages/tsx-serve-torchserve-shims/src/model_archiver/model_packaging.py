@@ -16,7 +16,9 @@ _log = logging.getLogger(__name__)
 
 def package_model(config: ModelArchiverConfig | Namespace, manifest: str | None = None) -> None:
     """Pack; `manifest`, as JSON, is kept where it says more than the arguments do."""
-    complete = config if isinstance(config, ModelArchiverConfig) else ModelArchiverConfig.from_args(config)
+    complete = (
+        config if isinstance(config, ModelArchiverConfig) else ModelArchiverConfig.from_args(config)
+    )
     write_archive(
         complete.spec(manifest),
         Path(complete.export_path or "."),

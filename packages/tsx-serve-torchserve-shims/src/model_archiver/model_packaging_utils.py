@@ -1,4 +1,6 @@
-"""`ModelExportUtils.generate_manifest_json`, and constants, for scripts that call `package_model`."""
+"""`ModelExportUtils.generate_manifest_json`, and constants, for scripts that call
+`package_model`.
+"""
 
 from __future__ import annotations
 
@@ -31,5 +33,7 @@ _log = logging.getLogger(__name__)
 class ModelExportUtils:
     @staticmethod
     def generate_manifest_json(args: ModelArchiverConfig | Namespace) -> str:
-        config = args if isinstance(args, ModelArchiverConfig) else ModelArchiverConfig.from_args(args)
+        config = (
+            args if isinstance(args, ModelArchiverConfig) else ModelArchiverConfig.from_args(args)
+        )
         return json.dumps(plan_archive(config.spec(), warn=_log.warning).manifest, indent=2)

@@ -1,4 +1,6 @@
-"""TorchServe's package `ts` outside of workers: `ts.launcher`, and all that a handler may import, so that it can be tested."""
+"""TorchServe's package `ts` outside of workers: `ts.launcher`, and all that a handler may import,
+so that it can be tested.
+"""
 
 import sys
 

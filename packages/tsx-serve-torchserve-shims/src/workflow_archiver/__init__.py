@@ -1,4 +1,6 @@
-"""The import surface of TorchServe's `workflow_archiver`, for scripts that pack workflows from Python."""
+"""The import surface of TorchServe's `workflow_archiver`, for scripts that pack workflows from
+Python.
+"""
 
 from workflow_archiver.version import __version__
 

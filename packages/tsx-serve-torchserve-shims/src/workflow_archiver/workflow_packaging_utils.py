@@ -17,4 +17,6 @@ _log = logging.getLogger(__name__)
 class WorkflowExportUtils:
     @staticmethod
     def generate_manifest_json(args: Namespace) -> str:
-        return json.dumps(plan_workflow(command.spec_of(args), warn=_log.warning).manifest, indent=2)
+        return json.dumps(
+            plan_workflow(command.spec_of(args), warn=_log.warning).manifest, indent=2
+        )

@@ -1,8 +1,11 @@
-"""Authorization: bearer tokens, and, on loopback, no web page of another site. Pure functions of a request's headers.
+"""Authorization: bearer tokens, and, on loopback, no web page of another site.
 
-A browser sends a request to 127.0.0.1 for any page that asks it to, so a server on loopback is open to every page its
-user visits. Such a request names a foreign `Host` (a rebound name) or a foreign `Origin`, and is refused. One that a browser marks with
-`Sec-Fetch-Site: cross-site`, as it does for images and forms without an `Origin` too, runs no handler on any address.
+Pure functions of a request's headers.
+
+A browser sends a request to 127.0.0.1 for any page that asks it to, so a server on loopback is open
+to every page its user visits. Such a request names a foreign `Host` (a rebound name) or a foreign
+`Origin`, and is refused. One that a browser marks with `Sec-Fetch-Site: cross-site`, as it does for
+images and forms without an `Origin` too, runs no handler on any address.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ class Guard(NamedTuple):
     role: str = ""
     plugins: tuple[Authenticate, ...] = ()  # called once all of this is right
     also: BearerToken | None = None  # another token that is right
-    same_site: bool = False  # refuse what a browser sends for a page of another site, unless that page's origin may call
+    # refuse what a browser sends for a page of another site, unless that page's origin may call
+    same_site: bool = False
 
     def check(self, headers: Iterable[Pair]) -> None:
         authorization = origin = b""
@@ -52,7 +56,11 @@ class Guard(NamedTuple):
                 raise self._foreign("Host", value)
         if cross_site and self.same_site and not (origin and self._may_call(origin)):
             raise self._foreign("Sec-Fetch-Site", b"cross-site")
-        if self.key is not None and not self.key.is_right(authorization) and not (self.also and self.also.is_right(authorization)):
+        if (
+            self.key is not None
+            and not self.key.is_right(authorization)
+            and not (self.also and self.also.is_right(authorization))
+        ):
             if authorization and (caller := calling.get()) is not None:
                 caller.count_failure()
             text = f"{self.failed}. Send the header 'Authorization: Bearer <token>'."
@@ -61,7 +69,11 @@ class Guard(NamedTuple):
             _ask_plugins(self.plugins, self.role, headers)
 
     def check_socket(self, headers: Iterable[Pair]) -> None:
-        """Of a WebSocket. A browser lets any page open one and read it, so where no token is needed its page's origin decides."""
+        """Of a WebSocket.
+
+        A browser lets any page open one and read it, so where no token is needed its page's origin
+        decides.
+        """
         self.check(headers)
         named = dict(headers)
         origin = named.get(b"origin")
@@ -74,27 +86,38 @@ class Guard(NamedTuple):
             raise self._foreign("Origin", origin)
 
     def _may_call(self, origin: bytes) -> bool:
-        """Whether pages of that origin may. `*` is none that management names (see `_local_guard`)."""
+        """Whether pages of that origin may. `*` is none that management names (see
+        `_local_guard`).
+        """
         if origin == self.origin or (self.origin == b"*" and self.role == "inference"):
             return True
         return self._is_own(host_of_origin(origin))
 
     def _is_own(self, host: str | None) -> bool:
-        return host is not None and (is_loopback_host(host) or (self.hosts is not None and host in self.hosts))
+        return host is not None and (
+            is_loopback_host(host) or (self.hosts is not None and host in self.hosts)
+        )
 
     def _foreign(self, header: str, value: bytes) -> ForeignOrigin:
         shown = value[:200].decode("latin-1")
         return ForeignOrigin(
-            f"The request's {header} is {shown!r}, which is not this machine or site. {_OPENS.get(self.role, _OPENS['management'])}"
+            f"The request's {header} is {shown!r}, which is not this machine or site."
+            f" {_OPENS.get(self.role, _OPENS['management'])}"
         )
 
 
 _OPENS = {
-    "inference": "A server on loopback takes predictions from programs and pages of this machine only, and one without a token takes none "
-    "from pages of other sites. Add the host to allowed_hosts (* allows every host and page), or set cors_allowed_origin to the site.",
-    "management": "A server on loopback takes management and metrics calls from this machine only. Behind a proxy, "
-    "let the proxy send the server's address as Host, and set cors_allowed_origin to the site of the page; "
-    "to call the server by another name, give it that address and a token.",
+    "inference": (
+        "A server on loopback takes predictions from programs and pages of this machine only, and"
+        " one without a token takes none from pages of other sites. Add the host to allowed_hosts"
+        " (* allows every host and page), or set cors_allowed_origin to the site."
+    ),
+    "management": (
+        "A server on loopback takes management and metrics calls from this machine only. Behind a"
+        " proxy, let the proxy send the server's address as Host, and set cors_allowed_origin to"
+        " the site of the page; to call the server by another name, give it that address and a"
+        " token."
+    ),
 }
 
 
@@ -108,7 +131,9 @@ def _ask_plugins(plugins: Iterable[Authenticate], role: str, headers: Iterable[P
 
 
 class Guards(NamedTuple):
-    """One guard per kind of route; None if there is nothing to check, so that such routes pay nothing."""
+    """One guard per kind of route; None if there is nothing to check, so that such routes pay
+    nothing.
+    """
 
     inference: Guard | None
     management: Guard | None
@@ -116,24 +141,47 @@ class Guards(NamedTuple):
     token: Guard | None  # of the way to a new token
 
 
-def build_guards(settings: Settings, keys: Keys | None = None, plugins: Iterable[Authenticate] = ()) -> Guards:
-    """Metrics ask for a management token that the user has set, but for none that was made up: a scraper would have to follow it."""
+def build_guards(
+    settings: Settings, keys: Keys | None = None, plugins: Iterable[Authenticate] = ()
+) -> Guards:
+    """Metrics ask for a management token that the user has set, but for none that was made up: a
+    scraper would have to follow it.
+    """
     keys = build_keys(settings) if keys is None else keys
     called = tuple(plugins)
     status, origin = settings.token_failure_status, settings.cors_allowed_origin
     own = keys.management if keys.management and keys.management.lifetime is None else None
     return Guards(
         inference=_inference_guard(
-            Guard(keys.inference, status=status, role="inference", plugins=called, same_site=keys.inference is None), settings
+            Guard(
+                keys.inference,
+                status=status,
+                role="inference",
+                plugins=called,
+                same_site=keys.inference is None,
+            ),
+            settings,
         ),
         management=_local_guard(
-            Guard(keys.management, status=status, role="management", plugins=called, same_site=keys.management is None),
+            Guard(
+                keys.management,
+                status=status,
+                role="management",
+                plugins=called,
+                same_site=keys.management is None,
+            ),
             settings.management_address,
             origin,
         ),
-        metrics=_local_guard(Guard(own, status=status, role="metrics", plugins=called), settings.metrics_address, origin),
+        metrics=_local_guard(
+            Guard(own, status=status, role="metrics", plugins=called),
+            settings.metrics_address,
+            origin,
+        ),
         token=_local_guard(
-            Guard(keys.api, status=status, failed=FAILED_TO_RENEW), settings.management_address, settings.cors_allowed_origin
+            Guard(keys.api, status=status, failed=FAILED_TO_RENEW),
+            settings.management_address,
+            settings.cors_allowed_origin,
         ),
     )
 
@@ -146,20 +194,31 @@ def required_tokens(settings: Settings) -> None:
     if settings.enable_metrics_api:
         needed.append(("metrics_address", "management_token"))
     if settings.enable_grpc:
-        needed += [(f"{role}_address", f"{role.removeprefix('grpc_')}_token") for role in GRPC_ROLES]
+        needed += [
+            (f"{role}_address", f"{role.removeprefix('grpc_')}_token") for role in GRPC_ROLES
+        ]
     for address, token in needed:
         value = getattr(settings, address)
-        is_local = is_loopback_host(value) if address.startswith("grpc_") else parse_address(value).is_local
+        is_local = (
+            is_loopback_host(value)
+            if address.startswith("grpc_")
+            else parse_address(value).is_local
+        )
         if not is_local and not getattr(settings, token):
             raise SettingError(
-                f"{address} is {value}, which other machines can reach, so {token} must be set. "
-                f"Set {token}, or bind {address} to 127.0.0.1, or set disable_token_authorization to serve without tokens."
+                f"{address} is {value}, which other machines can reach, so {token} must be set. Set"
+                f" {token}, or bind {address} to 127.0.0.1, or set disable_token_authorization to"
+                " serve without tokens."
             )
 
 
 def without_browsers(guard: Guard | None) -> Guard | None:
     """Of calls that no page can make, as gRPC's."""
-    return guard._replace(hosts=None, same_site=False) if guard is not None and (guard.key or guard.plugins) else None
+    return (
+        guard._replace(hosts=None, same_site=False)
+        if guard is not None and (guard.key or guard.plugins)
+        else None
+    )
 
 
 def _inference_guard(guard: Guard, settings: Settings) -> Guard | None:
@@ -173,9 +232,12 @@ def _inference_guard(guard: Guard, settings: Settings) -> Guard | None:
 
 
 def _local_guard(guard: Guard, address: str, cors_origin: str | None) -> Guard | None:
-    """A client with a token is trusted from any site. No web page reaches a unix socket, and what its clients put into `Host` is theirs.
+    """A client with a token is trusted from any site.
 
-    The site that `cors_allowed_origin` names is no foreign one; `*` lets any page read answers, but none manage the models of its visitor.
+    No web page reaches a unix socket, and what its clients put into `Host` is theirs.
+
+    The site that `cors_allowed_origin` names is no foreign one; `*` lets any page read answers, but
+    none manage the models of its visitor.
     """
     parsed = parse_address(address)
     is_socket = parsed.scheme == "unix"

@@ -1,8 +1,10 @@
-"""Limits per client: connections, requests per second, wrong tokens per minute. Decisions only; clock and sockets are passed in.
+"""Limits per client: connections, requests per second, wrong tokens per minute.
 
-A client is an IPv4 address, or the /64 network of an IPv6 address, since such a network has one owner. Behind a reverse proxy that
-`trusted_proxies` names it is the address in the proxy's `X-Forwarded-For`; from any other peer that header is ignored. Each listener
-counts for itself.
+Decisions only; clock and sockets are passed in.
+
+A client is an IPv4 address, or the /64 network of an IPv6 address, since such a network has one
+owner. Behind a reverse proxy that `trusted_proxies` names it is the address in the proxy's
+`X-Forwarded-For`; from any other peer that header is ignored. Each listener counts for itself.
 """
 
 from __future__ import annotations
@@ -20,9 +22,15 @@ from typing import TypeAlias
 from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.settings.schema import Settings
 
-CONNECTIONS, REQUESTS, FAILURES = 1024, 20_000, 10  # the limits that are on by themselves where other machines can connect
+CONNECTIONS, REQUESTS, FAILURES = (
+    1024,
+    20_000,
+    10,
+)  # the limits that are on by themselves where other machines can connect
 REMEMBERED = 10_000  # clients without an open connection
-HOLD = 1.0  # seconds for which a refusal is held back, so that a flood on a few connections is no flood any more
+# seconds for which a refusal is held back, so that a flood on a few connections is no flood any
+# more
+HOLD = 1.0
 TOLD_EVERY = 60.0  # seconds between two lines of the log
 MOST_HOPS = 32  # of one X-Forwarded-For
 LONGEST = 64  # characters of an address
@@ -34,14 +42,19 @@ logger = logging.getLogger("tsx.http")
 
 
 class RateLimit:
-    """A number of events per period, as a token bucket (GCRA: the level is one point in time per client). 0: unlimited."""
+    """A number of events per period, as a token bucket (GCRA: the level is one point in time per
+    client). 0: unlimited.
+    """
 
     def __init__(self, count: float, period: float, burst: float) -> None:
         self.interval = period / count if count else 0.0
         self.slack = self.interval * (burst - 1)
 
     def take(self, full_at: float, now: float) -> float | None:
-        """The client's new point in time, or None where it has none left. `full_at`: the point so far, 0 for a new client."""
+        """The client's new point in time, or None where it has none left.
+
+        `full_at`: the point so far, 0 for a new client.
+        """
         if full_at > now + self.slack + 1e-9:
             return None
         return (full_at if full_at > now else now) + self.interval
@@ -65,7 +78,11 @@ class Client:
         """Its address or network."""
         if len(self.key) == 4:
             return str(ipaddress.IPv4Address(self.key))
-        return f"{ipaddress.IPv6Address(self.key + bytes(8))}/64" if len(self.key) == 8 else self.key.decode(errors="replace")
+        return (
+            f"{ipaddress.IPv6Address(self.key + bytes(8))}/64"
+            if len(self.key) == 8
+            else self.key.decode(errors="replace")
+        )
 
 
 class ClientLimits:
@@ -81,7 +98,11 @@ class ClientLimits:
         clock: Callable[[], float] = time.monotonic,
         remembered: int = REMEMBERED,
     ) -> None:
-        """0: no limit. `requests`: a second; `failures`: wrong tokens a minute; `proxies`: addresses and networks that are believed."""
+        """0: no limit.
+
+        `requests`: a second; `failures`: wrong tokens a minute; `proxies`: addresses and networks
+        that are believed.
+        """
         self.connections = connections
         self.requests = RateLimit(requests, 1.0, max(1, requests))
         self.failures = RateLimit(failures, 60.0, 2 * failures)
@@ -99,15 +120,19 @@ class ClientLimits:
     # Connections
 
     def connect(self, host: str) -> Client:
-        """Count a connection until `disconnect`. Raises TooManyRequests where the client has as many as it may."""
+        """Count a connection until `disconnect`.
+
+        Raises TooManyRequests where the client has as many as it may.
+        """
         key = key_of(host)
         client = self._connected.get(key)
         if client is None:
             client = self._connected[key] = self._other(key)
         elif self.connections and client.connections >= self.connections:
             raise self._too_many(
-                f"Clients may have {self.connections} connections each (max_connections_per_client), and this client has reached that. "
-                "Close some, or send more requests over each.",
+                f"Clients may have {self.connections} connections each"
+                " (max_connections_per_client), and this client has reached that. Close some, or"
+                " send more requests over each.",
                 1,
             )
         client.connections += 1
@@ -140,7 +165,8 @@ class ClientLimits:
         if full_at is None:
             rate = self.numbers[1]
             raise self._too_many(
-                f"Clients may send {rate} requests a second each (max_requests_per_client). Send fewer.",
+                f"Clients may send {rate} requests a second each (max_requests_per_client). Send"
+                " fewer.",
                 self.requests.wait(client.requests, now),
             )
         client.requests = full_at
@@ -151,13 +177,16 @@ class ClientLimits:
         full_at = self.failures.take(client.failures, now)
         if full_at is None:
             raise self._too_many(
-                f"Clients may send {self.numbers[2]} wrong tokens a minute each (max_failed_tokens). The correct token is always accepted.",
+                f"Clients may send {self.numbers[2]} wrong tokens a minute each"
+                " (max_failed_tokens). The correct token is always accepted.",
                 self.failures.wait(client.failures, now),
             )
         client.failures = full_at
 
     def _behind(self, host: str, headers: Iterable[Pair]) -> str:
-        """The last hop that is no trusted proxy. What stands before it in the header may be forged."""
+        """The last hop that is no trusted proxy. What stands before it in the header may be
+        forged.
+        """
         if not self.is_proxy(host):
             return host
         forwarded = b",".join([value for name, value in headers if name == b"x-forwarded-for"])
@@ -181,7 +210,11 @@ class ClientLimits:
     def _too_many(self, text: str, seconds: int) -> TooManyRequests:
         if self.clock() - self._told >= TOLD_EVERY:
             self._told = self.clock()
-            logger.warning("a client was refused: %s (where many share an address, see trusted_proxies; logged once a minute)", text)
+            logger.warning(
+                "a client was refused: %s (where many share an address, see trusted_proxies; logged"
+                " once a minute)",
+                text,
+            )
         return TooManyRequests(text, retry_after=seconds)
 
 
@@ -208,10 +241,19 @@ calling: ContextVar[Caller | None] = ContextVar("calling", default=None)
 
 
 def client_limits(settings: Settings, *, is_local: bool) -> ClientLimits | None:
-    """Those of a listener, which only this machine can reach or not. None: nothing is limited there."""
+    """Those of a listener, which only this machine can reach or not.
+
+    None: nothing is limited there.
+    """
     usual = (0, 0, 0) if is_local else (CONNECTIONS, REQUESTS, FAILURES)
-    given = (settings.max_connections_per_client, settings.max_requests_per_client, settings.max_failed_tokens)
-    connections, requests, failures = (own if number is None else number for number, own in zip(given, usual, strict=True))
+    given = (
+        settings.max_connections_per_client,
+        settings.max_requests_per_client,
+        settings.max_failed_tokens,
+    )
+    connections, requests, failures = (
+        own if number is None else number for number, own in zip(given, usual, strict=True)
+    )
     if not (connections or requests or failures):
         return None
     return ClientLimits(connections, requests, failures, settings.trusted_proxies)

@@ -1,4 +1,6 @@
-"""The hosts in `Host` and `Origin`, parsed strictly (a lenient parser may take another host for loopback), and CORS."""
+"""The hosts in `Host` and `Origin`, parsed strictly (a lenient parser may take another host for
+loopback), and CORS.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _CORS = {
 
 
 def host_of(value: bytes) -> str | None:
-    """The host of a `Host` header, in lower case, without port and brackets; None where the value is malformed."""
+    """The host of a `Host` header, in lower case, without port and brackets; None where the value
+    is malformed.
+    """
     return _host(_HOST, value)
 
 
@@ -39,7 +43,10 @@ def names_one_host(headers: Iterable[Pair], version: str) -> bool:
 def check_one_host(headers: Iterable[Pair], version: str) -> None:
     """Raises BadRequest."""
     if not names_one_host(headers, version):
-        raise BadRequest(f"A request of HTTP/{version} must have exactly one Host header (RFC 9112, 3.2). Send one.")
+        raise BadRequest(
+            f"A request of HTTP/{version} must have exactly one Host header (RFC 9112, 3.2). Send"
+            " one."
+        )
 
 
 def _host(pattern: re.Pattern[str], value: bytes) -> str | None:
@@ -48,7 +55,11 @@ def _host(pattern: re.Pattern[str], value: bytes) -> str | None:
 
 
 def cors_headers(settings: Settings) -> tuple[Pair, ...]:
-    return tuple((header, value.encode()) for name, header in _CORS.items() if (value := getattr(settings, name)))
+    return tuple(
+        (header, value.encode())
+        for name, header in _CORS.items()
+        if (value := getattr(settings, name))
+    )
 
 
 def missing(pairs: tuple[Pair, ...], cors: tuple[Pair, ...]) -> tuple[Pair, ...]:

@@ -1,1 +1,3 @@
-"""The management of models, as HTTP and gRPC offer it: operations, descriptions, schemas, samples."""
+"""The management of models, as HTTP and gRPC offer it: operations, descriptions, schemas,
+samples.
+"""

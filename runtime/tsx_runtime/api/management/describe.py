@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 PAGE = 100
 
 ItemT = TypeVar("ItemT")
-Memory: TypeAlias = "Mapping[Worker, int]"  # bytes; of a worker that came since it was read there is none
+Memory: TypeAlias = (
+    "Mapping[Worker, int]"  # bytes; of a worker that came since it was read there is none
+)
 
 
 def memory_of(workers: Iterable[Worker]) -> Memory:
@@ -44,7 +46,10 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
     config = version.config
     plan = version.plan
     pending = version.pending
-    limits: dict[str, Any] = {name: getattr(plan, name) or (0 if limit.changeable else None) for name, limit in LIMITS.items()}
+    limits: dict[str, Any] = {
+        name: getattr(plan, name) or (0 if limit.changeable else None)
+        for name, limit in LIMITS.items()
+    }
     limits |= limits_now(version)
     return DescribedModel(
         model_name=version.name,
@@ -55,7 +60,8 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         max_workers=version.max_workers,
         max_retry_timeout_in_sec=plan.max_retry_timeout,
         parallel_type=config.parallel_type or "",
-        parallel_level=config.parallel_level or (plan.parallel.ranks if plan.parallel.is_group else 0),
+        parallel_level=config.parallel_level
+        or (plan.parallel.ranks if plan.parallel.is_group else 0),
         use_venv=bool(config.use_venv),
         continuous_batching=plan.strategy.mode == "continuous",
         use_job_ticket=plan.strategy.tickets,
@@ -67,8 +73,12 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         device_type=plan.device_type or ("gpu" if plan.gpus else "cpu"),
         device_ids=list(plan.device_ids) or None,
         loaded_at_startup=version.loaded_at_startup,
-        workers=[describe_worker(worker, gpus, memory.get(worker, 0)) for worker in version.workers],
-        job_queue_status=JobQueue(remaining_capacity=max(0, version.queue_capacity - pending), pending_requests=pending),
+        workers=[
+            describe_worker(worker, gpus, memory.get(worker, 0)) for worker in version.workers
+        ],
+        job_queue_status=JobQueue(
+            remaining_capacity=max(0, version.queue_capacity - pending), pending_requests=pending
+        ),
         worker_restarts=version.stats.restarts,
         worker_recycles=dict(version.stats.recycled) or None,
         scale_to_zero=plan.scale_to_zero or None,
@@ -78,7 +88,9 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         isolation=None if version.isolation is None else version.isolation.describe(),
         form=", ".join(version.forms) or None,
         forms_passed_over=version.forms_passed_over or None,
-        measured=None if version.measured is None else DescribedMeasurement(**version.measured._asdict()),
+        measured=(
+            None if version.measured is None else DescribedMeasurement(**version.measured._asdict())
+        ),
         slo=None if version.slo is None else describe_slo(version.slo),
         cache=None if version.cache is None else describe_cache(version.cache),
         **limits,
@@ -87,7 +99,11 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
 
 def limits_now(version: ModelVersion) -> dict[str, int]:
     """What a latency target changes with the load."""
-    return {} if version.slo is None else {"batch_size": version.batch_size, "job_queue_size": version.queue_capacity}
+    return (
+        {}
+        if version.slo is None
+        else {"batch_size": version.batch_size, "job_queue_size": version.queue_capacity}
+    )
 
 
 def describe_slo(slo: SloReport) -> DescribedSlo:
@@ -110,7 +126,8 @@ def describe_worker(worker: Worker, gpus: dict[int, Gpu], memory: int) -> Descri
     gpu = None if worker.gpu_id is None else gpus.get(worker.gpu_id)
     return DescribedWorker(
         id=worker.id,
-        start_time=worker.started.strftime("%Y-%m-%dT%H:%M:%S.") + f"{worker.started.microsecond // 1000:03d}Z",
+        start_time=worker.started.strftime("%Y-%m-%dT%H:%M:%S.")
+        + f"{worker.started.microsecond // 1000:03d}Z",
         status=worker.state.value,
         memory_usage=memory,
         pid=worker.pid,
@@ -121,15 +138,26 @@ def describe_worker(worker: Worker, gpus: dict[int, Gpu], memory: int) -> Descri
 
 
 def list_models(models: Iterable[Model], limit: int, start: int) -> ModelList:
-    """One page, sorted by name, without the functions of workflows, which have no archive of their own."""
-    ordered = sorted((model for model in models if model.versions[model.default].url), key=lambda model: model.name)
+    """One page, sorted by name, without the functions of workflows, which have no archive of their
+    own.
+    """
+    ordered = sorted(
+        (model for model in models if model.versions[model.default].url),
+        key=lambda model: model.name,
+    )
     page, following = page_of(ordered, limit, start)
-    listed = [ListedModel(model_name=model.name, model_url=model.versions[model.default].url) for model in page]
+    listed = [
+        ListedModel(model_name=model.name, model_url=model.versions[model.default].url)
+        for model in page
+    ]
     return ModelList(next_page_token=following, models=listed)
 
 
 def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[ItemT], str | None]:
-    """One page, and where the next begins. A limit that TorchServe does not allow becomes the greatest, a bad start the first."""
+    """One page, and where the next begins.
+
+    A limit that TorchServe does not allow becomes the greatest, a bad start the first.
+    """
     if not 1 <= limit <= PAGE:
         limit = PAGE
     start = max(0, start)
@@ -138,10 +166,16 @@ def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[
 
 
 def not_ready(registry: Registry) -> list[NotReadyModel]:
-    """The default versions that cannot serve now. One that is to have no workers is not waited for."""
+    """The default versions that cannot serve now. One that is to have no workers is not waited
+    for.
+    """
     now = time.monotonic()
     waiting = [
-        NotReadyModel(model_name=name, model_version=version, reason="it could not be loaded at the start; its description says why")
+        NotReadyModel(
+            model_name=name,
+            model_version=version,
+            reason="it could not be loaded at the start; its description says why",
+        )
         for name, version in registry.unloaded
         if name not in registry.models
     ]
@@ -153,28 +187,43 @@ def not_ready(registry: Registry) -> list[NotReadyModel]:
         held = ", ".join(f"{count} {state.value}" for state, count in states.items()) or "none"
         reason = f"no worker is ready; workers: {held}"
         if states[WorkerState.FAILED]:
-            left = min(worker.next_start - now for worker in version.workers if worker.state is WorkerState.FAILED)
+            left = min(
+                worker.next_start - now
+                for worker in version.workers
+                if worker.state is WorkerState.FAILED
+            )
             reason += f"; the next attempt is in {max(0.0, left):.0f} s"
-        waiting.append(NotReadyModel(model_name=version.name, model_version=version.version, reason=reason))
+        waiting.append(
+            NotReadyModel(model_name=version.name, model_version=version.version, reason=reason)
+        )
     return waiting
 
 
 def is_healthy(models: Iterable[Model]) -> bool:
-    """False when a default version has fewer ready workers than it should, and a worker of it was given up.
+    """False when a default version has fewer ready workers than it should, and a worker of it was
+    given up.
 
-    A worker is given up once its restarts have gone on for `maxRetryTimeoutInSec`, or have failed alike three times.
+    A worker is given up once its restarts have gone on for `maxRetryTimeoutInSec`, or have failed
+    alike three times.
     """
     for model in models:
         version = model.versions.get(model.default)
         if version is None:
             continue
         ready = sum(worker.state is WorkerState.READY for worker in version.workers)
-        if ready < version.min_workers and any(worker.state is WorkerState.FAILED for worker in version.workers):
+        if ready < version.min_workers and any(
+            worker.state is WorkerState.FAILED for worker in version.workers
+        ):
             return False
     return True
 
 
 def is_given_up(version: ModelVersion) -> bool:
-    """No worker is ready, and at least one has failed for good. A worker that is being restarted is no reason to replace the instance."""
+    """No worker is ready, and at least one has failed for good.
+
+    A worker that is being restarted is no reason to replace the instance.
+    """
     states = Counter(worker.state for worker in version.workers)
-    return version.min_workers > 0 and not states[WorkerState.READY] and states[WorkerState.FAILED] > 0
+    return (
+        version.min_workers > 0 and not states[WorkerState.READY] and states[WorkerState.FAILED] > 0
+    )

@@ -1,4 +1,6 @@
-"""An input for trying a model: a sample or a warm-up request of its archive, else one that is generated for what its handler takes."""
+"""An input for trying a model: a sample or a warm-up request of its archive, else one that is
+generated for what its handler takes.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,25 @@ class SampleInput(NamedTuple):
 
 
 def input_of(version: ModelVersion) -> str | None:
-    """image, text, json, file or chat: what its handler takes, as its workers say, or what tsx's own handlers are known to take."""
+    """image, text, json, file or chat: what its handler takes, as its workers say, or what tsx's
+    own handlers are known to take.
+    """
     kind = next((worker.input for worker in version.workers if worker.input), None)
     return kind or ("json" if version.handler in NUMBERS else None)
 
 
 def samples_of(version: ModelVersion) -> list[tuple[Path, int]]:
-    """The files that its archive brings along for trying it, with their sizes; nothing that lies elsewhere, wherever a link may point."""
+    """The files that its archive brings along for trying it, with their sizes; nothing that lies
+    elsewhere, wherever a link may point.
+    """
     folder = version.archive.directory / SAMPLES
     inside = folder.resolve()
     try:
-        files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+        files = [
+            path
+            for path in sorted(folder.iterdir())
+            if path.is_file() and not path.name.startswith(".")
+        ]
         found = [(path, path.stat().st_size) for path in files if path.resolve().parent == inside]
     except (FileNotFoundError, NotADirectoryError):  # it brings none, or is being unregistered
         return []
@@ -50,7 +60,9 @@ def samples_of(version: ModelVersion) -> list[tuple[Path, int]]:
 
 
 def sample_of(version: ModelVersion) -> SampleInput | None:
-    """The first that there is; None where there is none, and what the handler takes is not known. It reads files."""
+    """The first that there is; None where there is none, and what the handler takes is not known.
+    It reads files.
+    """
     for path, _ in samples_of(version):
         with suppress(FileNotFoundError):  # it is being unregistered
             body = path.read_bytes()
@@ -66,15 +78,31 @@ def has_example(version: ModelVersion) -> bool:
 async def example_of(version: ModelVersion) -> SampleInput | None:
     """That request; None where it is not known, or no worker is ready to tell."""
     inputs = read_example(await _described(version))
-    return SampleInput("generated", "application/json", json.dumps(example_body(inputs, version.envelope)).encode()) if inputs else None
+    return (
+        SampleInput(
+            "generated",
+            "application/json",
+            json.dumps(example_body(inputs, version.envelope)).encode(),
+        )
+        if inputs
+        else None
+    )
 
 
 async def tensors_of(version: ModelVersion) -> list[tuple[str, str, list[int]]]:
-    """Name, datatype of the Open Inference Protocol and shape of a row of each input that its handler describes. A size of -1 is free."""
+    """Name, datatype of the Open Inference Protocol and shape of a row of each input that its
+    handler describes. A size of -1 is free.
+    """
     described = await _described(version)
     try:
-        given = [(str(each["name"]), OIP_TYPES.get(each["datatype"], "FP32"), each["shape"] or []) for each in described["inputs"]]
-        return [(name, kind, [-1 if size is None else int(size) for size in shape]) for name, kind, shape in given]
+        given = [
+            (str(each["name"]), OIP_TYPES.get(each["datatype"], "FP32"), each["shape"] or [])
+            for each in described["inputs"]
+        ]
+        return [
+            (name, kind, [-1 if size is None else int(size) for size in shape])
+            for name, kind, shape in given
+        ]
     except (KeyError, TypeError, ValueError):
         return []
 
@@ -92,15 +120,25 @@ def _warm_up_requests(version: ModelVersion) -> Iterator[SampleInput]:
     for entry in version.config.warmup or ():
         file = (root / entry.file).resolve()
         try:
-            if not file.is_relative_to(root) or not file.is_file() or file.stat().st_size > LONGEST_SAMPLE:
+            if (
+                not file.is_relative_to(root)
+                or not file.is_file()
+                or file.stat().st_size > LONGEST_SAMPLE
+            ):
                 continue
             if not file.name.endswith(SUFFIX):
                 body = file.read_bytes()
-                yield SampleInput(entry.file, _content_type(entry.content_type, file.name, body), body)
+                yield SampleInput(
+                    entry.file, _content_type(entry.content_type, file.name, body), body
+                )
                 continue
             for recorded in read(file):
                 headers = {name.lower(): value for name, value in recorded.headers}
-                yield SampleInput(entry.file, _content_type(headers.get("content-type"), "", recorded.body), recorded.body)
+                yield SampleInput(
+                    entry.file,
+                    _content_type(headers.get("content-type"), "", recorded.body),
+                    recorded.body,
+                )
         except (OSError, NotARecording):
             continue
 

@@ -1,4 +1,6 @@
-"""The JSON and the parameters of the HTTP API, with the names and the order of TorchServe's (contract 1.3)."""
+"""The JSON and the parameters of the HTTP API, with the names and the order of TorchServe's
+(contract 1.3).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tsx_runtime.version import __version__
 
 _IGNORED = "accepted for TorchServe's clients; has no effect in TorchServe or tsx"
 MOST_PROBLEMS = 5  # problems of one request that its answer names: a body may have thousands
-_SHOWN = reprlib.Repr()  # of a client's value as much as a person reads, however large it is, and however deeply nested
+_SHOWN = (
+    reprlib.Repr()
+)  # of a client's value as much as a person reads, however large it is, and however deeply nested
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 200
 
 ParametersT = TypeVar("ParametersT", bound=BaseModel)
@@ -34,12 +38,18 @@ Flag = Annotated[bool, BeforeValidator(_lower)]  # query strings write a boolean
 class Camel(BaseModel):
     """Fields are camelCase outside, as in Java."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, protected_namespaces=())
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, protected_namespaces=()
+    )
 
 
 class ErrorBody(BaseModel):
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"code": 404, "type": "ModelNotFoundException", "message": "Model not found: XXX"}]}
+        json_schema_extra={
+            "examples": [
+                {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: XXX"}
+            ]
+        }
     )
 
     code: int
@@ -48,7 +58,13 @@ class ErrorBody(BaseModel):
 
 
 class Status(BaseModel):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"status": 'Model "digits" Version: 1.0 registered with 1 initial workers'}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"status": 'Model "digits" Version: 1.0 registered with 1 initial workers'}
+            ]
+        }
+    )
 
     status: str
 
@@ -67,11 +83,17 @@ class NotReadyModel(Camel):
     reason: str
 
 
-_WAITING: dict[str, Any] = {"modelName": "digits", "modelVersion": "1.0", "reason": "no worker is ready; workers: 1 LOADING"}
+_WAITING: dict[str, Any] = {
+    "modelName": "digits",
+    "modelVersion": "1.0",
+    "reason": "no worker is ready; workers: 1 LOADING",
+}
 
 
 class Readiness(Camel):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "Not ready", "notReady": [_WAITING]}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"status": "Not ready", "notReady": [_WAITING]}]}
+    )
 
     status: str = Field(description="Ready, Not ready, or Stopping")
     not_ready: list[NotReadyModel]
@@ -81,32 +103,64 @@ class Readiness(Camel):
 class RegisterParameters(BaseModel):
     """Taken from the query string, or from a JSON body with the same keys, which has precedence."""
 
-    model_config = ConfigDict(protected_namespaces=(), json_schema_extra={"examples": [{"url": "digits.mar", "initial_workers": 1}]})
+    model_config = ConfigDict(
+        protected_namespaces=(),
+        json_schema_extra={"examples": [{"url": "digits.mar", "initial_workers": 1}]},
+    )
 
-    url: str | None = Field(None, description="name of the archive's file in the model store, or a URL that allowed_urls allows; required")
+    url: str | None = Field(
+        None,
+        description=(
+            "name of the archive's file in the model store, or a URL that allowed_urls allows;"
+            " required"
+        ),
+    )
     model_name: str | None = Field(None, description="the archive's own if not given")
     runtime: str | None = Field(None, description="the archive's own if not given")
     handler: str | None = Field(None, description="the archive's own if not given")
-    initial_workers: int | None = Field(None, ge=0, description="if the archive has no minWorkers; default_workers_per_model if not given")
-    slo: SloText | None = Field(None, description="latency target, such as p99<50ms, in place of batch_size and job_queue_size")
+    initial_workers: int | None = Field(
+        None,
+        ge=0,
+        description="if the archive has no minWorkers; default_workers_per_model if not given",
+    )
+    slo: SloText | None = Field(
+        None,
+        description="latency target, such as p99<50ms, in place of batch_size and job_queue_size",
+    )
     max_workers: int | None = Field(
         None,
         ge=0,
-        description="most workers, which come and go with the load; initial_workers if not given; not used if the archive has minWorkers",
+        description=(
+            "most workers, which come and go with the load; initial_workers if not given; not used"
+            " if the archive has minWorkers"
+        ),
     )
     synchronous: Flag = Field(True, description="answer when the workers are ready")
     replace: Flag = Field(
         False,
-        description="replace the version with the same number, or else the default version, once loaded; no request in flight is lost",
+        description=(
+            "replace the version with the same number, or else the default version, once loaded; no"
+            " request in flight is lost"
+        ),
     )
-    s3_sse_kms: Flag = Field(False, description="request decryption by KMS if the URL is an S3 URL over http")
+    s3_sse_kms: Flag = Field(
+        False, description="request decryption by KMS if the URL is an S3 URL over http"
+    )
 
 
 @with_limits(CHANGEABLE)
 class ScaleParameters(BaseModel):
-    min_worker: int | None = Field(None, ge=0, description="least workers; 1 if nothing at all is given")
-    max_worker: int | None = Field(None, ge=0, description="most workers, which come and go with the load; min_worker if not given")
-    slo: SloText | None = Field(None, description="another latency target for a version that has one")
+    min_worker: int | None = Field(
+        None, ge=0, description="least workers; 1 if nothing at all is given"
+    )
+    max_worker: int | None = Field(
+        None,
+        ge=0,
+        description="most workers, which come and go with the load; min_worker if not given",
+    )
+    slo: SloText | None = Field(
+        None, description="another latency target for a version that has one"
+    )
     synchronous: Flag = Field(False, description="answer when it is done")
     model_version: str | None = Field(None, description="this version instead of the default one")
     number_gpu: str | None = Field(None, deprecated=True, description=_IGNORED)
@@ -119,7 +173,11 @@ class ListedModel(Camel):
 
 
 class ModelList(Camel):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"models": [{"modelName": "digits", "modelUrl": "digits.mar"}]}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"models": [{"modelName": "digits", "modelUrl": "digits.mar"}]}]
+        }
+    )
 
     next_page_token: str | None = None
     models: list[ListedModel]
@@ -141,7 +199,13 @@ class JobQueue(Camel):
     pending_requests: int
 
 
-_WORKER: dict[str, Any] = {"id": "9000", "startTime": "2026-02-08T11:03:20.974Z", "status": "READY", "memoryUsage": 209715200, "pid": 98972}
+_WORKER: dict[str, Any] = {
+    "id": "9000",
+    "startTime": "2026-02-08T11:03:20.974Z",
+    "status": "READY",
+    "memoryUsage": 209715200,
+    "pid": 98972,
+}
 _DESCRIBED: dict[str, Any] = {
     "modelName": "digits",
     "modelVersion": "1.0",
@@ -162,7 +226,12 @@ class DescribedMeasurement(Camel):
 
     date: str
     machine: str
-    here: bool = Field(description="whether this machine computes like the measured one; if not, the figures do not apply here")
+    here: bool = Field(
+        description=(
+            "whether this machine computes like the measured one; if not, the figures do not apply"
+            " here"
+        )
+    )
     configuration: str
     throughput: float = Field(description="accepted answers per second")
     p99_ms: float
@@ -173,12 +242,26 @@ class DescribedSlo(Camel):
     """A latency target, and how well it is kept."""
 
     target: str
-    batch_size: int = Field(description="size of the batches that requests are accepted for at present")
-    attained: int = Field(description="accepted requests that were answered within the target, since the start")
+    batch_size: int = Field(
+        description="size of the batches that requests are accepted for at present"
+    )
+    attained: int = Field(
+        description="accepted requests that were answered within the target, since the start"
+    )
     missed: int = Field(description="accepted requests that were not")
     refused: int = Field(description="requests refused on arrival")
-    attainment: float | None = Field(None, description="share of the accepted requests of the last 5 minutes that were answered in time")
-    budget_left: float = Field(description="share of the allowed misses that is left in the last 60 minutes; below 0, there were more")
+    attainment: float | None = Field(
+        None,
+        description=(
+            "share of the accepted requests of the last 5 minutes that were answered in time"
+        ),
+    )
+    budget_left: float = Field(
+        description=(
+            "share of the allowed misses that is left in the last 60 minutes; below 0, there were"
+            " more"
+        )
+    )
 
 
 class DescribedCache(Camel):
@@ -195,7 +278,9 @@ class _TorchServeDescription(Camel):
 
     model_name: str
     model_version: str
-    model_url: str | None = Field(None, description="its archive; a workflow's function has no archive of its own")
+    model_url: str | None = Field(
+        None, description="its archive; a workflow's function has no archive of its own"
+    )
     runtime: str
     min_workers: int
     max_workers: int
@@ -220,7 +305,10 @@ class _TorchServeDescription(Camel):
     loaded_at_startup: bool
     workers: list[DescribedWorker]
     job_queue_status: JobQueue
-    customized_metadata: Any = Field(default=None, description="what the handler's describe_handle returns; only with customized=true")
+    customized_metadata: Any = Field(
+        default=None,
+        description="what the handler's describe_handle returns; only with customized=true",
+    )
 
 
 @with_limits(make=described)
@@ -230,19 +318,37 @@ class DescribedModel(_TorchServeDescription):
     model_config = ConfigDict(json_schema_extra={"examples": [_DESCRIBED]})
 
     worker_restarts: int = Field(0, description="how often a worker of this version was restarted")
-    worker_recycles: dict[str, int] | None = Field(None, description="how often workers were replaced, by the limit that they reached")
-    scale_to_zero: float | None = Field(None, description="seconds without a request after which it is unloaded")
-    asleep: bool | None = Field(None, description="true while it is unloaded: the next request loads it")
-    last_scaling: str | None = Field(None, description="why its number of workers was last changed by the server itself, with the numbers")
-    last_error: str | None = Field(None, description="why a worker last failed to load the model, or how it ended")
+    worker_recycles: dict[str, int] | None = Field(
+        None, description="how often workers were replaced, by the limit that they reached"
+    )
+    scale_to_zero: float | None = Field(
+        None, description="seconds without a request after which it is unloaded"
+    )
+    asleep: bool | None = Field(
+        None, description="true while it is unloaded: the next request loads it"
+    )
+    last_scaling: str | None = Field(
+        None,
+        description=(
+            "why its number of workers was last changed by the server itself, with the numbers"
+        ),
+    )
+    last_error: str | None = Field(
+        None, description="why a worker last failed to load the model, or how it ended"
+    )
     isolation: dict[str, str | int | float | bool] | None = Field(
-        None, description="how its workers are isolated, and their limits; only if they are isolated"
+        None,
+        description="how its workers are isolated, and their limits; only if they are isolated",
     )
     measured: DescribedMeasurement | None = None
     slo: DescribedSlo | None = Field(None, description="only if the version has a latency target")
     cache: DescribedCache | None = Field(None, description="only if the version has a reply cache")
     form: str | None = Field(
-        None, description="the form of the model that its workers run, by its name in tsx-forms.json; reference: the original"
+        None,
+        description=(
+            "the form of the model that its workers run, by its name in tsx-forms.json; reference:"
+            " the original"
+        ),
     )
     forms_passed_over: list[str] | None = Field(
         None, description="for each form that model-config.yaml names before it, why it is not used"
@@ -259,7 +365,9 @@ class ServerMetadata(BaseModel):
     name: str = "Torchserve"  # what KServe's runtimes know it by
     version: str = __version__
     extensions: list[str] = ["kserve", "kubeflow"]
-    extenstion: list[str] = Field(default=["kserve", "kubeflow"], description="as TorchServe spells it")
+    extenstion: list[str] = Field(
+        default=["kserve", "kubeflow"], description="as TorchServe spells it"
+    )
 
 
 def dump_json(model: BaseModel) -> str:
@@ -276,15 +384,22 @@ def parameters_of(kind: type[ParametersT], given: dict[str, Any], **own: Any) ->
 
 
 def from_validation(problems: Any, known: Collection[str] = ()) -> BadRequest:
-    """Names each parameter and its value. (TorchServe takes the default for a number that does not parse.) `known`: the valid names."""
+    """Names each parameter and its value. (TorchServe takes the default for a number that does not
+    parse.) `known`: the valid names.
+    """
     texts = []
     for problem in problems[:MOST_PROBLEMS]:
-        name = ".".join(str(part) for part in problem["loc"] if part not in ("query", "body", "path"))
+        name = ".".join(
+            str(part) for part in problem["loc"] if part not in ("query", "body", "path")
+        )
         if problem["type"] == "extra_forbidden" and known:
             others = f"; there are {', '.join(known)}."
             texts.append(f"Parameter {name} is not known{suggestion(name, known) or others}")
             continue
-        texts.append(f"Parameter {name or 'body'} is {_SHOWN.repr(problem.get('input'))}: {problem['msg'].removeprefix('Value error, ')}.")
+        texts.append(
+            f"Parameter {name or 'body'} is {_SHOWN.repr(problem.get('input'))}:"
+            f" {problem['msg'].removeprefix('Value error, ')}."
+        )
     if len(problems) > MOST_PROBLEMS:
         texts.append(f"There are {len(problems) - MOST_PROBLEMS} more problems.")
     return BadRequest(" ".join(texts))

@@ -8,7 +8,8 @@ import asyncio
 async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
     """Wait until the event is set, or that long.
 
-    Before Python 3.12 `asyncio.wait_for` loses a cancellation that comes in the turn in which the event is set.
+    Before Python 3.12 `asyncio.wait_for` loses a cancellation that comes in the turn in which the
+    event is set.
     """
     waiting = asyncio.ensure_future(event.wait())
     try:

@@ -21,7 +21,10 @@ async def repeat(seconds: float, work: Callable[[], Awaitable[None] | None]) -> 
 
 @asynccontextmanager
 async def running(what: str, *works: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """While this is open. None of them should end by an error; where one does, the log says what will be missing."""
+    """While this is open.
+
+    None of them should end by an error; where one does, the log says what will be missing.
+    """
     tasks = [asyncio.create_task(work) for work in works]
     for task in tasks:
         task.add_done_callback(partial(_log_failure, what))

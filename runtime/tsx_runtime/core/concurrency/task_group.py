@@ -1,4 +1,6 @@
-"""Tasks that outlive their callers: each is kept until it ends, since the event loop itself holds only weak references."""
+"""Tasks that outlive their callers: each is kept until it ends, since the event loop itself holds
+only weak references.
+"""
 
 from __future__ import annotations
 

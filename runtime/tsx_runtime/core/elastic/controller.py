@@ -1,4 +1,6 @@
-"""Looks at the models whose number of workers may change, decides, and scales them: one periodic task per server."""
+"""Looks at the models whose number of workers may change, decides, and scales them: one periodic
+task per server.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +62,35 @@ class ElasticController:
         if not adaptive:
             self._watched.clear()
             return
-        serving = [worker for version in adaptive for worker in version.workers if worker.state is WorkerState.READY]
-        usage, memory = await asyncio.to_thread(lambda: ({worker: worker.usage() for worker in serving}, free_memory()))
+        serving = [
+            worker
+            for version in adaptive
+            for worker in version.workers
+            if worker.state is WorkerState.READY
+        ]
+        usage, memory = await asyncio.to_thread(
+            lambda: ({worker: worker.usage() for worker in serving}, free_memory())
+        )
         left = self._budget.free()
         free = memory if left is None else min(memory, left)
-        adaptive = [version for version in self._versions() if version in adaptive]  # some may have gone meanwhile
+        adaptive = [
+            version for version in self._versions() if version in adaptive
+        ]  # some may have gone meanwhile
         self._watched = {version: self._watched.get(version) or _Watched() for version in adaptive}
         for version, watched in self._watched.items():
-            self._apply(version, watched, _observe(version, watched, self.clock(), usage, free, self._budget.fitting(version), self._cores))
+            self._apply(
+                version,
+                watched,
+                _observe(
+                    version,
+                    watched,
+                    self.clock(),
+                    usage,
+                    free,
+                    self._budget.fitting(version),
+                    self._cores,
+                ),
+            )
 
     def _apply(self, version: ModelVersion, watched: _Watched, seen: ModelLoad) -> None:
         decision, watched.history = decide(seen, watched.history)
@@ -79,22 +102,42 @@ class ElasticController:
         if decision.workers < len(version.workers) and not version.can_shrink:
             return
         watched.held = ""
-        self._begin(version.adapt(decision.workers, decision.reason, _numbers(seen, watched.history)))
+        self._begin(
+            version.adapt(decision.workers, decision.reason, _numbers(seen, watched.history))
+        )
 
 
 def _observe(
-    version: ModelVersion, watched: _Watched, now: float, usage: dict[Worker, ResourceUsage | None], free: int, fitting: float, cores: int
+    version: ModelVersion,
+    watched: _Watched,
+    now: float,
+    usage: dict[Worker, ResourceUsage | None],
+    free: int,
+    fitting: float,
+    cores: int,
 ) -> ModelLoad:
     waiting, working, rate = version.pressure()
     states = [worker.state for worker in version.workers]
-    refusals = version.stats.refusals["QueueFull"] + (version.stats.refusals["NoWorker"] if version.plan.strategy.tickets else 0)
-    refused, watched.refusals = max(0, refusals - watched.refusals) if watched.history.looked > 0 else 0, refusals
+    refusals = version.stats.refusals["QueueFull"] + (
+        version.stats.refusals["NoWorker"] if version.plan.strategy.tickets else 0
+    )
+    refused, watched.refusals = (
+        max(0, refusals - watched.refusals) if watched.history.looked > 0 else 0,
+        refusals,
+    )
     count, report = version.stats.requests + refusals, version.slo
-    arrived, watched.arrived = max(0, count - watched.arrived) if watched.history.looked > 0 else 0, count
+    arrived, watched.arrived = (
+        max(0, count - watched.arrived) if watched.history.looked > 0 else 0,
+        count,
+    )
     bound = None
     if report is not None and report.curve is not None and report.curve.known:
         bound = LatencyBound(report.target, report.seconds, report.curve)
-    used = {worker: each for worker, each in usage.items() if each is not None and worker in version.workers}
+    used = {
+        worker: each
+        for worker, each in usage.items()
+        if each is not None and worker in version.workers
+    }
     _learn_cores(version, watched, used)
     return ModelLoad(
         now=now,
@@ -110,7 +153,10 @@ def _observe(
         bound=bound,
         places=version.batch_places or 1,
         rate=rate,
-        load_seconds=min((worker.instance.model_seconds for worker in version.workers if worker.instance), default=0.0),
+        load_seconds=min(
+            (worker.instance.model_seconds for worker in version.workers if worker.instance),
+            default=0.0,
+        ),
         worker_memory=max((each.memory for each in used.values()), default=0),
         free_memory=free,
         fitting=fitting,
@@ -121,14 +167,23 @@ def _observe(
     )
 
 
-def _learn_cores(version: ModelVersion, watched: _Watched, used: dict[Worker, ResourceUsage]) -> None:
-    """Of a worker at work: at most one, as more workers get fewer threads each. Where it waits for others, it uses less."""
+def _learn_cores(
+    version: ModelVersion, watched: _Watched, used: dict[Worker, ResourceUsage]
+) -> None:
+    """Of a worker at work: at most one, as more workers get fewer threads each.
+
+    Where it waits for others, it uses less.
+    """
     cpu, busy = sum(each.cpu_seconds for each in used.values()), version.stats.busy_seconds
-    processes = frozenset(worker.instance for worker in used)  # one that was restarted has used nothing yet
+    processes = frozenset(
+        worker.instance for worker in used
+    )  # one that was restarted has used nothing yet
     if watched.processes != processes:
         watched.processes, watched.cpu_seconds, watched.busy_seconds = processes, cpu, busy
     elif busy - watched.busy_seconds > BUSY_ENOUGH:
-        watched.cores_of_worker = min(1.0, (cpu - watched.cpu_seconds) / (busy - watched.busy_seconds))
+        watched.cores_of_worker = min(
+            1.0, (cpu - watched.cpu_seconds) / (busy - watched.busy_seconds)
+        )
 
 
 def _numbers(seen: ModelLoad, then: History) -> str:
@@ -136,15 +191,25 @@ def _numbers(seen: ModelLoad, then: History) -> str:
     if seen.bound is not None:
         rate, size = seen.bound.capacity(then.recent_rate, seen.workers)
         slo = seen.bound.target.text
-        bound = f"{rounded(then.recent_rate)} requests/s arrive, of which these answer {rounded(rate)} within {slo}, in batches of {size}"
+        bound = (
+            f"{rounded(then.recent_rate)} requests/s arrive, of which these answer {rounded(rate)}"
+            f" within {slo}, in batches of {size}"
+        )
     parts = [
         bound,
         f"{seen.waiting} requests wait",
         f"{seen.refused} refused" if seen.refused else "",
         f"{seen.working} of {seen.workers} workers are at work",
         f"{rounded(seen.rate)} requests/s each",
-        f"a worker loads in {seen.load_seconds:.2g} s and uses {seen.worker_memory // MEGA} MB of {seen.free_memory // MEGA} MB free",
-        f"it uses {seen.cores_of_worker:.2g} of {seen.cores:g} cores at work" if seen.cores_of_worker else "",
+        (
+            f"a worker loads in {seen.load_seconds:.2g} s and uses {seen.worker_memory // MEGA} MB"
+            f" of {seen.free_memory // MEGA} MB free"
+        ),
+        (
+            f"it uses {seen.cores_of_worker:.2g} of {seen.cores:g} cores at work"
+            if seen.cores_of_worker
+            else ""
+        ),
         f"no request for {seen.unused:.0f} s" if seen.unused >= 1 else "",
     ]
     return ", ".join(filter(None, parts))

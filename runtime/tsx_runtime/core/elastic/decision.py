@@ -1,19 +1,23 @@
-"""How many workers a model should have now: a pure function of what is seen of it and of what was seen before. No clock, no I/O.
+"""How many workers a model should have now: a pure function of what is seen of it and of what was
+seen before. No clock, no I/O.
 
 Up is quick, down is slow:
 
-1. Pressed: all workers are at work, more requests wait than these take with their next batches, and either it takes `PATIENCE` until
-   they are done or the workers have had no pause. Once that has lasted at two looks, and for as long as a worker takes to load
-   (`LONGEST_PATIENCE` at most), workers are added: as many as do what waits in a second, or in the time to load one; at most as
+1. Pressed: all workers are at work, more requests wait than these take with their next batches, and
+   either it takes `PATIENCE` until they are done or the workers have had no pause. Once that has
+   lasted at two looks, and for as long as a worker takes to load (`LONGEST_PATIENCE` at most),
+   workers are added: as many as do what waits in a second, or in the time to load one; at most as
    many as there are. A request that was refused because the queue is full adds workers at once.
-2. Quiet: nothing was pressed for `calm` seconds, and fewer workers would have been at work for less than `COMFORTABLE` of the time.
-   Then that many are left. If workers are added again soon after, the next `calm` is twice as long: a load that just needs
-   one more worker does not start and stop it again and again.
+2. Quiet: nothing was pressed for `calm` seconds, and fewer workers would have been at work for less
+   than `COMFORTABLE` of the time. Then that many are left. If workers are added again soon after,
+   the next `calm` is twice as long: a load that just needs one more worker does not start and stop
+   it again and again.
 3. Unused: no request for `scale_to_zero` seconds. Then none is left.
 
-With a latency target, its curve decides instead of the queue and of how busy the workers are: pressed is a model that needs more workers to
-answer within the target all requests that arrive, refused ones included, or that refuses more of them than the target allows to be late;
-quiet is one for which fewer suffice with time to spare.
+With a latency target, its curve decides instead of the queue and of how busy the workers are:
+pressed is a model that needs more workers to answer within the target all requests that arrive,
+refused ones included, or that refuses more of them than the target allows to be late; quiet is one
+for which fewer suffice with time to spare.
 
 Nothing is added where memory or cores do not suffice, or while a worker loads or fails.
 """
@@ -46,11 +50,18 @@ class LatencyBound(NamedTuple):
     curve: LatencyCurve  # that is known
 
     def workers(self, rate: float, share: float, most: int) -> int:
-        """The fewest, `most` at most, that answer `rate` requests a second in time and are at work for `share` of the time."""
-        return next((count for count in range(1, most) if rate <= share * self.capacity(rate, count)[0]), most)
+        """The fewest, `most` at most, that answer `rate` requests a second in time and are at work
+        for `share` of the time.
+        """
+        return next(
+            (count for count in range(1, most) if rate <= share * self.capacity(rate, count)[0]),
+            most,
+        )
 
     def capacity(self, rate: float, workers: int) -> tuple[float, int]:
-        """Requests per second that these answer in time, and the size of the batches that they aim at."""
+        """Requests per second that these answer in time, and the size of the batches that they aim
+        at.
+        """
         size = aim(self.curve, self.seconds, rate, workers).size
         return workers * size / (self.curve.typical(size) * self.curve.mean), size
 
@@ -98,11 +109,15 @@ class History(NamedTuple):
 
 class Scaling(NamedTuple):
     workers: int
-    reason: str = ""  # queue, refused, slo, quiet or unused; memory or cores where one of these kept workers away
+    # queue, refused, slo, quiet or unused; memory or cores where one of these kept workers away
+    reason: str = ""
 
 
 def decide(seen: ModelLoad, before: History) -> tuple[Scaling, History]:
-    """How many workers there should be, and what to remember. The same number, without a reason, where all is well."""
+    """How many workers there should be, and what to remember.
+
+    The same number, without a reason, where all is well.
+    """
     then = _averaged(seen, before)
     if not seen.workers or seen.starting or seen.failing:
         return Scaling(seen.workers), then._replace(pressed_since=None, quiet_since=None)
@@ -135,24 +150,43 @@ def _is_pressed(seen: ModelLoad, then: History) -> bool:
         return seen.bound.workers(then.recent_rate, SATURATED, seen.workers + 1) > seen.workers
     if seen.working < seen.workers or seen.waiting < seen.places * seen.workers:
         return False
-    return seen.waiting >= PATIENCE * seen.rate * seen.workers or then.recent >= SATURATED * seen.workers
+    return (
+        seen.waiting >= PATIENCE * seen.rate * seen.workers
+        or then.recent >= SATURATED * seen.workers
+    )
 
 
 def _refuses(seen: ModelLoad) -> bool:
     """More than the target, where there is one, allows to be late."""
-    return seen.refused > (0.0 if seen.bound is None else (1 - seen.bound.target.quantile) * seen.arrived)
+    return seen.refused > (
+        0.0 if seen.bound is None else (1 - seen.bound.target.quantile) * seen.arrived
+    )
 
 
 def _when_pressed(seen: ModelLoad, then: History) -> tuple[Scaling, History]:
     since = seen.now if then.pressed_since is None else then.pressed_since
     then = then._replace(pressed_since=since, quiet_since=None)
-    if not _refuses(seen) and seen.now - since < max(LOOK / 2, min(seen.load_seconds, LONGEST_PATIENCE)):
+    if not _refuses(seen) and seen.now - since < max(
+        LOOK / 2, min(seen.load_seconds, LONGEST_PATIENCE)
+    ):
         return Scaling(seen.workers), then
     if seen.bound is not None:
-        wanted, reason = max(seen.workers + 1, seen.bound.workers(then.recent_rate, SATURATED, 2 * seen.workers)), "slo"
+        wanted, reason = (
+            max(
+                seen.workers + 1, seen.bound.workers(then.recent_rate, SATURATED, 2 * seen.workers)
+            ),
+            "slo",
+        )
     else:
-        work = (seen.waiting + seen.refused) / (seen.rate * max(1.0, seen.load_seconds)) if seen.rate else 0.0
-        wanted, reason = seen.workers + max(1, math.ceil(min(seen.workers, work))), "refused" if seen.refused else "queue"
+        work = (
+            (seen.waiting + seen.refused) / (seen.rate * max(1.0, seen.load_seconds))
+            if seen.rate
+            else 0.0
+        )
+        wanted, reason = (
+            seen.workers + max(1, math.ceil(min(seen.workers, work))),
+            "refused" if seen.refused else "queue",
+        )
     limits = [(seen.maximum, ""), (_fitting(seen), "memory"), (_cores(seen), "cores")]
     most, limit = min(limits, key=lambda each: each[0])
     if most <= seen.workers:
@@ -163,7 +197,11 @@ def _when_pressed(seen: ModelLoad, then: History) -> tuple[Scaling, History]:
 
 
 def _when_not(seen: ModelLoad, then: History) -> tuple[Scaling, History]:
-    busy = math.ceil(then.usual / COMFORTABLE) if seen.bound is None else seen.bound.workers(then.usual_rate, COMFORTABLE, seen.workers)
+    busy = (
+        math.ceil(then.usual / COMFORTABLE)
+        if seen.bound is None
+        else seen.bound.workers(then.usual_rate, COMFORTABLE, seen.workers)
+    )
     least = max(seen.minimum, 1, busy)
     if least >= seen.workers:
         return Scaling(seen.workers), then._replace(quiet_since=None)
@@ -182,4 +220,8 @@ def _fitting(seen: ModelLoad) -> int:
 
 def _cores(seen: ModelLoad) -> int:
     """More workers than the cores can run make each other wait."""
-    return max(seen.minimum, 1, int(seen.cores / seen.cores_of_worker)) if seen.cores_of_worker and seen.cores < math.inf else seen.maximum
+    return (
+        max(seen.minimum, 1, int(seen.cores / seen.cores_of_worker))
+        if seen.cores_of_worker and seen.cores < math.inf
+        else seen.maximum
+    )

@@ -23,7 +23,16 @@ OPTIONS = (
     "--progress-bar=off",
     "--upgrade-strategy=only-if-needed",
 )
-ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_DRY_RUN", "PIP_PYTHON", "PIP_REQUIREMENT", "PIP_EDITABLE")
+ELSEWHERE = (
+    "PIP_TARGET",
+    "PIP_PREFIX",
+    "PIP_ROOT",
+    "PIP_USER",
+    "PIP_DRY_RUN",
+    "PIP_PYTHON",
+    "PIP_REQUIREMENT",
+    "PIP_EDITABLE",
+)
 LAST_LINES = 8  # of what pip said, in the error
 LONGEST_LINE = 300
 
@@ -60,30 +69,60 @@ class Runs:
                 end(process)
 
 
-def install(label: str, environment: Path, model_dir: Path, requirements: Requirements, *, timeout: float, runs: Runs) -> None:
-    """Install into the environment, from the archive's own wheels alone where they are enough. Raises PipFailed, OSError."""
+def install(
+    label: str,
+    environment: Path,
+    model_dir: Path,
+    requirements: Requirements,
+    *,
+    timeout: float,
+    runs: Runs,
+) -> None:
+    """Install into the environment, from the archive's own wheels alone where they are enough.
+
+    Raises PipFailed, OSError.
+    """
     deadline = time.monotonic() + timeout
     begin = [str(environment / "bin" / "python"), "-I", "-m", "pip", "install", *OPTIONS]
     links = [f"--find-links={place}" for place in requirements.wheel_places]
     asked = ["--requirement", str(requirements.file)]
-    logger.info("%s: installing the packages of %s into the model's own environment", label, requirements.file)
+    logger.info(
+        "%s: installing the packages of %s into the model's own environment",
+        label,
+        requirements.file,
+    )
     began, failed = time.monotonic(), ""
     for index in (["--no-index"], []) if links else ([],):
         said = _run([*begin, *index, *links, *asked], label, model_dir, deadline, runs)
         if said is None:
-            logger.info("%s: its environment is ready after %.1f s", label, time.monotonic() - began)
+            logger.info(
+                "%s: its environment is ready after %.1f s", label, time.monotonic() - began
+            )
             return
         failed = said
         if index:
-            logger.info("%s: the archive lacks wheels of some requirements, so pip uses the package index as well", label)
+            logger.info(
+                "%s: the archive lacks wheels of some requirements, so pip uses the package index"
+                " as well",
+                label,
+            )
     if "No module named pip" in failed:
-        failed = f"pip is not installed where the server runs ({sys.prefix}). Install it there: python -m ensurepip"
+        failed = (
+            f"pip is not installed where the server runs ({sys.prefix}). Install it there: python"
+            " -m ensurepip"
+        )
     raise PipFailed(failed)
 
 
 def environment_of_pip(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that pip gets: all that are set for it, but none that would lead it elsewhere."""
-    return {name: value for name, value in environ.items() if name.startswith("PIP_") and name not in ELSEWHERE}
+    """The variables that pip gets: all that are set for it, but none that would lead it
+    elsewhere.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith("PIP_") and name not in ELSEWHERE
+    }
 
 
 def end(process: subprocess.Popen[str]) -> None:
@@ -92,9 +131,15 @@ def end(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _run(command: list[str], label: str, directory: Path, deadline: float, runs: Runs) -> str | None:
+def _run(
+    command: list[str], label: str, directory: Path, deadline: float, runs: Runs
+) -> str | None:
     """None where all went well, else what pip said last."""
-    others = {name: value for name, value in os.environ.items() if not name.startswith("PIP_") and name not in runs.hidden}
+    others = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PIP_") and name not in runs.hidden
+    }
     process = subprocess.Popen(
         command,
         cwd=directory,
@@ -132,5 +177,12 @@ def _run(command: list[str], label: str, directory: Path, deadline: float, runs:
             end(process)
             process.wait()
     if late.is_set():
-        said.append("It was stopped after install_timeout: raise install_timeout, or put wheels into the archive.")
-    return None if code == 0 else "\n".join(said) or f"pip ended with exit code {code} and printed nothing."
+        said.append(
+            "It was stopped after install_timeout: raise install_timeout, or put wheels into the"
+            " archive."
+        )
+    return (
+        None
+        if code == 0
+        else "\n".join(said) or f"pip ended with exit code {code} and printed nothing."
+    )

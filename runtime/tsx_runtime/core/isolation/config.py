@@ -1,8 +1,10 @@
-"""Isolated workers: the isolation that the settings require, whether this system supports it, and the rights that each process keeps.
+"""Isolated workers: the isolation that the settings require, whether this system supports it, and
+the rights that each process keeps.
 
-The mechanisms are the kernel's own and need no root: Landlock (files, signals), seccomp (system calls, network), no_new_privs and dropped
-capabilities, cgroup v2 (memory, CPU time, processes). `tsx_runtime/sandbox` has the system calls; an isolated worker is a program that
-starts there. A promise that cannot be held is no warning: the server does not start, and says what is missing.
+The mechanisms are the kernel's own and need no root: Landlock (files, signals), seccomp (system
+calls, network), no_new_privs and dropped capabilities, cgroup v2 (memory, CPU time, processes).
+`tsx_runtime/sandbox` has the system calls; an isolated worker is a program that starts there. A
+promise that cannot be held is no warning: the server does not start, and says what is missing.
 """
 
 from __future__ import annotations
@@ -28,30 +30,68 @@ from tsx_runtime.sandbox.enter import SandboxConfig
 from tsx_runtime.settings.schema import Settings
 
 # The new interpreter sees the standard library alone until everything is given up.
-BOOT = "import json, sys; sys.path.append(sys.argv[1]); from tsx_runtime.sandbox.enter import enter; enter(json.loads(sys.argv[2]))"
-# What any worker may read. Of /etc nothing that holds keys or passwords: a server that runs as root owns all of it.
+BOOT = (
+    "import json, sys; sys.path.append(sys.argv[1]); from tsx_runtime.sandbox.enter import enter;"
+    " enter(json.loads(sys.argv[2]))"
+)
+# What any worker may read. Of /etc nothing that holds keys or passwords: a server that runs as root
+# owns all of it.
 TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/proc")
 OF_SYS = ("bus", "class", "devices", "fs/cgroup", "kernel/mm", "module")
-OF_ETC = ("alternatives", "debian_version", "fonts", "group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types")
+OF_ETC = (
+    "alternatives",
+    "debian_version",
+    "fonts",
+    "group",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+)
 OF_ETC_ALSO = ("nsswitch.conf", "os-release", "passwd", "pki/ca-trust", "ssl/certs", "timezone")
-SYSTEM = [*TREES, *(f"/sys/{name}" for name in OF_SYS), *(f"/etc/{name}" for name in (*OF_ETC, *OF_ETC_ALSO))]
+SYSTEM = [
+    *TREES,
+    *(f"/sys/{name}" for name in OF_SYS),
+    *(f"/etc/{name}" for name in (*OF_ETC, *OF_ETC_ALSO)),
+]
 OF_NETWORK = [
     "/run/systemd/resolve",
-    *(f"/etc/{name}" for name in ("gai.conf", "host.conf", "hosts", "protocols", "resolv.conf", "services")),
+    *(
+        f"/etc/{name}"
+        for name in ("gai.conf", "host.conf", "hosts", "protocols", "resolv.conf", "services")
+    ),
 ]
 DEVICES = [f"/dev/{name}" for name in ("full", "null", "random", "urandom", "zero")]
 GPU_DEVICES = ("nvidia*", "dri", "kfd")  # in /dev
-# Variables that say how to compute; those that say where to write would lead out of the scratch directory.
+# Variables that say how to compute; those that say where to write would lead out of the scratch
+# directory.
 VARIABLES = {"PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV"}
 VARIABLES |= {"PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "PYTHONWARNINGS"}
-FAMILIES = ("LC_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "CUDA_", "NVIDIA_", "NCCL_", "CUBLAS_", "CUDNN_", "PYTORCH_", "MALLOC_")
+FAMILIES = (
+    "LC_",
+    "OMP_",
+    "KMP_",
+    "GOMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "CUDA_",
+    "NVIDIA_",
+    "NCCL_",
+    "CUBLAS_",
+    "CUDNN_",
+    "PYTORCH_",
+    "MALLOC_",
+)
 REMOVE_TIME = 10.0  # seconds
 
 logger = logging.getLogger("tsx.isolation")
 
 
 class Isolation(NamedTuple):
-    """The isolation settings of one model's workers. 0 in `memory`, `cpus` and `processes` means no limit."""
+    """The isolation settings of one model's workers. 0 in `memory`, `cpus` and `processes` means no
+    limit.
+    """
 
     network: bool = False
     memory: int = 0  # megabytes
@@ -78,7 +118,9 @@ class Isolation(NamedTuple):
 
 
 def isolation_of(settings: Settings, model: str) -> Isolation | None:
-    """What the server sets for this model, and where it does not, for all; None where its workers are not isolated."""
+    """What the server sets for this model, and where it does not, for all; None where its workers
+    are not isolated.
+    """
     own = settings.models.get(model)
 
     def value(name: str) -> object:
@@ -95,14 +137,20 @@ def isolation_of(settings: Settings, model: str) -> Isolation | None:
 def check_isolation(settings: Settings) -> None:
     """Raises SettingError where this system does not have what the settings promise."""
     models = [name for name in settings.models if isolation_of(settings, name) is not None]
-    asked = [(f"models.{name}.isolation", isolation_of(settings, name)) for name in models] + [("isolation", isolation_of(settings, ""))]
+    asked = [(f"models.{name}.isolation", isolation_of(settings, name)) for name in models] + [
+        ("isolation", isolation_of(settings, ""))
+    ]
     for name, isolation in asked:
         if isolation is None:
             continue
         if missing := "; ".join(lacking(isolation)):
             raise SettingError(f"{name} is on, and this system lacks what it needs: {missing}")
         text = ", ".join(f"{what}: {value}" for what, value in isolation.describe().items())
-        logger.info("%s is on: %s", name, text if isolation.bounds else f"{text}; memory, CPU and processes are not limited")
+        logger.info(
+            "%s is on: %s",
+            name,
+            text if isolation.bounds else f"{text}; memory, CPU and processes are not limited",
+        )
 
 
 def lacking(isolation: Isolation) -> Iterable[str]:
@@ -111,23 +159,41 @@ def lacking(isolation: Isolation) -> Iterable[str]:
         yield "isolation needs Linux"
         return
     if not landlock.abi():
-        yield "the kernel has no Landlock (Linux 5.13 or later, with landlock among its security modules)"
+        yield (
+            "the kernel has no Landlock (Linux 5.13 or later, with landlock among its security"
+            " modules)"
+        )
     if seccomp.library() is None:
         yield "libseccomp.so.2 is not installed (apt-get install libseccomp2)"
     if isolation.bounds:
         try:
             cgroups.prepare(isolation.cgroup, isolation.bounds)
         except cgroups.NoGroups as error:
-            bounded = [f"isolation_{name}" for name in ("memory", "cpus", "processes") if getattr(isolation, name)]
+            bounded = [
+                f"isolation_{name}"
+                for name in ("memory", "cpus", "processes")
+                if getattr(isolation, name)
+            ]
             yield f"{', '.join(bounded)}: {error}"
-    yield from (f"{path} of isolation_paths does not exist" for path in isolation.paths if not Path(path).exists())
+    yield from (
+        f"{path} of isolation_paths does not exist"
+        for path in isolation.paths
+        if not Path(path).exists()
+    )
 
 
 class Sandbox:
-    """Of one process: its scratch directory and its group, which are there from `create`, which may raise OSError, to `remove`."""
+    """Of one process: its scratch directory and its group, which are there from `create`, which may
+    raise OSError, to `remove`.
+    """
 
-    def __init__(self, isolation: Isolation, readable: Iterable[str], *, gpu: bool, output: str, label: str) -> None:
-        """`readable`: what the worker needs beside the system and this Python. `output`, `label`: see `SandboxConfig`."""
+    def __init__(
+        self, isolation: Isolation, readable: Iterable[str], *, gpu: bool, output: str, label: str
+    ) -> None:
+        """`readable`: what the worker needs beside the system and this Python.
+
+        `output`, `label`: see `SandboxConfig`.
+        """
         self._isolation = isolation
         self._readable = [*readable, *isolation.paths]
         self._gpu, self._output, self._label = gpu, output, label
@@ -148,8 +214,21 @@ class Sandbox:
         cell = SandboxConfig(
             command=inner,
             scratch=self.scratch,
-            read=[*SYSTEM, *(OF_NETWORK if self._isolation.network else []), *python_paths(), *self._readable],
-            devices=[*DEVICES, *(str(path) for pattern in GPU_DEVICES if self._gpu for path in Path("/dev").glob(pattern))],
+            read=[
+                *SYSTEM,
+                *(OF_NETWORK if self._isolation.network else []),
+                *python_paths(),
+                *self._readable,
+            ],
+            devices=[
+                *DEVICES,
+                *(
+                    str(path)
+                    for pattern in GPU_DEVICES
+                    if self._gpu
+                    for path in Path("/dev").glob(pattern)
+                ),
+            ],
             network=self._isolation.network,
             group=None if self._group is None else str(self._group.path),
             output=self._output or None,
@@ -159,13 +238,20 @@ class Sandbox:
         return [sys.executable, "-I", "-S", "-c", BOOT, root, json.dumps(cell)]
 
     def environment(self, variables: dict[str, str], hidden: Collection[str]) -> dict[str, str]:
-        """Of the server's own variables only what says how to compute, or is named; never a secret that was not named."""
+        """Of the server's own variables only what says how to compute, or is named; never a secret
+        that was not named.
+        """
         passed = {
             name: value
             for name, value in os.environ.items()
-            if (name in VARIABLES or name.startswith(FAMILIES) or name in self._isolation.variables) and name not in hidden
+            if (name in VARIABLES or name.startswith(FAMILIES) or name in self._isolation.variables)
+            and name not in hidden
         }
-        own = {"HOME": self.scratch, "TMPDIR": self.scratch, "PYTHONUSERBASE": site.getuserbase()}  # the last would follow HOME
+        own = {
+            "HOME": self.scratch,
+            "TMPDIR": self.scratch,
+            "PYTHONUSERBASE": site.getuserbase(),
+        }  # the last would follow HOME
         return DEFAULTS | passed | variables | own
 
     def remove(self) -> None:
@@ -173,7 +259,9 @@ class Sandbox:
         if self._group is not None:
             if self._group.ran_out_of_memory():
                 logger.error(
-                    "%s: a worker was killed because it used more than isolation_memory, %d MB", self._label, self._isolation.memory
+                    "%s: a worker was killed because it used more than isolation_memory, %d MB",
+                    self._label,
+                    self._isolation.memory,
                 )
             self._group.remove()
         if not self.scratch:
@@ -181,13 +269,22 @@ class Sandbox:
         removing = subprocess.Popen(["rm", "-rf", "--", self.scratch], stderr=subprocess.DEVNULL)
         try:
             if removing.wait(REMOVE_TIME):
-                logger.warning("%s: the scratch directory %s cannot be removed", self._label, self.scratch)
+                logger.warning(
+                    "%s: the scratch directory %s cannot be removed", self._label, self.scratch
+                )
         except subprocess.TimeoutExpired:  # it goes on; the next worker need not wait for it
-            logger.warning("%s: the scratch directory %s is large and still being removed", self._label, self.scratch)
+            logger.warning(
+                "%s: the scratch directory %s is large and still being removed",
+                self._label,
+                self.scratch,
+            )
 
 
 def python_paths() -> list[str]:
-    """Where this Python and its packages are. A working directory on the path is left out: it may hold anything."""
+    """Where this Python and its packages are.
+
+    A working directory on the path is left out: it may hold anything.
+    """
     found = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path, *site.getsitepackages()}
     nothing = {"", "/", str(Path.home()), str(Path.cwd())}
     return sorted(path for path in found if path not in nothing and Path(path).is_absolute())

@@ -28,17 +28,32 @@ class BenchmarkRecord(NamedTuple):
     throughput: float  # accepted answers per second
     p99_ms: float
     slo: str | None  # the bounds that it was to keep
-    curve: tuple[tuple[int, float], ...] = ()  # of that configuration: sizes of batches and the seconds that one worker takes for them
+    curve: tuple[
+        tuple[int, float], ...
+    ] = ()  # of that configuration: sizes of batches and the seconds that one worker takes for them
 
     def __str__(self) -> str:
         bound = f" under {self.slo}" if self.slo else ""
-        figures = f"{rounded(self.throughput)} requests/s, p99 {rounded(self.p99_ms)} ms{bound}, with {self.configuration}"
-        away = "" if self.here else "; this machine is different, so expect different figures (run `tsx bench` to measure here)"
+        figures = (
+            f"{rounded(self.throughput)} requests/s, p99 {rounded(self.p99_ms)} ms{bound}, with"
+            f" {self.configuration}"
+        )
+        away = (
+            ""
+            if self.here
+            else (
+                "; this machine is different, so expect different figures (run `tsx bench` to"
+                " measure here)"
+            )
+        )
         return f"measured {self.date} on {self.machine}: {figures}{away}"
 
 
 def read_benchmark_record(directory: Path) -> BenchmarkRecord | None:
-    """Of an unpacked archive. What cannot be read is logged and counts as absent: it came with the archive."""
+    """Of an unpacked archive.
+
+    What cannot be read is logged and counts as absent: it came with the archive.
+    """
     path = directory / FILE
     try:
         with path.open("rb") as file:
@@ -47,12 +62,19 @@ def read_benchmark_record(directory: Path) -> BenchmarkRecord | None:
         return None
     found = parse_measured(content)
     if found is None:
-        logger.warning("%s: %s is not a tsx bench measurement that this version can read; it is ignored", directory.name, FILE)
+        logger.warning(
+            "%s: %s is not a tsx bench measurement that this version can read; it is ignored",
+            directory.name,
+            FILE,
+        )
     return found
 
 
 def parse_measured(content: bytes) -> BenchmarkRecord | None:
-    """None where it is none. The archive may come from anybody, so its texts are cut, and its numbers are looked at."""
+    """None where it is none.
+
+    The archive may come from anybody, so its texts are cut, and its numbers are looked at.
+    """
     try:
         if len(content) > LARGEST:
             return None
@@ -60,7 +82,11 @@ def parse_measured(content: bytes) -> BenchmarkRecord | None:
         if given["format"] != FORMAT:
             return None
         environment, best = given["environment"], given["best"]
-        machine = describe(_text(environment["cpu"]), _number(environment["cores"]), tuple(map(_text, environment["gpus"]))[:16])
+        machine = describe(
+            _text(environment["cpu"]),
+            _number(environment["cores"]),
+            tuple(map(_text, environment["gpus"]))[:16],
+        )
         return BenchmarkRecord(
             _text(given["measured"])[:10],
             machine[:_LONGEST],
@@ -79,7 +105,10 @@ def _curve(curves: list[Any], configuration: dict[str, Any]) -> tuple[tuple[int,
     """That of the configuration's variant of the model, if there is one."""
     for curve in curves:
         if all(curve.get(name) == configuration.get(name, curve.get(name)) for name in VARIANT):
-            return tuple((int(_number(point["batch_size"])), _number(point["median_ms"]) / 1000) for point in curve["points"][:_LONGEST])
+            return tuple(
+                (int(_number(point["batch_size"])), _number(point["median_ms"]) / 1000)
+                for point in curve["points"][:_LONGEST]
+            )
     return ()
 
 
@@ -90,6 +119,11 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> Any:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+    if (
+        not isinstance(value, (int, float))
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or value < 0
+    ):
         raise TypeError(value)
     return value

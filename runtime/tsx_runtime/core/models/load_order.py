@@ -1,4 +1,6 @@
-"""The load order of a worker, built from the archive, the plan, the worker's placement and the settings."""
+"""The load order of a worker, built from the archive, the plan, the worker's placement and the
+settings.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def load_order(
         model_name=name,
         model_version=version,
         model_dir=str(archive.directory),
-        manifest=archive.manifest.data if archive.digest else _without_checksums(archive.manifest.data),
+        manifest=(
+            archive.manifest.data if archive.digest else _without_checksums(archive.manifest.data)
+        ),
         model_config=archive.config.text,
         handler=handler,
         worker=worker,
@@ -72,7 +76,11 @@ def load_order(
 
 def envelope_of(archive: OpenArchive, settings: Settings) -> str:
     """What stands around its requests: what its manifest says goes before the setting."""
-    return str((archive.manifest.data.get("model") or {}).get("envelope") or settings.service_envelope or "")
+    return str(
+        (archive.manifest.data.get("model") or {}).get("envelope")
+        or settings.service_envelope
+        or ""
+    )
 
 
 def _without_checksums(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,9 @@ from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.shared.redaction import redacted
 
-HEARTBEAT_INTERVAL_S = 2  # between checks of a worker: whether it is stopped, silent or due for replacement
+HEARTBEAT_INTERVAL_S = (
+    2  # between checks of a worker: whether it is stopped, silent or due for replacement
+)
 
 logger = logging.getLogger("tsx.supervisor")
 
@@ -55,7 +57,9 @@ class ModelVersion:
         host: ServerResources,
         environment: ModelEnvironment | None = None,
     ) -> None:
-        """Raises BadRequest for an archive that no worker of this server can run, and for too many workers."""
+        """Raises BadRequest for an archive that no worker of this server can run, and for too many
+        workers.
+        """
         settings = host.settings
         self.name = name
         self.version = version
@@ -66,22 +70,34 @@ class ModelVersion:
         self.isolation = isolation_of(settings, name)
         if self.isolation is not None and chosen.parallel.is_group:
             raise BadRequest(
-                f"Model {name} runs isolated, but its model-config.yaml asks for a torchrun group, whose processes need the network. "
-                f'Set isolation = "off" in [models.{name}], or remove torchrun and parallelType from model-config.yaml.'
+                f"Model {name} runs isolated, but its model-config.yaml asks for a torchrun group,"
+                " whose processes need the network. "
+                f'Set isolation = "off" in [models.{name}], or remove torchrun and parallelType'
+                " from model-config.yaml."
             )
         self.envelope = envelope_of(archive, settings)
         self.runtime = order.runtime or archive.manifest.runtime
-        self.handler = handler_of(archive, chosen_handler(archive, order.handler, settings.default_service_handler), self.runtime)
+        self.handler = handler_of(
+            archive,
+            chosen_handler(archive, order.handler, settings.default_service_handler),
+            self.runtime,
+        )
         self.loaded_at_startup = order.loaded_at_startup
         self.workflow = order.workflow
         self.measured = read_benchmark_record(archive.directory)
         self.changed: dict[str, Any] = {}  # limits, since it was registered
-        self.scaled = order.initial_workers is not None  # the client chose the number of workers, which the archive then does not change
+        self.scaled = (
+            order.initial_workers is not None
+        )  # the client chose the number of workers, which the archive then does not change
         self.replaced: str | None = None  # the version whose place it has taken
-        self.predecessors: list[ModelVersion] = []  # whose places it has taken, and which have sequences that are not over
+        self.predecessors: list[
+            ModelVersion
+        ] = []  # whose places it has taken, and which have sequences that are not over
         self.min_workers = chosen.min_workers
         self.max_workers = chosen.max_workers
-        self.last_scaling: str | None = None  # why its number of workers was last changed by itself, with the numbers
+        self.last_scaling: str | None = (
+            None  # why its number of workers was last changed by itself, with the numbers
+        )
         self.client_timeout = chosen.client_timeout / 1000  # s; 0: none
         self.max_response_size = settings.max_response_size
         self._host = host
@@ -96,7 +112,8 @@ class ModelVersion:
             self.stats.journal = MetricJournal()
         self._supervision = SupervisionConfig(
             label,
-            f"`tsx models scale {name} 1 --version {version}` (PUT /models/{name}/{version}?min_worker=1)",
+            f"`tsx models scale {name} 1 --version {version}` (PUT"
+            f" /models/{name}/{version}?min_worker=1)",
             self._dispatcher,
             host.starter,
             self._load_order,
@@ -110,19 +127,33 @@ class ModelVersion:
             lambda worker: host.room(self, worker),
             must_load=order.must_load,
         )
-        self._supervisor = Supervisor(self._supervision, ids=host.ids, next_gpus=lambda: host.choose_gpus(chosen))
+        self._supervisor = Supervisor(
+            self._supervision, ids=host.ids, next_gpus=lambda: host.choose_gpus(chosen)
+        )
         self._dispatcher.wake = self._wake
         self._unloaded_at = time.monotonic()  # or registered
         self.cache = None if chosen.cache is None else ReplyCache(chosen.cache, self._dispatcher)
         self.submit: Callable[[Job], None] = self._entrance()
-        self.leave: Callable[[Job], None] = self._dispatcher.leave if self.cache is None else self.cache.leave
+        self.leave: Callable[[Job], None] = (
+            self._dispatcher.leave if self.cache is None else self.cache.leave
+        )
 
     def _make_dispatcher(self, chosen: VersionPlan) -> Dispatcher:
         bounds = chosen.bounds
         if bounds.slo is None:
-            return make_dispatcher(self.label, chosen.limits, bounds, chosen.strategy, self.max_response_size)
+            return make_dispatcher(
+                self.label, chosen.limits, bounds, chosen.strategy, self.max_response_size
+            )
         points = self.measured.curve if self.measured is not None and self.measured.here else ()
-        return SloDispatcher(self.label, chosen.limits, bounds, bounds.slo, points, queue_of(chosen.strategy), self._host.arbiter)
+        return SloDispatcher(
+            self.label,
+            chosen.limits,
+            bounds,
+            bounds.slo,
+            points,
+            queue_of(chosen.strategy),
+            self._host.arbiter,
+        )
 
     @property
     def slo(self) -> SloReport | None:
@@ -143,7 +174,9 @@ class ModelVersion:
 
     @property
     def batch_places(self) -> int:
-        """Requests that fit into a batch; 0 where a batch has one, or workers take requests while they work on others."""
+        """Requests that fit into a batch; 0 where a batch has one, or workers take requests while
+        they work on others.
+        """
         return self.batch_size if self.batch_size > 1 and self.plan.strategy.mode == "batch" else 0
 
     @property
@@ -163,7 +196,11 @@ class ModelVersion:
     def ready(self) -> bool:
         """Whether a worker serves it now; or it was unloaded, and requests load it."""
         states = [worker.state for worker in self.workers]
-        return self.asleep or WorkerState.READY in states or (self._dispatcher.cold_starts.is_waking and WorkerState.LOADING in states)
+        return (
+            self.asleep
+            or WorkerState.READY in states
+            or (self._dispatcher.cold_starts.is_waking and WorkerState.LOADING in states)
+        )
 
     @property
     def asleep(self) -> bool:
@@ -177,15 +214,30 @@ class ModelVersion:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all its workers could end now, and nothing would be lost: its next request may wait for one."""
-        return self._dispatcher.unused and not self.plan.strategy.tickets and {each.state for each in self.workers} <= {WorkerState.READY}
+        """Whether all its workers could end now, and nothing would be lost: its next request may
+        wait for one.
+        """
+        return (
+            self._dispatcher.unused
+            and not self.plan.strategy.tickets
+            and {each.state for each in self.workers} <= {WorkerState.READY}
+        )
 
     @property
     def last_used(self) -> float:
-        """time.monotonic() of its last answer, or when it was loaded; now where it has requests or sequences."""
+        """time.monotonic() of its last answer, or when it was loaded; now where it has requests or
+        sequences.
+        """
         if not self._dispatcher.unused:
             return time.monotonic()
-        return max([max(worker.since, worker.channel.replied) for worker in self.workers if worker.channel], default=self._unloaded_at)
+        return max(
+            [
+                max(worker.since, worker.channel.replied)
+                for worker in self.workers
+                if worker.channel
+            ],
+            default=self._unloaded_at,
+        )
 
     @property
     def can_shrink(self) -> bool:
@@ -193,7 +245,9 @@ class ModelVersion:
         return self.plan.strategy.sequences is None or self._dispatcher.unused
 
     def pressure(self) -> tuple[int, int, float]:
-        """Requests that no worker works on yet, workers that work on some, and requests per second of one of these."""
+        """Requests that no worker works on yet, workers that work on some, and requests per second
+        of one of these.
+        """
         working = [channel.sent[0].jobs for channel in self._dispatcher.channels if channel.sent]
         joins = self.plan.strategy.mode != "batch" or self.plan.strategy.sequences is not None
         waiting = self.pending if joins else self.in_flight - sum(map(len, working))
@@ -201,13 +255,17 @@ class ModelVersion:
 
     @property
     def forms(self) -> Counter[str]:
-        """How many workers run each form of the model; empty if the archive configures no forms, or no worker has loaded yet."""
+        """How many workers run each form of the model; empty if the archive configures no forms, or
+        no worker has loaded yet.
+        """
         return Counter(worker.form for worker in self.workers if worker.form is not None)
 
     @property
     def forms_passed_over(self) -> list[str]:
         """For each form that is configured before the one that workers run, why it is not used."""
-        return list(dict.fromkeys(reason for worker in self.workers for reason in worker.forms_passed_over))
+        return list(
+            dict.fromkeys(reason for worker in self.workers for reason in worker.forms_passed_over)
+        )
 
     @property
     def precision(self) -> str | None:
@@ -216,7 +274,9 @@ class ModelVersion:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were accepted and are not answered yet, whether they wait or a worker has them."""
+        """Requests that were accepted and are not answered yet, whether they wait or a worker has
+        them.
+        """
         return self._dispatcher.in_flight
 
     @property
@@ -233,8 +293,12 @@ class ModelVersion:
         return self
 
     def has_sequence_of(self, job: Job) -> bool:
-        """Whether it is a stateful model, and has the state of the sequence that the request belongs to."""
-        mine = isinstance(self._dispatcher, SequenceDispatcher) and self._dispatcher.has_sequence_of(job)
+        """Whether it is a stateful model, and has the state of the sequence that the request
+        belongs to.
+        """
+        mine = isinstance(
+            self._dispatcher, SequenceDispatcher
+        ) and self._dispatcher.has_sequence_of(job)
         return mine or any(old.carries(job) for old in self.predecessors)
 
     def carries(self, job: Job) -> bool:
@@ -244,15 +308,21 @@ class ModelVersion:
 
     def learn_losses_of(self, old: ModelVersion) -> None:
         """Report sequences that the old one lost, or will lose, to their clients."""
-        if isinstance(self._dispatcher, SequenceDispatcher) and isinstance(old._dispatcher, SequenceDispatcher):
+        if isinstance(self._dispatcher, SequenceDispatcher) and isinstance(
+            old._dispatcher, SequenceDispatcher
+        ):
             self._dispatcher.sequences.share_losses(old._dispatcher.sequences)
 
     def continue_counts(self, old: ModelVersion) -> None:
-        """Of the same version: its metrics go on where the old one's are, and have both while that is not over."""
+        """Of the same version: its metrics go on where the old one's are, and have both while that
+        is not over.
+        """
         self._dispatcher.continue_counts(old._dispatcher.stats)
 
     def redirect(self, submit: Callable[[Job], None], leave: Callable[[Job], None]) -> None:
-        """Have requests, and the clients that leave, go there from now on: the version is replaced, or has replaced another."""
+        """Have requests, and the clients that leave, go there from now on: the version is replaced,
+        or has replaced another.
+        """
         self.submit, self.leave = submit, leave
 
     def scale(self, min_workers: int, max_workers: int) -> Coroutine[Any, Any, None]:
@@ -266,8 +336,17 @@ class ModelVersion:
 
     def _check_workers(self, count: int) -> None:
         settings = self._host.settings
-        owners = self.config, settings.models.get(self.name), settings.model_versions.get(self.name, {}).get(self.version)
-        check_workers(count, self.name, self._host.machine.cores, *(owner.max_workers or 0 for owner in owners if owner))
+        owners = (
+            self.config,
+            settings.models.get(self.name),
+            settings.model_versions.get(self.name, {}).get(self.version),
+        )
+        check_workers(
+            count,
+            self.name,
+            self._host.machine.cores,
+            *(owner.max_workers or 0 for owner in owners if owner),
+        )
 
     def adapt(self, count: int, reason: str, numbers: str) -> Coroutine[Any, Any, None]:
         """Have `count` workers for a reason that the log, the description and the metrics tell."""
@@ -288,18 +367,30 @@ class ModelVersion:
         if not self.asleep:
             return False
         self._dispatcher.cold_starts.begin()
-        self._host.background.load(self.adapt(max(1, self.min_workers), "request", "the model was not loaded"))
+        self._host.background.load(
+            self.adapt(max(1, self.min_workers), "request", "the model was not loaded")
+        )
         return True
 
     def check_changes(self, changes: Mapping[str, Any]) -> None:
         """Raises BadRequest where a latency target and what it stands in place of come together."""
         if names := [name for name in self.plan.unfit if name in changes]:
-            has = f"its slo is {self.plan.slo}" if self.plan.slo is not None else "it was registered without an slo"
-            text = f"{self.label} cannot be given {', '.join(names)} while it is served, since {has}"
-            raise BadRequest(f"{text}. Register it with what you want: POST /models?url=...&replace=true&slo=...")
+            has = (
+                f"its slo is {self.plan.slo}"
+                if self.plan.slo is not None
+                else "it was registered without an slo"
+            )
+            text = (
+                f"{self.label} cannot be given {', '.join(names)} while it is served, since {has}"
+            )
+            raise BadRequest(
+                f"{text}. Register it with what you want: POST /models?url=...&replace=true&slo=..."
+            )
 
     def change(self, changes: Mapping[str, Any]) -> None:
-        """Values for names of CHANGEABLE, from now on: what is on its way to a worker goes as it was. See `check_changes`."""
+        """Values for names of CHANGEABLE, from now on: what is on its way to a worker goes as it
+        was. See `check_changes`.
+        """
         before, self.plan = self.plan, replace(self.plan, **changes)
         if bool(before.response_timeout) != bool(self.plan.response_timeout):
             self.submit = self._entrance()
@@ -312,7 +403,9 @@ class ModelVersion:
         self._supervision.set_timeouts(self.plan.response_timeout, self.plan.startup_timeout)
 
     def retry_after(self) -> int | None:
-        """Whole seconds until a worker serves, as far as is known; None where no worker serves or is starting."""
+        """Whole seconds until a worker serves, as far as is known; None where no worker serves or
+        is starting.
+        """
         seconds = self._supervisor.seconds_until_ready()
         return None if seconds is None else retry_after(0, 0.0, seconds)
 
@@ -354,7 +447,9 @@ class ModelVersion:
 
     def _place(self, worker: Worker) -> WorkerPlacement:
         workers = self.workers
-        position = workers.index(worker) if worker in workers else 0  # one that ends is placed no more
+        position = (
+            workers.index(worker) if worker in workers else 0
+        )  # one that ends is placed no more
         plan = self.plan
         return placement_of(
             self._host.machine,
@@ -369,14 +464,30 @@ class ModelVersion:
     def _launch(self, worker: Worker) -> Launch | None:
         use_venv, threads = bool(self.config.use_venv), self._place(worker).threads
         group, sandbox = f"{self.name}_{worker.id}", self._sandbox(worker)
-        return launch_of(self.plan.parallel, self._environment, use_venv=use_venv, threads=threads, group=group, sandbox=sandbox)
+        return launch_of(
+            self.plan.parallel,
+            self._environment,
+            use_venv=use_venv,
+            threads=threads,
+            group=group,
+            sandbox=sandbox,
+        )
 
     def _sandbox(self, worker: Worker) -> Sandbox | None:
         if self.isolation is None:
             return None
-        readable = [str(self.archive.directory), *([] if self._environment is None else [str(self._environment.directory)])]
+        readable = [
+            str(self.archive.directory),
+            *([] if self._environment is None else [str(self._environment.directory)]),
+        ]
         label = f"W-{worker.id}-{self.name}_{self.version}"
-        return Sandbox(self.isolation, readable, gpu=bool(worker.gpus), output=self._host.worker_output, label=label)
+        return Sandbox(
+            self.isolation,
+            readable,
+            gpu=bool(worker.gpus),
+            output=self._host.worker_output,
+            label=label,
+        )
 
     def _load_order(self, worker: Worker) -> wire.LoadOrder:
         place, settings = self._place(worker), self._host.settings

@@ -11,7 +11,9 @@ from tsx_archiver.metadata.mlmodel import PYFUNC
 from tsx_runtime.core.models.handlers import BUILTIN
 from tsx_runtime.errors import InvalidModel
 
-PACKAGES: Mapping[str, tuple[str, str]] = {  # by handler or suffix: the package that loads the model, and its extra
+PACKAGES: Mapping[
+    str, tuple[str, str]
+] = {  # by handler or suffix: the package that loads the model, and its extra
     HANDLER: ("transformers", "transformers"),
     GENERATION_HANDLER: ("transformers", "transformers"),
     PYFUNC: ("mlflow", "mlflow"),
@@ -26,7 +28,12 @@ def check_packages(archive: OpenArchive, handler: str) -> None:
         InvalidModel: the package is not installed.
     """
     file = archive.manifest.serialized_file or ""
-    needed = PACKAGES.get(handler) or (PACKAGES[".onnx"] if handler in BUILTIN and file.endswith(".onnx") else None)
+    needed = PACKAGES.get(handler) or (
+        PACKAGES[".onnx"] if handler in BUILTIN and file.endswith(".onnx") else None
+    )
     if needed is not None and find_spec(needed[0]) is None:
         package, extra = needed
-        raise InvalidModel(f"{archive.source.name} needs the package {package}, which is not installed: pip install 'tsx-serve[{extra}]'")
+        raise InvalidModel(
+            f"{archive.source.name} needs the package {package}, which is not installed: pip"
+            f" install 'tsx-serve[{extra}]'"
+        )

@@ -25,16 +25,26 @@ from tsx_runtime.settings.torchserve import VersionSettings
 
 NOTHING_OWN = VersionSettings()
 KNOBS = ("batch_size", "max_batch_delay", "job_queue_size")  # what a latency target is in place of
-OWN_DEFAULTS: Mapping[str, Mapping[str, int]] = {HANDLER: {"batch_size": 32}}  # by handler: what it has in place of `LIMITS`
-TASK_WORKERS = 4  # at most, of a model of Hugging Face's tasks on a CPU: many with a thread each compute more than one with many threads
-TASK_WEIGHTS = 1 << 30  # bytes of a model that may have so many: a worker that changes their precision has a copy of its own
+OWN_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    HANDLER: {"batch_size": 32}
+}  # by handler: what it has in place of `LIMITS`
+# at most, of a model of Hugging Face's tasks on a CPU: many with a thread each compute more than
+# one with many threads
+TASK_WORKERS = 4
+TASK_WEIGHTS = (
+    1 << 30
+    # bytes of a model that may have so many: a worker that changes their precision has a copy of
+    # its own
+)
 MOST_WORKERS = 1024  # of one version, whatever allows more
 PLAUSIBLE_WORKERS = 64  # of one version on up to 4 cores; its maxWorkers allows more
 
 
 @dataclass(frozen=True)
 class RegisterOrder(ModelLimits["int | None"]):
-    """The parameters of a registration; None defers to the archive's model-config.yaml, then to the settings."""
+    """The parameters of a registration; None defers to the archive's model-config.yaml, then to the
+    settings.
+    """
 
     url: str
     model_name: str | None = None
@@ -43,7 +53,9 @@ class RegisterOrder(ModelLimits["int | None"]):
     runtime: str | None = None
     initial_workers: int | None = None
     max_workers: int | None = None  # as many as at first if not set
-    archive_first: bool = False  # initial_workers only where the archive has no minWorkers, as in TorchServe's API
+    archive_first: bool = (
+        False  # initial_workers only where the archive has no minWorkers, as in TorchServe's API
+    )
     default_workers: int | None = None  # at start, where nothing else says how many
     device_type: str | None = None
     scale_to_zero: float | None = None  # seconds
@@ -54,13 +66,27 @@ class RegisterOrder(ModelLimits["int | None"]):
     workflow: str = ""  # whose node it is; a node without a url is a function of the workflow's own
     s3_sse_kms: bool = False
     slo: str | None = None  # a latency target, in place of KNOBS
-    replaces: bool = False  # takes the place of the version of its number, else of the default one; just registers where there is none
+    # takes the place of the version of its number, else of the default one; just registers where
+    # there is none
+    replaces: bool = False
 
 
 def addable(order: RegisterOrder, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of these values, those that the order leaves open: with a latency target no KNOBS, and the other way round."""
-    decided = KNOBS if order.slo is not None else ("slo",) if any(getattr(order, name) is not None for name in KNOBS) else ()
-    return {name: value for name, value in values.items() if name not in decided and getattr(order, name) is None}
+    """Of these values, those that the order leaves open: with a latency target no KNOBS, and the
+    other way round.
+    """
+    decided = (
+        KNOBS
+        if order.slo is not None
+        else ("slo",)
+        if any(getattr(order, name) is not None for name in KNOBS)
+        else ()
+    )
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in decided and getattr(order, name) is None
+    }
 
 
 def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> RegisterOrder:
@@ -68,16 +94,26 @@ def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> Regist
     if own is None:
         return order
     own_values = addable(order, {name: getattr(own, name) for name in (*LIMITS, "slo")})
-    own_values |= {name: getattr(own, name) for name in ("max_workers", "scale_to_zero") if getattr(order, name) is None}
+    own_values |= {
+        name: getattr(own, name)
+        for name in ("max_workers", "scale_to_zero")
+        if getattr(order, name) is None
+    }
     workers = own.workers if order.initial_workers is None else order.initial_workers
     buckets = None if own.batch_buckets is None else tuple(own.batch_buckets)
-    own_values |= {"device_type": order.device_type or own.device, "batch_buckets": buckets, "cache": own.cache}
+    own_values |= {
+        "device_type": order.device_type or own.device,
+        "batch_buckets": buckets,
+        "cache": own.cache,
+    }
     return replace(order, initial_workers=workers, **own_values)
 
 
 @dataclass(frozen=True)
 class VersionPlan(ModelLimits[int]):
-    """The effective configuration of a version: registration, then model-config.yaml, then settings."""
+    """The effective configuration of a version: registration, then model-config.yaml, then
+    settings.
+    """
 
     max_retry_timeout: int  # s
     min_workers: int
@@ -100,11 +136,15 @@ class VersionPlan(ModelLimits[int]):
         wait = self.max_batch_delay / 1000 if self.wait else None
         items = MOST_AT_ONCE if self.strategy.mode == "async" else self.batch_size or 1
         size, cost = min(self.max_batch_bytes, wire.MAX_SIZE // 2), self.batch_cost or NEVER
-        return BatchLimits(min(items, wire.MAX_ITEMS), size, wait, self.policy, cost, self.batch_buckets)
+        return BatchLimits(
+            min(items, wire.MAX_ITEMS), size, wait, self.policy, cost, self.batch_buckets
+        )
 
     @property
     def unfit(self) -> tuple[str, ...]:
-        """What a version cannot be given while it is served: a latency target and KNOBS exclude each other."""
+        """What a version cannot be given while it is served: a latency target and KNOBS exclude
+        each other.
+        """
         return KNOBS if self.slo is not None else ("slo",)
 
     @property
@@ -123,7 +163,12 @@ class VersionPlan(ModelLimits[int]):
 
 
 def plan(
-    order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings = NOTHING_OWN, handler: str = ""
+    order: RegisterOrder,
+    config: ModelConfig,
+    settings: Settings,
+    gpus: int,
+    own: VersionSettings = NOTHING_OWN,
+    handler: str = "",
 ) -> VersionPlan:
     """`gpus`: how many the server uses. `own` is what a config.properties says of this version.
 
@@ -134,10 +179,13 @@ def plan(
     parallel = parallel_of(config, gpus)
     workers, most = _workers(order, config, settings, gpus // parallel.gpus, own)
     most = max(most, order.max_workers or 0)
-    scale_to_zero = order.scale_to_zero if order.scale_to_zero is not None else config.scale_to_zero or 0.0
+    scale_to_zero = (
+        order.scale_to_zero if order.scale_to_zero is not None else config.scale_to_zero or 0.0
+    )
     if scale_to_zero and config.use_job_ticket:
         raise BadRequest(
-            "scaleToZero needs requests to wait while the model is loaded, and with useJobTicket no request waits. Remove one of the two."
+            "scaleToZero needs requests to wait while the model is loaded, and with useJobTicket no"
+            " request waits. Remove one of the two."
         )
     chosen = strategy(config)
     slo = _slo(order, config, own, chosen)
@@ -164,14 +212,20 @@ def plan(
         gpus=tuple(candidates(config.device_ids or (), gpus, parallel.gpus)),
         wait=config.batch_policy == "wait",
         slo=slo,
-        strategy=_with_rows(_with_costs(chosen, limits["max_batch_cost"], limits["max_batch_tokens"], buckets), limits["split_rows"], slo),
+        strategy=_with_rows(
+            _with_costs(chosen, limits["max_batch_cost"], limits["max_batch_tokens"], buckets),
+            limits["split_rows"],
+            slo,
+        ),
         batch_buckets=buckets,
         cache=_cache(order, config),
         **limits,
     )
 
 
-def _slo(order: RegisterOrder, config: ModelConfig, own: VersionSettings, chosen: Strategy) -> str | None:
+def _slo(
+    order: RegisterOrder, config: ModelConfig, own: VersionSettings, chosen: Strategy
+) -> str | None:
     """Of the first source that says anything: a target, or the KNOBS that it is in place of."""
     for source in (order, config, own):
         slo: str | None = getattr(source, "slo", None)
@@ -179,11 +233,16 @@ def _slo(order: RegisterOrder, config: ModelConfig, own: VersionSettings, chosen
         if slo is None and not knobs:
             continue
         if slo is not None:
-            others = {"batchPolicy": config.batch_policy, "sequenceBatching": chosen.sequences, "useJobTicket": chosen.tickets}
+            others = {
+                "batchPolicy": config.batch_policy,
+                "sequenceBatching": chosen.sequences,
+                "useJobTicket": chosen.tickets,
+            }
             others |= {"continuousBatching or asyncCommunication": chosen.mode != "batch"}
             if unfit := [*knobs, *(name for name, value in others.items() if value)]:
                 raise BadRequest(
-                    f"slo: {slo} stands in place of {', '.join(unfit)}: the server then forms the batches. Remove one of the two."
+                    f"slo: {slo} stands in place of {', '.join(unfit)}: the server then forms the"
+                    " batches. Remove one of the two."
                 )
         return slo
     return None
@@ -193,7 +252,10 @@ def _with_costs(chosen: Strategy, cost: int, tokens: int, buckets: tuple[int, ..
     if not (cost or tokens or buckets):
         return chosen
     if chosen.mode != "batch" or chosen.sequences is not None:
-        text = "maxBatchCost, maxBatchTokens and batchBuckets do not apply to sequences, continuous batching and asynchronous handlers"
+        text = (
+            "maxBatchCost, maxBatchTokens and batchBuckets do not apply to sequences, continuous"
+            " batching and asynchronous handlers"
+        )
         raise BadRequest(f"{text}: their requests are not gathered in batches. Remove them.")
     if cost and tokens:
         raise BadRequest("maxBatchCost and maxBatchTokens are two names of one bound. Remove one.")
@@ -213,23 +275,34 @@ def _cache(order: RegisterOrder, config: ModelConfig) -> CacheConfig | None:
     if chosen is None or not chosen.size:
         return None
     if config.sequence_batching:
-        raise BadRequest("cache does not apply to a model with sequenceBatching: what it answers depends on earlier requests. Remove one.")
+        raise BadRequest(
+            "cache does not apply to a model with sequenceBatching: what it answers depends on"
+            " earlier requests. Remove one."
+        )
     return chosen
 
 
 def check_workers(count: int, model: str, cores: int, *allowed: int) -> None:
-    """Raise BadRequest for more workers than fit `cores`, unless `allowed`, its own maxWorkers, is higher."""
+    """Raise BadRequest for more workers than fit `cores`, unless `allowed`, its own maxWorkers, is
+    higher.
+    """
     if count > MOST_WORKERS:
-        raise BadRequest(f"{count} workers are too many: the limit is {MOST_WORKERS} per version of a model. Request fewer.")
+        raise BadRequest(
+            f"{count} workers are too many: the limit is {MOST_WORKERS} per version of a model."
+            " Request fewer."
+        )
     most = max(PLAUSIBLE_WORKERS, PLAUSIBLE_WORKERS // 4 * cores, *allowed)
     if count > most:
         raise BadRequest(
-            f"{count} workers are too many for {cores} cores: at most {most} start. If they are meant, set maxWorkers: {count} in "
-            f"the archive's model-config.yaml, or max_workers = {count} in [models.{model}] of tsx.toml."
+            f"{count} workers are too many for {cores} cores: at most {most} start. If they are"
+            f" meant, set maxWorkers: {count} in the archive's model-config.yaml, or max_workers ="
+            f" {count} in [models.{model}] of tsx.toml."
         )
 
 
-def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings) -> tuple[int, int]:
+def _workers(
+    order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings
+) -> tuple[int, int]:
     """`gpus`: for how many workers there are GPUs."""
     if order.initial_workers is not None:
         return order.initial_workers, order.initial_workers
@@ -244,7 +317,8 @@ def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus
 
 
 def task_workers(handler: str, weights: int, cores: int) -> int | None:
-    """How many workers a model of Hugging Face's tasks has by default, without a GPU; None for other models, and large ones.
+    """How many workers a model of Hugging Face's tasks has by default, without a GPU; None for
+    other models, and large ones.
 
     `weights`: bytes.
     """
@@ -253,7 +327,9 @@ def task_workers(handler: str, weights: int, cores: int) -> int | None:
 
 def has_workers(config: ModelConfig) -> bool:
     """Whether the archive itself says how many."""
-    return bool(config.min_workers and (config.max_workers or config.min_workers) >= config.min_workers)
+    return bool(
+        config.min_workers and (config.max_workers or config.min_workers) >= config.min_workers
+    )
 
 
 def _first(*values: int | None) -> int:

@@ -1,4 +1,6 @@
-"""The reply cache of a version: stands in front of its queue and answers requests that were answered before (docs/guides/caching.md)."""
+"""The reply cache of a version: stands in front of its queue and answers requests that were
+answered before (docs/guides/caching.md).
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,24 @@ from tsx_runtime.core.telemetry.cold_starts import without_cold_start
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, TsxError
 from tsx_runtime.wire import Buffer
 
-LONGEST = 4 << 20  # bytes of a body that is looked up: a longer one would hold up the event loop while it is hashed
+LONGEST = (
+    4 << 20
+)  # bytes of a body that is looked up: a longer one would hold up the event loop while it is hashed
 OVERHEAD = 500  # bytes of an entry beside its answer
-# The headers that are part of every key. Those of the second line come from the path; credentials are here where the handler gets them.
+# The headers that are part of every key. Those of the second line come from the path; credentials
+# are here where the handler gets them.
 TELLING = (
     *(b"accept", b"content-encoding", b"content-type", wire.TENSORS_HEAD),
     *(b"describe", b"explain", b"url_path", b"x-tsx-protocol", wire.NODE_HEADER),
     *map(str.encode, (*CREDENTIALS, *USERS)),
 )
-_NOT_LOOKED_UP = re.compile(rb"^(range:|cache-control:.*no-(cache|store))", re.IGNORECASE | re.MULTILINE)  # in a request's headers
+_NOT_LOOKED_UP = re.compile(
+    rb"^(range:|cache-control:.*no-(cache|store))", re.IGNORECASE | re.MULTILINE
+)  # in a request's headers
 _VARY = re.compile(rb"^vary:(.*)$", re.IGNORECASE | re.MULTILINE)
-_NOT_STORED = re.compile(rb"^(set-cookie:|cache-control:.*(no-cache|no-store|private))", re.IGNORECASE | re.MULTILINE)  # an answer's
+_NOT_STORED = re.compile(
+    rb"^(set-cookie:|cache-control:.*(no-cache|no-store|private))", re.IGNORECASE | re.MULTILINE
+)  # an answer's
 
 
 class _Reply(NamedTuple):
@@ -42,9 +51,17 @@ class _Reply(NamedTuple):
 
 
 class ReplyCache:
-    """Answers of one version by their requests; the least recently used go first. What equals a running request waits for its answer."""
+    """Answers of one version by their requests; the least recently used go first.
 
-    def __init__(self, config: CacheConfig, dispatcher: Dispatcher, clock: Callable[[], float] = time.monotonic) -> None:
+    What equals a running request waits for its answer.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        dispatcher: Dispatcher,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
         self.size = 0  # bytes of all entries
         self.hits = 0
@@ -90,14 +107,20 @@ class ReplyCache:
         self._submit(miss)
 
     def leave(self, job: Job) -> None:
-        """Its client is gone. A request that others wait for goes on; one that waits for another is refused at once, and not kept."""
+        """Its client is gone.
+
+        A request that others wait for goes on; one that waits for another is refused at once, and
+        not kept.
+        """
         job.gone = True
         miss = self._waiting.get(job)
         if miss is None or miss.gone:
             self._dispatcher.leave(miss or job)
         elif job in miss.followers:
             del miss.followers[job], self._waiting[job]
-            error = ClientLeft("The client disconnected while its request waited for the answer of an equal one.")
+            error = ClientLeft(
+                "The client disconnected while its request waited for the answer of an equal one."
+            )
             self._dispatcher.stats.add_refusal(job, error, self._clock())
             job.refuse(error)
 
@@ -109,7 +132,9 @@ class ReplyCache:
 
     def may_store(self, headers: bytes) -> bool:
         """Check that the key of equal requests has all that an answer varies by (RFC 9111, 4.1)."""
-        varied = {name.strip().lower() for line in _VARY.findall(headers) for name in line.split(b",")}
+        varied = {
+            name.strip().lower() for line in _VARY.findall(headers) for name in line.split(b",")
+        }
         return varied - {b""} <= self._telling and not _NOT_STORED.search(headers)
 
     def answered(self, miss: _Miss, headers: bytes, body: bytes) -> None:
@@ -154,7 +179,12 @@ class ReplyCache:
     def _answer(self, job: Job, reply: _Reply, now: float) -> None:
         self.hits += 1
         batch: Batch = (now, now, now, 1, NOTHING, struct.pack("d", job.arrived), None)
-        job.answer(200, b"%bage: %d\r\nx-cache: hit\r\n" % (reply.headers, now - reply.stored), reply.body, batch)
+        job.answer(
+            200,
+            b"%bage: %d\r\nx-cache: hit\r\n" % (reply.headers, now - reply.stored),
+            reply.body,
+            batch,
+        )
 
     def _drop(self, key: bytes) -> None:
         if reply := self._replies.pop(key, None):
@@ -190,7 +220,9 @@ class _Miss(ObservedJob):
     def is_soon_enough_for(self, job: Job) -> bool:
         """Whether it is as urgent, and will not be given up later than the other."""
         due = self.job.deadline
-        return job.priority <= self.priority and (job.deadline is None or (due is not None and due <= job.deadline))
+        return job.priority <= self.priority and (
+            job.deadline is None or (due is not None and due <= job.deadline)
+        )
 
     @property
     def gone(self) -> bool:

@@ -27,7 +27,9 @@ class ServerResources(NamedTuple):
     choose_gpus: Callable[[VersionPlan], tuple[int, ...]]  # for one more worker
     batch_policies: Mapping[str, BatchPolicy]  # of plugins
     count_workers: Callable[[], int]  # of all versions
-    room: Callable[[Any, Worker], AbstractAsyncContextManager[None]]  # open while a process of the worker loads the model of a version
+    room: Callable[
+        [Any, Worker], AbstractAsyncContextManager[None]
+    ]  # open while a process of the worker loads the model of a version
     background: TaskGroup
     arbiter: DeviceArbiter
     worker_output: str = ""  # see `LoadOrder.output`

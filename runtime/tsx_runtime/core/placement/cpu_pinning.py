@@ -1,8 +1,10 @@
-"""Pins CPU workers to cores: `cpu_launcher_enable` and `cpu_launcher_args`, without the launcher. Contract section 6.12.
+"""Pins CPU workers to cores: `cpu_launcher_enable` and `cpu_launcher_args`, without the launcher.
+Contract section 6.12.
 
-TorchServe starts each worker through `python -m torch.backends.xeon.run_cpu ARGS --ninstances N --rank I`, which needs numactl or
-taskset. The same options decide here, and the worker sets its own affinity: memory is then taken from the node of its cores by
-the kernel's own rule (first touch), and a change in the number of workers needs no program in between.
+TorchServe starts each worker through `python -m torch.backends.xeon.run_cpu ARGS --ninstances N
+--rank I`, which needs numactl or taskset. The same options decide here, and the worker sets its own
+affinity: memory is then taken from the node of its cores by the kernel's own rule (first touch),
+and a change in the number of workers needs no program in between.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Pinning(NamedTuple):
     ignored: tuple[str, ...] = ()  # options that are known, and do nothing here
 
 
-_INERT = {  # what concerns libraries that have to be loaded before the interpreter: the server's own LD_PRELOAD does it
+# what concerns libraries that have to be loaded before the interpreter: the server's own LD_PRELOAD
+# does it
+_INERT = {
     "enable-tcmalloc": False,
     "enable-jemalloc": False,
     "use-default-allocator": False,
@@ -61,12 +65,22 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_pinning(text: str) -> Pinning:
-    """The options of torch.backends.xeon.run_cpu, with '-' or '_' in their names. Raises ValueError."""
+    """The options of torch.backends.xeon.run_cpu, with '-' or '_' in their names.
+
+    Raises ValueError.
+    """
     parser = _Parser(add_help=False, allow_abbrev=False)
     for name in ("ncores-per-instance", "ninstances", "node-id"):
         parser.add_argument(*_spellings(name), type=int)
     parser.add_argument(*_spellings("core-list"), default="")
-    for name in ("use-logical-core", "skip-cross-node-cores", "latency-mode", "throughput-mode", "disable-numactl", "disable-taskset"):
+    for name in (
+        "use-logical-core",
+        "skip-cross-node-cores",
+        "latency-mode",
+        "throughput-mode",
+        "disable-numactl",
+        "disable-taskset",
+    ):
         parser.add_argument(*_spellings(name), action="store_true")
     for name, takes_value in _INERT.items():
         parser.add_argument(*_spellings(name), action="store" if takes_value else "store_true")
@@ -78,7 +92,9 @@ def parse_pinning(text: str) -> Pinning:
     if given.latency_mode and given.throughput_mode:
         raise ValueError("--latency-mode and --throughput-mode cannot be combined")
     return Pinning(
-        cores_per_instance=LATENCY_CORES if given.latency_mode else _or_none(given.ncores_per_instance),
+        cores_per_instance=(
+            LATENCY_CORES if given.latency_mode else _or_none(given.ncores_per_instance)
+        ),
         instances=_or_none(given.ninstances),
         node=_or_none(given.node_id),
         core_list=parse_cores(given.core_list),
@@ -105,17 +121,23 @@ def check_pinning(pinning: Pinning, cpus: Sequence[Cpu]) -> None:
     """Raises ValueError for cores that this machine, or this process, does not have."""
     have = {cpu.number for cpu in cpus}
     if missing := [number for number in pinning.core_list if number not in have]:
-        raise ValueError(f"core {missing[0]} is not available to this process, which may use {_spans(have)}")
+        raise ValueError(
+            f"core {missing[0]} is not available to this process, which may use {_spans(have)}"
+        )
     nodes = {cpu.node for cpu in cpus}
     if pinning.node is not None and pinning.node not in nodes:
-        raise ValueError(f"there is no NUMA node {pinning.node}; this process may use node {_spans(nodes)}")
+        raise ValueError(
+            f"there is no NUMA node {pinning.node}; this process may use node {_spans(nodes)}"
+        )
 
 
-def choose_cores(pinning: Pinning, cpus: Sequence[Cpu], instance: int, workers: int) -> tuple[int, ...]:
+def choose_cores(
+    pinning: Pinning, cpus: Sequence[Cpu], instance: int, workers: int
+) -> tuple[int, ...]:
     """The cores of one worker of so many; empty where it is not pinned.
 
-    Instances lie side by side in the order of nodes, packages and cores. Where there are more workers than room, they start over,
-    and share.
+    Instances lie side by side in the order of nodes, packages and cores. Where there are more
+    workers than room, they start over, and share.
     """
     usable = _usable(pinning, cpus)
     if pinning.off or not usable:
@@ -123,7 +145,9 @@ def choose_cores(pinning: Pinning, cpus: Sequence[Cpu], instance: int, workers: 
     if pinning.by_node:
         places = _by_node(usable)
     else:
-        size = pinning.cores_per_instance or max(1, len(usable) // max(1, pinning.instances or workers))
+        size = pinning.cores_per_instance or max(
+            1, len(usable) // max(1, pinning.instances or workers)
+        )
         places = _cut(usable, size, whole_nodes=pinning.skip_cross_node)
         if pinning.instances:
             places = places[: pinning.instances]
@@ -141,13 +165,18 @@ def read_cpus() -> list[Cpu]:
     cpus = []
     for number in sorted(os.sched_getaffinity(0)):
         topology = CPUS / f"cpu{number}" / "topology"
-        core, package = (_number(topology / name, otherwise) for name, otherwise in (("core_id", number), ("physical_package_id", 0)))
+        core, package = (
+            _number(topology / name, otherwise)
+            for name, otherwise in (("core_id", number), ("physical_package_id", 0))
+        )
         cpus.append(Cpu(number, core, package, node_of.get(number, 0)))
     return cpus
 
 
 def _usable(pinning: Pinning, cpus: Sequence[Cpu]) -> list[Cpu]:
-    """In the order in which instances take them: one of each physical core, unless hyperthreads or cores by number are asked for."""
+    """In the order in which instances take them: one of each physical core, unless hyperthreads or
+    cores by number are asked for.
+    """
     if pinning.core_list:
         by_number = {cpu.number: cpu for cpu in cpus}
         return [by_number[number] for number in pinning.core_list if number in by_number]
@@ -160,9 +189,14 @@ def _usable(pinning: Pinning, cpus: Sequence[Cpu]) -> list[Cpu]:
 
 
 def _cut(cpus: list[Cpu], size: int, *, whole_nodes: bool) -> list[list[Cpu]]:
-    """Runs of `size`; at least one, however few there are. `whole_nodes`: what a node has left over is left out."""
+    """Runs of `size`; at least one, however few there are.
+
+    `whole_nodes`: what a node has left over is left out.
+    """
     runs = _by_node(cpus) if whole_nodes else [cpus]
-    places = [run[start : start + size] for run in runs for start in range(0, len(run) - size + 1, size)]
+    places = [
+        run[start : start + size] for run in runs for start in range(0, len(run) - size + 1, size)
+    ]
     return places or [cpus]
 
 

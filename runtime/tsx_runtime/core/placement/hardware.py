@@ -1,4 +1,6 @@
-"""This machine: its processor and GPUs, found without torch, and how many files a process may have open."""
+"""This machine: its processor and GPUs, found without torch, and how many files a process may have
+open.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,25 @@ class Hardware(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """Equal on machines that compute alike; the size of the memory and the name of the machine do not count."""
-        return hashlib.sha256("\0".join([self.cpu, str(self.cores), *self.gpus]).encode()).hexdigest()[:16]
+        """Equal on machines that compute alike; the size of the memory and the name of the machine
+        do not count.
+        """
+        return hashlib.sha256(
+            "\0".join([self.cpu, str(self.cores), *self.gpus]).encode()
+        ).hexdigest()[:16]
 
     def __str__(self) -> str:
         return describe(self.cpu, self.cores, self.gpus)
 
 
 def describe(cpu: str, cores: int, gpus: tuple[str, ...] = ()) -> str:
-    counted = [f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
-    return ", ".join([f"{cores} core{'s' if cores != 1 else ''} of {cpu or 'an unknown processor'}", *counted])
+    counted = [
+        f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name
+        for name in dict.fromkeys(gpus)
+    ]
+    return ", ".join(
+        [f"{cores} core{'s' if cores != 1 else ''} of {cpu or 'an unknown processor'}", *counted]
+    )
 
 
 @lru_cache(maxsize=1)
@@ -50,21 +61,32 @@ def hardware() -> Hardware:
 
 
 def gpu_count() -> int:
-    """CUDA devices that are visible: `CUDA_VISIBLE_DEVICES` where it is set, else what the NVIDIA driver, or AMD's, lists."""
+    """CUDA devices that are visible: `CUDA_VISIBLE_DEVICES` where it is set, else what the NVIDIA
+    driver, or AMD's, lists.
+    """
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         visible = os.environ.get(variable)
         if visible is not None:
             return len(visible_names(visible))
-    return len(list(_NVIDIA.iterdir())) if _NVIDIA.is_dir() else _amd_count(Path("/sys/class/kfd/kfd/topology/nodes"))
+    return (
+        len(list(_NVIDIA.iterdir()))
+        if _NVIDIA.is_dir()
+        else _amd_count(Path("/sys/class/kfd/kfd/topology/nodes"))
+    )
 
 
 def has_mps() -> bool:
-    """Whether this is a machine whose one GPU torch names mps. A model has to ask for it: not all that runs on a CPU runs there."""
+    """Whether this is a machine whose one GPU torch names mps.
+
+    A model has to ask for it: not all that runs on a CPU runs there.
+    """
     return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 def visible_names(value: str) -> list[str]:
-    """Return the devices that a CUDA_VISIBLE_DEVICES names: the list ends at the first entry that names none."""
+    """Return the devices that a CUDA_VISIBLE_DEVICES names: the list ends at the first entry that
+    names none.
+    """
     named = []
     for entry in value.split(","):
         if not entry.strip() or entry.strip().startswith("-"):
@@ -74,7 +96,10 @@ def visible_names(value: str) -> list[str]:
 
 
 def raise_limit() -> int | None:
-    """Raise the soft limit to the hard one. What it was, for programs that are not made for so many; None where there is no such thing."""
+    """Raise the soft limit to the hard one.
+
+    What it was, for programs that are not made for so many; None where there is no such thing.
+    """
     if sys.platform == "win32":
         return None
     import resource  # here, because Windows has none
@@ -88,7 +113,10 @@ def raise_limit() -> int | None:
             logger.warning("the limit of %d open files stays as it is: %s", soft, error)
             wanted = soft
     if wanted < FEW_FILES:
-        text = "at most %d files and connections can be open at once; for more clients raise the limit (`ulimit -Hn`, LimitNOFILE=)"
+        text = (
+            "at most %d files and connections can be open at once; for more clients raise the limit"
+            " (`ulimit -Hn`, LimitNOFILE=)"
+        )
         logger.warning(text, wanted)
     return soft
 
@@ -102,18 +130,32 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return " ".join(line.partition(":")[2].split())
     if sys.platform == "darwin":
-        finished = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, timeout=10, check=False)
+        finished = subprocess.run(
+            ["sysctl", "-n", "machdep.cpu.brand_string"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
         return finished.stdout.strip() or platform.machine()
     return platform.processor() or platform.machine()
 
 
 def _gpus(driver: Path, count: int) -> tuple[str, ...]:
-    """The names by NVIDIA's driver of as many as are visible; without them the count is all that is known."""
+    """The names by NVIDIA's driver of as many as are visible; without them the count is all that is
+    known.
+    """
     names = []
     try:
         for device in sorted(driver.iterdir()):
-            lines = (device / "information").read_text(encoding="utf-8", errors="replace").splitlines()
-            names += [" ".join(line.partition(":")[2].split()) for line in lines if line.startswith("Model:")]
+            lines = (
+                (device / "information").read_text(encoding="utf-8", errors="replace").splitlines()
+            )
+            names += [
+                " ".join(line.partition(":")[2].split())
+                for line in lines
+                if line.startswith("Model:")
+            ]
     except OSError:
         pass
     return tuple(names[:count]) + ("GPU",) * max(0, count - len(names))
@@ -124,7 +166,11 @@ def _amd_count(nodes: Path) -> int:
     count = 0
     for properties in nodes.glob("*/properties"):
         try:
-            fields = dict(line.split(maxsplit=1) for line in properties.read_text().splitlines() if " " in line)
+            fields = dict(
+                line.split(maxsplit=1)
+                for line in properties.read_text().splitlines()
+                if " " in line
+            )
         except OSError:  # not for this user
             continue
         count += int(fields.get("simd_count", "0")) > 0

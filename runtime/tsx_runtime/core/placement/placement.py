@@ -1,4 +1,6 @@
-"""The placement of workers: cores, threads, GPUs and processes, decided from the models' needs and the machine. Contract section 6.7."""
+"""The placement of workers: cores, threads, GPUs and processes, decided from the models' needs and
+the machine. Contract section 6.7.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from tsx_archiver import ModelConfig, TorchRun
-from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning, check_pinning, choose_cores, parse_pinning, read_cpus
+from tsx_runtime.core.placement.cpu_pinning import (
+    Cpu,
+    Pinning,
+    check_pinning,
+    choose_cores,
+    parse_pinning,
+    read_cpus,
+)
 from tsx_runtime.core.placement.hardware import has_mps, visible_names
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.shared.cores import cpu_count
@@ -43,7 +52,9 @@ class Parallel(NamedTuple):
             "nproc-per-node": self.ranks,
             "node-rank": asked.node_rank or 0,
             "max-restarts": 0,  # the front end restarts a group, with pauses, and logs it
-            "monitor-interval": asked.monitor_interval or None,  # seconds; torch's own is a tenth of one
+            "monitor-interval": (
+                asked.monitor_interval or None
+            ),  # seconds; torch's own is a tenth of one
             "rdzv-id": group,
             "rdzv-backend": (asked.rdzv_backend or "c10d") if meeting else None,
             "rdzv-endpoint": asked.rdzv_endpoint if meeting else None,
@@ -71,7 +82,10 @@ class WorkerPlacement(NamedTuple):
 
 
 def machine(launcher: bool, arguments: str, environ: Mapping[str, str], cores: int = 0) -> Machine:
-    """`cores`: 0 for all that this process may use. Raises SettingError for `cpu_launcher_args` that this machine cannot follow."""
+    """`cores`: 0 for all that this process may use.
+
+    Raises SettingError for `cpu_launcher_args` that this machine cannot follow.
+    """
     first, _, _ = environ.get("OMP_NUM_THREADS", "").partition(",")
     threads = int(first) if first.strip().isdecimal() else None
     visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -84,31 +98,46 @@ def machine(launcher: bool, arguments: str, environ: Mapping[str, str], cores: i
     except ValueError as error:
         raise SettingError(f"cpu_launcher_args cannot be {arguments!r}: {error}") from error
     if not cpus:
-        logger.warning("cpu_launcher_enable is on, but this system does not let a process choose its cores, so no worker is pinned")
+        logger.warning(
+            "cpu_launcher_enable is on, but this system does not let a process choose its cores, so"
+            " no worker is pinned"
+        )
     if pinning.ignored:
-        text = "cpu_launcher_args: %s does nothing here; to preload libraries, set LD_PRELOAD for the server itself"
+        text = (
+            "cpu_launcher_args: %s does nothing here; to preload libraries, set LD_PRELOAD for the"
+            " server itself"
+        )
         logger.warning(text, ", ".join(pinning.ignored))
     return Machine(cores or cpu_count(), threads, tuple(cpus), pinning, visible)
 
 
 def parallel_of(config: ModelConfig, gpus: int) -> Parallel:
-    """Raises BadRequest for a worker that takes more GPUs than there are, or for nodes that cannot meet.
+    """Raises BadRequest for a worker that takes more GPUs than there are, or for nodes that cannot
+    meet.
 
-    A group is asked for by `torchrun`, or by a `parallelType` of pp, tp or pptp with a `parallelLevel`; `custom` without `torchrun`
-    is one process that sees as many GPUs as `parallelLevel` says.
+    A group is asked for by `torchrun`, or by a `parallelType` of pp, tp or pptp with a
+    `parallelLevel`; `custom` without `torchrun` is one process that sees as many GPUs as
+    `parallelLevel` says.
     """
     asked = config.torchrun
-    if asked is None and config.parallel_type in ("pp", "tp", "pptp") and (config.parallel_level or 1) > 1:
+    if (
+        asked is None
+        and config.parallel_type in ("pp", "tp", "pptp")
+        and (config.parallel_level or 1) > 1
+    ):
         asked = TorchRun()
     if asked is None:
         found = Parallel(gpus=config.parallel_level or 1)
     else:
         ranks = _ranks(asked.nproc_per_node, config.parallel_level, gpus)
         broadcast = config.parallel_type != "pp"
-        found = Parallel(ranks, config.parallel_level or ranks, broadcast, asked, asked.omp_number_threads)
+        found = Parallel(
+            ranks, config.parallel_level or ranks, broadcast, asked, asked.omp_number_threads
+        )
         if (asked.nnodes or 1) > 1 and not asked.rdzv_endpoint:
             raise BadRequest(
-                f"torchrun in model-config.yaml asks for {asked.nnodes} nodes: set rdzv-endpoint as well, the HOST:PORT where they meet."
+                f"torchrun in model-config.yaml asks for {asked.nnodes} nodes: set rdzv-endpoint as"
+                " well, the HOST:PORT where they meet."
             )
     if found.ranks > 1 and found.broadcast:
         _check_step(config)
@@ -121,24 +150,48 @@ def parallel_of(config: ModelConfig, gpus: int) -> Parallel:
 
 
 def placement_of(
-    here: Machine, parallel: Parallel, *, threads: int | None, worker: int, workers: int, gpus: Sequence[int], sharing: int = 1
+    here: Machine,
+    parallel: Parallel,
+    *,
+    threads: int | None,
+    worker: int,
+    workers: int,
+    gpus: Sequence[int],
+    sharing: int = 1,
 ) -> WorkerPlacement:
-    """For worker number `worker`, from 0, of so many, of `sharing` in the server. Only workers without a GPU are pinned.
+    """For worker number `worker`, from 0, of so many, of `sharing` in the server.
 
-    A process that is given several GPUs, or is one of several, sees only its worker's: torch numbers what it sees from 0.
+    Only workers without a GPU are pinned.
+
+    A process that is given several GPUs, or is one of several, sees only its worker's: torch
+    numbers what it sees from 0.
     """
     pinned = here.pinning is not None and not gpus
-    cores = choose_cores(here.pinning, here.cpus, worker, workers) if here.pinning is not None and pinned else ()
+    cores = (
+        choose_cores(here.pinning, here.cpus, worker, workers)
+        if here.pinning is not None and pinned
+        else ()
+    )
     share = (len(cores) or max(1, here.cores // max(1, sharing, workers))) // parallel.ranks
     asked = (parallel.threads if parallel.is_group else None) or threads or here.threads
     hides = bool(gpus) and (parallel.is_group or parallel.gpus > 1)
     variables = {"CUDA_VISIBLE_DEVICES": visible_devices(here.visible, gpus)} if hides else {}
     gpu = 0 if hides else gpus[0] if gpus else None
-    return WorkerPlacement(cores, asked or max(1, share), gpu, variables, not asked and not cores and not parallel.is_group)
+    return WorkerPlacement(
+        cores,
+        asked or max(1, share),
+        gpu,
+        variables,
+        not asked and not cores and not parallel.is_group,
+    )
 
 
 def gpus_for(device_type: str | None, gpus: int) -> int:
-    """How many a model may use. One that asks by name for a device that is not looked for here is given one: the worker's torch decides."""
+    """How many a model may use.
+
+    One that asks by name for a device that is not looked for here is given one: the worker's torch
+    decides.
+    """
     if device_type == "cpu":
         return 0
     asked = device_type == "xpu" or (device_type in ("gpu", "mps") and has_mps())
@@ -146,25 +199,35 @@ def gpus_for(device_type: str | None, gpus: int) -> int:
 
 
 def visible_devices(setting: str | None, numbers: Iterable[int]) -> str:
-    """What `CUDA_VISIBLE_DEVICES` has to be for a process that is to see these of the server's devices only."""
+    """What `CUDA_VISIBLE_DEVICES` has to be for a process that is to see these of the server's
+    devices only.
+    """
     named = None if setting is None else visible_names(setting)
     return ",".join(str(number) if named is None else named[number] for number in numbers)
 
 
 def candidates(device_ids: Sequence[int], gpus: int, need: int = 1) -> list[int]:
-    """The GPUs that a model's workers are spread over: those it names, or all where it names one that is not there, or too few."""
+    """The GPUs that a model's workers are spread over: those it names, or all where it names one
+    that is not there, or too few.
+    """
     if not device_ids:
         return list(range(gpus))
     chosen = list(dict.fromkeys(device_ids))
     if gpus and (len(chosen) < need or any(number >= gpus for number in chosen)):
-        text = "deviceIds %s: the server has GPUs 0 to %d, and a worker takes %d; the model's workers are spread over all of them"
+        text = (
+            "deviceIds %s: the server has GPUs 0 to %d, and a worker takes %d; the model's workers"
+            " are spread over all of them"
+        )
         logger.warning(text, chosen, gpus - 1, need)
         return list(range(gpus))
     return chosen if gpus else []
 
 
 def least_used(among: Sequence[int], used: Mapping[int, int], need: int = 1) -> tuple[int, ...]:
-    """The GPUs for one more worker: those with the fewest workers, in their order. Workers that are only added go round by this."""
+    """The GPUs for one more worker: those with the fewest workers, in their order.
+
+    Workers that are only added go round by this.
+    """
     chosen = sorted(among, key=lambda number: (used.get(number, 0), among.index(number)))[:need]
     return tuple(sorted(chosen, key=among.index))
 
@@ -183,14 +246,24 @@ class SharingChannel(Protocol):
 
 
 class CoreSharing:
-    """`share` is called once a second. Workers whose number of threads was configured keep it, and the others share the rest."""
+    """`share` is called once a second.
 
-    def __init__(self, cores: int, channels: Callable[[], Iterable[SharingChannel]], clock: Callable[[], float] = time.monotonic) -> None:
+    Workers whose number of threads was configured keep it, and the others share the rest.
+    """
+
+    def __init__(
+        self,
+        cores: int,
+        channels: Callable[[], Iterable[SharingChannel]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`channels`: of all workers that serve."""
         self._cores = cores
         self._channels = channels
         self._clock = clock
-        self._seen: dict[SharingChannel, tuple[int, float]] = {}  # answered requests, and when it was last at work
+        self._seen: dict[
+            SharingChannel, tuple[int, float]
+        ] = {}  # answered requests, and when it was last at work
 
     def share(self) -> None:
         now, seen, sharing, left = self._clock(), self._seen, [], self._cores
@@ -211,12 +284,19 @@ class CoreSharing:
 
 
 def _check_step(config: ModelConfig) -> None:
-    """Ranks meet in their collectives, so each runs the same batches in the same order. Raises BadRequest where that cannot be."""
-    for asked, key in ((config.continuous_batching, "continuousBatching"), (config.async_communication, "asyncCommunication")):
+    """Ranks meet in their collectives, so each runs the same batches in the same order.
+
+    Raises BadRequest where that cannot be.
+    """
+    for asked, key in (
+        (config.continuous_batching, "continuousBatching"),
+        (config.async_communication, "asyncCommunication"),
+    ):
         if asked:
             raise BadRequest(
-                f"model-config.yaml asks for {key} and for a torchrun group whose ranks all get the requests: they would get out of sync. "
-                "Leave one of them out, or use parallelType: pp, where rank 0 alone gets them."
+                f"model-config.yaml asks for {key} and for a torchrun group whose ranks all get the"
+                " requests: they would get out of sync. Leave one of them out, or use"
+                " parallelType: pp, where rank 0 alone gets them."
             )
 
 

@@ -22,7 +22,9 @@ logger = logging.getLogger("tsx.recording")
 class RecordingManager:
     """At most one recording per model. For the event loop."""
 
-    def __init__(self, traffic: TrafficManager, state: StateStore, headers: Sequence[str] | None) -> None:
+    def __init__(
+        self, traffic: TrafficManager, state: StateStore, headers: Sequence[str] | None
+    ) -> None:
         """`headers`: see `HeaderFilter`."""
         self._traffic = traffic
         self._state = state
@@ -42,10 +44,15 @@ class RecordingManager:
         return None if directory is None else directory / "recordings" / name
 
     async def start(self, name: str, config: RecordingConfig) -> None:
-        """In place of the one there is; what that has recorded stays. Raises ModelNotFound, Conflict."""
+        """In place of the one there is; what that has recorded stays.
+
+        Raises ModelNotFound, Conflict.
+        """
         self._traffic.find(name)
         if self.directory(name) is None:
-            raise Conflict("Requests cannot be recorded: there is no directory for it. Set state_dir to one.")
+            raise Conflict(
+                "Requests cannot be recorded: there is no directory for it. Set state_dir to one."
+            )
         while name in self._running:  # another may be begun meanwhile
             await self._end(name)
         self._traffic.find(name)
@@ -79,7 +86,10 @@ class RecordingManager:
         if name not in self._traffic.models:
             if name in self._running:
                 self._ending.begin(self._end(name))
-        elif name not in self._running and (saved := self._state.load(name).get("record")) is not None:
+        elif (
+            name not in self._running
+            and (saved := self._state.load(name).get("record")) is not None
+        ):
             try:
                 self._begin(name, RecordingConfig.model_validate(saved))
             except ValidationError as error:
@@ -91,7 +101,9 @@ class RecordingManager:
             return
         recorder = self._running[name] = Recorder(name, config, directory, self._filter)
         self._traffic.observe(name, recorder)
-        logger.info("model %s: %g %% of its requests are recorded in %s", name, config.share, directory)
+        logger.info(
+            "model %s: %g %% of its requests are recorded in %s", name, config.share, directory
+        )
 
     async def _end(self, name: str) -> None:
         recorder = self._running.pop(name, None)

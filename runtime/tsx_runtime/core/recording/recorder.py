@@ -1,7 +1,9 @@
-"""Recording: a share of a model's requests is written to files, to be replayed later (`recordings.py` has the format).
+"""Recording: a share of a model's requests is written to files, to be replayed later
+(`recordings.py` has the format).
 
-A recording never holds a request up: a thread writes, and where that is slower than requests come, or the disk is full, requests are not
-recorded, and counted. Headers that may carry credentials or identify the client are left out (`HeaderFilter`).
+A recording never holds a request up: a thread writes, and where that is slower than requests come,
+or the disk is full, requests are not recorded, and counted. Headers that may carry credentials or
+identify the client are left out (`HeaderFilter`).
 """
 
 from __future__ import annotations
@@ -35,11 +37,29 @@ REST = 10.0  # seconds without a try after the disk has failed
 OFTEN, SELDOM = 1.0, 3600.0  # seconds between two looks for what is too old
 
 _OF_CONNECTION = frozenset(
-    {"connection", "content-length", "expect", "host", "keep-alive", "te", "traceparent", "tracestate", "trailer"}
+    {
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "keep-alive",
+        "te",
+        "traceparent",
+        "tracestate",
+        "trailer",
+    }
     | {"transfer-encoding", "upgrade", wire.NODE_HEADER.decode()}
 )
 _NEEDED = frozenset(  # to send it again
-    {"content-type", "content-encoding", "explain", "describe", "inference-header-content-length", "url_path", "x-tsx-protocol"}
+    {
+        "content-type",
+        "content-encoding",
+        "explain",
+        "describe",
+        "inference-header-content-length",
+        "url_path",
+        "x-tsx-protocol",
+    }
 )
 
 logger = logging.getLogger("tsx.recording")
@@ -49,14 +69,24 @@ class HeaderFilter:
     """Selects the headers to record: none that identifies the client or may carry credentials."""
 
     def __init__(self, only: Sequence[str] | None) -> None:
-        """`only`: the names of the headers that are kept beside those that it takes to send the request again; None for all."""
+        """`only`: the names of the headers that are kept beside those that it takes to send the
+        request again; None for all.
+        """
         self._only = None if only is None else _NEEDED | {name.lower() for name in only}
 
     def headers(self, block: str) -> Headers:
-        return [(name, redacted(value)) for name, value in wire.parse_header_block(block) if self._keeps(name.lower())]
+        return [
+            (name, redacted(value))
+            for name, value in wire.parse_header_block(block)
+            if self._keeps(name.lower())
+        ]
 
     def query(self, query: str) -> str:
-        return "&".join(pair for pair in query.split("&") if not _is_private(unquote_plus(pair.partition("=")[0])))
+        return "&".join(
+            pair
+            for pair in query.split("&")
+            if not _is_private(unquote_plus(pair.partition("=")[0]))
+        )
 
     def _keeps(self, name: str) -> bool:
         if name in _OF_CONNECTION or _is_private(name):
@@ -89,7 +119,9 @@ class CapturedRequest(NamedTuple):
 class Recorder:
     """The observer of one model. For the event loop; a separate thread writes."""
 
-    def __init__(self, name: str, config: RecordingConfig, directory: Path, headers: HeaderFilter) -> None:
+    def __init__(
+        self, name: str, config: RecordingConfig, directory: Path, headers: HeaderFilter
+    ) -> None:
         self.config = config
         self.recorded = 0
         self.dropped: Counter[str] = Counter()  # by reason: slow, size, disk
@@ -156,13 +188,20 @@ class Recorder:
                 self._rest_until = time.monotonic() + REST
                 problem = f"{error.filename or self._segments.directory}: {error.strerror or error}"
                 counts["disk"] += 1
-            except Exception as error:  # the thread's boundary: one request that cannot be written must not end it
+            except (
+                Exception
+            ) as error:  # the thread's boundary: one request that cannot be written must not end it
                 problem = f"{type(error).__name__}: {error}"
                 counts["disk"] += 1
                 if not self._stumbled:
                     self._stumbled = True
-                    logger.exception("model %s: a request cannot be written; further failures are only counted", self._name)
-        self._loop.call_soon_threadsafe(self._written, counts, sum(noted.size for noted in batch), problem)
+                    logger.exception(
+                        "model %s: a request cannot be written; further failures are only counted",
+                        self._name,
+                    )
+        self._loop.call_soon_threadsafe(
+            self._written, counts, sum(noted.size for noted in batch), problem
+        )
 
     def _write_one(self, noted: CapturedRequest) -> str:
         if time.monotonic() < self._rest_until:
@@ -171,8 +210,17 @@ class Recorder:
         body = b"".join(noted.body.pieces) if isinstance(noted.body, Parts) else bytes(noted.body)
         filter_ = self._filter
         answered = filter_.headers(noted.answer_headers.decode("latin-1"))
-        asked = Recorded(noted.at, noted.version, filter_.query(query), filter_.headers(block), body, precision=noted.precision)
-        entry = asked._replace(status=noted.status, seconds=noted.seconds, answer_headers=answered, answer=noted.answer)
+        asked = Recorded(
+            noted.at,
+            noted.version,
+            filter_.query(query),
+            filter_.headers(block),
+            body,
+            precision=noted.precision,
+        )
+        entry = asked._replace(
+            status=noted.status, seconds=noted.seconds, answer_headers=answered, answer=noted.answer
+        )
         return "recorded" if self._segments.write(encode(entry), time.time()) else "size"
 
     def _written(self, counts: Counter[str], size: int, problem: str | None) -> None:
@@ -190,7 +238,9 @@ class Recorder:
     def _sweep(self) -> None:
         """What is too old goes, also where nothing comes."""
         self._thread.submit(self._sweep_files)
-        self._sweeping = self._loop.call_later(min(max(self.config.max_age / 8, OFTEN), SELDOM), self._sweep)
+        self._sweeping = self._loop.call_later(
+            min(max(self.config.max_age / 8, OFTEN), SELDOM), self._sweep
+        )
 
     def _sweep_files(self) -> None:
         try:
@@ -234,7 +284,17 @@ class _RecordedJob(ObservedJob):
         headers = b"" if answer is None else self._headers
         number, precision = self._version.version, self._version.precision
         self._recorder.note(
-            CapturedRequest(time.time() - seconds, number, self.meta, self.body, status, seconds, headers, answer, precision)
+            CapturedRequest(
+                time.time() - seconds,
+                number,
+                self.meta,
+                self.body,
+                status,
+                seconds,
+                headers,
+                answer,
+                precision,
+            )
         )
 
 
@@ -247,9 +307,15 @@ class RecordingConfig(BaseModel):
     max_size: Annotated[int, BeforeValidator(where_text(parse_bytes))] = Field(
         100_000_000,
         ge=SMALLEST,
-        description="maximum size of all files together: bytes, or a string such as 100MB; the oldest are removed first",
+        description=(
+            "maximum size of all files together: bytes, or a string such as 100MB; the oldest are"
+            " removed first"
+        ),
     )
     max_age: Annotated[float, BeforeValidator(where_text(parse_seconds))] = Field(
-        86400.0, ge=1, le=3660 * 86400, description="age at which a request is removed: seconds, or a string such as 12h or 7d"
+        86400.0,
+        ge=1,
+        le=3660 * 86400,
+        description="age at which a request is removed: seconds, or a string such as 12h or 7d",
     )
     answers: bool = Field(False, description="record the answers as well")

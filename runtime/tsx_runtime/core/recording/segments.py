@@ -1,4 +1,6 @@
-"""The files of one model's recording: of limited size and age; the oldest is removed to make room."""
+"""The files of one model's recording: of limited size and age; the oldest is removed to make
+room.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,11 @@ class Segments:
 
     def kept(self) -> StoredSize:
         files = self._files()
-        return StoredSize(len(files), sum(file.stat().st_size for file in files), _began(files[0]) if files else None)
+        return StoredSize(
+            len(files),
+            sum(file.stat().st_size for file in files),
+            _began(files[0]) if files else None,
+        )
 
     def remove(self) -> None:
         self.close()
@@ -98,7 +104,9 @@ class Segments:
         self._out, self._size, self._began = out, len(head), now
 
     def _cut(self) -> None:
-        """The disk is full, or gone: what did not come whole is taken off, so that what comes later can be read."""
+        """The disk is full, or gone: what did not come whole is taken off, so that what comes later
+        can be read.
+        """
         assert self._out is not None
         try:
             self._out.truncate(self._size)

@@ -1,4 +1,6 @@
-"""Downloaded archives, which are removed with their versions; and models of the Hugging Face Hub, which stay in its cache."""
+"""Downloaded archives, which are removed with their versions; and models of the Hugging Face Hub,
+which stay in its cache.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,15 @@ from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust
-from tsx_runtime.sources.hub import SCHEME, HubModel, Progress, check_allowed, download, log_progress, parse_hub
+from tsx_runtime.sources.hub import (
+    SCHEME,
+    HubModel,
+    Progress,
+    check_allowed,
+    download,
+    log_progress,
+    parse_hub,
+)
 
 MOST = 16  # at a time
 
@@ -50,21 +60,34 @@ class Downloads:
         return await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
 
     async def fetch(self, order: RegisterOrder, trust: Trust) -> Path:
-        """A thread cannot be broken off: where its client leaves, what it downloads later is removed at once.
+        """A thread cannot be broken off: where its client leaves, what it downloads later is
+        removed at once.
 
         What replaces a version is laid beside the file that came for that, under another name.
         """
         beside = frozenset(self._files.values()) if order.replaces else frozenset()
-        work = partial(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms, beside=beside)
+        work = partial(
+            self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms, beside=beside
+        )
         return await self._call(work, lambda file: file.unlink(missing_ok=True))
 
-    async def from_hub(self, order: RegisterOrder, trust: Trust, progress: Progress) -> tuple[OpenArchive, RegisterOrder]:
-        """A model of the Hub, and the order with its commit for a URL. Raises BadRequest, ModelNotFound, DownloadFailed."""
+    async def from_hub(
+        self, order: RegisterOrder, trust: Trust, progress: Progress
+    ) -> tuple[OpenArchive, RegisterOrder]:
+        """A model of the Hub, and the order with its commit for a URL.
+
+        Raises BadRequest, ModelNotFound, DownloadFailed.
+        """
         model = parse_hub(order.url)
         if trust is Trust.CLIENT:
             check_allowed(model, self._settings.allowed_urls)
-        if order.handler is not None and order.handler not in BUILTIN_HANDLERS:  # it could name code in the model's directory
-            raise BadRequest(f"The handler of {model} must be one that comes with tsx. With another: tsx archive {model} --handler FILE.")
+        if (
+            order.handler is not None and order.handler not in BUILTIN_HANDLERS
+        ):  # it could name code in the model's directory
+            raise BadRequest(
+                f"The handler of {model} must be one that comes with tsx. With another: tsx archive"
+                f" {model} --handler FILE."
+            )
         archive = await self._call(partial(self._open_hub, model, progress), OpenArchive.close)
         commit = str(archive.manifest.data[MANIFEST_KEY]["revision"])
         return archive, replace(order, url=str(model._replace(revision=commit)))
@@ -78,18 +101,28 @@ class Downloads:
             progress(done, total)
             log(done, total)
 
-        directory = download(model, most=self._settings.max_archive_size, progress=tell, stopped=self._closed.is_set)
-        logger.info("%s is commit %s, downloaded in %.1f s", model, directory.name, time.monotonic() - begun)
+        directory = download(
+            model, most=self._settings.max_archive_size, progress=tell, stopped=self._closed.is_set
+        )
+        logger.info(
+            "%s is commit %s, downloaded in %.1f s", model, directory.name, time.monotonic() - begun
+        )
         try:
-            spec, notes = pretrained_spec(directory, source=f"{SCHEME}{model.repo}", revision=directory.name)
+            spec, notes = pretrained_spec(
+                directory, source=f"{SCHEME}{model.repo}", revision=directory.name
+            )
             for note in notes:
                 if note.startswith("note: "):
                     logger.warning("%s: %s", model, note.removeprefix("note: "))
-            return open_linked(plan_archive(spec), f"{model.repo}@{directory.name}", self._settings.archive_cache())
+            return open_linked(
+                plan_archive(spec), f"{model.repo}@{directory.name}", self._settings.archive_cache()
+            )
         except ArchiveError as error:
             raise BadRequest(f"{model} cannot be served: {error}") from error
 
-    async def _call(self, work: Callable[[], ResultT], remove: Callable[[ResultT], None]) -> ResultT:
+    async def _call(
+        self, work: Callable[[], ResultT], remove: Callable[[ResultT], None]
+    ) -> ResultT:
         """Where the client leaves, `remove` gets what comes later."""
         fetching = asyncio.create_task(self._threads.call(work))
 

@@ -15,25 +15,47 @@ from tsx_runtime.settings.schema import Settings
 
 
 class ModelTable:
-    """Each change is one turn of the event loop, after which the traffic manager has the versions that are ready."""
+    """Each change is one turn of the event loop, after which the traffic manager has the versions
+    that are ready.
+    """
 
-    def __init__(self, settings: Settings, state: StateStore, downloads: Downloads, background: TaskGroup) -> None:
+    def __init__(
+        self, settings: Settings, state: StateStore, downloads: Downloads, background: TaskGroup
+    ) -> None:
         self.models: dict[str, Model] = {}
-        self.on_change: list[Callable[[], None]] = []  # called when a name or a version may mean another model than before
-        self.on_managed: list[Callable[[], None]] = []  # called when what is served, or with what, was changed on request
-        self.on_readiness: list[Callable[[], None]] = []  # called when a version may have become ready, or not ready any more
-        configured = {name: own.traffic for name, own in settings.models.items() if own.traffic is not None}
-        self.traffic = TrafficManager(self.models, configured, state, self._tell_change, self.tell_managed)
-        self.timeout = settings.unregister_model_timeout  # seconds in which accepted requests are answered
+        self.on_change: list[
+            Callable[[], None]
+        ] = []  # called when a name or a version may mean another model than before
+        self.on_managed: list[
+            Callable[[], None]
+        ] = []  # called when what is served, or with what, was changed on request
+        self.on_readiness: list[
+            Callable[[], None]
+        ] = []  # called when a version may have become ready, or not ready any more
+        configured = {
+            name: own.traffic for name, own in settings.models.items() if own.traffic is not None
+        }
+        self.traffic = TrafficManager(
+            self.models, configured, state, self._tell_change, self.tell_managed
+        )
+        self.timeout = (
+            settings.unregister_model_timeout
+        )  # seconds in which accepted requests are answered
         self._downloads = downloads
         self._background = background
         self._taken: set[tuple[str, str]] = set()
-        self._coming: set[ModelVersion] = set()  # not in `models` yet: each takes another's place once it has loaded
+        self._coming: set[ModelVersion] = (
+            set()
+        )  # not in `models` yet: each takes another's place once it has loaded
         self._leaving: set[ModelVersion] = set()  # out of `models`, but with requests to answer
 
     def all(self) -> list[ModelVersion]:
         """Also those that no request finds."""
-        return [*self._coming, *self._leaving, *(version for model in self.models.values() for version in model.versions.values())]
+        return [
+            *self._coming,
+            *self._leaving,
+            *(version for model in self.models.values() for version in model.versions.values()),
+        ]
 
     def has(self, version: ModelVersion) -> bool:
         """Whether requests find it."""
@@ -56,7 +78,10 @@ class ModelTable:
         """The old one is there until it is discarded, though no request finds it."""
         new.replaced = old.version
         model = self.models[old.name]
-        model.versions = {each.version: each for each in [new if version is old else version for version in model.versions.values()]}
+        model.versions = {
+            each.version: each
+            for each in [new if version is old else version for version in model.versions.values()]
+        }
         self._coming.discard(new)
         self._leaving.add(old)
         self.traffic.on_version_replaced(model, old.version, new.version)
@@ -66,8 +91,13 @@ class ModelTable:
         self.tell_managed()
 
     async def withdraw(self, found: ModelVersion) -> None:
-        """No new request finds it; what is accepted is answered first. Raises CleanupTimeout, after which it is there again."""
-        if not self.timeout and found.workers:  # as in TorchServe; the next call removes the version, which then has none
+        """No new request finds it; what is accepted is answered first.
+
+        Raises CleanupTimeout, after which it is there again.
+        """
+        if (
+            not self.timeout and found.workers
+        ):  # as in TorchServe; the next call removes the version, which then has none
             self._background.load(found.scale(0, 0))
             raise CleanupTimeout(f"Timed out while cleaning resources: {found.name}")
         self._take_out(found)
@@ -84,7 +114,8 @@ class ModelTable:
     async def discard(self, found: ModelVersion) -> None:
         """End it at once: what its workers hold is refused, what was downloaded for it goes.
 
-        To the end, also where the caller is cancelled: half removed, a version would keep its name and its processes for good.
+        To the end, also where the caller is cancelled: half removed, a version would keep its name
+        and its processes for good.
         """
         await self._background.to_the_end(self._discard(found))
 
@@ -149,5 +180,7 @@ class ModelTable:
         await version.close()
         self._leaving.discard(version)
         self._coming.discard(version)
-        if not any((other.name, other.version) == (version.name, version.version) for other in self.all()):
+        if not any(
+            (other.name, other.version) == (version.name, version.version) for other in self.all()
+        ):
             self._taken.discard((version.name, version.version))

@@ -1,4 +1,6 @@
-"""Registration: turns a URL, a path or an open archive into a version with workers, or leaves nothing behind."""
+"""Registration: turns a URL, a path or an open archive into a version with workers, or leaves
+nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from tsx_runtime.core.isolation.config import isolation_of
 from tsx_runtime.core.models.handlers import chosen_handler
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.packages import check_packages
-from tsx_runtime.core.models.plan import NOTHING_OWN, RegisterOrder, VersionPlan, has_workers, plan, task_workers, with_own_settings
+from tsx_runtime.core.models.plan import (
+    NOTHING_OWN,
+    RegisterOrder,
+    VersionPlan,
+    has_workers,
+    plan,
+    task_workers,
+    with_own_settings,
+)
 from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
@@ -27,10 +37,15 @@ from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, in_store, is_hub, is_url, store_hint
 
-PATHS = frozenset({"labels", "record", "rollback", "rollout", "shadow", "traffic"})  # below /models/NAME/, where versions are
+PATHS = frozenset(
+    {"labels", "record", "rollback", "rollout", "shadow", "traffic"}
+)  # below /models/NAME/, where versions are
 
 # The end of an error about a missing module.
-INSTALLS = "Or let the server install the packages of the requirements file: --set install_py_dep_per_model=true."
+INSTALLS = (
+    "Or let the server install the packages of the requirements file: --set"
+    " install_py_dep_per_model=true."
+)
 
 logger = logging.getLogger("tsx.registry")
 
@@ -39,7 +54,12 @@ class Registrar:
     """See `Registry.register` for what is raised."""
 
     def __init__(
-        self, table: ModelTable, host: ServerResources, downloads: Downloads, environments: Environments, background: TaskGroup
+        self,
+        table: ModelTable,
+        host: ServerResources,
+        downloads: Downloads,
+        environments: Environments,
+        background: TaskGroup,
     ) -> None:
         self._table = table
         self._settings = host.settings
@@ -48,9 +68,13 @@ class Registrar:
         self._environments = environments
         self._background = background
         self._replacer = Replacer(table, background)
-        self.opening: dict[Path, tuple[str, int, int]] = {}  # by archive that is being opened: the step, bytes so far, bytes in all
+        self.opening: dict[
+            Path, tuple[str, int, int]
+        ] = {}  # by archive that is being opened: the step, bytes so far, bytes in all
 
-    async def from_url(self, order: RegisterOrder, *, wait: bool = True, trust: Trust = Trust.CLIENT) -> ModelVersion:
+    async def from_url(
+        self, order: RegisterOrder, *, wait: bool = True, trust: Trust = Trust.CLIENT
+    ) -> ModelVersion:
         """From the model store, or from a URL by way of it."""
         if not is_url(order.url):
             return await self.from_path(self._in_store(order.url), order, wait=wait)
@@ -58,7 +82,9 @@ class Registrar:
             return await self._from_hub(order, wait, trust)
         local = await self._downloads.local_file(order, trust)
         if local is not None:
-            return await self.from_path(local, replace(order, url=order.url.partition("#")[0]), wait=wait)
+            return await self.from_path(
+                local, replace(order, url=order.url.partition("#")[0]), wait=wait
+            )
         downloaded = await self._downloads.fetch(order, trust)
         try:
             version = await self.from_path(downloaded, order, wait=wait)
@@ -80,7 +106,9 @@ class Registrar:
             self.opening.pop(shown, None)
         return await self.from_archive(archive, pinned, wait=wait)
 
-    async def from_path(self, path: Path, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
+    async def from_path(
+        self, path: Path, order: RegisterOrder, *, wait: bool = True
+    ) -> ModelVersion:
         """An archive or directory that lies anywhere: what the command line names itself."""
         if order.loaded_at_startup:
             self._downloads.serve(path)
@@ -93,7 +121,9 @@ class Registrar:
             raise BadRequest(str(error)) from error
         return await self.from_archive(archive, order, wait=wait)
 
-    async def from_archive(self, archive: OpenArchive, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
+    async def from_archive(
+        self, archive: OpenArchive, order: RegisterOrder, *, wait: bool = True
+    ) -> ModelVersion:
         """What is open already; it is closed where that fails, and with the model."""
         version, old = await self._prepared(archive, order)
         for problem in archive.problems:
@@ -112,15 +142,25 @@ class Registrar:
             await self._table.discard(version)
             if isinstance(error, LoadFailed):
                 error.model, error.version = version.name, version.version
-                installs = self._settings.install_py_dep_per_model or not archive.manifest.requirements_file
+                installs = (
+                    self._settings.install_py_dep_per_model
+                    or not archive.manifest.requirements_file
+                )
                 if not installs and "No module named" in error.message:
                     error.message = f"{error.message} {INSTALLS}"
             raise
         return version
 
-    async def _prepared(self, archive: OpenArchive, order: RegisterOrder) -> tuple[ModelVersion, ModelVersion | None]:
-        """The version, which the table has but which has no worker yet, and the one whose place it is to take."""
-        name, number = order.model_name or archive.manifest.model_name, order.version or archive.manifest.version
+    async def _prepared(
+        self, archive: OpenArchive, order: RegisterOrder
+    ) -> tuple[ModelVersion, ModelVersion | None]:
+        """The version, which the table has but which has no worker yet, and the one whose place it
+        is to take.
+        """
+        name, number = (
+            order.model_name or archive.manifest.model_name,
+            order.version or archive.manifest.version,
+        )
         environment, old = None, None
         try:
             if order.replaces:
@@ -142,25 +182,36 @@ class Registrar:
     def _check(self, name: str, number: str, old: ModelVersion | None) -> None:
         for what, value in (("model name", name), ("version", number)):
             if not is_model_name(value):
-                raise BadRequest(f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
+                raise BadRequest(
+                    f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only,"
+                    " a letter or digit first."
+                )
         if number in PATHS:
-            raise BadRequest(f"The version {number!r} cannot be used: it is a reserved word in the paths of the management API.")
+            raise BadRequest(
+                f"The version {number!r} cannot be used: it is a reserved word in the paths of the"
+                " management API."
+            )
         if self._table.is_taken(name, number) and (old is None or old.version != number):
             raise Conflict(f"Model version {number} is already registered for model {name}")
 
-    async def _environment(self, name: str, archive: OpenArchive, url: str) -> ModelEnvironment | None:
+    async def _environment(
+        self, name: str, archive: OpenArchive, url: str
+    ) -> ModelEnvironment | None:
         """What the archive needs beside the server's own packages. Raises InvalidModel."""
         requirements = archive.manifest.requirements_file
         if requirements and not self._settings.install_py_dep_per_model:
-            text = "%s: the packages of %s are not installed, since install_py_dep_per_model is false"
+            text = (
+                "%s: the packages of %s are not installed, since install_py_dep_per_model is false"
+            )
             logger.warning(text, url, requirements)
             requirements = None
         if not requirements and not archive.config.use_venv:
             return None
         if requirements and isolation_of(self._settings, name) is not None:
             raise BadRequest(
-                f"Model {name} runs isolated, but pip would run code of the packages in {requirements} outside the isolation. "
-                "Install them where the server runs, and remove the file from the archive, or set install_py_dep_per_model = false."
+                f"Model {name} runs isolated, but pip would run code of the packages in"
+                f" {requirements} outside the isolation. Install them where the server runs, and"
+                " remove the file from the archive, or set install_py_dep_per_model = false."
             )
         return await self._environments.open(name, archive.directory, requirements)
 
@@ -182,12 +233,20 @@ class Registrar:
         handler = chosen_handler(archive, order.handler, self._settings.default_service_handler)
         if order.default_workers is None:
             cores = self._settings.cpus or cpu_count()
-            order = replace(order, default_workers=task_workers(handler, weights_size(archive.directory), cores))
+            order = replace(
+                order, default_workers=task_workers(handler, weights_size(archive.directory), cores)
+            )
         if environment is None:
             check_packages(archive, handler)
-        config = replace(archive.config, async_communication=True) if handler == GENERATION_HANDLER else archive.config
+        config = (
+            replace(archive.config, async_communication=True)
+            if handler == GENERATION_HANDLER
+            else archive.config
+        )
         has_own_code = name in self._settings.trust_remote_code  # which may mix rows
-        chosen = plan(order, config, self._settings, self._host.gpus, own, "" if has_own_code else handler)
+        chosen = plan(
+            order, config, self._settings, self._host.gpus, own, "" if has_own_code else handler
+        )
         chosen = _with_policy(chosen, name, archive.config.batch_policy, self._host.batch_policies)
         return ModelVersion(name, number, archive, order, chosen, self._host, environment)
 
@@ -198,19 +257,30 @@ class Registrar:
             self.opening[path] = step, done, total
 
         try:
-            archive = open_archive(path, cache=self._settings.archive_cache(), limits=self._settings.archive_limits(), progress=note)
+            archive = open_archive(
+                path,
+                cache=self._settings.archive_cache(),
+                limits=self._settings.archive_limits(),
+                progress=note,
+            )
         finally:
             self.opening.pop(path, None)
-        _ = archive.config.text  # which takes half a second where the configuration is large: not on the event loop, where workers start
+        # which takes half a second where the configuration is large: not on the event loop, where
+        # workers start
+        _ = archive.config.text
         return archive
 
     def _in_store(self, url: str) -> Path:
         if not url:
             raise BadRequest("Parameter url is required.")
-        return in_store(url, self._settings.model_store, f"Model not found: {url}. {store_hint(None)}")
+        return in_store(
+            url, self._settings.model_store, f"Model not found: {url}. {store_hint(None)}"
+        )
 
 
-def _with_policy(chosen: VersionPlan, model: str, wanted: str | None, policies: Mapping[str, BatchPolicy]) -> VersionPlan:
+def _with_policy(
+    chosen: VersionPlan, model: str, wanted: str | None, policies: Mapping[str, BatchPolicy]
+) -> VersionPlan:
     """With the plugin that its model-config.yaml names as the batch policy."""
     if wanted is None or wanted == "wait":
         return chosen
@@ -218,7 +288,11 @@ def _with_policy(chosen: VersionPlan, model: str, wanted: str | None, policies: 
     if policy is None:
         hint = suggestion(wanted, ["wait", *policies])
         logger.warning(
-            "%s: batchPolicy %r is neither 'wait' nor a plugin that is loaded%s; it is served without a batch policy", model, wanted, hint
+            "%s: batchPolicy %r is neither 'wait' nor a plugin that is loaded%s; it is served"
+            " without a batch policy",
+            model,
+            wanted,
+            hint,
         )
         return chosen
     return replace(chosen, wait=True, policy=policy)

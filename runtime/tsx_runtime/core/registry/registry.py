@@ -57,14 +57,17 @@ class Registry:
         replaces: bool = False,
         gpu_processes: GpuProcesses | None = None,
     ) -> None:
-        """`worker_files`: how many files a worker may have open; as many as this process if not set. `worker_output`: see `LoadOrder`.
+        """`worker_files`: how many files a worker may have open; as many as this process if not
+        set. `worker_output`: see `LoadOrder`.
 
-        `starter`: of workers that are no processes of their own. `replaces`: another server runs at the addresses, and ends soon.
-        `gpu_processes`: what processes hold of each GPU.
+        `starter`: of workers that are no processes of their own. `replaces`: another server runs at
+        the addresses, and ends soon. `gpu_processes`: what processes hold of each GPU.
         """
         check_isolation(settings)
         self.settings = settings
-        self.bytes_in_flight = ByteBudget(max(settings.max_inflight_bytes, 2 * settings.max_request_size))
+        self.bytes_in_flight = ByteBudget(
+            max(settings.max_inflight_bytes, 2 * settings.max_request_size)
+        )
         self.hidden_headers = HiddenHeaders(settings)
         self.state = StateStore(state_directory(settings), replaces=replaces)
         self.plugins = load_plugins(settings.plugins)
@@ -74,24 +77,60 @@ class Registry:
         self.models, self.withdraw, self.discard = table.models, table.withdraw, table.discard
         # Why what a snapshot names could not be loaded at the start, by name and version.
         self.unloaded: dict[tuple[str, str], str] = {}
-        self.on_change, self.on_managed, self.on_readiness = table.on_change, table.on_managed, table.on_readiness
+        self.on_change, self.on_managed, self.on_readiness = (
+            table.on_change,
+            table.on_managed,
+            table.on_readiness,
+        )
         self.traffic_manager = traffic = table.traffic
-        self.find, self.route, self.set_default, self.rollback = traffic.find, traffic.route, traffic.set_default, traffic.rollback
-        self.traffic, self.set_traffic, self.shares = traffic.traffic, traffic.set_traffic, traffic.shares
+        self.find, self.route, self.set_default, self.rollback = (
+            traffic.find,
+            traffic.route,
+            traffic.set_default,
+            traffic.rollback,
+        )
+        self.traffic, self.set_traffic, self.shares = (
+            traffic.traffic,
+            traffic.set_traffic,
+            traffic.shares,
+        )
         self.check_traffic, self.undo_points = traffic.check_traffic, traffic.undo_points
-        self.observe, self.unobserve, self.on_traffic = traffic.observe, traffic.unobserve, traffic.on_traffic
+        self.observe, self.unobserve, self.on_traffic = (
+            traffic.observe,
+            traffic.unobserve,
+            traffic.on_traffic,
+        )
         self.rollouts = RolloutController(traffic, self.state, stopping=lambda: self.stopping)
         self.recorders = RecordingManager(traffic, self.state, settings.record_headers)
         self.shadows = ShadowManager(traffic, self.plugins.comparisons)
-        self.loaded_on_request: Collection[str] = ()  # names of models that a replica of Ray registers when a request names them
-        self.tracer: Tracer | None = None  # set before anything is served, where requests are traced
-        self.stopping = False  # a stop was asked for: no balancer should send anything more
-        self.gpus = gpu_count() if settings.number_of_gpu is None else min(settings.number_of_gpu, gpu_count())
-        self._starter = starter or ProcessStarter(
-            preload=settings.worker_preload, worker_files=worker_files, hidden=hidden_variables(settings, os.environ)
+        self.loaded_on_request: Collection[
+            str
+        ] = ()  # names of models that a replica of Ray registers when a request names them
+        self.tracer: Tracer | None = (
+            None  # set before anything is served, where requests are traced
         )
-        self.memory = MemoryBudget(settings.model_memory, self._versions, table.all, settings.model_gpu_memory, self.gpus, gpu_processes)
-        hardware = machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ, settings.cpus)
+        self.stopping = False  # a stop was asked for: no balancer should send anything more
+        self.gpus = (
+            gpu_count()
+            if settings.number_of_gpu is None
+            else min(settings.number_of_gpu, gpu_count())
+        )
+        self._starter = starter or ProcessStarter(
+            preload=settings.worker_preload,
+            worker_files=worker_files,
+            hidden=hidden_variables(settings, os.environ),
+        )
+        self.memory = MemoryBudget(
+            settings.model_memory,
+            self._versions,
+            table.all,
+            settings.model_gpu_memory,
+            self.gpus,
+            gpu_processes,
+        )
+        hardware = machine(
+            settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ, settings.cpus
+        )
         host = ServerResources(
             settings,
             self._starter,
@@ -107,18 +146,28 @@ class Registry:
             worker_output,
         )
         self.cores = CoreSharing(host.machine.cores, self._serving)
-        self.elastic = ElasticController(self._versions, self.memory, host.machine.cores, self._background.load)
+        self.elastic = ElasticController(
+            self._versions, self.memory, host.machine.cores, self._background.load
+        )
         self._environments = Environments(
             settings.cache_dir,
             timeout=settings.install_timeout,
             age=settings.max_cache_age,
             hidden=self._starter.hidden,
         )
-        self._registrar = registrar = Registrar(table, host, self._downloads, self._environments, self._background)
-        self.register_path, self.register_archive, self.opening = registrar.from_path, registrar.from_archive, registrar.opening
+        self._registrar = registrar = Registrar(
+            table, host, self._downloads, self._environments, self._background
+        )
+        self.register_path, self.register_archive, self.opening = (
+            registrar.from_path,
+            registrar.from_archive,
+            registrar.opening,
+        )
 
     def warm_up(self, paths: Iterable[Path] = ()) -> None:
-        """Have the process that workers come from import torch, and what `paths` will need, while the rest of the server starts."""
+        """Have the process that workers come from import torch, and what `paths` will need, while
+        the rest of the server starts.
+        """
         self._starter.warm_up(exported=any(map(holds_exported_program, paths)))
 
     @property
@@ -136,10 +185,15 @@ class Registry:
         self.stopping = True
         self._table.tell_readiness()
 
-    async def register(self, order: RegisterOrder, *, wait: bool = True, trust: Trust = Trust.CLIENT) -> ModelVersion:
-        """Register from the model store, or from a URL by way of it. With `wait`, its workers are ready on return, or it is not registered.
+    async def register(
+        self, order: RegisterOrder, *, wait: bool = True, trust: Trust = Trust.CLIENT
+    ) -> ModelVersion:
+        """Register from the model store, or from a URL by way of it.
 
-        Raises ModelNotFound, BadRequest (the archive cannot be used), Conflict, LoadFailed, DownloadFailed, ModelFileExists.
+        With `wait`, its workers are ready on return, or it is not registered.
+
+        Raises ModelNotFound, BadRequest (the archive cannot be used), Conflict, LoadFailed,
+        DownloadFailed, ModelFileExists.
         """
         version = await self._registrar.from_url(order, wait=wait, trust=trust)
         self.unloaded.pop((version.name, version.version), None)
@@ -158,7 +212,8 @@ class Registry:
     ) -> None:
         """With `changes`, also do what `ModelVersion.change` does.
 
-        Raises BadRequest, ModelNotFound, ModelVersionNotFound (then nothing is changed), LoadFailed (only with `wait`).
+        Raises BadRequest, ModelNotFound, ModelVersionNotFound (then nothing is changed), LoadFailed
+        (only with `wait`).
         """
         most = min_workers if max_workers is None else max_workers
         if min_workers < 0 or most < min_workers:
@@ -176,7 +231,9 @@ class Registry:
         self._table.tell_managed()
 
     def change(self, name: str, version: str | None, changes: Mapping[str, int]) -> ModelVersion:
-        """Values for names of CHANGEABLE. Raises BadRequest, ModelNotFound, ModelVersionNotFound."""
+        """Values for names of CHANGEABLE. Raises BadRequest, ModelNotFound,
+        ModelVersionNotFound.
+        """
         found = self.find(name, version)
         found.check_changes(changes)
         found.change(changes)
@@ -197,13 +254,17 @@ class Registry:
             present = self.find(name, version)
             if present.workflow:
                 raise Conflict(
-                    f"Model {name} is a node of workflow {present.workflow}. Unregister the workflow: DELETE /workflows/{present.workflow}"
+                    f"Model {name} is a node of workflow {present.workflow}. Unregister the"
+                    f" workflow: DELETE /workflows/{present.workflow}"
                 )
-            others = [version for version in self.models[name].versions if version != present.version]
+            others = [
+                version for version in self.models[name].versions if version != present.version
+            ]
             if present.version == self.models[name].default and others:
                 raise CannotRemoveDefault(
-                    f"Cannot remove default version for model {name}. Version {present.version} is the default: set another one first "
-                    f"(`tsx models set-default {name} {others[0]}`), or to remove all versions, first remove {', '.join(others)}."
+                    f"Cannot remove default version for model {name}. Version {present.version} is"
+                    f" the default: set another one first (`tsx models set-default {name}"
+                    f" {others[0]}`), or to remove all versions, first remove {', '.join(others)}."
                 )
             await self.withdraw(present)
         if name not in self.models and not self.unloaded_of(name):
@@ -212,7 +273,11 @@ class Registry:
 
     def unloaded_of(self, name: str, version: str | None = None) -> dict[tuple[str, str], str]:
         """Select from `unloaded` one version of a model, or all of its versions."""
-        return {key: reason for key, reason in self.unloaded.items() if key[0] == name and version in (None, key[1])}
+        return {
+            key: reason
+            for key, reason in self.unloaded.items()
+            if key[0] == name and version in (None, key[1])
+        }
 
     async def close(self, drain: float = 0.0) -> None:
         """End all workers; with `drain`, give accepted requests that many seconds first."""
@@ -236,12 +301,20 @@ class Registry:
 
     def _choose_gpus(self, plan: VersionPlan) -> tuple[int, ...]:
         """For one more worker: those with the fewest workers of all models."""
-        used = Counter(gpu for version in self._table.all() for worker in version.workers for gpu in worker.gpus)
+        used = Counter(
+            gpu
+            for version in self._table.all()
+            for worker in version.workers
+            for gpu in worker.gpus
+        )
         return least_used(plan.gpus, used, plan.parallel.gpus)
 
 
 def holds_exported_program(path: Path) -> bool:
-    """Whether an archive or directory has a `.pt2` file. False for what cannot be read: opening it says why."""
+    """Whether an archive or directory has a `.pt2` file.
+
+    False for what cannot be read: opening it says why.
+    """
     try:
         if path.is_dir():
             return any(path.glob(f"**/*{EXPORTED}"))
@@ -255,9 +328,17 @@ def holds_exported_program(path: Path) -> bool:
 
 @asynccontextmanager
 async def open_model(
-    path: Path, settings: Settings, *, workers: int = 1, batch_size: int | None = None, handler: str | None = None
+    path: Path,
+    settings: Settings,
+    *,
+    workers: int = 1,
+    batch_size: int | None = None,
+    handler: str | None = None,
 ) -> AsyncIterator[ModelVersion]:
-    """A model without a server, with that many workers ready. `path`: an archive or directory. Raises as `Registry.register_path` does."""
+    """A model without a server, with that many workers ready.
+
+    `path`: an archive or directory. Raises as `Registry.register_path` does.
+    """
     registry = Registry(settings)
     registry.warm_up([path])
     order = RegisterOrder(
@@ -267,7 +348,8 @@ async def open_model(
         initial_workers=workers,
         loaded_at_startup=True,
         must_load=True,
-        job_queue_size=settings.job_queue_size,  # instead of a latency target: nothing is refused that no client waits for
+        # instead of a latency target: nothing is refused that no client waits for
+        job_queue_size=settings.job_queue_size,
     )
     try:
         yield await registry.register_path(path, order)

@@ -1,4 +1,6 @@
-"""Hot replacement: a loaded version replaces another between two requests, and no request is lost."""
+"""Hot replacement: a loaded version replaces another between two requests, and no request is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,18 @@ logger = logging.getLogger("tsx.registry")
 def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) -> RegisterOrder:
     """The order, filled up with what was asked for at the old version's registration and since.
 
-    `config` is the new archive's own. It sets the number of workers where neither the order nor a scaling did.
+    `config` is the new archive's own. It sets the number of workers where neither the order nor a
+    scaling did.
     """
-    kept = addable(order, {name: getattr(old.order, name) for name in (*LIMITS, "device_type", "slo")} | old.changed)
+    kept = addable(
+        order,
+        {name: getattr(old.order, name) for name in (*LIMITS, "device_type", "slo")} | old.changed,
+    )
     if order.initial_workers is None and (old.scaled or not config.min_workers):
-        kept |= {"initial_workers": old.min_workers, "max_workers": old.max_workers if order.max_workers is None else order.max_workers}
+        kept |= {
+            "initial_workers": old.min_workers,
+            "max_workers": old.max_workers if order.max_workers is None else order.max_workers,
+        }
     return replace(order, loaded_at_startup=old.loaded_at_startup, **kept)
 
 
@@ -42,11 +51,20 @@ class Adjustments(NamedTuple):
         return cls(dict(version.changed), (version.min_workers, version.max_workers))
 
 
-def catch_up(old: ModelVersion, new: ModelVersion, before: Adjustments) -> Coroutine[Any, Any, None] | None:
-    """Apply what was set on the old version since `before`. Returns the scaling, where its number of workers was changed."""
+def catch_up(
+    old: ModelVersion, new: ModelVersion, before: Adjustments
+) -> Coroutine[Any, Any, None] | None:
+    """Apply what was set on the old version since `before`.
+
+    Returns the scaling, where its number of workers was changed.
+    """
     now = Adjustments.of(old)
     unseen = object()
-    since = {name: value for name, value in now.limits.items() if name not in new.plan.unfit and before.limits.get(name, unseen) != value}
+    since = {
+        name: value
+        for name, value in now.limits.items()
+        if name not in new.plan.unfit and before.limits.get(name, unseen) != value
+    }
     if since:
         new.change(since)
     if new.version == old.version:
@@ -58,9 +76,11 @@ def catch_up(old: ModelVersion, new: ModelVersion, before: Adjustments) -> Corou
 
 
 class Handover:
-    """From the swap on, the new version gets the requests of both; but those of a sequence go to the version that holds its state.
+    """From the swap on, the new version gets the requests of both; but those of a sequence go to
+    the version that holds its state.
 
-    A caller that found the old version before the swap, and submits to it afterwards, reaches the new one.
+    A caller that found the old version before the swap, and submits to it afterwards, reaches the
+    new one.
     """
 
     def __init__(self, old: ModelVersion, new: ModelVersion) -> None:
@@ -72,7 +92,9 @@ class Handover:
             new.predecessors.append(old)
             new.learn_losses_of(old)
             new.redirect(self._submit, self._leave)
-        old.redirect(lambda job: new.submit(job), self._leave)  # late bound: the new one may be replaced itself
+        old.redirect(
+            lambda job: new.submit(job), self._leave
+        )  # late bound: the new one may be replaced itself
 
     def end(self) -> None:
         """The old one has ended: release it."""
@@ -104,15 +126,22 @@ class Replacer:
         self._under_way: set[str] = set()  # names of models
 
     def begin(self, name: str, number: str) -> ModelVersion | None:
-        """The version whose place is to be taken: that of the number, else the default one; None where there is none. Raises Conflict."""
+        """The version whose place is to be taken: that of the number, else the default one; None
+        where there is none. Raises Conflict.
+        """
         model = self._table.models.get(name)
         if model is None:
             return None
         if name in self._under_way:
-            raise Conflict(f"A version of model {name} is already being replaced. Try again when that is done.")
+            raise Conflict(
+                f"A version of model {name} is already being replaced. Try again when that is done."
+            )
         old = model.versions.get(number) or model.versions[model.default]
         if old.workflow:
-            raise Conflict(f"Model {name} is a node of workflow {old.workflow}, and is replaced only together with it.")
+            raise Conflict(
+                f"Model {name} is a node of workflow {old.workflow}, and is replaced only together"
+                " with it."
+            )
         self._under_way.add(name)
         return old
 
@@ -120,7 +149,9 @@ class Replacer:
         """Another replacement may begin."""
         self._under_way.discard(old.name)
 
-    async def carry_out(self, old: ModelVersion, new: ModelVersion, starting: Coroutine[Any, Any, None]) -> None:
+    async def carry_out(
+        self, old: ModelVersion, new: ModelVersion, starting: Coroutine[Any, Any, None]
+    ) -> None:
         """Where this fails, the old version continues unchanged."""
         before = Adjustments.of(old)
         try:
@@ -129,7 +160,14 @@ class Replacer:
         except BaseException as error:
             if isinstance(error, LoadFailed | Conflict):
                 why = f"version {new.version} of {new.url} has not taken its place: {error.message}"
-                old.note_error(why + (f"\n\n{error.traceback}" if isinstance(error, LoadFailed) and error.traceback else ""))
+                old.note_error(
+                    why
+                    + (
+                        f"\n\n{error.traceback}"
+                        if isinstance(error, LoadFailed) and error.traceback
+                        else ""
+                    )
+                )
                 logger.error("%s goes on: %s", old.label, why)
             await self._table.discard(new)
             raise
@@ -139,7 +177,10 @@ class Replacer:
     def _swap(self, old: ModelVersion, new: ModelVersion, before: Adjustments) -> None:
         """In one turn of the loop: no request sees anything between the two. Raises Conflict."""
         if not self._table.has(old):
-            raise Conflict(f"Version {old.version} of model {old.name} was unregistered while its replacement was loaded.")
+            raise Conflict(
+                f"Version {old.version} of model {old.name} was unregistered while its replacement"
+                " was loaded."
+            )
         if scaling := catch_up(old, new, before):
             self._background.load(scaling)
         handover = Handover(old, new)
@@ -152,7 +193,10 @@ class Replacer:
         try:
             await asyncio.wait_for(old.over(), self._table.timeout)
         except (TimeoutError, asyncio.TimeoutError):
-            text = "%s: was replaced and is stopped with requests unanswered: draining took longer than unregister_model_timeout"
+            text = (
+                "%s: was replaced and is stopped with requests unanswered: draining took longer"
+                " than unregister_model_timeout"
+            )
             logger.warning(text, old.label)
         await self._table.discard(old)
         handover.end()

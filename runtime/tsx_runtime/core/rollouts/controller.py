@@ -1,4 +1,6 @@
-"""Runs rollouts: reads the counters at intervals, applies the decision of `policy.decide`, and continues after a restart."""
+"""Runs rollouts: reads the counters at intervals, applies the decision of `policy.decide`, and
+continues after a restart.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from pydantic import ValidationError
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.rollouts.decision_log import DecisionLog
-from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, RolloutPlan, RolloutState, Status, StepObservation, decide
+from tsx_runtime.core.rollouts.policy import (
+    Action,
+    Counts,
+    Decision,
+    RolloutPlan,
+    RolloutState,
+    Status,
+    StepObservation,
+    decide,
+)
 from tsx_runtime.core.telemetry.histogram import quantile
 from tsx_runtime.core.traffic.manager import TrafficManager, TrafficState
 from tsx_runtime.core.traffic.routing import resolve_label, weighted_versions
@@ -23,7 +34,8 @@ from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
 
 LOOKS = 20  # in one bake
 SHORTEST, LONGEST = 0.1, 5.0  # seconds between two looks
-SAVE_APART = 30.0  # seconds between two times that mere counts are kept: so much is lost with a server that is killed
+# seconds between two times that mere counts are kept: so much is lost with a server that is killed
+SAVE_APART = 30.0
 
 logger = logging.getLogger("tsx.rollout")
 
@@ -31,8 +43,13 @@ logger = logging.getLogger("tsx.rollout")
 class RolloutController:
     """At most one rollout per model. For the event loop."""
 
-    def __init__(self, traffic: TrafficManager, state: StateStore, stopping: Callable[[], bool]) -> None:
-        """`stopping`: whether a stop of the server was asked for. Then its rollouts are left to the next one."""
+    def __init__(
+        self, traffic: TrafficManager, state: StateStore, stopping: Callable[[], bool]
+    ) -> None:
+        """`stopping`: whether a stop of the server was asked for.
+
+        Then its rollouts are left to the next one.
+        """
         self._traffic = traffic
         self._models = traffic.models
         self._state = state
@@ -46,17 +63,30 @@ class RolloutController:
     def start(self, name: str, plan: RolloutPlan) -> RolloutState:
         """Raises ModelNotFound, ModelVersionNotFound, BadRequest, Conflict."""
         new = self._traffic.find(name, plan.version)
-        plan = plan.model_copy(update={"version": new.version})  # a label may come to mean another version meanwhile
+        plan = plan.model_copy(
+            update={"version": new.version}
+        )  # a label may come to mean another version meanwhile
         under_way = self.find(name)
         if under_way is not None and under_way.status == "running":
             text = f"Model {name} has a rollout of version {under_way.plan.version} under way"
-            raise Conflict(f"{text}. Wait for it, or end it: DELETE /models/{name}/rollout, or `tsx models rollout {name} --stop`")
+            raise Conflict(
+                f"{text}. Wait for it, or end it: DELETE /models/{name}/rollout, or `tsx models"
+                f" rollout {name} --stop`"
+            )
         before = self._traffic.traffic(name)
         old = self._old(name, before, new)
-        shadow = before.shadow and resolve_label(before.shadow.to, self._models[name].versions, before.labels)
+        shadow = before.shadow and resolve_label(
+            before.shadow.to, self._models[name].versions, before.labels
+        )
         if shadow in (old.version, new.version):
-            text = f"Version {shadow} of model {name} is its shadow, and the copied requests would distort what the rollout measures"
-            how = f'PATCH /models/{name}/traffic with {{"shadow": null}}, or `tsx models shadow {name} --off`'
+            text = (
+                f"Version {shadow} of model {name} is its shadow, and the copied requests would"
+                " distort what the rollout measures"
+            )
+            how = (
+                f'PATCH /models/{name}/traffic with {{"shadow": null}}, or `tsx models shadow'
+                f" {name} --off`"
+            )
             raise Conflict(f"{text}. End it first: {how}")
         if failed := _failure(new):
             text = f"Version {new.version} of model {name} cannot answer requests: {failed}"
@@ -66,7 +96,15 @@ class RolloutController:
         now = time.time()
         so_far = self._counts(name, old.version)
         default = self._models[name].default
-        state = RolloutState(plan=plan, old=old.version, default=default, before=before.as_json(), began=now, changed=now, old_last=so_far)
+        state = RolloutState(
+            plan=plan,
+            old=old.version,
+            default=default,
+            before=before.as_json(),
+            began=now,
+            changed=now,
+            old_last=so_far,
+        )
         need = f"each step needs {plan.min_requests} of its answers"
         self._run(name, state, "start", f"from version {state.old} to {plan.version}; {need}")
         return state
@@ -77,12 +115,18 @@ class RolloutController:
         if running is not None:
             return running.state
         state = self._load(name)
-        if state is not None and state.status == "running" and (missing := self._missing(name, state)):
+        if (
+            state is not None
+            and state.status == "running"
+            and (missing := self._missing(name, state))
+        ):
             state.reason = f"after a restart it waits until {missing} is registered"
         return state
 
     def stop(self, name: str, *, back: bool) -> RolloutState:
-        """End it by hand: `back` to the old version, or stay at the shares of now. Raises Conflict where none is under way."""
+        """End it by hand: `back` to the old version, or stay at the shares of now. Raises Conflict
+        where none is under way.
+        """
         running = self._running.get(name) or self._waiting(name)
         if running is None:
             raise Conflict(f"Model {name} has no rollout under way.")
@@ -94,7 +138,10 @@ class RolloutController:
         return running.state
 
     def close(self) -> None:
-        """The server ends; the next one goes on. What its log has to write is written by `logs.close`, which may take its time."""
+        """The server ends; the next one goes on.
+
+        What its log has to write is written by `logs.close`, which may take its time.
+        """
         self._closed = True
         for name, running in self._running.items():
             running.cancel()
@@ -103,7 +150,9 @@ class RolloutController:
         self._running.clear()
 
     def _on_traffic(self, name: str) -> None:
-        """A model came, so that what was under way when the server ended goes on; or its traffic was changed from outside."""
+        """A model came, so that what was under way when the server ended goes on; or its traffic
+        was changed from outside.
+        """
         running = self._running.get(name)
         if self._closed:
             return
@@ -123,17 +172,27 @@ class RolloutController:
             self._resume(name, state)
 
     def _waiting(self, name: str) -> _ActiveRollout | None:
-        """One that was under way when the server ended, and is not again. What else is said of the traffic holds as it is now."""
+        """One that was under way when the server ended, and is not again.
+
+        What else is said of the traffic holds as it is now.
+        """
         state = self._load(name)
         if state is None or state.status != "running":
             return None
-        state.before = {**self._traffic.traffic(name).as_json(), "weights": state.before.get("weights", {})}
+        state.before = {
+            **self._traffic.traffic(name).as_json(),
+            "weights": state.before.get("weights", {}),
+        }
         return _ActiveRollout(state)
 
     def _missing(self, name: str, state: RolloutState) -> str:
         """The versions that it waits for, in words; empty where there are none."""
         versions = self._models[name].versions if name in self._models else {}
-        return " and ".join(f"version {number}" for number in (state.old, state.plan.version) if number not in versions)
+        return " and ".join(
+            f"version {number}"
+            for number in (state.old, state.plan.version)
+            if number not in versions
+        )
 
     def _resume(self, name: str, state: RolloutState) -> None:
         try:
@@ -150,16 +209,25 @@ class RolloutController:
         state = self.find(model.name)
         if state is None or state.status != "running":
             return
-        if resolve_label(traffic.shadow.to, model.versions, traffic.labels) in (state.old, state.plan.version):
+        if resolve_label(traffic.shadow.to, model.versions, traffic.labels) in (
+            state.old,
+            state.plan.version,
+        ):
             raise Conflict(
-                f"Model {model.name} has a rollout in progress, which copies to version {traffic.shadow.to} would mislead. Wait for it."
+                f"Model {model.name} has a rollout in progress, which copies to version"
+                f" {traffic.shadow.to} would mislead. Wait for it."
             )
 
     def _follow(self, name: str, running: _ActiveRollout) -> None:
-        """Labels, rules and the shadow may be changed meanwhile, and stay so afterwards; a change of the weights ends the rollout."""
+        """Labels, rules and the shadow may be changed meanwhile, and stay so afterwards; a change
+        of the weights ends the rollout.
+        """
         now, state = self._traffic.traffic(name), running.state
         if now.weights == running.set.weights:
-            running.set, state.before = now, {**now.as_json(), "weights": state.before.get("weights", {})}
+            running.set, state.before = (
+                now,
+                {**now.as_json(), "weights": state.before.get("weights", {})},
+            )
             self._keep_way_back(name, state)
             self._save(name, running)
         else:
@@ -170,7 +238,10 @@ class RolloutController:
         versions = self._models[name].versions
         for version in versions.values():
             if version.replaced in {state.old, state.plan.version} - set(versions):
-                return f"version {version.replaced} was replaced by version {version.version}, which has its share now"
+                return (
+                    f"version {version.replaced} was replaced by version {version.version}, which"
+                    " has its share now"
+                )
         return "the weights of the model were changed by hand"
 
     def _old(self, name: str, before: Traffic, new: ModelVersion) -> ModelVersion:
@@ -180,7 +251,10 @@ class RolloutController:
         if not others:
             raise BadRequest(f"Version {new.version} of model {name} already gets all requests")
         if len(others) > 1:
-            text = f"The requests of model {name} are shared by the versions {' and '.join(sorted(others))}"
+            text = (
+                f"The requests of model {name} are shared by the versions"
+                f" {' and '.join(sorted(others))}"
+            )
             how = f"PUT /models/{name}/traffic, or `tsx models traffic {name} {min(others)}=1`"
             raise Conflict(f"{text}. Leave them to one of these first: {how}")
         (old,) = others
@@ -239,7 +313,13 @@ class RolloutController:
         elif decision.action is Action.ADVANCE:
             self._note(name, running, "advance")
             state.old_last = self._baseline(state)
-            state.step, state.seconds, state.new, state.old_now, state.changed = state.step + 1, 0.0, Counts(), Counts(), time.time()
+            state.step, state.seconds, state.new, state.old_now, state.changed = (
+                state.step + 1,
+                0.0,
+                Counts(),
+                Counts(),
+                time.time(),
+            )
             self._step(name, running)
 
     def _back(self, name: str, running: _ActiveRollout, reason: str) -> None:
@@ -255,11 +335,17 @@ class RolloutController:
         self._save(name, running)
 
     def _keep_way_back(self, name: str, state: RolloutState) -> None:
-        """One rollback undoes the whole of a rollout, also where labels or rules were changed meanwhile, which stay."""
+        """One rollback undoes the whole of a rollout, also where labels or rules were changed
+        meanwhile, which stay.
+        """
         default = state.default or self._models[name].default
-        self._traffic.set_rollback_point(name, TrafficState(parse_traffic(state.before), default), state.began)
+        self._traffic.set_rollback_point(
+            name, TrafficState(parse_traffic(state.before), default), state.began
+        )
 
-    def _set(self, name: str, running: _ActiveRollout, traffic: Traffic, *, checked: bool = True) -> None:
+    def _set(
+        self, name: str, running: _ActiveRollout, traffic: Traffic, *, checked: bool = True
+    ) -> None:
         running.set = traffic
         with running:
             self._traffic.set_traffic(name, traffic, undoable=False, checked=checked)
@@ -278,8 +364,14 @@ class RolloutController:
         )
 
     def _baseline(self, state: RolloutState) -> Counts:
-        """What the new version is compared with: the old one at this step, if it had enough requests, else before."""
-        return state.old_now if state.share < 100 and state.old_now.requests >= state.plan.min_requests else state.old_last
+        """What the new version is compared with: the old one at this step, if it had enough
+        requests, else before.
+        """
+        return (
+            state.old_now
+            if state.share < 100 and state.old_now.requests >= state.plan.min_requests
+            else state.old_last
+        )
 
     def _read(self, name: str, running: _ActiveRollout) -> None:
         """Add what was counted since it was last looked at."""
@@ -289,9 +381,19 @@ class RolloutController:
         model = self._models.get(name)
         for number, before in running.seen.items():
             version = model.versions.get(number) if model else None
-            if version is not None and running.versions.setdefault(number, version) is not version and number == state.plan.version:
-                running.versions[number] = version  # it was replaced: what the one before did is not its fault
-                running.seen[number], state.new, state.seconds = self._counts(name, number), Counts(), 0.0
+            if (
+                version is not None
+                and running.versions.setdefault(number, version) is not version
+                and number == state.plan.version
+            ):
+                running.versions[number] = (
+                    version  # it was replaced: what the one before did is not its fault
+                )
+                running.seen[number], state.new, state.seconds = (
+                    self._counts(name, number),
+                    Counts(),
+                    0.0,
+                )
                 continue
             counts = self._counts(name, number)
             running.seen[number] = counts
@@ -306,7 +408,11 @@ class RolloutController:
         if version is None:
             return Counts()
         stats = version.stats
-        return Counts(sum(stats.answers.values()) + stats.failed_refusals, stats.errors, stats.latency.counts())
+        return Counts(
+            sum(stats.answers.values()) + stats.failed_refusals,
+            stats.errors,
+            stats.latency.counts(),
+        )
 
     def _load(self, name: str) -> RolloutState | None:
         kept = self._state.load(name).get("rollout")
@@ -324,7 +430,14 @@ class RolloutController:
 
     def _note(self, name: str, running: _ActiveRollout, event: str) -> None:
         state = running.state
-        logger.info("rollout of %s, version %s: %s at %g %%: %s", name, state.plan.version, event, state.share, state.reason)
+        logger.info(
+            "rollout of %s, version %s: %s at %g %%: %s",
+            name,
+            state.plan.version,
+            event,
+            state.share,
+            state.reason,
+        )
         self.logs.add(
             name,
             {
@@ -350,7 +463,9 @@ class _ActiveRollout:
     def __init__(self, state: RolloutState) -> None:
         self.state = state
         self.versions: dict[str, ModelVersion] = {}  # that were counted
-        self.seen: dict[str, Counts] = {}  # by version: all that its counters had when they were last read
+        self.seen: dict[
+            str, Counts
+        ] = {}  # by version: all that its counters had when they were last read
         self.looked = self.saved = time.monotonic()
         self.own = False
         self.timer: asyncio.TimerHandle | None = None
@@ -384,5 +499,8 @@ def _failure(version: ModelVersion) -> str:
     if not workers:
         return "" if version.asleep else "it has no workers"
     if all(worker.state is WorkerState.FAILED for worker in workers):
-        return f"its workers failed: {(version.last_error or 'no reason is known').strip().splitlines()[-1]}"
+        return (
+            "its workers failed:"
+            f" {(version.last_error or 'no reason is known').strip().splitlines()[-1]}"
+        )
     return ""

@@ -1,4 +1,6 @@
-"""The decisions of rollouts, each with its numbers: in memory for the API, and in a file of JSON lines for each model."""
+"""The decisions of rollouts, each with its numbers: in memory for the API, and in a file of JSON
+lines for each model.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,13 @@ class DecisionLog:
     """A file of JSON lines for each model, written by a thread; without a directory, a list."""
 
     def __init__(self, directory: Path | None) -> None:
-        """Reads what there is now: nothing of it is read, nor waited for, once requests are served."""
+        """Reads what there is now: nothing of it is read, nor waited for, once requests are
+        served.
+        """
         self._directory = directory and directory / "rollouts"
-        self._lines: dict[str, list[dict[str, Any]]] = {} if self._directory is None else _read_all(self._directory)
+        self._lines: dict[str, list[dict[str, Any]]] = (
+            {} if self._directory is None else _read_all(self._directory)
+        )
         self._thread = ThreadPoolExecutor(1, "tsx-rollout-log")
 
     def add(self, name: str, entry: dict[str, Any]) -> None:
@@ -46,7 +52,11 @@ class DecisionLog:
             with open(file, "a", encoding="utf-8", opener=private_opener) as out:
                 out.write(f"{line}\n")
         except OSError as error:
-            logger.warning("a rollout decision is not saved: %s cannot be written: %s", file, error.strerror or error)
+            logger.warning(
+                "a rollout decision is not saved: %s cannot be written: %s",
+                file,
+                error.strerror or error,
+            )
 
 
 def _read_all(directory: Path) -> dict[str, list[dict[str, Any]]]:
@@ -60,7 +70,9 @@ def _read_all(directory: Path) -> dict[str, list[dict[str, Any]]]:
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     try:
         with file.open(encoding="utf-8") as lines:
-            return [entry for line in deque(lines, MOST_LINES) if (entry := _parse(line)) is not None]
+            return [
+                entry for line in deque(lines, MOST_LINES) if (entry := _parse(line)) is not None
+            ]
     except (OSError, UnicodeDecodeError) as error:
         logger.warning("the log of rollouts %s cannot be read: %s", file, error)
         return []

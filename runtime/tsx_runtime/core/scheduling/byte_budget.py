@@ -1,13 +1,15 @@
-"""One limit for the bytes of all bodies that a server holds: arriving, waiting or running requests, and unread answers.
+"""One limit for the bytes of all bodies that a server holds: arriving, waiting or running requests,
+and unread answers.
 
-Bodies of up to `UNCOUNTED` bytes, and as much of any answer, are left out over HTTP: there is at most one a connection, and so a small
-request costs nothing here and still passes where large ones are refused.
+Bodies of up to `UNCOUNTED` bytes, and as much of any answer, are left out over HTTP: there is at
+most one a connection, and so a small request costs nothing here and still passes where large ones
+are refused.
 
     bodies     at most 7/8 of the limit: what comes beyond is refused
     answers    at most 1/2 of the limit, and all together at most the limit: beyond it the clients that have the most to read are cut off
 
-So neither clients that do not read nor bodies that do not end can take everything from the others. Once most of what was held is
-given back, the memory is returned to the system.
+So neither clients that do not read nor bodies that do not end can take everything from the others.
+Once most of what was held is given back, the memory is returned to the system.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ class Reader(Protocol):
 
 
 class ByteBudget:
-    """Counts bytes against `max_inflight_bytes`. What is taken must be given back once, whatever happens to the request."""
+    """Counts bytes against `max_inflight_bytes`.
+
+    What is taken must be given back once, whatever happens to the request.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -49,13 +54,16 @@ class ByteBudget:
         if self.used + size > self.limit - self.limit // 8:
             self.refused += 1
             raise NoRoom(
-                f"The server holds {self.used} bytes of requests and answers, and {size} more do not fit into max_inflight_bytes, "
-                f"which is {self.limit} (an eighth is kept for answers). Try again later, or send smaller bodies.",
+                f"The server holds {self.used} bytes of requests and answers, and {size} more do"
+                f" not fit into max_inflight_bytes, which is {self.limit} (an eighth is kept for"
+                " answers). Try again later, or send smaller bodies.",
                 retry_after=1,
             )
 
     def take(self, size: int) -> None:
-        """Raises NoRoom, which is an Unavailable, where that many more bytes do not fit; nothing is taken then."""
+        """Raises NoRoom, which is an Unavailable, where that many more bytes do not fit; nothing is
+        taken then.
+        """
         self.check(size)
         self._change(size)
 
@@ -76,7 +84,9 @@ class ByteBudget:
             self._most = self.used
         elif self._most >= LARGE and self.used < self._most // 4 and self._returning is None:
             with suppress(RuntimeError):  # no loop runs
-                self._returning = asyncio.get_running_loop().call_later(RETURN_AFTER, self._return_memory)
+                self._returning = asyncio.get_running_loop().call_later(
+                    RETURN_AFTER, self._return_memory
+                )
 
     def _return_memory(self) -> None:
         self._returning, self._most = None, self.used

@@ -16,10 +16,16 @@ from tsx_runtime.core.scheduling.job import Job, LateJob, UncountedJob
 from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
-MOST_FACTS = 8 << 20  # bytes of a report: what a worker bounds itself to is smaller, and an archive may have written its own
+MOST_FACTS = (
+    8 << 20
+    # bytes of a report: what a worker bounds itself to is smaller, and an archive may have written
+    # its own
+)
 PIECES_PER_TURN = 32  # parts of streams before other connections have their turn
 JOINED = 64 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
-_PACK = [struct.Struct(f"{count}d").pack for count in range(129)]  # of nearly all batches; `struct.pack` looks for its format first
+_PACK = [
+    struct.Struct(f"{count}d").pack for count in range(129)
+]  # of nearly all batches; `struct.pack` looks for its format first
 
 logger = logging.getLogger("tsx.channel")
 
@@ -55,9 +61,11 @@ class Owner(Protocol):
 
 
 class Channel(asyncio.BufferedProtocol):
-    """Holds at most a few batches, in order; the worker runs the first, the others have not started.
+    """Holds at most a few batches, in order; the worker runs the first, the others have not
+    started.
 
-    `loaded` gets the facts of the LOADED frame, or the `LoadFailed` of a FAILED frame or of an early end.
+    `loaded` gets the facts of the LOADED frame, or the `LoadFailed` of a FAILED frame or of an
+    early end.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -71,12 +79,18 @@ class Channel(asyncio.BufferedProtocol):
         self.answered = 0  # requests
         self.threads = 0  # that its torch may use
         self.shares_cores = False  # see `LoadOrder`
-        self.devices: Sequence[int | None] = (None,)  # that the worker uses: numbers of GPUs, or the CPU
+        self.devices: Sequence[int | None] = (
+            None,
+        )  # that the worker uses: numbers of GPUs, or the CPU
         self.pings = 0  # that the worker has not answered
         self.replied = 0.0  # time.monotonic() of the last reply
         self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
-        self.began = 0.0  # time.monotonic() when the worker began its first batch, or last sent a piece of it; of an idle one, since when
-        self._called_off = False  # whether the worker was told that no client waits for the first batch
+        # time.monotonic() when the worker began its first batch, or last sent a piece of it; of an
+        # idle one, since when
+        self.began = 0.0
+        self._called_off = (
+            False  # whether the worker was told that no client waits for the first batch
+        )
         self._held: set[Job] = set()  # whose clients are slower than the worker
         self._drained: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
@@ -136,12 +150,17 @@ class Channel(asyncio.BufferedProtocol):
             self._transport.writelines(wire.encode(wire.Kind.PING, 0))
 
     def close(self) -> None:
-        """The worker ends when it has read to the end; `closed` tells when it has let go of the socket."""
+        """The worker ends when it has read to the end; `closed` tells when it has let go of the
+        socket.
+        """
         if self._transport is not None:
             self._transport.close()
 
     def hold(self, job: Job) -> None:
-        """Read nothing more from the worker; the others of its batch wait as well. Its time does not run meanwhile."""
+        """Read nothing more from the worker; the others of its batch wait as well.
+
+        Its time does not run meanwhile.
+        """
         if not self._held and self._transport is not None:
             self._transport.pause_reading()
         self._held.add(job)
@@ -154,7 +173,10 @@ class Channel(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     def cancel(self, job: Job) -> None:
-        """No client waits for this answer any more. Once that is so for all of its batch, the worker is told."""
+        """No client waits for this answer any more.
+
+        Once that is so for all of its batch, the worker is told.
+        """
         if self.sent and job in self.sent[0].jobs:
             self._call_off()
 
@@ -197,7 +219,9 @@ class Channel(asyncio.BufferedProtocol):
                 self._large_end += nbytes
                 if self._large_end == len(self._large):
                     whole, self._large = memoryview(self._large), None
-                    self._on_frame(wire.decode(wire.decode_header(whole), whole[wire.HEADER.size :]))
+                    self._on_frame(
+                        wire.decode(wire.decode_header(whole), whole[wire.HEADER.size :])
+                    )
             else:
                 self._end += nbytes
                 self._read_small()
@@ -247,7 +271,9 @@ class Channel(asyncio.BufferedProtocol):
         self._end = rest
 
     def _take_turn(self) -> None:
-        """Read the frames that have come in another turn, and nothing from the socket until then."""
+        """Read the frames that have come in another turn, and nothing from the socket until
+        then.
+        """
         assert self._transport is not None
         if not self._has_turn:
             self._has_turn = True
@@ -289,7 +315,9 @@ class Channel(asyncio.BufferedProtocol):
             self._pieces += len(frame.items)
             for position, meta, body in frame.items:
                 if position >= len(sent.jobs):
-                    raise wire.FrameError(f"a piece for request {position} of a batch of {len(sent.jobs)}")
+                    raise wire.FrameError(
+                        f"a piece for request {position} of a batch of {len(sent.jobs)}"
+                    )
                 self.streaming.add(position)
                 job = sent.jobs[position]
                 job.piece(self.owner.on_begun(job, meta) if meta else meta, body, self)
@@ -308,10 +336,17 @@ class Channel(asyncio.BufferedProtocol):
             raise wire.FrameError(f"a worker does not send {frame.kind.name} here")
 
     def _call_off(self) -> None:
-        """Where no client of the first batch waits: the handler stops at its next part. The batch is still closed by a reply."""
+        """Where no client of the first batch waits: the handler stops at its next part.
+
+        The batch is still closed by a reply.
+        """
         assert self._transport is not None
         first = self.sent[0]
-        if not self._called_off and all(job.gone for job in first.jobs) and not self._transport.is_closing():
+        if (
+            not self._called_off
+            and all(job.gone for job in first.jobs)
+            and not self._transport.is_closing()
+        ):
             self._called_off = True
             self._transport.writelines(wire.encode(wire.Kind.CANCEL, first.batch))
 
@@ -326,8 +361,12 @@ class Channel(asyncio.BufferedProtocol):
             self.prefetch = facts.get("prefetch") is True
             self.loaded.set_result(facts)
         else:
-            message, traceback, outline = (str(facts.get(name, "")) for name in ("message", "traceback", "outline"))
-            error = (LoadOutOfMemory if facts.get("out_of_memory") is True else LoadFailed)(message, traceback=traceback)
+            message, traceback, outline = (
+                str(facts.get(name, "")) for name in ("message", "traceback", "outline")
+            )
+            error = (LoadOutOfMemory if facts.get("out_of_memory") is True else LoadFailed)(
+                message, traceback=traceback
+            )
             error.outline = outline
             self.loaded.set_exception(error)
             self.loaded.exception()
@@ -335,7 +374,9 @@ class Channel(asyncio.BufferedProtocol):
 
 def _facts(frame: wire.Frame) -> dict[str, Any]:
     if len(frame.extra) > MOST_FACTS:
-        raise wire.FrameError(f"the worker's report has {len(frame.extra)} bytes; at most {MOST_FACTS} are read")
+        raise wire.FrameError(
+            f"the worker's report has {len(frame.extra)} bytes; at most {MOST_FACTS} are read"
+        )
     try:
         facts: dict[str, Any] = json.loads(bytes(frame.extra))
     except (ValueError, RecursionError) as error:
@@ -346,13 +387,16 @@ def _facts(frame: wire.Frame) -> dict[str, Any]:
 def check_extra(frame: wire.Frame) -> None:
     """Of a reply, before anything is done with it. Raises FrameError."""
     if 0 < len(frame.extra) < wire.TIMES.size:
-        raise wire.FrameError(f"the extra of a reply has {len(frame.extra)} bytes, fewer than its times")
+        raise wire.FrameError(
+            f"the extra of a reply has {len(frame.extra)} bytes, fewer than its times"
+        )
 
 
 def arrivals(jobs: Sequence[Job]) -> bytes:
     """When each arrived, in the order of a queue (`queue.urgency`).
 
-    To be asked when they are sent: when they are answered, each of them would have to be brought into the processor's cache again.
+    To be asked when they are sent: when they are answered, each of them would have to be brought
+    into the processor's cache again.
     """
     count = len(jobs)
     if count == 1:
@@ -361,12 +405,25 @@ def arrivals(jobs: Sequence[Job]) -> bytes:
     return pack(*[job.arrived for job in jobs])
 
 
-def without_late(sent: SentBatch, frame: wire.Frame) -> tuple[list[Job], bytes, Sequence[int], list[wire.Item]]:
-    """The jobs of an answered batch that were not refused while it ran, with their arrivals, statuses and answers."""
+def without_late(
+    sent: SentBatch, frame: wire.Frame
+) -> tuple[list[Job], bytes, Sequence[int], list[wire.Item]]:
+    """The jobs of an answered batch that were not refused while it ran, with their arrivals,
+    statuses and answers.
+    """
     _, jobs, _, _, _, arrived = sent
     items = frame.items
-    left = [position for position, job in enumerate(jobs) if not (isinstance(job, UncountedJob) and job.takes(items[position]))]
+    left = [
+        position
+        for position, job in enumerate(jobs)
+        if not (isinstance(job, UncountedJob) and job.takes(items[position]))
+    ]
     if len(left) == len(jobs):
         return jobs, arrived, frame.codes, items
     kept = [jobs[position] for position in left]
-    return kept, arrivals(kept), [frame.codes[position] for position in left], [items[position] for position in left]
+    return (
+        kept,
+        arrivals(kept),
+        [frame.codes[position] for position in left],
+        [items[position] for position in left],
+    )

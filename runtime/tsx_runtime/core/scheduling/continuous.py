@@ -1,6 +1,8 @@
-"""Dispatches to workers that accept requests while they work on others: continuous batching and asynchronous handlers.
+"""Dispatches to workers that accept requests while they work on others: continuous batching and
+asynchronous handlers.
 
-`join` is to `JoiningDispatcher` what `assign` is to `Dispatcher`: the whole decision, without I/O and without a clock.
+`join` is to `JoiningDispatcher` what `assign` is to `Dispatcher`: the whole decision, without I/O
+and without a clock.
 """
 
 from __future__ import annotations
@@ -19,17 +21,24 @@ from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
 from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue, Suspects
 from tsx_runtime.errors import TsxError, WorkerDied
 
-MOST_DEATHS = 4  # of workers with one request: the first, those that find the guilty, and one that was not its fault
+# of workers with one request: the first, those that find the guilty, and one that was not its fault
+MOST_DEATHS = 4
 
 
-def join(queue: RequestQueue, workers: Sequence[SlotT], now: float, limits: BatchLimits) -> Assignment[SlotT]:
-    """Take from `queue` what is to be done now; its only effect is that what it returns has left the queue.
+def join(
+    queue: RequestQueue, workers: Sequence[SlotT], now: float, limits: BatchLimits
+) -> Assignment[SlotT]:
+    """Take from `queue` what is to be done now; its only effect is that what it returns has left
+    the queue.
 
-    A slot's `batches` are the requests that its worker has under way; it takes `limits.max_items` of them at most.
+    A slot's `batches` are the requests that its worker has under way; it takes `limits.max_items`
+    of them at most.
 
-    1. Suspects first, a group at a time: it goes to the worker with the fewest under way that has none in quarantine. No request joins
-       them there until they have left it. While a group waits for room, the worker with the fewest takes nothing else.
-    2. Each request goes to the worker with the fewest under way that has room, in the queue's order. Nothing waits to fill a batch.
+    1. Suspects first, a group at a time: it goes to the worker with the fewest under way that has
+       none in quarantine. No request joins them there until they have left it. While a group waits
+       for room, the worker with the fewest takes nothing else.
+    2. Each request goes to the worker with the fewest under way that has room, in the queue's
+       order. Nothing waits to fill a batch.
     """
     skipped = queue.drop_over(now) if queue.some_left or queue.earliest <= now else []
     load = {index: worker.batches for index, worker in enumerate(workers) if not worker.suspected}
@@ -53,10 +62,11 @@ def join(queue: RequestQueue, workers: Sequence[SlotT], now: float, limits: Batc
 
 
 def blame(left: list[Job], blamed: list[Job], lost: int) -> list[Suspects]:
-    """The groups to try when a worker has died with so many `lost` requests, of which `left` have not begun to be answered.
+    """The groups to try when a worker has died with so many `lost` requests, of which `left` have
+    not begun to be answered.
 
-    Those that were in quarantine are to blame, each apart; one that was alone in it is found. Where none was, all are suspects,
-    in halves; a request that was the worker's only one is found.
+    Those that were in quarantine are to blame, each apart; one that was alone in it is found. Where
+    none was, all are suspects, in halves; a request that was the worker's only one is found.
     """
     if blamed:
         return halves(Suspects(blamed, 1))
@@ -66,12 +76,13 @@ def blame(left: list[Job], blamed: list[Job], lost: int) -> list[Suspects]:
 
 
 class JoiningDispatcher(Dispatcher):
-    """Requests join what a worker has under way as soon as there is room; each has `response_timeout` to itself, counted again
-    from each piece of its answer.
+    """Requests join what a worker has under way as soon as there is room; each has
+    `response_timeout` to itself, counted again from each piece of its answer.
 
-    What a worker had under way when it died is tried again unless its answer had begun: in halves and then alone, but only
-    for as long as the quarantine lasts. Those that are in it when another worker dies did it. One that kills later takes others
-    with it; no request is tried more often than `MOST_DEATHS` times.
+    What a worker had under way when it died is tried again unless its answer had begun: in halves
+    and then alone, but only for as long as the quarantine lasts. Those that are in it when another
+    worker dies did it. One that kills later takes others with it; no request is tried more often
+    than `MOST_DEATHS` times.
     """
 
     def __init__(self, label: str, limits: BatchLimits, bounds: Bounds) -> None:
@@ -102,7 +113,9 @@ class JoiningDispatcher(Dispatcher):
         super().on_reply(channel, sent, frame)
 
     def retry_lost(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
-        left = self._count_death([job for position, job in enumerate(lost.jobs) if position not in streaming])
+        left = self._count_death(
+            [job for position, job in enumerate(lost.jobs) if position not in streaming]
+        )
         blamed = [job for job in left if job in self._blamed]
         innocent = [job for job in left if job not in self._blamed] if blamed else []
         self._blamed.difference_update(lost.jobs)
@@ -117,7 +130,9 @@ class JoiningDispatcher(Dispatcher):
         self._flush()
 
     def requeue(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
-        left = self._count_death([job for position, job in enumerate(lost.jobs) if position not in streaming])
+        left = self._count_death(
+            [job for position, job in enumerate(lost.jobs) if position not in streaming]
+        )
         self._blamed.difference_update(lost.jobs)
         if not self.accepting:
             left = []
@@ -143,7 +158,9 @@ class JoiningDispatcher(Dispatcher):
         super()._refuse_running(job, late)
 
     def room(self) -> int:
-        return sum(self.limits.max_items - channel.batches for channel in self.channels) - self.pending
+        return (
+            sum(self.limits.max_items - channel.batches for channel in self.channels) - self.pending
+        )
 
     def change(self, limits: BatchLimits, bounds: Bounds) -> None:
         super().change(limits, bounds)
@@ -172,9 +189,14 @@ class JoiningDispatcher(Dispatcher):
         oldest: float | None = None
         for channel in list(self._all_channels):
             assert isinstance(channel, OpenChannel)
-            if channel.began > before and not channel.held:  # nothing is read from it while a client is slow
+            if (
+                channel.began > before and not channel.held
+            ):  # nothing is read from it while a client is slow
                 for job in channel.overdue(before):
-                    text = f"Worker did not answer within {self.response_timeout:g} s (responseTimeout), so the request was cancelled."
+                    text = (
+                        f"Worker did not answer within {self.response_timeout:g} s"
+                        " (responseTimeout), so the request was cancelled."
+                    )
                     self._refuse(job, WorkerDied(text))
             earliest = channel.earliest()
             oldest = earliest if oldest is None else min(oldest, earliest or oldest)

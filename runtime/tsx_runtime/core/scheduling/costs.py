@@ -1,4 +1,6 @@
-"""The queue of a model whose batches are bounded by the cost of their requests, or have preferred sizes (docs/guides/batching.md)."""
+"""The queue of a model whose batches are bounded by the cost of their requests, or have preferred
+sizes (docs/guides/batching.md).
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,22 @@ _HEADER = re.compile(rb"\r\nx-tsx-cost: *(\d{1,15}) *\r\n")  # in a request's me
 
 
 class CostQueue(RequestQueue):
-    """A batch takes the first request and those of like cost, so that each waits for no more batches than requests stood before it.
+    """A batch takes the first request and those of like cost, so that each waits for no more
+    batches than requests stood before it.
 
-    A request costs what its header `x-tsx-cost` says, else the bytes of its body times the cost of a byte.
+    A request costs what its header `x-tsx-cost` says, else the bytes of its body times the cost of
+    a byte.
     """
 
     __slots__ = ("_cost", "_most", "_rate", "_size")
 
     def __init__(self, cost_per_byte: float, most: float = 0) -> None:
-        """`cost_per_byte`: until workers have measured it. Infinite where bytes say nothing: each request is a batch then.
+        """`cost_per_byte`: until workers have measured it.
 
-        `most`: of a batch, and so the most that a header is believed; 0: there is no bound, and no header is read.
+        Infinite where bytes say nothing: each request is a batch then.
+
+        `most`: of a batch, and so the most that a header is believed; 0: there is no bound, and no
+        header is read.
         """
         super().__init__()
         self._most = most
@@ -35,7 +42,11 @@ class CostQueue(RequestQueue):
 
     def cost(self, job: Job) -> float:
         found = _HEADER.search(job.meta.lower()) if self._most else None
-        return min(max(float(found[1]), 1.0), self._most) if found else self._rate * max(len(job.body), 1)
+        return (
+            min(max(float(found[1]), 1.0), self._most)
+            if found
+            else self._rate * max(len(job.body), 1)
+        )
 
     def learn(self, jobs: Sequence[Job], metrics: Sequence[MetricDelta]) -> None:
         cost = sum(metric["value"] for metric in metrics if metric["name"] == BATCH_COST)
@@ -65,11 +76,18 @@ class CostQueue(RequestQueue):
         return batch
 
 
-def choose(window: Sequence[Job], costs: Sequence[float], waiting: int, limits: BatchLimits) -> set[int]:
-    """Of the first of `waiting` requests, those that make a batch with the very first: the more urgent before those of like cost."""
+def choose(
+    window: Sequence[Job], costs: Sequence[float], waiting: int, limits: BatchLimits
+) -> set[int]:
+    """Of the first of `waiting` requests, those that make a batch with the very first: the more
+    urgent before those of like cost.
+    """
     chosen: list[int] = []
     cost, size = limits.max_cost, limits.max_bytes
-    for at in sorted(range(len(window)), key=lambda at: (at > 0, -window[at].priority, abs(costs[at] - costs[0]) if at else 0.0)):
+    for at in sorted(
+        range(len(window)),
+        key=lambda at: (at > 0, -window[at].priority, abs(costs[at] - costs[0]) if at else 0.0),
+    ):
         cost, size = cost - costs[at], size - len(window[at].body)
         if chosen and (len(chosen) == limits.max_items or cost < 0 or size < 0):
             break

@@ -1,4 +1,6 @@
-"""A version's queue and its workers: calls `assign` on arrivals and replies, and applies the assignment."""
+"""A version's queue and its workers: calls `assign` on arrivals and replies, and applies the
+assignment.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from tsx_runtime.core.scheduling.service_rate import ServiceRate, latest_start, 
 from tsx_runtime.core.telemetry.batch_times import times_in
 from tsx_runtime.core.telemetry.cold_starts import ColdStarts
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.errors import AnswerLate, ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError, WorkerDied
+from tsx_runtime.errors import (
+    AnswerLate,
+    ClientLeft,
+    DeadlinePassed,
+    NoWorker,
+    QueueFull,
+    TsxError,
+    WorkerDied,
+)
 
 TIMES_SIZE = wire.TIMES.size
 
@@ -37,35 +47,54 @@ class Bounds(NamedTuple):
 
 
 class Dispatcher:
-    """Holds the queued and the running jobs of one version; every job it accepts is answered or refused exactly once.
+    """Holds the queued and the running jobs of one version; every job it accepts is answered or
+    refused exactly once.
 
-    Jobs are accepted while a worker serves the version or is on its way (`accept`), and the queue has room.
+    Jobs are accepted while a worker serves the version or is on its way (`accept`), and the queue
+    has room.
     """
 
     no_worker_words = NO_WORKER
 
-    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds, queue: RequestQueue | None = None) -> None:
+    def __init__(
+        self, label: str, limits: BatchLimits, bounds: Bounds, queue: RequestQueue | None = None
+    ) -> None:
         self.label = label  # as errors name it: Model "m" [Version 1.0]
         self.limits = limits
         self.bounds = bounds
         self.queue = RequestQueue() if queue is None else queue
         self.channels: list[Channel] = []
-        self._all_channels: WeakSet[Channel] = WeakSet()  # also those that get nothing more, and may hold something
+        self._all_channels: WeakSet[Channel] = (
+            WeakSet()
+        )  # also those that get nothing more, and may hold something
         self.stats = Stats(label, self)
         self.service_rate = ServiceRate()
         self.accepting = False
         self.why_not = ""
         self.seconds_until_ready: Callable[[], float | None] = lambda: None  # the supervisor knows
-        self.wake: Callable[[], bool] = lambda: False  # have an unloaded model loaded; False where there is none
+        self.wake: Callable[[], bool] = lambda: (
+            False
+        )  # have an unloaded model loaded; False where there is none
         self.cold_starts = ColdStarts()
         self.response_timeout = 120.0  # seconds; the supervisor holds workers to it
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
-        self._timer: asyncio.TimerHandle | None = None  # the one for whatever is to be done next although nothing arrives
+        self._timer: asyncio.TimerHandle | None = (
+            None  # the one for whatever is to be done next although nothing arrives
+        )
         self._timer_at = NEVER
-        self._due: dict[Job, float] = {}  # the deadlines of accepted jobs that have one; NEVER of what took the place of a late one
-        self._begun: set[Job] = set()  # of those: what waits again after it had begun at a worker that was lost
-        self._full: tuple[bool, str, int] | None = None  # what is said when the queue is full, by requests or by bytes
+        self._due: dict[
+            Job,
+            float,
+            # the deadlines of accepted jobs that have one; NEVER of what took the place of a late
+            # one
+        ] = {}
+        self._begun: set[Job] = (
+            set()
+        )  # of those: what waits again after it had begun at a worker that was lost
+        self._full: tuple[bool, str, int] | None = (
+            None  # what is said when the queue is full, by requests or by bytes
+        )
         self._open = 0  # accepted and neither answered nor refused yet
         self._idle = asyncio.Event()
         self._idle.set()
@@ -77,9 +106,13 @@ class Dispatcher:
         size = len(job.body)
         full = len(queue.jobs) >= bounds.items or queue.size + size > bounds.size
         if full:
-            if self._flush_due:  # a burst may fill the queue while workers idle, and jobs whose clients have left hold a place until now
+            # a burst may fill the queue while workers idle, and jobs whose clients have left hold a
+            # place until now
+            if self._flush_due:
                 self._flush()
-            full = len(queue.jobs) >= bounds.items or (queue.size > 0 and queue.size + size > bounds.size)
+            full = len(queue.jobs) >= bounds.items or (
+                queue.size > 0 and queue.size + size > bounds.size
+            )
         if not self.accepting and not self.wake():
             self._reject(job, self._no_worker())
         elif full and not self._displace_for(job):
@@ -90,9 +123,13 @@ class Dispatcher:
             self._open += 1
             if job.deadline is not None:
                 self._watch_deadline(job, job.deadline)
-                job.deadline = latest_start(job.arrived, job.deadline, self.service_rate.answer_time)
+                job.deadline = latest_start(
+                    job.arrived, job.deadline, self.service_rate.answer_time
+                )
             queue.put(job, size)
-            if not self._flush_due:  # one flush a turn of the loop: what arrived together leaves together
+            if (
+                not self._flush_due
+            ):  # one flush a turn of the loop: what arrived together leaves together
                 self._flush_due = True
                 self._loop.call_soon(self._flush)
 
@@ -107,16 +144,31 @@ class Dispatcher:
 
     def room(self) -> int:
         """How many more requests could leave for a worker now."""
-        return self.limits.max_items * sum(channel.batches == 0 for channel in self.channels) - self.pending
+        return (
+            self.limits.max_items * sum(channel.batches == 0 for channel in self.channels)
+            - self.pending
+        )
 
     def reject_busy(self, job: Job) -> None:
         """Where nothing may wait (`useJobTicket`)."""
-        busy = " All workers are busy, and with useJobTicket nothing waits for one." if self.channels else ""
+        busy = (
+            " All workers are busy, and with useJobTicket nothing waits for one."
+            if self.channels
+            else ""
+        )
         self._reject(job, NoWorker(f"{self._no_worker().message}.{busy}"))
 
     def reject_without_time(self, job: Job) -> None:
-        """Where `responseTimeout` is 0: TorchServe's words, without the end of a worker for each request."""
-        self._reject(job, WorkerDied("Worker died. Cause: it did not answer within 0 s (responseTimeout). Set a longer time."))
+        """Where `responseTimeout` is 0: TorchServe's words, without the end of a worker for each
+        request.
+        """
+        self._reject(
+            job,
+            WorkerDied(
+                "Worker died. Cause: it did not answer within 0 s (responseTimeout). Set a longer"
+                " time."
+            ),
+        )
 
     @property
     def unused(self) -> bool:
@@ -124,7 +176,11 @@ class Dispatcher:
         return not self._open
 
     def leave(self, job: Job) -> None:
-        """Its client is gone. If it waits, it gives its place up in this turn of the loop and is refused; else its answer goes nowhere."""
+        """Its client is gone.
+
+        If it waits, it gives its place up in this turn of the loop and is refused; else its answer
+        goes nowhere.
+        """
         self.queue.leave(job)
         for channel in self._all_channels:
             channel.cancel(job)
@@ -163,12 +219,17 @@ class Dispatcher:
             self.channels.remove(channel)
 
     async def release(self, channel: Channel) -> None:
-        """Another process serves in its place: send it nothing more, and wait until it holds nothing."""
+        """Another process serves in its place: send it nothing more, and wait until it holds
+        nothing.
+        """
         self.remove(channel)
         await channel.drained()
 
     def accept(self, accepting: bool, why_not: str = "") -> None:
-        """Whether there is a worker that serves, or will. When there is none, what waits is refused, with the reason if it is known."""
+        """Whether there is a worker that serves, or will.
+
+        When there is none, what waits is refused, with the reason if it is known.
+        """
         self.accepting = accepting
         self.why_not = why_not
         if not accepting:
@@ -183,18 +244,28 @@ class Dispatcher:
             self._refuse(job, error)
 
     def retry_lost(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
-        """Try what a worker had begun when it died again, in smaller groups; refuse what cannot be, and what is found guilty."""
+        """Try what a worker had begun when it died again, in smaller groups; refuse what cannot be,
+        and what is found guilty.
+        """
         left = self._left_of(lost, streaming, error)
-        groups = halves(Suspects(left, lost.deaths)) if len(left) == len(lost.jobs) else [Suspects([job], lost.deaths + 1) for job in left]
+        groups = (
+            halves(Suspects(left, lost.deaths))
+            if len(left) == len(lost.jobs)
+            else [Suspects([job], lost.deaths + 1) for job in left]
+        )
         self._run_again(left, groups, error)
 
     def requeue(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
-        """Run again, as it is, what a worker had begun that was stuck through no fault of its requests; once: one may have stopped it."""
+        """Run again, as it is, what a worker had begun that was stuck through no fault of its
+        requests; once: one may have stopped it.
+        """
         left = self._left_of(lost, streaming, error)
         self._run_again(left, [Suspects(left, BLAMELESS)] if left else [], error)
 
     def _left_of(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> list[Job]:
-        self.refuse_all([job for position, job in enumerate(lost.jobs) if position in streaming], error)
+        self.refuse_all(
+            [job for position, job in enumerate(lost.jobs) if position in streaming], error
+        )
         left = [job for position, job in enumerate(lost.jobs) if position not in streaming]
         self._begun.update(self._due.keys() & left)
         return left
@@ -242,10 +313,14 @@ class Dispatcher:
         times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else times_in(extra)
         batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)
         self._full = None
-        for job, (status, headers, body) in zip(jobs, items, strict=False):  # the channel has counted them
+        for job, (status, headers, body) in zip(
+            jobs, items, strict=False
+        ):  # the channel has counted them
             job.answer(status, headers, body, batch)
         if size:
-            self.stats.add_batch(batch, jobs)  # while the answers are on their way: no client waits for it
+            self.stats.add_batch(
+                batch, jobs
+            )  # while the answers are on their way: no client waits for it
         else:
             self.stats.add_late_batch(batch)
         self._close(size)
@@ -261,7 +336,9 @@ class Dispatcher:
         self.stats.add_report(channel.worker, facts)
 
     def on_closed(self, channel: Channel) -> None:
-        """What it had not begun goes back to its old place; what it had begun stays in `channel.sent` for the supervisor."""
+        """What it had not begun goes back to its old place; what it had begun stays in
+        `channel.sent` for the supervisor.
+        """
         self.remove(channel)
         while len(channel.sent) > 1:
             jobs = channel.sent.pop().jobs
@@ -296,7 +373,9 @@ class Dispatcher:
         return assign(self.queue, self.channels, now, self.limits, self.service_rate.short)
 
     def _set_timer(self, at: float, now: float) -> None:
-        """One that is set already and goes off earlier stays: it costs one flush, and sets the next."""
+        """One that is set already and goes off earlier stays: it costs one flush, and sets the
+        next.
+        """
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
@@ -304,7 +383,9 @@ class Dispatcher:
 
     def _on_timer(self) -> None:
         at, self._timer, self._timer_at = self._timer_at, None, NEVER
-        self._flush(at)  # loops round to milliseconds, and one that is early would have to be set again
+        self._flush(
+            at
+        )  # loops round to milliseconds, and one that is early would have to be set again
         if self._due:
             self._refuse_late(max(at, time.monotonic()))
 
@@ -314,7 +395,9 @@ class Dispatcher:
             self._set_timer(due, time.monotonic())
 
     def _refuse_late(self, now: float) -> None:
-        """Refuse what still runs at its deadline, unless its answer has begun: the worker is told, and what it answers goes nowhere."""
+        """Refuse what still runs at its deadline, unless its answer has begun: the worker is told,
+        and what it answers goes nowhere.
+        """
         for job in [job for job, due in self._due.items() if due <= now]:
             self._due.pop(job, None)
             late = LateJob(job)
@@ -339,22 +422,31 @@ class Dispatcher:
 
     def _no_worker_text(self) -> str:
         model, _, version = self.label.partition(" [Version ")
-        return f"{model} {self.no_worker_words}" + (f" (version {version.rstrip(']')})" if version else "")
+        return f"{model} {self.no_worker_words}" + (
+            f" (version {version.rstrip(']')})" if version else ""
+        )
 
     def _displace_for(self, job: Job) -> bool:
-        """Where the queue is full, the least urgent request gives way to one of a greater priority."""
+        """Where the queue is full, the least urgent request gives way to one of a greater
+        priority.
+        """
         queue, bounds = self.queue, self.bounds
         if not queue.jobs or queue.jobs[-1].priority >= job.priority:
             return False
         last = queue.jobs[-1]
-        if len(queue.jobs) > bounds.items or queue.size - len(last.body) + len(job.body) > bounds.size:
+        if (
+            len(queue.jobs) > bounds.items
+            or queue.size - len(last.body) + len(job.body) > bounds.size
+        ):
             return False
         error = self._queue_full()
         self._refuse(queue.drop_last(), error)
         return True
 
     def _queue_full(self) -> QueueFull:
-        """Overload is no time to word the same text again and again: while workers serve, it is kept until the next reply."""
+        """Overload is no time to word the same text again and again: while workers serve, it is
+        kept until the next reply.
+        """
         by_items = len(self.queue.jobs) >= self.bounds.items
         if self._full is None or self._full[0] != by_items or not self.channels:
             self._full = self._word_full(by_items)
@@ -363,23 +455,40 @@ class Dispatcher:
 
     def _word_full(self, by_items: bool) -> tuple[bool, str, int]:
         queue, seconds = self.queue, self._seconds_to_empty()
-        why = f"{len(queue.jobs)} requests wait (jobQueueSize)" if by_items else f"requests with {queue.size} bytes wait (maxQueueBytes)"
-        return by_items, f"{self._no_worker_text()}. The queue is full: {why}; try again in {seconds} s.", seconds
+        why = (
+            f"{len(queue.jobs)} requests wait (jobQueueSize)"
+            if by_items
+            else f"requests with {queue.size} bytes wait (maxQueueBytes)"
+        )
+        return (
+            by_items,
+            f"{self._no_worker_text()}. The queue is full: {why}; try again in {seconds} s.",
+            seconds,
+        )
 
     def _gone_or_late(self, job: Job) -> TsxError:
         if job.gone:
-            return ClientLeft(f"{self.label} did not start the request before its client disconnected.")
+            return ClientLeft(
+                f"{self.label} did not start the request before its client disconnected."
+            )
         return self._late(begun=job in self._begun)
 
     def _late(self, *, begun: bool) -> DeadlinePassed:
         seconds = self._seconds_to_empty()
-        text = f"{self.label} did not {'answer' if begun else 'start'} the request before its deadline; try again in {seconds} s."
+        text = (
+            f"{self.label} did not {'answer' if begun else 'start'} the request before its"
+            f" deadline; try again in {seconds} s."
+        )
         return (AnswerLate if begun else DeadlinePassed)(text, retry_after=seconds)
 
     def _seconds_to_empty(self) -> int:
-        """What waits is done, by all workers that serve; where none does, by the first that will."""
+        """What waits is done, by all workers that serve; where none does, by the first that
+        will.
+        """
         later = 0.0 if self.channels else self.seconds_until_ready() or 0.0
-        return retry_after(len(self.queue), self.service_rate.rate * (len(self.channels) or 1), later)
+        return retry_after(
+            len(self.queue), self.service_rate.rate * (len(self.channels) or 1), later
+        )
 
     def _refuse(self, job: Job, error: TsxError) -> None:
         self._due.pop(job, None)

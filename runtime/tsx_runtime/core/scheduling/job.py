@@ -16,7 +16,9 @@ AHEAD = 1 << 20  # bytes of one streamed answer that may wait for its client
 
 
 class Flow(Protocol):
-    """Where a streamed answer comes from: it can be held while its client is slower than the handler."""
+    """Where a streamed answer comes from: it can be held while its client is slower than the
+    handler.
+    """
 
     def hold(self, job: Job) -> None:
         """Take no more from the worker until `release`, or until the job is gone."""
@@ -25,12 +27,18 @@ class Flow(Protocol):
 
 
 class Job(Protocol):
-    """A request, as the core sees it. Exactly one of `answer` and `refuse` is called, exactly once."""
+    """A request, as the core sees it. Exactly one of `answer` and `refuse` is called, exactly
+    once.
+    """
 
     meta: bytes  # see `wire.request_meta`
     body: Body
     arrived: float  # time.monotonic() when the request was complete
-    deadline: float | None  # the same clock: when its answer is of no use any more; a job that waits for too long is refused
+    deadline: (
+        float | None
+        # the same clock: when its answer is of no use any more; a job that waits for too long is
+        # refused
+    )
     priority: int  # greater goes first; 0 where the request names none
     gone: bool  # set by `Dispatcher.leave` once the client has left
 
@@ -39,7 +47,8 @@ class Job(Protocol):
         """The first line of `meta`."""
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        """The handler's answer: an HTTP status, a header block (see `wire`), the body, and the times of its batch (see `batch_times`).
+        """The handler's answer: an HTTP status, a header block (see `wire`), the body, and the
+        times of its batch (see `batch_times`).
 
         The buffers are valid during the call.
         """
@@ -48,7 +57,9 @@ class Job(Protocol):
         """An error of tsx's own."""
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
-        """A part of a streamed answer; `answer` brings the last part. Only the first piece's headers count."""
+        """A part of a streamed answer; `answer` brings the last part. Only the first piece's
+        headers count.
+        """
 
 
 class ClientJob(Job, Protocol):
@@ -82,11 +93,17 @@ class UncountedJob:
 
 
 class LateJob(UncountedJob):
-    """Takes the place of a running request that was refused at its deadline: what its worker answers goes nowhere."""
+    """Takes the place of a running request that was refused at its deadline: what its worker
+    answers goes nowhere.
+    """
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self.body, self.deadline, self.gone = Parts([], len(job.body)), None, True  # of the body, its size
+        self.body, self.deadline, self.gone = (
+            Parts([], len(job.body)),
+            None,
+            True,
+        )  # of the body, its size
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         pass
@@ -99,7 +116,10 @@ class LateJob(UncountedJob):
 
 
 class Answer:
-    """What a `WaitingJob` yields. A streamed answer is there from its first piece on; its parts come from `parts()`."""
+    """What a `WaitingJob` yields.
+
+    A streamed answer is there from its first piece on; its parts come from `parts()`.
+    """
 
     __slots__ = ("_rest", "body", "headers", "status")
 
@@ -130,7 +150,10 @@ class Answer:
             yield part
 
     async def whole(self, most: int) -> bytes:
-        """The body; of a streamed answer, once all its parts are there. Raises as `parts` does, and for more than so many bytes of them."""
+        """The body; of a streamed answer, once all its parts are there.
+
+        Raises as `parts` does, and for more than so many bytes of them.
+        """
         if self._rest is None:
             return self.body
         parts, size = [], 0
@@ -138,13 +161,21 @@ class Answer:
             parts.append(part)
             size += len(part)
             if size > most:
-                text = f"The parts of the answer have more than {most} bytes together (max_response_size)."
-                raise PredictionFailed(f"{text} Request it as a stream, or raise max_response_size.")
+                text = (
+                    f"The parts of the answer have more than {most} bytes together"
+                    " (max_response_size)."
+                )
+                raise PredictionFailed(
+                    f"{text} Request it as a stream, or raise max_response_size."
+                )
         return b"".join(parts)
 
 
 class _Rest:
-    """The parts of a streamed answer that its client has not taken yet. Beyond `AHEAD` bytes the worker is held."""
+    """The parts of a streamed answer that its client has not taken yet.
+
+    Beyond `AHEAD` bytes the worker is held.
+    """
 
     def __init__(self, job: Job, flow: Flow) -> None:
         self._job = job
@@ -194,7 +225,14 @@ class WaitingJob:
         "watched",
     )
 
-    def __init__(self, meta: bytes, body: Body, arrived: float, deadline: float | None = None, priority: int = 0) -> None:
+    def __init__(
+        self,
+        meta: bytes,
+        body: Body,
+        arrived: float,
+        deadline: float | None = None,
+        priority: int = 0,
+    ) -> None:
         self.meta = meta
         self.body: Body = body
         self.arrived = arrived
@@ -224,7 +262,9 @@ class WaitingJob:
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         if self._trace is not None:
             self._trace.answered(self.routed or self._route, self.arrived, status, batch)
-        if self._rest is not None and status >= 400:  # the handler failed in the middle: its error is no part of the answer
+        if (
+            self._rest is not None and status >= 400
+        ):  # the handler failed in the middle: its error is no part of the answer
             self._rest.put(PredictionFailed(str(body, "utf-8", "replace")))
         elif self._rest is not None:
             self._rest.put(bytes(body))
@@ -250,7 +290,9 @@ class WaitingJob:
 
 
 class ObservedJob:
-    """Stands in a queue in place of a job, and sees its answer, once the client has got it: the base of what observers make of a job."""
+    """Stands in a queue in place of a job, and sees its answer, once the client has got it: the
+    base of what observers make of a job.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -261,7 +303,9 @@ class ObservedJob:
         self.priority = job.priority
 
     def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        """The answer, or the last part of one that streamed. The buffers are valid during the call."""
+        """The answer, or the last part of one that streamed. The buffers are valid during the
+        call.
+        """
 
     def seen_piece(self, headers: Buffer, body: Buffer) -> None:
         """A part of an answer that streams."""
@@ -316,7 +360,9 @@ class Route(Protocol):
 
     @property
     def client_timeout(self) -> float:
-        """Seconds; 0 where there is no limit, or where the version that a splitter picks sets it."""
+        """Seconds; 0 where there is no limit, or where the version that a splitter picks sets
+        it.
+        """
 
     def by_head(self, headers: Headers) -> Route:
         """What is left to decide once the headers of a request are known: that is submitted to."""

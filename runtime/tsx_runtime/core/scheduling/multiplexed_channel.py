@@ -1,8 +1,9 @@
-"""The channel of a worker that accepts requests while it works on others, and answers them in any order.
+"""The channel of a worker that accepts requests while it works on others, and answers them in any
+order.
 
-Each request is a batch of its own. What a client is too slow for must not hold up its neighbours, so a stream that is held
-goes on being read, until `HELD_MOST` bytes wait for its client; only then nothing is read from the worker until the client
-has taken them or is closed (`write_timeout`).
+Each request is a batch of its own. What a client is too slow for must not hold up its neighbours,
+so a stream that is held goes on being read, until `HELD_MOST` bytes wait for its client; only then
+nothing is read from the worker until the client has taken them or is closed (`write_timeout`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from tsx_runtime.core.scheduling.channel import Channel, Owner, SentBatch, arriv
 from tsx_runtime.core.scheduling.job import Job, LateJob
 
 HELD_MOST = 4 << 20  # bytes of one streamed answer that may wait for its client before all wait
-QUARANTINE = 2.0  # seconds; a request that kills workers mostly does so at once, but on a busy machine that takes a while
+# seconds; a request that kills workers mostly does so at once, but on a busy machine that takes a
+# while
+QUARANTINE = 2.0
 
 
 class OpenOwner(Owner, Protocol):
@@ -39,9 +42,12 @@ class Flight:
 
 
 class OpenChannel(Channel):
-    """As a `Channel`, but `sent` holds at most one entry: all that is under way. `began` is when the worker was last heard of.
+    """As a `Channel`, but `sent` holds at most one entry: all that is under way.
 
-    Requests with which a worker died are in quarantine until each has begun to be answered, or some time has passed.
+    `began` is when the worker was last heard of.
+
+    Requests with which a worker died are in quarantine until each has begun to be answered, or some
+    time has passed.
     """
 
     def __init__(self, owner: OpenOwner) -> None:
@@ -80,10 +86,15 @@ class OpenChannel(Channel):
             self.quarantine.update(jobs)
             if self._quarantine_over is not None:
                 self._quarantine_over.cancel()
-            self._quarantine_over = asyncio.get_running_loop().call_later(QUARANTINE, self._end_quarantine)
+            self._quarantine_over = asyncio.get_running_loop().call_later(
+                QUARANTINE, self._end_quarantine
+            )
 
     def cancel(self, job: Job) -> None:
-        """Tell the worker that no client waits for this answer any more. The worker still closes it with a reply."""
+        """Tell the worker that no client waits for this answer any more.
+
+        The worker still closes it with a reply.
+        """
         flight = self._of.get(job)
         if flight is not None and self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(wire.encode(wire.Kind.CANCEL, flight.batch))
@@ -102,7 +113,10 @@ class OpenChannel(Channel):
         return super().replace(job, late)
 
     def overdue(self, before: float) -> list[Job]:
-        """Those of which nothing was heard since `before`. Their places are free; what still comes of them is thrown away."""
+        """Those of which nothing was heard since `before`.
+
+        Their places are free; what still comes of them is thrown away.
+        """
         late = [flight for flight in self.flights.values() if flight.last <= before]
         for flight in late:
             self.cancel(flight.job)
@@ -124,7 +138,9 @@ class OpenChannel(Channel):
             flight.ahead = 0
         if job in self._held:
             super().release(job)
-            for each in self.flights.values():  # nothing was read meanwhile, so that time does not count
+            for (
+                each
+            ) in self.flights.values():  # nothing was read meanwhile, so that time does not count
                 each.last = max(each.last, self.began)
 
     # What the event loop calls
@@ -132,7 +148,11 @@ class OpenChannel(Channel):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._quarantine_over is not None:
             self._quarantine_over.cancel()
-        self.streaming = {position for position, job in enumerate(self.sent[0].jobs if self.sent else []) if self._of[job].streaming}
+        self.streaming = {
+            position
+            for position, job in enumerate(self.sent[0].jobs if self.sent else [])
+            if self._of[job].streaming
+        }
         super().connection_lost(exc)
         self.flights.clear()  # what was under way is in `sent`, for the supervisor
         self._of.clear()
@@ -150,7 +170,9 @@ class OpenChannel(Channel):
         flight = self.flights.get(frame.batch)
         if flight is None:
             if frame.batch not in self._given_up:
-                raise wire.FrameError(f"an answer for batch {frame.batch}, which is not in progress")
+                raise wire.FrameError(
+                    f"an answer for batch {frame.batch}, which is not in progress"
+                )
             self._given_up.discard(frame.batch)
             return
         if len(frame.items) != 1:
@@ -158,7 +180,18 @@ class OpenChannel(Channel):
         check_extra(frame)
         self._land(flight)
         self.answered += 1
-        self.owner.on_reply(self, SentBatch(flight.batch, [flight.job], flight.at, flight.deaths, flight.at, arrivals([flight.job])), frame)
+        self.owner.on_reply(
+            self,
+            SentBatch(
+                flight.batch,
+                [flight.job],
+                flight.at,
+                flight.deaths,
+                flight.at,
+                arrivals([flight.job]),
+            ),
+            frame,
+        )
 
     def _on_piece(self, frame: wire.Frame) -> None:
         self.began = now = time.monotonic()

@@ -25,18 +25,21 @@ class BatchLimits(NamedTuple):
 
 
 class Suspects(NamedTuple):
-    """Requests with which a worker died: they run among themselves, so that the one that did it takes no others with it."""
+    """Requests with which a worker died: they run among themselves, so that the one that did it
+    takes no others with it.
+    """
 
     jobs: list[Job]
     deaths: int  # workers that died with all of them, so far
 
 
 class RequestQueue:
-    """Requests by priority, then by deadline, and those alike in the order of their arrival; suspects go before all.
+    """Requests by priority, then by deadline, and those alike in the order of their arrival;
+    suspects go before all.
 
-    As long as no request names a priority or a deadline this is a plain deque, and a request costs one append. With them,
-    one that is not more urgent than the last is appended as well (deadlines that are all as far off come in order), and
-    only one that overtakes is looked up a place.
+    As long as no request names a priority or a deadline this is a plain deque, and a request costs
+    one append. With them, one that is not more urgent than the last is appended as well (deadlines
+    that are all as far off come in order), and only one that overtakes is looked up a place.
     """
 
     __slots__ = ("earliest", "jobs", "ordered", "size", "some_left", "suspects")
@@ -45,8 +48,11 @@ class RequestQueue:
         self.jobs: deque[Job] = deque()
         self.suspects: deque[Suspects] = deque()
         self.size = 0  # bytes of the bodies of `jobs`
-        self.earliest = NEVER  # no deadline of what waits is before this; it may be one of a request that waits no more
-        self.ordered = False  # a request with a priority or a deadline has come since the queue was last empty
+        # no deadline of what waits is before this; it may be one of a request that waits no more
+        self.earliest = NEVER
+        self.ordered = (
+            False  # a request with a priority or a deadline has come since the queue was last empty
+        )
         self.some_left = False  # a client may have left since `drop_over` was last called
         for job in jobs:
             self.put(job, len(job.body))
@@ -80,13 +86,18 @@ class RequestQueue:
         self.some_left = True
 
     def drop_over(self, now: float) -> list[Job]:
-        """Take out jobs whose client has left or whose deadline has passed: there are some only where `some_left` or `earliest` say so."""
+        """Take out jobs whose client has left or whose deadline has passed: there are some only
+        where `some_left` or `earliest` say so.
+        """
         everyone = [*self.jobs, *(job for group in self.suspects for job in group.jobs)]
         dropped = [job for job in everyone if _is_over(job, now)]
         if dropped:
             self.jobs = deque(job for job in self.jobs if not _is_over(job, now))
             self.size = sum(len(job.body) for job in self.jobs)
-            groups = (Suspects([job for job in group.jobs if not _is_over(job, now)], group.deaths) for group in self.suspects)
+            groups = (
+                Suspects([job for job in group.jobs if not _is_over(job, now)], group.deaths)
+                for group in self.suspects
+            )
             self.suspects = deque(group for group in groups if group.jobs)
         self.some_left = False
         self._reckon()
@@ -128,7 +139,9 @@ class RequestQueue:
         return batch
 
     def learn(self, jobs: Sequence[Job], metrics: Sequence[MetricDelta]) -> None:
-        """What a worker measured of a batch. Where batches have no cost, there is nothing to learn."""
+        """What a worker measured of a batch. Where batches have no cost, there is nothing to
+        learn.
+        """
 
     def take_suspects(self) -> Suspects:
         group = self.suspects.popleft()
@@ -141,7 +154,9 @@ class RequestQueue:
         return len(self.jobs) >= limits.max_items or self.size > limits.max_bytes
 
     def due(self, limits: BatchLimits, now: float) -> float:
-        """When the next batch must leave where requests wait to fill it: when it is full, or when one has waited long enough."""
+        """When the next batch must leave where requests wait to fill it: when it is full, or when
+        one has waited long enough.
+        """
         assert limits.wait is not None
         if self.fills(limits):
             return -NEVER
@@ -149,7 +164,13 @@ class RequestQueue:
         if limits.policy is None or not self.jobs:
             return latest
         oldest = now - min([job.arrived for job in self.jobs])
-        return min(latest, now + limits.policy(Waiting(len(self.jobs), self.size, oldest, limits.max_items, limits.wait)))
+        return min(
+            latest,
+            now
+            + limits.policy(
+                Waiting(len(self.jobs), self.size, oldest, limits.max_items, limits.wait)
+            ),
+        )
 
     def _insert(self, job: Job, *, before_equals: bool) -> None:
         jobs = self.jobs
@@ -166,7 +187,9 @@ class RequestQueue:
 
     def _reckon(self) -> None:
         waiting = [*self.jobs, *(job for group in self.suspects for job in group.jobs)]
-        self.earliest = min((job.deadline for job in waiting if job.deadline is not None), default=NEVER)
+        self.earliest = min(
+            (job.deadline for job in waiting if job.deadline is not None), default=NEVER
+        )
         self.ordered = self.ordered and bool(self.jobs)
 
     def _emptied(self) -> None:

@@ -1,4 +1,6 @@
-"""Dispatch for stateful models: the requests of a sequence go to one worker, one after the other. `sequences.py` decides."""
+"""Dispatch for stateful models: the requests of a sequence go to one worker, one after the other.
+`sequences.py` decides.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +15,46 @@ from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
 from tsx_runtime.core.scheduling.dispatcher import NO_WORKER, Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job, LateJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
-from tsx_runtime.core.scheduling.sequences import LONGEST_REMEMBERED, Refusal, SequenceConfig, SequenceMark, Sequences
+from tsx_runtime.core.scheduling.sequences import (
+    LONGEST_REMEMBERED,
+    Refusal,
+    SequenceConfig,
+    SequenceMark,
+    Sequences,
+)
 from tsx_runtime.errors import BadRequest, TsxError, Unavailable
 
-NOT_BEGUN = "Its sequence did not start: the client of its first request disconnected, or its deadline passed. Start a new sequence."
+NOT_BEGUN = (
+    "Its sequence did not start: the client of its first request disconnected, or its deadline"
+    " passed. Start a new sequence."
+)
 
 
 class SequenceDispatcher(Dispatcher):
-    """A worker that dies, or is scaled away, takes its sequences with it: the next request of each is refused with the reason.
+    """A worker that dies, or is scaled away, takes its sequences with it: the next request of each
+    is refused with the reason.
 
     A request of a sequence is never run twice, since its first run may have changed the state.
     """
 
     no_worker_words = (
-        f"{NO_WORKER} If this is a sequence inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
+        f"{NO_WORKER} If this is a sequence inference, please check if it is closed, or expired; or"
+        " exceeds maxSequenceJobQueueSize"
     )
     joins = False  # whether requests join what a worker has under way
 
-    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds, config: SequenceConfig) -> None:
+    def __init__(
+        self, label: str, limits: BatchLimits, bounds: Bounds, config: SequenceConfig
+    ) -> None:
         super().__init__(label, limits, bounds)
         self.sequences: Sequences[Channel] = Sequences(config)
-        self._given: set[Job] = set()  # whose sequence's id was generated here, and is sent to the client
+        self._given: set[Job] = (
+            set()
+        )  # whose sequence's id was generated here, and is sent to the client
         self._over = asyncio.Event()  # set when there may be no sequence any more
-        self._leaving: dict[Channel, asyncio.Event] = {}  # they serve the sequences that they have, and no new one
+        self._leaving: dict[
+            Channel, asyncio.Event
+        ] = {}  # they serve the sequences that they have, and no new one
 
     @property
     def pending(self) -> int:
@@ -46,9 +65,21 @@ class SequenceDispatcher(Dispatcher):
         if not self.accepting and not self.wake():
             self._reject(job, self._no_worker())
         elif len(mark.id) > LONGEST_REMEMBERED:
-            self._reject(job, BadRequest(f"The sequence's id has {len(mark.id)} characters; the limit is {LONGEST_REMEMBERED}."))
+            self._reject(
+                job,
+                BadRequest(
+                    f"The sequence's id has {len(mark.id)} characters; the limit is"
+                    f" {LONGEST_REMEMBERED}."
+                ),
+            )
         elif self.sequences.size and self.sequences.size + len(job.body) > self.bounds.size:
-            self._reject(job, self._refusal(f"The queue is full: requests with {self.sequences.size} bytes wait (maxQueueBytes)."))
+            self._reject(
+                job,
+                self._refusal(
+                    f"The queue is full: requests with {self.sequences.size} bytes wait"
+                    " (maxQueueBytes)."
+                ),
+            )
         else:
             self._admit(job, mark)
 
@@ -75,18 +106,33 @@ class SequenceDispatcher(Dispatcher):
 
     def remove(self, channel: Channel) -> None:
         super().remove(channel)
-        self._refuse_each(self.sequences.lost(channel, "is over: the worker that held its state was removed. Start a new sequence"))
+        self._refuse_each(
+            self.sequences.lost(
+                channel, "is over: the worker that held its state was removed. Start a new sequence"
+            )
+        )
         self._tell_leaving()
 
     async def release(self, channel: Channel) -> None:
-        """Its successor serves. Sequences stay with the process that has their state until they are over."""
+        """Its successor serves.
+
+        Sequences stay with the process that has their state until they are over.
+        """
         if self.sequences.held_by(channel):
             over = self._leaving[channel] = asyncio.Event()
             await over.wait()
         await super().release(channel)
 
     def refuse_waiting(self, error: TsxError) -> None:
-        self.refuse_all([job for job, _ in self.sequences.drop_all("is over: no worker served the model. Start a new sequence")], error)
+        self.refuse_all(
+            [
+                job
+                for job, _ in self.sequences.drop_all(
+                    "is over: no worker served the model. Start a new sequence"
+                )
+            ],
+            error,
+        )
         self._tell_leaving()
 
     def retry_lost(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
@@ -102,8 +148,16 @@ class SequenceDispatcher(Dispatcher):
             said = f"\r\n{str(headers, 'latin-1').lower()}" if headers else ""
             self._refuse_each(self.sequences.answered(job, now, last=end in said))
         if not self._given.isdisjoint(sent.jobs):
-            with_ids = [self._with_id(job, headers) for job, (_, headers, _) in zip(sent.jobs, frame.items, strict=True)]
-            frame = frame._replace(items=[(item[0], headers, item[2]) for item, headers in zip(frame.items, with_ids, strict=True)])
+            with_ids = [
+                self._with_id(job, headers)
+                for job, (_, headers, _) in zip(sent.jobs, frame.items, strict=True)
+            ]
+            frame = frame._replace(
+                items=[
+                    (item[0], headers, item[2])
+                    for item, headers in zip(frame.items, with_ids, strict=True)
+                ]
+            )
         self._tell_leaving()
         super().on_reply(channel, sent, frame)
 
@@ -111,7 +165,11 @@ class SequenceDispatcher(Dispatcher):
         return self._with_id(job, super().on_begun(job, headers))
 
     def on_closed(self, channel: Channel) -> None:
-        self._refuse_each(self.sequences.lost(channel, "is over: the worker that held its state has died. Start a new sequence"))
+        self._refuse_each(
+            self.sequences.lost(
+                channel, "is over: the worker that held its state has died. Start a new sequence"
+            )
+        )
         self._tell_leaving()
         super().on_closed(channel)
 
@@ -148,8 +206,13 @@ class SequenceDispatcher(Dispatcher):
                 self._refuse(job, self._gone_or_late(job) if over else self._refusal(NOT_BEGUN))
         self._refuse_each(sequences.expire(now))
         self._tell_leaving()
-        workers = [*self.channels, *(channel for channel in self._leaving if channel not in self.channels)]
-        batches = sequences.assign(workers, now, self.limits, joining=self.joins, leaving=self._leaving)
+        workers = [
+            *self.channels,
+            *(channel for channel in self._leaving if channel not in self.channels),
+        ]
+        batches = sequences.assign(
+            workers, now, self.limits, joining=self.joins, leaving=self._leaving
+        )
         for channel, jobs in batches:
             channel.send(jobs, now)
         if batches:
@@ -167,7 +230,9 @@ class SequenceDispatcher(Dispatcher):
         self._given.discard(job)
         if f"\r\n{wire.SEQUENCE_ID}: " in f"\r\n{str(headers, 'latin-1').lower()}":
             return headers
-        return bytes(headers) + f"{wire.SEQUENCE_ID}: {read_mark(job.meta).id}\r\n".encode("latin-1")
+        return bytes(headers) + f"{wire.SEQUENCE_ID}: {read_mark(job.meta).id}\r\n".encode(
+            "latin-1"
+        )
 
     def _refuse_each(self, refusals: Iterable[Refusal]) -> None:
         for job, why in refusals:
@@ -187,15 +252,18 @@ class SequenceDispatcher(Dispatcher):
         return Unavailable(f"{self._no_worker().message}. {why}")
 
     def _tell_leaving(self) -> None:
-        for channel in [channel for channel in self._leaving if not self.sequences.held_by(channel)]:
+        for channel in [
+            channel for channel in self._leaving if not self.sequences.held_by(channel)
+        ]:
             self._leaving.pop(channel).set()
         if not self.sequences.active:
             self._over.set()
 
 
 class JoiningSequenceDispatcher(SequenceDispatcher, JoiningDispatcher):
-    """As above, with workers that take requests of some sequences while they work on others, and with continuous batching also of
-    sequences of which they stream answers."""
+    """As above, with workers that take requests of some sequences while they work on others, and
+    with continuous batching also of sequences of which they stream answers.
+    """
 
     joins = True
 
@@ -211,7 +279,10 @@ class JoiningSequenceDispatcher(SequenceDispatcher, JoiningDispatcher):
 
 def read_mark(meta: wire.Buffer) -> SequenceMark:
     """What a request's headers say of its sequence; an empty id where they name none."""
-    headers = {name.lower(): value for name, value in wire.parse_header_block(wire.parse_request_meta(meta)[2])}
+    headers = {
+        name.lower(): value
+        for name, value in wire.parse_header_block(wire.parse_request_meta(meta)[2])
+    }
     id = headers.get(wire.SEQUENCE_ID, "")
     start = headers.get(wire.SEQUENCE_START, "").lower() == "true"
     end = headers.get(wire.SEQUENCE_END, "").lower() == "true"

@@ -23,11 +23,16 @@ from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue
 from tsx_runtime.core.scheduling.rows.dispatcher import RowsDispatcher
-from tsx_runtime.core.scheduling.sequence_dispatcher import JoiningSequenceDispatcher, SequenceDispatcher
+from tsx_runtime.core.scheduling.sequence_dispatcher import (
+    JoiningSequenceDispatcher,
+    SequenceDispatcher,
+)
 from tsx_runtime.core.scheduling.sequences import SequenceConfig
 from tsx_runtime.errors import BadRequest
 
-MOST_AT_ONCE = 1024  # requests that an asynchronous handler has under way; its engine knows best how many it runs at a time
+# requests that an asynchronous handler has under way; its engine knows best how many it runs at a
+# time
+MOST_AT_ONCE = 1024
 
 
 class Strategy(NamedTuple):
@@ -36,22 +41,34 @@ class Strategy(NamedTuple):
     mode: str = "batch"  # the worker's loop: batch, continuous or async
     sequences: SequenceConfig | None = None  # of a stateful model
     tickets: bool = False
-    cost_per_byte: float | None = None  # where batches have a cost, or preferred sizes: see `CostQueue`
+    cost_per_byte: float | None = (
+        None  # where batches have a cost, or preferred sizes: see `CostQueue`
+    )
     max_cost: int = 0  # of a batch; 0: no bound
     split_rows: int = 0  # of a part of a request; 0: requests stay whole
 
 
 def strategy(config: ModelConfig) -> Strategy:
-    """Raises BadRequest for what cannot be had together; `parallel_of` says what a group of processes cannot have."""
+    """Raises BadRequest for what cannot be had together; `parallel_of` says what a group of
+    processes cannot have.
+    """
     if config.continuous_batching and config.async_communication:
         raise BadRequest(
-            "model-config.yaml asks for continuousBatching and asyncCommunication: a worker supports only one of the two. Remove one."
+            "model-config.yaml asks for continuousBatching and asyncCommunication: a worker"
+            " supports only one of the two. Remove one."
         )
-    mode = "continuous" if config.continuous_batching else "async" if config.async_communication else "batch"
+    mode = (
+        "continuous"
+        if config.continuous_batching
+        else "async"
+        if config.async_communication
+        else "batch"
+    )
     if config.batch_policy and (mode != "batch" or config.sequence_batching):
         raise BadRequest(
-            f"model-config.yaml asks for batchPolicy: {config.batch_policy}, which does not apply to sequences, continuous "
-            "batching and asynchronous handlers: they do not wait to fill a batch. Remove it."
+            f"model-config.yaml asks for batchPolicy: {config.batch_policy}, which does not apply"
+            " to sequences, continuous batching and asynchronous handlers: they do not wait to"
+            " fill a batch. Remove it."
         )
     return Strategy(mode, _sequences(config), bool(config.use_job_ticket))
 
@@ -61,7 +78,8 @@ def _sequences(config: ModelConfig) -> SequenceConfig | None:
         return None
     if not config.sequence_max_idle_msec:
         raise BadRequest(
-            "model-config.yaml asks for sequenceBatching, but not how long a sequence may idle: set sequenceMaxIdleMSec, such as 60000."
+            "model-config.yaml asks for sequenceBatching, but not how long a sequence may idle: set"
+            " sequenceMaxIdleMSec, such as 60000."
         )
     timeout = config.sequence_timeout_msec
     return SequenceConfig(
@@ -73,23 +91,33 @@ def _sequences(config: ModelConfig) -> SequenceConfig | None:
     )
 
 
-def make_dispatcher(label: str, limits: BatchLimits, bounds: Bounds, chosen: Strategy, max_response_size: int) -> Dispatcher:
+def make_dispatcher(
+    label: str, limits: BatchLimits, bounds: Bounds, chosen: Strategy, max_response_size: int
+) -> Dispatcher:
     joins = chosen.mode != "batch"
     if chosen.sequences is not None:
-        return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(label, limits, bounds, chosen.sequences)
+        return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(
+            label, limits, bounds, chosen.sequences
+        )
     if joins:
         return JoiningDispatcher(label, limits, bounds)
     if chosen.split_rows:
-        return RowsDispatcher(label, limits, bounds, chosen.split_rows, max_response_size, queue_of(chosen))
+        return RowsDispatcher(
+            label, limits, bounds, chosen.split_rows, max_response_size, queue_of(chosen)
+        )
     return Dispatcher(label, limits, bounds, queue_of(chosen))
 
 
 def queue_of(chosen: Strategy) -> RequestQueue | None:
     """None for the plain one."""
-    return None if chosen.cost_per_byte is None else CostQueue(chosen.cost_per_byte, chosen.max_cost)
+    return (
+        None if chosen.cost_per_byte is None else CostQueue(chosen.cost_per_byte, chosen.max_cost)
+    )
 
 
-def entrance(dispatcher: Dispatcher, chosen: Strategy, response_timeout: float) -> Callable[[Job], None]:
+def entrance(
+    dispatcher: Dispatcher, chosen: Strategy, response_timeout: float
+) -> Callable[[Job], None]:
     """Where requests are submitted."""
     if not response_timeout:
         return dispatcher.reject_without_time

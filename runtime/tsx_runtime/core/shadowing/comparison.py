@@ -1,4 +1,7 @@
-"""Compares two answers: within a tolerance, exactly, by their top labels, or by a plugin. Pure functions."""
+"""Compares two answers: within a tolerance, exactly, by their top labels, or by a plugin.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,20 @@ from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.settings.traffic_policy import Compare
 
 _HALF = (1e-2, 1e-3)
-_COARSE = (1e-1, 1e-2)  # a change of 0.1 in a logit of 10 changes a probability of one half by 0.025
-# By the precision of a model, rtol and atol: what its numbers differ by between two machines or batch sizes, and some more.
-TOLERANCES = {"fp32": (1e-4, 1e-6), "fp16": _HALF, "bf16": _HALF, "int8": _COARSE, "int4": _COARSE, "pruned": _COARSE}
+_COARSE = (
+    1e-1,
+    1e-2,
+)  # a change of 0.1 in a logit of 10 changes a probability of one half by 0.025
+# By the precision of a model, rtol and atol: what its numbers differ by between two machines or
+# batch sizes, and some more.
+TOLERANCES = {
+    "fp32": (1e-4, 1e-6),
+    "fp16": _HALF,
+    "bf16": _HALF,
+    "int8": _COARSE,
+    "int4": _COARSE,
+    "pruned": _COARSE,
+}
 TOP = 1  # label, of the kind top-k
 
 Path = tuple[str, ...]
@@ -25,19 +39,28 @@ Same = Callable[[Any, Any], bool]
 # Identifiers and times in answers of OpenAI's API, by their field `object`.
 _OF_RESPONSE: list[Path] = [("id",), ("created_at",), ("output", "*", "id")]
 _OF_TEXT: list[Path] = [("id",), ("created",), ("choices", "*", "*", "tool_calls", "*", "id")]
-_OF_OBJECTS = {"response": _OF_RESPONSE} | dict.fromkeys(("chat.completion", "chat.completion.chunk", "text_completion"), _OF_TEXT)
+_OF_OBJECTS = {"response": _OF_RESPONSE} | dict.fromkeys(
+    ("chat.completion", "chat.completion.chunk", "text_completion"), _OF_TEXT
+)
 
 
 class ComparisonResult(NamedTuple):
-    """`difference` is None where the answers agree; `largest` is the most that two of their numbers differ by."""
+    """`difference` is None where the answers agree; `largest` is the most that two of their numbers
+    differ by.
+    """
 
     difference: Difference | None
     largest: float = 0.0
 
 
 def tolerance_of(how: Compare, *precisions: str | None) -> tuple[float, float]:
-    """rtol and atol: the given ones, else those of the coarsest precision; a model whose precision is unknown computes in fp32."""
-    rtol, atol = max(TOLERANCES.get((precision or "fp32").lower(), TOLERANCES["fp32"]) for precision in precisions or (None,))
+    """rtol and atol: the given ones, else those of the coarsest precision; a model whose precision
+    is unknown computes in fp32.
+    """
+    rtol, atol = max(
+        TOLERANCES.get((precision or "fp32").lower(), TOLERANCES["fp32"])
+        for precision in precisions or (None,)
+    )
     return rtol if how.rtol is None else how.rtol, atol if how.atol is None else how.atol
 
 
@@ -49,7 +72,9 @@ def compare(
     plugin: Comparison | None = None,
     precisions: Sequence[str | None] = (),
 ) -> ComparisonResult:
-    """`plugin` is the function for the kind of that name; `precisions` are those of the models that answered, as far as they are known."""
+    """`plugin` is the function for the kind of that name; `precisions` are those of the models that
+    answered, as far as they are known.
+    """
     if expected.status != actual.status:
         return ComparisonResult(Difference("status", (), str(expected.status), str(actual.status)))
     if is_failure(expected.status):
@@ -57,29 +82,46 @@ def compare(
     if plugin is not None:
         return ComparisonResult(_verdict(plugin(request, expected, actual)))
     near = Closeness(*tolerance_of(how, *precisions))
-    found = compare_bodies(expected, actual, lambda one, other: _compare_values(how, near, expected, actual, one, other))
+    found = compare_bodies(
+        expected,
+        actual,
+        lambda one, other: _compare_values(how, near, expected, actual, one, other),
+    )
     return ComparisonResult(found, near.largest)
 
 
 def compare_bodies(
-    expected: ComparedAnswer, actual: ComparedAnswer, compare_values: Callable[[Any, Any], Difference | None]
+    expected: ComparedAnswer,
+    actual: ComparedAnswer,
+    compare_values: Callable[[Any, Any], Difference | None],
 ) -> Difference | None:
     """By `compare_values` where both are JSON, else to the byte."""
     if expected.body == actual.body:
         return None
     one, other = read_answer(expected), read_answer(actual)
     if (one is NO_JSON) != (other is NO_JSON):
-        return Difference("value", (), *("not JSON" if value is NO_JSON else "JSON" for value in (one, other)))
-    return _bytes_differ(expected.body, actual.body) if one is NO_JSON else compare_values(one, other)
+        return Difference(
+            "value", (), *("not JSON" if value is NO_JSON else "JSON" for value in (one, other))
+        )
+    return (
+        _bytes_differ(expected.body, actual.body) if one is NO_JSON else compare_values(one, other)
+    )
 
 
 def _compare_values(
-    how: Compare, near: Closeness, expected: ComparedAnswer, actual: ComparedAnswer, one: Any, other: Any
+    how: Compare,
+    near: Closeness,
+    expected: ComparedAnswer,
+    actual: ComparedAnswer,
+    one: Any,
+    other: Any,
 ) -> Difference | None:
     ignored = [tuple(path.split(".")) for path in how.ignore]
     ignored += set(_never_equal(one)).intersection(_never_equal(other))
     if how.kind == "top-k":
-        return first_difference(without(one, ignored), without(other, ignored), TOP if how.k is None else how.k)
+        return first_difference(
+            without(one, ignored), without(other, ignored), TOP if how.k is None else how.k
+        )
     if how.rtol is None and how.atol is None and (_is_half(one) or _is_half(other)):
         near.rtol, near.atol = max(_HALF, (near.rtol, near.atol))
     close = differing(one, other, near, ignored)
@@ -89,8 +131,11 @@ def _compare_values(
     return exact or (None if ignored else _bytes_differ(expected.body, actual.body))
 
 
-def differing(expected: Any, actual: Any, same: Same, ignored: Sequence[Path] = (), *, ordered: bool = False) -> Difference | None:
-    """The first difference of two JSON values, however deep; `same` is called for all that is neither an object nor a list.
+def differing(
+    expected: Any, actual: Any, same: Same, ignored: Sequence[Path] = (), *, ordered: bool = False
+) -> Difference | None:
+    """The first difference of two JSON values, however deep; `same` is called for all that is
+    neither an object nor a list.
 
     With `ordered`, the order of keys counts.
     """
@@ -108,18 +153,30 @@ def differing(expected: Any, actual: Any, same: Same, ignored: Sequence[Path] = 
                 else:
                     todo.append(((*path, key), one[key], other[key]))
             if ordered and list(one) != list(other):
-                first = first or Difference("key order", path, ", ".join(one), ", ".join(other), "the keys are in another order")
+                first = first or Difference(
+                    "key order",
+                    path,
+                    ", ".join(one),
+                    ", ".join(other),
+                    "the keys are in another order",
+                )
         elif isinstance(one, list) and isinstance(other, list):
             if len(one) != len(other):
-                first = first or Difference("length", path, count(len(one), "item"), count(len(other), "item"))
+                first = first or Difference(
+                    "length", path, count(len(one), "item"), count(len(other), "item")
+                )
                 continue
             for index, (item, its) in enumerate(zip(one, other, strict=True)):
                 if ignored and _is_ignored((*path, str(index)), ignored):
                     continue
                 if isinstance(item, dict | list):
                     todo.append(((*path, str(index)), item, its))
-                elif not same(item, its):  # only the first costs a path and words: lists of numbers are long
-                    first = first or Difference("value", (*path, str(index)), excerpt(item), excerpt(its))
+                elif not same(
+                    item, its
+                ):  # only the first costs a path and words: lists of numbers are long
+                    first = first or Difference(
+                        "value", (*path, str(index)), excerpt(item), excerpt(its)
+                    )
         elif not same(one, other):
             first = first or Difference("value", path, excerpt(one), excerpt(other))
     return first
@@ -127,11 +184,14 @@ def differing(expected: Any, actual: Any, same: Same, ignored: Sequence[Path] = 
 
 def same_exactly(one: Any, other: Any) -> bool:
     """Of the same type as well: 1 differs from true and from 1.0."""
-    return type(one) is type(other) and (one == other or (one != one and other != other))  # NaN is not itself
+    return type(one) is type(other) and (
+        one == other or (one != one and other != other)
+    )  # NaN is not itself
 
 
 class Closeness:
-    """Whether two numbers are not further apart than `atol + rtol * |expected|`; anything else must be the same.
+    """Whether two numbers are not further apart than `atol + rtol * |expected|`; anything else must
+    be the same.
 
     `largest` is the most that two numbers were apart so far.
     """
@@ -165,10 +225,18 @@ def _cut(value: Any, path: Path) -> Any:
     word, rest = path[0], path[1:]
     if isinstance(value, dict):
         fits = {key for key in value if word in ("*", key)}
-        return {key: _cut(item, rest) if key in fits else item for key, item in value.items() if rest or key not in fits}
+        return {
+            key: _cut(item, rest) if key in fits else item
+            for key, item in value.items()
+            if rest or key not in fits
+        }
     if isinstance(value, list):
         picked = [word in ("*", str(index)) for index in range(len(value))]
-        return [_cut(item, rest) if fits else item for item, fits in zip(value, picked, strict=True) if rest or not fits]
+        return [
+            _cut(item, rest) if fits else item
+            for item, fits in zip(value, picked, strict=True)
+            if rest or not fits
+        ]
     return value
 
 
@@ -176,7 +244,10 @@ def _verdict(verdict: object) -> Difference | None:
     if verdict is True:
         return None
     if verdict is not False and not isinstance(verdict, str):
-        raise TypeError(f"it returned a {type(verdict).__name__}; it must return True, False or a string with the reason")
+        raise TypeError(
+            f"it returned a {type(verdict).__name__}; it must return True, False or a string with"
+            " the reason"
+        )
     return Difference("plugin", detail=str(verdict or "the plugin says that they differ"))
 
 
@@ -187,13 +258,25 @@ def _bytes_differ(first: bytes, second: bytes) -> Difference:
         while first[place : place + step] == second[place : place + step] and place < len(first):
             place += step
         step //= 16
-    return Difference("body", (), count(len(first), "byte"), count(len(second), "byte"), f"they differ from byte {place} on")
+    return Difference(
+        "body",
+        (),
+        count(len(first), "byte"),
+        count(len(second), "byte"),
+        f"they differ from byte {place} on",
+    )
 
 
 def _never_equal(value: Any) -> list[Path]:
-    """The version in an answer of the Open Inference Protocol; identifiers and times in one of OpenAI's API or of a reranking."""
+    """The version in an answer of the Open Inference Protocol; identifiers and times in one of
+    OpenAI's API or of a reranking.
+    """
     if isinstance(value, list):  # the events of a stream
-        return [("*", *path) for path in _never_equal(value[0])] if value and isinstance(value[0], dict) else []
+        return (
+            [("*", *path) for path in _never_equal(value[0])]
+            if value and isinstance(value[0], dict)
+            else []
+        )
     if not isinstance(value, dict):
         return []
     if "outputs" in value and "model_version" in value:
@@ -209,10 +292,14 @@ def _never_equal(value: Any) -> list[Path]:
 def _is_half(value: Any) -> bool:
     """An answer of the Open Inference Protocol with tensors of half precision."""
     outputs = value.get("outputs") if isinstance(value, dict) else None
-    return isinstance(outputs, list) and any(isinstance(each, dict) and each.get("datatype") in ("FP16", "BF16") for each in outputs)
+    return isinstance(outputs, list) and any(
+        isinstance(each, dict) and each.get("datatype") in ("FP16", "BF16") for each in outputs
+    )
 
 
 def _is_ignored(path: Path, ignored: Sequence[Path]) -> bool:
     return any(
-        len(path) == len(pattern) and all(word in ("*", part) for word, part in zip(pattern, path, strict=True)) for pattern in ignored
+        len(path) == len(pattern)
+        and all(word in ("*", part) for word, part in zip(pattern, path, strict=True))
+        for pattern in ignored
     )

@@ -6,13 +6,30 @@ import json
 from typing import Any, Literal, NamedTuple
 
 LONGEST = 60  # characters of a value that a sentence quotes
-_WHOLE = {"status": "status", "content-type": "content type", "body": "body", "labels": "top labels"}  # where there is no path
+_WHOLE = {
+    "status": "status",
+    "content-type": "content type",
+    "body": "body",
+    "labels": "top labels",
+}  # where there is no path
 
 
 class Difference(NamedTuple):
-    """`expected` and `actual` are excerpts for people, `path` the names and indices that lead to the field that differs."""
+    """`expected` and `actual` are excerpts for people, `path` the names and indices that lead to
+    the field that differs.
+    """
 
-    kind: Literal["status", "content-type", "body", "value", "presence", "length", "key order", "labels", "plugin"]
+    kind: Literal[
+        "status",
+        "content-type",
+        "body",
+        "value",
+        "presence",
+        "length",
+        "key order",
+        "labels",
+        "plugin",
+    ]
     path: tuple[str, ...] = ()
     expected: str = ""
     actual: str = ""
@@ -31,7 +48,11 @@ def excerpt(value: Any) -> str:
     """A JSON value, or bytes, on one short line."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
-    text = " ".join(value.decode("utf-8", "replace").split()) if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False)
+    text = (
+        " ".join(value.decode("utf-8", "replace").split())
+        if isinstance(value, bytes)
+        else json.dumps(value, ensure_ascii=False)
+    )
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 

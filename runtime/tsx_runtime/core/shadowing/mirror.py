@@ -1,7 +1,9 @@
-"""The shadow of a model: copies a share of its requests to another version, and compares both answers.
+"""The shadow of a model: copies a share of its requests to another version, and compares both
+answers.
 
-A copy is made once the client has its answer, so that nothing of this is in the client's way, and it is the first to be given up: where
-there is more to do than can be done, requests are not copied, and `ShadowReport.shed` counts why.
+A copy is made once the client has its answer, so that nothing of this is in the client's way, and
+it is the first to be given up: where there is more to do than can be done, requests are not copied,
+and `ShadowReport.shed` counts why.
 """
 
 from __future__ import annotations
@@ -31,13 +33,31 @@ PATIENCE = 10.0  # seconds that a copy may wait for a worker
 LAST = -1_000_000  # a priority below all that clients can name
 TOLD = b"x-tsx-shadow: 1\r\n"  # so that a handler with effects elsewhere can leave them out
 
-Reason = Literal["not-ready", "same-version", "under-way", "size", "unanswered", "primary-busy", "shadow-busy", "refused"]
+Reason = Literal[
+    "not-ready",
+    "same-version",
+    "under-way",
+    "size",
+    "unanswered",
+    "primary-busy",
+    "shadow-busy",
+    "refused",
+]
 
 
 class Mirror:
-    """The observer of one model, and what it has seen. `judge` compares two answers, and counts what comes of it in `Copy.report`."""
+    """The observer of one model, and what it has seen.
 
-    def __init__(self, name: str, number: str, said: Shadow, judge: Callable[[ResponsePair], Coroutine[Any, Any, None]]) -> None:
+    `judge` compares two answers, and counts what comes of it in `Copy.report`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        number: str,
+        said: Shadow,
+        judge: Callable[[ResponsePair], Coroutine[Any, Any, None]],
+    ) -> None:
         self.name = name
         self.number = number  # of the version that gets copies
         self.target: ModelVersion | None = None  # which is that, while it is registered
@@ -49,7 +69,9 @@ class Mirror:
         self._size = 0  # bytes of the bodies of those
         self._before: ModelVersion | None = None  # the last that was a target
         self._judge = judge
-        self._comparisons = TaskGroup()  # those of a shadow that has ended still end, and count in its report
+        self._comparisons = (
+            TaskGroup()
+        )  # those of a shadow that has ended still end, and count in its report
 
     def change(self, said: Shadow) -> None:
         """Another share, with the same to compare."""
@@ -57,7 +79,9 @@ class Mirror:
         self.report.keep_examples(_examples(said))
 
     def aim(self, target: ModelVersion | None) -> None:
-        """Send copies there; None: nowhere, for now. Another version of the same number starts with fresh counters."""
+        """Send copies there; None: nowhere, for now. Another version of the same number starts with
+        fresh counters.
+        """
         if target is not None and self._before not in (None, target):
             self.reset()
         self.target, self._before = target, target or self._before
@@ -68,7 +92,9 @@ class Mirror:
         self.report = ShadowReport(_examples(self.said))
 
     def let_go(self, but: ModelVersion | None = None) -> None:
-        """Give up copies that were sent to other versions than `but`, so that those need not answer them before they end."""
+        """Give up copies that were sent to other versions than `but`, so that those need not answer
+        them before they end.
+        """
         for copy in list(self.under_way):
             if copy.target is not but and not copy.gone:
                 copy.target.leave(copy)
@@ -86,13 +112,17 @@ class Mirror:
             return job
         return _MirroredJob(job, version, self)
 
-    def _reason(self, target: ModelVersion | None, version: ModelVersion, size: int) -> Reason | None:
+    def _reason(
+        self, target: ModelVersion | None, version: ModelVersion, size: int
+    ) -> Reason | None:
         """Why a request that this version answers is not copied now."""
         if target is version:
             return "same-version"
         if target is None or not target.ready:
             return "not-ready"
-        if len(self.under_way) >= MOST_COPIES or (self.under_way and self._size + size > MOST_BYTES):
+        if len(self.under_way) >= MOST_COPIES or (
+            self.under_way and self._size + size > MOST_BYTES
+        ):
             return "under-way"
         return None
 
@@ -102,13 +132,20 @@ class Mirror:
         self.report.shed["unanswered"] += 1
 
     def answered(self, job: Job, version: ModelVersion, answer: ComparedAnswer | None) -> None:
-        """The client has its answer (None: it is too large). Others of its batch may not have theirs yet, so more is done when they do."""
+        """The client has its answer (None: it is too large).
+
+        Others of its batch may not have theirs yet, so more is done when they do.
+        """
         if answer is None:
             self.report.shed["size"] += 1
         else:
-            asyncio.get_running_loop().call_soon(self._copy, job, version, answer, time.monotonic() - job.arrived)
+            asyncio.get_running_loop().call_soon(
+                self._copy, job, version, answer, time.monotonic() - job.arrived
+            )
 
-    def _copy(self, job: Job, version: ModelVersion, answer: ComparedAnswer, seconds: float) -> None:
+    def _copy(
+        self, job: Job, version: ModelVersion, answer: ComparedAnswer, seconds: float
+    ) -> None:
         if not self.observed:  # since this turn of the loop
             return
         target = self.target
@@ -124,17 +161,23 @@ class Mirror:
 
     def _busy(self, target: ModelVersion | None, version: ModelVersion) -> Reason | None:
         ready = sum(worker.state is WorkerState.READY for worker in version.workers)
-        if version.pending > version.batch_size * ready:  # what computes beside the workers is in the way of what waits for them
+        if (
+            version.pending > version.batch_size * ready
+        ):  # what computes beside the workers is in the way of what waits for them
             return "primary-busy"
         return "shadow-busy" if target is not None and target.pending >= target.batch_size else None
 
     def returned(self, copy: Copy, answer: ComparedAnswer | None) -> None:
-        """Its answer; None where there is none that could be compared, and that is counted. Others of its batch may wait for theirs."""
+        """Its answer; None where there is none that could be compared, and that is counted. Others
+        of its batch may wait for theirs.
+        """
         if answer is None or copy.gone:
             self._finish(copy)
             return
         pair = ResponsePair(self, copy, answer, time.monotonic() - copy.arrived)
-        self._comparisons.begin(self._judge(pair)).add_done_callback(lambda task: self._finish(copy))
+        self._comparisons.begin(self._judge(pair)).add_done_callback(
+            lambda task: self._finish(copy)
+        )
 
     def _finish(self, copy: Copy) -> None:
         if copy in self.under_way:
@@ -158,7 +201,9 @@ class _MirroredJob(ObservedJob):
         if self.job.gone:
             self._mirror.unanswered()
         else:
-            self._mirror.answered(self.job, self._version, self._buffer.whole(status, headers, body))
+            self._mirror.answered(
+                self.job, self._version, self._buffer.whole(status, headers, body)
+            )
 
     def seen_refusal(self, error: TsxError) -> None:
         self._mirror.unanswered()
@@ -167,7 +212,15 @@ class _MirroredJob(ObservedJob):
 class Copy:
     """The job of the shadow: a copy of `job` with its own id."""
 
-    def __init__(self, mirror: Mirror, target: ModelVersion, job: Job, version: str, answer: ComparedAnswer, seconds: float) -> None:
+    def __init__(
+        self,
+        mirror: Mirror,
+        target: ModelVersion,
+        job: Job,
+        version: str,
+        answer: ComparedAnswer,
+        seconds: float,
+    ) -> None:
         """`answer` is what the client got from `version`, after so many seconds."""
         self.report = mirror.report  # of the time when it was made
         self.target = target
@@ -191,7 +244,9 @@ class Copy:
 
     @deadline.setter
     def deadline(self, latest_start: float | None) -> None:
-        """The dispatcher's: a model that is slow has time to answer, but no more than others to begin."""
+        """The dispatcher's: a model that is slow has time to answer, but no more than others to
+        begin.
+        """
         assert latest_start is not None
         self._deadline = min(latest_start, self.arrived + PATIENCE)
 
@@ -218,7 +273,9 @@ class Copy:
 
 
 class ResponsePair(NamedTuple):
-    """Two answers to one request, to be compared: that of `copy.version`, and the shadow's, after so many seconds."""
+    """Two answers to one request, to be compared: that of `copy.version`, and the shadow's, after
+    so many seconds.
+    """
 
     mirror: Mirror
     copy: Copy
@@ -254,7 +311,9 @@ class ResponseBuffer:
         if self.too_large:
             return None
         lines = wire.parse_header_block(str(self._headers or b"", "latin-1"))
-        return ComparedAnswer(status, {name.lower(): value for name, value in lines}, b"".join(self._parts))
+        return ComparedAnswer(
+            status, {name.lower(): value for name, value in lines}, b"".join(self._parts)
+        )
 
 
 def _examples(said: Shadow) -> int:

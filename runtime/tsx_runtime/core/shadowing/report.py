@@ -1,4 +1,6 @@
-"""The results of a shadow: counts, latencies of both versions, and examples of different answers."""
+"""The results of a shadow: counts, latencies of both versions, and examples of different
+answers.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,11 @@ class Example:
 
 @dataclass
 class ShadowReport:
-    """Not thread safe. Of each copy, one of `agreed`, `disagreed` and `uncompared` is counted, or that it was shed by the shadow."""
+    """Not thread safe.
+
+    Of each copy, one of `agreed`, `disagreed` and `uncompared` is counted, or that it was shed by
+    the shadow.
+    """
 
     most_examples: int = EXAMPLES
     since: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
@@ -82,13 +88,17 @@ class ShadowReport:
             self.examples.popleft()
 
     def latencies(self) -> list[tuple[float, float]]:
-        """p50 and p99 in seconds, the client's and the shadow's, of the newest requests that were compared; empty where there are none."""
+        """p50 and p99 in seconds, the client's and the shadow's, of the newest requests that were
+        compared; empty where there are none.
+        """
         ordered = [sorted(seconds) for seconds in zip(*self.pairs, strict=True)]
         return [(nearest_rank(seconds, 0.5), nearest_rank(seconds, 0.99)) for seconds in ordered]
 
 
 def without_secrets(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: redacted(value)[:CUT] for name, value in headers.items() if not is_secret_header(name)}
+    return {
+        name: redacted(value)[:CUT] for name, value in headers.items() if not is_secret_header(name)
+    }
 
 
 def excerpt_of(body: Body) -> Excerpt:
@@ -103,4 +113,6 @@ def excerpt_of(body: Body) -> Excerpt:
 
 
 def side_of(version: str, answer: ComparedAnswer, seconds: float) -> Side:
-    return Side(version, answer.status, seconds, without_secrets(answer.headers), excerpt_of(answer.body))
+    return Side(
+        version, answer.status, seconds, without_secrets(answer.headers), excerpt_of(answer.body)
+    )

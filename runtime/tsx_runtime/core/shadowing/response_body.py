@@ -10,10 +10,26 @@ from typing import Any, Final
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import TENSORS_HEAD
 
-_LETTERS = {"BOOL": "?", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q"}
-LETTERS = _LETTERS | {"FP16": "e", "FP32": "f", "FP64": "d"}  # of `struct`, for the datatypes of the Open Inference Protocol
+_LETTERS = {
+    "BOOL": "?",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+}
+LETTERS = _LETTERS | {
+    "FP16": "e",
+    "FP32": "f",
+    "FP64": "d",
+}  # of `struct`, for the datatypes of the Open Inference Protocol
 
-_LINE_END = re.compile("\r\n|\n|\r")  # of server-sent events: `splitlines` would also split at U+2028, which JSON may hold
+_LINE_END = re.compile(
+    "\r\n|\n|\r"
+)  # of server-sent events: `splitlines` would also split at U+2028, which JSON may hold
 
 
 class _NoJson:
@@ -27,10 +43,16 @@ NO_JSON: Final = _NoJson()
 def read_answer(answer: ComparedAnswer) -> Any:
     """NO_JSON where it is none. Of server-sent events, the list of their JSON."""
     head = answer.headers.get(TENSORS_HEAD.decode())
-    length = int(head) if head is not None and head.isascii() and head.isdecimal() else len(answer.body)
+    length = (
+        int(head) if head is not None and head.isascii() and head.isdecimal() else len(answer.body)
+    )
     try:
         if answer.headers.get("content-type", "").startswith("text/event-stream"):
-            lines = [line.partition(":")[2].strip() for line in _LINE_END.split(answer.body.decode()) if line.startswith("data:")]
+            lines = [
+                line.partition(":")[2].strip()
+                for line in _LINE_END.split(answer.body.decode())
+                if line.startswith("data:")
+            ]
             return [load_in_turns(line) for line in lines if line != "[DONE]"]
         value = load_in_turns(answer.body[:length].decode())
         return value if head is None else _with_tensors(value, answer.body[length:])
@@ -39,7 +61,9 @@ def read_answer(answer: ComparedAnswer) -> Any:
 
 
 def load_in_turns(text: str) -> Any:
-    """For threads: between the numbers of a large document the event loop has its turn, which the parser alone would not give it."""
+    """For threads: between the numbers of a large document the event loop has its turn, which the
+    parser alone would not give it.
+    """
     return json.loads(text, parse_float=_float, parse_int=_int)
 
 
@@ -54,7 +78,11 @@ def _with_tensors(value: Any, raw: bytes) -> Any:
             raise ValueError("tensors are missing")
         data, letter = raw[start : start + size], LETTERS.get(output["datatype"])
         start += size
-        output["data"] = list(data) if letter is None else list(struct.unpack(f"<{size // struct.calcsize('<' + letter)}{letter}", data))
+        output["data"] = (
+            list(data)
+            if letter is None
+            else list(struct.unpack(f"<{size // struct.calcsize('<' + letter)}{letter}", data))
+        )
     if start != len(raw):
         raise ValueError("there is data after the tensors")
     return value

@@ -1,8 +1,9 @@
 """Compares classifiers' answers by their top k labels, wherever in the answer they are.
 
-What ranks labels: an object of numbers (`{"cat": 0.9, "dog": 0.1}`), a list of numbers (its labels are the places), a list of texts (the
-best first), and objects with one text and one number each, or a list of them (`[{"label": "cat", "score": 0.9}]`). A tensor of the Open
-Inference Protocol ranks by its last axis. What ranks nothing must be the same in both.
+What ranks labels: an object of numbers (`{"cat": 0.9, "dog": 0.1}`), a list of numbers (its labels
+are the places), a list of texts (the best first), and objects with one text and one number each, or
+a list of them (`[{"label": "cat", "score": 0.9}]`). A tensor of the Open Inference Protocol ranks
+by its last axis. What ranks nothing must be the same in both.
 """
 
 from __future__ import annotations
@@ -30,9 +31,16 @@ def first_difference(expected: Any, actual: Any, k: int) -> Difference | None:
         if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
             todo.extend(((*path, key), one[key], other[key]) for key in reversed(one))
         elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-            todo.extend(((*path, str(index)), one[index], other[index]) for index in reversed(range(len(one))))
-        elif isinstance(one, dict | list) or isinstance(other, dict | list) or not _same(one, other):
-            return Difference("value", path, excerpt(one), excerpt(other), "neither equal nor both ranked labels")
+            todo.extend(
+                ((*path, str(index)), one[index], other[index])
+                for index in reversed(range(len(one)))
+            )
+        elif (
+            isinstance(one, dict | list) or isinstance(other, dict | list) or not _same(one, other)
+        ):
+            return Difference(
+                "value", path, excerpt(one), excerpt(other), "neither equal nor both ranked labels"
+            )
     return None
 
 
@@ -46,7 +54,9 @@ def ranking_of(value: Any) -> Ranking | None:
     if len(value) > 1 and all(map(is_number, value)):
         return dict(enumerate(value))
     if all(isinstance(item, str) for item in value):
-        return {label: -place for place, label in reversed([*enumerate(value)])}  # of a label that comes twice, the better place
+        return {
+            label: -place for place, label in reversed([*enumerate(value)])
+        }  # of a label that comes twice, the better place
     if all(isinstance(item, dict) for item in value):
         pairs = [_pair(item) for item in value]
         if all(pair is not None for pair in pairs):
@@ -55,7 +65,10 @@ def ranking_of(value: Any) -> Ranking | None:
 
 
 def agree(first: Ranking, second: Ranking, k: int) -> bool:
-    """Whether there are k labels that are the best of both. Where some are equally good, any of them may be among the k."""
+    """Whether there are k labels that are the best of both.
+
+    Where some are equally good, any of them may be among the k.
+    """
     if min(k, len(first)) != min(k, len(second)):
         return False
     k = min(k, len(first))
@@ -66,7 +79,9 @@ def agree(first: Ranking, second: Ranking, k: int) -> bool:
 
 
 def _bounds(ranking: Ranking, k: int) -> tuple[set[Any], set[Any]]:
-    """The labels that are among the best k whatever the choice of those equally good, and those that may be."""
+    """The labels that are among the best k whatever the choice of those equally good, and those
+    that may be.
+    """
     last = sorted((_order(value) for value in ranking.values()), reverse=True)[k - 1]
     return (
         {label for label, value in ranking.items() if _order(value) > last},
@@ -103,9 +118,17 @@ def _pair(item: Mapping[str, Any]) -> tuple[str, float] | None:
 
 def _rows(value: Any) -> Any:
     """A tensor as the list of its last axes; anything else as it is."""
-    if not isinstance(value, dict) or not isinstance(shape := value.get("shape"), list) or not isinstance(data := value.get("data"), list):
+    if (
+        not isinstance(value, dict)
+        or not isinstance(shape := value.get("shape"), list)
+        or not isinstance(data := value.get("data"), list)
+    ):
         return value
-    if not all(type(size) is int and size > 0 for size in shape) or math.prod(shape) != len(data) or not all(map(is_number, data)):
+    if (
+        not all(type(size) is int and size > 0 for size in shape)
+        or math.prod(shape) != len(data)
+        or not all(map(is_number, data))
+    ):
         return value
     return {"shape": {"of": str(shape)}, "data": _cut(data, shape[-1] if shape else 1)}
 

@@ -1,1 +1,3 @@
-"""Latency targets: how long batches take, which batch keeps the target, and what is refused on arrival."""
+"""Latency targets: how long batches take, which batch keeps the target, and what is refused on
+arrival.
+"""

@@ -22,9 +22,9 @@ class SloReport(NamedTuple):
     missed: int
     refused: int  # on arrival
     attainment: float | None  # share of the requests of the last RECENT minutes; None without one
-    budget_left: (
-        float  # of the misses that the target allows among the requests of BUDGET minutes, the share that is left; below 0: overspent
-    )
+    # of the misses that the target allows among the requests of BUDGET minutes, the share that is
+    # left; below 0: overspent
+    budget_left: float
     curve: LatencyCurve | None = None  # as it was learned so far
     seconds: float = 0.0  # of the target, that requests are accepted by
 
@@ -35,7 +35,9 @@ class Attainment:
         self.missed = 0
         self.refused = 0
         self._clock = clock
-        self._minutes: deque[tuple[int, int, int]] = deque(maxlen=BUDGET + 1)  # with requests: the number, both counts when it began
+        self._minutes: deque[tuple[int, int, int]] = deque(
+            maxlen=BUDGET + 1
+        )  # with requests: the number, both counts when it began
 
     def add(self, attained: int, missed: int) -> None:
         minute = int(self._clock() // 60)
@@ -47,7 +49,9 @@ class Attainment:
     def over(self, minutes: int) -> tuple[int, int]:
         """Attained and missed requests of the last minutes, the current one included."""
         first = int(self._clock() // 60) - minutes + 1
-        _, attained, missed = next((entry for entry in self._minutes if entry[0] >= first), (0, self.attained, self.missed))
+        _, attained, missed = next(
+            (entry for entry in self._minutes if entry[0] >= first), (0, self.attained, self.missed)
+        )
         return self.attained - attained, self.missed - missed
 
     def report(self, target: LatencyTarget, batch_size: int, waiting: int) -> SloReport:
@@ -56,4 +60,6 @@ class Attainment:
         attained, missed = self.over(BUDGET)
         allowed = (1 - target.quantile) * (attained + missed)
         left = 1 - missed / allowed if allowed else 1.0
-        return SloReport(target, batch_size, waiting, self.attained, self.missed, self.refused, share, left)
+        return SloReport(
+            target, batch_size, waiting, self.attained, self.missed, self.refused, share, left
+        )

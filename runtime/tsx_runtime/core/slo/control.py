@@ -1,4 +1,6 @@
-"""The state behind a latency target: the curve, the rate of arrivals, and what of both is kept until something changes."""
+"""The state behind a latency target: the curve, the rate of arrivals, and what of both is kept
+until something changes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tsx_runtime.core.slo.weights import RequestWeights
 STEP = 0.05  # by which the margin changes for a batch that misses as a whole
 LEAST, MOST = 0.5, 1.45  # margin
 FULL = 0.95  # of the target, that requests are accepted by at most
-RISK = 20  # how much more often than the target allows a request may be expected to be late, for each 1 of margin beyond that
+# how much more often than the target allows a request may be expected to be late, for each 1 of
+# margin beyond that
+RISK = 20
 MEMORY = 1.0  # seconds after which an arrival weighs about a third of what it did
 
 
@@ -35,7 +39,9 @@ class SloControl:
     def __init__(self, target: LatencyTarget, curve: LatencyCurve) -> None:
         self.target = target
         self.weights = RequestWeights(curve)
-        self.margin = FULL  # the share of the target that requests are accepted by; the rest is for what the curve does not tell
+        # the share of the target that requests are accepted by; the rest is for what the curve does
+        # not tell
+        self.margin = FULL
         self.aim = aim(curve, target.seconds * FULL, 0.0, 1)
         self.waiting = 0.0  # requests that may wait, as far as was asked
         self.opens = 0.0  # when one more may
@@ -66,21 +72,37 @@ class SloControl:
         """A request arrived, whether it is accepted or not."""
         self._counted += weight
 
-    def learn(self, requests: int, seconds: float, now: float, workers: int, missed: int, cost: float = 0.0) -> None:
-        """A batch was answered, `missed` of its requests too late; `cost`: of all its requests, where that is known.
+    def learn(
+        self,
+        requests: int,
+        seconds: float,
+        now: float,
+        workers: int,
+        missed: int,
+        cost: float = 0.0,
+    ) -> None:
+        """A batch was answered, `missed` of its requests too late; `cost`: of all its requests,
+        where that is known.
 
-        A miss makes the margin smaller by much, an answer in time larger by little: in overload the share of misses comes to what the
-        target allows. A batch does not count where a request alone would have taken longer than the target, since no admission could
-        avoid that. A margin beyond FULL accepts requests which are late more often than the target allows: as only those that wait for
-        longest are, all together keep it.
+        A miss makes the margin smaller by much, an answer in time larger by little: in overload the
+        share of misses comes to what the target allows. A batch does not count where a request
+        alone would have taken longer than the target, since no admission could avoid that. A margin
+        beyond FULL accepts requests which are late more often than the target allows: as only those
+        that wait for longest are, all together keep it.
         """
         self.weights.add(requests, cost, seconds, now)
         size = max(1.0, self.weights.weigh(requests, cost)) if cost else requests
         if seconds * self.curve.typical(1) <= self.target.seconds * self.curve.typical(size):
-            change = STEP * ((1 - self.target.quantile) * requests - missed) / max(requests, self.aim.size)
+            change = (
+                STEP
+                * ((1 - self.target.quantile) * requests - missed)
+                / max(requests, self.aim.size)
+            )
             self.margin = min(MOST, max(LEAST, self.margin + change))
             late = (1 - self.target.quantile) * (1 + RISK * max(0.0, self.margin - FULL))
-            self.weights.expect(1 - min(late, 0.5))  # the median, which the curve has, is as low as it goes
+            self.weights.expect(
+                1 - min(late, 0.5)
+            )  # the median, which the curve has, is as low as it goes
         self._renew(now, workers)
 
     def sent(self, size: float, *, cut: bool) -> None:
@@ -101,10 +123,12 @@ class SloControl:
         weight: float = 1.0,
         outlook: Callable[[float], tuple[float, float]] = lambda now: (now, 0.0),
     ) -> bool:
-        """Whether a request that arrives now, behind those that wait, is answered in time; `opens` says when one could be.
+        """Whether a request that arrives now, behind those that wait, is answered in time; `opens`
+        says when one could be.
 
-        `weights` is called only where they must be looked at: overload is no time to weigh all that wait for each request that is refused.
-        `outlook`: when other models leave the device to this one, and for how long they take it after each of its batches.
+        `weights` is called only where they must be looked at: overload is no time to weigh all that
+        wait for each request that is refused. `outlook`: when other models leave the device to this
+        one, and for how long they take it after each of its batches.
         """
         waiting = len(arrivals)
         large = weight > self.aim.size
@@ -116,7 +140,17 @@ class SloControl:
                 seconds = self.target.seconds
                 own = self.curve.typical(weight) * factor(self.curve, seconds)
                 aimed = aimed._replace(wait=max(0.0, seconds * min(self.margin, FULL) - own))
-            self.waiting, self.opens = admission(self.curve, self.target.seconds, aimed, arrivals, free, now, weights(), weight, between)
+            self.waiting, self.opens = admission(
+                self.curve,
+                self.target.seconds,
+                aimed,
+                arrivals,
+                free,
+                now,
+                weights(),
+                weight,
+                between,
+            )
         admitted = waiting + weight <= self.waiting
         self.waiting -= (weight - 1) * admitted
         return admitted
@@ -124,7 +158,11 @@ class SloControl:
     def ahead(self, waiting: float) -> float:
         """Seconds that the next batch is expected to take, of so much that waits."""
         curve = self.curve
-        return curve.typical(min(waiting, self.aim.size)) * curve.mean if curve.known else self.aim.ahead
+        return (
+            curve.typical(min(waiting, self.aim.size)) * curve.mean
+            if curve.known
+            else self.aim.ahead
+        )
 
     def longest(self, size: float) -> float:
         """Seconds that a batch takes at its quantile; 0 where none was measured."""
@@ -133,12 +171,18 @@ class SloControl:
     def end(self, held: HeldBatches, now: float) -> float:
         return expected_end(held.began, held.sizes, self.curve, now)
 
-    def batch_size(self, arrivals: Sequence[float], start: float, most: int, weights: Sequence[float] = ()) -> int:
+    def batch_size(
+        self, arrivals: Sequence[float], start: float, most: int, weights: Sequence[float] = ()
+    ) -> int:
         """In requests."""
         if not arrivals:
             return 1
-        size = batch_size(self.curve, self.target.seconds, arrivals, start, self.aim.size, weights or repeat(1))
-        if size == self.curve.most and self.curve.capped:  # some more, to see whether other limits let it pass
+        size = batch_size(
+            self.curve, self.target.seconds, arrivals, start, self.aim.size, weights or repeat(1)
+        )
+        if (
+            size == self.curve.most and self.curve.capped
+        ):  # some more, to see whether other limits let it pass
             size += size // 8 + 1
         if weights:
             count, total = fill(size, weights, 0, len(arrivals))
@@ -154,5 +198,7 @@ class SloControl:
 
     def _renew_aim(self, workers: int) -> None:
         self._workers = workers
-        self.aim = aim(self.curve, self.target.seconds * min(self.margin, FULL), self._arrivals, workers)
+        self.aim = aim(
+            self.curve, self.target.seconds * min(self.margin, FULL), self._arrivals, workers
+        )
         self.changed()

@@ -1,4 +1,6 @@
-"""The latency curve of a version: how long a batch of n requests takes, learned from the batches that it serves."""
+"""The latency curve of a version: how long a batch of n requests takes, learned from the batches
+that it serves.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,52 @@ from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 
 # The sizes at which times are kept; between them the curve is linear
-SIZES: tuple[int, ...] = (*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
-SHAPE = 240  # batches of each size, whose median counts: a size's time relative to other sizes hardly changes
-LEVEL = (15, 120)  # batches of any size, whose median says how fast the machine is now: few follow a change, many where times scatter
+SIZES: tuple[int, ...] = (
+    *range(1, 9),
+    10,
+    12,
+    16,
+    20,
+    24,
+    32,
+    40,
+    48,
+    64,
+    80,
+    96,
+    128,
+    160,
+    192,
+    256,
+    320,
+    384,
+    512,
+    640,
+    768,
+    1024,
+)
+# batches of each size, whose median counts: a size's time relative to other sizes hardly changes
+SHAPE = 240
+LEVEL = (
+    15,
+    120,
+    # batches of any size, whose median says how fast the machine is now: few follow a change, many
+    # where times scatter
+)
 PRECISE = 0.04  # error of that median that is accepted
-RATIOS = 384  # batches of any size, of which the tail is the quantile: how many times the median they took
-SHORTEST = 1e-6  # seconds of a batch: a clock may be too coarse to tell its ends apart, and a benchmark comes from anybody
+# batches of any size, of which the tail is the quantile: how many times the median they took
+RATIOS = 384
+# seconds of a batch: a clock may be too coarse to tell its ends apart, and a benchmark comes from
+# anybody
+SHORTEST = 1e-6
 STALE = 10.0  # seconds after which a size has to agree with the sizes that are served now
 ENOUGH = 2  # batches of the largest size, before a larger one is tried
-FEW = 8  # batches of a size, and it is tried again after STALE as if it were fast: the first ones may have been slow by chance
-FIRST_STEP = 0.25  # of a request's time alone, that a second one is expected to add: where that is wrong, one batch tells
+# batches of a size, and it is tried again after STALE as if it were fast: the first ones may have
+# been slow by chance
+FEW = 8
+# of a request's time alone, that a second one is expected to add: where that is wrong, one batch
+# tells
+FIRST_STEP = 0.25
 
 
 class Window:
@@ -46,8 +84,9 @@ class Window:
 class LatencyCurve:
     """Typical times by batch size, and how far batches of any size exceed them.
 
-    Three things are learned apart, each from as many batches as it takes: how the times of the sizes relate (the shape), how fast the
-    machine is now, which all sizes share (the level), and the tail.
+    Three things are learned apart, each from as many batches as it takes: how the times of the
+    sizes relate (the shape), how fast the machine is now, which all sizes share (the level), and
+    the tail.
     """
 
     def __init__(self, quantile: float, measured: Iterable[tuple[int, float]] = ()) -> None:
@@ -64,12 +103,16 @@ class LatencyCurve:
         self._levels = Window()
         self._level = 1.0
         self._last = 0.0  # logarithm of the last ratio
-        self.scatter = 0.0  # of these, the mean difference from batch to batch: drift does not count
+        self.scatter = (
+            0.0  # of these, the mean difference from batch to batch: drift does not count
+        )
         self._ratios = Window()
         points = sorted(dict(measured).items())
         for size, seconds in points:
             place = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
-            self._times[place] = Window([max(seconds if place == size else _seconds_at(points, place), SHORTEST)] * FEW)
+            self._times[place] = Window(
+                [max(seconds if place == size else _seconds_at(points, place), SHORTEST)] * FEW
+            )
             self._at[place] = -math.inf
         for ratio in (1.0, 1.0 if self._times else 1.1):
             self._add_ratio(ratio)
@@ -93,7 +136,9 @@ class LatencyCurve:
         if self.known and (shape := self._shape(size)) > 0:
             ratio = min(max(seconds / (shape * self._level), 1e-6), 1e6)
             last, self._last = self._last, math.log(ratio)
-            self.scatter += (min(abs(self._last - last), 1.0) - self.scatter) / min(len(self._ratios), 50)
+            self.scatter += (min(abs(self._last - last), 1.0) - self.scatter) / min(
+                len(self._ratios), 50
+            )
             self._add_ratio(ratio)
             if len(times) >= ENOUGH:
                 self._add_level(max(seconds / shape, 1e-9))
@@ -112,7 +157,9 @@ class LatencyCurve:
         return self._cap < self._grown
 
     def sent(self, size: float, *, cut: bool) -> None:
-        """A batch has left; `cut`: another limit, such as that of bytes, made it smaller than was decided."""
+        """A batch has left; `cut`: another limit, such as that of bytes, made it smaller than was
+        decided.
+        """
         self._cap = max(math.ceil(size), self.most * 3 // 4 if cut else self._cap)
 
     def typical(self, size: float) -> float:
@@ -127,7 +174,9 @@ class LatencyCurve:
         if right == len(sizes):  # beyond the largest known size it goes on as it came
             if right == 1:
                 return fitted[0] * (1 + FIRST_STEP * (size / sizes[0] - 1))
-            return fitted[-1] + (fitted[-1] - fitted[0]) / (sizes[-1] - sizes[0]) * (size - sizes[-1])
+            return fitted[-1] + (fitted[-1] - fitted[0]) / (sizes[-1] - sizes[0]) * (
+                size - sizes[-1]
+            )
         slope = (fitted[right] - fitted[right - 1]) / (sizes[right] - sizes[right - 1])
         return fitted[right - 1] + slope * (size - sizes[right - 1])
 
@@ -158,23 +207,33 @@ class LatencyCurve:
         within = min(math.ceil(self.quantile * (count + 1)), count)
         self.tail = max(1.0, ordered[within - 1])
         if within == count:  # too few: what a lognormal distribution of this scatter would have
-            self.tail = max(self.tail, math.exp(NormalDist().inv_cdf(self.quantile) * self.scatter / 1.128))
+            self.tail = max(
+                self.tail, math.exp(NormalDist().inv_cdf(self.quantile) * self.scatter / 1.128)
+            )
         self.mean = (sum(ordered[:within]) + self.tail * (count - within)) / count
 
     def _fit(self, newest: int) -> None:
-        """A larger batch takes no less time: medians that say otherwise are pooled, by the number of their batches.
+        """A larger batch takes no less time: medians that say otherwise are pooled, by the number
+        of their batches.
 
-        What was measured long ago counts little, and takes no more per request than what is served now.
+        What was measured long ago counts little, and takes no more per request than what is served
+        now.
         """
         self._sizes = sizes = sorted(self._times)
         fresh = self._at[newest] - STALE
         pooled: list[tuple[float, float, int]] = []  # seconds, weight, sizes
         for size in sizes:
             stale = self._at[size] < fresh
-            seconds, weight, count = self._times[size].median, 1.0 if stale else float(len(self._times[size])), 1
+            seconds, weight, count = (
+                self._times[size].median,
+                1.0 if stale else float(len(self._times[size])),
+                1,
+            )
             if stale and size > newest and pooled:
                 step = 1.0 if len(self._times[size]) >= FEW else FIRST_STEP
-                seconds = min(seconds, pooled[-1][0] * (1 + step * (size / sizes[sizes.index(size) - 1] - 1)))
+                seconds = min(
+                    seconds, pooled[-1][0] * (1 + step * (size / sizes[sizes.index(size) - 1] - 1))
+                )
             while pooled and pooled[-1][0] > seconds:
                 other, more, further = pooled.pop()
                 seconds = (seconds * weight + other * more) / (weight + more)
@@ -182,7 +241,9 @@ class LatencyCurve:
             pooled.append((seconds, weight, count))
         self._fitted = [seconds for seconds, _, count in pooled for _ in range(count)]
         largest = max((size for size in sizes if len(self._times[size]) >= ENOUGH), default=0)
-        self._grown = SIZES[min(bisect_left(SIZES, largest) + 1, len(SIZES) - 1)] if largest else sizes[0]
+        self._grown = (
+            SIZES[min(bisect_left(SIZES, largest) + 1, len(SIZES) - 1)] if largest else sizes[0]
+        )
 
 
 def _seconds_at(points: Sequence[tuple[int, float]], size: int) -> float:

@@ -1,4 +1,6 @@
-"""The dispatcher of a version with a latency target: its batches are as large as the target allows, and what would be late is refused."""
+"""The dispatcher of a version with a latency target: its batches are as large as the target allows,
+and what would be late is refused.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ from tsx_runtime.errors import ClientLeft, QueueFull, TsxError
 
 
 class SloDispatcher(Dispatcher):
-    """The largest batch and the length of the queue follow from the target; `limits.max_items` bounds the first.
+    """The largest batch and the length of the queue follow from the target; `limits.max_items`
+    bounds the first.
 
-    `bounds.items` is how many requests may wait as far as was asked: `submit` asks again once so many do.
+    `bounds.items` is how many requests may wait as far as was asked: `submit` asks again once so
+    many do.
     """
 
     def __init__(
@@ -39,7 +43,9 @@ class SloDispatcher(Dispatcher):
         queue: RequestQueue | None = None,
         arbiter: DeviceArbiter | None = None,
     ) -> None:
-        """`points`: batch sizes and their seconds, as a benchmark measured them on this machine; `arbiter`: of all that share devices."""
+        """`points`: batch sizes and their seconds, as a benchmark measured them on this machine;
+        `arbiter`: of all that share devices.
+        """
         super().__init__(label, limits, bounds._replace(items=0), queue)
         self.control = SloControl(target, LatencyCurve(target.quantile, points))
         self.attainment = Attainment()
@@ -49,13 +55,19 @@ class SloDispatcher(Dispatcher):
     @property
     def report(self) -> SloReport:
         control = self.control
-        report = self.attainment.report(control.target, control.aim.size, max(1, self.bounds.items, self.pending))
-        return report._replace(curve=control.curve, seconds=control.target.seconds * min(control.margin, 1.0))
+        report = self.attainment.report(
+            control.target, control.aim.size, max(1, self.bounds.items, self.pending)
+        )
+        return report._replace(
+            curve=control.curve, seconds=control.target.seconds * min(control.margin, 1.0)
+        )
 
     def submit(self, job: Job) -> None:
         weight = self._weight([job])
         self.control.offered(weight)
-        if (len(self.queue.jobs) >= self.bounds.items or weight != 1) and (self.accepting or self.wake()):
+        if (len(self.queue.jobs) >= self.bounds.items or weight != 1) and (
+            self.accepting or self.wake()
+        ):
             admitted = self._admits(weight)
             if not admitted and self._flush_due:
                 self._flush()
@@ -66,10 +78,14 @@ class SloDispatcher(Dispatcher):
 
     def _admits(self, weight: float) -> bool:
         now = time.monotonic()
-        if not self.control.aim.wait or not self._arbiter.crowded(self, now):  # a target that cannot be kept is not waited for
+        if not self.control.aim.wait or not self._arbiter.crowded(
+            self, now
+        ):  # a target that cannot be kept is not waited for
             return self.control.admits(self._arrivals(), self._held(), now, self._weights, weight)
         outlook = partial(self._arbiter.outlook, self)
-        return self.control.admits(self._arrivals(), self._held(), now, self._weights, weight, outlook)
+        return self.control.admits(
+            self._arrivals(), self._held(), now, self._weights, weight, outlook
+        )
 
     def change(self, limits: BatchLimits, bounds: Bounds) -> None:
         if bounds.slo is not None:
@@ -97,7 +113,9 @@ class SloDispatcher(Dispatcher):
         if not queue.jobs and not queue.suspects:
             return None
         oldest = queue.suspects[0].jobs[0] if queue.suspects else queue.jobs[0]
-        return Claim(oldest.arrived, self.control.target.seconds, self.control.ahead(max(1, len(queue.jobs))))
+        return Claim(
+            oldest.arrived, self.control.target.seconds, self.control.ahead(max(1, len(queue.jobs)))
+        )
 
     def next_batch(self, now: float) -> Claim:
         return Claim(now, self.control.target.seconds, self.control.aim.ahead)
@@ -111,7 +129,9 @@ class SloDispatcher(Dispatcher):
 
     def overdue(self, channel: Channel) -> float:
         held = self._held_by(channel)
-        return held.began + LATE * max(self.control.longest(held.sizes[0]), self.control.target.seconds)
+        return held.began + LATE * max(
+            self.control.longest(held.sizes[0]), self.control.target.seconds
+        )
 
     def start(self) -> None:
         self._flush()
@@ -133,16 +153,30 @@ class SloDispatcher(Dispatcher):
         """Where no worker is idle, what leaves early begins when a worker is done."""
         ends = [self.control.end(held, now) for held in self._held()]
         weights, start = self._weights(), min(ends, default=now)
-        limits = self.limits._replace(max_items=self.control.batch_size(self._arrivals(), start, self.limits.max_items, weights))
-        if weights and limits.max_cost < NEVER:  # others of like cost may come before the first ones
-            limits = limits._replace(max_cost=min(limits.max_cost, sum(self._costs(islice(self.queue.jobs, limits.max_items)))))
+        limits = self.limits._replace(
+            max_items=self.control.batch_size(
+                self._arrivals(), start, self.limits.max_items, weights
+            )
+        )
+        if (
+            weights and limits.max_cost < NEVER
+        ):  # others of like cost may come before the first ones
+            limits = limits._replace(
+                max_cost=min(
+                    limits.max_cost, sum(self._costs(islice(self.queue.jobs, limits.max_items)))
+                )
+            )
         todo = assign(self.queue, self._free(now), now, limits, self.service_rate.short)
         for _, jobs in todo.batches:
-            self.control.sent(self._weight(jobs), cut=len(jobs) < limits.max_items and bool(self.queue.jobs))
+            self.control.sent(
+                self._weight(jobs), cut=len(jobs) < limits.max_items and bool(self.queue.jobs)
+            )
         sent = bool(todo.batches or todo.retries)
         if sent:
             self._ask_again()
-        if (todo.skipped or (sent and (self.queue.jobs or self.queue.suspects))) and self._arbiter.crowded(self, now):
+        if (
+            todo.skipped or (sent and (self.queue.jobs or self.queue.suspects))
+        ) and self._arbiter.crowded(self, now):
             self._loop.call_soon(self._arbiter.turn)  # others may have waited for what was skipped
         return todo
 
@@ -154,7 +188,9 @@ class SloDispatcher(Dispatcher):
         return [] if channel is None else [channel]
 
     def _arrivals(self) -> list[float]:
-        """In the order in which they are served; where that is another than that of arrival, as if it were not."""
+        """In the order in which they are served; where that is another than that of arrival, as if
+        it were not.
+        """
         arrivals = [job.arrived for job in self.queue.jobs]
         return sorted(arrivals) if self.queue.ordered else arrivals
 
@@ -163,7 +199,10 @@ class SloDispatcher(Dispatcher):
 
     def _held_by(self, channel: Channel) -> HeldBatches:
         sent = channel.sent
-        return HeldBatches(max(sent[0].at, channel.replied) if sent else 0.0, [self._weight(batch.jobs) for batch in sent])
+        return HeldBatches(
+            max(sent[0].at, channel.replied) if sent else 0.0,
+            [self._weight(batch.jobs) for batch in sent],
+        )
 
     def _costs(self, jobs: Iterable[Job]) -> Sequence[float]:
         """Of a request whose cost nobody knows, it is the bytes of its body."""
@@ -173,10 +212,18 @@ class SloDispatcher(Dispatcher):
         return [len(job.body) for job in jobs]
 
     def _weight(self, jobs: Sequence[Job]) -> float:
-        return self.control.weights.weigh(len(jobs), sum(self._costs(jobs))) if self.control.weighs else len(jobs)
+        return (
+            self.control.weights.weigh(len(jobs), sum(self._costs(jobs)))
+            if self.control.weighs
+            else len(jobs)
+        )
 
     def _weights(self) -> list[float]:
-        return [self.control.weights.weigh(1, cost) for cost in self._costs(self.queue.jobs)] if self.control.weighs else []
+        return (
+            [self.control.weights.weigh(1, cost) for cost in self._costs(self.queue.jobs)]
+            if self.control.weighs
+            else []
+        )
 
     def _ask_again(self) -> None:
         """What a worker holds has changed, and with it how many requests may wait."""
@@ -190,12 +237,21 @@ class SloDispatcher(Dispatcher):
     def _word_full(self, by_items: bool) -> tuple[bool, str, int]:
         if not by_items:
             return super()._word_full(by_items)
-        until = self.control.opens - time.monotonic() if self.channels else self.seconds_until_ready() or 0.0
+        until = (
+            self.control.opens - time.monotonic()
+            if self.channels
+            else self.seconds_until_ready() or 0.0
+        )
         seconds = retry_after(0, 0.0, until)
-        text = f"{self._no_worker_text()}. It would not be answered in time (slo: {self.control.target.text}); try again in {seconds} s."
+        text = (
+            f"{self._no_worker_text()}. It would not be answered in time (slo:"
+            f" {self.control.target.text}); try again in {seconds} s."
+        )
         return by_items, text, seconds
 
     def _refuse(self, job: Job, error: TsxError) -> None:
-        if not isinstance(error, ClientLeft | QueueFull):  # the client no longer waits, or it is counted as refused
+        if not isinstance(
+            error, ClientLeft | QueueFull
+        ):  # the client no longer waits, or it is counted as refused
             self.attainment.add(0, 1)
         super()._refuse(job, error)

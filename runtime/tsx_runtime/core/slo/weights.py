@@ -1,4 +1,6 @@
-"""The weight of a request in a batch: 1, or its cost where that explains better how long batches take."""
+"""The weight of a request in a batch: 1, or its cost where that explains better how long batches
+take.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ BETTER = 0.8  # the scatter of a curve that takes the place of another, as a sha
 
 
 class RequestWeights:
-    """Learns one curve by the number of requests, and, where their costs differ, others by weights of which a share is the cost.
+    """Learns one curve by the number of requests, and, where their costs differ, others by weights
+    of which a share is the cost.
 
     A request of mean cost weighs 1, so a curve by weight is used in all as one by number is.
     """
@@ -30,7 +33,9 @@ class RequestWeights:
         return requests * (1 - share) + share * cost / self._unit if share else requests
 
     def add(self, requests: int, cost: float, seconds: float, now: float) -> None:
-        """A batch took so long; a cost of 0 is one that is not known, and then the batch says nothing of costs."""
+        """A batch took so long; a cost of 0 is one that is not known, and then the batch says
+        nothing of costs.
+        """
         for share, curve in self._curves.items():
             if cost or not share:
                 curve.add(max(1.0, self.weigh(requests, cost, share)), seconds, now)
@@ -44,7 +49,10 @@ class RequestWeights:
         if self._varied > VARIED and len(self._curves) == 1:
             self._curves |= {share: LatencyCurve(self.curve.quantile) for share in SHARES}
         share = min(self._curves, key=lambda share: self._curves[share].scatter)
-        if self._curves[share].scatter < BETTER * self.curve.scatter and self._curves[share].batches >= TRIED:
+        if (
+            self._curves[share].scatter < BETTER * self.curve.scatter
+            and self._curves[share].batches >= TRIED
+        ):
             self.share, self.curve = share, self._curves[share]
 
     def expect(self, quantile: float) -> None:

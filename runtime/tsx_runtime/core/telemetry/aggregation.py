@@ -1,4 +1,6 @@
-"""Aggregates the statistics of batches: appended one by one, and counted many at a time, which costs a third."""
+"""Aggregates the statistics of batches: appended one by one, and counted many at a time, which
+costs a third.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from typing import Any, get_args
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.core.telemetry.histogram import FINE, Durations
 
-ROOM, OF_A_BATCH = 16384, 8  # requests that are counted at a time, less so many for each batch: about a millisecond's work
+ROOM, OF_A_BATCH = (
+    16384,
+    8,
+)  # requests that are counted at a time, less so many for each batch: about a millisecond's work
 WIDTH = len(get_args(Batch))
 
 
@@ -43,15 +48,19 @@ class Totals:
         self.preprocess = Durations()  # of batches, as are those that follow: in the worker
         self.inference = Durations()
         self.postprocess = Durations()
-        self.queue_seconds = 0.0  # sum over requests: arrival to the frame's leaving, which is TorchServe's queue time
-        self.busy_seconds = 0.0  # sum over batches: from where the worker began to its reply; not what it waited for there
+        # sum over requests: arrival to the frame's leaving, which is TorchServe's queue time
+        self.queue_seconds = 0.0
+        # sum over batches: from where the worker began to its reply; not what it waited for there
+        self.busy_seconds = 0.0
 
 
 class BatchAggregator:
-    """Grows on the hot path, once a batch, and is settled at intervals; readers call `totals()`, from any thread.
+    """Grows on the hot path, once a batch, and is settled at intervals; readers call `totals()`,
+    from any thread.
 
-    `rows` is always the same list, since another thread may be about to add to it, and flat: `WIDTH` entries for each batch, which is
-    added at once. `room` is about what is left until it is to be settled.
+    `rows` is always the same list, since another thread may be about to add to it, and flat:
+    `WIDTH` entries for each batch, which is added at once. `room` is about what is left until it is
+    to be settled.
     """
 
     __slots__ = ("_lock", "_totals", "room", "rows")
@@ -79,9 +88,13 @@ class BatchAggregator:
         """As `batch_times` and `BatchTimes` have it for one."""
         import numpy as np
 
-        of_free, of_sent, of_answered, numbers, times, arrivals, odd = (rows[place::WIDTH] for place in range(WIDTH))
+        of_free, of_sent, of_answered, numbers, times, arrivals, odd = (
+            rows[place::WIDTH] for place in range(WIDTH)
+        )
         counted, size = self._totals, len(numbers)
-        free, sent, answered = np.frombuffer(struct.pack(f"{3 * size}d", *of_free, *of_sent, *of_answered)).reshape(3, size)
+        free, sent, answered = np.frombuffer(
+            struct.pack(f"{3 * size}d", *of_free, *of_sent, *of_answered)
+        ).reshape(3, size)
         began, seconds, *steps = np.frombuffer(b"".join(times), "<f8").reshape(size, -1).T.copy()
         arrived = np.frombuffer(b"".join(arrivals))
         most = answered - sent
@@ -91,7 +104,9 @@ class BatchAggregator:
         began = np.where((began >= sent) & (began <= latest), began, latest)
         counted.batches += size
         counted.busy_seconds += float((answered - began).sum())
-        for durations, step in zip((counted.preprocess, counted.inference, counted.postprocess), steps, strict=True):
+        for durations, step in zip(
+            (counted.preprocess, counted.inference, counted.postprocess), steps, strict=True
+        ):
             known = step >= 0  # NaN is not
             if known.any():
                 durations.add(np.minimum(step, seconds)[known])
@@ -100,7 +115,9 @@ class BatchAggregator:
         else:  # from here on: by request
             counted.batch_sizes.update(numbers)
             sizes = np.array(numbers)
-            free, sent, began, answered = (np.repeat(each, sizes) for each in (free, sent, began, answered))
+            free, sent, began, answered = (
+                np.repeat(each, sizes) for each in (free, sent, began, answered)
+            )
         counted.queue_seconds += float((sent - arrived).sum())
         ready = np.maximum(free, arrived)
         counted.latency.add(answered - arrived)

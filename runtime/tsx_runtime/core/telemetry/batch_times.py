@@ -1,11 +1,13 @@
-"""The times of a batch: a few timestamps are recorded with its answers; durations are computed only when they are read.
+"""The times of a batch: a few timestamps are recorded with its answers; durations are computed only
+when they are read.
 
     arrived ... free ... sent ... began ... done ... answered
        |  queue  |    batch wait    |  worker  |
 
-`queue`: no worker was free for the request. `batch wait`: one was, but the request waited for its batch to fill, where the model
-asks for that, or behind the batch before it where its own was sent early. Within the worker's time are the handler's steps.
-All points are time.monotonic(), which all processes of a machine share.
+`queue`: no worker was free for the request. `batch wait`: one was, but the request waited for its
+batch to fill, where the model asks for that, or behind the batch before it where its own was sent
+early. Within the worker's time are the handler's steps. All points are time.monotonic(), which all
+processes of a machine share.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from tsx_runtime.wire import TIMES, Buffer
 
 NAN = math.nan
 WorkerTimes: TypeAlias = tuple[float, float, float, float, float]  # as in `wire.TIMES`
-# free, sent, answered, requests, `wire.TIMES`, `channel.arrivals`, and the statuses if not all are 200. What could be lists is packed:
-# thousands of floats that are kept until they are counted would each lie elsewhere
+# free, sent, answered, requests, `wire.TIMES`, `channel.arrivals`, and the statuses if not all are
+# 200. What could be lists is packed: thousands of floats that are kept until they are counted would
+# each lie elsewhere
 Batch: TypeAlias = tuple[float, float, float, int, bytes, bytes, Sequence[int] | None]
 NOTHING = TIMES.pack(NAN, NAN, NAN, NAN, NAN)  # of a worker that sends none
 
@@ -31,7 +34,8 @@ def times_in(extra: Buffer) -> bytes:
 
 
 class BatchTimes(NamedTuple):
-    free: float  # when a worker had room for the batch: it had nothing to do since, or took it ahead of time
+    # when a worker had room for the batch: it had nothing to do since, or took it ahead of time
+    free: float
     sent: float
     began: float  # the worker, with this batch
     done: float  # the worker was
@@ -43,7 +47,9 @@ class BatchTimes(NamedTuple):
 
     @property
     def way(self) -> float:
-        """To the worker and back, and the wait there: what TorchServe's thread for a worker is busy with beside the worker's own time."""
+        """To the worker and back, and the wait there: what TorchServe's thread for a worker is busy
+        with beside the worker's own time.
+        """
         return max(0.0, self.answered - self.sent - (self.done - self.began))
 
     def queue(self, arrived: float) -> float:
@@ -56,15 +62,28 @@ class BatchTimes(NamedTuple):
         return self.answered - arrived
 
     def seconds(self, arrived: float) -> dict[str, float]:
-        """Of one request, part by part in their order; `other` is what is left: reading and writing bodies, the way there and back."""
-        steps = {"preprocess": self.preprocess, "inference": self.inference, "postprocess": self.postprocess}
-        parts = {"queue": self.queue(arrived), "batch": self.wait(arrived), **{name: took for name, took in steps.items() if took >= 0.0}}
+        """Of one request, part by part in their order; `other` is what is left: reading and writing
+        bodies, the way there and back.
+        """
+        steps = {
+            "preprocess": self.preprocess,
+            "inference": self.inference,
+            "postprocess": self.postprocess,
+        }
+        parts = {
+            "queue": self.queue(arrived),
+            "batch": self.wait(arrived),
+            **{name: took for name, took in steps.items() if took >= 0.0},
+        }
         total = self.total(arrived)
         return {**parts, "other": max(0.0, total - sum(parts.values())), "total": total}
 
 
-def batch_times(free: float, sent: float, answered: float, size: int, worker: WorkerTimes) -> BatchTimes:
-    """`worker` comes from a process that runs user code: whatever it sends, the points are in order and the steps within them.
+def batch_times(
+    free: float, sent: float, answered: float, size: int, worker: WorkerTimes
+) -> BatchTimes:
+    """`worker` comes from a process that runs user code: whatever it sends, the points are in order
+    and the steps within them.
 
     `BatchAggregator.settle` does the same for many batches at a time.
     """
@@ -80,7 +99,17 @@ def batch_times(free: float, sent: float, answered: float, size: int, worker: Wo
         inference = _within(inference, seconds)
     if postprocess > seconds or postprocess < 0.0:
         postprocess = _within(postprocess, seconds)
-    return BatchTimes(min(free, sent), sent, began, began + seconds, answered, size, preprocess, inference, postprocess)
+    return BatchTimes(
+        min(free, sent),
+        sent,
+        began,
+        began + seconds,
+        answered,
+        size,
+        preprocess,
+        inference,
+        postprocess,
+    )
 
 
 def times_of(batch: Batch) -> BatchTimes:
@@ -99,5 +128,7 @@ def oldest(batch: Batch) -> float:
 
 
 def _within(step: float, most: float) -> float:
-    """Steps that ran side by side, as with micro-batches, add up to more than the time in which they ran."""
+    """Steps that ran side by side, as with micro-batches, add up to more than the time in which
+    they ran.
+    """
     return most if step > most else NAN

@@ -16,7 +16,9 @@ class Arrival(Protocol):
 
 
 class ColdStarts:
-    """`until`: requests that came before it have waited; inf while the model is loaded, 0 where no answer is missing that did."""
+    """`until`: requests that came before it have waited; inf while the model is loaded, 0 where no
+    answer is missing that did.
+    """
 
     __slots__ = ("until",)
 
@@ -37,14 +39,24 @@ class ColdStarts:
 
     def with_header(self, job: Arrival, headers: Buffer) -> Buffer:
         waited = self.until - job.arrived
-        return headers if waited <= 0 else bytes(headers) + f"{COLD_START}: {waited:.3f}\r\n".encode()
+        return (
+            headers if waited <= 0 else bytes(headers) + f"{COLD_START}: {waited:.3f}\r\n".encode()
+        )
 
     def with_headers(self, jobs: Sequence[Arrival], frame: Frame) -> Frame:
         if all(job.arrived >= self.until for job in jobs):
             self.until = 0.0
             return frame
-        added = [self.with_header(job, headers) for job, (_, headers, _) in zip(jobs, frame.items, strict=True)]
-        return frame._replace(items=[(item[0], headers, item[2]) for item, headers in zip(frame.items, added, strict=True)])
+        added = [
+            self.with_header(job, headers)
+            for job, (_, headers, _) in zip(jobs, frame.items, strict=True)
+        ]
+        return frame._replace(
+            items=[
+                (item[0], headers, item[2])
+                for item, headers in zip(frame.items, added, strict=True)
+            ]
+        )
 
 
 def without_cold_start(headers: bytes) -> bytes:

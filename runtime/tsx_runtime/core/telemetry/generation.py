@@ -1,4 +1,6 @@
-"""Text generation in the preceding second, from the metrics `tsx_generation_*` that a handler reports: for the charts of the web page."""
+"""Text generation in the preceding second, from the metrics `tsx_generation_*` that a handler
+reports: for the charts of the web page.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,22 @@ def read_generation(metrics: Mapping[MetricKey, HandlerMetric]) -> GenerationSna
     if not found:
         return None
     none = (0,) * (len(SHOWN) + 1)
-    buckets = (tuple(map(sum, zip(none, *(each.buckets for each in found.get(name, ())), strict=True))) for name in TIMES)
+    buckets = (
+        tuple(map(sum, zip(none, *(each.buckets for each in found.get(name, ())), strict=True)))
+        for name in TIMES
+    )
     counts = (sum(each.sum for each in found.get(name, ())) for name in COUNTERS)
-    running, waiting, cache_use = ([each.last for each in found.get(name, ())] for name in GAUGES)  # of each worker's engine
-    return GenerationSnapshot(tuple(buckets), tuple(counts), sum(running), sum(waiting), max(cache_use, default=0.0))
+    running, waiting, cache_use = (
+        [each.last for each in found.get(name, ())] for name in GAUGES
+    )  # of each worker's engine
+    return GenerationSnapshot(
+        tuple(buckets), tuple(counts), sum(running), sum(waiting), max(cache_use, default=0.0)
+    )
 
 
-def generation_between(before: GenerationSnapshot | None, after: GenerationSnapshot | None, seconds: float) -> GenerationPoint | None:
+def generation_between(
+    before: GenerationSnapshot | None, after: GenerationSnapshot | None, seconds: float
+) -> GenerationPoint | None:
     if after is None:
         return None
     times, rates = after.buckets, after.counts

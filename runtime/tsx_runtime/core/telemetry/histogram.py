@@ -1,4 +1,6 @@
-"""Histograms of durations: with fine buckets, which distinguish p99 values that differ by a fifth, or with Prometheus's."""
+"""Histograms of durations: with fine buckets, which distinguish p99 values that differ by a fifth,
+or with Prometheus's.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,39 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_STEPS = (1, 1.1, 1.2, 1.35, 1.5, 1.65, 1.8, 2, 2.25, 2.5, 2.75, 3, 3.3, 3.6, 4, 4.5, 5, 5.5, 6, 6.6, 7.3, 8, 9)  # of each decade
-FINE = (*(float(f"{step}e{decade}") for decade in range(-5, 3) for step in _STEPS), 1000.0)  # seconds; what took longer has one bucket
-SHOWN = (*(float(f"{step}e{decade}") for decade in range(-4, 2) for step in (1, 2.5, 5)), 100.0)  # each is one of FINE
+_STEPS = (
+    1,
+    1.1,
+    1.2,
+    1.35,
+    1.5,
+    1.65,
+    1.8,
+    2,
+    2.25,
+    2.5,
+    2.75,
+    3,
+    3.3,
+    3.6,
+    4,
+    4.5,
+    5,
+    5.5,
+    6,
+    6.6,
+    7.3,
+    8,
+    9,
+)  # of each decade
+FINE = (
+    *(float(f"{step}e{decade}") for decade in range(-5, 3) for step in _STEPS),
+    1000.0,
+)  # seconds; what took longer has one bucket
+SHOWN = (
+    *(float(f"{step}e{decade}") for decade in range(-4, 2) for step in (1, 2.5, 5)),
+    100.0,
+)  # each is one of FINE
 
 _REST = 47  # bits of a float64 behind the first five of its fraction
 
@@ -28,7 +60,8 @@ class Exemplar(NamedTuple):
 
 
 class Buckets:
-    """Finds the bucket of each of many durations in half the time of `searchsorted`: by the leading bits of the number.
+    """Finds the bucket of each of many durations in half the time of `searchsorted`: by the leading
+    bits of the number.
 
     A step of them is a 32nd at most, so that there is one bound within it or none.
     """
@@ -42,7 +75,9 @@ class Buckets:
         self._last = int(steps[-1]) + 1 - self._first
         self._edge = np.full(self._last + 1, np.inf)  # the bound within the step
         self._edge[steps - self._first] = edges
-        self._below = edges.searchsorted(((np.arange(self._last + 1) + self._first) << _REST).view(np.float64))  # bounds below the step
+        self._below = edges.searchsorted(
+            ((np.arange(self._last + 1) + self._first) << _REST).view(np.float64)
+        )  # bounds below the step
 
     def of(self, seconds: NDArray[np.float64]) -> NDArray[np.int64]:
         import numpy as np
@@ -70,9 +105,13 @@ class Durations:
 
         self._bounds = bounds
         self._buckets = _buckets(bounds)
-        self._counts = np.zeros(len(bounds) + 1, np.int64)  # each for itself, the last beyond all bounds
+        self._counts = np.zeros(
+            len(bounds) + 1, np.int64
+        )  # each for itself, the last beyond all bounds
         self.sum = 0.0
-        self.exemplars: dict[int, Exemplar] = {}  # the newest, by the position in SHOWN; beyond them all: its length
+        self.exemplars: dict[
+            int, Exemplar
+        ] = {}  # the newest, by the position in SHOWN; beyond them all: its length
 
     def add(self, seconds: NDArray[np.float64] | Sequence[float]) -> None:
         """How long each of many took."""
@@ -86,7 +125,9 @@ class Durations:
         self.exemplars[bisect_left(SHOWN, exemplar.seconds)] = exemplar
 
     def counts(self) -> tuple[int, ...]:
-        """As they are now, to be compared with later ones: the difference says what happened between the two."""
+        """As they are now, to be compared with later ones: the difference says what happened
+        between the two.
+        """
         return tuple(self._counts.tolist())
 
     @property
@@ -99,12 +140,17 @@ class Durations:
 
     def shown(self) -> Iterator[int]:
         """For each of SHOWN, how many were not longer."""
-        below = dict(zip(self._bounds, accumulate(self.counts()), strict=False))  # the last bucket is beyond all bounds
+        below = dict(
+            zip(self._bounds, accumulate(self.counts()), strict=False)
+        )  # the last bucket is beyond all bounds
         return (below[bound] for bound in SHOWN)
 
 
 def quantile(counts: Sequence[int], q: float, bounds: Sequence[float] = FINE) -> float | None:
-    """Of what `counts` hold (`Durations.counts`), or the difference of two of them. Exact to a bucket: the fine ones are a tenth wide."""
+    """Of what `counts` hold (`Durations.counts`), or the difference of two of them.
+
+    Exact to a bucket: the fine ones are a tenth wide.
+    """
     total = sum(counts)
     if not total:
         return None

@@ -41,7 +41,9 @@ class MetricJournal:
 
     def add_values(self, values: Iterable[MetricDelta], request_ids: Iterable[bytes]) -> None:
         now, ids = time.time(), b",".join(request_ids)
-        self._entries += [ValueEntry(now, ids, value) for value in values][: MOST - len(self._entries)]
+        self._entries += [ValueEntry(now, ids, value) for value in values][
+            : MOST - len(self._entries)
+        ]
 
     def take(self, most: int = MOST) -> list[BatchEntry | ValueEntry]:
         """The oldest, in the order in which they came."""

@@ -17,11 +17,15 @@ SECTIONS = ("dimensions", "ts_metrics", "model_metrics")
 class MetricsConfig(NamedTuple):
     """None: no file, so everything is shown."""
 
-    server: frozenset[str] | None = None  # names of the server's own metrics that TorchServe has too
+    server: frozenset[str] | None = (
+        None  # names of the server's own metrics that TorchServe has too
+    )
     model: tuple[DeclaredMetric, ...] | None = None  # that handlers report
 
     def shows(self, name: str) -> bool:
-        """Whether a metric of the server's own is to be seen; those that only tsx has always are."""
+        """Whether a metric of the server's own is to be seen; those that only tsx has always
+        are.
+        """
         return self.server is None or name in self.server or name.startswith(("tsx_", "process_"))
 
     def declares(self, name: str, kind: str) -> bool:
@@ -51,7 +55,9 @@ def _read_section(path: Path, section: str, content: Any) -> list[DeclaredMetric
     if content is None:
         return []
     if not isinstance(content, dict):
-        raise _wrong(path, f"{section} must be a mapping from {', '.join(KINDS)} to lists of metrics")
+        raise _wrong(
+            path, f"{section} must be a mapping from {', '.join(KINDS)} to lists of metrics"
+        )
     found: list[DeclaredMetric] = []
     for kind, entries in content.items():
         if kind not in KINDS:
@@ -64,11 +70,20 @@ def _read_section(path: Path, section: str, content: Any) -> list[DeclaredMetric
 
 def _read_entry(path: Path, place: str, kind: str, entry: Any) -> DeclaredMetric:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
-        raise _wrong(path, f"{place} has {entry!r}, which is not a mapping with a name, a unit and dimensions")
+        raise _wrong(
+            path,
+            f"{place} has {entry!r}, which is not a mapping with a name, a unit and dimensions",
+        )
     dimensions = entry.get("dimensions") or []
     if not isinstance(dimensions, list) or not all(isinstance(one, str) for one in dimensions):
-        raise _wrong(path, f"the dimensions of {place}.{entry['name']} are {dimensions!r}; they must be a list of names")
-    return DeclaredMetric(name=entry["name"], type=kind, unit=str(entry.get("unit", "")), dimensions=dimensions)
+        raise _wrong(
+            path,
+            f"the dimensions of {place}.{entry['name']} are {dimensions!r}; they must be a list of"
+            " names",
+        )
+    return DeclaredMetric(
+        name=entry["name"], type=kind, unit=str(entry.get("unit", "")), dimensions=dimensions
+    )
 
 
 def _wrong(path: Path, why: str) -> SettingError:

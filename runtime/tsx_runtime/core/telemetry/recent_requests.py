@@ -1,4 +1,6 @@
-"""The newest and the slowest requests of a version, with their times: for `tsx explain`, `tsx slowest` and /debug."""
+"""The newest and the slowest requests of a version, with their times: for `tsx explain`, `tsx
+slowest` and /debug.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,17 @@ from typing import NamedTuple
 from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, moments, oldest, times_of
 
 NEWEST = 2000  # requests
-PAUSE = 4e-3  # seconds for each request that is kept: of more than 250 a second the newest are a part, which reaches eight seconds back
+# seconds for each request that is kept: of more than 250 a second the newest are a part, which
+# reaches eight seconds back
+PAUSE = 4e-3
 SAVED = 2.0  # seconds of a pause that are made up for: 500 requests at once are all kept
-ASKED = 200  # requests that asked where their time went, or whose trace is kept; these are remembered in any case
+# requests that asked where their time went, or whose trace is kept; these are remembered in any
+# case
+ASKED = 200
 SLOWEST = 100
-PERIOD = 1800.0  # seconds; the slowest are those of this period and of the one before it, so that a slow start is forgotten
+# seconds; the slowest are those of this period and of the one before it, so that a slow start is
+# forgotten
+PERIOD = 1800.0
 
 
 class RequestRecord(NamedTuple):
@@ -33,16 +41,31 @@ def _seen(batch: Batch, ids: bytes) -> list[RequestRecord]:
     _, _, answered, size, _, _, statuses = batch
     times = times_of(batch)
     requests = zip(ids.split(b"\n"), moments(batch), statuses or (200,) * size, strict=True)
-    return [RequestRecord(request_id, arrived, status, answered - arrived, times) for request_id, arrived, status in requests]
+    return [
+        RequestRecord(request_id, arrived, status, answered - arrived, times)
+        for request_id, arrived, status in requests
+    ]
 
 
 class RecentRequests:
-    """A batch costs one entry however many requests it has; the slowest are looked for only among those that might be.
+    """A batch costs one entry however many requests it has; the slowest are looked for only among
+    those that might be.
 
-    `add` is to be called for a batch that was answered at `due` or later, or a request of which took longer than `threshold`.
+    `add` is to be called for a batch that was answered at `due` or later, or a request of which
+    took longer than `threshold`.
     """
 
-    __slots__ = ("_before", "_kept", "_newest", "_number", "_slowest", "_turn", "asked", "due", "threshold")
+    __slots__ = (
+        "_before",
+        "_kept",
+        "_newest",
+        "_number",
+        "_slowest",
+        "_turn",
+        "asked",
+        "due",
+        "threshold",
+    )
 
     def __init__(self) -> None:
         self.asked: deque[RequestRecord] = deque(maxlen=ASKED)
@@ -56,7 +79,9 @@ class RecentRequests:
         self.threshold = -1.0  # seconds that a request must have taken to be among the slowest
 
     def add(self, batch: Batch, ids: bytes) -> None:
-        """`ids`: those of its requests, with newlines between: hundreds of pieces would be out of the cache when they are freed."""
+        """`ids`: those of its requests, with newlines between: hundreds of pieces would be out of
+        the cache when they are freed.
+        """
         answered, size = batch[2], batch[3]
         if answered >= self.due:
             since = answered - SAVED

@@ -1,4 +1,6 @@
-"""Throughput and latency of each version, one point per second for ten minutes, for the charts of the web page."""
+"""Throughput and latency of each version, one point per second for ten minutes, for the charts of
+the web page.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from tsx_runtime.core.telemetry.generation import GenerationPoint, GenerationSnapshot, generation_between, read_generation
+from tsx_runtime.core.telemetry.generation import (
+    GenerationPoint,
+    GenerationSnapshot,
+    generation_between,
+    read_generation,
+)
 from tsx_runtime.core.telemetry.histogram import quantile
 from tsx_runtime.core.telemetry.version_stats import Stats
 
@@ -44,12 +51,19 @@ class CounterSnapshot(NamedTuple):
     latency: tuple[int, ...]  # see `Durations.counts`
     refused: int  # of the failed, those that no worker answered
     batches: int
-    stages: tuple[float, ...]  # seconds: of all requests the total, the queue and the wait for a batch; of all batches the handler's steps
+    stages: tuple[
+        float,
+        ...,
+        # seconds: of all requests the total, the queue and the wait for a batch; of all batches the
+        # handler's steps
+    ]
     generation: GenerationSnapshot | None = None
 
 
 class SeriesPoint(NamedTuple):
-    """The values of the preceding second. A latency is in seconds, or None if nothing was answered."""
+    """The values of the preceding second. A latency is in seconds, or None if nothing was
+    answered.
+    """
 
     number: int
     rate: float  # answers a second
@@ -59,12 +73,21 @@ class SeriesPoint(NamedTuple):
     waiting: int
     refused: float = 0.0  # of the failures, those that no worker answered
     places: float = 0.0  # for requests, in the batches of that second; 0 where there are no batches
-    stages: tuple[float, ...] | None = None  # mean seconds of a request: queue, batch, preprocess, inference, postprocess, other
+    stages: tuple[float, ...] | None = (
+        None  # mean seconds of a request: queue, batch, preprocess, inference, postprocess, other
+    )
     generation: GenerationPoint | None = None  # of a model that generates text
 
 
 def read(stats: Stats, now: float) -> CounterSnapshot:
-    sums = (stats.latency, stats.queue, stats.batch_wait, stats.preprocess, stats.inference, stats.postprocess)
+    sums = (
+        stats.latency,
+        stats.queue,
+        stats.batch_wait,
+        stats.preprocess,
+        stats.inference,
+        stats.postprocess,
+    )
     return CounterSnapshot(
         now,
         sum(stats.answers.values()),
@@ -77,7 +100,13 @@ def read(stats: Stats, now: float) -> CounterSnapshot:
     )
 
 
-def between(before: CounterSnapshot, after: CounterSnapshot, number: int, waiting: int, batch_places: int = 0) -> SeriesPoint:
+def between(
+    before: CounterSnapshot,
+    after: CounterSnapshot,
+    number: int,
+    waiting: int,
+    batch_places: int = 0,
+) -> SeriesPoint:
     seconds = max(after.at - before.at, 1e-9)
     answers = after.answers - before.answers
     latency = [now - then for now, then in zip(after.latency, before.latency, strict=True)]
@@ -96,8 +125,12 @@ def between(before: CounterSnapshot, after: CounterSnapshot, number: int, waitin
     )
 
 
-def _stages(before: tuple[float, ...], after: tuple[float, ...], requests: int, batches: int) -> tuple[float, ...] | None:
-    """A handler's step takes as long for each request of a batch as for the batch: here, as for a mean batch."""
+def _stages(
+    before: tuple[float, ...], after: tuple[float, ...], requests: int, batches: int
+) -> tuple[float, ...] | None:
+    """A handler's step takes as long for each request of a batch as for the batch: here, as for a
+    mean batch.
+    """
     if not requests or not batches:
         return None
     total, queue, wait, *steps = (now - then for now, then in zip(after, before, strict=True))
@@ -115,9 +148,15 @@ class _Track:
 
 
 class TimeSeries:
-    """`sample` is called once a second; its cost grows with the number of versions, not of requests."""
+    """`sample` is called once a second; its cost grows with the number of versions, not of
+    requests.
+    """
 
-    def __init__(self, models: Callable[[], Iterable[SampledModel]], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        models: Callable[[], Iterable[SampledModel]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._models = models
         self._clock = clock
         self._tracks: dict[tuple[str, str], _Track] = {}
@@ -136,7 +175,9 @@ class TimeSeries:
                 track.version, track.last = version, read(version.stats, now)
             else:
                 reading = read(version.stats, now)
-                track.points.append(between(track.last, reading, self.number, version.pending, version.batch_places))
+                track.points.append(
+                    between(track.last, reading, self.number, version.pending, version.batch_places)
+                )
                 track.last = reading
             self._tracks[key] = track
 

@@ -1,4 +1,5 @@
-"""Spans of traced requests: which requests are traced (W3C Trace Context), and the stages of each, emitted after the answer.
+"""Spans of traced requests: which requests are traced (W3C Trace Context), and the stages of each,
+emitted after the answer.
 
     server span                                   a request of HTTP, a call of gRPC
       +-- node NAME                               of a workflow, an attempt or several
@@ -7,8 +8,8 @@
       +-- handler                                 in the worker; the handler gets it as `traceparent`, so that its own spans are below
             +-- preprocess, inference, postprocess
 
-A request that is not traced pays for one question, and one that is for little more: its spans are made where they are sent.
-`targets/observability/otlp.py` sends them; nothing here depends on it.
+A request that is not traced pays for one question, and one that is for little more: its spans are
+made where they are sent. `targets/observability/otlp.py` sends them; nothing here depends on it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from tsx_runtime.errors import TsxError, is_failure
 LONGEST_STATE = 512  # characters of a tracestate; a longer one is not passed on
 MOST_LINKS = 32  # of one batch
 
-_PARENT = re.compile(rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_PARENT = re.compile(
+    rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
+)
 _OLD = re.compile(rb"(?im)^traceparent: [^\r\n]*\r\n")
 
 Make = Callable[[], list["Span"]]  # may be called in any thread, and once
@@ -62,7 +65,10 @@ class Span(NamedTuple):
 
 
 def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
-    """None where there is no `traceparent`, or none that W3C's form allows. Names are in lower case."""
+    """None where there is no `traceparent`, or none that W3C's form allows.
+
+    Names are in lower case.
+    """
     found, states = None, []
     for name, value in headers:
         if name == b"traceparent":
@@ -75,17 +81,28 @@ def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
     if match is None or (match[1] == b"00" and match[5]):
         return None
     state = b",".join(states).decode("latin-1")
-    return Parent(int(match[2], 16), int(match[3], 16), bool(int(match[4], 16) & 1), state if len(state) <= LONGEST_STATE else "")
+    return Parent(
+        int(match[2], 16),
+        int(match[3], 16),
+        bool(int(match[4], 16) & 1),
+        state if len(state) <= LONGEST_STATE else "",
+    )
 
 
 class Tracer:
-    """Decides which requests are traced: those whose `traceparent` is sampled, and a share of those without one."""
+    """Decides which requests are traced: those whose `traceparent` is sampled, and a share of those
+    without one.
+    """
 
-    def __init__(self, share: float, emit: Callable[[Make], None], draw: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, share: float, emit: Callable[[Make], None], draw: Callable[[], float] = random.random
+    ) -> None:
         self.share = share
         self.emit = emit
         self._draw = draw
-        self._batch: Batch | None = None  # the newest that a traced request was in, and the traced requests in it:
+        self._batch: Batch | None = (
+            None  # the newest that a traced request was in, and the traced requests in it:
+        )
         self._members: list[tuple[int, int]] = []
 
     def wants(self, parent: Parent | None) -> bool:
@@ -95,7 +112,16 @@ class Tracer:
         """The span of a request that `wants` has let through."""
         if parent is None:
             return OpenSpan(self, new_id(128), 0, "", "server", started)
-        return OpenSpan(self, parent.trace_id, parent.span_id, "", "server", started, parent.state, is_remote=True)
+        return OpenSpan(
+            self,
+            parent.trace_id,
+            parent.span_id,
+            "",
+            "server",
+            started,
+            parent.state,
+            is_remote=True,
+        )
 
     def batch_links(self, batch: Batch, trace_id: int, span_id: int) -> Links:
         """Links to the handler spans of the same batch that were made before this one."""
@@ -122,9 +148,13 @@ class OpenSpan:
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def child(self, name: str, started: float) -> OpenSpan:
-        return OpenSpan(self.tracer, self.trace_id, self.span_id, name, "internal", started, self.state)
+        return OpenSpan(
+            self.tracer, self.trace_id, self.span_id, name, "internal", started, self.state
+        )
 
-    def finish(self, end: float, error: str = "", describe: Callable[[], None] | None = None) -> None:
+    def finish(
+        self, end: float, error: str = "", describe: Callable[[], None] | None = None
+    ) -> None:
         """`describe` adds attributes, later and in another thread."""
         self.tracer.emit(partial(self._make, end, error, describe))
 
@@ -132,11 +162,27 @@ class OpenSpan:
         if describe is not None:
             describe()
         trace, own, above, remote = self.trace_id, self.span_id, self.parent_id, self.is_remote
-        return [Span(trace, own, above, remote, self.name, self.kind, self.started, end, self.attributes, error, self.state)]
+        return [
+            Span(
+                trace,
+                own,
+                above,
+                remote,
+                self.name,
+                self.kind,
+                self.started,
+                end,
+                self.attributes,
+                error,
+                self.state,
+            )
+        ]
 
 
 class JobTrace:
-    """The spans of one job in the queue, its batch and the worker, below the span of a request or a node."""
+    """The spans of one job in the queue, its batch and the worker, below the span of a request or a
+    node.
+    """
 
     __slots__ = ("_above", "_handler")
 
@@ -147,7 +193,12 @@ class JobTrace:
     def with_traceparent(self, meta: bytes) -> bytes:
         """A request's meta (see `wire`) whose `traceparent` is this, in place of the client's."""
         at = meta.find(b"\r\n", meta.find(b"\r\n") + 2) + 2
-        return b"%b%btraceparent: 00-%032x-%016x-01\r\n" % (meta[:at], _OLD.sub(b"", meta[at:]), self._above.trace_id, self._handler)
+        return b"%b%btraceparent: 00-%032x-%016x-01\r\n" % (
+            meta[:at],
+            _OLD.sub(b"", meta[at:]),
+            self._above.trace_id,
+            self._handler,
+        )
 
     def answered(self, version: Any, arrived: float, status: int, batch: Batch) -> None:
         self._name(version)
@@ -155,14 +206,20 @@ class JobTrace:
         links = above.tracer.batch_links(batch, above.trace_id, self._handler)
         times = version.stats.times(batch)
         version.stats.point_out(f"{above.trace_id:032x}", arrived, times)
-        above.tracer.emit(partial(self._parts, times, arrived, f"status {status}" if is_failure(status) else "", links))
+        above.tracer.emit(
+            partial(
+                self._parts, times, arrived, f"status {status}" if is_failure(status) else "", links
+            )
+        )
 
     def _parts(self, times: BatchTimes, arrived: float, error: str, links: Links) -> list[Span]:
         free = max(times.free, arrived)
         spans = [
             self._span("queue", arrived, free),
             self._span("batch wait", free, times.began),
-            self._span("handler", times.began, times.done, {"tsx.batch.size": times.size}, error, links),
+            self._span(
+                "handler", times.began, times.done, {"tsx.batch.size": times.size}, error, links
+            ),
         ]
         start = times.began
         for name, took in (("preprocess", times.preprocess), ("inference", times.inference)):
@@ -185,16 +242,45 @@ class JobTrace:
             self._above.attributes["tsx.model.version"] = version.version
 
     def _span(
-        self, name: str, start: float, end: float, attributes: dict[str, Any] | None = None, error: str = "", links: Links = ()
+        self,
+        name: str,
+        start: float,
+        end: float,
+        attributes: dict[str, Any] | None = None,
+        error: str = "",
+        links: Links = (),
     ) -> Span:
         above = self._above
         span_id = self._handler if name == "handler" else new_id(64)
         return Span(
-            above.trace_id, span_id, above.span_id, False, name, "internal", start, end, attributes or {}, error, above.state, links
+            above.trace_id,
+            span_id,
+            above.span_id,
+            False,
+            name,
+            "internal",
+            start,
+            end,
+            attributes or {},
+            error,
+            above.state,
+            links,
         )
 
     def _step(self, name: str, start: float, end: float) -> Span:
-        return Span(self._above.trace_id, new_id(64), self._handler, False, name, "internal", start, end, {}, "", self._above.state)
+        return Span(
+            self._above.trace_id,
+            new_id(64),
+            self._handler,
+            False,
+            name,
+            "internal",
+            start,
+            end,
+            {},
+            "",
+            self._above.state,
+        )
 
 
 # The span that what runs in this task is below, for lanes where a request is a task.

@@ -1,4 +1,6 @@
-"""The statistics of a version's requests, as plain integers and floats that `/metrics` renders on demand."""
+"""The statistics of a version's requests, as plain integers and floats that `/metrics` renders on
+demand.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,25 @@ MOST_METRICS = 1000  # that the handler of one version reports
 OTHERS = ""  # stands for the names of those beyond
 BATCH_SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
-VALUE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)  # of handlers' histograms, as TorchServe's
-GENERATION = "tsx_generation_"  # the metrics of text generation: their histograms have the bounds of the server's own, as tokens take less
+VALUE_BOUNDS = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+)  # of handlers' histograms, as TorchServe's
+# the metrics of text generation: their histograms have the bounds of the server's own, as tokens
+# take less
+GENERATION = "tsx_generation_"
 
 T = TypeVar("T")
 
@@ -54,7 +73,10 @@ class Serving(Protocol):
 
 
 class HandlerMetric:
-    """A metric that a handler reported. A gauge keeps the last value, a counter the sum, a histogram sum, count and buckets."""
+    """A metric that a handler reported.
+
+    A gauge keeps the last value, a counter the sum, a histogram sum, count and buckets.
+    """
 
     __slots__ = ("bounds", "buckets", "count", "last", "sum")
 
@@ -133,12 +155,22 @@ class Stats:
         self._times: BatchTimes | None = None  # of that
         self.recent = RecentRequests()
         self.restarts = 0
-        self.scalings: Counter[str] = Counter()  # changes of the number of workers that the load made, by reason
-        self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory, age or cores
-        self.stuck: Counter[str] = Counter()  # workers that were killed because they were stopped or silent
+        self.scalings: Counter[str] = (
+            Counter()
+        )  # changes of the number of workers that the load made, by reason
+        self.recycled: Counter[str] = (
+            Counter()
+        )  # workers that were replaced for their requests, memory, age or cores
+        self.stuck: Counter[str] = (
+            Counter()
+        )  # workers that were killed because they were stopped or silent
         self.handler_metrics: dict[MetricKey, HandlerMetric] = {}
-        self.dropped_metrics: Counter[str] = Counter()  # values that handlers reported and that are not kept, by the name of the metric
-        self._label_sets: Counter[str] = Counter()  # in `handler_metrics`, by the name of the metric
+        self.dropped_metrics: Counter[str] = (
+            Counter()
+        )  # values that handlers reported and that are not kept, by the name of the metric
+        self._label_sets: Counter[str] = (
+            Counter()
+        )  # in `handler_metrics`, by the name of the metric
         self.journal: MetricJournal | None = None  # where a metric log is written
         self.error_log = ErrorLog()  # what handlers raised and printed, and how workers ended
 
@@ -148,13 +180,17 @@ class Stats:
 
     @property
     def requests(self) -> int:
-        """Accepted: counted when they end, many at a time, which costs nothing, and with those that have not."""
+        """Accepted: counted when they end, many at a time, which costs nothing, and with those that
+        have not.
+        """
         return self.ended + sum(each.in_flight for each in self._serving)
 
     @property
     def errors(self) -> int:
         """Requests that failed, as `is_failure` says."""
-        return self.failed_refusals + sum(count for status, count in self.answers.items() if is_failure(status))
+        return self.failed_refusals + sum(
+            count for status, count in self.answers.items() if is_failure(status)
+        )
 
     @property
     def last_queue_seconds(self) -> float:
@@ -164,11 +200,16 @@ class Stats:
 
     @property
     def last_worker_seconds(self) -> float:
-        """Of the newest batch, what TorchServe's thread for a worker is busy with: the way to it and back, and its wait there."""
+        """Of the newest batch, what TorchServe's thread for a worker is busy with: the way to it
+        and back, and its wait there.
+        """
         return 0.0 if self.newest is None else self.times(self.newest).way
 
     def add_batch(self, newest: Batch, jobs: Sequence[QueuedRequest]) -> None:
-        """Once a batch, on the hot path: after its answers are written, in the same turn. `jobs`: in the order of a queue."""
+        """Once a batch, on the hot path: after its answers are written, in the same turn.
+
+        `jobs`: in the order of a queue.
+        """
         self.newest = newest
         answered, size = newest[2], newest[3]
         aggregator = self._aggregator
@@ -179,7 +220,11 @@ class Stats:
             aggregator.settle()
         job, recent = jobs[0], self.recent
         # those that are as urgent as each other are in the order in which they came
-        first = job.arrived if size == 1 or (job.deadline is None and job.priority == jobs[-1].priority) else oldest(newest)
+        first = (
+            job.arrived
+            if size == 1 or (job.deadline is None and job.priority == jobs[-1].priority)
+            else oldest(newest)
+        )
         if answered >= recent.due or answered - first > recent.threshold:
             recent.add(newest, b"\n".join([job.request_id for job in jobs]))
         if self.journal is not None:
@@ -198,7 +243,9 @@ class Stats:
 
     def keep(self, request_id: bytes, arrived: float, status: int, times: BatchTimes) -> None:
         """Remember this request, however many others there are. `times`: of its batch."""
-        self.recent.asked.append(RequestRecord(request_id, arrived, status, times.total(arrived), times))
+        self.recent.asked.append(
+            RequestRecord(request_id, arrived, status, times.total(arrived), times)
+        )
 
     def point_out(self, trace_id: str, arrived: float, times: BatchTimes) -> None:
         """A request of this batch belongs to a trace that its caller keeps."""
@@ -219,7 +266,9 @@ class Stats:
         self.refusals[name] += 1
         if is_failure(error):
             self.failed_refusals += 1
-        self.recent.refused(RequestRecord(job.request_id, job.arrived, error.status, now - job.arrived, None, name))
+        self.recent.refused(
+            RequestRecord(job.request_id, job.arrived, error.status, now - job.arrived, None, name)
+        )
 
     def add_report(self, worker: str, facts: Mapping[str, Any]) -> None:
         """What a REPORT frame holds."""
@@ -227,10 +276,17 @@ class Stats:
         if metrics := facts.get("metrics"):
             self.add_handler_metrics(metrics)
 
-    def add_handler_metrics(self, deltas: Collection[MetricDelta], jobs: Iterable[QueuedRequest] = ()) -> None:
+    def add_handler_metrics(
+        self, deltas: Collection[MetricDelta], jobs: Iterable[QueuedRequest] = ()
+    ) -> None:
         """`jobs`: those of the batch that reported them, where it is known."""
         for delta in deltas:
-            key = (delta["name"], delta["type"], delta["unit"], tuple(sorted(delta["dimensions"].items())))
+            key = (
+                delta["name"],
+                delta["type"],
+                delta["unit"],
+                tuple(sorted(delta["dimensions"].items())),
+            )
             metric = self.handler_metrics.get(key) or self._begin_metric(key)
             if metric is not None:
                 metric.add(delta["value"])
@@ -238,16 +294,29 @@ class Stats:
             self.journal.add_values(deltas, [job.request_id for job in jobs])
 
     def _begin_metric(self, key: MetricKey) -> HandlerMetric | None:
-        """None where a handler reports without bound, as one does whose labels hold ids: each would be kept for good."""
+        """None where a handler reports without bound, as one does whose labels hold ids: each would
+        be kept for good.
+        """
         name = key[0]
-        if self._label_sets[name] < MOST_LABEL_SETS and (name in self._label_sets or len(self._label_sets) < MOST_METRICS):
+        if self._label_sets[name] < MOST_LABEL_SETS and (
+            name in self._label_sets or len(self._label_sets) < MOST_METRICS
+        ):
             self._label_sets[name] += 1
-            metric = self.handler_metrics[key] = HandlerMetric(key[1], SHOWN if name.startswith(GENERATION) else VALUE_BOUNDS)
+            metric = self.handler_metrics[key] = HandlerMetric(
+                key[1], SHOWN if name.startswith(GENERATION) else VALUE_BOUNDS
+            )
             return metric
         shown = name if name in self._label_sets else OTHERS
         if not self.dropped_metrics[shown]:
-            many = f"the metric {name} with more than {MOST_LABEL_SETS} sets of labels" if shown else f"more than {MOST_METRICS} metrics"
-            text = "%s: its handler reports %s; further ones are dropped, and tsx_handler_metric_drops_total counts them"
+            many = (
+                f"the metric {name} with more than {MOST_LABEL_SETS} sets of labels"
+                if shown
+                else f"more than {MOST_METRICS} metrics"
+            )
+            text = (
+                "%s: its handler reports %s; further ones are dropped, and"
+                " tsx_handler_metric_drops_total counts them"
+            )
             logger.warning(text, self.label or "a model", many)
         self.dropped_metrics[shown] += 1
         return None

@@ -1,4 +1,6 @@
-"""Chooses the version that answers a request: pure functions of the table, the request, and a random number."""
+"""Chooses the version that answers a request: pure functions of the table, the request, and a
+random number.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,22 @@ from tsx_runtime.settings.traffic_policy import Pattern, Rule, Traffic, compile_
 from tsx_runtime.wire import COPIED, Body, Parts
 
 MOST_TRIED = 8  # headers of one name that a rule is tried on
-MOST_COOKIES = 200  # of one header, among which a sticky one is looked for: browsers keep fewer for a site
-LONGEST = 1024  # bytes of a header's value that a pattern is tried on: what clients send must not keep the server busy
+MOST_COOKIES = (
+    200  # of one header, among which a sticky one is looked for: browsers keep fewer for a site
+)
+# bytes of a header's value that a pattern is tried on: what clients send must not keep the server
+# busy
+LONGEST = 1024
 
 VersionT = TypeVar("VersionT")
 
 
 def choose(
-    name: str, versions: Mapping[str, VersionT], default: str, wanted: str | None, labels: Mapping[str, str] | None = None
+    name: str,
+    versions: Mapping[str, VersionT],
+    default: str,
+    wanted: str | None,
+    labels: Mapping[str, str] | None = None,
 ) -> VersionT:
     """The version that is asked for by its number or by a label, or the default one."""
     version = versions.get(default if wanted is None else wanted)
@@ -34,7 +44,10 @@ def choose(
     if wanted is not None and labels and (number := labels.get(wanted)) is not None:
         if number in versions:
             return versions[number]
-        text = f"Model version: {number} does not exist for model: {name}, and the label {wanted} means it"
+        text = (
+            f"Model version: {number} does not exist for model: {name}, and the label {wanted}"
+            " means it"
+        )
     raise ModelVersionNotFound(text)
 
 
@@ -49,7 +62,9 @@ class CompiledRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The versions that answer requests without a version: the ready ones, or the default if none is ready."""
+    """The versions that answer requests without a version: the ready ones, or the default if none
+    is ready.
+    """
 
     model: str
     default: str
@@ -57,48 +72,84 @@ class Table:
     weights: tuple[float, ...] = ()
     bounds: tuple[float, ...] = ()  # running sums of the weights
     fits: tuple[CompiledRule, ...] = ()
-    by: str = ""  # what makes a request pick_sticky: header, cookie or field; empty where nothing does
+    by: str = (
+        ""  # what makes a request pick_sticky: header, cookie or field; empty where nothing does
+    )
     key: str = ""  # the name of that
 
     def shares(self) -> dict[str, float]:
         """Of the requests that no rule sends anywhere, by version."""
         if not self.versions:
             return {self.default: 1.0}
-        return {version: weight / self.bounds[-1] for version, weight in zip(self.versions, self.weights, strict=True)}
+        return {
+            version: weight / self.bounds[-1]
+            for version, weight in zip(self.versions, self.weights, strict=True)
+        }
 
 
-def make_table(model: str, traffic: Traffic, registered: Collection[str], ready: Collection[str], default: str) -> Table:
-    """Of what `traffic` names, versions that are not ready are left out; two names of one version share its weight."""
+def make_table(
+    model: str, traffic: Traffic, registered: Collection[str], ready: Collection[str], default: str
+) -> Table:
+    """Of what `traffic` names, versions that are not ready are left out; two names of one version
+    share its weight.
+    """
     weights: dict[str, float] = {}
     for word, weight in traffic.weights.items():
         number = resolve_label(word, registered, traffic.labels)
         if number in ready and weight > 0:
             weights[number] = weights.get(number, 0.0) + weight
-    fits = [_fit(rule, number) for rule in traffic.rules if (number := resolve_label(rule.to, registered, traffic.labels)) in ready]
-    by, _, key = (traffic.sticky or "").partition(":") if len(weights) > 1 else ("", "", "")  # else there is nothing to choose
+    fits = [
+        _fit(rule, number)
+        for rule in traffic.rules
+        if (number := resolve_label(rule.to, registered, traffic.labels)) in ready
+    ]
+    by, _, key = (
+        (traffic.sticky or "").partition(":") if len(weights) > 1 else ("", "", "")
+    )  # else there is nothing to choose
     bounds = tuple(accumulate(weights.values()))
-    return Table(model, default, tuple(weights), tuple(weights.values()), bounds, tuple(fits), by, key.lower() if by == "header" else key)
+    return Table(
+        model,
+        default,
+        tuple(weights),
+        tuple(weights.values()),
+        bounds,
+        tuple(fits),
+        by,
+        key.lower() if by == "header" else key,
+    )
 
 
 def resolve_label(word: str, registered: Collection[str], labels: Mapping[str, str]) -> str:
-    """The version that a word means: itself where it is one, else what the label of that name says."""
+    """The version that a word means: itself where it is one, else what the label of that name
+    says.
+    """
     return word if word in registered else labels.get(word, word)
 
 
 def unknown_versions(traffic: Traffic, registered: Collection[str]) -> set[str]:
     """The versions and labels that the policy names and that lead to no registered version."""
-    return {word for word in traffic.targets if resolve_label(word, registered, traffic.labels) not in registered}
+    return {
+        word
+        for word in traffic.targets
+        if resolve_label(word, registered, traffic.labels) not in registered
+    }
 
 
 def serving_versions(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
-    """The versions that requests which name none are to go to, of those that are registered, ready or not."""
+    """The versions that requests which name none are to go to, of those that are registered, ready
+    or not.
+    """
     ruled = {resolve_label(rule.to, registered, traffic.labels) for rule in traffic.rules}
     return weighted_versions(traffic, registered, default) | ruled.intersection(registered)
 
 
 def weighted_versions(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
     """Those of them that no rule names."""
-    weighted = {resolve_label(word, registered, traffic.labels) for word, weight in traffic.weights.items() if weight > 0}
+    weighted = {
+        resolve_label(word, registered, traffic.labels)
+        for word, weight in traffic.weights.items()
+        if weight > 0
+    }
     return weighted.intersection(registered) or {default}
 
 
@@ -117,18 +168,30 @@ def by_rule(table: Table, headers: Headers) -> str | None:
 
 
 def key_in_head(table: Table, headers: Headers) -> bytes | None:
-    """What makes the request pick_sticky to a version, where a header or a cookie does; None where the request has none."""
+    """What makes the request pick_sticky to a version, where a header or a cookie does; None where
+    the request has none.
+    """
     if table.by == "header":
         name = table.key.encode()
-        return next((value.strip() for other, value in headers if other == name and value.strip()), None)
+        return next(
+            (value.strip() for other, value in headers if other == name and value.strip()), None
+        )
     if table.by == "cookie":
         return _cookie(table.key.encode(), headers)
     return None
 
 
 def key_in_body(table: Table, body: Body) -> bytes | None:
-    """The same, of a field of a JSON body. A large one is not parsed: that would block the event loop."""
-    if table.by != "field" or isinstance(body, Parts) or len(body) > COPIED or bytes(body[:16]).lstrip()[:1] not in (b"{", b"["):
+    """The same, of a field of a JSON body.
+
+    A large one is not parsed: that would block the event loop.
+    """
+    if (
+        table.by != "field"
+        or isinstance(body, Parts)
+        or len(body) > COPIED
+        or bytes(body[:16]).lstrip()[:1] not in (b"{", b"[")
+    ):
         return None
     try:
         value = json.loads(bytes(body))
@@ -157,30 +220,44 @@ def draw(table: Table, point: float) -> str:
 def pick_sticky(table: Table, key: bytes) -> str:
     """By weight, and always the same for a key: weighted rendezvous hashing.
 
-    Each version draws a lot for the key, and its weight lifts it; the highest wins. A change of one version's weight
-    moves only lots of that version, so no key goes from one of the others to another of them.
+    Each version draws a lot for the key, and its weight lifts it; the highest wins. A change of one
+    version's weight moves only lots of that version, so no key goes from one of the others to
+    another of them.
     """
     if len(table.versions) < 2:
         return draw(table, 0.0)
-    lots = [_lot(table.model, version, key, weight) for version, weight in zip(table.versions, table.weights, strict=True)]
+    lots = [
+        _lot(table.model, version, key, weight)
+        for version, weight in zip(table.versions, table.weights, strict=True)
+    ]
     return table.versions[lots.index(max(lots))]
 
 
 def _lot(model: str, version: str, key: bytes, weight: float) -> float:
-    digest = blake2b(b"%b\0%b\0%b" % (model.encode(), version.encode(), key), digest_size=8).digest()
+    digest = blake2b(
+        b"%b\0%b\0%b" % (model.encode(), version.encode(), key), digest_size=8
+    ).digest()
     uniform = ((int.from_bytes(digest, "big") >> 12) + 0.5) / (1 << 52)  # neither 0 nor 1
     return -weight / math.log(uniform)
 
 
 def _fit(rule: Rule, version: str) -> CompiledRule:
     equals = None if rule.equals is None else rule.equals.strip().encode()
-    return CompiledRule(rule.header.lower().encode(), equals, None if rule.matches is None else compile_pattern(rule.matches), version)
+    return CompiledRule(
+        rule.header.lower().encode(),
+        equals,
+        None if rule.matches is None else compile_pattern(rule.matches),
+        version,
+    )
 
 
 def _fits(fit: CompiledRule, value: bytes) -> bool:
     if fit.matches is None:
         return value == fit.equals
-    return len(value) <= LONGEST and fit.matches.fullmatch(value.decode("utf-8", "replace")) is not None
+    return (
+        len(value) <= LONGEST
+        and fit.matches.fullmatch(value.decode("utf-8", "replace")) is not None
+    )
 
 
 def _cookie(name: bytes, headers: Headers) -> bytes | None:

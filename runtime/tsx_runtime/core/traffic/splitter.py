@@ -1,4 +1,5 @@
-"""The splitter replaces a version for a model whose requests are split, copied or recorded: it picks a version for each request.
+"""The splitter replaces a version for a model whose requests are split, copied or recorded: it
+picks a version for each request.
 
 A model without traffic settings has none: its requests go directly to its default version.
 """
@@ -11,7 +12,14 @@ from typing import Protocol
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import ClientJob, Headers, Job
-from tsx_runtime.core.traffic.routing import Table, by_rule, draw, key_in_body, key_in_head, pick_sticky
+from tsx_runtime.core.traffic.routing import (
+    Table,
+    by_rule,
+    draw,
+    key_in_body,
+    key_in_head,
+    pick_sticky,
+)
 
 HEADER = b"x-tsx-model-version"  # of answers that came through a splitter: the version
 
@@ -45,8 +53,12 @@ class Splitter:
         """From now on; `versions` are all that are registered."""
         self.table = table
         self.versions = dict(versions)
-        self._version_headers = {number: b"%b: %b\r\n" % (HEADER, number.encode()) for number in versions}
-        self._stateful = [version for version in versions.values() if version.plan.strategy.sequences is not None]
+        self._version_headers = {
+            number: b"%b: %b\r\n" % (HEADER, number.encode()) for number in versions
+        }
+        self._stateful = [
+            version for version in versions.values() if version.plan.strategy.sequences is not None
+        ]
         self._fixed = {}
 
     def by_head(self, headers: Headers) -> Splitter | FixedRoute:
@@ -69,13 +81,19 @@ class Splitter:
         self.send(job, self.versions[number])
 
     def send(self, job: ClientJob, version: ModelVersion) -> None:
-        if self._stateful:  # a sequence stays with the version that has it, however the shares are now
-            version = next((other for other in self._stateful if other.has_sequence_of(job)), version)
+        if (
+            self._stateful
+        ):  # a sequence stays with the version that has it, however the shares are now
+            version = next(
+                (other for other in self._stateful if other.has_sequence_of(job)), version
+            )
         if version.client_timeout:
             due = job.arrived + version.client_timeout
             job.deadline = due if job.deadline is None else min(due, job.deadline)
         header = self._version_headers.get(version.version)
-        if header is None:  # it was removed, or another has taken its place, since the request's head was read
+        if (
+            header is None
+        ):  # it was removed, or another has taken its place, since the request's head was read
             version = self.versions[self.table.default]
             header = self._version_headers[version.version]
         job.route(version, header)

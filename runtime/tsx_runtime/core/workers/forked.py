@@ -1,6 +1,8 @@
-"""Worker processes, forked from a server that has torch imported, or spawned where fork is not available.
+"""Worker processes, forked from a server that has torch imported, or spawned where fork is not
+available.
 
-A worker with packages of its own, or of several processes, is a program instead (`core/workers/subprocesses.py`).
+A worker with packages of its own, or of several processes, is a program instead
+(`core/workers/subprocesses.py`).
 """
 
 from __future__ import annotations
@@ -31,15 +33,24 @@ import psutil
 
 from tsx_runtime.core.isolation.hidden_credentials import starting_without
 from tsx_runtime.core.workers.launch import Launch
-from tsx_runtime.core.workers.subprocesses import CommandProcess, ProcessState, open_pidfd, readable, start_program
+from tsx_runtime.core.workers.subprocesses import (
+    CommandProcess,
+    ProcessState,
+    open_pidfd,
+    readable,
+    start_program,
+)
 from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.shared.socket_paths import socket_place
 from tsx_runtime.worker.launch.entry import run
 
 PRELOAD = "tsx_runtime.worker.launch.preload"
-PRELOAD_EXPORTED = "tsx_runtime.worker.launch.preload_export"  # a second longer, so only where it is known to be wanted
+# a second longer, so only where it is known to be wanted
+PRELOAD_EXPORTED = "tsx_runtime.worker.launch.preload_export"
 REPORT_GRACE = 5.0  # seconds that the fork server may take to tell how a worker has ended
-START_TIMEOUT = 300.0  # seconds that a start may take: most of it is for importing torch from a slow disk
+START_TIMEOUT = (
+    300.0  # seconds that a start may take: most of it is for importing torch from a slow disk
+)
 LOOK = 2.0  # seconds between looks at a start that takes long
 
 logger = logging.getLogger("tsx.processes")
@@ -64,8 +75,9 @@ class Process(Protocol):
 class WorkerProcess(ProcessState):
     """One process. It ends by itself when its socket is closed.
 
-    On Linux its end is reported by a descriptor of the process itself: the pipe that multiprocessing has for it would also end
-    with the fork server, whose death no worker needs to share.
+    On Linux its end is reported by a descriptor of the process itself: the pipe that
+    multiprocessing has for it would also end with the fork server, whose death no worker needs to
+    share.
     """
 
     def __init__(self, process: BaseProcess, forked: bool) -> None:
@@ -88,16 +100,22 @@ class WorkerProcess(ProcessState):
         yield psutil.Process(self.pid)
 
     async def ended(self) -> int | None:
-        """Wait for the end: the exit code, minus the signal's number, or None where it could not be seen. To be called once."""
+        """Wait for the end: the exit code, minus the signal's number, or None where it could not be
+        seen. To be called once.
+        """
         if self._pidfd is not None:
             await readable(self._pidfd)
-        reported = await readable(self._process.sentinel, REPORT_GRACE if self._pidfd is not None else None)
+        reported = await readable(
+            self._process.sentinel, REPORT_GRACE if self._pidfd is not None else None
+        )
         code = self._exit_code() if reported else None
         self._release()
         return code
 
     def _exit_code(self) -> int | None:
-        """Its parent knows: where that is the fork server, it tells on the sentinel, or is dead itself."""
+        """Its parent knows: where that is the fork server, it tells on the sentinel, or is dead
+        itself.
+        """
         if not self._forked:
             self._process.join()
             return self._process.exitcode
@@ -122,22 +140,36 @@ class Starter(Protocol):
 
     def warm_up(self, *, exported: bool = False) -> None: ...
 
-    async def start(self, name: str, launch: Launch | None = None) -> tuple[Process, socket.socket]: ...
+    async def start(
+        self, name: str, launch: Launch | None = None
+    ) -> tuple[Process, socket.socket]: ...
 
     def close(self) -> None: ...
 
 
 class ProcessStarter:
-    """Starts workers. Holds the one thread in which that may block: the first start waits for the fork server to import torch."""
+    """Starts workers.
 
-    def __init__(self, *, preload: bool = True, worker_files: int | None = None, hidden: Collection[str] = ()) -> None:
+    Holds the one thread in which that may block: the first start waits for the fork server to
+    import torch.
+    """
+
+    def __init__(
+        self, *, preload: bool = True, worker_files: int | None = None, hidden: Collection[str] = ()
+    ) -> None:
         """`hidden`: names of environment variables that are none of the workers' business."""
-        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() and sys.platform == "linux" else "spawn"
+        method = (
+            "forkserver"
+            if "forkserver" in multiprocessing.get_all_start_methods() and sys.platform == "linux"
+            else "spawn"
+        )
         self._context: BaseContext = multiprocessing.get_context(method)
         self._forks = method == "forkserver"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tsx-start")
         self._alive: set[WorkerProcess | CommandProcess] = set()
-        self._lock = threading.Lock()  # of that set: forks and programs are started in different threads
+        self._lock = (
+            threading.Lock()
+        )  # of that set: forks and programs are started in different threads
         self._preload = preload
         self._worker_files = worker_files
         self.hidden = hidden
@@ -145,10 +177,15 @@ class ProcessStarter:
         if self._forks:
             _have_room_for_sockets()
             self._set_preload(exported=False)
-        atexit.register(self._kill_all)  # runs before multiprocessing's own, which would wait for them
+        atexit.register(
+            self._kill_all
+        )  # runs before multiprocessing's own, which would wait for them
 
     def warm_up(self, *, exported: bool = False) -> None:
-        """Start the fork server now, so that it imports torch while the front end starts. `exported`: for `.pt2` models."""
+        """Start the fork server now, so that it imports torch while the front end starts.
+
+        `exported`: for `.pt2` models.
+        """
         if self._forks:
             self._set_preload(exported)
             self._thread.submit(_ensure_fork_server, self.hidden)
@@ -157,14 +194,23 @@ class ProcessStarter:
         modules = [PRELOAD_EXPORTED if exported else PRELOAD] if self._preload else []
         self._context.set_forkserver_preload(modules)
 
-    async def start(self, name: str, launch: Launch | None = None) -> tuple[WorkerProcess | CommandProcess, socket.socket]:
-        """A new worker and the front end's end of its socket. Raises OSError or EOFError. `launch`: as a program of its own."""
+    async def start(
+        self, name: str, launch: Launch | None = None
+    ) -> tuple[WorkerProcess | CommandProcess, socket.socket]:
+        """A new worker and the front end's end of its socket.
+
+        Raises OSError or EOFError. `launch`: as a program of its own.
+        """
         if launch is not None:
             if launch.sandbox is None:
                 program, front = start_program(launch, self._worker_files, self.hidden)
-            else:  # cgroups and directories are made, which may block; the thread lives as long as the workers, whose parent it is
+            # cgroups and directories are made, which may block; the thread lives as long as the
+            # workers, whose parent it is
+            else:
                 loop = asyncio.get_running_loop()
-                program, front = await loop.run_in_executor(self._thread, start_program, launch, self._worker_files, self.hidden)
+                program, front = await loop.run_in_executor(
+                    self._thread, start_program, launch, self._worker_files, self.hidden
+                )
             self._keep(program)
             return program, front
         starting = asyncio.get_running_loop().run_in_executor(self._thread, self._start, name)
@@ -172,7 +218,9 @@ class ProcessStarter:
         while not starting.done():
             await asyncio.wait([starting], timeout=LOOK)
             stopped = stopped + 1 if not starting.done() and _fork_server_is_stopped() else 0
-            if stopped > 1 or (self._began is not None and time.monotonic() - self._began > START_TIMEOUT):
+            if stopped > 1 or (
+                self._began is not None and time.monotonic() - self._began > START_TIMEOUT
+            ):
                 _kill_fork_server()
         return await starting
 
@@ -217,7 +265,8 @@ class ProcessStarter:
         process = self._context.Process(target=run, args=args, name=name)  # type: ignore[attr-defined]  # typeshed: on subclasses
         with _no_main(), _started_clean(self.hidden):
             process.start()
-        # multiprocessing would look at it from this thread at the next start, and take its exit code from under the event loop
+        # multiprocessing would look at it from this thread at the next start, and take its exit
+        # code from under the event loop
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # private
         return WorkerProcess(process, self._forks)
 
@@ -227,7 +276,9 @@ class ProcessStarter:
 
 
 def _have_room_for_sockets() -> None:
-    """Multiprocessing chooses the directory of its sockets once, without a look at how long their paths will be."""
+    """Multiprocessing chooses the directory of its sockets once, without a look at how long their
+    paths will be.
+    """
     place = socket_place()
     if place != tempfile.gettempdir():
         usual, tempfile.tempdir = tempfile.tempdir, place
@@ -238,11 +289,13 @@ def _have_room_for_sockets() -> None:
 
 
 def _ensure_fork_server(hidden: Collection[str] = ()) -> None:
-    """With both stops held back, since a terminal and a service manager send them to every process of the server.
+    """With both stops held back, since a terminal and a service manager send them to every process
+    of the server.
 
-    SIGINT: multiprocessing ignores it only once torch is imported, and until then it is a traceback. SIGTERM would end the fork
-    server, and with it the workers, while the front end still has requests to answer; it ends by itself when the front end has.
-    What the fork server starts inherits this; a worker lets go of it once it ignores both itself.
+    SIGINT: multiprocessing ignores it only once torch is imported, and until then it is a
+    traceback. SIGTERM would end the fork server, and with it the workers, while the front end still
+    has requests to answer; it ends by itself when the front end has. What the fork server starts
+    inherits this; a worker lets go of it once it ignores both itself.
     """
     with _started_clean(hidden):
         resource_tracker.ensure_running()  # it would let signals through again
@@ -256,14 +309,21 @@ def _ensure_fork_server(hidden: Collection[str] = ()) -> None:
 
 @contextmanager
 def _started_clean(hidden: Collection[str]) -> Iterator[None]:
-    """What multiprocessing starts meanwhile has no hidden variables and does not import from the working directory."""
-    with starting_without(hidden, os.environ), _without_working_directory():  # in this order: the second one calls the first
+    """What multiprocessing starts meanwhile has no hidden variables and does not import from the
+    working directory.
+    """
+    with (
+        starting_without(hidden, os.environ),
+        _without_working_directory(),
+    ):  # in this order: the second one calls the first
         yield
 
 
 @contextmanager
 def _without_working_directory() -> Iterator[None]:
-    """What multiprocessing starts meanwhile is a program of `-c`, which would import from the working directory before all else."""
+    """What multiprocessing starts meanwhile is a program of `-c`, which would import from the
+    working directory before all else.
+    """
     start = util.spawnv_passfds
 
     def start_clean(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
@@ -281,7 +341,9 @@ def _without_working_directory() -> Iterator[None]:
 
 @contextmanager
 def _no_main() -> Iterator[None]:
-    """Hide `__main__`: multiprocessing would import the program that started us into every worker."""
+    """Hide `__main__`: multiprocessing would import the program that started us into every
+    worker.
+    """
     with _main_lock:
         main = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")
@@ -301,7 +363,10 @@ def _fork_server_is_stopped() -> bool:
 
 
 def _kill_fork_server() -> None:
-    """The start that waits for it fails, and the next one has a fork server of its own. Workers that run do not notice."""
+    """The start that waits for it fails, and the next one has a fork server of its own.
+
+    Workers that run do not notice.
+    """
     if (pid := _fork_server_pid()) is not None:
         logger.error("the fork server (pid %d) does not answer, so it is restarted", pid)
         os.kill(pid, signal.SIGKILL)  # ours, and not waited for yet: the number is still its own

@@ -1,4 +1,7 @@
-"""Periodic health checks of a worker: whether it is stuck or due for replacement. Decisions without I/O."""
+"""Periodic health checks of a worker: whether it is stuck or due for replacement.
+
+Decisions without I/O.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,12 @@ import enum
 from typing import NamedTuple
 
 MEGA = 1 << 20
-STOPPED_LOOKS = 2  # in a row: when a whole server goes on after a Ctrl-Z, the front end may be the first of its processes
-JITTER = 0.1  # the part of a limit by which a worker may come before it, so that those of one model do not come together
+# in a row: when a whole server goes on after a Ctrl-Z, the front end may be the first of its
+# processes
+STOPPED_LOOKS = 2
+# the part of a limit by which a worker may come before it, so that those of one model do not come
+# together
+JITTER = 0.1
 
 
 class Verdict(enum.Enum):
@@ -20,8 +27,9 @@ class Verdict(enum.Enum):
 class Heartbeat:
     """Finds a worker that will not answer any more, although it has not ended.
 
-    It counts its own looks, not the clock's seconds: time in which the front end itself was held up is not the worker's.
-    A worker that is at work is left to its response timeout, unless its process is stopped.
+    It counts its own looks, not the clock's seconds: time in which the front end itself was held up
+    is not the worker's. A worker that is at work is left to its response timeout, unless its
+    process is stopped.
     """
 
     def __init__(self, interval: float, bound: float) -> None:
@@ -32,7 +40,9 @@ class Heartbeat:
         self._answered = 0
 
     def look(self, *, stopped: bool, busy: bool, answered: int, pings: int) -> Verdict:
-        """`answered`: requests so far; `pings`: signs of life that were asked for and have not come."""
+        """`answered`: requests so far; `pings`: signs of life that were asked for and have not
+        come.
+        """
         self._stopped = self._stopped + 1 if stopped else 0
         if stopped:
             return Verdict.STOPPED if self._stopped >= STOPPED_LOOKS else Verdict.FINE
@@ -53,7 +63,10 @@ class Recycling(NamedTuple):
     age: int = 0  # seconds
 
     def reason(self, early: float, *, requests: int, memory: int, age: float) -> str | None:
-        """Which limit is reached. `early`, from 0 to 1, is how much of the jitter this worker got; `memory` is in bytes."""
+        """Which limit is reached.
+
+        `early`, from 0 to 1, is how much of the jitter this worker got; `memory` is in bytes.
+        """
         share = 1 - JITTER * early
         if self.requests and requests >= self.requests * share:
             return "requests"

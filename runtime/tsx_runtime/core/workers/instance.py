@@ -36,10 +36,16 @@ class WorkerInstance:
         self.process = process
         self.channel = channel
         self.began = began
-        self.load_seconds: float | None = None  # with the start of its process, and of the fork server where it was the first
+        self.load_seconds: float | None = (
+            None  # with the start of its process, and of the fork server where it was the first
+        )
         self.model_seconds = 0.0  # of these, after the start
-        self.device: str | None = None  # what the loaded model runs on, by its own account: cpu, cuda:0
-        self.input: str | None = None  # what the handler takes, where it says so: image, text, json, file, chat
+        self.device: str | None = (
+            None  # what the loaded model runs on, by its own account: cpu, cuda:0
+        )
+        self.input: str | None = (
+            None  # what the handler takes, where it says so: image, text, json, file, chat
+        )
         self.example = False  # whether the handler's description has an example of a request
         self.form: str | None = None  # which of the configured `forms` the model has
         self.forms_passed_over: tuple[str, ...] = ()  # for each form before it, why it is not used
@@ -47,7 +53,9 @@ class WorkerInstance:
         self.loaded_memory = 0  # bytes, when the model was loaded
         self.killed_because: str | None = None
         self.stuck = False  # it was killed although its requests had done nothing wrong
-        self.unheard = False  # it was killed because it had closed its connection: as good as dead before
+        self.unheard = (
+            False  # it was killed because it had closed its connection: as good as dead before
+        )
         self.early = random.random()  # of the jitter in its recycling
         self.due = asyncio.Event()  # to be replaced, for `reason`
         self.reason = ""
@@ -55,7 +63,9 @@ class WorkerInstance:
         self.ended = asyncio.create_task(self._watch_process())
 
     @classmethod
-    async def start(cls, starter: Starter, owner: Owner, name: str, launch: Launch | None = None) -> WorkerInstance:
+    async def start(
+        cls, starter: Starter, owner: Owner, name: str, launch: Launch | None = None
+    ) -> WorkerInstance:
         """Raises OSError or EOFError when there is no process to be had."""
         began = time.monotonic()
         process, sock = await starter.start(name, launch)
@@ -80,7 +90,10 @@ class WorkerInstance:
         self.load_seconds, self.device = self.age, str(facts["device"])
         self.model_seconds = self.load_seconds - started
         self.input, self.example = facts.get("input"), facts.get("example") is True
-        self.form, self.forms_passed_over = facts.get("form"), tuple(map(str, facts.get("forms_passed_over", ())))
+        self.form, self.forms_passed_over = (
+            facts.get("form"),
+            tuple(map(str, facts.get("forms_passed_over", ()))),
+        )
         self.loaded_memory = self.memory()
 
     def kill(self, because: str, *, stuck: bool = False) -> None:
@@ -89,13 +102,22 @@ class WorkerInstance:
         self.process.kill()
 
     async def exit_code(self) -> int | None:
-        """How the process ended, once its channel is closed. A thread that the handler left behind would keep it alive, unheard."""
-        late = await self._is_late(self.process.unheard_grace or UNHEARD_GRACE if self.channel.sent else EXIT_GRACE)
-        if late and not self.memory():  # it has given that back: only its files and devices are still being closed
+        """How the process ended, once its channel is closed.
+
+        A thread that the handler left behind would keep it alive, unheard.
+        """
+        late = await self._is_late(
+            self.process.unheard_grace or UNHEARD_GRACE if self.channel.sent else EXIT_GRACE
+        )
+        if (
+            late and not self.memory()
+        ):  # it has given that back: only its files and devices are still being closed
             late = await self._is_late(EXIT_GRACE)
         if late:
             self.unheard = self.killed_because is None
-            self.kill(self.killed_because or "it closed its connection to the server, but did not exit")
+            self.kill(
+                self.killed_because or "it closed its connection to the server, but did not exit"
+            )
         return await self.ended
 
     async def _is_late(self, grace: float) -> bool:
@@ -105,7 +127,11 @@ class WorkerInstance:
     def memory(self) -> int:
         """Resident bytes; 0 where there is no process."""
         try:
-            return sum(int(each.memory_info().rss) for each in self.process.members()) if self.process.alive else 0
+            return (
+                sum(int(each.memory_info().rss) for each in self.process.members())
+                if self.process.alive
+                else 0
+            )
         except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
             return 0
 
@@ -113,23 +139,32 @@ class WorkerInstance:
         """None where there is no process. To be called from any thread."""
         try:
             members = self.process.members() if self.process.alive else ()
-            each = [(member.pid, member.memory_info().rss, member.cpu_times(), _descriptors(member)) for member in members]
+            each = [
+                (member.pid, member.memory_info().rss, member.cpu_times(), _descriptors(member))
+                for member in members
+            ]
         except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
             return None
         if not each:
             return None
         pids, memory, times, descriptors = zip(*each, strict=True)
-        return ResourceUsage(pids, sum(memory), sum(spent.user + spent.system for spent in times), sum(descriptors))
+        return ResourceUsage(
+            pids, sum(memory), sum(spent.user + spent.system for spent in times), sum(descriptors)
+        )
 
     def is_stopped(self) -> bool:
         """Whether a SIGSTOP holds the process. A debugger that does is there on purpose."""
         try:
-            return self.process.alive and any(each.status() == psutil.STATUS_STOPPED for each in self.process.members())
+            return self.process.alive and any(
+                each.status() == psutil.STATUS_STOPPED for each in self.process.members()
+            )
         except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
             return False
 
     async def _watch_process(self) -> int | None:
-        """A child of the worker may hold the socket open after the worker's end; then the channel is closed from here."""
+        """A child of the worker may hold the socket open after the worker's end; then the channel
+        is closed from here.
+        """
         code = await self.process.ended()
         await asyncio.wait([self.channel.closed], timeout=1.0)
         self.channel.abort()
@@ -159,12 +194,22 @@ def was_out_of_memory(code: int | None) -> bool:
     return code in (-signal.SIGKILL, 137)
 
 
-def death(instance: WorkerInstance, code: int | None, lost: SentBatch, *, stopping: bool) -> TsxError:
-    """What is said of a request with which a worker died: TorchServe's first words, which its clients look for, then why and what now."""
+def death(
+    instance: WorkerInstance, code: int | None, lost: SentBatch, *, stopping: bool
+) -> TsxError:
+    """What is said of a request with which a worker died: TorchServe's first words, which its
+    clients look for, then why and what now.
+    """
     because = instance.killed_because
     if because is None and was_out_of_memory(code):
-        return OutOfResources("Out of resources: the worker was killed, as the system does when memory runs out. Worker died.")
+        return OutOfResources(
+            "Out of resources: the worker was killed, as the system does when memory runs out."
+            " Worker died."
+        )
     now = "" if stopping else " A new worker is started; send the request again."
     if lost.deaths > 0:
-        now = " The request was retried without the others of its batch, and a worker died again: this request is the cause."
+        now = (
+            " The request was retried without the others of its batch, and a worker died again:"
+            " this request is the cause."
+        )
     return WorkerDied(f"Worker died. Cause: {because or describe_exit(code)}.{now}")

@@ -1,14 +1,17 @@
-"""The lifecycle of one worker: a process that loads the model and serves, then its successors, until the worker is stopped or failed.
+"""The lifecycle of one worker: a process that loads the model and serves, then its successors,
+until the worker is stopped or failed.
 
-The end of the stream on the channel is a process's death, whatever killed it. Restarts back off as TorchServe's do, and give
-up visibly: after the same load error three times in a row, or when the next wait would go past `maxRetryTimeoutInSec`
-without a process that was of use. One that has answered a batch was: a request that kills workers must not shut out the
-others by being sent again and again. A worker that was given up is tried again after pauses of minutes, since the cause may
-be gone: a file is there again, or memory is free.
+The end of the stream on the channel is a process's death, whatever killed it. Restarts back off as
+TorchServe's do, and give up visibly: after the same load error three times in a row, or when the
+next wait would go past `maxRetryTimeoutInSec` without a process that was of use. One that has
+answered a batch was: a request that kills workers must not shut out the others by being sent again
+and again. A worker that was given up is tried again after pauses of minutes, since the cause may be
+gone: a file is there again, or memory is free.
 
-Two things give no event, so each process is looked at every `heartbeat` seconds: that it is stuck (it is killed, and what
-it held is answered by another), and that it has served for long enough (`Recycling`). Then its successor starts and loads
-beside it, and takes over before the old one is drained; workers of one version are replaced one at a time.
+Two things give no event, so each process is looked at every `heartbeat` seconds: that it is stuck
+(it is killed, and what it held is answered by another), and that it has served for long enough
+(`Recycling`). Then its successor starts and loads beside it, and takes over before the old one is
+drained; workers of one version are replaced one at a time.
 """
 
 from __future__ import annotations
@@ -27,15 +30,27 @@ from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.health import MEGA, Heartbeat, Recycling, Verdict
-from tsx_runtime.core.workers.instance import WorkerInstance, death, describe_exit, was_out_of_memory
+from tsx_runtime.core.workers.instance import (
+    WorkerInstance,
+    death,
+    describe_exit,
+    was_out_of_memory,
+)
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
 BACK_OFF = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)  # seconds
 SAME_LOAD_ERROR = 3
-GIVEN_UP_PAUSES = (60, 120, 300, 600)  # seconds until a worker that was given up is tried again; the last one repeats
-SERVED_WELL = 60.0  # seconds; a worker that ran this long resets its back-off, even without a request
+GIVEN_UP_PAUSES = (
+    60,
+    120,
+    300,
+    600,
+)  # seconds until a worker that was given up is tried again; the last one repeats
+SERVED_WELL = (
+    60.0  # seconds; a worker that ran this long resets its back-off, even without a request
+)
 TRY_AGAIN = 30.0  # seconds until a worker that could not be replaced is tried to be replaced again
 NOT_NEEDED = "it is no longer needed"
 
@@ -44,13 +59,18 @@ logger = logging.getLogger("tsx.supervisor")
 
 @dataclass(eq=False)
 class SupervisionConfig:
-    """How the workers of one version are supervised, and the state they share. Timeouts are in seconds."""
+    """How the workers of one version are supervised, and the state they share.
+
+    Timeouts are in seconds.
+    """
 
     label: str
     way_back: str  # for a person, where the workers were given up
     dispatcher: Dispatcher
     starter: Starter
-    order: Callable[[Worker], wire.LoadOrder]  # made for each start, since threads depend on how many workers there are
+    order: Callable[
+        [Worker], wire.LoadOrder
+    ]  # made for each start, since threads depend on how many workers there are
     launch: Callable[[Worker], Launch | None]  # as a program of its own, where a fork will not do
     response_timeout: float
     startup_timeout: float
@@ -58,14 +78,19 @@ class SupervisionConfig:
     recycling: Recycling
     heartbeat: float
     heartbeat_timeout: float
-    room: Callable[[Worker], AbstractAsyncContextManager[None]] = lambda worker: nullcontext()  # open while a process loads the model
+    room: Callable[[Worker], AbstractAsyncContextManager[None]] = lambda worker: (
+        nullcontext()
+    )  # open while a process loads the model
     on_state: Callable[[], None] = lambda: None  # a worker's has changed
     must_load: bool = False  # a failure ends the program, which reports it
     last_error: str | None = None
     logged_failure: str | None = None  # to load the model, since a worker last did
-    logged_form: tuple[str, ...] = ()  # the form that the log named last, with the reasons why others are not used
+    logged_form: tuple[
+        str, ...
+    ] = ()  # the form that the log named last, with the reasons why others are not used
     load_seconds: float | None = None  # that a process last took until it had loaded the model
-    replacing: bool = False  # one worker at a time, so that a model never needs more than one worker's room beside its own
+    # one worker at a time, so that a model never needs more than one worker's room beside its own
+    replacing: bool = False
     timeouts_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def set_timeouts(self, response: float, startup: float) -> None:
@@ -85,7 +110,12 @@ class SupervisionConfig:
         self.logged_form = (form, *passed_over)
         name = "the archive's own model" if form == REFERENCE else f"the form {form}"
         if passed_over:
-            logger.warning("%s: the model runs as %s; forms that are not used: %s", self.label, name, "; ".join(passed_over))
+            logger.warning(
+                "%s: the model runs as %s; forms that are not used: %s",
+                self.label,
+                name,
+                "; ".join(passed_over),
+            )
         else:
             logger.info("%s: the model runs as %s", self.label, name)
 
@@ -117,7 +147,10 @@ class WorkerLifecycle:
             if self._worker.given_up or waited > self._config.max_retry_timeout or same:
                 wait, state = next(pauses, GIVEN_UP_PAUSES[-1]), WorkerState.FAILED
                 self._worker.given_up = True
-                text = "%s: worker %s is given up and tried again in %d s; the last error is in its description. To try again at once: %s"
+                text = (
+                    "%s: worker %s is given up and tried again in %d s; the last error is in its"
+                    " description. To try again at once: %s"
+                )
                 logger.error(text, self._config.label, self._worker.id, wait, self._config.way_back)
             self._worker.next_start = time.monotonic() + wait
             self._config.set_state(self._worker, state)
@@ -145,7 +178,9 @@ class WorkerLifecycle:
                 await instance.load(self._config.order(self._worker), self._config.startup_timeout)
         except (LoadFailed, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
             if instance is None:
-                self._note_failure(_cannot_start(error), [])  # which is no fault of the model, and may pass
+                self._note_failure(
+                    _cannot_start(error), []
+                )  # which is no fault of the model, and may pass
             else:
                 self._note_failure(await self._why_not_loaded(instance, error), errors)
             return False
@@ -159,8 +194,13 @@ class WorkerLifecycle:
 
     async def _begin(self) -> WorkerInstance:
         name, launch = f"{self._config.label} {self._worker.id}", self._config.launch(self._worker)
-        instance = await WorkerInstance.start(self._config.starter, self._config.dispatcher, name, launch)
-        instance.channel.worker, instance.channel.devices = self._worker.id, self._worker.gpus or (None,)
+        instance = await WorkerInstance.start(
+            self._config.starter, self._config.dispatcher, name, launch
+        )
+        instance.channel.worker, instance.channel.devices = (
+            self._worker.id,
+            self._worker.gpus or (None,),
+        )
         return instance
 
     def _take_over(self, instance: WorkerInstance) -> None:
@@ -172,22 +212,44 @@ class WorkerLifecycle:
         self._config.load_seconds = instance.load_seconds
         self._config.set_state(self._worker, WorkerState.READY)
         ready = "%s: worker %s (pid %s) is ready on %s after %.2f s"
-        logger.info(ready, self._config.label, self._worker.id, instance.pid, instance.device, instance.load_seconds)
+        logger.info(
+            ready,
+            self._config.label,
+            self._worker.id,
+            instance.pid,
+            instance.device,
+            instance.load_seconds,
+        )
         self._config.log_form(instance.form, instance.forms_passed_over)
         self._config.dispatcher.add(instance.channel)
         if instance.loaded_memory >= self._config.recycling.memory * MEGA > 0:
-            text = "%s: worker %s uses %d MB after it has loaded the model, more than maxWorkerMemory, which is %d: raise maxWorkerMemory"
-            logger.warning(text, self._config.label, self._worker.id, instance.loaded_memory // MEGA, self._config.recycling.memory)
+            text = (
+                "%s: worker %s uses %d MB after it has loaded the model, more than maxWorkerMemory,"
+                " which is %d: raise maxWorkerMemory"
+            )
+            logger.warning(
+                text,
+                self._config.label,
+                self._worker.id,
+                instance.loaded_memory // MEGA,
+                self._config.recycling.memory,
+            )
         self._worker.settle(None)
 
     async def _until_over(self, instance: WorkerInstance) -> WorkerInstance | None:
-        """Wait until it has ended, or until another process has loaded the model and is to take over: that one."""
+        """Wait until it has ended, or until another process has loaded the model and is to take
+        over: that one.
+        """
         over = asyncio.create_task(self._until_end(instance))
         while True:
             due = asyncio.ensure_future(instance.due.wait())
             await asyncio.wait([over, due], return_when=asyncio.FIRST_COMPLETED)
             due.cancel()
-            successor = None if over.done() or self._worker.stopping.is_set() else await self._succeed(instance)
+            successor = (
+                None
+                if over.done() or self._worker.stopping.is_set()
+                else await self._succeed(instance)
+            )
             if successor is not None:
                 self._worker.retiring[instance] = asyncio.create_task(self._retire(instance, over))
                 return successor
@@ -196,7 +258,10 @@ class WorkerLifecycle:
                 return None
 
     async def _until_end(self, instance: WorkerInstance) -> None:
-        watching = [asyncio.create_task(self._keep(watch, instance)) for watch in (self._watch_response, self._watch_health)]
+        watching = [
+            asyncio.create_task(self._keep(watch, instance))
+            for watch in (self._watch_response, self._watch_health)
+        ]
         channel = instance.channel
         await channel.closed
         for watch in watching:
@@ -212,22 +277,35 @@ class WorkerLifecycle:
         error = death(instance, code, lost, stopping=self._worker.stopping.is_set())
         if instance.stuck and lost.deaths == 0:
             self._config.dispatcher.requeue(lost, channel.streaming, error)
-        elif instance.killed_because and not instance.stuck and not instance.unheard:  # by us: for its time, or for its end
+        elif (
+            instance.killed_because and not instance.stuck and not instance.unheard
+        ):  # by us: for its time, or for its end
             self._config.dispatcher.refuse_all(lost.jobs, error)
         else:
             self._config.dispatcher.retry_lost(lost, channel.streaming, error)
 
-    async def _keep(self, watch: Callable[[WorkerInstance], Awaitable[None]], instance: WorkerInstance) -> None:
-        """A watch is not awaited; one that ended with an error would leave a hanging worker alone."""
+    async def _keep(
+        self, watch: Callable[[WorkerInstance], Awaitable[None]], instance: WorkerInstance
+    ) -> None:
+        """A watch is not awaited; one that ended with an error would leave a hanging worker
+        alone.
+        """
         while True:
             try:
                 return await watch(instance)
             except Exception:  # the boundary of a task
-                logger.exception("%s: watching worker %s failed and is restarted", self._config.label, self._worker.id)
+                logger.exception(
+                    "%s: watching worker %s failed and is restarted",
+                    self._config.label,
+                    self._worker.id,
+                )
                 await asyncio.sleep(self._config.heartbeat)
 
     async def _watch_response(self, instance: WorkerInstance) -> None:
-        """Kill the worker when the batch it works on takes too long. Wakes once a timeout, not once a batch."""
+        """Kill the worker when the batch it works on takes too long.
+
+        Wakes once a timeout, not once a batch.
+        """
         while True:
             left = self._config.response_timeout
             if not left:  # no request gets to a worker
@@ -236,7 +314,10 @@ class WorkerLifecycle:
             if instance.channel.sent and not instance.channel.held:
                 left += instance.channel.began - time.monotonic()
             if left <= 0:
-                instance.kill(f"it did not answer within {self._config.response_timeout:g} s (responseTimeout)")
+                instance.kill(
+                    f"it did not answer within {self._config.response_timeout:g} s"
+                    " (responseTimeout)"
+                )
                 return
             await wait_for_event(self._config.timeouts_changed, left)
 
@@ -247,14 +328,23 @@ class WorkerLifecycle:
         while True:
             await asyncio.sleep(self._config.heartbeat)
             stopped, busy = instance.is_stopped(), bool(channel.sent)
-            pings = 0 if channel.held else channel.pings  # nothing is read from it while a client is slow
-            verdict = heartbeat.look(stopped=stopped, busy=busy, answered=channel.answered, pings=pings)
+            pings = (
+                0 if channel.held else channel.pings
+            )  # nothing is read from it while a client is slow
+            verdict = heartbeat.look(
+                stopped=stopped, busy=busy, answered=channel.answered, pings=pings
+            )
             if verdict is Verdict.ASK:
                 channel.ping()
             elif verdict is Verdict.STOPPED:
                 self._kill_stuck(instance, "stopped", "its process was stopped (SIGSTOP)")
             elif verdict is Verdict.SILENT:
-                self._kill_stuck(instance, "silent", f"it sent no heartbeat for {self._config.heartbeat_timeout:g} s (heartbeat_timeout)")
+                self._kill_stuck(
+                    instance,
+                    "silent",
+                    f"it sent no heartbeat for {self._config.heartbeat_timeout:g} s"
+                    " (heartbeat_timeout)",
+                )
             if reason := self._reason_to_recycle(instance):
                 instance.reason = reason
                 instance.due.set()
@@ -268,16 +358,27 @@ class WorkerLifecycle:
     def _reason_to_recycle(self, instance: WorkerInstance) -> str | None:
         if self._config.replacing or time.monotonic() < instance.not_before:
             return None
-        if instance.cores is not None and instance.cores != self._config.order(self._worker)["cores"]:
-            return "cores"  # the number of workers has changed since, and with it what each of them has
+        if (
+            instance.cores is not None
+            and instance.cores != self._config.order(self._worker)["cores"]
+        ):
+            # the number of workers has changed since, and with it what each of them has
+            return "cores"
         limits = self._config.recycling
-        if instance.loaded_memory >= limits.memory * MEGA:  # a fresh one would be due at once, and so on without end
+        if (
+            instance.loaded_memory >= limits.memory * MEGA
+        ):  # a fresh one would be due at once, and so on without end
             limits = limits._replace(memory=0)
         memory = instance.memory() if limits.memory else 0
-        return limits.reason(instance.early, requests=instance.channel.answered, memory=memory, age=instance.age)
+        return limits.reason(
+            instance.early, requests=instance.channel.answered, memory=memory, age=instance.age
+        )
 
     async def _succeed(self, instance: WorkerInstance) -> WorkerInstance | None:
-        """A new process that has loaded the model while the old one serves. None where there is none: the old one goes on."""
+        """A new process that has loaded the model while the old one serves.
+
+        None where there is none: the old one goes on.
+        """
         instance.due.clear()
         if self._config.replacing:  # another one has come first
             return None
@@ -297,7 +398,9 @@ class WorkerLifecycle:
             self._count_restart()
             return successor
         text = "%s: worker %s (pid %s) has reached its limit of %s; pid %s takes over"
-        logger.info(text, self._config.label, self._worker.id, instance.pid, instance.reason, successor.pid)
+        logger.info(
+            text, self._config.label, self._worker.id, instance.pid, instance.reason, successor.pid
+        )
         self._config.dispatcher.stats.recycled[instance.reason] += 1
         self._worker.started = datetime.now(timezone.utc)
         return successor
@@ -311,8 +414,18 @@ class WorkerLifecycle:
         if self._worker.stopping.is_set():
             return
         self._config.tell_error(why.message, why.traceback)
-        text = "%s: worker %s (pid %s) has reached its limit of %s but continues, since no other worker could take over: %s"
-        logger.error(text, self._config.label, self._worker.id, instance.pid, instance.reason, _with_outline(why))
+        text = (
+            "%s: worker %s (pid %s) has reached its limit of %s but continues, since no other"
+            " worker could take over: %s"
+        )
+        logger.error(
+            text,
+            self._config.label,
+            self._worker.id,
+            instance.pid,
+            instance.reason,
+            _with_outline(why),
+        )
         instance.not_before = time.monotonic() + TRY_AGAIN
 
     async def _retire(self, instance: WorkerInstance, over: asyncio.Task[None]) -> None:
@@ -327,15 +440,28 @@ class WorkerLifecycle:
     async def _why_not_loaded(self, instance: WorkerInstance, error: Exception) -> LoadFailed:
         """The process is ended."""
         instance.channel.close()
-        if isinstance(error, TimeoutError | asyncio.TimeoutError) or (isinstance(error, LoadFailed) and instance.process.unheard_grace):
-            instance.process.kill()  # of a group, the other ranks wait in vain for the one that failed
+        if isinstance(error, TimeoutError | asyncio.TimeoutError) or (
+            isinstance(error, LoadFailed) and instance.process.unheard_grace
+        ):
+            # of a group, the other ranks wait in vain for the one that failed
+            instance.process.kill()
         code = await instance.exit_code()
         if isinstance(error, LoadFailed):
             return error
         if isinstance(error, EOFError):
-            kind = LoadOutOfMemory if instance.killed_because is None and was_out_of_memory(code) else LoadFailed
-            return kind(f"the worker ended while it loaded the model: {instance.killed_because or describe_exit(code)}")
-        return LoadFailed(f"the model was not loaded within {self._config.startup_timeout:g} s; raise startupTimeout if it needs longer")
+            kind = (
+                LoadOutOfMemory
+                if instance.killed_because is None and was_out_of_memory(code)
+                else LoadFailed
+            )
+            return kind(
+                "the worker ended while it loaded the model:"
+                f" {instance.killed_because or describe_exit(code)}"
+            )
+        return LoadFailed(
+            f"the model was not loaded within {self._config.startup_timeout:g} s; raise"
+            " startupTimeout if it needs longer"
+        )
 
     def _note_failure(self, why: LoadFailed, errors: list[str]) -> None:
         errors.append(why.message)

@@ -1,4 +1,6 @@
-"""A worker that is a separate program, with its child processes: watched, measured and stopped together."""
+"""A worker that is a separate program, with its child processes: watched, measured and stopped
+together.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,16 @@ from tsx_runtime.core.isolation.config import Sandbox
 from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS
 from tsx_runtime.core.workers.launch import Launch
 
-GROUP_GRACE = 5.0  # seconds: torchrun looks at its processes from time to time, then ends the others
+GROUP_GRACE = (
+    5.0  # seconds: torchrun looks at its processes from time to time, then ends the others
+)
 
 
 class ProcessState:
-    """A process and, where the system has one, a descriptor that tells its end. `alive` is true until its end was waited for."""
+    """A process and, where the system has one, a descriptor that tells its end.
+
+    `alive` is true until its end was waited for.
+    """
 
     def __init__(self, pid: int, unheard_grace: float | None = None) -> None:
         self.pid = pid
@@ -30,16 +37,23 @@ class ProcessState:
 
 
 class CommandProcess(ProcessState):
-    """The same as a forked `WorkerProcess`, for a program. It leads a session, so no terminal's Ctrl-C reaches it."""
+    """The same as a forked `WorkerProcess`, for a program.
 
-    def __init__(self, process: subprocess.Popen[bytes], *, is_group: bool, sandbox: Sandbox | None = None) -> None:
+    It leads a session, so no terminal's Ctrl-C reaches it.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], *, is_group: bool, sandbox: Sandbox | None = None
+    ) -> None:
         super().__init__(process.pid, GROUP_GRACE if is_group else None)
         self._process = process
         self._is_group = is_group
         self._sandbox = sandbox
 
     def kill(self) -> None:
-        """Its process group; the ranks of a torchrun, which have groups of their own, see to it themselves that they end with it."""
+        """Its process group; the ranks of a torchrun, which have groups of their own, see to it
+        themselves that they end with it.
+        """
         if self.alive:
             with suppress(ProcessLookupError, PermissionError):  # macOS: no process is left in it
                 os.killpg(self.pid, signal.SIGKILL)
@@ -66,10 +80,17 @@ class CommandProcess(ProcessState):
             yield from first.children(recursive=True)
 
 
-def start_program(launch: Launch, files: int | None, hidden: Collection[str] = ()) -> tuple[CommandProcess, socket.socket]:
-    """A worker and the front end's end of its socket. `hidden`: variables that it must not have. Raises OSError."""
+def start_program(
+    launch: Launch, files: int | None, hidden: Collection[str] = ()
+) -> tuple[CommandProcess, socket.socket]:
+    """A worker and the front end's end of its socket.
+
+    `hidden`: variables that it must not have. Raises OSError.
+    """
     if os.name == "nt":
-        raise OSError("a worker with packages of its own, or of several processes, needs Linux or macOS")
+        raise OSError(
+            "a worker with packages of its own, or of several processes, needs Linux or macOS"
+        )
     sandbox = launch.sandbox
     front, back = socket.socketpair()
     with back:
@@ -77,9 +98,16 @@ def start_program(launch: Launch, files: int | None, hidden: Collection[str] = (
             command = launch.command(back.fileno(), files)
             if sandbox is not None:
                 sandbox.create()
-                command, variables = sandbox.command(command), sandbox.environment(launch.variables, hidden)
+                command, variables = (
+                    sandbox.command(command),
+                    sandbox.environment(launch.variables, hidden),
+                )
             else:
-                variables = DEFAULTS | {name: value for name, value in os.environ.items() if name not in hidden} | launch.variables
+                variables = (
+                    DEFAULTS
+                    | {name: value for name, value in os.environ.items() if name not in hidden}
+                    | launch.variables
+                )
             process = subprocess.Popen(
                 command,
                 env=variables,
@@ -97,7 +125,9 @@ def start_program(launch: Launch, files: int | None, hidden: Collection[str] = (
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that stands for the process; None where the system has none, or the process is gone already."""
+    """A descriptor that stands for the process; None where the system has none, or the process is
+    gone already.
+    """
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):

@@ -1,4 +1,7 @@
-"""The workers of one version: starts and stops as many as configured. `lifecycle.py` runs each of them."""
+"""The workers of one version: starts and stops as many as configured.
+
+`lifecycle.py` runs each of them.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,21 @@ logger = logging.getLogger("tsx.supervisor")
 
 
 class Supervisor:
-    """Starts and stops the workers of a version, and tells the dispatcher whether a worker serves or is starting."""
+    """Starts and stops the workers of a version, and tells the dispatcher whether a worker serves
+    or is starting.
+    """
 
-    def __init__(self, config: SupervisionConfig, *, ids: Iterator[int], next_gpus: Callable[[], tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        config: SupervisionConfig,
+        *,
+        ids: Iterator[int],
+        next_gpus: Callable[[], tuple[int, ...]],
+    ) -> None:
         self.workers: list[Worker] = []
-        self.on_state: Callable[[], None] = lambda: None  # called when a worker's state may have changed
+        self.on_state: Callable[[], None] = lambda: (
+            None
+        )  # called when a worker's state may have changed
         self._config = config
         self._dispatcher = config.dispatcher
         self._ids = ids
@@ -40,20 +53,32 @@ class Supervisor:
         config.dispatcher.seconds_until_ready = self.seconds_until_ready
 
     def seconds_until_ready(self) -> float | None:
-        """Until the first starting worker serves, as far as is known. None where none is starting."""
+        """Until the first starting worker serves, as far as is known. None where none is
+        starting.
+        """
         now = time.monotonic()
-        left = [worker.seconds_until_ready(now, self._config.load_seconds) for worker in self.workers]
+        left = [
+            worker.seconds_until_ready(now, self._config.load_seconds) for worker in self.workers
+        ]
         return min((seconds for seconds in left if seconds is not None), default=None)
 
-    def scale(self, count: int, *, drain: bool = True, retry: bool = True) -> Coroutine[Any, Any, None]:
-        """Have `count` workers, from now on: requests are accepted at once. What is returned waits until they are ready or gone.
+    def scale(
+        self, count: int, *, drain: bool = True, retry: bool = True
+    ) -> Coroutine[Any, Any, None]:
+        """Have `count` workers, from now on: requests are accepted at once.
 
-        Those that end answer what they hold first, unless `drain` is off. With `retry`, new ones take the places of those that
-        failed, whose next attempt would be later.
+        What is returned waits until they are ready or gone.
+
+        Those that end answer what they hold first, unless `drain` is off. With `retry`, new ones
+        take the places of those that failed, whose next attempt would be later.
 
         Raises `LoadFailed` when a new worker could not load the model; workers that could go on.
         """
-        failed = [worker for worker in self.workers if retry and (worker.given_up or worker.state in _NOT_STARTED)]
+        failed = [
+            worker
+            for worker in self.workers
+            if retry and (worker.given_up or worker.state in _NOT_STARTED)
+        ]
         going_on = [worker for worker in self.workers if worker not in failed]
         ending, new = failed + going_on[count:], []
         self.workers = going_on[:count]
@@ -61,19 +86,28 @@ class Supervisor:
             new.append(Worker(str(next(self._ids)), self._next_gpus(), time.monotonic()))
             self.workers.append(new[-1])
         for worker in new:
-            worker.task = asyncio.create_task(WorkerLifecycle(worker, self._config).run(), name=f"{self._config.label} worker {worker.id}")
+            worker.task = asyncio.create_task(
+                WorkerLifecycle(worker, self._config).run(),
+                name=f"{self._config.label} worker {worker.id}",
+            )
             worker.task.add_done_callback(functools.partial(self._on_task_done, worker))
         self._tell_dispatcher()
-        return self._settled(new, [asyncio.ensure_future(self._end(worker, drain)) for worker in ending])
+        return self._settled(
+            new, [asyncio.ensure_future(self._end(worker, drain)) for worker in ending]
+        )
 
     async def _settled(self, new: list[Worker], ending: list[asyncio.Future[None]]) -> None:
-        await asyncio.shield(asyncio.gather(*ending))  # the caller may be cancelled; a worker that ends half way would stay for good
+        await asyncio.shield(
+            asyncio.gather(*ending)
+        )  # the caller may be cancelled; a worker that ends half way would stay for good
         for error in await asyncio.gather(*(worker.settled for worker in new)):
             if error is not None:
                 raise error
 
     def _on_task_done(self, worker: Worker, task: asyncio.Task[None]) -> None:
-        """The boundary for unexpected errors: the worker is given up, and its starter gets the error."""
+        """The boundary for unexpected errors: the worker is given up, and its starter gets the
+        error.
+        """
         if task.cancelled() or (error := task.exception()) is None:
             return
         logger.error("%s: worker %s is given up", self._config.label, worker.id, exc_info=error)
@@ -82,7 +116,9 @@ class Supervisor:
         worker.settle(LoadFailed(f"the worker's supervision failed: {error!r}"))
 
     async def _end(self, worker: Worker, drain: bool) -> None:
-        """Let it answer what it holds, then close its socket; one that does not end by itself is killed."""
+        """Let it answer what it holds, then close its socket; one that does not end by itself is
+        killed.
+        """
         worker.stopping.set()
         worker.settle(None)
         instance = worker.instance
@@ -116,5 +152,7 @@ class Supervisor:
         over = (WorkerState.UNLOADING, WorkerState.FAILED)
         failed = any(worker.state is WorkerState.FAILED for worker in self.workers)
         accepting = any(worker.state not in over for worker in self.workers)
-        self._dispatcher.accept(accepting, "" if accepting else (_GIVEN_UP if failed else ": ") + self._config.way_back)
+        self._dispatcher.accept(
+            accepting, "" if accepting else (_GIVEN_UP if failed else ": ") + self._config.way_back
+        )
         self.on_state()

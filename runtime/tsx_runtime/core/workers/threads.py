@@ -1,8 +1,10 @@
-"""Workers as threads of this process: for Lambda, which has no shared memory and freezes the process between requests.
+"""Workers as threads of this process: for Lambda, which has no shared memory and freezes the
+process between requests.
 
-A thread cannot be killed. One that is to be killed loses its socket, and counts as ended; while it still runs no other is started. One that
-ends by itself may leave a process behind that is of no more use to another, as a lost device does. So the owner of the starter asks
-`stuck` and `restarted`, and ends the process.
+A thread cannot be killed. One that is to be killed loses its socket, and counts as ended; while it
+still runs no other is started. One that ends by itself may leave a process behind that is of no
+more use to another, as a lost device does. So the owner of the starter asks `stuck` and
+`restarted`, and ends the process.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from tsx_runtime.worker.launch.entry import run_thread
 
 
 class WorkerThread:
-    """The same as a forked `WorkerProcess`. It ends by itself when its socket is closed, once its handler has returned."""
+    """The same as a forked `WorkerProcess`.
+
+    It ends by itself when its socket is closed, once its handler has returned.
+    """
 
     unheard_grace: float | None = None
 
@@ -75,10 +80,15 @@ class WorkerThread:
 
 
 class ThreadStarter:
-    """In the place of a `ProcessStarter`. A model with packages of its own, or of several processes, still is a program."""
+    """In the place of a `ProcessStarter`.
+
+    A model with packages of its own, or of several processes, still is a program.
+    """
 
     def __init__(self, *, hidden: Collection[str] = ()) -> None:
-        """`hidden`: names of environment variables that are none of the workers' business; this process loses them too."""
+        """`hidden`: names of environment variables that are none of the workers' business; this
+        process loses them too.
+        """
         self.hidden = hidden
         self.restarted = False  # a thread has ended by itself, and another was started in its place
         self._threads: list[WorkerThread] = []
@@ -91,18 +101,24 @@ class ThreadStarter:
     def warm_up(self, *, exported: bool = False) -> None:
         """Nothing is forked, so nothing is there to be made ready."""
 
-    async def start(self, name: str, launch: Launch | None = None) -> tuple[WorkerThread | CommandProcess, socket.socket]:
+    async def start(
+        self, name: str, launch: Launch | None = None
+    ) -> tuple[WorkerThread | CommandProcess, socket.socket]:
         """A new worker and the front end's end of its socket. Raises OSError."""
         if launch is not None:
             program, front = start_program(launch, None, self.hidden)
             self._programs.append(program)
             return program, front
         if self.stuck:
-            raise OSError("the thread of the previous worker is still running; this process must exit")
+            raise OSError(
+                "the thread of the previous worker is still running; this process must exit"
+            )
         front, back = socket.socketpair()
         front.setblocking(False)
         newest = next((thread for thread in reversed(self._threads) if thread.name == name), None)
-        self.restarted |= newest is not None and not newest.alive  # one that is alive has a successor, which is no restart
+        self.restarted |= (
+            newest is not None and not newest.alive
+        )  # one that is alive has a successor, which is no restart
         self._threads = [thread for thread in self._threads if thread.alive]
         self._threads.append(WorkerThread(name, back, self.hidden))
         return self._threads[-1], front

@@ -28,12 +28,15 @@ class Worker:
         self.state = WorkerState.LOADING
         self.started = datetime.now(timezone.utc)
         self.since = now  # time.monotonic() when it came into its state
-        self.next_start = 0.0  # the same clock: where it backs off or was given up, when its next process is started
+        # the same clock: where it backs off or was given up, when its next process is started
+        self.next_start = 0.0
         self.restarts = 0
         self.given_up = False  # it failed too often, and has not loaded the model since
         self.instance: WorkerInstance | None = None
         self.successor: WorkerInstance | None = None  # it loads while `instance` serves
-        self.retiring: dict[WorkerInstance, asyncio.Task[None]] = {}  # a successor serves; they answer what they hold
+        self.retiring: dict[
+            WorkerInstance, asyncio.Task[None]
+        ] = {}  # a successor serves; they answer what they hold
         self.settled: asyncio.Future[TsxError | None] = asyncio.get_running_loop().create_future()
         self.stopping = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -76,7 +79,9 @@ class Worker:
         return self.instance.forms_passed_over if self.instance else ()
 
     def seconds_until_ready(self, now: float, usual: float | None) -> float | None:
-        """None where it is not on its way. `usual` is what a process of this model last took to load it, None before the first has:
+        """None where it is not on its way.
+
+        `usual` is what a process of this model last took to load it, None before the first has:
         then, or where it takes longer than usual, as long again as it has taken.
         """
         if self.state is WorkerState.READY:

@@ -1,8 +1,10 @@
-"""`Idempotency-Key`: a request that comes again under the same key gets the answer of the first one, and runs no model.
+"""`Idempotency-Key`: a request that comes again under the same key gets the answer of the first
+one, and runs no model.
 
-The key belongs to its path, its token and all credentials that a handler sees. An answer is sent once it is kept, so
-that no client has seen one that a repeated request would not get. The parts of a stream go out as they come, all but
-the last. A client that leaves ends nothing: it comes back for the answer.
+The key belongs to its path, its token and all credentials that a handler sees. An answer is sent
+once it is kept, so that no client has seen one that a repeated request would not get. The parts of
+a stream go out as they come, all but the last. A client that leaves ends nothing: it comes back for
+the answer.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ KEYED = "tsx.keyed"  # in a scope: its `KeyedRequest`, until a job has stored th
 REPLAYED: Pair = (b"idempotent-replayed", b"true")
 REQUEST_ID = b"x-request-id"
 _OF_ONE = frozenset({REQUEST_ID, b"content-length", b"connection"})  # `send_whole` sets them
-_KEY = re.compile(rb'"([\x20\x21\x23-\x7e]{1,255})"|([\x21\x23-\x7e]{1,255})')  # as the draft quotes it, or bare as most clients send it
+_KEY = re.compile(
+    rb'"([\x20\x21\x23-\x7e]{1,255})"|([\x21\x23-\x7e]{1,255})'
+)  # as the draft quotes it, or bare as most clients send it
 _AGAIN = frozenset({404, 408, 409, 425, 429})  # another try may fare better: not kept, as no 5xx is
 _METHODS = frozenset({"OPTIONS", "HEAD"})  # that run nothing, or show nothing to keep
 
@@ -49,15 +53,17 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def has_key(scope: Scope) -> bool:
-    return scope["method"] not in _METHODS and any(name == IDEMPOTENCY_KEY for name, _ in scope["headers"])
+    return scope["method"] not in _METHODS and any(
+        name == IDEMPOTENCY_KEY for name, _ in scope["headers"]
+    )
 
 
 @dataclass(eq=False)
 class Idempotency:
     """The keyed requests of one listener, before they run a model.
 
-    `limit`: bytes of a body; `job_limit`: of a request for later; `credentials`: further headers that
-    keep clients apart.
+    `limit`: bytes of a body; `job_limit`: of a request for later; `credentials`: further headers
+    that keep clients apart.
     """
 
     runs: KeyedRuns | None  # None: nothing is stored
@@ -76,7 +82,10 @@ class Idempotency:
                 self.guard.check(scope["headers"])
             key = read_key(scope["headers"])
             if self.runs is None:
-                raise BadRequest("This server stores no answers (jobs_store), so it takes no Idempotency-Key. Send the request without it.")
+                raise BadRequest(
+                    "This server stores no answers (jobs_store), so it takes no Idempotency-Key."
+                    " Send the request without it."
+                )
             if parse_preference(scope["headers"]) is None:
                 body = await read_body(scope, receive, self.limit)
             else:
@@ -97,11 +106,15 @@ class Idempotency:
                 raise  # only closing the connection tells the client
             status, headers, text = errors.fault(error, scope["path"])
             self.counts.add(status)
-            await send_whole(send, scope, status, headers, request_id, text, rest_of(error, receive))
+            await send_whole(
+                send, scope, status, headers, request_id, text, rest_of(error, receive)
+            )
 
     async def _replay(self, kept: StoredAnswer, scope: Scope, send: Send) -> None:
         self.counts.add(kept.sound_status)
-        pairs = answer_headers(kept.sound_status, stored_headers(kept.headers), confined=self.confined)
+        pairs = answer_headers(
+            kept.sound_status, stored_headers(kept.headers), confined=self.confined
+        )
         request_id = dict(pairs).get(REQUEST_ID, b"")
         headers = (*(pair for pair in pairs if pair[0] not in _OF_ONE), REPLAYED)
         await send_whole(send, scope, kept.sound_status, headers, request_id, kept.body)
@@ -121,8 +134,12 @@ class AnswerRecorder:
         self._size = 0
         self._too_large = asyncio.Event()
 
-    async def record(self, app: App, scope: Scope, body: bytes, receive: Receive) -> StoredAnswer | None:
-        """What is to be kept: none of a stream that broke off, none that another try may better, none that is kept already."""
+    async def record(
+        self, app: App, scope: Scope, body: bytes, receive: Receive
+    ) -> StoredAnswer | None:
+        """What is to be kept: none of a stream that broke off, none that another try may better,
+        none that is kept already.
+        """
         await app(scope, self._replaying(body, receive), self)
         if self._start is None or self._last is None or KEYED not in scope or ENDED in scope:
             return None
@@ -130,8 +147,13 @@ class AnswerRecorder:
         if status >= 500 or status in _AGAIN:
             return None
         if self._too_large.is_set():
-            text = f"The answer to this Idempotency-Key had more than {self._runs.largest} bytes, and such answers are not kept "
-            error = Conflict(f"{text}(max_kept_answer). Send the request under a new key to run it again.")
+            text = (
+                f"The answer to this Idempotency-Key had more than {self._runs.largest} bytes, and"
+                " such answers are not kept "
+            )
+            error = Conflict(
+                f"{text}(max_kept_answer). Send the request under a new key to run it again."
+            )
             return self._runs.answer(self._keyed, *errors.fault(error, scope["path"]))
         return self._runs.answer(self._keyed, status, headers, b"".join(self._parts))
 
@@ -159,7 +181,10 @@ class AnswerRecorder:
             await self._send(self._last)
 
     def _replaying(self, body: bytes, receive: Receive) -> Receive:
-        """The request as it came. That its client has left is told only once nothing can be kept for it any more."""
+        """The request as it came.
+
+        That its client has left is told only once nothing can be kept for it any more.
+        """
         given = False
 
         async def receive_again() -> Message:
@@ -185,18 +210,29 @@ def read_key(headers: list[Pair]) -> str:
     if found is None:
         shown = b", ".join(values)[:100].decode("latin-1")
         raise BadRequest(
-            f"Idempotency-Key is {shown!r}: send it once, with 1 to 255 visible ASCII characters such as a UUID, in quotes or without."
+            f"Idempotency-Key is {shown!r}: send it once, with 1 to 255 visible ASCII characters"
+            " such as a UUID, in quotes or without."
         )
     return (found[1] or found[2]).decode()
 
 
-def keyed_request(scope: Scope, key: str, body: bytes, credentials: Collection[bytes]) -> KeyedRequest:
+def keyed_request(
+    scope: Scope, key: str, body: bytes, credentials: Collection[bytes]
+) -> KeyedRequest:
     """Keep keys apart by path and credentials, and requests of one key by what they ask for."""
     headers = dict(scope["headers"])
-    users = sorted(pair for pair in scope["headers"] if pair[0] in credentials and pair[0] != b"authorization")
+    users = sorted(
+        pair for pair in scope["headers"] if pair[0] in credentials and pair[0] != b"authorization"
+    )
     tokens = [value for name, value in scope["headers"] if name == b"authorization"] or [b""]
     owner = _digest(scope["path"].encode(), *tokens, *chain.from_iterable(users))
-    request = _digest(scope["method"].encode(), scope["query_string"], headers.get(b"content-type", b""), headers.get(b"prefer", b""), body)
+    request = _digest(
+        scope["method"].encode(),
+        scope["query_string"],
+        headers.get(b"content-type", b""),
+        headers.get(b"prefer", b""),
+        body,
+    )
     return KeyedRequest(AnswerKey(IDEMPOTENCY, owner, key), request)
 
 

@@ -1,4 +1,5 @@
-"""Asynchronous answers over HTTP: accepts a request for later, shows how far it is, gives the answer, cancels.
+"""Asynchronous answers over HTTP: accepts a request for later, shows how far it is, gives the
+answer, cancels.
 
     POST /predictions/MODEL    Prefer: respond-async             202, Location: /jobs/ID
                                Prefer: respond-async, wait=N     the answer, where it is there within N seconds; else 202
@@ -19,7 +20,14 @@ from typing import NamedTuple
 from tsx_runtime.api import errors
 from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.api.access.client_limits import calling
-from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, answer_headers, shown_headers, stored_headers
+from tsx_runtime.api.headers import (
+    JSON,
+    NO_CACHE,
+    Pair,
+    answer_headers,
+    shown_headers,
+    stored_headers,
+)
 from tsx_runtime.api.messages import (
     ClientGone,
     Receive,
@@ -31,7 +39,14 @@ from tsx_runtime.api.messages import (
     send_whole,
     while_client_waits,
 )
-from tsx_runtime.api.request_options import CALLBACK, JOB_SIZE, Preference, callback_of, parse_preference, priority_and_timeout
+from tsx_runtime.api.request_options import (
+    CALLBACK,
+    JOB_SIZE,
+    Preference,
+    callback_of,
+    parse_preference,
+    priority_and_timeout,
+)
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed, TsxError
 from tsx_runtime.http.asgi_lane.idempotency import KEYED, REQUEST_ID
@@ -84,34 +99,64 @@ class JobRoutes:
         except Exception as error:  # the boundary of a request
             response = _Response(*errors.fault(errors.unexpected(error, request_id), scope["path"]))
         self.counts.add(response.status)
-        await send_whole(send, scope, response.status, response.headers, response.request_id or request_id, response.body, rest)
+        await send_whole(
+            send,
+            scope,
+            response.status,
+            response.headers,
+            response.request_id or request_id,
+            response.body,
+            rest,
+        )
 
     async def _accept(self, scope: Scope, receive: Receive, request_id: bytes) -> _Response:
         preference = parse_preference(scope["headers"]) or Preference()
         priority, timeout_ms = priority_and_timeout(scope["headers"])
         if callback := callback_of(scope["headers"]):
             callback = self.jobs.callbacks.check(callback)
-        target, route, body = await read_request(self.registry, scope, receive, self.limit, JOB_SIZE)
+        target, route, body = await read_request(
+            self.registry, scope, receive, self.limit, JOB_SIZE
+        )
         left_out = {CALLBACK, *self.registry.hidden_headers.of(route.name)}
         kept = header_block(shown_headers(as_sent(scope), left_out))
-        request = StoredRequest(request_id.decode(), scope["method"], scope["path"], scope["query_string"], kept, body)
+        request = StoredRequest(
+            request_id.decode(), scope["method"], scope["path"], scope["query_string"], kept, body
+        )
         deadline = None if timeout_ms is None else time.time() + timeout_ms / 1000
         id = secrets.token_hex(16)
         version = target.version if target.version and self._has(route.name, target.version) else ""
         new = NewJob(id, route.name, version, request, priority, deadline, _client(scope), callback)
         keyed: KeyedRequest | None = scope.pop(KEYED, None)
-        wait = 0 if keyed is not None else preference.wait  # each repeated request gets the same answer
+        wait = (
+            0 if keyed is not None else preference.wait
+        )  # each repeated request gets the same answer
         applied = b"respond-async, wait=%d" % wait if wait else b"respond-async"
         location = (b"location", f"{PREFIX}{id}".encode())
-        body = _json({"id": id, "state": "queued", "model": new.model, "version": new.version or None})
-        headers = (JSON, (STATE, b"queued"), location, (b"preference-applied", applied), (b"retry-after", b"1"), *NO_CACHE)
+        body = _json(
+            {"id": id, "state": "queued", "model": new.model, "version": new.version or None}
+        )
+        headers = (
+            JSON,
+            (STATE, b"queued"),
+            location,
+            (b"preference-applied", applied),
+            (b"retry-after", b"1"),
+            *NO_CACHE,
+        )
         if keyed is not None:  # a job and the answer under its key are stored together
             pairs = ((REQUEST_ID, request_id), *headers)
-            await self.jobs.add(new, (keyed.key, self.jobs.keyed_runs.answer(keyed, 202, pairs, body)))
+            await self.jobs.add(
+                new, (keyed.key, self.jobs.keyed_runs.answer(keyed, 202, pairs, body))
+            )
         else:
             await self.jobs.add(new)
-        if wait and (answer := await while_client_waits(self.jobs.wait(id, wait), receive)) is not None:
-            return self._whole(answer, request_id, location, (b"preference-applied", b"wait=%d" % wait))
+        if (
+            wait
+            and (answer := await while_client_waits(self.jobs.wait(id, wait), receive)) is not None
+        ):
+            return self._whole(
+                answer, request_id, location, (b"preference-applied", b"wait=%d" % wait)
+            )
         return _Response(202, headers, body)
 
     def _has(self, name: str, version: str) -> bool:
@@ -127,19 +172,38 @@ class JobRoutes:
             raise MethodNotAllowed(allowed=("DELETE", "GET", "HEAD"))
         job = await (self.jobs.cancel(id) if method == "DELETE" else self.jobs.get(id))
         if job is None:
-            raise JobNotFound(f"There is no job {id}. A job is forgotten a day after its answer has expired (job_retention).")
+            raise JobNotFound(
+                f"There is no job {id}. A job is forgotten a day after its answer has expired"
+                " (job_retention)."
+            )
         if job.state == "expired":
-            return _failure(JobGone(f"Job {id} has expired (job_retention). Send the request again for an answer."), job)
+            return _failure(
+                JobGone(
+                    f"Job {id} has expired (job_retention). Send the request again for an answer."
+                ),
+                job,
+            )
         if method == "DELETE":
             if job.state == "done":
-                text = f"Job {id} is done, so it cannot be cancelled. Its answer is deleted when it expires (job_retention)."
+                text = (
+                    f"Job {id} is done, so it cannot be cancelled. Its answer is deleted when it"
+                    " expires (job_retention)."
+                )
                 return _failure(Conflict(text), job)
-            return _Response(200, (JSON, (STATE, job.state.encode()), *NO_CACHE), _json({"id": job.id, "state": job.state}))
+            return _Response(
+                200,
+                (JSON, (STATE, job.state.encode()), *NO_CACHE),
+                _json({"id": job.id, "state": job.state}),
+            )
         if job.state in ("queued", "running"):
             return await self._progress(job)
         answer = await self.jobs.answer(id) if job.state == "done" else None
         if answer is None:
-            why = "was cancelled" if job.state == "cancelled" else "is done, and its answer has expired (job_retention)"
+            why = (
+                "was cancelled"
+                if job.state == "cancelled"
+                else "is done, and its answer has expired (job_retention)"
+            )
             return _failure(JobGone(f"Job {id} {why}. Send the request again for an answer."), job)
         return self._whole(answer, job.request_id.encode())
 
@@ -161,7 +225,11 @@ class JobRoutes:
             "expected_seconds": expected,
         }
         pause = b"%d" % min(expected or 1, MOST_PAUSE)
-        return _Response(202, (JSON, (STATE, job.state.encode()), (b"retry-after", pause), *NO_CACHE), _json(shown))
+        return _Response(
+            202,
+            (JSON, (STATE, job.state.encode()), (b"retry-after", pause), *NO_CACHE),
+            _json(shown),
+        )
 
 
 class _Response(NamedTuple):

@@ -1,7 +1,8 @@
-"""The inference routes that run a model: turn an ASGI request into a job, and its answer into a response.
+"""The inference routes that run a model: turn an ASGI request into a job, and its answer into a
+response.
 
-Predictions are answered straight on ASGI: no framework's request, no dependencies, no validation lie on their path.
-What the body means is the worker's business; here it is bytes.
+Predictions are answered straight on ASGI: no framework's request, no dependencies, no validation
+lie on their path. What the body means is the worker's business; here it is bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +20,25 @@ from tsx_runtime import wire
 from tsx_runtime.api import errors, openai
 from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.api.access_log import BROKEN, ENDED, SERVED
-from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, answer_headers, check_status, handler_headers
-from tsx_runtime.api.messages import ClientGone, Receive, Scope, Send, as_sent, read_body, request_id_of, rest_of, send_whole
+from tsx_runtime.api.headers import (
+    JSON,
+    NO_CACHE,
+    Pair,
+    answer_headers,
+    check_status,
+    handler_headers,
+)
+from tsx_runtime.api.messages import (
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    as_sent,
+    read_body,
+    request_id_of,
+    rest_of,
+    send_whole,
+)
 from tsx_runtime.api.request_options import deadline, priority_and_timeout
 from tsx_runtime.api.server_timing import TIMED, TimedJob, parse_timing_request
 from tsx_runtime.api.urls import (
@@ -70,31 +88,55 @@ class Predictions:
                 job.trace(span, route)
             answer = await _answer(route, job, receive)
             check_status(answer.status)
-            headers = answer_headers(answer.status, handler_headers(answer.headers), confined=self.confined)
+            headers = answer_headers(
+                answer.status, handler_headers(answer.headers), confined=self.confined
+            )
         except (ClientGone, ClientLeft):
             return
         except TsxError as error:
             status, pairs, body = errors.fault(error, scope["path"])
-            await self._send(send, scope, request_id, status, (*pairs, *_routed(scope)), body, rest_of(error, receive))
+            await self._send(
+                send,
+                scope,
+                request_id,
+                status,
+                (*pairs, *_routed(scope)),
+                body,
+                rest_of(error, receive),
+            )
         except Exception as error:  # the boundary of a request
-            await self._send(send, scope, request_id, *errors.fault(errors.unexpected(error, request_id)))
+            await self._send(
+                send, scope, request_id, *errors.fault(errors.unexpected(error, request_id))
+            )
         else:
             if answer.streamed:
                 self.counts.add(answer.status)
-                await self._stream(scope, receive, send, route, job, answer, [(b"x-request-id", request_id), *headers])
+                await self._stream(
+                    scope,
+                    receive,
+                    send,
+                    route,
+                    job,
+                    answer,
+                    [(b"x-request-id", request_id), *headers],
+                )
             else:
                 if isinstance(job, TimedJob) and job.header:
                     headers = (*headers, (b"server-timing", job.header))
                 await self._send(send, scope, request_id, answer.status, headers, answer.body)
 
-    async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> tuple[Route, WaitingJob]:
+    async def _job(
+        self, scope: Scope, receive: Receive, request_id: bytes
+    ) -> tuple[Route, WaitingJob]:
         """The request as a job, and its route."""
         headers: list[Pair] = scope["headers"]
         priority, timeout_ms = priority_and_timeout(headers)
         target, route, body = await read_request(self.registry, scope, receive, self.limit)
         now = time.monotonic()
         shown = with_headers(as_sent(scope), target, self.registry.hidden_headers.of(route.name))
-        meta = wire.request_meta(request_id.decode(), scope["query_string"] if target.query else b"", shown)
+        meta = wire.request_meta(
+            request_id.decode(), scope["query_string"] if target.query else b"", shown
+        )
         due = deadline(now, route.client_timeout, timeout_ms)
         timing = parse_timing_request(headers)
         if timing is None and self.timing_share and random.random() < self.timing_share:
@@ -106,7 +148,10 @@ class Predictions:
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         target = find_target(scope["path"], scope["query_string"])
         assert target is not None
-        body = json.dumps(self.describe(resolve(self.registry, target).name), indent=2).encode() + b"\n"
+        body = (
+            json.dumps(self.describe(resolve(self.registry, target).name), indent=2).encode()
+            + b"\n"
+        )
         await self._send(send, scope, request_id, 200, (JSON, *NO_CACHE), body)
 
     async def _send(
@@ -125,9 +170,20 @@ class Predictions:
         await send_whole(send, scope, status, headers, request_id, body, rest)
 
     async def _stream(
-        self, scope: Scope, receive: Receive, send: Send, route: Route, job: WaitingJob, answer: Answer, headers: list[Pair]
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        route: Route,
+        job: WaitingJob,
+        answer: Answer,
+        headers: list[Pair],
     ) -> None:
-        """Each part as one chunk. One that breaks off ends without its last chunk, so that the client can tell; events, with an error."""
+        """Each part as one chunk.
+
+        One that breaks off ends without its last chunk, so that the client can tell; events, with
+        an error.
+        """
         shows = scope["method"] != "HEAD"
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         watcher = asyncio.ensure_future(_watch(receive, route, job, answer))
@@ -144,9 +200,13 @@ class Predictions:
             scope[ENDED] = BROKEN
             request_id = headers[0][1].decode()
             about = {"request_id": request_id, "model": route.name}
-            logger.warning("request %s: its stream was interrupted: %s", request_id, error.message, extra=about)
+            logger.warning(
+                "request %s: its stream was interrupted: %s", request_id, error.message, extra=about
+            )
             if shows and errors.is_event_stream(answer.headers):
-                await send({"type": "http.response.body", "body": errors.error_event(error.message)})
+                await send(
+                    {"type": "http.response.body", "body": errors.error_event(error.message)}
+                )
         finally:
             watcher.cancel()
             job.gone = True
@@ -154,9 +214,16 @@ class Predictions:
 
 
 async def read_request(
-    registry: Registry, scope: Scope, receive: Receive, limit: int, setting: str = "max_request_size"
+    registry: Registry,
+    scope: Scope,
+    receive: Receive,
+    limit: int,
+    setting: str = "max_request_size",
 ) -> tuple[Target, Route, bytes]:
-    """What a request asks for, where it is submitted, and its body. Raises as `resolve` and `read_body` do."""
+    """What a request asks for, where it is submitted, and its body.
+
+    Raises as `resolve` and `read_body` do.
+    """
     headers: list[Pair] = scope["headers"]
     target = find_target(scope["path"], scope["query_string"])
     assert target is not None
@@ -168,17 +235,25 @@ async def read_request(
         target = with_model(registry, target, headers, body)
     elif form:
         target = target._replace(name=model_in_form(headers, body))
-    return target, resolve(registry, target, headers), body  # not before: it may be unregistered while the body comes
+    return (
+        target,
+        resolve(registry, target, headers),
+        body,
+    )  # not before: it may be unregistered while the body comes
 
 
 def _routed(scope: Scope) -> tuple[Pair, ...]:
-    """The version that the splitter picked, for the answer to a request that this version refuses."""
+    """The version that the splitter picked, for the answer to a request that this version
+    refuses.
+    """
     version = scope[SERVED][1].routed if SERVED in scope else None
     return () if version is None else ((HEADER, version.version.encode()),)
 
 
 async def _answer(route: Route, job: WaitingJob, receive: Receive) -> Answer:
-    """Submit the job and wait for its answer; raises `ClientLeft` where it is given up because the client has left."""
+    """Submit the job and wait for its answer; raises `ClientLeft` where it is given up because the
+    client has left.
+    """
     route.submit(job)
     leaving = asyncio.ensure_future(_watch_wait(receive, route, job))
     try:

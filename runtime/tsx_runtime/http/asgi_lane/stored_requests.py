@@ -28,7 +28,9 @@ def make_jobs(registry: Registry, settings: Settings) -> Jobs | None:
     store = make_store(settings, registry.state.directory)
     if store is None:
         return None
-    jobs = Jobs(settings, store, RequestExecutor(registry, settings.max_response_size, store.request))
+    jobs = Jobs(
+        settings, store, RequestExecutor(registry, settings.max_response_size, store.request)
+    )
     registry.on_readiness.append(jobs.runner.changed)
     return jobs
 
@@ -36,7 +38,12 @@ def make_jobs(registry: Registry, settings: Settings) -> Jobs | None:
 class RequestExecutor:
     """A `JobExecutor` for the models of a registry."""
 
-    def __init__(self, registry: Registry, largest: int, load: Callable[[str], Awaitable[StoredRequest | None]]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        largest: int,
+        load: Callable[[str], Awaitable[StoredRequest | None]],
+    ) -> None:
         """`largest`: bytes of the parts of a streamed answer, together."""
         self._registry = registry
         self._largest = largest
@@ -48,11 +55,21 @@ class RequestExecutor:
             found = self._registry.find(name, version or None)
         except TsxError:
             return 0 if self._registry.unloaded_of(name, version or None) else None
-        return math.ceil(max(len(found.workers), found.asleep) * max(1, found.batch_size) * WORKER_SHARE)
+        return math.ceil(
+            max(len(found.workers), found.asleep) * max(1, found.batch_size) * WORKER_SHARE
+        )
 
     async def answer(self, job: JobRecord) -> StoredAnswer:
-        if job.deadline is not None and not time.time() <= job.deadline < math.inf:  # NaN and infinity suit no timer
-            return _refusal(DeadlinePassed("The job was not started before the time that its client gave it (x-tsx-timeout-ms)."), "")
+        if (
+            job.deadline is not None and not time.time() <= job.deadline < math.inf
+        ):  # NaN and infinity suit no timer
+            return _refusal(
+                DeadlinePassed(
+                    "The job was not started before the time that its client gave it"
+                    " (x-tsx-timeout-ms)."
+                ),
+                "",
+            )
         counted = job.size if job.size > UNCOUNTED else 0
         self._registry.bytes_in_flight.take(counted)
         try:
@@ -75,13 +92,17 @@ class RequestExecutor:
         except TsxError as error:
             return _refusal(error, request.path, submitted)
         except Exception as error:  # the boundary of a request
-            return _refusal(errors.unexpected(error, request.request_id.encode()), request.path, submitted)
+            return _refusal(
+                errors.unexpected(error, request.request_id.encode()), request.path, submitted
+            )
 
     def _submittable(self, job: JobRecord, request: StoredRequest) -> tuple[Route, WaitingJob]:
         headers = header_pairs(request.headers)
         target = find_target(request.path, request.query)
         assert target is not None  # it was when the request was stored
-        target = target._replace(name=job.model, version=job.version or None if target.in_body else target.version)
+        target = target._replace(
+            name=job.model, version=job.version or None if target.in_body else target.version
+        )
         route = resolve(self._registry, target, [(name.lower(), value) for name, value in headers])
         meta = wire.request_meta(
             request.request_id,

@@ -1,11 +1,14 @@
-"""WebSocket: each message of a client is one request, and goes the way of a request over HTTP to the same path.
+"""WebSocket: each message of a client is one request, and goes the way of a request over HTTP to
+the same path.
 
     client   a text or binary message: the body of a request
     server   binary messages: the answer, a message for each part of a stream, or for each event of server-sent events
-             a text message: the answer's end, JSON: {"done": true, "status": 200, "request_id": ..., "headers": {...}}
+             a text message: the answer's end, JSON: {"done": true, "status": 200, "request_id":
+             ..., "headers": {...}}
 
-Errors are ends as well, with the error JSON in `error`. Requests are answered one after the other. The token and all other headers are
-those of the handshake; a page, which cannot set any, offers the subprotocols `tsx.v1` and `tsx.token.TOKEN`.
+Errors are ends as well, with the error JSON in `error`. Requests are answered one after the other.
+The token and all other headers are those of the handshake; a page, which cannot set any, offers the
+subprotocols `tsx.v1` and `tsx.token.TOKEN`.
 """
 
 from __future__ import annotations
@@ -18,7 +21,16 @@ from urllib.parse import unquote_to_bytes
 from tsx_runtime.api import errors
 from tsx_runtime.api.access_log import ENDED
 from tsx_runtime.api.headers import NO_CACHE, Pair
-from tsx_runtime.api.messages import CLIENT_LEFT, HEADER_NAMES, Message, Receive, Scope, Send, as_sent, request_id_of
+from tsx_runtime.api.messages import (
+    CLIENT_LEFT,
+    HEADER_NAMES,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    as_sent,
+    request_id_of,
+)
 from tsx_runtime.api.urls import find_target, resolve, runs_model
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.asgi_lane.idempotency import App
@@ -28,15 +40,31 @@ from tsx_runtime.http.asgi_lane.workflow_predictions import runs_workflow
 TOKEN = b"tsx.token."
 JSON_BRACKETS = (("{", "}"), ("[", "]"))
 LONGEST_ERROR = 64 << 10  # bytes of an error JSON that becomes part of the end
-INTERRUPTED = {"code": 500, "type": "InternalServerException", "message": "The answer was interrupted; the server's log says why."}
+INTERRUPTED = {
+    "code": 500,
+    "type": "InternalServerException",
+    "message": "The answer was interrupted; the server's log says why.",
+}
 _NOT_OF_MESSAGES = (b"connection", b"upgrade", b"content-length", b"sec-websocket-")
-_NOT_TOLD = {b"x-request-id", b"content-length", b"connection", *(name for name, _ in NO_CACHE)}  # of an answer
+_NOT_TOLD = {
+    b"x-request-id",
+    b"content-length",
+    b"connection",
+    *(name for name, _ in NO_CACHE),
+}  # of an answer
 
 
 async def converse(
-    app: App, admit: Callable[[Scope, Send], Awaitable[Send]], predictions: Predictions, scope: Scope, receive: Receive, send: Send
+    app: App,
+    admit: Callable[[Scope, Send], Awaitable[Send]],
+    predictions: Predictions,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
 ) -> None:
-    """`admit` raises `TsxError` for a client that `app` would not answer, or returns the `send` for a refusal."""
+    """`admit` raises `TsxError` for a client that `app` would not answer, or returns the `send` for
+    a refusal.
+    """
     request, send_refusal = _as_request(scope), send
     try:
         send_refusal = await admit(request, send)
@@ -44,8 +72,15 @@ async def converse(
     except TsxError as error:
         status, headers, body = errors.fault(error, scope["path"])
         predictions.counts.add(status)
-        pairs = [(b"x-request-id", request_id_of(scope)), *headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-        await send_refusal({"type": "websocket.refuse", "status": status, "headers": pairs, "body": body})
+        pairs = [
+            (b"x-request-id", request_id_of(scope)),
+            *headers,
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        await send_refusal(
+            {"type": "websocket.refuse", "status": status, "headers": pairs, "body": body}
+        )
         return
     await send({"type": "websocket.accept"})
     while (message := await receive())["type"] == "websocket.receive":
@@ -53,10 +88,16 @@ async def converse(
 
 
 def check(predictions: Predictions, scope: Scope) -> None:
-    """Whether messages to this path may run a model or a workflow: raises `TsxError` where not. `scope` is that of a request."""
+    """Whether messages to this path may run a model or a workflow: raises `TsxError` where not.
+
+    `scope` is that of a request.
+    """
     path: str = scope["path"]
     if not runs_model(path) and not runs_workflow(path):
-        raise ResourceNotFound(f"{errors.NOT_FOUND} A WebSocket takes the paths of predictions, such as /predictions/MODEL.")
+        raise ResourceNotFound(
+            f"{errors.NOT_FOUND} A WebSocket takes the paths of predictions, such as"
+            " /predictions/MODEL."
+        )
     if predictions.guard is not None:
         predictions.guard.check_socket(scope["headers"])
     target = find_target(path, scope["query_string"])
@@ -66,22 +107,39 @@ def check(predictions: Predictions, scope: Scope) -> None:
 
 def _as_request(scope: Scope) -> Scope:
     """The scope of a request that a message makes."""
-    sent = [(name, value) for name, value in as_sent(scope) if not name.lower().startswith(_NOT_OF_MESSAGES)]
-    offered = [each.strip() for name, value in scope["headers"] if name == b"sec-websocket-protocol" for each in value.split(b",")]
+    sent = [
+        (name, value)
+        for name, value in as_sent(scope)
+        if not name.lower().startswith(_NOT_OF_MESSAGES)
+    ]
+    offered = [
+        each.strip()
+        for name, value in scope["headers"]
+        if name == b"sec-websocket-protocol"
+        for each in value.split(b",")
+    ]
     token = next((each[len(TOKEN) :] for each in offered if each.startswith(TOKEN)), None)
     if token is not None and not any(name.lower() == b"authorization" for name, _ in sent):
-        sent.append((b"Authorization", b" ".join([b"Bearer", *unquote_to_bytes(token).split()])))  # without line ends
+        sent.append(
+            (b"Authorization", b" ".join([b"Bearer", *unquote_to_bytes(token).split()]))
+        )  # without line ends
     return _with_headers({**scope, "type": "http", "method": "POST"}, sent)
 
 
 def _with_headers(scope: Scope, sent: list[Pair]) -> Scope:
-    return {**scope, "headers": [(name.lower(), value) for name, value in sent], HEADER_NAMES: [name for name, _ in sent]}
+    return {
+        **scope,
+        "headers": [(name.lower(), value) for name, value in sent],
+        HEADER_NAMES: [name for name, _ in sent],
+    }
 
 
 async def _answer(app: App, request: Scope, message: Message, send: Send) -> None:
     text, left = message.get("text"), request[CLIENT_LEFT]
     bodies = [message["bytes"] if text is None else text.encode()]
-    if (kind := _content_type(text)) and not any(name == b"content-type" for name, _ in request["headers"]):
+    if (kind := _content_type(text)) and not any(
+        name == b"content-type" for name, _ in request["headers"]
+    ):
         request = _with_headers(request, [*as_sent(request), (b"Content-Type", kind)])
 
     async def receive() -> Message:
@@ -121,7 +179,9 @@ class SocketAnswer:
             self._status, self._headers = message["status"], list(message["headers"])
             kind = next((value for name, value in self._headers if name == b"content-type"), b"")
             self._events = EventData() if kind.startswith(b"text/event-stream") else None
-            self._kept = b"" if self._status >= 400 and kind.startswith(b"application/json") else None
+            self._kept = (
+                b"" if self._status >= 400 and kind.startswith(b"application/json") else None
+            )
             return
         body, more = bytes(message.get("body", b"")), message.get("more_body", False)
         if self._kept is not None and len(self._kept) + len(body) <= LONGEST_ERROR:
@@ -129,8 +189,14 @@ class SocketAnswer:
         else:
             body, self._kept = (self._kept or b"") + body, None
             end = b"" if more else b"\n\n"  # which many handlers leave out
-            parts = [part for part in [body] if part] if self._events is None else list(self._events.feed(body + end))
-            if parts and ENDED in self._request:  # the last event is the error that interrupted the answer
+            parts = (
+                [part for part in [body] if part]
+                if self._events is None
+                else list(self._events.feed(body + end))
+            )
+            if (
+                parts and ENDED in self._request
+            ):  # the last event is the error that interrupted the answer
                 self._status, self._kept = 500, parts.pop()
             for part in parts:
                 await self._give({"type": "websocket.send", "bytes": part})
@@ -139,9 +205,18 @@ class SocketAnswer:
 
     async def end(self, status: int, error: Any = None) -> None:
         self.ended = True
-        shown = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers if name not in _NOT_TOLD}
-        request_id = next((value.decode("latin-1") for name, value in self._headers if name == b"x-request-id"), None)
-        end = {"done": True, "status": status, "request_id": request_id, "headers": shown} | ({} if error is None else {"error": error})
+        shown = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in self._headers
+            if name not in _NOT_TOLD
+        }
+        request_id = next(
+            (value.decode("latin-1") for name, value in self._headers if name == b"x-request-id"),
+            None,
+        )
+        end = {"done": True, "status": status, "request_id": request_id, "headers": shown} | (
+            {} if error is None else {"error": error}
+        )
         await self._give({"type": "websocket.send", "text": json.dumps(end, ensure_ascii=False)})
 
     async def _give(self, message: Message) -> None:
@@ -152,7 +227,9 @@ class SocketAnswer:
 
 
 class EventData:
-    """The data of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html), out of pieces of their text."""
+    """The data of server-sent events
+    (https://html.spec.whatwg.org/multipage/server-sent-events.html), out of pieces of their text.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
@@ -160,7 +237,11 @@ class EventData:
     def feed(self, piece: bytes) -> Iterator[bytes]:
         *events, self._rest = (self._rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
-            lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+            lines = [
+                line[5:].removeprefix(b" ")
+                for line in event.split(b"\n")
+                if line.startswith(b"data:")
+            ]
             if lines and lines != [b"[DONE]"]:  # OpenAI's word for the end
                 yield b"\n".join(lines)
 
@@ -170,4 +251,8 @@ def _parsed(body: bytes) -> Any:
         value = json.loads(body)
     except (ValueError, RecursionError):
         return body.decode(errors="replace")
-    return value["error"] if isinstance(value, dict) and isinstance(value.get("error"), dict) else value
+    return (
+        value["error"]
+        if isinstance(value, dict) and isinstance(value.get("error"), dict)
+        else value
+    )

@@ -1,4 +1,7 @@
-"""`/wfpredict/{workflow}`: one request through a whole workflow (contract 1.6). As for predictions, bodies are bytes here."""
+"""`/wfpredict/{workflow}`: one request through a whole workflow (contract 1.6).
+
+As for predictions, bodies are bytes here.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ class WorkflowPredictions:
             output = await self._answer(scope, receive, request_id)
             check_status(output.status)
             status, body = output.status, output.body
-            headers = answer_headers(status, handler_headers(output.headers), confined=self.confined)
+            headers = answer_headers(
+                status, handler_headers(output.headers), confined=self.confined
+            )
         except ClientGone:
             return
         except TsxError as error:
@@ -74,5 +79,7 @@ class WorkflowPredictions:
         body = await read_body(scope, receive, self.limit)
         hidden = self.workflows.registry.hidden_headers.of(name)
         headers = shown_headers(as_sent(scope), hidden)
-        request = WorkflowRequest(request_id.decode(), headers, body, deadline(arrived, 0.0, timeout_ms), priority)
+        request = WorkflowRequest(
+            request_id.decode(), headers, body, deadline(arrived, 0.0, timeout_ms), priority
+        )
         return await while_client_waits(self.workflows.find(name).answer(request), receive)

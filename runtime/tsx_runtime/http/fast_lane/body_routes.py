@@ -1,4 +1,6 @@
-"""The route of requests whose body names their model, as in OpenAI's API: what is to be known of it is found once the body is there."""
+"""The route of requests whose body names their model, as in OpenAI's API: what is to be known of it
+is found once the body is there.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from tsx_runtime.wire import header_block
 
 
 class _PlacedJob(ClientJob, Protocol):
-    destination: Route  # whose `leave` is called when the client leaves, and which is shown as what served the request
+    # whose `leave` is called when the client leaves, and which is shown as what served the request
+    destination: Route
 
 
 class BodyRoute:
@@ -32,12 +35,16 @@ class BodyRoute:
     def submit(self, job: ClientJob) -> None:
         registry, headers = self._registry, self._headers
         try:
-            route = resolve(registry, with_model(registry, self._target, headers, job.body), headers)
+            route = resolve(
+                registry, with_model(registry, self._target, headers, job.body), headers
+            )
         except TsxError as error:
             job.refuse(error)
             return
         cast("_PlacedJob", job).destination = route
-        if passed := registry.hidden_headers.of(self.name) - registry.hidden_headers.of(route.name):  # that this model gets
+        if passed := registry.hidden_headers.of(self.name) - registry.hidden_headers.of(
+            route.name
+        ):  # that this model gets
             job.meta += header_block(pair for pair in headers if pair[0] in passed)
         if route.client_timeout:
             due = job.arrived + route.client_timeout

@@ -1,4 +1,6 @@
-"""uvicorn's own protocol, which also keeps the original case of header names, and answers bytes that are not HTTP with the error JSON."""
+"""uvicorn's own protocol, which also keeps the original case of header names, and answers bytes
+that are not HTTP with the error JSON.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ class CasedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it where the parser raises, and would send `msg` as plain text."""
         error = not_http(self._received, sys.exc_info()[1] or ValueError(msg))
-        logger.warning("a request of %s was refused: %s", self.client[0] if self.client else "a client", error.message)
+        logger.warning(
+            "a request of %s was refused: %s",
+            self.client[0] if self.client else "a client",
+            error.message,
+        )
         self._give_up(error)
 
     def _give_up(self, error: TsxError) -> None:
@@ -65,19 +71,39 @@ class CasedProtocol(HttpToolsProtocol):
 
 
 def not_http(begun: bytes, error: BaseException) -> BadRequest:
-    """What to answer to bytes that are no HTTP/1.1. `begun`: the first of them; `error`: the parser's."""
+    """What to answer to bytes that are no HTTP/1.1.
+
+    `begun`: the first of them; `error`: the parser's.
+    """
     reason = str(error)
-    if isinstance(error, httptools.HttpParserCallbackError):  # uvicorn reads the URL when the head is complete
+    if isinstance(
+        error, httptools.HttpParserCallbackError
+    ):  # uvicorn reads the URL when the head is complete
         if begun.startswith(b"CONNECT "):
-            return BadRequest("This server is no proxy, and does not know the method CONNECT. Do not use its address as one.")
+            return BadRequest(
+                "This server is no proxy, and does not know the method CONNECT. Do not use its"
+                " address as one."
+            )
         reason = "the URL of the request cannot be read"
     if _HTTP_2 in reason:
         ports = "those of grpc_inference_port and grpc_management_port"
-        return BadRequest(f"This port speaks HTTP/1.1, and the client began HTTP/2. Use HTTP/1.1; the ports for gRPC are {ports}.")
+        return BadRequest(
+            "This port speaks HTTP/1.1, and the client began HTTP/2. Use HTTP/1.1; the ports for"
+            f" gRPC are {ports}."
+        )
     if isinstance(error, httptools.HttpParserInvalidMethodError):
         if begun.startswith(_TLS):
-            return BadRequest("This port speaks plain HTTP, and the client began a TLS connection. Use http:// instead of https://.")
+            return BadRequest(
+                "This port speaks plain HTTP, and the client began a TLS connection. Use http://"
+                " instead of https://."
+            )
         if line := _METHOD.match(begun):
-            use = "Write it in upper case." if line[1].upper() in METHODS else "Use GET, POST, PUT or DELETE."
+            use = (
+                "Write it in upper case."
+                if line[1].upper() in METHODS
+                else "Use GET, POST, PUT or DELETE."
+            )
             return BadRequest(f"The method {line[1].decode()} of the request is not known. {use}")
-    return BadRequest(f"What the client sent is not valid HTTP/1.1: {reason[:1].lower()}{reason[1:]}.")
+    return BadRequest(
+        f"What the client sent is not valid HTTP/1.1: {reason[:1].lower()}{reason[1:]}."
+    )

@@ -1,4 +1,5 @@
-"""The limits of one connection of the fast lane: size and time of heads, bodies, and unread answers.
+"""The limits of one connection of the fast lane: size and time of heads, bodies, and unread
+answers.
 
 A connection is in one of six phases:
 
@@ -45,14 +46,18 @@ class Phase(enum.IntEnum):
 
 BETWEEN, HEAD, BODY, ANSWER, UVICORN, REFUSED = Phase
 TOO_MUCH_FRAMING = (
-    f"Sizes, extensions and trailers of the request's chunks have more than {FRAMING_PER_BYTE} bytes for each byte of content "
-    "and those of max_header_size, which is"
+    f"Sizes, extensions and trailers of the request's chunks have more than {FRAMING_PER_BYTE}"
+    " bytes for each byte of content and those of max_header_size, which is"
 )
 
 
 class LimitedConnection(PipeliningProtocol):
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._app = cast("LaneApp", config.app)  # `config.loaded_app` may be wrapped
@@ -109,8 +114,15 @@ class LimitedConnection(PipeliningProtocol):
                 self.transport.close()
         elif phase is HEAD or (phase is UVICORN and self._in_head):
             if self._ticks > timeouts.head:
-                self._give_up(SlowRequest(f"The request's headers did not arrive within {timeouts.head} s (header_timeout)."))
-        elif phase is REFUSED or (phase is UVICORN and self._reading and self.cycle.response_started):
+                self._give_up(
+                    SlowRequest(
+                        f"The request's headers did not arrive within {timeouts.head} s"
+                        " (header_timeout)."
+                    )
+                )
+        elif phase is REFUSED or (
+            phase is UVICORN and self._reading and self.cycle.response_started
+        ):
             self._check_refused()
         elif phase is BODY or (phase is UVICORN and self._reading and not self.flow.read_paused):
             self._check_body()
@@ -120,13 +132,23 @@ class LimitedConnection(PipeliningProtocol):
         self._idle = self._idle + 1 if filled == self._seen else 0
         self._seen = filled
         if self._ticks > timeouts.body + filled / timeouts.body_rate:
-            self._give_up(SlowRequest(f"The request's body came too slowly: {filled} bytes in {self._ticks} s (body_timeout)."))
+            self._give_up(
+                SlowRequest(
+                    f"The request's body came too slowly: {filled} bytes in {self._ticks} s"
+                    " (body_timeout)."
+                )
+            )
         elif self._idle >= timeouts.body_idle:
-            text = f"Nothing of the request's body came for {timeouts.body_idle} s (body_idle_timeout), after {filled} bytes of it."
+            text = (
+                f"Nothing of the request's body came for {timeouts.body_idle} s"
+                f" (body_idle_timeout), after {filled} bytes of it."
+            )
             self._give_up(SlowRequest(text))
 
     def _check_refused(self) -> None:
-        """What still comes of a body that was answered is thrown away, for a time that does not grow with it."""
+        """What still comes of a body that was answered is thrown away, for a time that does not
+        grow with it.
+        """
         if not self._refused:
             self._refused, self._ticks = True, 0
         elif self._ticks > self.lane.timeouts.body:
@@ -152,7 +174,10 @@ class LimitedConnection(PipeliningProtocol):
         self.transport.abort()
 
     def _fits(self, head: Head, came: int) -> bool:
-        """Take from the budget the `came` bytes of a body that are there. Refuse it where they, or at first all of it, do not fit."""
+        """Take from the budget the `came` bytes of a body that are there.
+
+        Refuse it where they, or at first all of it, do not fit.
+        """
         if head.length <= UNCOUNTED:
             return True
         budget = self.lane.bytes_in_flight
@@ -168,37 +193,58 @@ class LimitedConnection(PipeliningProtocol):
 
     def _check_head_size(self, size: int) -> bool:
         if size > self.lane.max_head:
-            self._give_up(HeadTooLarge(f"The request's headers are larger than max_header_size, which is {self.lane.max_head} bytes."))
+            self._give_up(
+                HeadTooLarge(
+                    "The request's headers are larger than max_header_size, which is"
+                    f" {self.lane.max_head} bytes."
+                )
+            )
             return False
         return True
 
     def _check_header_count(self, count: int) -> bool:
         if count > MAX_HEADERS:
-            self._give_up(HeadTooLarge(f"The request has {count} headers; the limit is {MAX_HEADERS}."))
+            self._give_up(
+                HeadTooLarge(f"The request has {count} headers; the limit is {MAX_HEADERS}.")
+            )
         return count <= MAX_HEADERS
 
     def _check_framing(self, size: int) -> None:
         if size > self.lane.max_head:
-            self._give_up(HeadTooLarge(f"{TOO_MUCH_FRAMING} {self.lane.max_head} bytes. Send larger chunks."))
+            self._give_up(
+                HeadTooLarge(f"{TOO_MUCH_FRAMING} {self.lane.max_head} bytes. Send larger chunks.")
+            )
 
     def _give_up(self, error: TsxError) -> None:
         """Answer a request that is not complete, and close."""
         if self.transport.is_closing():
             return
-        within = self._phase is UVICORN and self._reading and not self._in_head  # else uvicorn's cycle is that of the request before
-        if self.cycle is None or (not self.cycle.response_started if within else self.cycle.response_complete):
-            status, answer = self.lane.response_heads.refusal(new_request_id(), error, keep_alive=False)
+        within = (
+            self._phase is UVICORN and self._reading and not self._in_head
+        )  # else uvicorn's cycle is that of the request before
+        if self.cycle is None or (
+            not self.cycle.response_started if within else self.cycle.response_complete
+        ):
+            status, answer = self.lane.response_heads.refusal(
+                new_request_id(), error, keep_alive=False
+            )
             self.lane.counts.add(status)
             self.transport.write(answer)
         self._drop_body()
         self.transport.close()
 
     def _refuse_body(self, error: NoRoom, head: Head) -> None:
-        """Answer at once. A sender whose connection is closed would lose the answer, so the rest of the body is read and thrown away."""
+        """Answer at once.
+
+        A sender whose connection is closed would lose the answer, so the rest of the body is read
+        and thrown away.
+        """
         lane, missing = self.lane, head.length - self._filled
         error.more = missing > 0
         keep_alive = head.keep_alive and not self._closing
-        status, answer = lane.response_heads.refusal(new_request_id(), error, error.more or keep_alive, form_of_meta(head.meta))
+        status, answer = lane.response_heads.refusal(
+            new_request_id(), error, error.more or keep_alive, form_of_meta(head.meta)
+        )
         lane.counts.add(status)
         self._drop_body()
         if not missing:

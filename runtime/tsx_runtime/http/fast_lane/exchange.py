@@ -1,4 +1,6 @@
-"""One request of the fast lane, from submission to answer: the core's job, which writes the answer to its connection."""
+"""One request of the fast lane, from submission to answer: the core's job, which writes the answer
+to its connection.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
     from tsx_runtime.core.scheduling.job import Route
     from tsx_runtime.http.fast_lane.lane import Lane
 
-LARGE = SMALL  # an answer beyond this size lies in memory of its own (see `core.channel`) and is sent from there, uncopied
+# an answer beyond this size lies in memory of its own (see `core.channel`) and is sent from there,
+# uncopied
+LARGE = SMALL
 
 logger = logging.getLogger("tsx.http")
 
@@ -79,13 +83,20 @@ class Exchange:
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         connection = self.connection
         lane = connection.lane
-        if status == 200 and self.plain and len(body) <= LARGE and (not headers or headers == JSON_HEADER):  # nearly every answer
+        if (
+            status == 200
+            and self.plain
+            and len(body) <= LARGE
+            and (not headers or headers == JSON_HEADER)
+        ):  # nearly every answer
             heads = lane.response_heads
             if heads.server_state.default_headers is not heads.default:
                 heads.renew()
             lane.counts.plain += 1
             tails = heads.json_tails if headers else heads.tails
-            connection.finish(b"".join((heads.before, self.request_id, tails[len(body)], body)), True)
+            connection.finish(
+                b"".join((heads.before, self.request_id, tails[len(body)], body)), True
+            )
         else:
             self._give_back()
             if not self.gone:
@@ -123,32 +134,46 @@ class Exchange:
         self.go_on()
 
     def _answer_otherwise(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        timing = b"" if self._timing is None else timing_header(self._timing, self.served_by().stats, self, status, batch)
+        timing = (
+            b""
+            if self._timing is None
+            else timing_header(self._timing, self.served_by().stats, self, status, batch)
+        )
         if self._flow is not None:
             self._end_stream(status, body)
             return
         connection = self.connection
         lane = connection.lane
         try:
-            before, behind = lane.response_heads.split_around_request_id(status, bytes(headers) + self._added)
+            before, behind = lane.response_heads.split_around_request_id(
+                status, bytes(headers) + self._added
+            )
         except TsxError as error:
             self.refuse(error)
             return
         if status >= 400 and (form := errors.form_of_meta(self.meta)) is not None:
             body = form(bytes(body))
         if status == 205:
-            body = b""  # it tells a client to empty its form, and has no content (RFC 9110, section 15.3.6)
+            # it tells a client to empty its form, and has no content (RFC 9110, section 15.3.6)
+            body = b""
         lane.counts.add(status)
         close = b"" if self.keep_alive else CLOSE
         if timing:
             close = b"server-timing: %b\r\n%b" % (timing, close)
         if status in (204, 304):
-            connection.finish(b"%b%b%b%b\r\n" % (before, self.request_id, behind, close), self.keep_alive)
+            connection.finish(
+                b"%b%b%b%b\r\n" % (before, self.request_id, behind, close), self.keep_alive
+            )
         elif len(body) <= LARGE:
             length = b"content-length: %d\r\n%b\r\n" % (len(body), close)
-            connection.finish(b"".join((before, self.request_id, behind, length, body)), self.keep_alive)
+            connection.finish(
+                b"".join((before, self.request_id, behind, length, body)), self.keep_alive
+            )
         else:
-            connection.write(b"%b%b%bcontent-length: %d\r\n%b\r\n" % (before, self.request_id, behind, len(body), close))
+            connection.write(
+                b"%b%b%bcontent-length: %d\r\n%b\r\n"
+                % (before, self.request_id, behind, len(body), close)
+            )
             connection.finish(body, self.keep_alive)
 
     def refuse(self, error: TsxError) -> None:
@@ -161,7 +186,9 @@ class Exchange:
             self._break_off(error.message)
             return
         form = errors.form_of_meta(self.meta)
-        status, answer = connection.lane.response_heads.refusal(self.request_id, error, self.keep_alive, form, self._added)
+        status, answer = connection.lane.response_heads.refusal(
+            self.request_id, error, self.keep_alive, form, self._added
+        )
         connection.lane.counts.add(status)
         connection.finish(answer, self.keep_alive)
 
@@ -171,7 +198,9 @@ class Exchange:
         connection = self.connection
         if self._flow is None:
             try:
-                before, behind = connection.lane.response_heads.split_around_request_id(200, bytes(headers) + self._added)
+                before, behind = connection.lane.response_heads.split_around_request_id(
+                    200, bytes(headers) + self._added
+                )
             except TsxError as error:
                 self.refuse(error)
                 self.leave()  # of what follows, nothing is for this client any more
@@ -181,7 +210,10 @@ class Exchange:
             self.plain = False
             connection.lane.counts.add(200)
             close = b"" if self.keep_alive else CLOSE
-            connection.write(b"%b%b%b%btransfer-encoding: chunked\r\n\r\n" % (before, self.request_id, behind, close))
+            connection.write(
+                b"%b%b%b%btransfer-encoding: chunked\r\n\r\n"
+                % (before, self.request_id, behind, close)
+            )
         if body:
             connection.write(b"".join((b"%x\r\n" % len(body), body, b"\r\n")))
         if connection.write_paused and not self._held:
@@ -196,7 +228,9 @@ class Exchange:
 
     def _tell_broken(self, why: str) -> None:
         about = {"request_id": self.request_id.decode(), "model": self.served_by().name}
-        logger.warning("request %s: its stream was interrupted: %s", about["request_id"], why, extra=about)
+        logger.warning(
+            "request %s: its stream was interrupted: %s", about["request_id"], why, extra=about
+        )
 
     def _end_stream(self, status: int, body: Buffer) -> None:
         self.go_on()
@@ -207,7 +241,9 @@ class Exchange:
             connection.finish(_last(body), self.keep_alive)
 
     def _break_off(self, why: str) -> None:
-        """Without an end, so that the client can tell; of events, an error is the last, as OpenAI's clients expect it."""
+        """Without an end, so that the client can tell; of events, an error is the last, as OpenAI's
+        clients expect it.
+        """
         self._tell_broken(why)
         if self._events:
             self.connection.finish(_last(errors.error_event(why)), self.keep_alive)

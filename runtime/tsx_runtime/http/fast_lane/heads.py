@@ -1,8 +1,9 @@
 """Parses and caches the heads of requests for the fast lane: request line and headers.
 
-A client that keeps its connection sends the same head again and again, so the bytes of a head are looked up among those that
-were read before, and only a new one is parsed. What is read depends on nothing but the bytes of the head and the table of models: a
-client that sends each head only once pays for the parser, as with any other server.
+A client that keeps its connection sends the same head again and again, so the bytes of a head are
+looked up among those that were read before, and only a new one is parsed. What is read depends on
+nothing but the bytes of the head and the table of models: a client that sends each head only once
+pays for the parser, as with any other server.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from tsx_runtime.wire import OPENAI_META, V2_META
 
 
 class RefusalRoute:
-    """A `Route` that refuses what is submitted to it: a request with a wrong token, or for a model or path that is not known.
+    """A `Route` that refuses what is submitted to it: a request with a wrong token, or for a model
+    or path that is not known.
 
     It is remembered with the head, so that a flood of such requests costs no more than answers do.
     """
@@ -42,7 +44,9 @@ class RefusalRoute:
     name = version = ""  # of the model, in the access log
 
     def __init__(self, error: TsxError, hold: float = 0.0) -> None:
-        """`hold`: seconds for which the answer is held back, and with it whatever its connection sends next."""
+        """`hold`: seconds for which the answer is held back, and with it whatever its connection
+        sends next.
+        """
         self.error = error
         self._hold = hold
 
@@ -89,11 +93,15 @@ class _Url(NamedTuple):
     route: Route
 
 
-Known: TypeAlias = tuple[Head, Route] | None  # None: for the other lane. What no model answers has a `RefusalRoute` for its route
+Known: TypeAlias = (
+    tuple[Head, Route] | None
+)  # None: for the other lane. What no model answers has a `RefusalRoute` for its route
 
 
 class Heads:
-    """Reads heads for one listener, and finds the route of each: a version, or the splitter that picks one."""
+    """Reads heads for one listener, and finds the route of each: a version, or the splitter that
+    picks one.
+    """
 
     def __init__(
         self,
@@ -106,7 +114,9 @@ class Heads:
         platform: PlatformHook | None = None,
         missing: Callable[[str], ResourceNotFound | None] = lambda path: None,
     ) -> None:
-        """`missing`: the answer to a path for which FastAPI has no route; None where it may have one."""
+        """`missing`: the answer to a path for which FastAPI has no route; None where it may have
+        one.
+        """
         self.known: dict[bytes, Known] = {}
         self._urls: dict[bytes, _Url | TsxError | None] = {}
         self._missing = missing
@@ -120,7 +130,9 @@ class Heads:
         self._key = guard.key if guard is not None else None
         if self._key is not None and self._key.lifetime is not None:
             self._key.on_change.append(self._forget_token)
-            self._expire = asyncio.get_running_loop().call_later((self._key.seconds_left or 0.0) + LATE, self._forget)
+            self._expire = asyncio.get_running_loop().call_later(
+                (self._key.seconds_left or 0.0) + LATE, self._forget
+            )
 
     def look_up(self, raw: bytes) -> Known:
         """Remembered or read."""
@@ -128,9 +140,18 @@ class Heads:
 
     def read(self, raw: bytes) -> Known:
         """`raw` ends with the empty line, and is not among the known."""
-        known = self._read(raw) if len(raw) <= self._max_head and raw.count(b"\n") <= MAX_HEADERS + 2 else None
+        known = (
+            self._read(raw)
+            if len(raw) <= self._max_head and raw.count(b"\n") <= MAX_HEADERS + 2
+            else None
+        )
         if len(raw) <= LONGEST:
-            _remember(self.known, raw, known, evict=known is not None and not isinstance(known[1], RefusalRoute))
+            _remember(
+                self.known,
+                raw,
+                known,
+                evict=known is not None and not isinstance(known[1], RefusalRoute),
+            )
         return known
 
     def find_again(self, head: Head) -> Route:
@@ -141,17 +162,29 @@ class Heads:
         found = parse(raw)
         if found is None or (length := body_length(found.headers)) is None or length > self._limit:
             return None
-        if not names_one_host(found.headers, "1.1") or clashing_names(found.headers) or is_stored(found.headers):
+        if (
+            not names_one_host(found.headers, "1.1")
+            or clashing_names(found.headers)
+            or is_stored(found.headers)
+        ):
             return None
-        if self._platform is not None and self._platform.wants(found.url.partition(b"?")[0], found.headers):
+        if self._platform is not None and self._platform.wants(
+            found.url.partition(b"?")[0], found.headers
+        ):
             return None
         url = self._url(found.url)
         if url is None:
             return None
-        if isinstance(url, _Url) and url.target.name is None and not _is_plain(url.target, raw, found.headers):
+        if (
+            isinstance(url, _Url)
+            and url.target.name is None
+            and not _is_plain(url.target, raw, found.headers)
+        ):
             return None
         waits = waits_for_go(found.headers)
-        if waits and not length:  # there is nothing to wait for, and the other lane tells the client to go on
+        if (
+            waits and not length
+        ):  # there is nothing to wait for, and the other lane tells the client to go on
             return None
         try:
             if not isinstance(url, _NoRoute):
@@ -161,17 +194,40 @@ class Heads:
             if isinstance(url, TsxError):
                 raise url
         except TsxError as error:
-            return None if waits or self._traced else _refused(error.with_traceback(None), raw, found, length)
-        block = wire.header_block(with_headers(found.as_sent, url.target, self._registry.hidden_headers.of(url.route.name)))
+            return (
+                None
+                if waits or self._traced
+                else _refused(error.with_traceback(None), raw, found, length)
+            )
+        block = wire.header_block(
+            with_headers(
+                found.as_sent, url.target, self._registry.hidden_headers.of(url.route.name)
+            )
+        )
         meta = b"\r\n%b\r\n%b" % (url.query, block)
         line = _first_line(raw)
         timing = parse_timing_request(found.headers)
         parent = parent_of(found.headers) if self._traced else None
-        head = Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits, line, found.headers, timing, parent)
+        head = Head(
+            url.target,
+            meta,
+            length,
+            found.keep_alive,
+            priority,
+            timeout_ms,
+            waits,
+            line,
+            found.headers,
+            timing,
+            parent,
+        )
         return head, url.route.by_head(found.headers)
 
     def _url(self, text: bytes) -> _Url | TsxError | None:
-        """None: a route of FastAPI's, or no URL. An error: the answer to every request for this URL."""
+        """None: a route of FastAPI's, or no URL.
+
+        An error: the answer to every request for this URL.
+        """
         try:
             return self._urls[text]
         except KeyError:
@@ -197,14 +253,22 @@ class Heads:
         return missing and _NoRoute(missing.message)
 
     def _route(self, target: Target, headers: Headers = ()) -> Route:
-        return BodyRoute(self._registry, target, headers) if target.in_body else resolve(self._registry, target, headers)
+        return (
+            BodyRoute(self._registry, target, headers)
+            if target.in_body
+            else resolve(self._registry, target, headers)
+        )
 
     def _forget_token(self) -> None:
-        """It is another one: heads with the old one are not right any more, and those with the new one are not for ever."""
+        """It is another one: heads with the old one are not right any more, and those with the new
+        one are not for ever.
+        """
         assert self._key is not None
         self._forget()
         self._expire.cancel()
-        self._expire = asyncio.get_running_loop().call_later((self._key.seconds_left or 0.0) + LATE, self._forget)
+        self._expire = asyncio.get_running_loop().call_later(
+            (self._key.seconds_left or 0.0) + LATE, self._forget
+        )
 
     def _forget(self) -> None:
         self.known.clear()
@@ -221,7 +285,19 @@ def _refused(error: TsxError, raw: bytes, found: Found, length: int) -> Known:
     if form is for_openai:
         as_openai(error)
     meta = b"\r\n\r\n" if form is None else OPENAI_META if form is for_openai else V2_META
-    head = Head(Target(None), meta, length, found.keep_alive, 0, None, False, _first_line(raw), found.headers, None, None)
+    head = Head(
+        Target(None),
+        meta,
+        length,
+        found.keep_alive,
+        0,
+        None,
+        False,
+        _first_line(raw),
+        found.headers,
+        None,
+        None,
+    )
     return head, RefusalRoute(error)
 
 
@@ -235,7 +311,9 @@ def _first_line(raw: bytes) -> str:
 
 
 def _remember(table: dict[bytes, ValueT], key: bytes, value: ValueT, *, evict: bool) -> None:
-    """In a full table, only what a model answers makes room: a flood of refusals must not push the heads of other clients out."""
+    """In a full table, only what a model answers makes room: a flood of refusals must not push the
+    heads of other clients out.
+    """
     if len(table) >= REMEMBERED:
         if not evict:
             return
@@ -244,7 +322,9 @@ def _remember(table: dict[bytes, ValueT], key: bytes, value: ValueT, *, evict: b
 
 
 def cannot_be_head(begun: bytes | bytearray) -> bool:
-    """Whether what came so far begins no head that ever ends: another protocol (TLS), or lines without a carriage return."""
+    """Whether what came so far begins no head that ever ends: another protocol (TLS), or lines
+    without a carriage return.
+    """
     return not begun[:1].isupper() or b"\n\n" in begun
 
 
@@ -254,14 +334,23 @@ def parse(raw: bytes) -> Found | None:
     found.parser = parser = httptools.HttpRequestParser(found)
     try:
         parser.feed_data(raw)
-    except httptools.HttpParserUpgrade:  # an offer of HTTP/2 (Java's client makes it with every request), which is not spoken here
-        if parser.get_method() == b"GET" and (b"upgrade", b"websocket") in ((name, value.lower()) for name, value in found.headers):
+    except (
+        httptools.HttpParserUpgrade
+    ):  # an offer of HTTP/2 (Java's client makes it with every request), which is not spoken here
+        if parser.get_method() == b"GET" and (b"upgrade", b"websocket") in (
+            (name, value.lower()) for name, value in found.headers
+        ):
             return None
     except httptools.HttpParserError:
         return None
     finally:
         found.parser = None
-    if found.messages != 1 or not found.complete or found.has_body or parser.get_http_version() != "1.1":
+    if (
+        found.messages != 1
+        or not found.complete
+        or found.has_body
+        or parser.get_http_version() != "1.1"
+    ):
         return None
     if parser.get_method() in _OTHER_LANE:
         return None
@@ -295,7 +384,9 @@ class Found:
     def on_headers_complete(self) -> None:
         self.complete = True
         if self.parser is not None:
-            self.keep_alive = self.parser.should_keep_alive()  # once a message without a body is over, it is always true
+            self.keep_alive = (
+                self.parser.should_keep_alive()
+            )  # once a message without a body is over, it is always true
 
     def on_body(self, body: bytes) -> None:
         self.has_body = True

@@ -32,7 +32,9 @@ class LaneConfig(NamedTuple):
     max_header_size: int
     max_request_size: int
     cors: tuple[Pair, ...]
-    missing: Callable[[str], ResourceNotFound | None]  # the answer to a path for which FastAPI has no route
+    missing: Callable[
+        [str], ResourceNotFound | None
+    ]  # the answer to a path for which FastAPI has no route
     registry: Registry | None  # None: the listener has no predictions
     guard: Guard | None  # of predictions
     platform: PlatformHook | None
@@ -54,7 +56,9 @@ class LaneApp(Protocol):
 
 class Lane:
     def __init__(self, config: LaneConfig, server_state: ServerState) -> None:
-        asks_plugins = config.guard is not None and bool(config.guard.plugins)  # which may decide otherwise the next time
+        asks_plugins = config.guard is not None and bool(
+            config.guard.plugins
+        )  # which may decide otherwise the next time
         self.heads = None
         if config.registry is not None and not asks_plugins:
             self.heads = Heads(

@@ -1,4 +1,7 @@
-"""The fast lane of a listener with limits per client (see `client_limits.py`). Other listeners do not use it."""
+"""The fast lane of a listener with limits per client (see `client_limits.py`).
+
+Other listeners do not use it.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,19 @@ if TYPE_CHECKING:
 
 class LimitedLane(FastLane):
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         limits = self.lane.clients
         assert limits is not None
         self._limits: ClientLimits = limits
-        self._peer: Client | None = None  # None: a unix socket, or a proxy, whose requests are many clients'
+        self._peer: Client | None = (
+            None  # None: a unix socket, or a proxy, whose requests are many clients'
+        )
         self._is_proxy = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
@@ -58,7 +67,11 @@ class LimitedLane(FastLane):
         """Where the request goes to: a refusal where its client has sent too many."""
         try:
             self._limits.count_request(client)
-            if isinstance(route, RefusalRoute) and isinstance(route.error, InvalidToken) and route.error.given:
+            if (
+                isinstance(route, RefusalRoute)
+                and isinstance(route.error, InvalidToken)
+                and route.error.given
+            ):
                 self._limits.count_failure(client)
         except TooManyRequests as error:
             return RefusalRoute(error, HOLD)

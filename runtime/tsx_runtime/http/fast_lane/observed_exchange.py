@@ -25,7 +25,9 @@ NewExchange: TypeAlias = Callable[[Connection, Head, Body, float], Exchange]
 
 
 def new_exchange_of(lane: Lane) -> NewExchange:
-    """What makes the exchanges of a connection: the class itself where no request is observed, so that there it costs nothing."""
+    """What makes the exchanges of a connection: the class itself where no request is observed, so
+    that there it costs nothing.
+    """
     if lane.tracer is not None or lane.timing_share:
         return _sampled
     if lane.log is None:
@@ -36,7 +38,11 @@ def new_exchange_of(lane: Lane) -> NewExchange:
 def _sampled(connection: Connection, head: Head, body: Body, arrived: float) -> Exchange:
     lane = connection.lane
     is_logged = lane.log is not None and lane.log.wants()
-    span = lane.tracer.begin(head.parent, arrived) if lane.tracer is not None and lane.tracer.wants(head.parent) else None
+    span = (
+        lane.tracer.begin(head.parent, arrived)
+        if lane.tracer is not None and lane.tracer.wants(head.parent)
+        else None
+    )
     exchange = (
         TracedExchange(connection, head, body, arrived, span, is_logged)
         if span is not None
@@ -89,14 +95,34 @@ class LoggedExchange(Exchange):
         if log is not None and self._is_logged:
             self._is_logged = False
             served = self.routed or self.destination
-            version = getattr(served, "version", "")  # a split that has not picked a version has none
-            log.add(connection.client, self._head.line, status, self.arrived, now, self.request_id, served.name, version, broken)
+            version = getattr(
+                served, "version", ""
+            )  # a split that has not picked a version has none
+            log.add(
+                connection.client,
+                self._head.line,
+                status,
+                self.arrived,
+                now,
+                self.request_id,
+                served.name,
+                version,
+                broken,
+            )
 
 
 class TracedExchange(LoggedExchange):
     """An exchange that has a span, and a line in the access log if it `is_logged`."""
 
-    def __init__(self, connection: Connection, head: Head, body: Body, arrived: float, span: OpenSpan, is_logged: bool) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        head: Head,
+        body: Body,
+        arrived: float,
+        span: OpenSpan,
+        is_logged: bool,
+    ) -> None:
         super().__init__(connection, head, body, arrived)
         self._is_logged = is_logged
         self._span: OpenSpan | None = span  # each of these until it is used
@@ -131,7 +157,15 @@ class TracedExchange(LoggedExchange):
         connection, head = self.connection, self._head
         method, path, version = (*head.line.split(" "), "", "")[:3]
         path = path.partition("?")[0]
-        describe(span, method, path, connection.scheme or "http", version.removeprefix("HTTP/"), connection.client, head.headers)
+        describe(
+            span,
+            method,
+            path,
+            connection.scheme or "http",
+            version.removeprefix("HTTP/"),
+            connection.client,
+            head.headers,
+        )
         span.attributes["tsx.request.id"] = self.request_id.decode()
         if status:
             span.attributes["http.response.status_code"] = status

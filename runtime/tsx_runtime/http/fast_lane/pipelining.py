@@ -1,8 +1,9 @@
 """uvicorn's HTTP/1.1 protocol, given one request at a time.
 
-uvicorn's own parses all that has come at once, and queues a task's worth of objects for each request in it without a bound. Here its
-parser gets the bytes up to the end of one request, as far as that can be seen, and what follows waits as bytes until that request is
-read and answered. A client that sends further ahead than `AHEAD` is not read from until half of that is left.
+uvicorn's own parses all that has come at once, and queues a task's worth of objects for each
+request in it without a bound. Here its parser gets the bytes up to the end of one request, as far
+as that can be seen, and what follows waits as bytes until that request is read and answered. A
+client that sends further ahead than `AHEAD` is not read from until half of that is left.
 """
 
 from __future__ import annotations
@@ -21,18 +22,28 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 END = b"\r\n\r\n"  # of each head, and of each chunked body
-AHEAD = 64 << 10  # bytes that a client may send ahead of the request that it waits for before it is no longer read from
+AHEAD = (
+    64 << 10
+    # bytes that a client may send ahead of the request that it waits for before it is no longer
+    # read from
+)
 LOW = AHEAD // 2  # bytes left at which it is read from again
-SLICE = 512  # bytes of a body that the parser gets at once at least: so few requests may begin behind it in the same piece
+# bytes of a body that the parser gets at once at least: so few requests may begin behind it in the
+# same piece
+SLICE = 512
 PIECE = 4096  # bytes of a head or a chunked body that the parser gets at once at most
-FRAMING_PER_BYTE = 8  # bytes of sizes, extensions and trailers that chunks may have for each byte of their content
+FRAMING_PER_BYTE = (
+    8  # bytes of sizes, extensions and trailers that chunks may have for each byte of their content
+)
 CALLBACKS_PER_TURN = 256  # headers and chunks before other connections have their turn
 
 
 class ReadFlow(FlowControl):
-    """Reading pauses where uvicorn asks for it, for a body that its route has not taken yet, and where too much was sent ahead.
+    """Reading pauses where uvicorn asks for it, for a body that its route has not taken yet, and
+    where too much was sent ahead.
 
-    It is resumed in one of the next turns of the event loop, of which each resumes a few connections.
+    It is resumed in one of the next turns of the event loop, of which each resumes a few
+    connections.
     """
 
     def __init__(self, transport: asyncio.Transport, turns: Turns) -> None:
@@ -57,7 +68,9 @@ class ReadFlow(FlowControl):
             super().resume_reading()
 
     def yield_turn(self) -> None:
-        """Read on in another turn: the event loop would read megabytes from one connection in this one."""
+        """Read on in another turn: the event loop would read megabytes from one connection in this
+        one.
+        """
         if not self._read_from.is_closing():
             self.pause_reading()
             self.resume_reading()
@@ -82,14 +95,19 @@ class ReadFlow(FlowControl):
 
 
 class ResponseTransport:
-    """What uvicorn's cycle writes to. It closes once the body is read: before, the client could lose the answer (RFC 9112, 9.6)."""
+    """What uvicorn's cycle writes to.
+
+    It closes once the body is read: before, the client could lose the answer (RFC 9112, 9.6).
+    """
 
     def __init__(self, connection: PipeliningProtocol, cycle: RequestResponseCycle) -> None:
         self._connection, self._cycle = connection, cycle
         self.is_closing = connection.transport.is_closing
 
     def write(self, data: bytes) -> None:
-        if not self.is_closing():  # of a connection that what came behind the request has ended, uvloop would raise
+        if (
+            not self.is_closing()
+        ):  # of a connection that what came behind the request has ended, uvloop would raise
             self._connection.transport.write(data)
 
     def close(self) -> None:
@@ -106,10 +124,16 @@ class PipeliningProtocol(CasedProtocol):
     turns: Turns  # of the listener
 
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._ahead = bytearray()  # what is not looked at yet. (CPython deletes from the front of a bytearray without moving the rest.)
+        # what is not looked at yet. (CPython deletes from the front of a bytearray without moving
+        # the rest.)
+        self._ahead = bytearray()
         self._reading = False  # uvicorn's parser is within a message
         self._head_size = 0  # bytes of the present head that have come, at least
         self._length = 0  # bytes of the present body, where the head has the length
@@ -149,7 +173,9 @@ class PipeliningProtocol(CasedProtocol):
         """`data` goes on with the message that the parser is within."""
         if self._has_turn:
             self._keep(data)
-        elif len(data) <= self._length - self._filled or (len(data) <= PIECE and END not in data):  # so no further request is whole in it
+        elif len(data) <= self._length - self._filled or (
+            len(data) <= PIECE and END not in data
+        ):  # so no further request is whole in it
             self._parse(data)
         else:
             self._ahead += data
@@ -178,12 +204,19 @@ class PipeliningProtocol(CasedProtocol):
         return at + len(END) if at >= 0 else PIECE
 
     def _parse(self, data: bytes) -> None:
-        in_head, in_body, filled, message = self._in_head, self._reading and not self._in_head, self._filled, self.scope
+        in_head, in_body, filled, message = (
+            self._in_head,
+            self._reading and not self._in_head,
+            self._filled,
+            self.scope,
+        )
         CasedProtocol.data_received(self, data)
         if in_head and self._in_head:
             self._head_size += len(data)
             self._check_head_size(self._head_size)
-        elif in_body and self._reading and not self._length and self.scope is message:  # not another one that began in `data`
+        elif (
+            in_body and self._reading and not self._length and self.scope is message
+        ):  # not another one that began in `data`
             self._framing += len(data) - (self._filled - filled)
             self._check_framing(self._framing - FRAMING_PER_BYTE * self._filled)
 
@@ -224,7 +257,9 @@ class PipeliningProtocol(CasedProtocol):
 
 
 def _plain_length(headers: list[tuple[bytes, bytes]]) -> int:
-    """Bytes of the body that the parser will read behind these headers; 0 where it is chunked, or there is none."""
+    """Bytes of the body that the parser will read behind these headers; 0 where it is chunked, or
+    there is none.
+    """
     length = 0
     for name, value in headers:
         if name == b"transfer-encoding":

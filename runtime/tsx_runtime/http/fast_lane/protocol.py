@@ -1,14 +1,17 @@
-"""The fast lane: passes requests from a connection's bytes directly to a model's queue, and answers directly to the connection.
+"""The fast lane: passes requests from a connection's bytes directly to a model's queue, and answers
+directly to the connection.
 
-A uvicorn protocol class. Requests that run a model and are plain (HTTP/1.1, a body with a Content-Length) never meet the
-parser callbacks, scopes, tasks and events of an ASGI server: their head is looked up or read once (`heads.py`), their
-body is cut from the stream by its length, and a job goes to the model's queue. Everything else, and everything that is
-wrong, is handed byte for byte to uvicorn's own protocol and so to FastAPI, which has the same routes; errors are defined in
-one place, and both lanes answer alike. (Chunked bodies, HEAD, OPTIONS, HTTP/1.0, a body over the limit, a missing token
-and an unknown model go there.)
+A uvicorn protocol class. Requests that run a model and are plain (HTTP/1.1, a body with a
+Content-Length) never meet the parser callbacks, scopes, tasks and events of an ASGI server: their
+head is looked up or read once (`heads.py`), their body is cut from the stream by its length, and a
+job goes to the model's queue. Everything else, and everything that is wrong, is handed byte for
+byte to uvicorn's own protocol and so to FastAPI, which has the same routes; errors are defined in
+one place, and both lanes answer alike. (Chunked bodies, HEAD, OPTIONS, HTTP/1.0, a body over the
+limit, a missing token and an unknown model go there.)
 
-The phases of a connection are those of `connection_limits.py`. What a client sends ahead waits within a bound (`pipelining.py`), and one
-turn of the event loop begins one of the requests in it at most; a few connections have such a turn at once (`turns.py`).
+The phases of a connection are those of `connection_limits.py`. What a client sends ahead waits
+within a bound (`pipelining.py`), and one turn of the event loop begins one of the requests in it at
+most; a few connections have such a turn at once (`turns.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +26,15 @@ from tsx_runtime.api.messages import MOST_PIECES
 from tsx_runtime.api.request_options import deadline
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import BadRequest, TsxError
-from tsx_runtime.http.fast_lane.connection_limits import ANSWER, BETWEEN, BODY, HEAD, REFUSED, UVICORN, LimitedConnection
+from tsx_runtime.http.fast_lane.connection_limits import (
+    ANSWER,
+    BETWEEN,
+    BODY,
+    HEAD,
+    REFUSED,
+    UVICORN,
+    LimitedConnection,
+)
 from tsx_runtime.http.fast_lane.exchange import Exchange
 from tsx_runtime.http.fast_lane.heads import Head, RefusalRoute, cannot_be_head
 from tsx_runtime.http.fast_lane.observed_exchange import new_exchange_of
@@ -44,7 +55,11 @@ EMPTY_LINES = re.compile(rb"[\r\n]*")
 
 class FastLane(LimitedConnection):
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._exchange: Exchange | None = None
@@ -91,11 +106,16 @@ class FastLane(LimitedConnection):
             self._turn()
 
     def shutdown(self) -> None:
-        """uvicorn's word that the server stops: answer what has begun, then close. Where it was replaced, answer one more request first."""
+        """uvicorn's word that the server stops: answer what has begun, then close.
+
+        Where it was replaced, answer one more request first.
+        """
         self._closing = True
         if self._exchange is not None:
             self._exchange.close_after()
-        elif self._phase not in (BODY, REFUSED) and not (self._app.leaving and (self.cycle is None or self.cycle.response_complete)):
+        elif self._phase not in (BODY, REFUSED) and not (
+            self._app.leaving and (self.cycle is None or self.cycle.response_complete)
+        ):
             super().shutdown()
 
     # Reading
@@ -126,7 +146,9 @@ class FastLane(LimitedConnection):
         if known is None:
             if data[:1] in LINE_END:  # empty lines, as above
                 self._begin(data.lstrip(LINE_END))
-            elif self._check_head_size(end) and self._check_header_count(data.count(b"\n", 0, end) - 2):
+            elif self._check_head_size(end) and self._check_header_count(
+                data.count(b"\n", 0, end) - 2
+            ):
                 self._to_uvicorn(data, end)
             return
         head, route = known
@@ -140,7 +162,9 @@ class FastLane(LimitedConnection):
             self._keep(memoryview(data)[end + head.length :])
             self._submit_large(head, route, data[end : end + head.length])
         elif isinstance(route, RefusalRoute):
-            self._to_uvicorn(data, end)  # the other lane answers before the body is there, and throws it away as it comes
+            self._to_uvicorn(
+                data, end
+            )  # the other lane answers before the body is there, and throws it away as it comes
         else:
             self._head = head
             self._pieces = [memoryview(data)[end:]]
@@ -203,7 +227,9 @@ class FastLane(LimitedConnection):
         return self.flow.write_paused
 
     def write(self, data: Buffer) -> None:
-        if not self.transport.is_closing():  # of a client that has left, asyncio would log each further part
+        if (
+            not self.transport.is_closing()
+        ):  # of a client that has left, asyncio would log each further part
             self.transport.write(data)
 
     def finish(self, last: Buffer, keep_alive: bool) -> None:
@@ -226,8 +252,9 @@ class FastLane(LimitedConnection):
         """To the next request."""
         if self._ahead:
             self._phase = HEAD
-            # Not at once: answers that are ready would be nested without bound. And in a context of its own, as all turns are: this may
-            # be the task of the request before, whose client and span the next one must not have.
+            # Not at once: answers that are ready would be nested without bound. And in a context of
+            # its own, as all turns are: this may be the task of the request before, whose client
+            # and span the next one must not have.
             self.turns.call_soon(self._go_on)
         else:
             self._phase = BETWEEN
@@ -237,7 +264,9 @@ class FastLane(LimitedConnection):
         self.transport.close()
 
     def _go_on(self) -> None:
-        """Look at what came meanwhile: begin the first request in it, or let uvicorn go on with its own."""
+        """Look at what came meanwhile: begin the first request in it, or let uvicorn go on with its
+        own.
+        """
         if self._has_turn:
             self._has_turn = False
             self._feed_ahead()
@@ -257,7 +286,9 @@ class FastLane(LimitedConnection):
             self.flow.release()
 
     def _end_of_request(self, end: int) -> int:
-        """Of the one whose head ends there: the end of its body, where it is plain, else of its head."""
+        """Of the one whose head ends there: the end of its body, where it is plain, else of its
+        head.
+        """
         heads = self.lane.heads
         known = None if heads is None else heads.look_up(bytes(memoryview(self._ahead)[:end]))
         return end if known is None else end + known[0].length
@@ -275,8 +306,15 @@ class FastLane(LimitedConnection):
         self._take_back()
 
     def _take_back(self) -> None:
-        """The connection is between requests again once uvicorn has read and answered all that it was given."""
-        if self._phase is UVICORN and not self._reading and not self.pipeline and (self.cycle is None or self.cycle.response_complete):
+        """The connection is between requests again once uvicorn has read and answered all that it
+        was given.
+        """
+        if (
+            self._phase is UVICORN
+            and not self._reading
+            and not self.pipeline
+            and (self.cycle is None or self.cycle.response_complete)
+        ):
             self._set_phase(BETWEEN)
             self._turn()
 
@@ -284,21 +322,36 @@ class FastLane(LimitedConnection):
         return self.parser.get_method() == b"GET" and self.lane.max_message_size > 0
 
     def handle_websocket_upgrade(self) -> None:
-        from tsx_runtime.http.websocket import WebSocketConnection  # here, because it takes 20 ms, and most servers need none
+        from tsx_runtime.http.websocket import (
+            WebSocketConnection,
+        )  # here, because it takes 20 ms, and most servers need none
 
-        lines = [b"%b: %b\r\n" % (name, value) for name, (_, value) in zip(self._names, self.headers, strict=True)]
+        lines = [
+            b"%b: %b\r\n" % (name, value)
+            for name, (_, value) in zip(self._names, self.headers, strict=True)
+        ]
         head = b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, b"".join(lines))
         lane = self.lane
         try:
             connection = WebSocketConnection(
-                head, self.server_state, lane.max_message_size, lane.bytes_in_flight, lane.timeouts, lane.turns, self.connection_lost
+                head,
+                self.server_state,
+                lane.max_message_size,
+                lane.bytes_in_flight,
+                lane.timeouts,
+                lane.turns,
+                self.connection_lost,
             )
         except BadRequest as error:
             self._give_up(error)
             return
         self.connections.discard(self)
         path, _, query = self.url.partition(b"?")
-        called = {"path": self.config.root_path + unquote(path.decode("latin-1")), "raw_path": path, "query_string": query}
+        called = {
+            "path": self.config.root_path + unquote(path.decode("latin-1")),
+            "raw_path": path,
+            "query_string": query,
+        }
         ahead = self._take_ahead(-1)
         self.flow.detach()
         connection.start(self.transport, self.config.loaded_app, {**self.scope, **called})

@@ -27,14 +27,22 @@ def _formed(form: Callable[[bytes], bytes], body: bytes) -> bytes:
 
 
 class ResponseHeadCache:
-    """Writes what uvicorn would: its own headers first (the date, renewed each second), then the answer's."""
+    """Writes what uvicorn would: its own headers first (the date, renewed each second), then the
+    answer's.
+    """
 
-    def __init__(self, server_state: ServerState, cors: tuple[Pair, ...] = (), *, confined: bool = False) -> None:
-        """Keep `cors` for answers that do not have its headers; `confined`: see `answer_headers`."""
+    def __init__(
+        self, server_state: ServerState, cors: tuple[Pair, ...] = (), *, confined: bool = False
+    ) -> None:
+        """Keep `cors` for answers that do not have its headers; `confined`: see
+        `answer_headers`.
+        """
         self._confined = confined
         self.server_state = server_state
         self.cors = cors
-        self._known: dict[tuple[int, bytes | tuple[Pair, ...]], tuple[bytes, bytes]] = {}  # by handlers' blocks, and by errors' pairs
+        self._known: dict[
+            tuple[int, bytes | tuple[Pair, ...]], tuple[bytes, bytes]
+        ] = {}  # by handlers' blocks, and by errors' pairs
         self.renew()
 
     def renew(self) -> None:
@@ -44,10 +52,15 @@ class ResponseHeadCache:
         # Of plain answers: 200, and no header of their own, or the one of JSON.
         self.before, behind = _split_around_request_id(self.default, 200, self._pairs(200, b""))
         self.tails = TailCache(behind)
-        self.json_tails = TailCache(_split_around_request_id(self.default, 200, self._pairs(200, JSON_HEADER))[1])
+        self.json_tails = TailCache(
+            _split_around_request_id(self.default, 200, self._pairs(200, JSON_HEADER))[1]
+        )
 
     def split_around_request_id(self, status: int, block: bytes) -> tuple[bytes, bytes]:
-        """The head of an answer before the request id, and after it. Raises `PredictionFailed` as `handler_headers` does."""
+        """The head of an answer before the request id, and after it.
+
+        Raises `PredictionFailed` as `handler_headers` does.
+        """
         if self.server_state.default_headers is not self.default:  # a new second
             self.renew()
         known = self._known.get((status, block))
@@ -57,19 +70,39 @@ class ResponseHeadCache:
         return known
 
     def refusal(
-        self, request_id: bytes, error: TsxError, keep_alive: bool, form: Callable[[bytes], bytes] | None = None, added: bytes = b""
+        self,
+        request_id: bytes,
+        error: TsxError,
+        keep_alive: bool,
+        form: Callable[[bytes], bytes] | None = None,
+        added: bytes = b"",
     ) -> tuple[int, bytes]:
-        """Its status, and an error as the whole of an answer. `form`: of another protocol; `added`: further lines of its head."""
+        """Its status, and an error as the whole of an answer.
+
+        `form`: of another protocol; `added`: further lines of its head.
+        """
         status, pairs, body = errors.fault(error)
         if form is not None:
             body = _formed(form, body) if len(body) <= LONGEST else form(body)
         if self.server_state.default_headers is not self.default:
             self.renew()
-        before, behind = self._known.get((status, pairs)) or self._remember(status, pairs, (*pairs, *self.cors))
+        before, behind = self._known.get((status, pairs)) or self._remember(
+            status, pairs, (*pairs, *self.cors)
+        )
         close = b"" if keep_alive else CLOSE
-        return status, b"%b%b%b%bcontent-length: %d\r\n%b\r\n%b" % (before, request_id, behind, added, len(body), close, body)
+        return status, b"%b%b%b%bcontent-length: %d\r\n%b\r\n%b" % (
+            before,
+            request_id,
+            behind,
+            added,
+            len(body),
+            close,
+            body,
+        )
 
-    def _remember(self, status: int, key: bytes | tuple[Pair, ...], pairs: tuple[Pair, ...]) -> tuple[bytes, bytes]:
+    def _remember(
+        self, status: int, key: bytes | tuple[Pair, ...], pairs: tuple[Pair, ...]
+    ) -> tuple[bytes, bytes]:
         if len(self._known) >= REMEMBERED:
             self._known.clear()
         self._known[status, key] = known = _split_around_request_id(self.default, status, pairs)
@@ -94,8 +127,12 @@ class TailCache(dict[int, bytes]):
         return line
 
 
-def _split_around_request_id(default: list[Pair], status: int, pairs: tuple[Pair, ...]) -> tuple[bytes, bytes]:
-    before = b"".join([status_line(status), *(b"%b: %b\r\n" % pair for pair in default), b"x-request-id: "])
+def _split_around_request_id(
+    default: list[Pair], status: int, pairs: tuple[Pair, ...]
+) -> tuple[bytes, bytes]:
+    before = b"".join(
+        [status_line(status), *(b"%b: %b\r\n" % pair for pair in default), b"x-request-id: "]
+    )
     return before, b"\r\n" + b"".join([b"%b: %b\r\n" % pair for pair in pairs])
 
 

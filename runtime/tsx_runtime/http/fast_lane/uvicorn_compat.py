@@ -1,4 +1,6 @@
-"""What the fast lane uses of uvicorn: the names, a check of the installed version, and the fallback."""
+"""What the fast lane uses of uvicorn: the names, a check of the installed version, and the
+fallback.
+"""
 
 from __future__ import annotations
 
@@ -62,10 +64,11 @@ logger = logging.getLogger("tsx.http")
 
 
 def http_protocol(*, limited: bool = False) -> Any:
-    """For uvicorn's `http`: the fast lane, or, with one warning, uvicorn's own protocol, which gives the same answers by way of FastAPI.
+    """For uvicorn's `http`: the fast lane, or, with one warning, uvicorn's own protocol, which
+    gives the same answers by way of FastAPI.
 
-    `limited`: for a listener whose clients are limited. Where uvicorn's own does not even tell header names as they were sent, handlers
-    see them in lower case.
+    `limited`: for a listener whose clients are limited. Where uvicorn's own does not even tell
+    header names as they were sent, handlers see them in lower case.
     """
     if sys.platform == "win32":
         return "auto"
@@ -77,12 +80,15 @@ def http_protocol(*, limited: bool = False) -> Any:
         missing = [f"{MODULE} ({error})"]
     if missing:
         logger.warning(
-            "the fast lane does not support this version of uvicorn (it lacks %s): predictions work, but several times slower, "
-            "and slow or large headers are not refused; `pip install --upgrade tsx-serve`, or an older uvicorn, restores the fast lane",
+            "the fast lane does not support this version of uvicorn (it lacks %s): predictions"
+            " work, but several times slower, and slow or large headers are not refused; `pip"
+            " install --upgrade tsx-serve`, or an older uvicorn, restores the fast lane",
             ", ".join(missing),
         )
         return _cased_protocol(module)
-    from tsx_runtime.http.fast_lane.limited_lane import LimitedLane  # here, because with another uvicorn they may not even be imported
+    from tsx_runtime.http.fast_lane.limited_lane import (
+        LimitedLane,
+    )  # here, because with another uvicorn they may not even be imported
     from tsx_runtime.http.fast_lane.protocol import FastLane
 
     return LimitedLane if limited else FastLane
@@ -116,4 +122,12 @@ def missing_parts(module: ModuleType) -> list[str]:
 def parts_of(kind: type) -> set[str]:
     """The names of a class, and those that its constructor gives an instance."""
     constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
-    return {*dir(kind), *(name for made in constructors if hasattr(made, "__code__") for name in made.__code__.co_names)}
+    return {
+        *dir(kind),
+        *(
+            name
+            for made in constructors
+            if hasattr(made, "__code__")
+            for name in made.__code__.co_names
+        ),
+    }

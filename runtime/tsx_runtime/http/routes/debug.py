@@ -25,12 +25,23 @@ _EXAMPLE: dict[str, Any] = {
     "status": 200,
     "arrived": "2026-05-30T21:46:03.626Z",
     "batchSize": 4,
-    "milliseconds": {"queue": 0.0, "batch": 0.21, "preprocess": 3.1, "inference": 5.6, "postprocess": 0.2, "other": 0.4, "total": 9.51},
+    "milliseconds": {
+        "queue": 0.0,
+        "batch": 0.21,
+        "preprocess": 3.1,
+        "inference": 5.6,
+        "postprocess": 0.2,
+        "other": 0.4,
+        "total": 9.51,
+    },
 }
 
 
 class RequestTimes(Camel):
-    """One request that was answered. The parts of `milliseconds` follow each other, and `total` is their sum."""
+    """One request that was answered.
+
+    The parts of `milliseconds` follow each other, and `total` is their sum.
+    """
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
@@ -40,8 +51,14 @@ class RequestTimes(Camel):
     status: int
     error: str | None = Field(None, description="why no worker answered it")
     arrived: str
-    batch_size: int | None = Field(None, description="number of requests in its batch, including itself")
-    milliseconds: dict[str, float] = Field(description="queue, batch, preprocess, inference, postprocess (as far as known), other, total")
+    batch_size: int | None = Field(
+        None, description="number of requests in its batch, including itself"
+    )
+    milliseconds: dict[str, float] = Field(
+        description=(
+            "queue, batch, preprocess, inference, postprocess (as far as known), other, total"
+        )
+    )
 
 
 class SlowRequests(Camel):
@@ -52,21 +69,25 @@ def build_router(registry: Registry) -> APIRouter:
     router = APIRouter(tags=["debug"], prefix="/debug")
 
     @router.get(
-        "/requests/{request_id:path}",  # whatever was typed for one: it is no other path of this server
+        # whatever was typed for one: it is no other path of this server
+        "/requests/{request_id:path}",
         summary="Where the time of one request went",
         response_model=RequestTimes,
         responses=openapi.failures(404),
     )
-    async def request(request_id: Annotated[str, Path(description="the answer's x-request-id")]) -> Response:
+    async def request(
+        request_id: Annotated[str, Path(description="the answer's x-request-id")],
+    ) -> Response:
         wanted = request_id.encode("utf-8", "replace")
         for version in _versions(registry):
             seen = version.stats.recent.find(wanted)
             if seen is not None:
                 return json_answer(_times(version, seen))
         raise RequestNotFound(
-            f"Request {request_id} is not known: it is not answered yet, or it is neither among the newest {NEWEST} of its model "
-            f"nor among the slowest {SLOWEST}. The id is in the answer's header x-request-id. "
-            "A request that is sent with x-tsx-timing: 1 is always remembered."
+            f"Request {request_id} is not known: it is not answered yet, or it is neither among the"
+            f" newest {NEWEST} of its model nor among the slowest {SLOWEST}. The id is in the"
+            " answer's header x-request-id. A request that is sent with x-tsx-timing: 1 is always"
+            " remembered."
         )
 
     @router.get(
@@ -88,7 +109,9 @@ def build_router(registry: Registry) -> APIRouter:
             for seen in version.stats.recent.slowest()
         ]
         found.sort(key=lambda each: -each[0])
-        return json_answer(SlowRequests(requests=[_times(version, seen) for _, version, seen in found[:count]]))
+        return json_answer(
+            SlowRequests(requests=[_times(version, seen) for _, version, seen in found[:count]])
+        )
 
     return router
 

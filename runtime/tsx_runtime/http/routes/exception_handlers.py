@@ -1,4 +1,6 @@
-"""Exception handlers that turn FastAPI's errors into the error JSON; predictions use `errors.py` without a framework."""
+"""Exception handlers that turn FastAPI's errors into the error JSON; predictions use `errors.py`
+without a framework.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tsx_runtime.errors import BadRequest, MethodNotAllowed, TsxError
 
 
 class EarlyResponse(Response):
-    """A response that is sent while its request's body still arrives; the rest of the body is discarded."""
+    """A response that is sent while its request's body still arrives; the rest of the body is
+    discarded.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_early(message: Message) -> None:
@@ -31,7 +35,10 @@ class EarlyResponse(Response):
 
 
 def install(app: FastAPI, not_found: Callable[[str], TsxError]) -> None:
-    """Every exception leaves the app as the error JSON. `not_found`: the answer to a path without a route."""
+    """Every exception leaves the app as the error JSON.
+
+    `not_found`: the answer to a path without a route.
+    """
 
     async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, TsxError)
@@ -40,14 +47,18 @@ def install(app: FastAPI, not_found: Callable[[str], TsxError]) -> None:
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path: str = request.scope["path"]
-        return _response(not_found(path) if error.status_code == 404 else from_http(error), error.headers, path)
+        return _response(
+            not_found(path) if error.status_code == 404 else from_http(error), error.headers, path
+        )
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         return _response(from_validation(error.errors()))
 
     async def on_unexpected(request: Request, error: Exception) -> Response:
-        return _response(TsxError(UNEXPECTED))  # the framework raises it again afterwards, and the app logs it
+        return _response(
+            TsxError(UNEXPECTED)
+        )  # the framework raises it again afterwards, and the app logs it
 
     app.add_exception_handler(Exception, on_unexpected)
     app.add_exception_handler(TsxError, on_error)

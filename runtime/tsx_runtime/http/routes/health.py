@@ -1,4 +1,7 @@
-"""Health routes: liveness (`/livez`), readiness (`/readyz`), and TorchServe's `/ping`. They need no token."""
+"""Health routes: liveness (`/livez`), readiness (`/readyz`), and TorchServe's `/ping`.
+
+They need no token.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
     router = APIRouter(tags=["health"])
 
     async def livez() -> Response:
-        dead = registry.settings.restart_when_dead and any(is_given_up(model.versions[model.default]) for model in registry.models.values())
+        dead = registry.settings.restart_when_dead and any(
+            is_given_up(model.versions[model.default]) for model in registry.models.values()
+        )
         return json_answer(Health(status="Dead" if dead else "Alive"), 503 if dead else 200)
 
     async def readyz() -> Response:
@@ -30,20 +35,40 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
 
     async def ping() -> Response:
         healthy = is_healthy(registry.models.values())
-        return json_answer(Health(status="Healthy" if healthy else "Unhealthy"), 200 if healthy else 500)
+        return json_answer(
+            Health(status="Healthy" if healthy else "Unhealthy"), 200 if healthy else 500
+        )
 
     summary = "Is the server alive"
-    router.add_api_route("/livez", livez, methods=["GET"], summary=summary, response_model=Health, responses={503: {"model": Health}})
+    router.add_api_route(
+        "/livez",
+        livez,
+        methods=["GET"],
+        summary=summary,
+        response_model=Health,
+        responses={503: {"model": Health}},
+    )
     router.add_api_route("/livez", livez, methods=["HEAD"], include_in_schema=False)
     summary = "Is the default version of every model ready"
     router.add_api_route(
-        "/readyz", readyz, methods=["GET"], summary=summary, response_model=Readiness, responses={503: {"model": Readiness}}
+        "/readyz",
+        readyz,
+        methods=["GET"],
+        summary=summary,
+        response_model=Readiness,
+        responses={503: {"model": Readiness}},
     )
     router.add_api_route("/readyz", readyz, methods=["HEAD"], include_in_schema=False)
     if "inference" in roles:
         responses: dict[int | str, dict[str, object]] = {500: {"model": Health}}
         router.add_api_route(
-            "/ping", ping, methods=["GET"], summary="Is the server healthy", response_model=Health, responses=responses, tags=["inference"]
+            "/ping",
+            ping,
+            methods=["GET"],
+            summary="Is the server healthy",
+            response_model=Health,
+            responses=responses,
+            tags=["inference"],
         )
         router.add_api_route("/ping", ping, methods=QUIETLY, include_in_schema=False)
     return router

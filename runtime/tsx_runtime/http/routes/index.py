@@ -1,4 +1,6 @@
-"""`GET /`: a short index of the paths of an address, for a person with curl, and the way to the web page for a browser."""
+"""`GET /`: a short index of the paths of an address, for a person with curl, and the way to the web
+page for a browser.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,32 @@ SHOWN = (
     "/readyz",
     "/ui/",
 )
-ALL = {"GET /api-description": "All paths, as an OpenAPI document", "GET /docs": "The same in a browser"}
+ALL = {
+    "GET /api-description": "All paths, as an OpenAPI document",
+    "GET /docs": "The same in a browser",
+}
 PAGE = "/ui/"
 
 
-def answer_index(request: Request, title: str, paths: Mapping[str, Mapping[str, str]], elsewhere: Mapping[str, str]) -> Response:
-    """`paths`: the summary of each method. `elsewhere`: the other addresses of the server, by their roles."""
+def answer_index(
+    request: Request,
+    title: str,
+    paths: Mapping[str, Mapping[str, str]],
+    elsewhere: Mapping[str, str],
+) -> Response:
+    """`paths`: the summary of each method.
+
+    `elsewhere`: the other addresses of the server, by their roles.
+    """
     if PAGE in paths and "text/html" in request.headers.get("accept", ""):
-        return Response(status_code=307, headers={"location": "ui/"})  # relative, so that it holds behind a proxy's prefix too
-    shown = {f"{verb} {path}": summary for path in SHOWN for verb, summary in paths.get(path, {}).items()}
+        return Response(
+            status_code=307, headers={"location": "ui/"}
+        )  # relative, so that it holds behind a proxy's prefix too
+    shown = {
+        f"{verb} {path}": summary for path in SHOWN for verb, summary in paths.get(path, {}).items()
+    }
     index = {"name": title, "version": __version__, "paths": shown | ALL}
-    return Response(openapi.to_json(index | ({"elsewhere": elsewhere} if elsewhere else {})), media_type="application/json")
+    return Response(
+        openapi.to_json(index | ({"elsewhere": elsewhere} if elsewhere else {})),
+        media_type="application/json",
+    )

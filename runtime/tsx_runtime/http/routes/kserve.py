@@ -1,4 +1,6 @@
-"""The routes of KServe's protocols besides predictions: health, readiness, metadata (`/v1/models/...`, `/v2/...`), and a model's sample."""
+"""The routes of KServe's protocols besides predictions: health, readiness, metadata
+(`/v1/models/...`, `/v2/...`), and a model's sample.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,13 @@ from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName, VersionName
 from tsx_runtime.http.routes.responses import json_answer
 
-OpenAIName = Annotated[str, Path(description="a registered model: NAME[:VERSION-or-LABEL][/ADAPTER]", examples=["digits"])]
-HEALTH = frozenset({"/v2/health/live", "/v2/health/ready"})  # these need no token: probes call them, and they name no model
+OpenAIName = Annotated[
+    str,
+    Path(description="a registered model: NAME[:VERSION-or-LABEL][/ADAPTER]", examples=["digits"]),
+]
+HEALTH = frozenset(
+    {"/v2/health/live", "/v2/health/ready"}
+)  # these need no token: probes call them, and they name no model
 
 
 class Live(BaseModel):
@@ -53,7 +60,9 @@ class NamedModel(ModelReady, OpenAIModel):
 
 
 class ModelNames(BaseModel):
-    """`models` is for KServe's clients; `object` and `data` are for OpenAI's, with each adapter as a model of its own."""
+    """`models` is for KServe's clients; `object` and `data` are for OpenAI's, with each adapter as
+    a model of its own.
+    """
 
     models: list[str]
     object: Literal["list"] = "list"
@@ -69,13 +78,17 @@ class Tensor(BaseModel):
 
 
 class ModelParameters(BaseModel):
-    input: str | None = Field(default=None, description="image, text, json or file: what a body of its predictions is")
+    input: str | None = Field(
+        default=None, description="image, text, json or file: what a body of its predictions is"
+    )
 
 
 class ModelMetadata(BaseModel):
     """Inputs are those that the handler describes; outputs are unknown."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "digits", "versions": ["1.0"], "platform": ""}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "digits", "versions": ["1.0"], "platform": ""}]}
+    )
 
     name: str
     versions: list[str]
@@ -86,7 +99,9 @@ class ModelMetadata(BaseModel):
 
 
 def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
-    """`/v1/models/{model}` is on TorchServe's management address, and with the predictions too, where KServe asks for it."""
+    """`/v1/models/{model}` is on TorchServe's management address, and with the predictions too,
+    where KServe asks for it.
+    """
     router = APIRouter(tags=["kserve"])
     if "inference" in roles or "management" in roles:
         _add_v1(router, registry)
@@ -109,16 +124,34 @@ def _add_v1(router: APIRouter, registry: Registry) -> None:
     @router.get("/v1/models", summary="The names of all models", response_model=ModelNames)
     async def names() -> Response:
         adapters = {name: adapters_of(registry.find(name)) for name in registry.models}
-        ids = [id for name in registry.names for id in (name, *(f"{name}/{adapter}" for adapter in adapters.get(name, ())))]
-        return json_answer(ModelNames(models=registry.names, data=[OpenAIModel(id=id, created=started) for id in ids]))
+        ids = [
+            id
+            for name in registry.names
+            for id in (name, *(f"{name}/{adapter}" for adapter in adapters.get(name, ())))
+        ]
+        return json_answer(
+            ModelNames(
+                models=registry.names, data=[OpenAIModel(id=id, created=started) for id in ids]
+            )
+        )
 
-    @router.get("/v1/models/{model:path}", summary="Is the model ready", response_model=NamedModel, responses=openapi.failures(404))
+    @router.get(
+        "/v1/models/{model:path}",
+        summary="Is the model ready",
+        response_model=NamedModel,
+        responses=openapi.failures(404),
+    )
     async def model_ready(model: OpenAIName) -> Response:
         name, number, adapter = split_name(model)
         version = registry.find(name, number)
         if adapter and adapter not in adapters_of(version):
-            raise ModelNotFound(f"Model {name} has no adapter {adapter}. It has {', '.join(adapters_of(version)) or 'none'}.")
-        return json_answer(NamedModel(id=model, created=started, name=name, ready=version.ready))  # 200 in any case, as in TorchServe
+            raise ModelNotFound(
+                f"Model {name} has no adapter {adapter}. It has"
+                f" {', '.join(adapters_of(version)) or 'none'}."
+            )
+        return json_answer(
+            NamedModel(id=model, created=started, name=name, ready=version.ready)
+        )  # 200 in any case, as in TorchServe
 
 
 def _add_server(router: APIRouter, registry: Registry) -> None:
@@ -131,7 +164,10 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
         return json_answer(Live())
 
     @router.get(
-        "/v2/health/ready", summary="Is the default version of every model ready", response_model=Ready, responses={503: {"model": Ready}}
+        "/v2/health/ready",
+        summary="Is the default version of every model ready",
+        response_model=Ready,
+        responses={503: {"model": Ready}},
     )
     async def ready() -> Response:
         can = not registry.stopping and not not_ready(registry)
@@ -139,11 +175,21 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
 
 
 def _add_v2_models(router: APIRouter, registry: Registry) -> None:
-    @router.get("/v2/models/{model}", summary="Metadata of the model", response_model=ModelMetadata, responses=openapi.failures(404))
+    @router.get(
+        "/v2/models/{model}",
+        summary="Metadata of the model",
+        response_model=ModelMetadata,
+        responses=openapi.failures(404),
+    )
     async def metadata(model: ModelName) -> Response:
         return await _metadata(registry, model, None)
 
-    @router.get("/v2/models/{model}/ready", summary="Is its default version ready", response_model=ModelReady, responses=_NOT_READY)
+    @router.get(
+        "/v2/models/{model}/ready",
+        summary="Is its default version ready",
+        response_model=ModelReady,
+        responses=_NOT_READY,
+    )
     async def model_ready(model: ModelName) -> Response:
         return _ready(registry.find(model))
 
@@ -157,17 +203,30 @@ def _add_v2_models(router: APIRouter, registry: Registry) -> None:
         return await _metadata(registry, model, version)
 
     @router.get(
-        "/v2/models/{model}/versions/{version}/ready", summary="Is the version ready", response_model=ModelReady, responses=_NOT_READY
+        "/v2/models/{model}/versions/{version}/ready",
+        summary="Is the version ready",
+        response_model=ModelReady,
+        responses=_NOT_READY,
     )
     async def version_ready(model: ModelName, version: VersionName) -> Response:
         return _ready(registry.find(model, version))
 
 
 def _add_samples(router: APIRouter, registry: Registry) -> None:
-    content = {200: {"content": {"application/octet-stream": {}}, "description": "a body for a prediction, with its content type"}}
+    content = {
+        200: {
+            "content": {"application/octet-stream": {}},
+            "description": "a body for a prediction, with its content type",
+        }
+    }
     responses = openapi.failures(404) | content
 
-    @router.get("/v2/models/{model}/sample", summary="An input to try the model with", responses=responses, response_class=Response)
+    @router.get(
+        "/v2/models/{model}/sample",
+        summary="An input to try the model with",
+        responses=responses,
+        response_class=Response,
+    )
     async def sample(model: ModelName) -> Response:
         return await _sample(registry.find(model))
 
@@ -184,22 +243,43 @@ def _add_samples(router: APIRouter, registry: Registry) -> None:
 async def _sample(version: ModelVersion) -> Response:
     found = await asyncio.to_thread(sample_of, version) or await example_of(version)
     if found is None:
-        text = f"Model {version.name} has no sample, and what its handler takes is not known. Pack one: `tsx archive --sample FILE`."
+        text = (
+            f"Model {version.name} has no sample, and what its handler takes is not known. Pack"
+            " one: `tsx archive --sample FILE`."
+        )
         raise SampleNotFound(text)
     # never as a page: what an archive brings must not run as this server's own
-    headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff", "x-tsx-sample": quote(found.source)}
+    headers = {
+        "content-disposition": "attachment",
+        "x-content-type-options": "nosniff",
+        "x-tsx-sample": quote(found.source),
+    }
     return Response(found.body, media_type=found.content_type, headers=headers)
 
 
 async def _metadata(registry: Registry, model: str, version: str | None) -> Response:
     found = registry.find(model, version)
     versions = [found.version] if version else list(registry.models[model].versions)
-    inputs = [Tensor(name=name or "input", datatype=kind, shape=[-1, *shape]) for name, kind, shape in await tensors_of(found)]
-    return json_answer(ModelMetadata(name=model, versions=versions, inputs=inputs, parameters=ModelParameters(input=input_of(found))))
+    inputs = [
+        Tensor(name=name or "input", datatype=kind, shape=[-1, *shape])
+        for name, kind, shape in await tensors_of(found)
+    ]
+    return json_answer(
+        ModelMetadata(
+            name=model,
+            versions=versions,
+            inputs=inputs,
+            parameters=ModelParameters(input=input_of(found)),
+        )
+    )
 
 
 def _ready(version: ModelVersion) -> Response:
-    return json_answer(ModelReady(name=version.name, ready=version.ready), 200 if version.ready else 503)
+    return json_answer(
+        ModelReady(name=version.name, ready=version.ready), 200 if version.ready else 503
+    )
 
 
-_NOT_READY = openapi.failures(404) | {503: {"model": ModelReady, "description": "no worker is ready"}}
+_NOT_READY = openapi.failures(404) | {
+    503: {"model": ModelReady, "description": "no worker is ready"}
+}

@@ -1,4 +1,6 @@
-"""The management routes: register, list, describe, scale, set default, unregister (contract 1.3)."""
+"""The management routes: register, list, describe, scale, set default, unregister (contract
+1.3).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from tsx_runtime.api.access.tokens import Keys
 from tsx_runtime.api.management.describe import PAGE
-from tsx_runtime.api.management.schemas import DescribedModels, Flag, ModelList, RegisterParameters, ScaleParameters, Status, parameters_of
+from tsx_runtime.api.management.schemas import (
+    DescribedModels,
+    Flag,
+    ModelList,
+    RegisterParameters,
+    ScaleParameters,
+    Status,
+    parameters_of,
+)
 from tsx_runtime.api.management.service import ManagementService
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes import openapi
@@ -18,12 +28,27 @@ ModelName = Annotated[str, Path(description="a registered model", examples=["dig
 VersionName = Annotated[str, Path(description="one of its versions", examples=["1.0"])]
 Customized = Annotated[Flag, Query(description="call the handler's describe_handle as well")]
 Changes = Annotated[ScaleParameters, Query()]
-Ignored = Annotated[str | None, Query(deprecated=True, description="accepted for TorchServe's clients; has no effect in TorchServe or tsx")]
+Ignored = Annotated[
+    str | None,
+    Query(
+        deprecated=True,
+        description="accepted for TorchServe's clients; has no effect in TorchServe or tsx",
+    ),
+]
 
-DESCRIBED: dict[str, Any] = {"response_model": DescribedModels, "responses": openapi.failures(404, 503)}
+DESCRIBED: dict[str, Any] = {
+    "response_model": DescribedModels,
+    "responses": openapi.failures(404, 503),
+}
 UNDER_WAY: dict[int | str, dict[str, Any]] = {202: {"model": Status, "description": "under way"}}
-SCALED: dict[str, Any] = {"response_model": Status, "responses": openapi.failures(400, 404, 500, 507) | UNDER_WAY}
-UNREGISTERED: dict[str, Any] = {"response_model": Status, "responses": openapi.failures(403, 404, 405, 408, 409)}
+SCALED: dict[str, Any] = {
+    "response_model": Status,
+    "responses": openapi.failures(400, 404, 500, 507) | UNDER_WAY,
+}
+UNREGISTERED: dict[str, Any] = {
+    "response_model": Status,
+    "responses": openapi.failures(403, 404, 405, 408, 409),
+}
 
 
 def build_router(registry: Registry, limit: int) -> APIRouter:
@@ -38,17 +63,34 @@ def build_token_router(keys: Keys) -> APIRouter:
     """A new token in place of the old one, by any verb; it is written to the key file alone."""
     router = APIRouter(tags=["management"])
 
-    async def renew(type: Annotated[str, Query(description="management or inference", examples=["inference"])] = "") -> Response:
+    async def renew(
+        type: Annotated[
+            str, Query(description="management or inference", examples=["inference"])
+        ] = "",
+    ) -> Response:
         keys.renew(type)
         return Response("\n", media_type="application/json")  # as TorchServe answers
 
-    router.add_api_route("/token", renew, methods=["GET"], summary="Replace a token by a new one", responses=openapi.failures(400))
-    router.add_api_route("/token", renew, methods=["POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+    router.add_api_route(
+        "/token",
+        renew,
+        methods=["GET"],
+        summary="Replace a token by a new one",
+        responses=openapi.failures(400),
+    )
+    router.add_api_route(
+        "/token", renew, methods=["POST", "PUT", "PATCH", "DELETE"], include_in_schema=False
+    )
     return router
 
 
 def _add_model_routes(router: APIRouter, management: ManagementService, limit: int) -> None:
-    @router.get("/models", summary="List the models", response_model=ModelList, responses=openapi.failures(400))
+    @router.get(
+        "/models",
+        summary="List the models",
+        response_model=ModelList,
+        responses=openapi.failures(400),
+    )
     async def list_(
         limit: Annotated[int, Query(description="models of one page, at most 100")] = PAGE,
         next_page_token: Annotated[int, Query(description="first entry of the page")] = 0,
@@ -59,7 +101,8 @@ def _add_model_routes(router: APIRouter, management: ManagementService, limit: i
         "/models",
         summary="Register a model from the model store, or from a URL",
         response_model=Status,
-        responses=openapi.failures(400, 404, 405, 409, 500, 507) | {202: {"model": Status, "description": "its workers are being started"}},
+        responses=openapi.failures(400, 404, 405, 409, 500, 507)
+        | {202: {"model": Status, "description": "its workers are being started"}},
         openapi_extra=openapi.query_or_body(RegisterParameters),
     )
     async def register(request: Request) -> Response:
@@ -71,35 +114,59 @@ def _add_model_routes(router: APIRouter, management: ManagementService, limit: i
     async def describe(model: ModelName, customized: Customized = False) -> Response:
         return json_answer(await management.describe(model, None, customized))
 
-    @router.put("/models/{model}", summary="Scale its default version, or change its limits", **SCALED)
+    @router.put(
+        "/models/{model}", summary="Scale its default version, or change its limits", **SCALED
+    )
     async def scale(request: Request, model: ModelName, wanted: Changes) -> Response:
-        return json_answer(*await management.change(model, wanted.model_version, wanted, request.query_params))
+        return json_answer(
+            *await management.change(model, wanted.model_version, wanted, request.query_params)
+        )
 
     @router.delete("/models/{model}", summary="Unregister its default version", **UNREGISTERED)
-    async def unregister(model: ModelName, synchronous: Ignored = None, timeout: Ignored = None) -> Response:
+    async def unregister(
+        model: ModelName, synchronous: Ignored = None, timeout: Ignored = None
+    ) -> Response:
         return json_answer(await management.unregister(model, None))
 
 
 def _add_version_routes(router: APIRouter, management: ManagementService) -> None:
-    @router.get("/models/{model}/{version}", summary="Describe one version, or with the version `all` every one", **DESCRIBED)
-    async def describe(model: ModelName, version: VersionName, customized: Customized = False) -> Response:
+    @router.get(
+        "/models/{model}/{version}",
+        summary="Describe one version, or with the version `all` every one",
+        **DESCRIBED,
+    )
+    async def describe(
+        model: ModelName, version: VersionName, customized: Customized = False
+    ) -> Response:
         return json_answer(await management.describe(model, version, customized))
 
-    @router.put("/models/{model}/{version}", summary="Scale one version, or change its limits", **SCALED)
-    async def scale(request: Request, model: ModelName, version: VersionName, wanted: Changes) -> Response:
+    @router.put(
+        "/models/{model}/{version}", summary="Scale one version, or change its limits", **SCALED
+    )
+    async def scale(
+        request: Request, model: ModelName, version: VersionName, wanted: Changes
+    ) -> Response:
         return json_answer(*await management.change(model, version, wanted, request.query_params))
 
     @router.put(
-        "/models/{model}/{version}/set-default", summary="Set the default version", response_model=Status, responses=openapi.failures(404)
+        "/models/{model}/{version}/set-default",
+        summary="Set the default version",
+        response_model=Status,
+        responses=openapi.failures(404),
     )
     async def set_default(model: ModelName, version: VersionName) -> Response:
         return json_answer(await management.set_default(model, version))
 
     @router.delete("/models/{model}/{version}", summary="Unregister one version", **UNREGISTERED)
-    async def unregister(model: ModelName, version: VersionName, synchronous: Ignored = None, timeout: Ignored = None) -> Response:
+    async def unregister(
+        model: ModelName, version: VersionName, synchronous: Ignored = None, timeout: Ignored = None
+    ) -> Response:
         return json_answer(await management.unregister(model, version))
 
     @router.options("/models/{model}", include_in_schema=False)
     async def options(request: Request, model: ModelName) -> Response:
         management.registry.find(model)
-        return Response(openapi.to_json(openapi.describe_management(model, request.app.openapi())), media_type="application/json")
+        return Response(
+            openapi.to_json(openapi.describe_management(model, request.app.openapi())),
+            media_type="application/json",
+        )

@@ -1,4 +1,6 @@
-"""Parts of the OpenAPI documents that signatures cannot give: predictions, whose bodies are opaque, and examples."""
+"""Parts of the OpenAPI documents that signatures cannot give: predictions, whose bodies are opaque,
+and examples.
+"""
 
 from __future__ import annotations
 
@@ -40,25 +42,50 @@ _URGENCY = [
     for name, description, least, most in (
         (
             request_options.PRIORITY,
-            "of the waiting requests, the one with the highest priority is served first; 0 if not given",
+            (
+                "of the waiting requests, the one with the highest priority is served first; 0 if"
+                " not given"
+            ),
             -request_options.MOST_URGENT,
             request_options.MOST_URGENT,
         ),
-        (request_options.TIMEOUT, "milliseconds that the client will wait for the answer", 1, request_options.LONGEST),
+        (
+            request_options.TIMEOUT,
+            "milliseconds that the client will wait for the answer",
+            1,
+            request_options.LONGEST,
+        ),
     )
 ]
 
 _STORED = [
-    {"name": name, "in": "header", "required": False, "description": description, "schema": {"type": "string"}}
+    {
+        "name": name,
+        "in": "header",
+        "required": False,
+        "description": description,
+        "schema": {"type": "string"},
+    }
     for name, description in (  # without examples, which the page at /docs would send
         ("Prefer", "respond-async: answer later, at the Location of a 202"),
-        ("Idempotency-Key", "a request that comes again under the same key gets the first one's answer, and runs no model"),
+        (
+            "Idempotency-Key",
+            (
+                "a request that comes again under the same key gets the first one's answer, and"
+                " runs no model"
+            ),
+        ),
         ("x-tsx-callback-url", "with respond-async: where the answer is sent"),
     )
 ]
 
 _QUERY = "Query parameters are inputs as well. "
-_TAKES_QUERY = {"/invocations", "/models/{model}/invoke", "/{model}/predict", "/{model}/{version}/predict"}
+_TAKES_QUERY = {
+    "/invocations",
+    "/models/{model}/invoke",
+    "/{model}/predict",
+    "/{model}/{version}/predict",
+}
 _ONLY_MODEL = {
     "name": "model_name",
     "in": "query",
@@ -86,11 +113,16 @@ def query_or_body(model: type[BaseModel]) -> dict[str, Any]:
             "in": "query",
             "required": name == "url",
             "description": field.get("description", ""),
-            "schema": {key: value for key, value in field.items() if key not in ("description", "title")},
+            "schema": {
+                key: value for key, value in field.items() if key not in ("description", "title")
+            },
         }
         for name, field in schema["properties"].items()
     ]
-    body = {"required": False, "content": {"application/json": {"schema": schema, "example": schema["examples"][0]}}}
+    body = {
+        "required": False,
+        "content": {"application/json": {"schema": schema, "example": schema["examples"][0]}},
+    }
     return {"parameters": query, "requestBody": body}
 
 
@@ -98,7 +130,12 @@ def body_of(model: type[BaseModel], example: object) -> dict[str, Any]:
     """A JSON body that the route reads itself, to say in its own words what is wrong with it."""
     schema = model.model_json_schema()
     schema = _inlined(schema, schema.pop("$defs", {}))
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": schema, "example": example}},
+        }
+    }
 
 
 def _inlined(part: Any, definitions: dict[str, Any]) -> Any:
@@ -114,7 +151,9 @@ def _inlined(part: Any, definitions: dict[str, Any]) -> Any:
 def prediction_paths() -> dict[str, Any]:
     """The paths of predictions and explanations. Any verb is taken; POST stands for them."""
     version = _parameter("version", "one of its versions; the default one if not given", "1.0")
-    rest = _parameter("rest", "passed to the handler as the request header `url_path`", "v1/completions")
+    rest = _parameter(
+        "rest", "passed to the handler as the request header `url_path`", "v1/completions"
+    )
     model = _parameter("model", "a registered model", "digits")
     paths: dict[str, Any] = {}
     for path, parameters in (
@@ -138,7 +177,10 @@ def prediction_paths() -> dict[str, Any]:
 
 
 def openai_paths() -> dict[str, Any]:
-    """The paths of OpenAI's API, and of Cohere's and Jina's rerank. What each takes and answers is in their own documents."""
+    """The paths of OpenAI's API, and of Cohere's and Jina's rerank.
+
+    What each takes and answers is in their own documents.
+    """
     return {path: {"post": _openai(path, *about)} for path, about in _OPENAI.items()}
 
 
@@ -148,7 +190,10 @@ _OPENAI: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/responses": ("Answer a text", {"input": "Hello"}),
     "/v1/embeddings": ("Embed texts", {"input": ["a sentence"]}),
     "/v1/audio/transcriptions": ("Transcribe speech", {"file": "the bytes of a sound file"}),
-    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), ("Rank texts by a query", {"query": "pandas", "documents": ["a bear"]})),
+    **dict.fromkeys(
+        ("/v1/rerank", "/v2/rerank", "/rerank"),
+        ("Rank texts by a query", {"query": "pandas", "documents": ["a bear"]}),
+    ),
 }
 
 
@@ -158,11 +203,23 @@ def _openai(path: str, summary: str, example: dict[str, Any]) -> dict[str, Any]:
     return {
         "tags": ["openai"],
         "summary": summary,
-        "description": "The body names the model: NAME[:VERSION-or-LABEL][/ADAPTER]; without a name it is the only one.",
+        "description": (
+            "The body names the model: NAME[:VERSION-or-LABEL][/ADAPTER]; without a name it is the"
+            " only one."
+        ),
         "operationId": "post" + re.sub(r"[/]", "_", path),
         "parameters": [*_URGENCY, *_STORED],
-        "requestBody": {"content": {content: {"schema": {"type": "object"}, "example": {"model": "digits"} | example}}},
-        "responses": {"200": {"description": "as that API has it; with `stream`, server-sent events", "content": {"*/*": {"schema": {}}}}}
+        "requestBody": {
+            "content": {
+                content: {"schema": {"type": "object"}, "example": {"model": "digits"} | example}
+            }
+        },
+        "responses": {
+            "200": {
+                "description": "as that API has it; with `stream`, server-sent events",
+                "content": {"*/*": {"schema": {}}},
+            }
+        }
         | {str(status): {"description": _WHY[status], "content": _ERROR} for status in statuses},
     }
 
@@ -170,11 +227,16 @@ def _openai(path: str, summary: str, example: dict[str, Any]) -> dict[str, Any]:
 def workflow_path() -> dict[str, Any]:
     """A workflow takes what a prediction takes."""
     path = "/wfpredict/{workflow}"
-    operation = _prediction(path, [_parameter("workflow", "a registered workflow", "dog_breed")])["post"]
+    operation = _prediction(path, [_parameter("workflow", "a registered workflow", "dog_breed")])[
+        "post"
+    ]
     operation |= {
         "summary": "Run a workflow",
-        "description": "The first nodes get the request unchanged, the others get the answers of the nodes before them. "
-        "The answer is the only leaf's, or one JSON object with each leaf's by its name.",
+        "description": (
+            "The first nodes get the request unchanged, the others get the answers of the nodes"
+            " before them. The answer is the only leaf's, or one JSON object with each leaf's by"
+            " its name."
+        ),
     }
     return {path: {"post": operation}}
 
@@ -183,10 +245,20 @@ def job_path() -> dict[str, Any]:
     """What the Location of an asynchronous prediction's 202 names."""
     id = _parameter("id", "from the Location of the 202", "0f8b5c1e6a7d4b7e9c3f2a1d5b6c7d8e")
     answers = {
-        "get": ("Fetch an answer", {"202": "it is queued or running: its place and the expected time", "200": "the answer, of any status"}),
+        "get": (
+            "Fetch an answer",
+            {
+                "202": "it is queued or running: its place and the expected time",
+                "200": "the answer, of any status",
+            },
+        ),
         "delete": ("Cancel a request", {"200": "it is cancelled", "409": "it is answered"}),
     }
-    why = {"404": "no such job", "410": "it was cancelled, or its answer has expired", "503": "the store cannot be used"}
+    why = {
+        "404": "no such job",
+        "410": "it was cancelled, or its answer has expired",
+        "503": "the store cannot be used",
+    }
     return {
         "/jobs/{id}": {
             method: {
@@ -194,8 +266,13 @@ def job_path() -> dict[str, Any]:
                 "summary": summary,
                 "operationId": f"{method}_job",
                 "parameters": [id],
-                "responses": {status: {"description": text} for status, text in own.items()}
-                | {status: {"description": text, "content": _ERROR} for status, text in why.items()},
+                "responses": (
+                    {status: {"description": text} for status, text in own.items()}
+                    | {
+                        status: {"description": text, "content": _ERROR}
+                        for status, text in why.items()
+                    }
+                ),
             }
             for method, (summary, own) in answers.items()
         }
@@ -204,11 +281,15 @@ def job_path() -> dict[str, Any]:
 
 def add_predictions(document: dict[str, Any]) -> None:
     document["paths"] = prediction_paths() | openai_paths() | workflow_path() | document["paths"]
-    document.setdefault("components", {}).setdefault("schemas", {})["ErrorBody"] = ErrorBody.model_json_schema()
+    document.setdefault("components", {}).setdefault("schemas", {})["ErrorBody"] = (
+        ErrorBody.model_json_schema()
+    )
 
 
 def correct(document: dict[str, Any]) -> None:
-    """What the framework documents and this server does not do: a parameter that cannot be read is answered with 400 and the error JSON."""
+    """What the framework documents and this server does not do: a parameter that cannot be read is
+    answered with 400 and the error JSON.
+    """
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
@@ -218,7 +299,9 @@ def correct(document: dict[str, Any]) -> None:
     for item in document["paths"].values():
         for operation in item.values():
             if operation["responses"].pop("422", None):
-                operation["responses"].setdefault("400", {"description": _WHY[400], "content": _ERROR})
+                operation["responses"].setdefault(
+                    "400", {"description": _WHY[400], "content": _ERROR}
+                )
 
 
 def describe_predictions(name: str) -> dict[str, Any]:
@@ -228,8 +311,14 @@ def describe_predictions(name: str) -> dict[str, Any]:
 
 
 def describe_management(name: str, document: dict[str, Any]) -> dict[str, Any]:
-    """What `OPTIONS /models/{model}` answers: of the listener's own document, all that manages one model."""
-    of_model = {path: item for path, item in sorted(document["paths"].items()) if path.startswith("/models/{model}")}
+    """What `OPTIONS /models/{model}` answers: of the listener's own document, all that manages one
+    model.
+    """
+    of_model = {
+        path: item
+        for path, item in sorted(document["paths"].items())
+        if path.startswith("/models/{model}")
+    }
     of_model.pop("/models/{model}/invoke", None)  # a prediction
     return _of_one_model(name, of_model, document["components"]["schemas"])
 
@@ -239,7 +328,14 @@ def _of_one_model(name: str, paths: dict[str, Any], schemas: dict[str, Any]) -> 
     concrete = {}
     for path, item in paths.items():
         concrete[path.replace("{model}", name)] = {
-            verb: operation | {"parameters": [one for one in operation.get("parameters", ()) if one["name"] != "model"]}
+            verb: (
+                operation
+                | {
+                    "parameters": [
+                        one for one in operation.get("parameters", ()) if one["name"] != "model"
+                    ]
+                }
+            )
             for verb, operation in item.items()
         }
     used: dict[str, Any] = {}
@@ -267,7 +363,14 @@ def _add_schemas(part: Any, schemas: dict[str, Any], used: dict[str, Any]) -> No
 
 
 def _parameter(name: str, description: str, example: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "description": description, "schema": {"type": "string"}, "example": example}
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": description,
+        "schema": {"type": "string"},
+        "example": example,
+    }
 
 
 def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
@@ -277,9 +380,13 @@ def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
     operation = {
         "tags": ["inference"],
         "summary": "Explain a prediction" if explains else "Predict",
-        "description": "The body stays as it is; the handler gets a form's fields by their names, and any other body as `body`. "
-        + (_QUERY if path in _TAKES_QUERY else "")
-        + "The answer is what the handler returns; it has a Content-Type only if the handler sets one.",
+        "description": (
+            "The body stays as it is; the handler gets a form's fields by their names, and any"
+            " other body as `body`. "
+            + (_QUERY if path in _TAKES_QUERY else "")
+            + "The answer is what the handler returns; it has a Content-Type only if the handler"
+            " sets one."
+        ),
         "operationId": f"post_{words}",
         "parameters": [*parameters, *_URGENCY, *_STORED],
         "requestBody": {
@@ -287,11 +394,23 @@ def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
                 "application/octet-stream": {"schema": binary},
                 "application/json": {"schema": {}, "example": {"data": [0.1, 0.2]}},
                 "text/plain": {"schema": {"type": "string"}, "example": "a sentence"},
-                "multipart/form-data": {"schema": {"type": "object", "properties": {"data": binary}}},
+                "multipart/form-data": {
+                    "schema": {"type": "object", "properties": {"data": binary}}
+                },
             }
         },
-        "responses": {"200": {"description": "what the handler returned", "content": {"*/*": {"schema": {}, "example": {"7": 0.998}}}}}
-        | {"202": {"description": "the request is stored, with Prefer: respond-async"}}
-        | {str(status): {"description": _WHY[status], "content": _ERROR} for status in (400, 401, 404, 413, 422, 429, 500, 503, 507)},
+        "responses": (
+            {
+                "200": {
+                    "description": "what the handler returned",
+                    "content": {"*/*": {"schema": {}, "example": {"7": 0.998}}},
+                }
+            }
+            | {"202": {"description": "the request is stored, with Prefer: respond-async"}}
+            | {
+                str(status): {"description": _WHY[status], "content": _ERROR}
+                for status in (400, 401, 404, 413, 422, 429, 500, 503, 507)
+            }
+        ),
     }
     return {"post": operation}

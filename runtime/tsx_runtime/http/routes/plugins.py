@@ -53,17 +53,22 @@ class RegistryView:
 
 
 def check_paths(endpoints: Iterable[Endpoint]) -> None:
-    """Raises SettingError for a path that the server, or another plugin, has already, and for one that would be behind another's guard."""
+    """Raises SettingError for a path that the server, or another plugin, has already, and for one
+    that would be behind another's guard.
+    """
     seen: set[str] = set()
     roles: dict[str, str] = {}
     for endpoint in endpoints:
         first = endpoint.path.split("/")[1]
         reserved = first in RESERVED_PATHS and endpoint.path != "/ping"
         if reserved or runs_model(endpoint.path) or endpoint.path in seen:
-            raise SettingError(f"a plugin's endpoint {endpoint.path} cannot be added: that path is already in use")
+            raise SettingError(
+                f"a plugin's endpoint {endpoint.path} cannot be added: that path is already in use"
+            )
         if roles.setdefault(first, endpoint.role) != endpoint.role:
             raise SettingError(
-                f"a plugin's endpoint {endpoint.path} cannot be added: endpoints below /{first} have another role, and so another token"
+                f"a plugin's endpoint {endpoint.path} cannot be added: endpoints below /{first}"
+                " have another role, and so another token"
             )
         seen.add(endpoint.path)
 
@@ -77,7 +82,10 @@ def build_router(endpoints: Iterable[Endpoint], registry: Registry, limit: int) 
             _route(endpoint, view, limit),
             methods=[*endpoint.methods],
             summary=f"Of a plugin: {endpoint.path}",
-            operation_id="plugin_" + "_".join(endpoint.path.strip("/").split("/")) + "_" + "_".join(endpoint.methods).lower(),
+            operation_id="plugin_"
+            + "_".join(endpoint.path.strip("/").split("/"))
+            + "_"
+            + "_".join(endpoint.methods).lower(),
             response_class=Response,
         )
     return router
@@ -97,24 +105,33 @@ def _route(endpoint: Endpoint, view: RegistryView, limit: int) -> Any:
             raise
         except (Exception, SystemExit) as error:  # the boundary to the plugin's code
             logger.exception("the endpoint %s of a plugin failed", endpoint.path)
-            raise TsxError(f"The endpoint {endpoint.path} failed: {type(error).__name__}; the server's log has the traceback.") from error
+            raise TsxError(
+                f"The endpoint {endpoint.path} failed: {type(error).__name__}; the server's log has"
+                " the traceback."
+            ) from error
 
     return route
 
 
-async def _answer(endpoint: Endpoint, call: EndpointRequest, view: RegistryView, threads: DaemonThreads) -> EndpointResponse:
+async def _answer(
+    endpoint: Endpoint, call: EndpointRequest, view: RegistryView, threads: DaemonThreads
+) -> EndpointResponse:
     if inspect.iscoroutinefunction(endpoint.answer):
         answered = await endpoint.answer(call, view)
     else:
         answered = await threads.call(lambda: endpoint.answer(call, view))
     if not isinstance(answered, EndpointResponse):
-        raise TypeError(f"it answered with a {type(answered).__name__}, not with an EndpointResponse")
+        raise TypeError(
+            f"it answered with a {type(answered).__name__}, not with an EndpointResponse"
+        )
     return answered
 
 
 def _response(answered: EndpointResponse) -> Response:
     for name, value in answered.headers.items():
-        if not is_header(name.encode("latin-1"), value.encode("latin-1")):  # it may hold what a client sent
+        if not is_header(
+            name.encode("latin-1"), value.encode("latin-1")
+        ):  # it may hold what a client sent
             raise ValueError(f"it set a header that HTTP does not allow: {name!r}: {value[:100]!r}")
     if isinstance(answered.body, bytes | str):
         return Response(answered.body, answered.status, dict(answered.headers))

@@ -19,17 +19,27 @@ EXAMPLE = {"share": 1, "max_size": "100MB", "max_age": "1d", "answers": False}
 
 
 class ModelRecording(BaseModel):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "digits", "recording": False, "files": 0, "bytes": 0}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"model": "digits", "recording": False, "files": 0, "bytes": 0}]
+        }
+    )
 
     model: str
     recording: bool
     terms: RecordingConfig | None = None
-    directory: str | None = Field(None, description="directory of its files on the server; null if nothing can be stored")
+    directory: str | None = Field(
+        None, description="directory of its files on the server; null if nothing can be stored"
+    )
     files: int
     bytes: int
     oldest: float | None = Field(None, description="seconds since 1970")
-    recorded: int = Field(0, description="number of requests since the recording or the server was started")
-    dropped: dict[str, int] = Field({}, description="requests that were not recorded, by reason: slow, size, disk")
+    recorded: int = Field(
+        0, description="number of requests since the recording or the server was started"
+    )
+    dropped: dict[str, int] = Field(
+        {}, description="requests that were not recorded, by reason: slow, size, disk"
+    )
     problem: str | None = Field(None, description="why nothing can be written to disk")
 
 
@@ -73,7 +83,10 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
 
     @router.delete(path, summary="Stop recording", responses=openapi.failures(404), **answers)
     async def stop(
-        model: ModelName, remove: Annotated[bool, Query(description="remove the recorded files as well; by default they are kept")] = False
+        model: ModelName,
+        remove: Annotated[
+            bool, Query(description="remove the recorded files as well; by default they are kept")
+        ] = False,
     ) -> Response:
         await registry.recorders.stop(model, remove=remove)
         return await show(model)

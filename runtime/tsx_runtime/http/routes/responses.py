@@ -1,4 +1,6 @@
-"""Code that the management routes share: parameters from a query string or a JSON body, and JSON answers."""
+"""Code that the management routes share: parameters from a query string or a JSON body, and JSON
+answers.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,17 @@ from tsx_runtime.errors import BadRequest, PayloadTooLarge
 
 
 async def read_given(request: Request, limit: int) -> dict[str, Any]:
-    """The query string's parameters, of each its first, and over them the keys of a JSON body. Raises BadRequest."""
+    """The query string's parameters, of each its first, and over them the keys of a JSON body.
+
+    Raises BadRequest.
+    """
     given: dict[str, Any] = {}
     for name, value in request.query_params.multi_items():
         given.setdefault(name, value)
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
+    if (
+        request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        == "application/json"
+    ):
         given |= _json_object(await _read(request, limit), limit)
     return given
 
@@ -36,7 +44,10 @@ async def _read(request: Request, limit: int) -> bytes:
     try:
         return await read_body(request.scope, request.receive, limit)
     except PayloadTooLarge as error:
-        text = f"A body of the management API may have at most {limit} bytes, the smaller of 1 MiB and max_request_size. Send less."
+        text = (
+            f"A body of the management API may have at most {limit} bytes, the smaller of 1 MiB and"
+            " max_request_size. Send less."
+        )
         raise PayloadTooLarge(text, more=error.more) from None
 
 

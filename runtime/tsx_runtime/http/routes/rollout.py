@@ -17,19 +17,29 @@ from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
 
 PLAN = '{"version": "2.0", "steps": [1, 5, 25, 100], "bake": 600}'
-EXAMPLE: dict[str, Any] = {"version": "2.0", "steps": [1, 5, 25, 100], "bake": 600, "max_error_rate": 0.005, "max_p99_ratio": 1.2}
+EXAMPLE: dict[str, Any] = {
+    "version": "2.0",
+    "steps": [1, 5, 25, 100],
+    "bake": 600,
+    "max_error_rate": 0.005,
+    "max_p99_ratio": 1.2,
+}
 
 
 class Numbers(BaseModel):
     requests: int
     errors: int
     error_rate: float
-    p50_ms: float | None = Field(default=None, description="left out where there were no requests, as is p99_ms")
+    p50_ms: float | None = Field(
+        default=None, description="left out where there were no requests, as is p99_ms"
+    )
     p99_ms: float | None = None
 
 
 class ModelRollout(BaseModel):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "digits", "status": "running", "plan": EXAMPLE}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"model": "digits", "status": "running", "plan": EXAMPLE}]}
+    )
 
     model: str
     status: Status
@@ -68,7 +78,9 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
 
     @router.post(
         path,
-        summary="Move the requests to another version step by step while it stays within its bounds",
+        summary=(
+            "Move the requests to another version step by step while it stays within its bounds"
+        ),
         responses=openapi.failures(400, 404, 409, 413),
         openapi_extra=openapi.body_of(RolloutPlan, EXAMPLE),
         **answers,
@@ -77,19 +89,29 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         rollouts.start(model, parameters_of(RolloutPlan, await read_object(request, limit, PLAN)))
         return await show(model)
 
-    @router.get(path, summary="The current rollout, or the last one", responses=openapi.failures(404), **answers)
+    @router.get(
+        path,
+        summary="The current rollout, or the last one",
+        responses=openapi.failures(404),
+        **answers,
+    )
     async def show(model: ModelName) -> Response:
         registry.find(model)
         state = rollouts.find(model)
         if state is None:
-            raise RolloutNotFound(f"Model {model} has no rollout. Start one: POST /models/{model}/rollout")
+            raise RolloutNotFound(
+                f"Model {model} has no rollout. Start one: POST /models/{model}/rollout"
+            )
         await registry.state.written()
         return json_answer(describe(model, state, rollouts.logs.read(model)))
 
     @router.delete(path, summary="End it", responses=openapi.failures(400, 404, 409), **answers)
     async def stop(
         model: ModelName,
-        back: Annotated[bool, Query(description="return to the old version; if false, the shares stay as they are")] = True,
+        back: Annotated[
+            bool,
+            Query(description="return to the old version; if false, the shares stay as they are"),
+        ] = True,
     ) -> Response:
         registry.find(model)
         rollouts.stop(model, back=back)

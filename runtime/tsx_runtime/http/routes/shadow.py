@@ -27,7 +27,9 @@ EXAMPLE = {"to": "2.0", "share": 10, "compare": {"kind": "top-k", "k": 1}}
 class Requests(BaseModel):
     copied: int
     under_way: int = Field(description="of them, not compared yet")
-    shed: dict[str, int] = Field(description="of the share, not copied or refused by the shadow, by reason")
+    shed: dict[str, int] = Field(
+        description="of the share, not copied or refused by the shadow, by reason"
+    )
 
 
 class Errors(BaseModel):
@@ -39,7 +41,10 @@ class Errors(BaseModel):
 
 
 class Rate(BaseModel):
-    """A share of the compared answers, from 0 to 1. With 95 % confidence the true rate lies between `low` and `high`."""
+    """A share of the compared answers, from 0 to 1.
+
+    With 95 % confidence the true rate lies between `low` and `high`.
+    """
 
     rate: float
     low: float
@@ -98,19 +103,28 @@ class ShadowStatus(BaseModel):
     model: str
     state: str = Field(description="off, running, or waiting", examples=["running"])
     why: str | None = Field(default=None, description="it waits")
-    shadow: Shadow | None = Field(default=None, description="as the traffic says; where it is off, the last one")
+    shadow: Shadow | None = Field(
+        default=None, description="as the traffic says; where it is off, the last one"
+    )
     version: str | None = Field(default=None, description="that gets the copies")
     since: datetime | None = None
     requests: Requests | None = None
     agreed: int | None = None
     disagreed: int | None = None
     disagreement: Rate | None = None
-    largest_difference: float | None = Field(default=None, description="of two numbers of all compared answers, numeric and exact")
-    tolerance: Tolerance | None = Field(default=None, description="of a numeric comparison; by default that of the coarser precision")
+    largest_difference: float | None = Field(
+        default=None, description="of two numbers of all compared answers, numeric and exact"
+    )
+    tolerance: Tolerance | None = Field(
+        default=None,
+        description="of a numeric comparison; by default that of the coarser precision",
+    )
     errors: Errors | None = None
     last_problem: str | None = Field(default=None, description="why an answer was not compared")
     latency: Latencies | None = None
-    examples: list[ShadowExample] | None = Field(default=None, description="of answers that differ, the newest first")
+    examples: list[ShadowExample] | None = Field(
+        default=None, description="of answers that differ, the newest first"
+    )
 
 
 def report(registry: Registry, name: str) -> ShadowStatus:
@@ -124,7 +138,10 @@ def report(registry: Registry, name: str) -> ShadowStatus:
     rtol, atol = registry.shadows.tolerance(mirror)
     low, high = interval(shown.disagreed, compared)
     state, why = _state(registry, mirror)
-    sides = [Milliseconds(p50=round(1000 * p50, 3), p99=round(1000 * p99, 3)) for p50, p99 in shown.latencies()]
+    sides = [
+        Milliseconds(p50=round(1000 * p50, 3), p99=round(1000 * p99, 3))
+        for p50, p99 in shown.latencies()
+    ]
     return ShadowStatus(
         model=name,
         state=state,
@@ -132,15 +149,31 @@ def report(registry: Registry, name: str) -> ShadowStatus:
         shadow=mirror.said,
         version=mirror.number,
         since=shown.since,
-        requests=Requests(copied=shown.copied, under_way=len(mirror.under_way), shed=dict(shown.shed)),
+        requests=Requests(
+            copied=shown.copied, under_way=len(mirror.under_way), shed=dict(shown.shed)
+        ),
         agreed=shown.agreed,
         disagreed=shown.disagreed,
-        disagreement=Rate(rate=shown.disagreed / compared, low=low, high=high) if compared else None,
-        largest_difference=shown.largest_difference if compared and mirror.said.compare.kind in ("numeric", "exact") else None,
-        tolerance=Tolerance(rtol=rtol, atol=atol) if mirror.said.compare.kind == "numeric" else None,
-        errors=Errors(primary=shown.primary_errors, shadow=shown.shadow_errors, comparison=shown.uncompared),
+        disagreement=(
+            Rate(rate=shown.disagreed / compared, low=low, high=high) if compared else None
+        ),
+        largest_difference=(
+            shown.largest_difference
+            if compared and mirror.said.compare.kind in ("numeric", "exact")
+            else None
+        ),
+        tolerance=(
+            Tolerance(rtol=rtol, atol=atol) if mirror.said.compare.kind == "numeric" else None
+        ),
+        errors=Errors(
+            primary=shown.primary_errors, shadow=shown.shadow_errors, comparison=shown.uncompared
+        ),
         last_problem=shown.last_problem or None,
-        latency=Latencies(requests=len(shown.pairs), primary=sides[0], shadow=sides[1]) if sides else None,
+        latency=(
+            Latencies(requests=len(shown.pairs), primary=sides[0], shadow=sides[1])
+            if sides
+            else None
+        ),
         examples=[_example(example) for example in reversed(shown.examples)],
     )
 
@@ -156,7 +189,11 @@ def _state(registry: Registry, mirror: Mirror) -> tuple[str, str | None]:
         return "waiting", f"Version {mirror.number} is not registered."
     if alone := answers_alone(model, traffic):
         return "waiting", alone
-    return ("running", None) if version.ready else ("waiting", f"No worker serves version {mirror.number} now.")
+    return (
+        ("running", None)
+        if version.ready
+        else ("waiting", f"No worker serves version {mirror.number} now.")
+    )
 
 
 def _example(example: Example) -> ShadowExample:
@@ -174,7 +211,11 @@ def _example(example: Example) -> ShadowExample:
 def _answered(side: Side) -> ShadowAnswer:
     headers = dict(side.headers)
     return ShadowAnswer(
-        version=side.version, status=side.status, ms=round(1000 * side.seconds, 3), headers=headers, body=_content(side.body)
+        version=side.version,
+        status=side.status,
+        ms=round(1000 * side.seconds, 3),
+        headers=headers,
+        body=_content(side.body),
     )
 
 
@@ -192,7 +233,12 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
     router = APIRouter(tags=["traffic"])
     answers: dict[str, Any] = {"response_model": ShadowStatus}
 
-    @router.get("/models/{model}/shadow", summary="Results of the shadow", responses=openapi.failures(404), **answers)
+    @router.get(
+        "/models/{model}/shadow",
+        summary="Results of the shadow",
+        responses=openapi.failures(404),
+        **answers,
+    )
     async def show(model: ModelName) -> Response:
         return json_answer(report(registry, model))
 
@@ -205,15 +251,24 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
     )
     async def begin(model: ModelName, request: Request, force: Force = False) -> Response:
         given = await read_object(request, limit, SHADOW)
-        traffic = parsed(lambda: parse_traffic(registry.traffic(model).as_json() | {"shadow": given}))
+        traffic = parsed(
+            lambda: parse_traffic(registry.traffic(model).as_json() | {"shadow": given})
+        )
         registry.check_traffic(model, traffic, force=force)
         registry.set_traffic(model, traffic)
         await registry.state.written()
         return json_answer(report(registry, model))
 
-    @router.delete("/models/{model}/shadow", summary="Reset counters", responses=openapi.failures(404), **answers)
+    @router.delete(
+        "/models/{model}/shadow",
+        summary="Reset counters",
+        responses=openapi.failures(404),
+        **answers,
+    )
     async def reset(model: ModelName) -> Response:
-        """The shadow itself stays: `PATCH /models/{model}/traffic` with `{"shadow": null}` ends it."""
+        """The shadow itself stays: `PATCH /models/{model}/traffic` with `{"shadow": null}` ends
+        it.
+        """
         report(registry, model)
         if (mirror := registry.shadows.get(model)) is not None:
             mirror.reset()

@@ -19,12 +19,20 @@ WorkflowName = Annotated[str, Path(description="a registered workflow", examples
 class RegisterWorkflow(BaseModel):
     """Taken from the query string, or from a JSON body with the same keys, which has precedence."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"url": "dog_breed.war", "workflow_name": "dog_breed"}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"url": "dog_breed.war", "workflow_name": "dog_breed"}]}
+    )
 
-    url: str | None = Field(None, description="name of the archive's file in the workflow store, or its URL; required")
+    url: str | None = Field(
+        None, description="name of the archive's file in the workflow store, or its URL; required"
+    )
     workflow_name: str | None = Field(None, description="the archive's own if not given")
-    response_timeout: int | None = Field(None, ge=0, description="seconds a worker of a node may take for a batch")
-    startup_timeout: int | None = Field(None, ge=0, description="seconds a worker of a node may take to load")
+    response_timeout: int | None = Field(
+        None, ge=0, description="seconds a worker of a node may take for a batch"
+    )
+    startup_timeout: int | None = Field(
+        None, ge=0, description="seconds a worker of a node may take to load"
+    )
     s3_sse_kms: Flag = Field(False, description="ask S3 for an object that is encrypted with KMS")
 
 
@@ -34,7 +42,11 @@ class ListedWorkflow(Camel):
 
 
 class WorkflowList(Camel):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"workflows": [{"workflowName": "dogs", "workflowUrl": "dogs.war"}]}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"workflows": [{"workflowName": "dogs", "workflowUrl": "dogs.war"}]}]
+        }
+    )
 
     next_page_token: str | None = None
     workflows: list[ListedWorkflow]
@@ -66,7 +78,13 @@ def describe_workflow(workflow: Workflow) -> DescribedWorkflow:
         max_workers=_or(shared.max_workers, 1),
         batch_size=_or(shared.batch_size, 1),
         max_batch_delay=_or(shared.max_batch_delay, 50),
-        workflow_dag="{" + ", ".join(f"{node}=[{', '.join(following)}]" for node, following in spec.edges.items() if following) + "}",
+        workflow_dag="{"
+        + ", ".join(
+            f"{node}=[{', '.join(following)}]"
+            for node, following in spec.edges.items()
+            if following
+        )
+        + "}",
     )
 
 
@@ -77,14 +95,22 @@ def _or(value: int | None, default: int) -> int:
 def build_router(workflows: Workflows, limit: int) -> APIRouter:
     router = APIRouter(tags=["workflows"])
 
-    @router.get("/workflows", summary="List the workflows", response_model=WorkflowList, responses=openapi.failures(400))
+    @router.get(
+        "/workflows",
+        summary="List the workflows",
+        response_model=WorkflowList,
+        responses=openapi.failures(400),
+    )
     async def list_(
         limit: Annotated[int, Query(description="workflows of one page, at most 100")] = PAGE,
         next_page_token: Annotated[int, Query(description="first entry of the page")] = 0,
     ) -> Response:
         ordered = sorted(workflows.workflows.values(), key=lambda workflow: workflow.name)
         page, following = page_of(ordered, limit, next_page_token)
-        listed = [ListedWorkflow(workflow_name=workflow.name, workflow_url=workflow.url) for workflow in page]
+        listed = [
+            ListedWorkflow(workflow_name=workflow.name, workflow_url=workflow.url)
+            for workflow in page
+        ]
         return json_answer(WorkflowList(next_page_token=following, workflows=listed))
 
     @router.post(
@@ -96,19 +122,39 @@ def build_router(workflows: Workflows, limit: int) -> APIRouter:
     )
     async def register(request: Request) -> Response:
         given = parameters_of(RegisterWorkflow, await read_given(request, limit))
-        order = WorkflowOrder(given.url or "", given.workflow_name, given.response_timeout, given.startup_timeout, given.s3_sse_kms)
+        order = WorkflowOrder(
+            given.url or "",
+            given.workflow_name,
+            given.response_timeout,
+            given.startup_timeout,
+            given.s3_sse_kms,
+        )
         workflow = await workflows.register(order)
-        return json_answer(Status(status=f"Workflow {workflow.name} has been registered and scaled successfully."))
+        return json_answer(
+            Status(status=f"Workflow {workflow.name} has been registered and scaled successfully.")
+        )
 
-    @router.get("/workflows/{workflow}", summary="Describe it", response_model=DescribedWorkflows, responses=openapi.failures(404))
+    @router.get(
+        "/workflows/{workflow}",
+        summary="Describe it",
+        response_model=DescribedWorkflows,
+        responses=openapi.failures(404),
+    )
     async def describe(workflow: WorkflowName) -> Response:
         return json_answer(DescribedWorkflows([describe_workflow(workflows.find(workflow))]))
 
-    @router.get("/workflows/{workflow}/{rest:path}", include_in_schema=False)  # TorchServe passes over what follows the name
+    @router.get(
+        "/workflows/{workflow}/{rest:path}", include_in_schema=False
+    )  # TorchServe passes over what follows the name
     async def describe_too(workflow: WorkflowName, rest: str) -> Response:
         return await describe(workflow)
 
-    @router.delete("/workflows/{workflow}", summary="Unregister it", response_model=Status, responses=openapi.failures(404, 408))
+    @router.delete(
+        "/workflows/{workflow}",
+        summary="Unregister it",
+        response_model=Status,
+        responses=openapi.failures(404, 408),
+    )
     async def unregister(workflow: WorkflowName) -> Response:
         await workflows.unregister(workflow)
         return json_answer(Status(status=f'Workflow "{workflow}" unregistered'))

@@ -16,7 +16,9 @@ PAGE = "docs.html"
 OWN = (PAGE, "docs.js", "icon.svg")
 OF_SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js")
 # Swagger UI sets innerHTML, and styles of elements
-POLICY = ui.POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'").partition("; require-trusted-types-for")[0]
+POLICY = ui.POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'").partition(
+    "; require-trusted-types-for"
+)[0]
 
 
 def build_router() -> APIRouter:
@@ -24,11 +26,15 @@ def build_router() -> APIRouter:
 
     async def page(request: Request) -> Response:
         if str(request.scope.get("raw_path", b""), "latin-1").endswith("/"):
-            return Response(status_code=308, headers={"location": "../docs"})  # its files are named relative to it
+            return Response(
+                status_code=308, headers={"location": "../docs"}
+            )  # its files are named relative to it
         return await file(PAGE, request)
 
     async def file(name: str, request: Request) -> Response:
-        found = (await asyncio.to_thread(_files)).get(name)  # in a thread, as compressing them takes a moment
+        found = (await asyncio.to_thread(_files)).get(
+            name
+        )  # in a thread, as compressing them takes a moment
         return answer_file(found, request, HEADERS | {"content-security-policy": POLICY})
 
     router.add_api_route("/docs", page, methods=["GET", "HEAD"])
@@ -39,4 +45,7 @@ def build_router() -> APIRouter:
 @lru_cache(maxsize=1)
 def _files() -> dict[str, File]:
     swagger = Path(str(files("fastapi_offline"))) / "static"
-    return {path.name: read_file(path) for path in (*(FOLDER / name for name in OWN), *(swagger / name for name in OF_SWAGGER))}
+    return {
+        path.name: read_file(path)
+        for path in (*(FOLDER / name for name in OWN), *(swagger / name for name in OF_SWAGGER))
+    }

@@ -1,4 +1,6 @@
-"""The web page at `/ui`: its files, which contain no secrets, and its calls below `/ui/api`, with the management API's authorization."""
+"""The web page at `/ui`: its files, which contain no secrets, and its calls below `/ui/api`, with
+the management API's authorization.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 
-# Nothing from anywhere else, nothing inline, and no page around it; pictures that a user picks are shown from memory (blob:).
+# Nothing from anywhere else, nothing inline, and no page around it; pictures that a user picks are
+# shown from memory (blob:).
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -54,7 +57,10 @@ POLICY = "; ".join(
         "require-trusted-types-for 'script'",
     )
 )
-DATA_HEADERS = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "same-origin"}  # read by the page, and by no other
+DATA_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+}  # read by the page, and by no other
 HEADERS = DATA_HEADERS | {
     "content-security-policy": POLICY,
     "permissions-policy": "camera=(self), microphone=(), geolocation=()",
@@ -64,11 +70,20 @@ HEADERS = DATA_HEADERS | {
 VARIED = {"vary": "accept-encoding"}
 PREDICT = "/ui/api/predict/"
 MODEL_LABELS = ("model_name", "ModelName")
-VERBS = ("POST", "PUT")  # none with which a browser shows what it gets: the page sends the first, `curl -T` the second
+VERBS = (
+    "POST",
+    "PUT",
+)  # none with which a browser shows what it gets: the page sends the first, `curl -T` the second
 SECRET = frozenset(map(str.encode, CREDENTIALS))  # of the page itself; no handler sees them
 
 
-def build_router(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard | None, addresses: Mapping[str, str]) -> APIRouter:
+def build_router(
+    registry: Registry,
+    series: TimeSeries,
+    read_metrics: Any,
+    guard: Guard | None,
+    addresses: Mapping[str, str],
+) -> APIRouter:
     """`read_metrics` is what `metrics.reader` makes."""
     router = APIRouter(include_in_schema=False)
     _add_files(router)
@@ -77,14 +92,22 @@ def build_router(registry: Registry, series: TimeSeries, read_metrics: Any, guar
 
 
 def shell_guard(guard: Guard | None) -> Guard | None:
-    """Of the files: the same machines, but no token, since a browser sends none before the page is there to ask for it."""
-    return None if guard is None or guard.hosts is None else guard._replace(key=None, plugins=(), same_site=False)
+    """Of the files: the same machines, but no token, since a browser sends none before the page is
+    there to ask for it.
+    """
+    return (
+        None
+        if guard is None or guard.hosts is None
+        else guard._replace(key=None, plugins=(), same_site=False)
+    )
 
 
 def _add_files(router: APIRouter) -> None:
     async def shell(request: Request) -> Response:
         if not str(request.scope.get("raw_path", b"/"), "latin-1").endswith("/"):
-            return Response(status_code=308, headers={"location": "ui/"})  # relative, so that it holds behind a proxy's prefix too
+            return Response(
+                status_code=308, headers={"location": "ui/"}
+            )  # relative, so that it holds behind a proxy's prefix too
         return await file(SHELL, request)
 
     async def file(name: str, request: Request) -> Response:
@@ -94,16 +117,26 @@ def _add_files(router: APIRouter) -> None:
     router.add_api_route("/ui/{name}", file, methods=["GET", "HEAD"])
 
 
-def answer_file(found: File | None, request: Request, headers: Mapping[str, str] = HEADERS) -> Response:
+def answer_file(
+    found: File | None, request: Request, headers: Mapping[str, str] = HEADERS
+) -> Response:
     if found is None:
         raise ResourceNotFound(NOT_FOUND)
     headers = {**headers, **VARIED}
     if "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(found.packed, media_type=found.type, headers=headers | {"content-encoding": "gzip"})
+        return Response(
+            found.packed, media_type=found.type, headers=headers | {"content-encoding": "gzip"}
+        )
     return Response(found.body, media_type=found.type, headers=headers)
 
 
-def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard | None, addresses: Mapping[str, str]) -> APIRouter:
+def _api(
+    registry: Registry,
+    series: TimeSeries,
+    read_metrics: Any,
+    guard: Guard | None,
+    addresses: Mapping[str, str],
+) -> APIRouter:
     server = uistate.describe_server(registry.settings, addresses, uuid.uuid4().hex)
 
     async def check(request: Request) -> None:
@@ -133,7 +166,9 @@ def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard
     @router.get("/log")
     async def log_of_all() -> Response:
         models = registry.models.values()
-        return _json(uistate.log_of(version for model in models for version in model.versions.values()))
+        return _json(
+            uistate.log_of(version for model in models for version in model.versions.values())
+        )
 
     @router.get("/log/{model}")
     async def log(model: str) -> Response:
@@ -148,19 +183,33 @@ def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard
     @router.get("/samples/{model}/{version}")
     async def list_samples(model: str, version: str) -> Response:
         found = await asyncio.to_thread(samples.samples_of, registry.find(model, version))
-        types = [mimetypes.guess_type(path.name, strict=False)[0] or "application/octet-stream" for path, _ in found]
-        listed = [{"name": path.name, "type": type, "size": size} for (path, size), type in zip(found, types, strict=True)]
-        if not any(path.name == EXAMPLE for path, _ in found) and (example := await samples.example_of(registry.find(model, version))):
-            listed.append({"name": EXAMPLE, "type": example.content_type, "size": len(example.body)})
+        types = [
+            mimetypes.guess_type(path.name, strict=False)[0] or "application/octet-stream"
+            for path, _ in found
+        ]
+        listed = [
+            {"name": path.name, "type": type, "size": size}
+            for (path, size), type in zip(found, types, strict=True)
+        ]
+        if not any(path.name == EXAMPLE for path, _ in found) and (
+            example := await samples.example_of(registry.find(model, version))
+        ):
+            listed.append(
+                {"name": EXAMPLE, "type": example.content_type, "size": len(example.body)}
+            )
         return _json(listed)
 
     @router.get("/samples/{model}/{version}/{name}")
     async def sample(model: str, version: str, name: str) -> Response:
         found = await asyncio.to_thread(samples.samples_of, registry.find(model, version))
         try:
-            body = await asyncio.to_thread(next(path for path, _ in found if path.name == name).read_bytes)
+            body = await asyncio.to_thread(
+                next(path for path, _ in found if path.name == name).read_bytes
+            )
         except (StopIteration, FileNotFoundError):  # never there, or unregistered meanwhile
-            example = await samples.example_of(registry.find(model, version)) if name == EXAMPLE else None
+            example = (
+                await samples.example_of(registry.find(model, version)) if name == EXAMPLE else None
+            )
             if example is None:
                 raise ResourceNotFound(f"The model {model} brings no sample {name}.") from None
             body = example.body
@@ -176,10 +225,23 @@ def metrics_of(families: Families, model: str) -> list[dict[str, Any]]:
     for metric in families.collect():
         for sample in metric.samples:
             labels = dict(sample.labels)
-            if not sample.name.endswith("_bucket") and any(labels.get(name) == model for name in MODEL_LABELS):
-                shown = {name: value for name, value in labels.items() if name not in (*MODEL_LABELS, "hostname", "Hostname", "Level")}
+            if not sample.name.endswith("_bucket") and any(
+                labels.get(name) == model for name in MODEL_LABELS
+            ):
+                shown = {
+                    name: value
+                    for name, value in labels.items()
+                    if name not in (*MODEL_LABELS, "hostname", "Hostname", "Level")
+                }
                 value = sample.value if math.isfinite(sample.value) else str(sample.value)
-                found.append({"name": sample.name, "help": metric.documentation, "labels": shown, "value": value})
+                found.append(
+                    {
+                        "name": sample.name,
+                        "help": metric.documentation,
+                        "labels": shown,
+                        "value": value,
+                    }
+                )
     return found
 
 
@@ -193,7 +255,8 @@ class PlaygroundJobs(JobRoutes):
 
 @dataclass(eq=False)
 class Playground(Predictions):
-    """`/ui/api/predict/MODEL[/VERSION]`: what `/predictions/...` is on the inference address, behind management's guard.
+    """`/ui/api/predict/MODEL[/VERSION]`: what `/predictions/...` is on the inference address,
+    behind management's guard.
 
     A page may call no address but its own, and a client that may register a model may run it.
     """
@@ -201,7 +264,10 @@ class Playground(Predictions):
     later: JobRoutes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["path"] = f"/predictions/{scope['path'][len(PREDICT) :]}"  # in place: the access log reads the model from this scope
+        scope["path"] = (
+            # in place: the access log reads the model from this scope
+            f"/predictions/{scope['path'][len(PREDICT) :]}"
+        )
         if self.later is not None and self.later.accepts(scope):
             await self.later(scope, receive, send)
         else:
@@ -216,16 +282,28 @@ class Playground(Predictions):
 
 
 def check_page(scope: Scope) -> None:
-    """That a script asks, which reads the answer, and nothing that would show it as a page of the management address."""
+    """That a script asks, which reads the answer, and nothing that would show it as a page of the
+    management address.
+    """
     if scope["method"] not in VERBS:
         raise MethodNotAllowed(allowed=VERBS)
     headers = dict(scope["headers"])
-    if headers.get(b"sec-fetch-mode") == b"navigate" or headers.get(b"sec-fetch-site") == b"cross-site":
-        raise ForeignOrigin("Only the web page at /ui/ may call this address from a browser; send predictions to the inference address.")
+    if (
+        headers.get(b"sec-fetch-mode") == b"navigate"
+        or headers.get(b"sec-fetch-site") == b"cross-site"
+    ):
+        raise ForeignOrigin(
+            "Only the web page at /ui/ may call this address from a browser; send predictions to"
+            " the inference address."
+        )
 
 
 def _json(value: Any) -> Response:
-    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json", headers=DATA_HEADERS)
+    return Response(
+        json.dumps(value, separators=(",", ":")),
+        media_type="application/json",
+        headers=DATA_HEADERS,
+    )
 
 
 class File(NamedTuple):

@@ -1,4 +1,6 @@
-"""The state of all models for the web page, as plain values: one answer per second with everything that may change."""
+"""The state of all models for the web page, as plain values: one answer per second with everything
+that may change.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,28 @@ from tsx_runtime.version import __version__
 
 MOST_LINES = 500
 LONGEST_ERROR = 200  # characters
-LIMITS = ("batch_size", "max_batch_delay", "job_queue_size", "response_timeout", "client_timeout")  # that the page can change
+LIMITS = (
+    "batch_size",
+    "max_batch_delay",
+    "job_queue_size",
+    "response_timeout",
+    "client_timeout",
+)  # that the page can change
 
 
-def describe(registry: Registry, series: TimeSeries, since: int, server: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
-    """`server` is what stays the same while it runs. `since` is the newest point that the page has."""
+def describe(
+    registry: Registry, series: TimeSeries, since: int, server: Mapping[str, Any], memory: Memory
+) -> dict[str, Any]:
+    """`server` is what stays the same while it runs. `since` is the newest point that the page
+    has.
+    """
     points = series.since(since)
     return {
         "server": {**server, "now": time.time(), "stopping": registry.stopping},
-        "models": [describe_model(model, points, memory) for model in sorted(registry.models.values(), key=lambda model: model.name)],
+        "models": [
+            describe_model(model, points, memory)
+            for model in sorted(registry.models.values(), key=lambda model: model.name)
+        ],
         "opening": [(path.name, *at) for path, at in list(registry.opening.items())],
         "newest": series.number,
     }
@@ -50,11 +65,16 @@ def describe_server(settings: Settings, addresses: Mapping[str, str], start: str
         "modelApi": settings.enable_model_api,
         "store": None if settings.model_store is None else str(settings.model_store),
         "inference": addresses.get("inference", settings.inference_address),
-        "inferenceToken": bool(settings.inference_token or settings.generate_tokens) and not settings.disable_token_authorization,
+        "inferenceToken": (
+            bool(settings.inference_token or settings.generate_tokens)
+            and not settings.disable_token_authorization
+        ),
     }
 
 
-def describe_model(model: Model, points: Mapping[tuple[str, str], list[SeriesPoint]], memory: Memory) -> dict[str, Any]:
+def describe_model(
+    model: Model, points: Mapping[tuple[str, str], list[SeriesPoint]], memory: Memory
+) -> dict[str, Any]:
     versions = sorted(model.versions.values(), key=lambda version: natural(version.version))
     return {
         "name": model.name,
@@ -62,7 +82,9 @@ def describe_model(model: Model, points: Mapping[tuple[str, str], list[SeriesPoi
         "labels": dict(model.labels),
         "workflow": next((version.workflow for version in versions if version.workflow), None),
         "versions": [
-            describe_version(version, memory) | {"points": points.get((version.name, version.version), [])} for version in versions
+            describe_version(version, memory)
+            | {"points": points.get((version.name, version.version), [])}
+            for version in versions
         ],
     }
 
@@ -81,7 +103,11 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "measured": None if version.measured is None else str(version.measured),
         "limits": {name: getattr(version.plan, name) for name in LIMITS} | limits_now(version),
         "slo": None if version.slo is None else describe_slo(version.slo).model_dump(by_alias=True),
-        "cache": None if version.cache is None else describe_cache(version.cache).model_dump(by_alias=True),
+        "cache": (
+            None
+            if version.cache is None
+            else describe_cache(version.cache).model_dump(by_alias=True)
+        ),
         "minWorkers": version.min_workers,
         "maxWorkers": version.max_workers,
         "lastScaling": version.last_scaling,
@@ -108,7 +134,8 @@ def describe_worker(worker: Worker, memory: int) -> dict[str, Any]:
 
 
 def state_of(version: ModelVersion) -> str:
-    """ready: all its workers serve. degraded: some do. loading, failed: none does yet, or none will. idle: it has none.
+    """ready: all its workers serve. degraded: some do. loading, failed: none does yet, or none
+    will. idle: it has none.
 
     asleep: it has none, and the next request starts one.
     """
@@ -118,7 +145,13 @@ def state_of(version: ModelVersion) -> str:
         return "ready" if ready >= version.min_workers else "degraded"
     if not states:
         return "asleep" if version.asleep else "idle"
-    return "loading" if WorkerState.LOADING in states else "failed" if WorkerState.FAILED in states else "loading"
+    return (
+        "loading"
+        if WorkerState.LOADING in states
+        else "failed"
+        if WorkerState.FAILED in states
+        else "loading"
+    )
 
 
 def last_error(log: ErrorLog) -> dict[str, Any] | None:
@@ -128,12 +161,17 @@ def last_error(log: ErrorLog) -> dict[str, Any] | None:
     error = log.errors[0]
     lines = (error.traceback or error.message).splitlines()
     words = [line for line in lines if line[:1].strip()]  # the others are frames
-    return {"text": shortened(redacted("".join(words[-1:])), LONGEST_ERROR), "request": "".join(error.request_ids[-1:])}
+    return {
+        "text": shortened(redacted("".join(words[-1:])), LONGEST_ERROR),
+        "request": "".join(error.request_ids[-1:]),
+    }
 
 
 def errors_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
     """Newest first."""
-    errors = [_error(error, version) for version in versions for error in version.stats.error_log.errors]
+    errors = [
+        _error(error, version) for version in versions for error in version.stats.error_log.errors
+    ]
     return sorted(errors, key=lambda error: -error["at"])
 
 
@@ -148,7 +186,10 @@ def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
     """Return the last lines that workers printed or the server logged of them, oldest first."""
     lines = [(line, version) for version in versions for line in version.stats.error_log.lines]
     newest = sorted(lines, key=lambda pair: pair[0].at)[-MOST_LINES:]
-    return [line._asdict() | {"model": version.name, "version": version.version} for line, version in newest]
+    return [
+        line._asdict() | {"model": version.name, "version": version.version}
+        for line, version in newest
+    ]
 
 
 def describe_process(settings: Settings) -> dict[str, Any]:
@@ -173,6 +214,8 @@ def archives_in(store: Path | None) -> list[str]:
     """What could be registered from the model store."""
     if store is None or not store.is_dir():
         return []
-    return sorted(path.name for path in store.iterdir() if not path.name.startswith(".") and path.name.endswith(ARCHIVE_SUFFIXES))[
-        :MOST_LISTED
-    ]
+    return sorted(
+        path.name
+        for path in store.iterdir()
+        if not path.name.startswith(".") and path.name.endswith(ARCHIVE_SUFFIXES)
+    )[:MOST_LISTED]

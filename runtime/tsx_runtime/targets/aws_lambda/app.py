@@ -1,6 +1,8 @@
-"""The inference routes behind Lambda's events: predictions directly, and the others by FastAPI, imported at their first request.
+"""The inference routes behind Lambda's events: predictions directly, and the others by FastAPI,
+imported at their first request.
 
-Importing FastAPI and making its routes takes a tenth of a cold start, and most invocations are predictions.
+Importing FastAPI and making its routes takes a tenth of a cold start, and most invocations are
+predictions.
 """
 
 from __future__ import annotations
@@ -25,16 +27,24 @@ class LambdaApp:
     def __init__(self, registry: Registry, settings: Settings) -> None:
         self._registry = registry
         self._settings = settings
-        guard = build_guards(settings, build_keys(settings), registry.plugins.authentication.values()).inference
+        guard = build_guards(
+            settings, build_keys(settings), registry.plugins.authentication.values()
+        ).inference
         share = settings.server_timing_share
-        self._predictions = Predictions(registry, settings.max_request_size, guard, ResponseCounts(), _describe, share)
-        self._in_full = bool(settings.cors_allowed_origin or settings.access_log)  # which wrap every route
+        self._predictions = Predictions(
+            registry, settings.max_request_size, guard, ResponseCounts(), _describe, share
+        )
+        self._in_full = bool(
+            settings.cors_allowed_origin or settings.access_log
+        )  # which wrap every route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if scope["root_path"]:
             path = path.removeprefix(scope["root_path"])
-        has_key = any(name == IDEMPOTENCY_KEY for name, _ in scope["headers"])  # to be refused: its client relies on it
+        has_key = any(
+            name == IDEMPOTENCY_KEY for name, _ in scope["headers"]
+        )  # to be refused: its client relies on it
         if self._in_full or has_key or not runs_model(path):
             await self._rest(scope, receive, send)
         else:

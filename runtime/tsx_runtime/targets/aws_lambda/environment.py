@@ -1,7 +1,9 @@
-"""Translates the variables of Lambda and of a function into tsx's settings: pure functions of the environment.
+"""Translates the variables of Lambda and of a function into tsx's settings: pure functions of the
+environment.
 
-https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars.html has what Lambda sets. A `TSX_*` variable of the function, or a
-settings file in its image, overrides the defaults here; the `TSX_LAMBDA_*` variables are described below and are no settings of a server.
+https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars.html has what Lambda sets. A
+`TSX_*` variable of the function, or a settings file in its image, overrides the defaults here; the
+`TSX_LAMBDA_*` variables are described below and are no settings of a server.
 """
 
 from __future__ import annotations
@@ -20,10 +22,16 @@ RUNTIMES = ("awslambdaric", "tsx")
 ANSWERS = ("buffered", "streamed")
 NAMES = {  # their values are read in `_own`
     "TSX_LAMBDA_RUNTIME": "the client of Lambda's Runtime API: awslambdaric or tsx",
-    "TSX_LAMBDA_ANSWERS": "buffered, or streamed: HTTP answers go out part by part (tsx's own client alone can)",
-    "TSX_LAMBDA_RESULTS": "where the answers to SQS messages go: s3://BUCKET/PREFIX, the URL of a queue, or message",
+    "TSX_LAMBDA_ANSWERS": (
+        "buffered, or streamed: HTTP answers go out part by part (tsx's own client alone can)"
+    ),
+    "TSX_LAMBDA_RESULTS": (
+        "where the answers to SQS messages go: s3://BUCKET/PREFIX, the URL of a queue, or message"
+    ),
     "TSX_LAMBDA_RESULTS_OWNER": "account that must own a bucket that answers go to; any if not set",
-    "TSX_LAMBDA_BASE_PATH": "prefix of the paths of requests, such as the mapping of a custom domain",
+    "TSX_LAMBDA_BASE_PATH": (
+        "prefix of the paths of requests, such as the mapping of a custom domain"
+    ),
     "TSX_LAMBDA_INIT_WAIT": "seconds of Lambda's start-up phase in which the model is waited for",
 }
 
@@ -57,7 +65,9 @@ class FunctionSettings(NamedTuple):
 
     @property
     def uses_own_client(self) -> bool:
-        return self.runtime == "tsx" or (not self.runtime and (self.concurrency > 1 or self.streams))
+        return self.runtime == "tsx" or (
+            not self.runtime and (self.concurrency > 1 or self.streams)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +82,14 @@ def read_environment(env: Mapping[str, str]) -> LambdaSettings:
     defaults = {
         "TSX_ENABLE_GRPC": "false",
         "TSX_PASS_ENV": "*",  # the platform gives a function its role for the model's code
-        "TSX_ALLOWED_HOSTS": "*",  # there is no listener: requests come as events, and carry their service's host
+        # there is no listener: requests come as events, and carry their service's host
+        "TSX_ALLOWED_HOSTS": "*",
         "TSX_CACHE_DIR": f"{TMP}/models",
         "TSX_STATE_DIR": f"{TMP}/state",
         "TSX_MAX_REQUEST_SIZE": str(LARGEST),
-        "TSX_MAX_RESPONSE_SIZE": str(200 << 20),  # an answer that is too large for Lambda is refused later
+        "TSX_MAX_RESPONSE_SIZE": str(
+            200 << 20
+        ),  # an answer that is too large for Lambda is refused later
         "TSX_DEFAULT_RESPONSE_TIMEOUT": longest,
         "TSX_DEFAULT_STARTUP_TIMEOUT": longest,
         "TSX_HEARTBEAT_TIMEOUT": "0",  # a frozen thread sends no heartbeat
@@ -89,14 +102,19 @@ def read_environment(env: Mapping[str, str]) -> LambdaSettings:
 
 
 def homes(env: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the process for those that are not set; HOME always, since the image's own is not writable on Lambda."""
+    """Variables of the process for those that are not set; HOME always, since the image's own is
+    not writable on Lambda.
+    """
     return {name: place for name, place in HOMES.items() if name == "HOME" or not env.get(name)}
 
 
 def _own(env: Mapping[str, str]) -> FunctionSettings:
     for name in env:
         if name.startswith(PREFIX) and name not in NAMES:
-            raise SettingError(f"{name} is not a setting{suggestion(name, NAMES) or '.'} There are {', '.join(NAMES)}")
+            raise SettingError(
+                f"{name} is not a setting{suggestion(name, NAMES) or '.'} There are"
+                f" {', '.join(NAMES)}"
+            )
     concurrency = number(env, "AWS_LAMBDA_MAX_CONCURRENCY", 1)
     own = FunctionSettings(
         runtime=one_of(env, "TSX_LAMBDA_RUNTIME", RUNTIMES),
@@ -108,33 +126,45 @@ def _own(env: Mapping[str, str]) -> FunctionSettings:
         concurrency=max(1, int(concurrency)),
     )
     if own.runtime == "awslambdaric" and own.streams:
-        raise SettingError("TSX_LAMBDA_ANSWERS is 'streamed', which awslambdaric cannot do. Remove TSX_LAMBDA_RUNTIME, or set it to tsx")
+        raise SettingError(
+            "TSX_LAMBDA_ANSWERS is 'streamed', which awslambdaric cannot do. Remove"
+            " TSX_LAMBDA_RUNTIME, or set it to tsx"
+        )
     if own.runtime == "awslambdaric" and own.concurrency > 1:
         raise SettingError(
-            f"TSX_LAMBDA_RUNTIME is 'awslambdaric', but this environment gets {own.concurrency} invocations at once, for which that would "
-            "start as many processes with a model each. Remove TSX_LAMBDA_RUNTIME, or set it to tsx"
+            f"TSX_LAMBDA_RUNTIME is 'awslambdaric', but this environment gets {own.concurrency}"
+            " invocations at once, for which that would start as many processes with a model each."
+            " Remove TSX_LAMBDA_RUNTIME, or set it to tsx"
         )
     return own
 
 
 def _init_wait(env: Mapping[str, str]) -> float | None:
-    """Only an on-demand function has the limit of 10 s; elsewhere no request waits yet, and the environment should start ready."""
+    """Only an on-demand function has the limit of 10 s; elsewhere no request waits yet, and the
+    environment should start ready.
+    """
     if text_of(env, "TSX_LAMBDA_INIT_WAIT"):
         return number(env, "TSX_LAMBDA_INIT_WAIT", INIT_WAIT)
-    return INIT_WAIT if env.get("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand") == "on-demand" else None
+    return (
+        INIT_WAIT if env.get("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand") == "on-demand" else None
+    )
 
 
 def _results(value: str) -> str:
     if value and value != "message" and not is_place(value):
         raise SettingError(
-            f"TSX_LAMBDA_RESULTS is '{value}'; it takes s3://BUCKET/PREFIX, the URL of an SQS queue, or 'message': each names its own"
+            f"TSX_LAMBDA_RESULTS is '{value}'; it takes s3://BUCKET/PREFIX, the URL of an SQS"
+            " queue, or 'message': each names its own"
         )
     return value
 
 
 def is_place(value: str) -> bool:
     """Whether answers can be sent there."""
-    return re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/.*)?|https?://[^/]+/[^/]+/[^/]+", value) is not None
+    return (
+        re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/.*)?|https?://[^/]+/[^/]+/[^/]+", value)
+        is not None
+    )
 
 
 def _base_path(value: str) -> str:

@@ -23,7 +23,12 @@ from typing import Any, NamedTuple
 from tsx_runtime.errors import BadRequest
 
 JSON = "application/json"
-WRAPPING = {"body", "headers", "model", "isBase64Encoded"}  # the keys of a request that is more than its input
+WRAPPING = {
+    "body",
+    "headers",
+    "model",
+    "isBase64Encoded",
+}  # the keys of a request that is more than its input
 WARMERS = {"serverless-plugin-warmup"}
 
 
@@ -45,7 +50,9 @@ class UnknownEvent(BadRequest):
 
 
 def is_http(event: Any) -> bool:
-    """https://docs.aws.amazon.com/lambda/latest/dg/urls-invocation.html, services-apigateway.html, services-alb.html"""
+    """https://docs.aws.amazon.com/lambda/latest/dg/urls-invocation.html, services-apigateway.html,
+    services-alb.html
+    """
     context = event.get("requestContext") if isinstance(event, dict) else None
     if not isinstance(context, dict) or "connectionId" in context:
         return False
@@ -60,16 +67,23 @@ def is_sqs(event: Any) -> bool:
 def is_warm_up(event: Any) -> bool:
     if not isinstance(event, dict):
         return False
-    scheduled = event.get("source") == "aws.events" and event.get("detail-type") == "Scheduled Event"
+    scheduled = (
+        event.get("source") == "aws.events" and event.get("detail-type") == "Scheduled Event"
+    )
     return scheduled or event.get("source") in WARMERS or bool(event.get("warmup"))
 
 
 def parse_event(event: Any) -> EventRequest:
-    """Of an event that is none of the above. Raises UnknownEvent, and BadRequest for one whose parts are not as they should be."""
+    """Of an event that is none of the above.
+
+    Raises UnknownEvent, and BadRequest for one whose parts are not as they should be.
+    """
     if isinstance(event, dict):
         _refuse_foreign(event)
         if "detail-type" in event and "detail" in event:
-            return EventRequest([ModelRequest(_json(event["detail"]), (("content-type", JSON),))], together=False)
+            return EventRequest(
+                [ModelRequest(_json(event["detail"]), (("content-type", JSON),))], together=False
+            )
         if set(event) == {"requests"} and isinstance(event["requests"], list):
             return EventRequest([_model_request(each) for each in event["requests"]], together=True)
     return EventRequest([_model_request(event)], together=False)
@@ -87,8 +101,12 @@ def _model_request(value: Any) -> ModelRequest:
     pairs = tuple((name.lower(), text) for name, text in headers.items())
     body, typed = value["body"], any(name == "content-type" for name, _ in pairs)
     if not isinstance(body, str):
-        return ModelRequest(_json(body), pairs if typed else (*pairs, ("content-type", JSON)), model)
-    return ModelRequest(from_base64(body) if value.get("isBase64Encoded") else body.encode(), pairs, model)
+        return ModelRequest(
+            _json(body), pairs if typed else (*pairs, ("content-type", JSON)), model
+        )
+    return ModelRequest(
+        from_base64(body) if value.get("isBase64Encoded") else body.encode(), pairs, model
+    )
 
 
 def from_base64(text: str) -> bytes:
@@ -100,9 +118,17 @@ def from_base64(text: str) -> bytes:
 
 
 def message(record: Mapping[str, Any]) -> ModelRequest:
-    """A request from an SQS message. Attributes are headers; `content-transfer-encoding: base64` marks a binary one. Raises BadRequest."""
+    """A request from an SQS message.
+
+    Attributes are headers; `content-transfer-encoding: base64` marks a binary one. Raises
+    BadRequest.
+    """
     given = record.get("messageAttributes") or {}
-    headers = {name.lower(): each["stringValue"] for name, each in given.items() if isinstance(each.get("stringValue"), str)}
+    headers = {
+        name.lower(): each["stringValue"]
+        for name, each in given.items()
+        if isinstance(each.get("stringValue"), str)
+    }
     model = headers.pop("tsx-model", None)
     text = record.get("body") or ""
     if headers.pop("content-transfer-encoding", "").lower() == "base64":
@@ -118,7 +144,10 @@ def result_place(record: Mapping[str, Any]) -> str:
 
 
 def ordered_failures(records: Sequence[Mapping[str, Any]], failed: set[str]) -> list[str]:
-    """The messages that are to be delivered again. In a group of a FIFO queue none may overtake one that failed."""
+    """The messages that are to be delivered again.
+
+    In a group of a FIFO queue none may overtake one that failed.
+    """
     groups: set[str] = set()
     again = []
     for record in records:
@@ -130,7 +159,9 @@ def ordered_failures(records: Sequence[Mapping[str, Any]], failed: set[str]) -> 
 
 
 def group_of(record: Mapping[str, Any]) -> str:
-    """Of a message of a FIFO queue; else empty. (A standard queue may have groups too, without an order.)"""
+    """Of a message of a FIFO queue; else empty. (A standard queue may have groups too, without an
+    order.)
+    """
     is_fifo = str(record.get("eventSourceARN", "")).endswith(".fifo")
     return str((record.get("attributes") or {}).get("MessageGroupId", "")) if is_fifo else ""
 
@@ -140,21 +171,30 @@ def _source(event: Any) -> str:
     if not isinstance(records, list) or not records or not isinstance(records[0], dict):
         return ""
     first = records[0]
-    return str(first.get("eventSource") or first.get("EventSource") or ("aws:cloudfront" if "cf" in first else ""))
+    return str(
+        first.get("eventSource")
+        or first.get("EventSource")
+        or ("aws:cloudfront" if "cf" in first else "")
+    )
 
 
 def _refuse_foreign(event: Mapping[str, Any]) -> None:
     what = _source(event)
     if not what and isinstance(event.get("requestContext"), dict):
-        what = "a web socket" if "connectionId" in event["requestContext"] else "a request in an unknown format"
+        what = (
+            "a web socket"
+            if "connectionId" in event["requestContext"]
+            else "a request in an unknown format"
+        )
     elif "triggerSource" in event:
         what = "Cognito"
     elif "awslogs" in event:
         what = "CloudWatch Logs"
     if what:
         raise UnknownEvent(
-            f"This function does not support events of {what}. It takes HTTP requests (API Gateway, function URL, ALB), messages of SQS, "
-            "events of EventBridge, and direct invocations with a model's input. Send other events through SQS or EventBridge."
+            f"This function does not support events of {what}. It takes HTTP requests (API Gateway,"
+            " function URL, ALB), messages of SQS, events of EventBridge, and direct invocations"
+            " with a model's input. Send other events through SQS or EventBridge."
         )
 
 

@@ -1,9 +1,12 @@
-"""A model as a Lambda function: loads while the environment starts, and answers events of every kind.
+"""A model as a Lambda function: loads while the environment starts, and answers events of every
+kind.
 
-Between two invocations the environment is frozen, and the event loop with it: nothing here relies on time that passes then. The worker is
-a thread of this process, on the same channel as any other; its event loop runs while the model is waited for, and during invocations.
+Between two invocations the environment is frozen, and the event loop with it: nothing here relies
+on time that passes then. The worker is a thread of this process, on the same channel as any other;
+its event loop runs while the model is waited for, and during invocations.
 
-`handler(event, context)` is for AWS's own client of the Runtime API, `Function` for both. `run.py` chooses the client.
+`handler(event, context)` is for AWS's own client of the Runtime API, `Function` for both. `run.py`
+chooses the client.
 """
 
 from __future__ import annotations
@@ -33,9 +36,21 @@ from tsx_runtime.settings.sources import find_config
 from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.app import LambdaApp
 from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, SqsBatches, answer_all
-from tsx_runtime.targets.aws_lambda.environment import LARGEST, LambdaSettings, homes, read_environment
+from tsx_runtime.targets.aws_lambda.environment import (
+    LARGEST,
+    LambdaSettings,
+    homes,
+    read_environment,
+)
 from tsx_runtime.targets.aws_lambda.events import EventRequest
-from tsx_runtime.targets.aws_lambda.http_events import SURELY_FITS, Http, TooLate, Write, too_large, too_late
+from tsx_runtime.targets.aws_lambda.http_events import (
+    SURELY_FITS,
+    Http,
+    TooLate,
+    Write,
+    too_large,
+    too_late,
+)
 from tsx_runtime.targets.aws_lambda.results import ResultSender
 from tsx_runtime.targets.image.environment import locate_model, settings_over
 from tsx_runtime.targets.image.model_discovery import found_model
@@ -51,13 +66,20 @@ class StillLoading(Unavailable):
 
 
 class Function:
-    """The models of an environment, and the answers to its events. `over` is the reason to end the environment, or empty."""
+    """The models of an environment, and the answers to its events.
+
+    `over` is the reason to end the environment, or empty.
+    """
 
     def __init__(self, environment: LambdaSettings, env: Mapping[str, str]) -> None:
         """Raises SettingError."""
-        settings = settings_over(environment.variables, env, find_config(None, env, Path.cwd()), logger.warning)
+        settings = settings_over(
+            environment.variables, env, find_config(None, env, Path.cwd()), logger.warning
+        )
         if settings.otlp_endpoint is not None:
-            logger.warning("otlp_endpoint changes nothing here: a frozen environment cannot send traces")
+            logger.warning(
+                "otlp_endpoint changes nothing here: a frozen environment cannot send traces"
+            )
         self.own = environment.own
         self.over = ""
         self._settings = settings
@@ -72,11 +94,15 @@ class Function:
     async def start(self) -> None:
         """Begin to load the model. Raises SettingError where it cannot be found."""
         place = locate_model(self._env)
-        models = models_from_settings(self._settings) or [found_model(place.directory, self._env, place.name)]
+        models = models_from_settings(self._settings) or [
+            found_model(place.directory, self._env, place.name)
+        ]
         self._registry = Registry(self._settings, starter=self._starter)
         ordered = [replace(model, order=replace(model.order, **self._order)) for model in models]
         self._loading = asyncio.ensure_future(self._load(ordered))
-        self._http = Http(LambdaApp(self._registry, self._settings), self.own.base_path, self._wait, self._late)
+        self._http = Http(
+            LambdaApp(self._registry, self._settings), self.own.base_path, self._wait, self._late
+        )
         self._queue = SqsBatches(self._registry, self.own.results, self._results, self._late)
 
     async def loaded(self, seconds: float | None) -> bool:
@@ -88,7 +114,9 @@ class Function:
             self._loading.result()
         except (TsxError, ArchiveError) as error:
             trace = error.traceback if isinstance(error, TsxError) else None
-            raise LoadFailed(getattr(error, "message", None) or str(error), traceback=trace) from error
+            raise LoadFailed(
+                getattr(error, "message", None) or str(error), traceback=trace
+            ) from error
         return True
 
     def log_failure(self, error: LoadFailed) -> None:
@@ -99,7 +127,9 @@ class Function:
             logger.error("the model does not load: %s%s", error.message, trace)
 
     async def answer(self, event: Any, context: Any, write: Write | None = None) -> Any:
-        """The answer to the invocation; None for an HTTP request whose answer went to `write`. Raises TsxError."""
+        """The answer to the invocation; None for an HTTP request whose answer went to `write`.
+        Raises TsxError.
+        """
         try:
             return await self._answer(event, context, write)
         finally:
@@ -108,7 +138,9 @@ class Function:
     def _hopeless(self) -> str:
         """Why this process cannot run a worker any more; empty where it can."""
         if self._starter.stuck:
-            return "the handler did not return within responseTimeout, and a thread cannot be killed"
+            return (
+                "the handler did not return within responseTimeout, and a thread cannot be killed"
+            )
         if any(worker.state is WorkerState.FAILED for worker in self._registry.workers()):
             return "the worker kept dying and is not restarted"
         if self._starter.restarted:
@@ -123,21 +155,32 @@ class Function:
                 return await self._http.answer(event, context, seconds)
             return await self._http.stream(event, context, seconds, write)
         end = time.monotonic() + seconds
-        requests = None if events.is_warm_up(event) or events.is_sqs(event) else events.parse_event(event)
+        requests = (
+            None if events.is_warm_up(event) or events.is_sqs(event) else events.parse_event(event)
+        )
         try:
             await asyncio.wait_for(self._wait(), seconds)
         except asyncio.TimeoutError:
             raise self._late() from None
         if requests is not None:
             return await self._answer_requests(requests, end)
-        return await self._queue.answer(event, end - time.monotonic()) if events.is_sqs(event) else {"warm": True}
+        return (
+            await self._queue.answer(event, end - time.monotonic())
+            if events.is_sqs(event)
+            else {"warm": True}
+        )
 
     async def _load(self, models: list[StartModel]) -> None:
         await load_all(self._registry, models)
-        logger.info("the model was loaded %.2f s after its function started", time.monotonic() - self._began)
+        logger.info(
+            "the model was loaded %.2f s after its function started", time.monotonic() - self._began
+        )
 
     async def _wait(self) -> None:
-        """Wait for the model. Raises Unavailable where it does not load, and marks the environment to be ended."""
+        """Wait for the model.
+
+        Raises Unavailable where it does not load, and marks the environment to be ended.
+        """
         if not self._loading.done():
             await asyncio.wait([self._loading])
         try:
@@ -148,18 +191,29 @@ class Function:
             raise Unavailable(error.message) from error
 
     def _late(self) -> TsxError:
-        """The error of a request that ran out of time. A worker that still runs it would delay the next one."""
+        """The error of a request that ran out of time.
+
+        A worker that still runs it would delay the next one.
+        """
         if not self._loading.done():
-            text = "The model has been loading for %.0f s. Try again, or raise the timeout or the memory."
+            text = (
+                "The model has been loading for %.0f s. Try again, or raise the timeout or the"
+                " memory."
+            )
             return StillLoading(text % (time.monotonic() - self._began), retry_after=1)
         if self.own.concurrency == 1 or self._hangs():
             self.over = "an invocation was abandoned; the model may still be processing it"
         return too_late()
 
     def _hangs(self) -> bool:
-        """Whether the model has run a batch for longer than any of its invocations may have waited for it."""
+        """Whether the model has run a batch for longer than any of its invocations may have waited
+        for it.
+        """
         channels = [worker.channel for worker in self._registry.workers()]
-        return any(channel and channel.sent and time.monotonic() - channel.began > self._longest for channel in channels)
+        return any(
+            channel and channel.sent and time.monotonic() - channel.began > self._longest
+            for channel in channels
+        )
 
     async def _answer_requests(self, requests: EventRequest, end: float) -> Any:
         answers = await answer_all(self._registry, requests.requests, end - time.monotonic())
@@ -181,7 +235,9 @@ class Function:
 
 
 class HandlerFailed(TsxError):
-    """The handler answered a direct invocation with an error status: the caller gets a function error."""
+    """The handler answered a direct invocation with an error status: the caller gets a function
+    error.
+    """
 
     def __init__(self, answer: ModelAnswer) -> None:
         super().__init__(f"{answer.status}: {answer.body.decode('utf-8', 'replace').strip()}")
@@ -194,7 +250,9 @@ def seconds_left(context: Any) -> float:
 
 
 def as_value(answer: ModelAnswer) -> Any:
-    """The result of a direct invocation: JSON as it is, text as a string, anything else in API Gateway's form."""
+    """The result of a direct invocation: JSON as it is, text as a string, anything else in API
+    Gateway's form.
+    """
     kind = answer.content_type.partition(";")[0].strip().lower()
     try:
         if kind.endswith("json"):
@@ -204,20 +262,32 @@ def as_value(answer: ModelAnswer) -> Any:
     except (ValueError, RecursionError):
         pass
     headers = {"content-type": answer.content_type}
-    return {"body": base64.b64encode(answer.body).decode(), "isBase64Encoded": True, "headers": headers}
+    return {
+        "body": base64.b64encode(answer.body).decode(),
+        "isBase64Encoded": True,
+        "headers": headers,
+    }
 
 
 def _as_item(answer: ModelAnswer | TsxError) -> dict[str, Any]:
     if isinstance(answer, TsxError):
         return {"status": answer.status, "error": answer.message}
-    return {"status": answer.status, "error" if answer.status >= 400 else "answer": as_value(answer)}
+    return {
+        "status": answer.status,
+        "error" if answer.status >= 400 else "answer": as_value(answer),
+    }
 
 
 class Handler:
-    """`handler(event, context)`, as AWS's client calls it: in its only thread, one event at a time."""
+    """`handler(event, context)`, as AWS's client calls it: in its only thread, one event at a
+    time.
+    """
 
     def __init__(self, env: MutableMapping[str, str]) -> None:
-        """Returns when the model is loaded, or may be waited for in an invocation. Raises SettingError, LoadFailed."""
+        """Returns when the model is loaded, or may be waited for in an invocation.
+
+        Raises SettingError, LoadFailed.
+        """
         self._loop = asyncio.new_event_loop()
         self.function = self._loop.run_until_complete(begin(env))
 
@@ -226,7 +296,10 @@ class Handler:
 
 
 async def begin(env: MutableMapping[str, str]) -> Function:
-    """A function that has waited for its model as long as its start-up phase lets it. Raises SettingError, LoadFailed."""
+    """A function that has waited for its model as long as its start-up phase lets it.
+
+    Raises SettingError, LoadFailed.
+    """
     env.update(homes(env))
     environment = read_environment(env)
     function = Function(environment, env)
@@ -242,7 +315,10 @@ async def begin(env: MutableMapping[str, str]) -> Function:
 
 
 def leave(why: str, code: int = 1) -> None:
-    """End the process at once, since a thread that hangs would delay an orderly exit. Lambda starts a fresh environment."""
+    """End the process at once, since a thread that hangs would delay an orderly exit.
+
+    Lambda starts a fresh environment.
+    """
     if why:
         print(f"this environment ends, and Lambda starts a new one: {why}", file=sys.stderr)
     sys.stdout.flush()

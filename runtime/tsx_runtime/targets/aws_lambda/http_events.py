@@ -1,4 +1,6 @@
-"""HTTP requests in events: Mangum converts each to an ASGI scope, and the answer to the platform's format, whole or streamed."""
+"""HTTP requests in events: Mangum converts each to an ASGI scope, and the answer to the platform's
+format, whole or streamed.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,19 @@ from tsx_runtime.shared.content_types import looks_like
 from tsx_runtime.targets.aws_lambda.environment import LARGEST
 from tsx_runtime.targets.aws_lambda.events import UnknownEvent
 
-TEXT = ("application/problem+json", "application/jsonlines", "application/x-jsonlines", "application/x-ndjson", "application/yaml")
-PRELUDE_END = b"\0" * 8  # https://docs.aws.amazon.com/lambda/latest/dg/configuration-response-streaming.html
-SURELY_FITS = LARGEST // 2  # bytes of a body that base64 or JSON's escapes do not make too large, headers included
+TEXT = (
+    "application/problem+json",
+    "application/jsonlines",
+    "application/x-jsonlines",
+    "application/x-ndjson",
+    "application/yaml",
+)
+PRELUDE_END = (
+    b"\0" * 8
+)  # https://docs.aws.amazon.com/lambda/latest/dg/configuration-response-streaming.html
+SURELY_FITS = (
+    LARGEST // 2
+)  # bytes of a body that base64 or JSON's escapes do not make too large, headers included
 
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -39,15 +51,27 @@ class TooLate(Unavailable):
 
 
 class Http:
-    """The app behind HTTP events. `wait` returns once the model is loaded, or raises TsxError; `late` gives the error of a timeout."""
+    """The app behind HTTP events.
 
-    def __init__(self, app: App, base_path: str, wait: Callable[[], Awaitable[None]], late: Callable[[], TsxError]) -> None:
+    `wait` returns once the model is loaded, or raises TsxError; `late` gives the error of a
+    timeout.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        base_path: str,
+        wait: Callable[[], Awaitable[None]],
+        late: Callable[[], TsxError],
+    ) -> None:
         self._app = app
         self._wait = wait
         self._late = late
         self._base_path = base_path
         text = [*DEFAULT_TEXT_MIME_TYPES, *TEXT]
-        self._mangum = Mangum(cast("Any", app), lifespan="off", text_mime_types=text, exclude_headers=["connection"])
+        self._mangum = Mangum(
+            cast("Any", app), lifespan="off", text_mime_types=text, exclude_headers=["connection"]
+        )
 
     async def answer(self, event: dict[str, Any], context: Any, seconds: float) -> dict[str, Any]:
         """The answer in the form of the event's service."""
@@ -65,8 +89,13 @@ class Http:
             answer = handler(cast("Any", whole.response()))
         return answer
 
-    async def stream(self, event: dict[str, Any], context: Any, seconds: float, write: Write) -> None:
-        """As a prelude with status and headers, then the body as it comes. Raises TsxError where it breaks off."""
+    async def stream(
+        self, event: dict[str, Any], context: Any, seconds: float, write: Write
+    ) -> None:
+        """As a prelude with status and headers, then the body as it comes.
+
+        Raises TsxError where it breaks off.
+        """
         _, scope, body = self._read(event, context)
         parts = _StreamedAnswer(write)
         try:
@@ -84,7 +113,10 @@ class Http:
             handler = self._mangum.infer(event, context)
             return handler, self._scope(handler.scope, event), handler.body
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            text = "The event looks like an HTTP request, but not like one from API Gateway, a function URL or a load balancer"
+            text = (
+                "The event looks like an HTTP request, but not like one from API Gateway, a"
+                " function URL or a load balancer"
+            )
             raise UnknownEvent(f"{text}: {error!r}") from error
 
     def _scope(self, scope: Any, event: dict[str, Any]) -> Scope:
@@ -141,7 +173,9 @@ class _BufferedAnswer:
                 self.body, self.ended = b"".join(self._parts), True
 
     def response(self) -> dict[str, Any]:
-        """Without a content type Lambda's services assume JSON and Mangum binary; here the body decides."""
+        """Without a content type Lambda's services assume JSON and Mangum binary; here the body
+        decides.
+        """
         if not any(name == b"content-type" for name, _ in self.headers):
             self.headers = [*self.headers, (b"content-type", looks_like(self.body).encode())]
         return {"status": self.status, "headers": self.headers, "body": self.body}
@@ -179,18 +213,23 @@ def prelude(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def too_late() -> TooLate:
-    return TooLate("The answer was not ready within the function's timeout. Raise the timeout or the memory.")
+    return TooLate(
+        "The answer was not ready within the function's timeout. Raise the timeout or the memory."
+    )
 
 
 def broken_off() -> PredictionFailed:
-    return PredictionFailed("The answer was interrupted because the handler failed; see the function's log.")
+    return PredictionFailed(
+        "The answer was interrupted because the handler failed; see the function's log."
+    )
 
 
 def too_large(size: int, body: int) -> AnswerTooLarge:
     return AnswerTooLarge(
-        f"The answer has {body} bytes, {size} as sent through Lambda, whose limit is {LARGEST} (6 MB; 4.5 MB of binary data in base64). "
-        "Return a smaller answer, or store it in S3 and return its URL; a function URL that streams "
-        "(TSX_LAMBDA_ANSWERS=streamed) carries 200 MB."
+        f"The answer has {body} bytes, {size} as sent through Lambda, whose limit is {LARGEST} (6"
+        " MB; 4.5 MB of binary data in base64). Return a smaller answer, or store it in S3 and"
+        " return its URL; a function URL that streams (TSX_LAMBDA_ANSWERS=streamed) carries"
+        " 200 MB."
     )
 
 

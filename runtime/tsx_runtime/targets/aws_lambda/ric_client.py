@@ -1,4 +1,6 @@
-"""Runs `function.handler` by AWS's own client of the Runtime API, awslambdaric: one invocation after the other."""
+"""Runs `function.handler` by AWS's own client of the Runtime API, awslambdaric: one invocation
+after the other.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from tsx_runtime.targets.aws_lambda import function
 
 
 class _Client(LambdaRuntimeClient):  # type: ignore[misc]  # it has no types
-    """Takes no further invocation once the environment is of no use: Lambda then starts a fresh one."""
+    """Takes no further invocation once the environment is of no use: Lambda then starts a fresh
+    one.
+    """
 
     def wait_next_invocation(self) -> object:
         if why := function.handler.function.over:

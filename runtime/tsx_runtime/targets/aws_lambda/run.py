@@ -15,14 +15,22 @@ HANDLER = "tsx_runtime.targets.aws_lambda.function.handler"
 def run(env: MutableMapping[str, str]) -> int:
     """Serve until the environment ends, as Lambda's container does. Raises SettingError."""
     if not env.get(RUNTIME_API):
-        raise SettingError(f"{RUNTIME_API} is not set: Lambda and its emulators set it, and without it there are no invocations")
+        raise SettingError(
+            f"{RUNTIME_API} is not set: Lambda and its emulators set it, and without it there are"
+            " no invocations"
+        )
     own = read_environment(env).own
     if own.uses_own_client or (not own.runtime and find_spec("awslambdaric") is None):
-        from tsx_runtime.targets.aws_lambda import runtime_client  # here: only one of the two clients is imported
+        from tsx_runtime.targets.aws_lambda import (
+            runtime_client,
+        )  # here: only one of the two clients is imported
 
         return runtime_client.run(env)
     try:
         from tsx_runtime.targets.aws_lambda import ric_client  # here: awslambdaric is an extra
     except ModuleNotFoundError as error:
-        raise SettingError(f"TSX_LAMBDA_RUNTIME is awslambdaric, but {error}. Install it: pip install 'tsx-serve[lambda]'") from error
+        raise SettingError(
+            f"TSX_LAMBDA_RUNTIME is awslambdaric, but {error}. Install it: pip install"
+            " 'tsx-serve[lambda]'"
+        ) from error
     return ric_client.run(HANDLER, env[RUNTIME_API])

@@ -1,6 +1,8 @@
-"""Lambda's Runtime API on one connection, by asyncio: the next invocation, its answer whole or in parts, its error.
+"""Lambda's Runtime API on one connection, by asyncio: the next invocation, its answer whole or in
+parts, its error.
 
-https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html and, for answers in parts, runtimes-custom.html#runtimes-custom-streaming
+https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html and, for answers in parts,
+runtimes-custom.html#runtimes-custom-streaming
 """
 
 from __future__ import annotations
@@ -67,7 +69,10 @@ class RuntimeApiConnection:
         """Waits until there is an invocation. Raises ConnectionLost."""
         reply = await self._model_request("GET", "invocation/next")
         if reply.status != 200 or "lambda-runtime-aws-request-id" not in reply.headers:
-            raise ConnectionLost(f"Lambda answered {reply.status} to the request for the next invocation: {reply.body[:300]!r}")
+            raise ConnectionLost(
+                f"Lambda answered {reply.status} to the request for the next invocation:"
+                f" {reply.body[:300]!r}"
+            )
         return Invocation(reply.headers, reply.body)
 
     async def answer(self, id: str, body: bytes) -> None:
@@ -77,12 +82,22 @@ class RuntimeApiConnection:
     async def fail(self, id: str, kind: str, message: str, trace: list[str]) -> None:
         _check(
             await self._model_request(
-                "POST", f"invocation/{id}/error", _error(kind, message, trace, id), {ERROR_TYPE: kind.translate(_ASCII)}
+                "POST",
+                f"invocation/{id}/error",
+                _error(kind, message, trace, id),
+                {ERROR_TYPE: kind.translate(_ASCII)},
             )
         )
 
     async def fail_init(self, kind: str, message: str, trace: list[str]) -> None:
-        _check(await self._model_request("POST", "init/error", _error(kind, message, trace), {ERROR_TYPE: kind.translate(_ASCII)}))
+        _check(
+            await self._model_request(
+                "POST",
+                "init/error",
+                _error(kind, message, trace),
+                {ERROR_TYPE: kind.translate(_ASCII)},
+            )
+        )
 
     def parts(self, id: str) -> StreamedReply:
         return StreamedReply(self, id)
@@ -91,22 +106,43 @@ class RuntimeApiConnection:
         if self._writer is not None:
             self._writer.close()
 
-    async def _model_request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> ApiReply:
-        defaults = {"Content-Type": "application/json", "Content-Length": str(len(body))} if method == "POST" else {}
+    async def _model_request(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> ApiReply:
+        defaults = (
+            {"Content-Type": "application/json", "Content-Length": str(len(body))}
+            if method == "POST"
+            else {}
+        )
         try:
             await self.begin(method, path, defaults | (headers or {}), body)
             return await self.reply()
         except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
-            raise ConnectionLost(f"the Runtime API at {self._address} does not answer: {error!r}") from error
+            raise ConnectionLost(
+                f"the Runtime API at {self._address} does not answer: {error!r}"
+            ) from error
 
-    async def begin(self, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> None:
+    async def begin(
+        self, method: str, path: str, headers: dict[str, str], body: bytes = b""
+    ) -> None:
         if self._writer is None:
-            self._reader, self._writer = await asyncio.open_connection(self._host, self._port, limit=LONGEST_HEAD)
-            self._writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        lines = [f"{method} /{VERSION}/runtime/{path} HTTP/1.1", f"Host: {self._address}", f"User-Agent: tsx/{__version__}"]
+            self._reader, self._writer = await asyncio.open_connection(
+                self._host, self._port, limit=LONGEST_HEAD
+            )
+            self._writer.get_extra_info("socket").setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+            )
+        lines = [
+            f"{method} /{VERSION}/runtime/{path} HTTP/1.1",
+            f"Host: {self._address}",
+            f"User-Agent: tsx/{__version__}",
+        ]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         head = "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n"
-        await self.write(head + body if len(body) < LONGEST_HEAD else head, body if len(body) >= LONGEST_HEAD else b"")
+        await self.write(
+            head + body if len(body) < LONGEST_HEAD else head,
+            body if len(body) >= LONGEST_HEAD else b"",
+        )
 
     async def write(self, *pieces: bytes) -> None:
         assert self._writer is not None
@@ -169,7 +205,11 @@ class StreamedReply:
         trailers = b""
         if kind:
             details = base64.b64encode(_error(kind, message, [], self._id)).decode()
-            trailers = f"{ERROR_TYPE}: {kind.translate(_ASCII)}\r\n{ERROR_BODY}: {details}\r\n".encode("latin-1", "replace")
+            trailers = (
+                f"{ERROR_TYPE}: {kind.translate(_ASCII)}\r\n{ERROR_BODY}: {details}\r\n".encode(
+                    "latin-1", "replace"
+                )
+            )
         try:
             await self._connection.write(b"0\r\n" + trailers + b"\r\n")
             _check(await self._connection.reply())
@@ -183,5 +223,10 @@ def _check(reply: ApiReply) -> None:
 
 
 def _error(kind: str, message: str, trace: list[str], id: str = "") -> bytes:
-    report: dict[str, Any] = {"errorMessage": message, "errorType": kind, "requestId": id, "stackTrace": trace}
+    report: dict[str, Any] = {
+        "errorMessage": message,
+        "errorType": kind,
+        "requestId": id,
+        "stackTrace": trace,
+    }
     return json.dumps(report).encode()

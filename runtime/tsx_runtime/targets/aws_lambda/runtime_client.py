@@ -1,8 +1,9 @@
-"""tsx's own client of Lambda's Runtime API: the concurrent invocations of an environment share one model and one queue.
+"""tsx's own client of Lambda's Runtime API: the concurrent invocations of an environment share one
+model and one queue.
 
-AWS's client answers concurrent invocations of Lambda Managed Instances with a process and a model each, and so without batches.
-Here each of N pollers takes an invocation, answers it and takes the next, all on one event loop; what waits when the worker is free
-is its next batch.
+AWS's client answers concurrent invocations of Lambda Managed Instances with a process and a model
+each, and so without batches. Here each of N pollers takes an invocation, answers it and takes the
+next, all on one event loop; what waits when the worker is free is its next batch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from tsx_runtime.errors import TsxError
 from tsx_runtime.shared.log_format import JsonLines
 from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.function import Function, begin, leave
-from tsx_runtime.targets.aws_lambda.runtime_api import ConnectionLost, Invocation, RequestRefused, RuntimeApiConnection, StreamedReply
+from tsx_runtime.targets.aws_lambda.runtime_api import (
+    ConnectionLost,
+    Invocation,
+    RequestRefused,
+    RuntimeApiConnection,
+    StreamedReply,
+)
 from tsx_runtime.targets.image.environment import RUNTIME_API
 
 STOP = 1.5  # seconds for running invocations once the environment has to end
@@ -30,7 +37,10 @@ logger = logging.getLogger("tsx.lambda")
 
 
 def run(env: MutableMapping[str, str]) -> int:
-    """Run until the environment ends or is unusable. The exit code is 1 where a fresh environment should replace it."""
+    """Run until the environment ends or is unusable.
+
+    The exit code is 1 where a fresh environment should replace it.
+    """
     _log(env)
     return asyncio.run(_run(env))
 
@@ -40,11 +50,18 @@ async def _run(env: MutableMapping[str, str]) -> int:
     try:
         function = await begin(env)
     except (TsxError, ArchiveError, OSError) as error:
-        message, trace = getattr(error, "message", str(error)), getattr(error, "traceback", None) or ""
+        message, trace = (
+            getattr(error, "message", str(error)),
+            getattr(error, "traceback", None) or "",
+        )
         logger.error("the function cannot start: %s\n%s", message, trace)
-        await RuntimeApiConnection(address).fail_init(type(error).__name__, message, trace.splitlines())
+        await RuntimeApiConnection(address).fail_init(
+            type(error).__name__, message, trace.splitlines()
+        )
         return 1
-    pollers = [Poller(function, RuntimeApiConnection(address)) for _ in range(function.own.concurrency)]
+    pollers = [
+        Poller(function, RuntimeApiConnection(address)) for _ in range(function.own.concurrency)
+    ]
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     running = {asyncio.create_task(poller.run()): poller for poller in pollers}
@@ -57,7 +74,9 @@ async def _run(env: MutableMapping[str, str]) -> int:
         await asyncio.wait(busy, timeout=STOP if stopped.is_set() else None)
     for task in running:
         if task.done() and not task.cancelled() and (raised := task.exception()) is not None:
-            logger.error("%s", raised, exc_info=None if isinstance(raised, ConnectionLost) else raised)
+            logger.error(
+                "%s", raised, exc_info=None if isinstance(raised, ConnectionLost) else raised
+            )
     leave(function.over, 0 if stopped.is_set() else 1)
     return 1
 
@@ -79,13 +98,18 @@ class Poller:
                 try:
                     await self._serve(invocation)
                 except RequestRefused as error:
-                    logger.error("invocation %s could not be answered: %s", invocation.aws_request_id, error)
+                    logger.error(
+                        "invocation %s could not be answered: %s", invocation.aws_request_id, error
+                    )
                 self._busy = False
         finally:
             self._connection.close()
 
     def leave(self) -> bool:
-        """Take no further invocation, which would be lost with the environment. True while one is being answered."""
+        """Take no further invocation, which would be lost with the environment.
+
+        True while one is being answered.
+        """
         self._leaving = True
         return self._busy
 
@@ -94,20 +118,35 @@ class Poller:
         try:
             event = json.loads(invocation.body)
             streams = self._function.own.streams and events.is_http(event)
-            answer = await self._function.answer(event, invocation, parts.write if streams else None)
+            answer = await self._function.answer(
+                event, invocation, parts.write if streams else None
+            )
             if streams:
                 await parts.end()
             else:
-                await self._connection.answer(invocation.aws_request_id, json.dumps(answer).encode())
+                await self._connection.answer(
+                    invocation.aws_request_id, json.dumps(answer).encode()
+                )
         except (ConnectionLost, RequestRefused):
             raise
         except TsxError as error:
             await self._fail(invocation, parts, error, error.message, [])
         except Exception as error:  # the boundary of an invocation
-            logger.error("invocation %s failed unexpectedly", invocation.aws_request_id, exc_info=error)
-            await self._fail(invocation, parts, error, str(error), traceback.format_tb(error.__traceback__))
+            logger.error(
+                "invocation %s failed unexpectedly", invocation.aws_request_id, exc_info=error
+            )
+            await self._fail(
+                invocation, parts, error, str(error), traceback.format_tb(error.__traceback__)
+            )
 
-    async def _fail(self, invocation: Invocation, parts: StreamedReply, error: Exception, message: str, trace: list[str]) -> None:
+    async def _fail(
+        self,
+        invocation: Invocation,
+        parts: StreamedReply,
+        error: Exception,
+        message: str,
+        trace: list[str],
+    ) -> None:
         kind = type(error).__name__
         if parts.begun:
             await parts.end(kind, message)
@@ -118,7 +157,11 @@ class Poller:
 def _log(env: MutableMapping[str, str]) -> None:
     """Log in the format and at the level of the function's configuration."""
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(JsonLines() if env.get("AWS_LAMBDA_LOG_FORMAT", "").upper() == "JSON" else logging.Formatter(TEXT))
+    handler.setFormatter(
+        JsonLines()
+        if env.get("AWS_LAMBDA_LOG_FORMAT", "").upper() == "JSON"
+        else logging.Formatter(TEXT)
+    )
     level = logging.getLevelName(env.get("AWS_LAMBDA_LOG_LEVEL", "INFO").upper())
     logging.basicConfig(level=level if isinstance(level, int) else logging.INFO, handlers=[handler])
     logging.getLogger("asyncio").setLevel(logging.WARNING)

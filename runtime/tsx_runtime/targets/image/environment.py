@@ -1,10 +1,12 @@
-"""The settings of a container, from its environment variables and the layout of its model directory.
+"""The settings of a container, from its environment variables and the layout of its model
+directory.
 
     TSX_MODEL_DIR     where the model lies, /opt/ml/model if not set; KServe puts it into /mnt/models
     TSX_MODEL_NAME    what the one model is called, in place of its archive's own name
     TSX_DEFAULTS      settings that a deployment derives, as NAME=VALUE separated by spaces; the user's variables and file override them
 
-A directory that holds `model-store` is laid out as KServe's TorchServe runtime has it: archives there, and config/config.properties.
+A directory that holds `model-store` is laid out as KServe's TorchServe runtime has it: archives
+there, and config/config.properties.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ RUNTIME_API = "AWS_LAMBDA_RUNTIME_API"  # host and port; set on Lambda only
 MODEL_DIR, MODEL_NAME = "TSX_MODEL_DIR", "TSX_MODEL_NAME"
 GIVEN_DEFAULTS = "TSX_DEFAULTS"
 USUAL = Path("/opt/ml/model")
-DEFAULTS = {  # overridden by any setting of the user: clients reach a container by its own address only
+# overridden by any setting of the user: clients reach a container by its own address only
+DEFAULTS = {
     "inference_address": "http://0.0.0.0:8080",
     "management_address": "http://127.0.0.1:8081",  # not reachable from outside
     "metrics_address": "http://0.0.0.0:8082",
-    "max_connections_per_client": "0",  # a load balancer or an ingress in front has one address for all clients
+    # a load balancer or an ingress in front has one address for all clients
+    "max_connections_per_client": "0",
     "max_requests_per_client": "0",
 }
 
@@ -49,17 +53,28 @@ def locate_model(env: Mapping[str, str]) -> ModelLocation:
     return ModelLocation(directory, None, store, config if config.is_file() else None)
 
 
-def settings_of(env: Mapping[str, str], place: ModelLocation, file: Path | None, notices: list[str]) -> Settings:
+def settings_of(
+    env: Mapping[str, str], place: ModelLocation, file: Path | None, notices: list[str]
+) -> Settings:
     """Raises SettingError."""
     given, defaults = dict(env), {f"TSX_{name.upper()}": value for name, value in DEFAULTS.items()}
     if place.store is not None:
-        given.setdefault("TSX_MODEL_STORE", str(place.store))  # overrides that of the file, which was written on another machine
+        given.setdefault(
+            "TSX_MODEL_STORE", str(place.store)
+        )  # overrides that of the file, which was written on another machine
         defaults["TSX_LOAD_MODELS"] = "all"
     return settings_over(defaults, given, file or place.config, notices.append)
 
 
-def settings_over(defaults: Mapping[str, str], env: Mapping[str, str], file: Path | None, warn: Callable[[str], None]) -> Settings:
-    """The settings of a user's variables and file; `defaults`, as variables, count where neither sets one. Raises SettingError."""
+def settings_over(
+    defaults: Mapping[str, str],
+    env: Mapping[str, str],
+    file: Path | None,
+    warn: Callable[[str], None],
+) -> Settings:
+    """The settings of a user's variables and file; `defaults`, as variables, count where neither
+    sets one. Raises SettingError.
+    """
     _, origins = load_settings({}, env, file, lambda notice: None)
     derived = _given_defaults(text_of(env, GIVEN_DEFAULTS))
     missing = {
@@ -75,7 +90,9 @@ def settings_over(defaults: Mapping[str, str], env: Mapping[str, str], file: Pat
 def _given_defaults(text: str) -> dict[str, str]:
     parts = [part.partition("=") for part in text.split()]
     if not all(name and equals for name, equals, _ in parts):
-        raise SettingError(f"{GIVEN_DEFAULTS} is '{text}'; it takes NAME=VALUE, with spaces between several")
+        raise SettingError(
+            f"{GIVEN_DEFAULTS} is '{text}'; it takes NAME=VALUE, with spaces between several"
+        )
     return {f"TSX_{name.upper()}": value for name, _, value in parts}
 
 
@@ -83,7 +100,9 @@ def _given_defaults(text: str) -> dict[str, str]:
 class EnvironmentSettings:
     """The settings in a platform's variables, as tsx's settings."""
 
-    variables: dict[str, str]  # TSX_*: the platform's defaults, below what a user's variables and file set
+    variables: dict[
+        str, str
+    ]  # TSX_*: the platform's defaults, below what a user's variables and file set
     order: dict[str, Any]  # of each model's registration
 
 
@@ -129,5 +148,8 @@ def one_of(env: Mapping[str, str], name: str, words: Sequence[str]) -> str:
     """In lower case, as `words` are; empty where it is not set."""
     text = text_of(env, name)
     if text and text.lower() not in words:
-        raise SettingError(f"{name} is '{text}'{suggestion(text.lower(), words) or '.'} Use one of {', '.join(words)}")
+        raise SettingError(
+            f"{name} is '{text}'{suggestion(text.lower(), words) or '.'} Use one of"
+            f" {', '.join(words)}"
+        )
     return text.lower()

@@ -1,6 +1,8 @@
-"""Finds the model in an image's directory: an archive, an unpacked one, or the layout of SageMaker's PyTorch toolkit.
+"""Finds the model in an image's directory: an archive, an unpacked one, or the layout of
+SageMaker's PyTorch toolkit.
 
-The toolkit's layout is `code/inference.py` with the user's functions, beside the files that they load, and no manifest:
+The toolkit's layout is `code/inference.py` with the user's functions, beside the files that they
+load, and no manifest:
 https://sagemaker.readthedocs.io/en/stable/frameworks/pytorch/using_pytorch.html
 """
 
@@ -12,7 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver import ARCHIVE_SUFFIXES, Manifest, ModelConfig, OpenArchive, load_model_config, refuse_foreign_link
+from tsx_archiver import (
+    ARCHIVE_SUFFIXES,
+    Manifest,
+    ModelConfig,
+    OpenArchive,
+    load_model_config,
+    refuse_foreign_link,
+)
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.errors import SettingError
 from tsx_runtime.targets.server.startup import StartModel, start_model
@@ -23,7 +32,9 @@ HANDLER = "sagemaker_toolkit"  # a built-in handler of the worker
 PROGRAM = "inference.py"
 WEIGHTS = (".pt", ".pth", ".pt2")
 CONFIG = "model-config.yaml"
-TOGETHER = 32  # requests of a batch where the model can run them together; an idle worker does not wait for a full batch
+# requests of a batch where the model can run them together; an idle worker does not wait for a full
+# batch
+TOGETHER = 32
 
 
 def model_directory(env: Mapping[str, str]) -> Path:
@@ -32,20 +43,38 @@ def model_directory(env: Mapping[str, str]) -> Path:
 
 
 def found_model(directory: Path, env: Mapping[str, str], name: str | None = None) -> StartModel:
-    """The one model of a directory: an archive, an unpacked archive, or the layout of SageMaker's toolkit.
+    """The one model of a directory: an archive, an unpacked archive, or the layout of SageMaker's
+    toolkit.
 
     Raises SettingError, which says what the directory holds instead.
     """
     if (directory / MANIFEST).is_file():
         return start_model(directory, name)
-    there = sorted(path for path in directory.iterdir() if not path.name.startswith(".")) if directory.is_dir() else []
+    there = (
+        sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+        if directory.is_dir()
+        else []
+    )
     archives = [path for path in there if path.name.endswith(ARCHIVE_SUFFIXES)]
     if len(archives) == 1:
         return start_model(archives[0], name)
-    if not archives and there and (laid_out := toolkit_model(directory, env, name or "model")) is not None:
+    if (
+        not archives
+        and there
+        and (laid_out := toolkit_model(directory, env, name or "model")) is not None
+    ):
         return laid_out
-    what = f"{len(archives)} archives: {_listed(archives)}" if archives else f"no archive, but {_listed(there)}" if there else "nothing"
-    wanted = "one .mar, or the unpacked content of one (tsx archive unpack), or code/inference.py beside one .pt or .pth"
+    what = (
+        f"{len(archives)} archives: {_listed(archives)}"
+        if archives
+        else f"no archive, but {_listed(there)}"
+        if there
+        else "nothing"
+    )
+    wanted = (
+        "one .mar, or the unpacked content of one (tsx archive unpack), or code/inference.py beside"
+        " one .pt or .pth"
+    )
     raise SettingError(f"{directory} holds {what}; it must hold {wanted}")
 
 
@@ -54,8 +83,13 @@ def _listed(paths: Sequence[Path]) -> str:
     return f"{names} and {len(paths) - 5} more" if len(paths) > 5 else names
 
 
-def toolkit_model(directory: Path, env: Mapping[str, str], name: str = "model") -> StartModel | None:
-    """None where the directory has no such layout. Raises SettingError, and ArchiveError for its model-config.yaml."""
+def toolkit_model(
+    directory: Path, env: Mapping[str, str], name: str = "model"
+) -> StartModel | None:
+    """None where the directory has no such layout.
+
+    Raises SettingError, and ArchiveError for its model-config.yaml.
+    """
     code, program = directory / "code", env.get("SAGEMAKER_PROGRAM", "").strip() or PROGRAM
     named = Path(env.get("SAGEMAKER_SUBMIT_DIRECTORY", "").strip() or code)
     if named.is_dir() and named.resolve().is_relative_to(directory.resolve()):
@@ -63,7 +97,10 @@ def toolkit_model(directory: Path, env: Mapping[str, str], name: str = "model") 
     script = code / program
     if not script.is_file():
         if env.get("SAGEMAKER_PROGRAM", "").strip():
-            raise SettingError(f"SAGEMAKER_PROGRAM is '{program}', but {script} is not there. Pack it below code/ in model.tar.gz.")
+            raise SettingError(
+                f"SAGEMAKER_PROGRAM is '{program}', but {script} is not there. Pack it below code/"
+                " in model.tar.gz."
+            )
         if len([path for path in directory.glob("*") if path.suffix in WEIGHTS]) != 1:
             return None
     refuse_foreign_link(script, directory, directory)
@@ -71,8 +108,13 @@ def toolkit_model(directory: Path, env: Mapping[str, str], name: str = "model") 
     return StartModel(directory, _order(archive, script, name), archive=archive)
 
 
-def _archive(directory: Path, script: Path, code: Path, env: Mapping[str, str], name: str) -> OpenArchive:
-    model: dict[str, Any] = {"modelName": name, "handler": env.get("SAGEMAKER_HANDLER", "").strip() or HANDLER}
+def _archive(
+    directory: Path, script: Path, code: Path, env: Mapping[str, str], name: str
+) -> OpenArchive:
+    model: dict[str, Any] = {
+        "modelName": name,
+        "handler": env.get("SAGEMAKER_HANDLER", "").strip() or HANDLER,
+    }
     config, problems = ModelConfig(), []
     if (code / "requirements.txt").is_file():
         model["requirementsFile"] = str((code / "requirements.txt").relative_to(directory))
@@ -81,17 +123,34 @@ def _archive(directory: Path, script: Path, code: Path, env: Mapping[str, str], 
         model["configFile"] = CONFIG
         config, found = load_model_config(directory / CONFIG)
         problems = [f"{CONFIG}: {problem}" for problem in found]
-    layout = {"code": os.path.relpath(code, directory), "program": str(script.relative_to(code)) if script.is_file() else ""}
-    return OpenArchive(directory, directory.absolute(), Manifest({"model": model, "sagemaker": layout}, name), config, problems)
+    layout = {
+        "code": os.path.relpath(code, directory),
+        "program": str(script.relative_to(code)) if script.is_file() else "",
+    }
+    return OpenArchive(
+        directory,
+        directory.absolute(),
+        Manifest({"model": model, "sagemaker": layout}, name),
+        config,
+        problems,
+    )
 
 
 def _order(archive: OpenArchive, script: Path, name: str) -> RegisterOrder:
-    """Order batches if requests can share a call; `batchSize` and `slo` of the archive come first."""
+    """Order batches if requests can share a call; `batchSize` and `slo` of the archive come
+    first.
+    """
     source = script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
     config = archive.config
-    together = (config.independent_rows or runs_together(source)) and config.batch_size is None and config.slo is None
+    together = (
+        (config.independent_rows or runs_together(source))
+        and config.batch_size is None
+        and config.slo is None
+    )
     size = TOGETHER if together else None
-    return RegisterOrder(url=archive.source.name, model_name=name, loaded_at_startup=True, batch_size=size)
+    return RegisterOrder(
+        url=archive.source.name, model_name=name, loaded_at_startup=True, batch_size=size
+    )
 
 
 def runs_together(source: str) -> bool:

@@ -26,7 +26,11 @@ def serve_image(env: Mapping[str, str]) -> None:
     set_up_logging(settings)
     for notice in notices:
         logger.warning("%s", notice)
-    serve(settings, models_from_settings(settings) or [found_model(place.directory, env, place.name or None)], _tell)
+    serve(
+        settings,
+        models_from_settings(settings) or [found_model(place.directory, env, place.name or None)],
+        _tell,
+    )
 
 
 def _tell(started: RunningServer) -> None:

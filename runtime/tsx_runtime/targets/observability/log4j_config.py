@@ -1,4 +1,6 @@
-"""`log_config`: reads levels and file sizes from a log4j2.xml, or a `logging.config` dict instead of it."""
+"""`log_config`: reads levels and file sizes from a log4j2.xml, or a `logging.config` dict instead
+of it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ LEVELS = {
     "fatal": logging.CRITICAL,
     "off": logging.CRITICAL + 10,
 }
-LOGGERS = {"org.pytorch.serve": "tsx"}  # TorchServe's names that differ here; ACCESS_LOG, MODEL_LOG and the metrics' are the same
+LOGGERS = {
+    "org.pytorch.serve": "tsx"
+}  # TorchServe's names that differ here; ACCESS_LOG, MODEL_LOG and the metrics' are the same
 OURS = frozenset({"tsx", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS"})
 
 
@@ -33,7 +37,9 @@ OURS = frozenset({"tsx", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS
 class LogConfig:
     """TorchServe's own defaults: 100 MB, five older files."""
 
-    levels: dict[str, int] = field(default_factory=dict)  # by Python's name of the logger; the root's is ""
+    levels: dict[str, int] = field(
+        default_factory=dict
+    )  # by Python's name of the logger; the root's is ""
     max_bytes: int = 100 << 20
     max_files: int = 5
     left_out: list[str] = field(default_factory=list)  # settings of the file that are not supported
@@ -46,18 +52,33 @@ def read_log_config(path: Path) -> LogConfig:
     except OSError as error:
         raise SettingError(f"log_config '{path}' cannot be read: {error.strerror}") from error
     except ElementTree.ParseError as error:
-        raise SettingError(f"log_config '{path}' is not a log4j2.xml and does not end in {', '.join(sorted(OWN_WAY))}: {error}") from error
+        raise SettingError(
+            f"log_config '{path}' is not a log4j2.xml and does not end in"
+            f" {', '.join(sorted(OWN_WAY))}: {error}"
+        ) from error
     config = LogConfig()
     for element in root.iter():
         tag = element.tag.rpartition("}")[2].lower()
         if tag in ("root", "logger", "asyncroot", "asynclogger"):
-            _read_level(config, "" if tag.endswith("root") else element.get("name", ""), element.get("level", ""))
+            _read_level(
+                config,
+                "" if tag.endswith("root") else element.get("name", ""),
+                element.get("level", ""),
+            )
         elif tag == "sizebasedtriggeringpolicy":
             with suppress(ValueError):
-                config.max_bytes = parse_bytes(element.get("size", ""), kilo=1024) or config.max_bytes
+                config.max_bytes = (
+                    parse_bytes(element.get("size", ""), kilo=1024) or config.max_bytes
+                )
         elif tag == "defaultrolloverstrategy" and element.get("max", "").isdigit():
             config.max_files = int(element.get("max", ""))
-        elif tag.endswith("layout") or tag in ("socket", "syslog", "http", "kafka", "timebasedtriggeringpolicy"):
+        elif tag.endswith("layout") or tag in (
+            "socket",
+            "syslog",
+            "http",
+            "kafka",
+            "timebasedtriggeringpolicy",
+        ):
             name = element.tag.rpartition("}")[2]
             if name not in config.left_out:
                 config.left_out.append(name)
@@ -73,7 +94,11 @@ def _read_level(config: LogConfig, name: str, level: str) -> None:
 def apply_own_way(path: Path) -> None:
     """`logging.config.dictConfig` with the file's content. Raises SettingError."""
     try:
-        document = json.loads(path.read_bytes()) if path.suffix.lower() == ".json" else load_yaml_file(path)
+        document = (
+            json.loads(path.read_bytes())
+            if path.suffix.lower() == ".json"
+            else load_yaml_file(path)
+        )
         logging.config.dictConfig({"version": 1, "disable_existing_loggers": False} | document)
     except (OSError, InvalidConfig, ValueError, TypeError, AttributeError, ImportError) as error:
         raise SettingError(f"log_config '{path}' cannot be used: {error}") from error

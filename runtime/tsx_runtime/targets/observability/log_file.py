@@ -12,18 +12,25 @@ from pathlib import Path
 
 from tsx_archiver.storage.private_directory import check_directory, is_trusted
 
-CALM = 10.0  # seconds between two messages about lost lines: a disk that is nearly full takes some lines and not others
+# seconds between two messages about lost lines: a disk that is nearly full takes some lines and not
+# others
+CALM = 10.0
 
 logger = logging.getLogger("tsx.server")
 
 
 class LogFile(logging.Handler):
-    """For one thread, the one that writes the log. No other program appends to the file while the server runs.
+    """For one thread, the one that writes the log.
 
-    `path.1` to `path.KEPT` are older ones, the newest first. What cannot be written is lost, which the server's log says once.
+    No other program appends to the file while the server runs.
+
+    `path.1` to `path.KEPT` are older ones, the newest first. What cannot be written is lost, which
+    the server's log says once.
     """
 
-    def __init__(self, path: Path, max_bytes: int, kept: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, path: Path, max_bytes: int, kept: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Raises OSError where the file cannot be made."""
         super().__init__()
         self.path = path
@@ -66,11 +73,15 @@ class LogFile(logging.Handler):
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError:
-            os.ftruncate(self._fd, size)  # a full disk has taken a part: half a line would spoil the next one
+            os.ftruncate(
+                self._fd, size
+            )  # a full disk has taken a part: half a line would spoil the next one
             raise
 
     def _find_again(self) -> None:
-        """A file that was moved or deleted is not written any more: the log continues under its own name."""
+        """A file that was moved or deleted is not written any more: the log continues under its own
+        name.
+        """
         try:
             found, ours = self.path.stat(), os.fstat(self._fd)
             if (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):
@@ -91,7 +102,13 @@ class LogFile(logging.Handler):
 
     def _roll_over(self) -> None:
         """Where files cannot be renamed, this one goes on growing."""
-        names = [self.path, *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, self._kept + 1))]
+        names = [
+            self.path,
+            *(
+                self.path.with_name(f"{self.path.name}.{number}")
+                for number in range(1, self._kept + 1)
+            ),
+        ]
         with suppress(OSError):
             for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
                 if newer.exists():
@@ -102,12 +119,18 @@ class LogFile(logging.Handler):
     def _lose(self, lines: int, error: OSError) -> None:
         if not self._lost:
             self._logged_at = self._clock()
-            logger.error("%s cannot be written, so its lines are lost until it can: %s", self.path, error.strerror)
+            logger.error(
+                "%s cannot be written, so its lines are lost until it can: %s",
+                self.path,
+                error.strerror,
+            )
         self._lost += lines
 
 
 def _open(path: Path) -> int:
-    """Through a symbolic link (to /dev/stdout, say) only where no other user can have made it, or can change it."""
+    """Through a symbolic link (to /dev/stdout, say) only where no other user can have made it, or
+    can change it.
+    """
     _make_directories(path.parent)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
     try:
@@ -123,5 +146,7 @@ def _open(path: Path) -> int:
 
 def _make_directories(directory: Path) -> None:
     """Make what is missing, so that no other user can write to it whatever the umask."""
-    for missing in reversed([each for each in (directory, *directory.parents) if not each.exists()]):
+    for missing in reversed(
+        [each for each in (directory, *directory.parents) if not each.exists()]
+    ):
         missing.mkdir(mode=0o755, exist_ok=True)

@@ -1,4 +1,6 @@
-"""Sends spans to a collector by OTLP over HTTP, with OpenTelemetry's exporter (the extra `otel`), in a separate thread."""
+"""Sends spans to a collector by OTLP over HTTP, with OpenTelemetry's exporter (the extra `otel`),
+in a separate thread.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ logger = logging.getLogger("tsx.server")
 
 @contextmanager
 def tracing(settings: Settings, env: Mapping[str, str]) -> Iterator[Tracer | None]:
-    """None where no collector is named. Raises SettingError where one is, in the settings, and the extra is not installed."""
+    """None where no collector is named.
+
+    Raises SettingError where one is, in the settings, and the extra is not installed.
+    """
     named = next((name for name in VARIABLES if env.get(name)), None)
     if settings.otlp_endpoint is None and (named is None or _is_off(env)):
         yield None
@@ -34,7 +39,9 @@ def tracing(settings: Settings, env: Mapping[str, str]) -> Iterator[Tracer | Non
         sender = Sender(endpoint_of(settings.otlp_endpoint))
     except ImportError as error:
         if settings.otlp_endpoint is not None:
-            raise SettingError(f"otlp_endpoint needs the extra otel, and {error.name} is not installed: {INSTALL}") from error
+            raise SettingError(
+                f"otlp_endpoint needs the extra otel, and {error.name} is not installed: {INSTALL}"
+            ) from error
         logger.warning("%s is set, but requests are not traced: %s", named, INSTALL)
         yield None
         return
@@ -51,7 +58,9 @@ def tracing(settings: Settings, env: Mapping[str, str]) -> Iterator[Tracer | Non
 
 
 def endpoint_of(base: str | None) -> str | None:
-    """The URL that traces go to, of the collector's; None leaves it to OpenTelemetry's own variables."""
+    """The URL that traces go to, of the collector's; None leaves it to OpenTelemetry's own
+    variables.
+    """
     if base is None or urlsplit(base).path.endswith(PATH):
         return base
     return base.rstrip("/") + PATH
@@ -59,15 +68,22 @@ def endpoint_of(base: str | None) -> str | None:
 
 def _is_off(env: Mapping[str, str]) -> bool:
     """OpenTelemetry's own switches."""
-    return env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER", "otlp").lower() == "none"
+    return (
+        env.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        or env.get("OTEL_TRACES_EXPORTER", "otlp").lower() == "none"
+    )
 
 
 class Sender:
-    """Spans wait in the SDK's queue, which is bounded and drops the oldest; a thread of the SDK converts and sends them."""
+    """Spans wait in the SDK's queue, which is bounded and drops the oldest; a thread of the SDK
+    converts and sends them.
+    """
 
     def __init__(self, endpoint: str | None) -> None:
         """Raises ImportError where the extra is not installed."""
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # here, because it is an extra
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+            OTLPSpanExporter,
+        )  # here, because it is an extra
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         self._exporter = _exporter(OTLPSpanExporter(endpoint))
@@ -78,8 +94,12 @@ class Sender:
         self._processor.on_end(cast("Any", QueuedSpans(make)))
 
     def close(self) -> None:
-        """Send the remaining spans; a collector that does not answer is waited for LAST_SPANS seconds."""
-        ending = threading.Thread(target=self._processor.shutdown, name="tsx-spans-end", daemon=True)
+        """Send the remaining spans; a collector that does not answer is waited for LAST_SPANS
+        seconds.
+        """
+        ending = threading.Thread(
+            target=self._processor.shutdown, name="tsx-spans-end", daemon=True
+        )
         ending.start()
         ending.join(LAST_SPANS)
         if ending.is_alive():
@@ -92,7 +112,9 @@ class _SampledContext:
 
 
 class QueuedSpans:
-    """An item of the SDK's queue, which reads only whether it is sampled: the sending thread makes spans of it."""
+    """An item of the SDK's queue, which reads only whether it is sampled: the sending thread makes
+    spans of it.
+    """
 
     __slots__ = ("make",)
     context = _SampledContext
@@ -109,7 +131,9 @@ def _exporter(inner: Any) -> Any:
     class SpanExportAdapter(SpanExporter):
         def export(self, spans: Sequence[Any]) -> Any:
             offset = time.time() - time.monotonic()
-            return inner.export([make(span, offset) for waiting in spans for span in waiting.make()])
+            return inner.export(
+                [make(span, offset) for waiting in spans for span in waiting.make()]
+            )
 
         def shutdown(self) -> None:
             inner.shutdown()
@@ -122,7 +146,15 @@ def maker() -> Any:
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-    from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+    from opentelemetry.trace import (
+        Link,
+        SpanContext,
+        SpanKind,
+        Status,
+        StatusCode,
+        TraceFlags,
+        TraceState,
+    )
 
     resource = Resource.create()  # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are in it
     if str(resource.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service"):
@@ -138,7 +170,11 @@ def maker() -> Any:
         return ReadableSpan(
             span.name,
             SpanContext(span.trace_id, span.span_id, False, sampled, state),
-            SpanContext(span.trace_id, span.parent_id, remote, sampled, state) if span.parent_id else None,
+            (
+                SpanContext(span.trace_id, span.parent_id, remote, sampled, state)
+                if span.parent_id
+                else None
+            ),
             resource,
             span.attributes,
             links=[Link(SpanContext(trace, other, False, sampled)) for trace, other in span.links],

@@ -1,4 +1,6 @@
-"""Copies the server's log lines about a version (started, died, could not load) to the stored output of its workers."""
+"""Copies the server's log lines about a version (started, died, could not load) to the stored
+output of its workers.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class _VersionLogHandler(logging.Handler):
         version = model.versions.get(named[2]) if model is not None and named else None
         if version is not None:
             for line in redacted(text).splitlines():
-                version.stats.error_log.add_line(record.created, WORKER, record.levelname.lower(), line)
+                version.stats.error_log.add_line(
+                    record.created, WORKER, record.levelname.lower(), line
+                )
 
 
 @contextmanager

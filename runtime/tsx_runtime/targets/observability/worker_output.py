@@ -1,4 +1,6 @@
-"""The output of workers, as lines of model_log.log: each worker sends its stdout and stderr to a socket of the front end."""
+"""The output of workers, as lines of model_log.log: each worker sends its stdout and stderr to a
+socket of the front end.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tsx_runtime.shared.line_log import Logbook
-from tsx_runtime.shared.log_format import MARK, MARK_END, escaped, escaped_json, has_colour, json_line
+from tsx_runtime.shared.log_format import (
+    MARK,
+    MARK_END,
+    escaped,
+    escaped_json,
+    has_colour,
+    json_line,
+)
 from tsx_runtime.shared.socket_paths import socket_place
 
 MODEL_LOG = "MODEL_LOG"
 PATIENCE = 2.0  # seconds
 PAUSE = 0.1  # seconds until a connection that could not be taken is tried again
-GATHER = 0.05  # seconds in which lines are collected: waking up for each would cost the server more than the line
+# seconds in which lines are collected: waking up for each would cost the server more than the line
+GATHER = 0.05
 PIECE = 64 << 10
-MANY = PIECE // 4  # bytes of one worker that are written without waiting: a worker that prints so much must not block
+MANY = (
+    PIECE // 4
+    # bytes of one worker that are written without waiting: a worker that prints so much must not
+    # block
+)
 _MARKED = re.compile(f"{MARK}([0-9]{{1,2}}){MARK_END}")
 _NAME = re.compile(r"W-([^-]+)-(.+)_([^_]+)-(stdout|stderr)")
 LONGEST = 64 << 10  # bytes of one line; a longer one is cut
@@ -33,10 +47,16 @@ LONGEST_JSON = 1 << 20  # of one that has such a line in it, each of whose chara
 
 @contextlib.contextmanager
 def worker_output(*, is_json: bool = False, at_terminal: bool = False) -> Iterator[str]:
-    """The path of the socket; a thread reads it until this is closed. `at_terminal`: the lines go there, and not to the log."""
+    """The path of the socket; a thread reads it until this is closed.
+
+    `at_terminal`: the lines go there, and not to the log.
+    """
     with tempfile.TemporaryDirectory(prefix="tsx-log-", dir=socket_place()) as directory:
         path = str(Path(directory) / "output")
-        reader = _Reader(path, TerminalOutput() if at_terminal else Logbook(MODEL_LOG, threads=True, is_json=is_json))
+        reader = _Reader(
+            path,
+            TerminalOutput() if at_terminal else Logbook(MODEL_LOG, threads=True, is_json=is_json),
+        )
         reader.start()
         try:
             yield path
@@ -73,7 +93,9 @@ class TerminalOutput:
         _, model, version, stream = found.groups() if found else ("", name, "", "stderr")
         target = getattr(sys, stream)
         words = f"{model} {version} |"
-        target.write(f"\x1b[2m{words}\x1b[0m {text}\n" if has_colour(target) else f"{words} {text}\n")
+        target.write(
+            f"\x1b[2m{words}\x1b[0m {text}\n" if has_colour(target) else f"{words} {text}\n"
+        )
 
     def flush(self) -> None:
         """Each line is written at once."""
@@ -107,7 +129,10 @@ class _Reader(threading.Thread):
         self._selector.close()
 
     def close(self) -> None:
-        """Read what was sent, then end. A program of a handler that goes on printing is not waited for."""
+        """Read what was sent, then end.
+
+        A program of a handler that goes on printing is not waited for.
+        """
         self._wake.close()  # which the other end reads
         self.join(PATIENCE)
 
@@ -128,10 +153,13 @@ class _Reader(threading.Thread):
     def _accept(self) -> None:
         try:
             source, _ = self._listening.accept()
-        except OSError:  # the server has no descriptor left: this worker's output waits, and that of others is read
+        # the server has no descriptor left: this worker's output waits, and that of others is read
+        except OSError:
             time.sleep(PAUSE)
             return
-        self._selector.register(source, selectors.EVENT_READ, _Source(LONGEST_JSON if self._book.is_json else LONGEST))
+        self._selector.register(
+            source, selectors.EVENT_READ, _Source(LONGEST_JSON if self._book.is_json else LONGEST)
+        )
 
     def _read(self, key: selectors.SelectorKey) -> None:
         sock, source = key.fileobj, key.data
@@ -148,10 +176,14 @@ class _Reader(threading.Thread):
             sock.close()
 
     def _add(self, text: str, name: str) -> None:
-        """What a worker logs is marked with its level; other lines have that of their stream, as in TorchServe."""
+        """What a worker logs is marked with its level; other lines have that of their stream, as in
+        TorchServe.
+        """
         now = time.time()
         if self._book.is_json:
-            self._book.add(escaped_json(text) if _is_own_json(text) else as_json(now, text, name), now)
+            self._book.add(
+                escaped_json(text) if _is_own_json(text) else as_json(now, text, name), now
+            )
             return
         level = logging.WARNING if name.endswith("-stderr") else logging.INFO
         if marked := _MARKED.match(text):
@@ -160,7 +192,10 @@ class _Reader(threading.Thread):
 
 
 def _is_own_json(text: str) -> bool:
-    """Whether Python wrote it as a line of the log. Native code may print into the middle of one, or what looks like one."""
+    """Whether Python wrote it as a line of the log.
+
+    Native code may print into the middle of one, or what looks like one.
+    """
     if not text.startswith('{"time": '):
         return False
     try:
@@ -177,4 +212,10 @@ def as_json(now: float, text: str, name: str) -> str:
     """A line of native code, or of a program that a handler started."""
     found = _NAME.fullmatch(name)
     worker, model, version, stream = found.groups() if found else ("", "", "", "")
-    return json_line(now, "info", "handler", text, {"stream": stream, "model": model, "version": version, "worker": worker})
+    return json_line(
+        now,
+        "info",
+        "handler",
+        text,
+        {"stream": stream, "model": model, "version": version, "worker": worker},
+    )

@@ -1,4 +1,6 @@
-"""Builds the Ray Serve application of an archive: `serve.run` takes it, and a Serve config names `build` by its import path."""
+"""Builds the Ray Serve application of an archive: `serve.run` takes it, and a Serve config names
+`build` by its import path.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tsx_runtime.targets.ray.ingress import Ingress, asgi_app
 from tsx_runtime.targets.ray.replica import ModelReplica
 from tsx_runtime.version import __version__
 
-FORWARDED = 10_000  # requests that one ingress forwards at a time; max_inflight_bytes bounds their bodies
+FORWARDED = (
+    10_000  # requests that one ingress forwards at a time; max_inflight_bytes bounds their bodies
+)
 CLOSING = 10.0  # seconds, after the requests, for workers to end
 OF_MODEL = {"name", "models", "settings", "replica", "multiplexed"}
 
@@ -34,7 +38,11 @@ def build(args: dict[str, Any]) -> Application:
         ray_actor_options=replica.model_dump(exclude={"max_ongoing_requests"}, exclude_none=True),
         max_ongoing_requests=replica.max_ongoing_requests,
         logging_config={"enable_access_log": False},  # the ingress writes a line for each request
-        **({"num_replicas": application.replicas or 1} if scaling is None else {"autoscaling_config": scaling}),
+        **(
+            {"num_replicas": application.replicas or 1}
+            if scaling is None
+            else {"autoscaling_config": scaling}
+        ),
     )
     limits = settings.max_request_size, settings.max_inflight_bytes
     names = [model.name for model in application.models] if application.multiplexed else []
@@ -53,9 +61,19 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def _deployment(kind: Any, application: RayApplication, arguments: Any, **options: Any) -> Any:
-    """Its version changes with its `arguments` alone. Without one, each `serve.run` restarts all replicas, changed or not."""
-    version = hashlib.sha256(json.dumps([__version__, arguments], sort_keys=True).encode()).hexdigest()
-    times = {"graceful_shutdown_timeout_s": application.drain + CLOSING, "graceful_shutdown_wait_loop_s": 1.0}
+    """Its version changes with its `arguments` alone.
+
+    Without one, each `serve.run` restarts all replicas, changed or not.
+    """
+    version = hashlib.sha256(
+        json.dumps([__version__, arguments], sort_keys=True).encode()
+    ).hexdigest()
+    times = {
+        "graceful_shutdown_timeout_s": application.drain + CLOSING,
+        "graceful_shutdown_wait_loop_s": 1.0,
+    }
     deployment: Any = serve.deployment(kind)
     # Ray Serve takes a version from its own code alone, hence `_internal`.
-    return deployment.options(_internal=True, version=version, max_surge_percent=application.surge, **times, **options)
+    return deployment.options(
+        _internal=True, version=version, max_surge_percent=application.surge, **times, **options
+    )

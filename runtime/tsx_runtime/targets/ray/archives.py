@@ -1,4 +1,6 @@
-"""Brings an archive to a node: from a path that nodes share, from S3, or from the cluster's object store, and checks its sha-256."""
+"""Brings an archive to a node: from a path that nodes share, from S3, or from the cluster's object
+store, and checks its sha-256.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ ON_HEAD = {"node:__internal_head__": 0.001}  # which has no successor either
 
 
 class ArchiveHolder:
-    """A detached actor that owns the pieces of archives, so that they outlive the deployer that uploaded them."""
+    """A detached actor that owns the pieces of archives, so that they outlive the deployer that
+    uploaded them.
+    """
 
     def __init__(self) -> None:
         self._arriving: dict[str, dict[int, Any]] = {}
@@ -43,7 +47,10 @@ class ArchiveHolder:
         if digest in self._complete:
             return
         if len(arrived) < count:  # another upload of it was given up meanwhile
-            raise ValueError(f"{count - len(arrived)} of {count} pieces of the archive {digest} are gone. Deploy it again.")
+            raise ValueError(
+                f"{count - len(arrived)} of {count} pieces of the archive {digest} are gone. Deploy"
+                " it again."
+            )
         self._complete[digest] = [arrived[number] for number in range(count)]
 
     def pieces(self, digest: str) -> list[Any]:
@@ -72,7 +79,13 @@ def holder() -> Any:
     """The cluster's own, started where there is none. Needs a connection to the cluster."""
     kind = ray.remote(ArchiveHolder)
     return kind.options(
-        name=HOLDER, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0, resources=ON_HEAD, max_restarts=-1
+        name=HOLDER,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        resources=ON_HEAD,
+        max_restarts=-1,
     ).remote()
 
 
@@ -96,7 +109,10 @@ def upload(path: Path) -> str:
 
 
 def open_model(model: RayModel, settings: Settings) -> OpenArchive:
-    """Blocking. Unpacked once a node, whatever number of replicas it has. Raises ArchiveError, DownloadFailed, InvalidModel."""
+    """Blocking. Unpacked once a node, whatever number of replicas it has.
+
+    Raises ArchiveError, DownloadFailed, InvalidModel.
+    """
     if model.source.startswith((OBJECT, S3)):
         assert model.digest is not None  # `RayModel` sees to it
         downloads = Cache(settings.cache_dir or default_cache(), kind="downloads")
@@ -109,11 +125,20 @@ def open_model(model: RayModel, settings: Settings) -> OpenArchive:
 
 
 def _opened(path: Path, model: RayModel, settings: Settings) -> OpenArchive:
-    archive = open_archive(path, cache=settings.archive_cache(), limits=settings.archive_limits(), name=model.name)
+    archive = open_archive(
+        path, cache=settings.archive_cache(), limits=settings.archive_limits(), name=model.name
+    )
     if model.digest not in (None, archive.digest):
         archive.close()
-        found = f"has the sha-256 {archive.digest}" if archive.digest else "is a directory, which has no sha-256"
-        raise InvalidModel(f"{model.source} {found}, not {model.digest}: it changed since it was deployed. Deploy it again.")
+        found = (
+            f"has the sha-256 {archive.digest}"
+            if archive.digest
+            else "is a directory, which has no sha-256"
+        )
+        raise InvalidModel(
+            f"{model.source} {found}, not {model.digest}: it changed since it was deployed. Deploy"
+            " it again."
+        )
     return archive
 
 
@@ -132,13 +157,16 @@ def _pieces(digest: str) -> Iterator[bytes]:
         actor = ray.get_actor(HOLDER, namespace=NAMESPACE)
         references = ray.get(actor.pieces.remote(digest))
         if not references:
-            raise ValueError("no archive of this sha-256 was uploaded, or the actor that held it was restarted")
+            raise ValueError(
+                "no archive of this sha-256 was uploaded, or the actor that held it was restarted"
+            )
         for reference in references:
             yield ray.get(reference)
     except (RayError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise DownloadFailed(
-            f"the object store has no archive {digest}: {reason}. Deploy it again, or put it where nodes share it."
+            f"the object store has no archive {digest}: {reason}. Deploy it again, or put it where"
+            " nodes share it."
         ) from error
 
 
@@ -149,4 +177,7 @@ def _write(pieces: Iterator[bytes], file: Path, wanted: str) -> None:
             digest.update(piece)
             content.write(piece)
     if digest.hexdigest() != wanted:
-        raise DownloadFailed(f"the sha-256 of what the object store holds is {digest.hexdigest()}, not {wanted}. Deploy it again.")
+        raise DownloadFailed(
+            f"the sha-256 of what the object store holds is {digest.hexdigest()}, not {wanted}."
+            " Deploy it again."
+        )

@@ -23,7 +23,9 @@ class _Strict(BaseModel):
 
 
 class RayModel(_Strict):
-    """An archive. `source`: a path that all nodes see, `s3://BUCKET/KEY`, or `object://SHA256`, which `archives.upload` has put there."""
+    """An archive. `source`: a path that all nodes see, `s3://BUCKET/KEY`, or `object://SHA256`,
+    which `archives.upload` has put there.
+    """
 
     name: str
     source: str = Field(min_length=1)
@@ -33,14 +35,20 @@ class RayModel(_Strict):
     def _check(self) -> RayModel:
         if not is_model_name(self.name):
             raise ValueError(
-                f"the model name {self.name!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first"
+                f"the model name {self.name!r} cannot be used: letters, digits, '_', '-' and '.'"
+                " only, a letter or digit first"
             )
         if self.source.startswith(OBJECT):
             digest = self.source.removeprefix(OBJECT)
             if not re.fullmatch("[0-9a-f]{64}", digest) or self.sha256 not in (None, digest):
-                raise ValueError(f"source {self.source!r} must be object:// and the archive's sha-256, the same as in sha256")
+                raise ValueError(
+                    f"source {self.source!r} must be object:// and the archive's sha-256, the same"
+                    " as in sha256"
+                )
         if self.source.startswith(S3) and self.sha256 is None:
-            raise ValueError(f"source {self.source!r} needs sha256, by which each node checks its download")
+            raise ValueError(
+                f"source {self.source!r} needs sha256, by which each node checks its download"
+            )
         return self
 
     @property
@@ -55,7 +63,9 @@ class ReplicaResources(_Strict):
     num_gpus: float = Field(0.0, ge=0)
     memory: int | None = Field(None, ge=1, description="bytes")
     resources: dict[str, float] = {}  # custom resources of the cluster's nodes
-    max_ongoing_requests: int = Field(100, ge=1, description="requests in a replica at a time, the waiting ones included")
+    max_ongoing_requests: int = Field(
+        100, ge=1, description="requests in a replica at a time, the waiting ones included"
+    )
 
 
 class RayCanary(_Strict):
@@ -70,7 +80,11 @@ class Routing(_Strict):
 
     canary: RayCanary | None = None
     repeat: Literal["idempotent", "all"] = Field(
-        "idempotent", description="which requests are repeated where their replica is lost: those of idempotent methods, or all"
+        "idempotent",
+        description=(
+            "which requests are repeated where their replica is lost: those of idempotent methods,"
+            " or all"
+        ),
     )
     release: dict[str, Any] = {}  # the deployer's own record, not read here
 
@@ -84,18 +98,43 @@ class RayApplication(Routing):
     replica: ReplicaResources = ReplicaResources.model_validate({})
     replicas: int | None = Field(None, ge=1)
     autoscaling: dict[str, Any] | None = None  # an `AutoscalingConfig` of Ray Serve
-    multiplexed: int | None = Field(None, ge=1, description="models that a replica holds at a time; the one used longest ago makes room")
-    ingress_replicas: int = Field(2, ge=1, description="best one on each node that takes requests; they hold no model and reserve no CPU")
-    ingress_resources: dict[str, float] = Field({}, description="custom resources that an ingress reserves, to bind it to nodes")
-    surge: int = Field(25, ge=0, le=100, description="more replicas during an update, in percent; 0: one ends before the next starts")
-    drain: float = Field(30.0, ge=0, description="seconds in which a replica that is removed answers what it has accepted")
+    multiplexed: int | None = Field(
+        None,
+        ge=1,
+        description="models that a replica holds at a time; the one used longest ago makes room",
+    )
+    ingress_replicas: int = Field(
+        2,
+        ge=1,
+        description=(
+            "best one on each node that takes requests; they hold no model and reserve no CPU"
+        ),
+    )
+    ingress_resources: dict[str, float] = Field(
+        {}, description="custom resources that an ingress reserves, to bind it to nodes"
+    )
+    surge: int = Field(
+        25,
+        ge=0,
+        le=100,
+        description=(
+            "more replicas during an update, in percent; 0: one ends before the next starts"
+        ),
+    )
+    drain: float = Field(
+        30.0,
+        ge=0,
+        description="seconds in which a replica that is removed answers what it has accepted",
+    )
 
     @field_validator("models")
     @classmethod
     def _names_differ(cls, models: list[RayModel]) -> list[RayModel]:
         names = [model.name for model in models]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"several models are called {', '.join(twice)}; give each its own name")
+            raise ValueError(
+                f"several models are called {', '.join(twice)}; give each its own name"
+            )
         return models
 
     @model_validator(mode="after")
@@ -103,8 +142,13 @@ class RayApplication(Routing):
         if self.replicas is not None and self.autoscaling is not None:
             raise ValueError("give replicas or autoscaling, not both")
         if self.multiplexed is None and len(self.models) > 1:
-            raise ValueError(f"{len(self.models)} models need multiplexed, the number of them that a replica holds at a time")
-        if self.canary is not None and (self.multiplexed is not None or self.canary.app == self.name):
+            raise ValueError(
+                f"{len(self.models)} models need multiplexed, the number of them that a replica"
+                " holds at a time"
+            )
+        if self.canary is not None and (
+            self.multiplexed is not None or self.canary.app == self.name
+        ):
             raise ValueError("canary needs one model and the name of another application")
         return self
 
@@ -118,5 +162,9 @@ def parse_application(args: Mapping[str, Any]) -> RayApplication:
     try:
         return RayApplication.model_validate(args)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'args'}: {each['msg']}" for each in error.errors())
-        raise SettingError(f"the arguments of the Ray Serve application are wrong: {problems}") from error
+        problems = "; ".join(
+            f"{'.'.join(map(str, each['loc'])) or 'args'}: {each['msg']}" for each in error.errors()
+        )
+        raise SettingError(
+            f"the arguments of the Ray Serve application are wrong: {problems}"
+        ) from error

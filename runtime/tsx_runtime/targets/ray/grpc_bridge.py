@@ -1,7 +1,8 @@
-"""gRPC through Ray Serve: the services for its proxies, and in a replica tsx's own gRPC server, called over a unix socket.
+"""gRPC through Ray Serve: the services for its proxies, and in a replica tsx's own gRPC server,
+called over a unix socket.
 
-Ray Serve hands a call on by its method's name alone, with the request as the proxy has parsed it. Here nothing is parsed before
-tsx's server, so answers, statuses and metadata are its own.
+Ray Serve hands a call on by its method's name alone, with the request as the proxy has parsed it.
+Here nothing is parsed before tsx's server, so answers, statuses and metadata are its own.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ INFERENCE = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
 OPEN_INFERENCE = "inference.GRPCInferenceService"
 UNARY = {
     INFERENCE: ("Ping", "Predictions"),
-    OPEN_INFERENCE: ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"),
+    OPEN_INFERENCE: (
+        "ServerLive",
+        "ServerReady",
+        "ModelReady",
+        "ServerMetadata",
+        "ModelMetadata",
+        "ModelInfer",
+    ),
 }
 SERVICE = {method: service for service, methods in UNARY.items() for method in methods} | {
     "StreamPredictions": INFERENCE,
@@ -40,14 +48,20 @@ Metadata = list[tuple[str, str | bytes]]
 
 
 def add_services_to_server(servicer: Any, server: Any) -> None:
-    """TorchServe's inference service and the Open Inference Protocol, for `grpc_options.grpc_servicer_functions` of Ray Serve."""
+    """TorchServe's inference service and the Open Inference Protocol, for
+    `grpc_options.grpc_servicer_functions` of Ray Serve.
+    """
     handlers: dict[str, dict[str, Any]] = {
         INFERENCE: {"StreamPredictions": grpc.unary_stream_rpc_method_handler(_taken)},
         OPEN_INFERENCE: {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_taken)},
     }
     for service, methods in UNARY.items():
-        handlers[service] |= {method: grpc.unary_unary_rpc_method_handler(_taken) for method in methods}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers[service]),))
+        handlers[service] |= {
+            method: grpc.unary_unary_rpc_method_handler(_taken) for method in methods
+        }
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, handlers[service]),)
+        )
 
 
 def _taken(request: Any, context: Any) -> Any:
@@ -67,7 +81,9 @@ class GrpcAnswer(NamedTuple):
 class GrpcBridge:
     """Serves gRPC from the first call on."""
 
-    def __init__(self, registry: Registry, settings: Settings, directory: Path, counts: ResponseCounts) -> None:
+    def __init__(
+        self, registry: Registry, settings: Settings, directory: Path, counts: ResponseCounts
+    ) -> None:
         """`directory`: for the socket."""
         self._registry, self._settings, self._counts = registry, settings, counts
         self._target = f"unix:{directory / 'grpc.sock'}"
@@ -75,10 +91,18 @@ class GrpcBridge:
         self._server: GrpcServer | None = None
         self._channel: grpc.aio.Channel | None = None
 
-    async def call(self, method: str, metadata: Metadata, request: bytes) -> AsyncGenerator[GrpcAnswer, None]:
+    async def call(
+        self, method: str, metadata: Metadata, request: bytes
+    ) -> AsyncGenerator[GrpcAnswer, None]:
         channel = await self._connected()
-        kept = [(key, value) for key, value in metadata if key not in _OF_TRANSPORT and not key.startswith("grpc-")]
-        ask: Any = channel.unary_stream(f"/{SERVICE[method]}/{method}")  # on the wire, one answer is a stream of one
+        kept = [
+            (key, value)
+            for key, value in metadata
+            if key not in _OF_TRANSPORT and not key.startswith("grpc-")
+        ]
+        ask: Any = channel.unary_stream(
+            f"/{SERVICE[method]}/{method}"
+        )  # on the wire, one answer is a stream of one
         call = ask(request, metadata=kept)
         try:
             async for message in call:
@@ -89,7 +113,9 @@ class GrpcBridge:
         finally:
             call.cancel()
         headers = [*(await call.initial_metadata() or ()), *(await call.trailing_metadata() or ())]
-        yield GrpcAnswer(None, code.name, details, list({key: (key, value) for key, value in headers}.values()))
+        yield GrpcAnswer(
+            None, code.name, details, list({key: (key, value) for key, value in headers}.values())
+        )
 
     async def close(self) -> None:
         if self._channel is not None:
@@ -104,11 +130,14 @@ class GrpcBridge:
                     from tsx_runtime.grpc.server import GrpcServer  # here, because it is an extra
                 except ImportError as error:
                     raise TsxError(
-                        f"The nodes of the Ray cluster lack the packages for gRPC ({error.name}). Install them: {INSTALL}"
+                        f"The nodes of the Ray cluster lack the packages for gRPC ({error.name})."
+                        f" Install them: {INSTALL}"
                     ) from error
 
                 keys, roles = build_keys(self._settings), ["grpc_inference"]
-                self._server = GrpcServer(self._registry, self._settings, keys, roles, self._target, None, self._counts)
+                self._server = GrpcServer(
+                    self._registry, self._settings, keys, roles, self._target, None, self._counts
+                )
                 await self._server.start()
                 limits = [
                     ("grpc.max_receive_message_length", -1),

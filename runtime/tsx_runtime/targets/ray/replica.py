@@ -1,4 +1,6 @@
-"""A replica: an actor of Ray Serve that holds tsx's registry, its workers, and the routes that answer for its models."""
+"""A replica: an actor of Ray Serve that holds tsx's registry, its workers, and the routes that
+answer for its models.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +42,18 @@ from tsx_runtime.targets.ray.archives import open_model
 from tsx_runtime.targets.ray.config import RayApplication, ReplicaResources, parse_application
 from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer, GrpcBridge, Metadata, refused
 
-UNLOADING = 30.0  # seconds in which a model that makes room answers what it has accepted; then it gives up the rest
+# seconds in which a model that makes room answers what it has accepted; then it gives up the rest
+UNLOADING = 30.0
 
 Messages = list[Message]
 
 
 class RayMetrics:
-    """A metrics sink: Ray's nodes show Prometheus the samples as `ray_NAME`, with the application and the replica.
+    """A metrics sink: Ray's nodes show Prometheus the samples as `ray_NAME`, with the application
+    and the replica.
 
-    Ray's own counters and histograms only grow by steps, so all samples are gauges there, with the totals.
+    Ray's own counters and histograms only grow by steps, so all samples are gauges there, with the
+    totals.
     """
 
     def __init__(self) -> None:
@@ -58,7 +63,10 @@ class RayMetrics:
         for sample in samples:
             if sample.name not in self._gauges:
                 keys: Any = tuple(sample.labels)  # of any length, whatever Ray's annotation says
-                self._gauges[sample.name] = Gauge(sample.name, f"a {sample.kind} of tsx", keys), keys
+                self._gauges[sample.name] = (
+                    Gauge(sample.name, f"a {sample.kind} of tsx", keys),
+                    keys,
+                )
             gauge, keys = self._gauges[sample.name]
             gauge.set(sample.value, {key: sample.labels.get(key, "") for key in keys})
 
@@ -68,7 +76,9 @@ class SharedModel:
 
     def __init__(self, registry: Registry, name: str) -> None:
         self._registry, self._name = registry, name
-        self.__del__ = self._unload  # what Ray Serve awaits to make room; of the class, the interpreter would call it as well
+        self.__del__ = (
+            self._unload
+        )  # what Ray Serve awaits to make room; of the class, the interpreter would call it as well
         self._requests: set[asyncio.Task[Any] | None] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -87,7 +97,9 @@ class SharedModel:
 
     async def _unload(self) -> None:
         await wait_for_event(self._idle, UNLOADING)
-        for task in self._requests:  # a stream without an end must not keep all other models from being loaded
+        for task in (
+            self._requests
+        ):  # a stream without an end must not keep all other models from being loaded
             if task is not None:
                 task.cancel()
         await self._registry.unregister(self._name)
@@ -101,7 +113,9 @@ class ModelReplica:
         application = parse_application(args)
         self._models = {model.name: model for model in application.models}
         if os.environ.get("OMP_NUM_THREADS") == str(max(1, int(application.replica.num_cpus))):
-            del os.environ["OMP_NUM_THREADS"]  # Ray's: all CPUs of the replica for each worker, which are to share them
+            del os.environ[
+                "OMP_NUM_THREADS"
+            ]  # Ray's: all CPUs of the replica for each worker, which are to share them
         async with contextlib.AsyncExitStack() as held:
             await self._start(application, held)
             if application.multiplexed is None:
@@ -118,8 +132,12 @@ class ModelReplica:
 
     async def _start(self, application: RayApplication, held: contextlib.AsyncExitStack) -> None:
         """Of what `tsx serve` has: the registry, the inference routes, gRPC and the metrics."""
-        state = held.enter_context(tempfile.TemporaryDirectory(prefix="tsx-ray-", dir=temporary_place()))
-        settings = replica_settings(application.settings, application.replica, os.environ, Path(state))
+        state = held.enter_context(
+            tempfile.TemporaryDirectory(prefix="tsx-ray-", dir=temporary_place())
+        )
+        settings = replica_settings(
+            application.settings, application.replica, os.environ, Path(state)
+        )
         set_up_logging(settings)
         self._registry = registry = Registry(settings, gpu_processes=gpu_processes)
         held.push_async_callback(registry.close)
@@ -131,11 +149,20 @@ class ModelReplica:
         held.push_async_callback(self._grpc.close)
         await held.enter_async_context(metric_tasks(registry, counts, system, settings))
         pushing = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
-        works = repeat(1.0, registry.cores.share), repeat(LOOK, registry.elastic.look), repeat(PUSH_INTERVAL_S, pushing)
-        await held.enter_async_context(running("cores are not shared again, or Ray gets no metrics,", *works))
+        works = (
+            repeat(1.0, registry.cores.share),
+            repeat(LOOK, registry.elastic.look),
+            repeat(PUSH_INTERVAL_S, pushing),
+        )
+        await held.enter_async_context(
+            running("cores are not shared again, or Ray gets no metrics,", *works)
+        )
 
     async def http(self, scope: Scope, body: bytes, model: str) -> AsyncGenerator[Messages, None]:
-        """The messages of the answer, as ASGI has them. Cancelled, it gives the request up. `model`: which to load, where several share."""
+        """The messages of the answer, as ASGI has them.
+
+        Cancelled, it gives the request up. `model`: which to load, where several share.
+        """
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
         answering = asyncio.create_task(self._answer(scope, body, model, sent))
         answering.add_done_callback(lambda _: sent.put_nowait(None))
@@ -151,7 +178,9 @@ class ModelReplica:
         finally:
             answering.cancel()
 
-    async def grpc(self, method: str, metadata: Metadata, request: bytes, model: str) -> AsyncGenerator[GrpcAnswer, None]:
+    async def grpc(
+        self, method: str, metadata: Metadata, request: bytes, model: str
+    ) -> AsyncGenerator[GrpcAnswer, None]:
         """The messages of the answer to a call, the last one with its status."""
         try:
             with await self._loaded(model):
@@ -162,9 +191,16 @@ class ModelReplica:
 
     def check_health(self) -> None:
         """Ray Serve replaces a replica that raises."""
-        versions = [version for model in self._registry.models.values() for version in model.versions.values()]
+        versions = [
+            version
+            for model in self._registry.models.values()
+            for version in model.versions.values()
+        ]
         if versions and all(map(is_given_up, versions)):
-            names = ", ".join(f"{version.name}: {version.last_error or 'its workers kept dying'}" for version in versions)
+            names = ", ".join(
+                f"{version.name}: {version.last_error or 'its workers kept dying'}"
+                for version in versions
+            )
             raise RuntimeError(f"no worker is restarted any more. {names}")
 
     async def __del__(self) -> None:
@@ -173,7 +209,9 @@ class ModelReplica:
             self._registry.stop()
             await self._held.aclose()
 
-    async def _answer(self, scope: Scope, body: bytes, model: str, sent: asyncio.Queue[Message | None]) -> None:
+    async def _answer(
+        self, scope: Scope, body: bytes, model: str, sent: asyncio.Queue[Message | None]
+    ) -> None:
         rest = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
@@ -201,15 +239,25 @@ class ModelReplica:
         try:
             archive = await asyncio.to_thread(open_model, model, settings)
         except ArchiveError as error:
-            raise InvalidModel(f"model {name} cannot be loaded from {model.source}: {error}") from error
+            raise InvalidModel(
+                f"model {name} cannot be loaded from {model.source}: {error}"
+            ) from error
         order = RegisterOrder(url=model.source, model_name=name, loaded_at_startup=True)
         await self._registry.register_archive(archive, order)
         return SharedModel(self._registry, name)
 
 
-def replica_settings(given: Mapping[str, Any], replica: ReplicaResources, env: Mapping[str, str], state: Path) -> Settings:
-    """The application's settings, over the node's TSX_* variables, over what Ray has given the replica. Raises SettingError."""
-    own: dict[str, Any] = {**DEFAULTS, "cpus": max(1, math.ceil(replica.num_cpus)), "state_dir": str(state)}
+def replica_settings(
+    given: Mapping[str, Any], replica: ReplicaResources, env: Mapping[str, str], state: Path
+) -> Settings:
+    """The application's settings, over the node's TSX_* variables, over what Ray has given the
+    replica. Raises SettingError.
+    """
+    own: dict[str, Any] = {
+        **DEFAULTS,
+        "cpus": max(1, math.ceil(replica.num_cpus)),
+        "state_dir": str(state),
+    }
     if not replica.num_gpus:
         own["number_of_gpu"] = 0  # otherwise the GPUs that Ray has named in CUDA_VISIBLE_DEVICES
     _, origins = load_settings(given, env, None)

@@ -1,6 +1,8 @@
-"""The routes that SageMaker needs in addition to predictions and metrics: `/ping`, `/execution-parameters`, bodies of many lines.
+"""The routes that SageMaker needs in addition to predictions and metrics: `/ping`,
+`/execution-parameters`, bodies of many lines.
 
-https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html and your-algorithms-batch-code.html
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html and
+your-algorithms-batch-code.html
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from fastapi import Request
 
 from tsx_runtime import wire
 from tsx_runtime.api import errors
-from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, handler_headers, new_request_id, shown_headers
+from tsx_runtime.api.headers import (
+    JSON,
+    NO_CACHE,
+    Pair,
+    handler_headers,
+    new_request_id,
+    shown_headers,
+)
 from tsx_runtime.api.management.describe import is_given_up
 from tsx_runtime.api.messages import (
     MAX_MANAGEMENT_BODY,
@@ -37,7 +46,14 @@ from tsx_runtime.api.urls import Target, check_query, find_target, resolve
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
-from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, ResourceNotFound, TsxError, error_body
+from tsx_runtime.errors import (
+    BadRequest,
+    InvalidModel,
+    MethodNotAllowed,
+    ResourceNotFound,
+    TsxError,
+    error_body,
+)
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.routes.responses import read_object
 from tsx_runtime.targets.sagemaker import rows
@@ -61,12 +77,18 @@ from tsx_runtime.targets.sagemaker.environment import PAYLOAD, SageMakerSettings
 from tsx_runtime.targets.sagemaker.multi_model import LoadedModel, Models, registry_name
 from tsx_runtime.targets.server.startup import StartModel, load_all
 
-PING, PARAMETERS, INVOCATIONS, MODELS = b"/ping", b"/execution-parameters", b"/invocations", b"/models"
+PING, PARAMETERS, INVOCATIONS, MODELS = (
+    b"/ping",
+    b"/execution-parameters",
+    b"/invocations",
+    b"/models",
+)
 INVOKE = b"/invoke"
 MOST_PAYLOAD = 100  # MB of all concurrent requests of a job together
 ISOLATED = (
-    "Under network isolation (EnableNetworkIsolation), and in a subnet without a route to the internet, nothing can be installed: "
-    "put the packages into the image, or their wheels beside requirements.txt."
+    "Under network isolation (EnableNetworkIsolation), and in a subnet without a route to the"
+    " internet, nothing can be installed: put the packages into the image, or their wheels beside"
+    " requirements.txt."
 )
 TOLD = b"x-amzn-sagemaker-"  # prefix of the answer headers that SageMaker passes on
 
@@ -75,7 +97,11 @@ class SageMakerApp:
     """One model, which loads while SageMaker sends health checks. See `api.messages.Platform`."""
 
     def __init__(
-        self, environment: SageMakerSettings, registry: Registry, app: ServerApp, takes_lines: Callable[[ModelVersion], bool]
+        self,
+        environment: SageMakerSettings,
+        registry: Registry,
+        app: ServerApp,
+        takes_lines: Callable[[ModelVersion], bool],
     ) -> None:
         assert app.predictions is not None
         self.registry = registry
@@ -103,11 +129,27 @@ class SageMakerApp:
         try:
             if path == PING:
                 status, reason = self.health()
-                await self.answer(send, scope, request_id, status, (JSON,) if reason else (), _json_body(status=reason) if reason else b"")
+                await self.answer(
+                    send,
+                    scope,
+                    request_id,
+                    status,
+                    (JSON,) if reason else (),
+                    _json_body(status=reason) if reason else b"",
+                )
             elif path == PARAMETERS:
-                await self.answer(send, scope, request_id, 200, (JSON,), _json_body(**parameters(self._versions(), self.environment)))
+                await self.answer(
+                    send,
+                    scope,
+                    request_id,
+                    200,
+                    (JSON,),
+                    _json_body(**parameters(self._versions(), self.environment)),
+                )
             else:
-                if self.predictions.guard is not None:  # of a plugin, or where tokens are required nevertheless
+                if (
+                    self.predictions.guard is not None
+                ):  # of a plugin, or where tokens are required nevertheless
                     self.predictions.guard.check(scope["headers"])
                 await self.route(scope, receive, send, request_id)
         except ClientGone:
@@ -116,7 +158,9 @@ class SageMakerApp:
             status, pairs, body = errors.fault(error)
             await self.answer(send, scope, request_id, status, pairs, body, rest_of(error, receive))
         except Exception as error:  # the boundary of a request
-            await self.answer(send, scope, request_id, *errors.fault(errors.unexpected(error, request_id)))
+            await self.answer(
+                send, scope, request_id, *errors.fault(errors.unexpected(error, request_id))
+            )
 
     async def route(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
         await self.lines(scope, receive, send, request_id)
@@ -132,18 +176,36 @@ class SageMakerApp:
         return (503, "; ".join(bad)) if bad else (200, "")
 
     async def answer(
-        self, send: Send, scope: Scope, request_id: bytes, status: int, pairs: Iterable[Pair], body: bytes, rest: Receive | None = None
+        self,
+        send: Send,
+        scope: Scope,
+        request_id: bytes,
+        status: int,
+        pairs: Iterable[Pair],
+        body: bytes,
+        rest: Receive | None = None,
     ) -> None:
         self.counts.add(status)
         headers = tuple(pairs)
         there = {name for name, _ in headers}
-        await send_whole(send, scope, status, (*headers, *(pair for pair in NO_CACHE if pair[0] not in there)), request_id, body, rest)
+        await send_whole(
+            send,
+            scope,
+            status,
+            (*headers, *(pair for pair in NO_CACHE if pair[0] not in there)),
+            request_id,
+            body,
+            rest,
+        )
 
     # Bodies of many lines
 
     async def lines(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
         headers: list[Pair] = scope["headers"]
-        form, target = self._form(raw_path(scope), headers), find_target(scope["path"], scope["query_string"])
+        form, target = (
+            self._form(raw_path(scope), headers),
+            find_target(scope["path"], scope["query_string"]),
+        )
         assert form is not None
         assert target is not None
         resolve(self.registry, target)  # before the body, which would be sent for nothing
@@ -152,19 +214,48 @@ class SageMakerApp:
             raise BadRequest("The body is empty: each of its lines must be one input of the model.")
         route = resolve(self.registry, target, headers)
         most = self.registry.settings.max_response_size
-        given = accepted_form(_header(headers, b"accept") or self.environment.accept.encode("latin-1", "replace"), form)
+        given = accepted_form(
+            _header(headers, b"accept") or self.environment.accept.encode("latin-1", "replace"),
+            form,
+        )
         given = ROWS if form is ROWS else given
-        job_of = _job_maker(scope, target, form, route, self.registry.hidden_headers.of(route.name), partial(_line, given))
+        job_of = _job_maker(
+            scope,
+            target,
+            form,
+            route,
+            self.registry.hidden_headers.of(route.name),
+            partial(_line, given),
+        )
         try:
-            answers = await unless_gone(receive, answer_each(lines_of(body), route, self._gate(target), job_of, most))
+            answers = await unless_gone(
+                receive, answer_each(lines_of(body), route, self._gate(target), job_of, most)
+            )
         except LineFailed as failure:
             text = f"{failure} No line was processed: correct that line or remove it."
             kind = BadRequest.type if failure.status < 500 else TsxError.type
-            await self.answer(send, scope, request_id, failure.status, (JSON,), error_body(failure.status, kind, text))
+            await self.answer(
+                send,
+                scope,
+                request_id,
+                failure.status,
+                (JSON,),
+                error_body(failure.status, kind, text),
+            )
             return
-        pairs = [pair for answer in answers[:1] for pair in handler_headers(answer.headers) if pair[0].startswith(TOLD)]
+        pairs = [
+            pair
+            for answer in answers[:1]
+            for pair in handler_headers(answer.headers)
+            if pair[0].startswith(TOLD)
+        ]
         await self.answer(
-            send, scope, request_id, 200, (*pairs, (b"content-type", given.media_type)), joined(answer.body for answer in answers)
+            send,
+            scope,
+            request_id,
+            200,
+            (*pairs, (b"content-type", given.media_type)),
+            joined(answer.body for answer in answers),
         )
 
     def _form(self, path: bytes, headers: list[Pair]) -> LineFormat | None:
@@ -173,7 +264,11 @@ class SageMakerApp:
         if form is None or self.environment.lines is False:
             return None
         version = self._version(path)
-        return form if version is not None and (self.environment.lines or self._takes_lines(version)) else None
+        return (
+            form
+            if version is not None and (self.environment.lines or self._takes_lines(version))
+            else None
+        )
 
     def _version(self, path: bytes) -> ModelVersion | None:
         try:
@@ -198,33 +293,56 @@ class SageMakerApp:
 
 
 def parameters(versions: Sequence[ModelVersion], environment: SageMakerSettings) -> dict[str, Any]:
-    """The parameters of a batch transform job that does not set them. Two bodies of lines keep a worker busy."""
+    """The parameters of a batch transform job that does not set them.
+
+    Two bodies of lines keep a worker busy.
+    """
     job: Transform = environment.transform
     payload = job.payload or PAYLOAD
     workers = sum(version.min_workers for version in versions) or 1
-    alone = environment.lines is False  # then a request is one input, and full batches need as many of them
-    wanted = sum(version.min_workers * version.batch_size for version in versions) if alone else 2 * workers
+    alone = (
+        environment.lines is False
+    )  # then a request is one input, and full batches need as many of them
+    wanted = (
+        sum(version.min_workers * version.batch_size for version in versions)
+        if alone
+        else 2 * workers
+    )
     return {
-        "MaxConcurrentTransforms": job.concurrent or max(1, min(wanted, MOST_PAYLOAD // max(1, payload))),
+        "MaxConcurrentTransforms": (
+            job.concurrent or max(1, min(wanted, MOST_PAYLOAD // max(1, payload)))
+        ),
         "BatchStrategy": job.strategy or ("SINGLE_RECORD" if alone else "MULTI_RECORD"),
         "MaxPayloadInMB": payload,
     }
 
 
 def _coming(version: ModelVersion) -> str:
-    return f"{version.name} is loading" + (f"; its last error: {version.last_error}" if version.last_error else "")
+    return f"{version.name} is loading" + (
+        f"; its last error: {version.last_error}" if version.last_error else ""
+    )
 
 
 def _given_up(version: ModelVersion) -> str:
-    return f"the server stopped restarting the workers of {version.name}: {version.last_error or 'they kept dying'}"
+    return (
+        f"the server stopped restarting the workers of {version.name}:"
+        f" {version.last_error or 'they kept dying'}"
+    )
 
 
 def _job_maker(
-    scope: Scope, target: Target, form: LineFormat, route: Route, hidden: Collection[bytes], line_of: Callable[[LineAnswer], bytes]
+    scope: Scope,
+    target: Target,
+    form: LineFormat,
+    route: Route,
+    hidden: Collection[bytes],
+    line_of: Callable[[LineAnswer], bytes],
 ) -> Callable[[int, bytes], tuple[WaitingJob, Callable[[LineAnswer], bytes]]]:
     headers: list[Pair] = scope["headers"]
     priority, timeout_ms = priority_and_timeout(headers)
-    kept = shown_headers(as_sent(scope), {*hidden, b"content-type", b"content-length", b"transfer-encoding"})
+    kept = shown_headers(
+        as_sent(scope), {*hidden, b"content-type", b"content-length", b"transfer-encoding"}
+    )
 
     @cache
     def rest(kind: bytes) -> bytes:
@@ -236,10 +354,19 @@ def _job_maker(
         if form is ROWS:
             try:
                 line, fields = rows.from_line(line)
-                kind, convert = str(fields.pop("content_type")).encode("latin-1"), partial(as_row, sent=fields)
+                kind, convert = (
+                    str(fields.pop("content_type")).encode("latin-1"),
+                    partial(as_row, sent=fields),
+                )
             except (ValueError, KeyError) as error:
                 raise LineFailed(number, BadRequest.status, str(error)) from error
-        job = WaitingJob(new_request_id() + rest(kind), line, now, deadline(now, route.client_timeout, timeout_ms), priority)
+        job = WaitingJob(
+            new_request_id() + rest(kind),
+            line,
+            now,
+            deadline(now, route.client_timeout, timeout_ms),
+            priority,
+        )
         return job, convert
 
     return job_of
@@ -250,7 +377,9 @@ def _line(form: LineFormat, answer: LineAnswer) -> bytes:
     try:
         return as_line(answer.body, form)
     except UnicodeDecodeError as error:
-        raise LineFailed(answer.number, 500, "the model's answer is not text, so it cannot be a line.") from error
+        raise LineFailed(
+            answer.number, 500, "the model's answer is not text, so it cannot be a line."
+        ) from error
 
 
 def _header(headers: list[Pair], wanted: bytes) -> bytes:
@@ -280,14 +409,18 @@ class MultiModel(SageMakerApp):
         """SageMaker loads the models."""
 
     def wants(self, path: bytes, headers: list[Pair]) -> bool:
-        """Not a plain invocation of a model whose name is its own: that is for the server's own lanes."""
+        """Not a plain invocation of a model whose name is its own: that is for the server's own
+        lanes.
+        """
         if path.startswith(MODELS + b"/") and path.endswith(INVOKE):
             name = path[len(MODELS) + 1 : -len(INVOKE)].decode("latin-1")
             return registry_name(name) != name or super().wants(path, headers)
         return path == MODELS or path.startswith(MODELS + b"/") or super().wants(path, headers)
 
     async def route(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
-        """`/models`, `/models/NAME`, `/models/NAME/invoke`; a slash of a name is percent-encoded."""
+        """`/models`, `/models/NAME`, `/models/NAME/invoke`; a slash of a name is
+        percent-encoded.
+        """
         path, method = raw_path(scope), scope["method"]
         _, _, rest = path.partition(MODELS)
         parts = [unquote(part.decode("latin-1")) for part in rest.split(b"/")[1:]]
@@ -304,16 +437,29 @@ class MultiModel(SageMakerApp):
         facts = await self._manage(method, parts[0] if parts and parts[0] else None, scope, receive)
         await self.answer(send, scope, request_id, 200, (JSON,), _json_body(**facts))
 
-    async def _manage(self, method: str, name: str | None, scope: Scope, receive: Receive) -> dict[str, Any]:
+    async def _manage(
+        self, method: str, name: str | None, scope: Scope, receive: Receive
+    ) -> dict[str, Any]:
         if method == "POST" and name is None:
             most = min(self.predictions.limit, MAX_MANAGEMENT_BODY)
-            given = await read_object(Request(scope, receive), most, '{"model_name": "NAME", "url": "DIRECTORY"}')
-            return _shown(await self._models.load(str(given.get("model_name") or ""), str(given.get("url") or "")))
+            given = await read_object(
+                Request(scope, receive), most, '{"model_name": "NAME", "url": "DIRECTORY"}'
+            )
+            return _shown(
+                await self._models.load(
+                    str(given.get("model_name") or ""), str(given.get("url") or "")
+                )
+            )
         if method == "GET" and name is None:
             check_query(scope["query_string"])
-            token = parse_qs(scope["query_string"].decode("latin-1")).get("next_page_token", [None])[-1]
+            token = parse_qs(scope["query_string"].decode("latin-1")).get(
+                "next_page_token", [None]
+            )[-1]
             page, following = self._models.page(token)
-            return {"models": [_shown(each) for each in page], **({"nextPageToken": following} if following else {})}
+            return {
+                "models": [_shown(each) for each in page],
+                **({"nextPageToken": following} if following else {}),
+            }
         if method == "GET" and name is not None:
             return _shown(self._models.find(name))
         if method == "DELETE" and name is not None:

@@ -1,7 +1,8 @@
-"""A request of many lines, as a batch transform job sends it: each line is a job, and the answers are lines in the same order.
+"""A request of many lines, as a batch transform job sends it: each line is a job, and the answers
+are lines in the same order.
 
-Three formats, by content type: JSON lines, CSV, and the rows of `tsx batch` (`rows.py`). An answer is one line, in the format that the
-client accepts, or else that of the request.
+Three formats, by content type: JSON lines, CSV, and the rows of `tsx batch` (`rows.py`). An answer
+is one line, in the format that the client accepts, or else that of the request.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def accepted_form(accept: bytes, own: LineFormat) -> LineFormat:
 
 
 def lines_of(body: bytes) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers from 1. They are found one by one: a body may have millions."""
+    """The lines that are not blank, with their numbers from 1.
+
+    They are found one by one: a body may have millions.
+    """
     start, number = 0, 1
     while (found := _SOMETHING.search(body, start)) is not None:
         number += body.count(b"\n", start, found.start())
@@ -83,16 +87,23 @@ def as_line(answer: bytes, form: LineFormat) -> bytes:
         if form is CSV and "\n" not in value:
             return value.encode()  # taken as CSV
     if form is JSON_LINES:
-        return _json(value).encode("utf-8", "backslashreplace")  # a lone surrogate, which JSON can hold and UTF-8 cannot
+        return _json(value).encode(
+            "utf-8", "backslashreplace"
+        )  # a lone surrogate, which JSON can hold and UTF-8 cannot
     return _row(value if isinstance(value, list) else [value]).encode("utf-8", "backslashreplace")
 
 
 def as_row(answer: LineAnswer, sent: Mapping[str, Any]) -> bytes:
-    """With what came with the row, by which its sender knows it. Raises LineFailed where no row can be answered any more."""
+    """With what came with the row, by which its sender knows it.
+
+    Raises LineFailed where no row can be answered any more.
+    """
     if answer.refused and answer.status == Unavailable.status:
         raise LineFailed(answer.number, answer.status, answer.refused)
     kind = "" if answer.refused else content_type_of(answer.headers) or looks_like(answer.body)
-    return rows.as_line(answer.body, **sent, status=answer.status, content_type=kind, error=answer.refused or None)
+    return rows.as_line(
+        answer.body, **sent, status=answer.status, content_type=kind, error=answer.refused or None
+    )
 
 
 def joined(lines: Iterable[bytes]) -> bytes:
@@ -106,8 +117,12 @@ def _json(value: Any) -> str:
 def _row(values: list[Any]) -> str:
     """Numbers and strings as they are, anything else as JSON in one field."""
     file = io.StringIO()
-    csv.writer(file, lineterminator="").writerow([value if isinstance(value, str) else _json(value) for value in values])
-    return file.getvalue().replace("\r", " ").replace("\n", " ")  # of a quoted field: a line is a record
+    csv.writer(file, lineterminator="").writerow(
+        [value if isinstance(value, str) else _json(value) for value in values]
+    )
+    return (
+        file.getvalue().replace("\r", " ").replace("\n", " ")
+    )  # of a quoted field: a line is a record
 
 
 class LineAnswer(NamedTuple):
@@ -128,9 +143,17 @@ class LineFailed(Exception):
 
 
 def room(version: ModelVersion) -> int:
-    """How many lines of all requests may be queued: two full batches for each worker, with room for other requests."""
+    """How many lines of all requests may be queued: two full batches for each worker, with room for
+    other requests.
+    """
     plan = version.plan
-    return max(1, min(plan.job_queue_size, max(2 * plan.batch_size * max(1, len(version.workers)), plan.job_queue_size // 2)))
+    return max(
+        1,
+        min(
+            plan.job_queue_size,
+            max(2 * plan.batch_size * max(1, len(version.workers)), plan.job_queue_size // 2),
+        ),
+    )
 
 
 async def answer_each(
@@ -140,8 +163,10 @@ async def answer_each(
     job_of: Callable[[int, bytes], tuple[WaitingJob, Callable[[LineAnswer], bytes]]],
     most: int,
 ) -> list[LineAnswer]:
-    """The answers in the lines' order. `job_of` makes of a line a job and what converts its answer, as it arrives, since converting all at
-    once would block the loop.
+    """The answers in the lines' order.
+
+    `job_of` makes of a line a job and what converts its answer, as it arrives, since converting all
+    at once would block the loop.
 
     Raises LineFailed for the first line that failed; no line is submitted after a failure.
     """
@@ -177,7 +202,9 @@ async def answer_each(
         for task in tasks:
             task.cancel()
     if failures:
-        raise min(failures, key=lambda failure: failure.number if isinstance(failure, LineFailed) else 0)
+        raise min(
+            failures, key=lambda failure: failure.number if isinstance(failure, LineFailed) else 0
+        )
     return sorted(answers)
 
 
@@ -212,7 +239,9 @@ def _reason(body: bytes) -> str:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[ResultT]) -> ResultT:
-    """The result of `work`. When the client disconnects, `work` is cancelled and ClientGone raised."""
+    """The result of `work`. When the client disconnects, `work` is cancelled and ClientGone
+    raised.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))
     try:

@@ -1,4 +1,6 @@
-"""A SageMaker endpoint or batch transform job: the model at `/opt/ml/model`, served by SageMaker's contract."""
+"""A SageMaker endpoint or batch transform job: the model at `/opt/ml/model`, served by SageMaker's
+contract.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,17 @@ logger = logging.getLogger("tsx.server")
 
 
 def serve_endpoint(env: Mapping[str, str]) -> None:
-    """Serve until SIGTERM. Raises SettingError, and the error of a model that does not load, so that SageMaker stops waiting."""
+    """Serve until SIGTERM.
+
+    Raises SettingError, and the error of a model that does not load, so that SageMaker stops
+    waiting.
+    """
     environment, settings = settings_of(env)
     models = (
         []
         if environment.multi_model
-        else models_from_settings(settings) or [found_model(model_directory(env), env, env.get(MODEL_NAME) or None)]
+        else models_from_settings(settings)
+        or [found_model(model_directory(env), env, env.get(MODEL_NAME) or None)]
     )
 
     def ordered(model: StartModel) -> StartModel:
@@ -47,20 +54,34 @@ def serve_endpoint(env: Mapping[str, str]) -> None:
 
     def hosted(registry: Registry, app: ServerApp) -> SageMakerApp:
         if environment.multi_model:
-            return MultiModel(environment, registry, app, takes_lines, Models(registry, environment.memory, opened))
+            return MultiModel(
+                environment,
+                registry,
+                app,
+                takes_lines,
+                Models(registry, environment.memory, opened),
+            )
         return SageMakerApp(environment, registry, app, takes_lines)
 
     serve(settings, [ordered(model) for model in models], _tell, ServeOptions(hosted=hosted))
 
 
 def settings_of(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
-    """Also sets up the log. `TSX_*` variables and the settings file override what SageMaker and its toolkit set."""
+    """Also sets up the log.
+
+    `TSX_*` variables and the settings file override what SageMaker and its toolkit set.
+    """
     unknown = next((name for name in env if name.startswith(OWN_PREFIX) and name not in OWN), None)
     if unknown is not None:
-        raise SettingError(f"unknown variable '{unknown}'{suggestion(unknown, OWN) or '.'} There are {', '.join(OWN)}")
+        raise SettingError(
+            f"unknown variable '{unknown}'{suggestion(unknown, OWN) or '.'} There are"
+            f" {', '.join(OWN)}"
+        )
     environment = read_environment(env)
     notices = list(environment.notices)
-    settings = settings_over(environment.variables, env, find_config(None, env, Path.cwd()), notices.append)
+    settings = settings_over(
+        environment.variables, env, find_config(None, env, Path.cwd()), notices.append
+    )
     keep_going()
     set_up_logging(settings)
     if environment.log_level is not None:
@@ -71,9 +92,13 @@ def settings_of(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
 
 
 def takes_lines(version: ModelVersion) -> bool:
-    """The toolkit's functions were written for whole bodies: their `input_fn` may expect all lines of a CSV."""
+    """The toolkit's functions were written for whole bodies: their `input_fn` may expect all lines
+    of a CSV.
+    """
     return version.handler != HANDLER
 
 
 def _tell(started: RunningServer) -> None:
-    logger.info("answering at %s; /ping is 200 once the model is loaded", started.addresses["inference"])
+    logger.info(
+        "answering at %s; /ping is 200 once the model is loaded", started.addresses["inference"]
+    )

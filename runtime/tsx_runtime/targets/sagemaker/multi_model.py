@@ -1,7 +1,8 @@
 """Multi-model endpoints of SageMaker, which loads, invokes and unloads models by its own routes.
 
-https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html; the names are SageMaker's, without a meaning. A model without
-room is refused with 507; SageMaker then unloads others and tries again.
+https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html; the names are SageMaker's,
+without a meaning. A model without room is refused with 507; SageMaker then unloads others and tries
+again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import NamedTuple
 from tsx_archiver import ArchiveError, is_model_name
 from tsx_runtime.core.elastic.memory import MEGA, memory_of, size_of_files
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.errors import BadRequest, Conflict, LoadOutOfMemory, ModelNotFound, OutOfResources, SettingError
+from tsx_runtime.errors import (
+    BadRequest,
+    Conflict,
+    LoadOutOfMemory,
+    ModelNotFound,
+    OutOfResources,
+    SettingError,
+)
 from tsx_runtime.shared.memory import container_memory
 from tsx_runtime.targets.server.startup import StartModel
 
@@ -34,7 +42,12 @@ class LoadedModel(NamedTuple):
 
 
 class Models:
-    def __init__(self, registry: Registry, bound: int | None, opened: Callable[[Path, str], Awaitable[StartModel]]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        bound: int | None,
+        opened: Callable[[Path, str], Awaitable[StartModel]],
+    ) -> None:
         """`bound`: bytes that all may take. `opened(directory, name)` says what lies there."""
         self._registry = registry
         self._bound = bound or int(SHARE * container_memory())
@@ -43,7 +56,9 @@ class Models:
         self._coming: dict[str, int] = {}  # by name, bytes that each needs at least
 
     async def load(self, name: str, url: str) -> LoadedModel:
-        """Raises Conflict (already loaded), OutOfResources (no room), BadRequest (no model), LoadFailed."""
+        """Raises Conflict (already loaded), OutOfResources (no room), BadRequest (no model),
+        LoadFailed.
+        """
         if name in self._loaded or name in self._coming:
             raise Conflict(f"Model {name} is loaded already.")
         if not name or not url:
@@ -66,7 +81,10 @@ class Models:
         return loaded
 
     async def unload(self, name: str) -> None:
-        """Returns once its requests are answered and its processes have ended. Raises ModelNotFound."""
+        """Returns once its requests are answered and its processes have ended.
+
+        Raises ModelNotFound.
+        """
         await self._registry.unregister(self.find(name).own)
         self._loaded.pop(name, None)
         logger.info("model %s is unloaded", name)
@@ -83,8 +101,12 @@ class Models:
         try:
             start = max(0, int(token or 0))
         except ValueError:
-            raise BadRequest(f"next_page_token is {token!r}, which is not a valid page token.") from None
-        return list(self._loaded.values())[start : start + PAGE], (str(start + PAGE) if len(self._loaded) > start + PAGE else None)
+            raise BadRequest(
+                f"next_page_token is {token!r}, which is not a valid page token."
+            ) from None
+        return list(self._loaded.values())[start : start + PAGE], (
+            str(start + PAGE) if len(self._loaded) > start + PAGE else None
+        )
 
     async def _register(self, loaded: LoadedModel) -> None:
         try:
@@ -104,12 +126,19 @@ class Models:
         taken = await asyncio.to_thread(memory_of, self._registry.workers())
         coming = sum(self._coming.values())
         if taken + coming > self._bound:
-            text = f"There is no room for the model: {what}{taken // MEGA} MB of {self._bound // MEGA} MB are taken"
+            text = (
+                f"There is no room for the model: {what}{taken // MEGA} MB of {self._bound // MEGA}"
+                " MB are taken"
+            )
             raise OutOfResources(f"{text} (TSX_SAGEMAKER_MODELS_MEMORY). Unload others first.")
 
 
 def registry_name(name: str) -> str:
-    return name if is_model_name(name) and len(name) <= LONGEST_NAME else f"model-{hashlib.sha256(name.encode()).hexdigest()[:24]}"
+    return (
+        name
+        if is_model_name(name) and len(name) <= LONGEST_NAME
+        else f"model-{hashlib.sha256(name.encode()).hexdigest()[:24]}"
+    )
 
 
 def size_of(directory: Path) -> int:

@@ -1,4 +1,5 @@
-"""The lines of a batch transform job of `tsx batch`: a body of any bytes with what belongs to it, each way.
+"""The lines of a batch transform job of `tsx batch`: a body of any bytes with what belongs to it,
+each way.
 
 The line of an answer has its status, so a row that fails is an answer as well, and the job goes on.
 """
@@ -25,7 +26,11 @@ def from_line(line: bytes) -> tuple[bytes, dict[str, Any]]:
     """Raises ValueError."""
     try:
         fields = json.loads(line)
-        body = fields.pop("text").encode() if "text" in fields else base64.b64decode(fields.pop("base64"), validate=True)
+        body = (
+            fields.pop("text").encode()
+            if "text" in fields
+            else base64.b64decode(fields.pop("base64"), validate=True)
+        )
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"it is no row of tsx batch ({error!r})") from error
     return body, fields

@@ -1,4 +1,6 @@
-"""The gRPC listeners: their ports, their certificate, and a log line if the gRPC packages are missing."""
+"""The gRPC listeners: their ports, their certificate, and a log line if the gRPC packages are
+missing.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def grpc_addresses(settings: Settings) -> GrpcAddresses:
     scheme = "grpcs" if settings.enable_grpc_ssl else "grpc"
     found: GrpcAddresses = []
     for role in GRPC_ROLES:
-        address = Address(getattr(settings, f"{role}_address"), getattr(settings, f"{role}_port"), scheme)
+        address = Address(
+            getattr(settings, f"{role}_address"), getattr(settings, f"{role}_port"), scheme
+        )
         shared = next((roles for known, roles in found if known == address and address.port), None)
         if shared is None:
             found.append((address, [role]))
@@ -59,20 +63,40 @@ def check_free(addresses: GrpcAddresses) -> None:
 
 
 def bind(
-    registry: Registry, settings: Settings, keys: Keys, addresses: GrpcAddresses, counts: ResponseCounts, *, replaces: bool = False
+    registry: Registry,
+    settings: Settings,
+    keys: Keys,
+    addresses: GrpcAddresses,
+    counts: ResponseCounts,
+    *,
+    replaces: bool = False,
 ) -> list[Port]:
-    """A server for each address, which counts its calls together with HTTP requests. `replaces`: another one may have the port still."""
+    """A server for each address, which counts its calls together with HTTP requests.
+
+    `replaces`: another one may have the port still.
+    """
     if not addresses:
         return []
     if not replaces:
-        check_free(addresses)  # again: gRPC's own sockets share their port, so that another server can take it over
+        check_free(
+            addresses
+        )  # again: gRPC's own sockets share their port, so that another server can take it over
     from tsx_runtime.grpc.server import GrpcServer  # here, because it is an extra
 
     pair = read_pem(settings, "enable_grpc_ssl") if settings.enable_grpc_ssl else None
     ports = []
     for address, roles in addresses:
         host = f"[{address.host}]" if ":" in address.host else address.host
-        server = GrpcServer(registry, settings, keys, roles, f"{host}:{address.port}", pair, counts, shares_port=True)
+        server = GrpcServer(
+            registry,
+            settings,
+            keys,
+            roles,
+            f"{host}:{address.port}",
+            pair,
+            counts,
+            shares_port=True,
+        )
         ports.append(Port(f"{host}:{server.port}", roles, server))
     return ports
 
@@ -88,12 +112,17 @@ def _installed(settings: Settings) -> bool:
     if missing:
         asked = any(name.startswith(("grpc_", "enable_grpc")) for name in settings.model_fields_set)
         level = logging.WARNING if asked else logging.INFO
-        logger.log(level, "gRPC is not served: %s is not installed. Install it: %s", missing[0], INSTALL)
+        logger.log(
+            level, "gRPC is not served: %s is not installed. Install it: %s", missing[0], INSTALL
+        )
     return not missing
 
 
 def is_there(package: str) -> bool:
-    """Whether it can be imported. `find_spec` raises where even the parent package, such as `google`, is missing."""
+    """Whether it can be imported.
+
+    `find_spec` raises where even the parent package, such as `google`, is missing.
+    """
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:

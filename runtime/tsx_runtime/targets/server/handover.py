@@ -1,7 +1,9 @@
-"""Hands the listening sockets of a running server to the one that replaces it (`tsx serve --replace`).
+"""Hands the listening sockets of a running server to the one that replaces it (`tsx serve
+--replace`).
 
-They meet at a unix socket in the state directory, `ADDRESS.sock`. The new server shows that it may read that directory by the secret in
-`ADDRESS.key`: an isolated worker, which could connect, may not.
+They meet at a unix socket in the state directory, `ADDRESS.sock`. The new server shows that it may
+read that directory by the secret in `ADDRESS.key`: an isolated worker, which could connect, may
+not.
 
     new    the secret, and once it has its answer it loads its models
     old    {"format", "version", "sockets": [[place, owned] ...], "tokens"}, JSON on one line, and with it the sockets' descriptors
@@ -9,7 +11,8 @@ They meet at a unix socket in the state directory, `ADDRESS.sock`. The new serve
     old    "yours": it accepts no more connections. What comes meanwhile waits in the sockets' backlogs
     old    the tokens again, JSON on one line: clients may have renewed them meanwhile
 
-An old server that is stopped while the new one loads says "yours" as soon as it is asked, or ends. It leaves the file of the tokens behind.
+An old server that is stopped while the new one loads says "yours" as soon as it is asked, or ends.
+It leaves the file of the tokens behind.
 """
 
 from __future__ import annotations
@@ -51,7 +54,13 @@ logger = logging.getLogger("tsx.server")
 class Predecessor:
     """The running server, which this one replaces."""
 
-    def __init__(self, connection: socket.socket, sockets: dict[str, PassedSocket], tokens: HandedTokens, version: str) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        sockets: dict[str, PassedSocket],
+        tokens: HandedTokens,
+        version: str,
+    ) -> None:
         self.sockets = sockets  # by `place`
         self.tokens = tokens
         self.version = version
@@ -92,10 +101,15 @@ class Predecessor:
 
 @contextmanager
 def predecessor(settings: Settings) -> Iterator[Predecessor | None]:
-    """The running server at the same address, as long as this one runs; None where there is none. Raises SettingError."""
+    """The running server at the same address, as long as this one runs; None where there is none.
+    Raises SettingError.
+    """
     path = meeting_point(settings)
     if path is None:
-        text = "--replace finds the running server by its inference_address and state directory: name a port, and state_dir"
+        text = (
+            "--replace finds the running server by its inference_address and state directory: name"
+            " a port, and state_dir"
+        )
         raise SettingError(text)
     found = _connect(path)
     if found is None:
@@ -106,7 +120,11 @@ def predecessor(settings: Settings) -> Iterator[Predecessor | None]:
         if found is not None:
             if not found.replaced:
                 rest = "has ended meanwhile" if found.has_ended else "was not replaced and goes on"
-                logger.error("this server has not started, so the running one (tsx %s) %s", found.version, rest)
+                logger.error(
+                    "this server has not started, so the running one (tsx %s) %s",
+                    found.version,
+                    rest,
+                )
             found.close()
 
 
@@ -124,22 +142,45 @@ def _connect(path: Path) -> Predecessor | None:
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         except OSError as error:
-            todo = "Set state_dir to the running server's, which is of this user, or stop that server and start this one"
-            raise SettingError(f"--replace: the server at {path} cannot be replaced: {error.strerror or error}. {todo}.") from error
+            todo = (
+                "Set state_dir to the running server's, which is of this user, or stop that server"
+                " and start this one"
+            )
+            raise SettingError(
+                f"--replace: the server at {path} cannot be replaced: {error.strerror or error}."
+                f" {todo}."
+            ) from error
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
-        sockets = [held.enter_context(socket.socket(fileno=descriptor)) for descriptor in descriptors]
+        sockets = [
+            held.enter_context(socket.socket(fileno=descriptor)) for descriptor in descriptors
+        ]
         if not line.endswith(b"\n"):
-            raise SettingError("--replace: the running server is just being replaced, or is stopping; try again once it has ended")
+            raise SettingError(
+                "--replace: the running server is just being replaced, or is stopping; try again"
+                " once it has ended"
+            )
         try:
             said = json.loads(line)
             if said["format"] != FORMAT:
                 version = said["version"]
-                raise SettingError(f"--replace: tsx {version} is running, which this release cannot replace. Stop it, then start this one.")
-            passed = {name: PassedSocket(sock, owned) for (name, owned), sock in zip(said["sockets"], sockets, strict=True)}
-            tokens = {kind: (str(token), left and float(left)) for kind, (token, left) in said["tokens"].items()}
+                raise SettingError(
+                    f"--replace: tsx {version} is running, which this release cannot replace. Stop"
+                    " it, then start this one."
+                )
+            passed = {
+                name: PassedSocket(sock, owned)
+                for (name, owned), sock in zip(said["sockets"], sockets, strict=True)
+            }
+            tokens = {
+                kind: (str(token), left and float(left))
+                for kind, (token, left) in said["tokens"].items()
+            }
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise SettingError(f"--replace: what listens at {path} does not answer as tsx does ({error!r}). Stop it.") from error
+            raise SettingError(
+                f"--replace: what listens at {path} does not answer as tsx does ({error!r})."
+                " Stop it."
+            ) from error
         held.pop_all()
         return Predecessor(connection, passed, tokens, said["version"])
 
@@ -147,7 +188,10 @@ def _connect(path: Path) -> Predecessor | None:
 def _check_peer(connection: socket.socket) -> None:
     """Refuse a server of another user. Raises PermissionError."""
     if sys.platform == "linux":
-        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        _, uid, _ = struct.unpack(
+            "3i",
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")),
+        )
         if uid not in (os.geteuid(), 0):
             raise PermissionError(f"it belongs to another user (uid {uid})")
 
@@ -166,7 +210,12 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
 class SocketHandover:
     """Waits for a server that replaces this one. `is_taken` once there is one, and it is ready."""
 
-    def __init__(self, listeners: Sequence[Listener], tokens: Callable[[], HandedTokens], on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        listeners: Sequence[Listener],
+        tokens: Callable[[], HandedTokens],
+        on_ready: Callable[[], None],
+    ) -> None:
         self.is_taken = False
         self._listeners = listeners
         self._tokens = tokens
@@ -193,14 +242,29 @@ class SocketHandover:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             said = await asyncio.wait_for(reader.readline(), INTRODUCTION)
-            if self._successor is not None or self.is_taken or not hmac.compare_digest(said.strip(), self._secret):
+            if (
+                self._successor is not None
+                or self.is_taken
+                or not hmac.compare_digest(said.strip(), self._secret)
+            ):
                 return
             self._successor = writer
-            sockets = [[place(listener.address), listener.owns_file] for listener in self._listeners]
-            message = {"format": FORMAT, "version": __version__, "sockets": sockets, "tokens": self._tokens()}
-            with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as connection:
+            sockets = [
+                [place(listener.address), listener.owns_file] for listener in self._listeners
+            ]
+            message = {
+                "format": FORMAT,
+                "version": __version__,
+                "sockets": sockets,
+                "tokens": self._tokens(),
+            }
+            with socket.socket(
+                fileno=os.dup(writer.get_extra_info("socket").fileno())
+            ) as connection:
                 line = json.dumps(message).encode() + b"\n"
-                socket.send_fds(connection, [line], [listener.sock.fileno() for listener in self._listeners])
+                socket.send_fds(
+                    connection, [line], [listener.sock.fileno() for listener in self._listeners]
+                )
             if await reader.readline() == READY:
                 self.is_taken = True
                 self._on_ready()
@@ -208,7 +272,9 @@ class SocketHandover:
                     self.confirm()
             else:
                 self._successor = None
-                logger.warning("the server that was to replace this one did not start; this one goes on")
+                logger.warning(
+                    "the server that was to replace this one did not start; this one goes on"
+                )
         except (TimeoutError, asyncio.TimeoutError):  # whoever it was has said nothing
             return
         except (OSError, ValueError) as error:
@@ -241,16 +307,24 @@ class SocketHandover:
 
 @asynccontextmanager
 async def replaceable(
-    path: Path | None, listeners: Sequence[Listener], tokens: Callable[[], HandedTokens], on_ready: Callable[[], None]
+    path: Path | None,
+    listeners: Sequence[Listener],
+    tokens: Callable[[], HandedTokens],
+    on_ready: Callable[[], None],
 ) -> AsyncIterator[SocketHandover]:
-    """As long as it lasts, another server can replace this one; `on_ready` is called when one is about to."""
+    """As long as it lasts, another server can replace this one; `on_ready` is called when one is
+    about to.
+    """
     handover = SocketHandover(listeners, tokens, on_ready)
     try:
         if path is not None:
             try:
                 await handover.open(path)
             except (OSError, SettingError) as error:
-                logger.info("`tsx serve --replace` cannot replace this server: %s", getattr(error, "message", error))
+                logger.info(
+                    "`tsx serve --replace` cannot replace this server: %s",
+                    getattr(error, "message", error),
+                )
         yield handover
     finally:
         handover.close()

@@ -1,4 +1,7 @@
-"""The key and the certificates of a Java keystore, as PEM. JKS is read here; PKCS12 by `cryptography`, from the extra `keystore`."""
+"""The key and the certificates of a Java keystore, as PEM.
+
+JKS is read here; PKCS12 by `cryptography`, from the extra `keystore`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ JKS, JCEKS = b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"
 _KEY_ENTRY, _CERTIFICATE_ENTRY = 1, 2
 _WHITENER = b"Mighty Aphrodite"  # of the digest at a keystore's end
 _DIGEST = 20  # bytes of SHA-1, which is what JKS has
-_SUN_KEY_PROTECTOR = bytes.fromhex("060a2b060104012a02110101")  # the object identifier 1.3.6.1.4.1.42.2.17.1.1
+_SUN_KEY_PROTECTOR = bytes.fromhex(
+    "060a2b060104012a02110101"
+)  # the object identifier 1.3.6.1.4.1.42.2.17.1.1
 _CONVERT = "keytool -importkeystore -srckeystore {path} -destkeystore new.p12 -deststoretype PKCS12"
 
 
@@ -27,27 +32,43 @@ class Pem(NamedTuple):
 
 
 def read_keystore(path: Path, password: str) -> Pem:
-    """The first key of it, as in TorchServe; the kind is detected by the first bytes. Raises SettingError."""
+    """The first key of it, as in TorchServe; the kind is detected by the first bytes.
+
+    Raises SettingError.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise SettingError(f"keystore: cannot read {path}: {error.strerror}.") from error
     if data.startswith(JCEKS):
-        raise SettingError(f"keystore: {path} has the type JCEKS, which tsx does not read. {_CONVERT.format(path=path)} converts it")
+        raise SettingError(
+            f"keystore: {path} has the type JCEKS, which tsx does not read."
+            f" {_CONVERT.format(path=path)} converts it"
+        )
     try:
         pem = _read_jks(data, password) if data.startswith(JKS) else _read_pkcs12(data, password)
     except (struct.error, EOFError) as error:
         raise SettingError(f"keystore: {path} is damaged: it ends too early.") from error
     except ValueError as error:
-        raise SettingError(f"keystore: {path} cannot be opened: {error}. Is keystore_pass right?") from error
+        raise SettingError(
+            f"keystore: {path} cannot be opened: {error}. Is keystore_pass right?"
+        ) from error
     if pem is None:
-        raise SettingError(f"keystore: {path} contains no private key; `keytool -list -keystore {path}` shows its content")
+        raise SettingError(
+            f"keystore: {path} contains no private key; `keytool -list -keystore {path}` shows its"
+            " content"
+        )
     return pem
 
 
 def _read_pkcs12(data: bytes, password: str) -> Pem | None:
     try:
-        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, pkcs12
+        from cryptography.hazmat.primitives.serialization import (
+            Encoding,
+            NoEncryption,
+            PrivateFormat,
+            pkcs12,
+        )
     except ImportError:  # an extra
         hint = "pip install 'tsx-serve[keystore]', or set certificate_file and private_key_file"
         raise SettingError(f"keystore: reading PKCS12 needs a library; {hint}") from None
@@ -60,7 +81,9 @@ def _read_pkcs12(data: bytes, password: str) -> Pem | None:
 
 
 def _read_jks(data: bytes, password: str) -> Pem | None:
-    """The layout is that of `sun.security.provider.JavaKeyStore`: magic, version, count, entries, SHA-1 over all of it."""
+    """The layout is that of `sun.security.provider.JavaKeyStore`: magic, version, count, entries,
+    SHA-1 over all of it.
+    """
     content, digest = data[:-_DIGEST], data[-_DIGEST:]
     secret = password.encode("utf-16-be")
     if not hmac.compare_digest(hashlib.sha1(secret + _WHITENER + content).digest(), digest):
@@ -76,7 +99,10 @@ def _read_jks(data: bytes, password: str) -> Pem | None:
         elif kind == _KEY_ENTRY:
             protected = stream.exactly(stream.number())
             chain = [_certificate(stream, version) for _ in range(stream.number())]
-            return Pem(b"".join(_pem("CERTIFICATE", each) for each in chain), _pem("PRIVATE KEY", _recover(protected, secret)))
+            return Pem(
+                b"".join(_pem("CERTIFICATE", each) for each in chain),
+                _pem("PRIVATE KEY", _recover(protected, secret)),
+            )
         else:
             raise ValueError(f"it has an entry of the unknown kind {kind}")
     return None

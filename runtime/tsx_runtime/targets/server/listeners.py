@@ -34,12 +34,15 @@ class PassedSocket(NamedTuple):
 
 
 class Listener:
-    """A bound socket that does not listen yet: no client waits in its backlog while models load. (One that was passed listens.)
+    """A bound socket that does not listen yet: no client waits in its backlog while models load.
+    (One that was passed listens.)
 
     Raises SettingError, which says what to change.
     """
 
-    def __init__(self, address: Address, roles: list[str], passed: PassedSocket | None = None) -> None:
+    def __init__(
+        self, address: Address, roles: list[str], passed: PassedSocket | None = None
+    ) -> None:
         self.roles = roles
         self._passed = passed
         self._file: os.stat_result | None = None  # of a unix socket
@@ -57,7 +60,10 @@ class Listener:
         self.sock.setblocking(False)
 
     def listen(self) -> None:
-        """Begin to accept connections. Raises SettingError where another server has taken the address meanwhile."""
+        """Begin to accept connections.
+
+        Raises SettingError where another server has taken the address meanwhile.
+        """
         if self._file is not None and not self._has_its_file():
             raise SettingError(_taken(self.address.path, self._names))
         try:
@@ -66,7 +72,9 @@ class Listener:
             raise SettingError(_cannot_bind(self.address, self._names, error)) from error
 
     def leave(self) -> None:
-        """Remove a unix socket's file, unless another server has replaced it. (While the socket is open, its inode is not reused.)"""
+        """Remove a unix socket's file, unless another server has replaced it. (While the socket is
+        open, its inode is not reused.)
+        """
         if self._file is not None and self._has_its_file():
             with contextlib.suppress(OSError):
                 Path(self.address.path).unlink()
@@ -100,20 +108,28 @@ class Listener:
 
     @property
     def _names(self) -> str:
-        return " and ".join(f"{role}_port" if role in GRPC_ROLES else f"{role}_address" for role in self.roles)
+        return " and ".join(
+            f"{role}_port" if role in GRPC_ROLES else f"{role}_address" for role in self.roles
+        )
 
     def _has_its_file(self) -> bool:
         try:
-            return self._file is not None and os.path.samestat(Path(self.address.path).stat(), self._file)
+            return self._file is not None and os.path.samestat(
+                Path(self.address.path).stat(), self._file
+            )
         except OSError:
             return False
 
 
 @contextlib.contextmanager
 def listeners(
-    settings: Settings, passed: Mapping[str, PassedSocket] | None = None, grpc: Sequence[tuple[Address, list[str]]] = ()
+    settings: Settings,
+    passed: Mapping[str, PassedSocket] | None = None,
+    grpc: Sequence[tuple[Address, list[str]]] = (),
 ) -> Iterator[list[Listener]]:
-    """All that the settings ask for, bound. `passed`: sockets to use instead of new ones, by `place`. `grpc`: ports that must be free.
+    """All that the settings ask for, bound.
+
+    `passed`: sockets to use instead of new ones, by `place`. `grpc`: ports that must be free.
 
     Raises SettingError with a line for each address that cannot be bound.
     """
@@ -158,9 +174,13 @@ def addresses(settings: Settings) -> list[tuple[Address, list[str]]]:
 
 def _bind_tcp(address: Address, names: str) -> socket.socket:
     try:
-        family, _, _, _, target = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, target = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM
+        )[0]
     except OSError as error:
-        raise SettingError(f"The host of {names} cannot be found: {address.host} ({error.strerror})") from error
+        raise SettingError(
+            f"The host of {names} cannot be found: {address.host} ({error.strerror})"
+        ) from error
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -184,7 +204,10 @@ def bind_unix(path: str, names: str) -> socket.socket:
         sock.close()
         if error.errno == errno.EADDRINUSE:
             raise SettingError(_taken(path, names)) from error
-        raise SettingError(f"{names}: cannot make the socket {path}: {error.strerror or error}. Choose another path.") from error
+        raise SettingError(
+            f"{names}: cannot make the socket {path}: {error.strerror or error}. Choose another"
+            " path."
+        ) from error
     finally:
         os.umask(umask)
     return sock
@@ -194,7 +217,9 @@ def _make_room(path: str, names: str) -> None:
     """Remove the file of a server that crashed; no process listens there."""
     try:
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
-            raise SettingError(f"{names}: {path} exists and is not a socket. Choose another path, or remove it.")
+            raise SettingError(
+                f"{names}: {path} exists and is not a socket. Choose another path, or remove it."
+            )
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.connect(path)
     except ConnectionRefusedError:
@@ -203,7 +228,9 @@ def _make_room(path: str, names: str) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise SettingError(f"{names}: cannot use {path}: {error.strerror}. Choose another path.") from error
+        raise SettingError(
+            f"{names}: cannot use {path}: {error.strerror}. Choose another path."
+        ) from error
     else:
         raise SettingError(_taken(path, names))
 
@@ -214,10 +241,17 @@ def _taken(path: str, names: str) -> str:
 
 def _cannot_bind(address: Address, names: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        text = f"Port {address.port} on {address.host} is in use ({names}). Stop the program that uses it, or choose another port"
-        return f"{text}: {' and '.join(PORT_OPTIONS[name] for name in names.split(' and '))} of tsx serve."
+        text = (
+            f"Port {address.port} on {address.host} is in use ({names}). Stop the program that uses"
+            " it, or choose another port"
+        )
+        return (
+            f"{text}: {' and '.join(PORT_OPTIONS[name] for name in names.split(' and '))} of tsx"
+            " serve."
+        )
     if error.errno == errno.EACCES:
         return (
-            f"Port {address.port} on {address.host} needs privileges that this process does not have ({names}). Choose a port from 1024 on."
+            f"Port {address.port} on {address.host} needs privileges that this process does not"
+            f" have ({names}). Choose a port from 1024 on."
         )
     return f"{names}: cannot bind to {address.host}:{address.port}: {error.strerror}"

@@ -37,7 +37,9 @@ def _as_file(content: bytes) -> Iterator[str]:
             memory.flush()
             yield f"/proc/self/fd/{memory.fileno()}"
         return
-    with tempfile.TemporaryDirectory(dir=temporary_place()) as directory:  # no other user may read it
+    with tempfile.TemporaryDirectory(
+        dir=temporary_place()
+    ) as directory:  # no other user may read it
         path = Path(directory, "pair.pem")
         with open(path, "xb", opener=private_opener) as file:
             file.write(content)

@@ -41,7 +41,13 @@ from tsx_runtime.targets.observability.otlp import tracing
 from tsx_runtime.targets.observability.server_log import server_log
 from tsx_runtime.targets.observability.worker_output import worker_output
 from tsx_runtime.targets.server.grpc_listeners import GrpcAddresses, bind, grpc_addresses, prepare
-from tsx_runtime.targets.server.handover import PATIENCE, Predecessor, meeting_point, predecessor, replaceable
+from tsx_runtime.targets.server.handover import (
+    PATIENCE,
+    Predecessor,
+    meeting_point,
+    predecessor,
+    replaceable,
+)
 from tsx_runtime.targets.server.listeners import Listener, listeners
 from tsx_runtime.targets.server.snapshots import Snapshots
 from tsx_runtime.targets.server.startup import (
@@ -68,7 +74,10 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that answers. Roles are inference, management, metrics, and those of gRPC where it is served."""
+    """A server that answers.
+
+    Roles are inference, management, metrics, and those of gRPC where it is served.
+    """
 
     addresses: dict[str, str]
     versions: list[ModelVersion]
@@ -85,11 +94,15 @@ class HostedPlatform(PlatformHook, Protocol):
 
 @dataclass(frozen=True)
 class StopEvents:
-    """Requests to stop, by signals or by another thread: `loop.call_soon_threadsafe(events.asked.set)`."""
+    """Requests to stop, by signals or by another thread:
+    `loop.call_soon_threadsafe(events.asked.set)`.
+    """
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)  # by a second Ctrl-C
-    replaced: asyncio.Event = field(default_factory=asyncio.Event)  # another server has the addresses, and asks for the stop
+    replaced: asyncio.Event = field(
+        default_factory=asyncio.Event
+    )  # another server has the addresses, and asks for the stop
 
 
 @dataclass(frozen=True)
@@ -97,13 +110,20 @@ class ServeOptions:
     """Options of a server's start that differ from `tsx serve`."""
 
     replace: bool = False  # take the addresses over from the server that runs there
-    answer_first: bool = False  # models load while the server already answers, and it continues without those that fail
+    # models load while the server already answers, and it continues without those that fail
+    answer_first: bool = False
     snapshots: Snapshots | None = None
     on_bound: Callable[[], None] = lambda: None  # called once the addresses are bound
     on_answering: Callable[[], None] = lambda: None  # called once requests are answered
-    on_loading: Callable[[LoadStatus], None] | None = None  # called again and again while models load
-    hosted: Callable[[Registry, ServerApp], HostedPlatform] | None = None  # the app is the one with the prediction routes
-    stopping: StopEvents | None = None  # of a server in a thread of a process that is not its own; None: signals stop it
+    on_loading: Callable[[LoadStatus], None] | None = (
+        None  # called again and again while models load
+    )
+    hosted: Callable[[Registry, ServerApp], HostedPlatform] | None = (
+        None  # the app is the one with the prediction routes
+    )
+    stopping: StopEvents | None = (
+        None  # of a server in a thread of a process that is not its own; None: signals stop it
+    )
 
 
 DEFAULT_OPTIONS = ServeOptions()
@@ -133,8 +153,9 @@ def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM, then answer what was accepted and return.
 
-    Raises SettingError (an address, a missing token) and what `Registry.register_path` and `Workflows.register_path` raise for what
-    cannot be loaded; by then everything that was started is ended.
+    Raises SettingError (an address, a missing token) and what `Registry.register_path` and
+    `Workflows.register_path` raise for what cannot be loaded; by then everything that was started
+    is ended.
     """
     _run(serve_async(settings, models, on_ready, options, workflows))
 
@@ -162,7 +183,9 @@ async def serve_async(
             check_models(models, settings)
         output = held.enter_context(_worker_output(settings))
         # before ports: a plugin may be missing
-        registry = Registry(settings, worker_files, output, replaces=before is not None, gpu_processes=gpu_processes)
+        registry = Registry(
+            settings, worker_files, output, replaces=before is not None, gpu_processes=gpu_processes
+        )
         sockets = passed if before is None else before.sockets | passed
         bound = held.enter_context(listeners(settings, sockets, grpc if before is None else ()))
         keys = held.enter_context(_keys(settings, before, stopping.replaced))
@@ -176,41 +199,72 @@ async def serve_async(
         try:
             load = register_all if options.answer_first else load_all
             async with watched_loading(registry, options.on_loading):
-                versions = await _unless(stopping.asked, load(registry, () if options.hosted else models))
+                versions = await _unless(
+                    stopping.asked, load(registry, () if options.hosted else models)
+                )
             if prepared is not None:
                 await prepared
-            if versions is None or await _unless(stopping.asked, load_workflows(workflows, to_load, or_log=options.answer_first)) is None:
+            if (
+                versions is None
+                or await _unless(
+                    stopping.asked, load_workflows(workflows, to_load, or_log=options.answer_first)
+                )
+                is None
+            ):
                 return
             if options.hosted is None:
                 warn_of_unknown_models(settings, registry.names)
-            started = partial(RunningServer, versions=versions, workflows=list(workflows.workflows.values()), registry=registry)
-            parts = _ServerParts(settings, registry, workflows, keys, bound, grpc, tls, jobs, before)
-            await _answer(parts, stopping, options, models, lambda addresses: on_ready(started(addresses)))
+            started = partial(
+                RunningServer,
+                versions=versions,
+                workflows=list(workflows.workflows.values()),
+                registry=registry,
+            )
+            parts = _ServerParts(
+                settings, registry, workflows, keys, bound, grpc, tls, jobs, before
+            )
+            await _answer(
+                parts, stopping, options, models, lambda addresses: on_ready(started(addresses))
+            )
         finally:
             workflows.close()
             await registry.close()
 
 
 def _worker_output(settings: Settings) -> contextlib.AbstractContextManager[str]:
-    """With log files, workers have a file of their own; with a JSON log, one process writes all lines.
+    """With log files, workers have a file of their own; with a JSON log, one process writes all
+    lines.
 
-    At a terminal it takes the output of workers' native code and programs, which could hold control sequences.
+    At a terminal it takes the output of workers' native code and programs, which could hold control
+    sequences.
     """
     in_files = settings.log_location is not None
     is_json = writes_json(settings.log_format, in_files=in_files)
     if (in_files or (is_json and not is_configured(settings))) and hasattr(socket, "AF_UNIX"):
         return worker_output(is_json=is_json)
-    if sys.platform == "linux" and not is_json and (is_terminal(sys.stdout) or is_terminal(sys.stderr)):
+    if (
+        sys.platform == "linux"
+        and not is_json
+        and (is_terminal(sys.stdout) or is_terminal(sys.stderr))
+    ):
         return worker_output(at_terminal=True)
     return contextlib.nullcontext("")
 
 
 @contextlib.contextmanager
-def _keys(settings: Settings, before: Predecessor | None, replaced: asyncio.Event) -> Generator[Keys, None, None]:
-    """Their file exists as long as the server; servers that follow each other have the same tokens."""
+def _keys(
+    settings: Settings, before: Predecessor | None, replaced: asyncio.Event
+) -> Generator[Keys, None, None]:
+    """Their file exists as long as the server; servers that follow each other have the same
+    tokens.
+    """
     keys = start_keys(settings, None if before is None else before.tokens)
     if keys.file is not None:
-        logger.info("requests need tokens, which are in %s; send 'Authorization: Bearer TOKEN', or disable_token_authorization", keys.file)
+        logger.info(
+            "requests need tokens, which are in %s; send 'Authorization: Bearer TOKEN', or"
+            " disable_token_authorization",
+            keys.file,
+        )
     try:
         yield keys
     finally:
@@ -226,13 +280,21 @@ async def _answer(
     on_ready: Callable[[dict[str, str]], None],
 ) -> None:
     """Serve from the first request to the last. `on_ready` gets the addresses by role."""
-    settings, registry, listeners, snapshots, jobs = parts.settings, parts.registry, parts.listeners, options.snapshots, parts.jobs
+    settings, registry, listeners, snapshots, jobs = (
+        parts.settings,
+        parts.registry,
+        parts.listeners,
+        options.snapshots,
+        parts.jobs,
+    )
     for listener in listeners:
         listener.listen()
     series = TimeSeries(registry.models.values)
     addresses = {role: str(listener.address) for listener in listeners for role in listener.roles}
     roles = [listener.roles for listener in listeners]
-    apps = build_apps(registry, settings, roles, parts.keys, parts.workflows, series, addresses, parts.jobs)
+    apps = build_apps(
+        registry, settings, roles, parts.keys, parts.workflows, series, addresses, parts.jobs
+    )
     hosted = _hosted(options, registry, apps)
     counts = apps[0].counts
     before = parts.predecessor
@@ -241,7 +303,11 @@ async def _answer(
     try:
         async with (
             metric_tasks(registry, counts, apps[0].system, settings),
-            running("charts stand still, or cores are not shared anew,", repeat(1.0, series.sample), repeat(1.0, registry.cores.share)),
+            running(
+                "charts stand still, or cores are not shared anew,",
+                repeat(1.0, series.sample),
+                repeat(1.0, registry.cores.share),
+            ),
             running("models keep their number of workers", repeat(LOOK, registry.elastic.look)),
         ):
             if before is not None:
@@ -249,7 +315,9 @@ async def _answer(
                 try:
                     parts.keys.follow(before.tokens)
                 except OSError as error:
-                    logger.error("the tokens cannot be written to %s: %s", parts.keys.file, error.strerror)
+                    logger.error(
+                        "the tokens cannot be written to %s: %s", parts.keys.file, error.strerror
+                    )
                 for listener in listeners:
                     listener.take_over()
                 if jobs is not None:
@@ -261,9 +329,13 @@ async def _answer(
                 snapshots.begin(registry)
             if options.stopping is None:
                 gc.collect()
-                gc.freeze()  # modules, routes and schemas stay: collections, which block the loop, need not look at them again
+                # modules, routes and schemas stay: collections, which block the loop, need not look
+                # at them again
+                gc.freeze()
             meeting = meeting_point(settings) if options.hosted is None else None
-            tokens = partial(made_up_tokens, parts.keys, settings)  # of the moment: clients renew them
+            tokens = partial(
+                made_up_tokens, parts.keys, settings
+            )  # of the moment: clients renew them
 
             def replaced() -> None:
                 stopping.replaced.set()
@@ -279,7 +351,11 @@ async def _answer(
             if handover.is_taken:
                 servers.leave()
                 handover.confirm()
-                logger.info("replaced by another server: a connection ends with its next answer, within %d s", settings.drain_timeout)
+                logger.info(
+                    "replaced by another server: a connection ends with its next answer, within"
+                    " %d s",
+                    settings.drain_timeout,
+                )
             else:
                 registry.stop()
             if snapshots is not None:
@@ -287,11 +363,15 @@ async def _answer(
             if not handover.is_taken:
                 await _delay(0 if failure else settings.shutdown_delay, stopping.hurry)
                 if failure is None:
-                    text = "stopping: no new requests; accepted requests are answered within %d s. Press Ctrl-C again to stop at once"
+                    text = (
+                        "stopping: no new requests; accepted requests are answered within %d s."
+                        " Press Ctrl-C again to stop at once"
+                    )
                     logger.info(text, settings.drain_timeout)
             drain = 0 if failure else settings.drain_timeout
             await asyncio.gather(
-                servers.stop(registry, stopping.hurry, drain), *([] if jobs is None else [jobs.stop(drain, stopping.hurry)])
+                servers.stop(registry, stopping.hurry, drain),
+                *([] if jobs is None else [jobs.stop(drain, stopping.hurry)]),
             )
             if handover.is_awaited:
                 stopping.replaced.set()
@@ -305,7 +385,9 @@ async def _answer(
         raise failure
 
 
-def _hosted(options: ServeOptions, registry: Registry, apps: Sequence[ServerApp]) -> HostedPlatform | None:
+def _hosted(
+    options: ServeOptions, registry: Registry, apps: Sequence[ServerApp]
+) -> HostedPlatform | None:
     if options.hosted is None:
         return None
     app = next(app for app in apps if app.predictions is not None)
@@ -329,7 +411,11 @@ async def _failure_to_load(
 async def _delay(seconds: float, hurry: asyncio.Event) -> None:
     """Keep answering while load balancers notice that the server is not ready any more."""
     if seconds:
-        logger.info("stopping: no longer ready; requests are accepted for another %d s. Press Ctrl-C again to stop at once", seconds)
+        logger.info(
+            "stopping: no longer ready; requests are accepted for another %d s. Press Ctrl-C again"
+            " to stop at once",
+            seconds,
+        )
         await wait_for_event(hurry, seconds)
 
 

@@ -1,4 +1,6 @@
-"""Snapshots: the registered models and their settings, in files from which the next server can start (contract 4.4)."""
+"""Snapshots: the registered models and their settings, in files from which the next server can
+start (contract 4.4).
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,18 @@ logger = logging.getLogger("tsx.snapshots")
 
 
 class Snapshots:
-    """Writes snapshots into `directory`, in TorchServe's format. `base` is the server's configuration."""
+    """Writes snapshots into `directory`, in TorchServe's format.
 
-    def __init__(self, directory: Path, base: Mapping[str, str], store: Path | None, clock: Callable[[], float] = time.time) -> None:
+    `base` is the server's configuration.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        base: Mapping[str, str],
+        store: Path | None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._directory = directory
         self._base = {key: text for key, text in base.items() if key != SNAPSHOT}
         self._store = store
@@ -53,9 +64,13 @@ class Snapshots:
         try:
             private_directory(self._directory)
             path = self._directory / f"{self._time().strftime(STAMP)[:-3]}-{kind}.cfg"
-            described = describe(registry.models.values(), path.name, created, self._store, _unloaded(registry))
+            described = describe(
+                registry.models.values(), path.name, created, self._store, _unloaded(registry)
+            )
             text = format_properties(self._base | {SNAPSHOT: described})
-            with whole_file(path, mode=0o600, durable=False) as file:  # only this user's: a configuration may hold passwords
+            with whole_file(
+                path, mode=0o600, durable=False
+            ) as file:  # only this user's: a configuration may hold passwords
                 file.write(f"#Saving snapshot\n{text}".encode("ascii"))
             for old in _in_order(self._directory, ["snapshot"])[:-KEPT]:
                 old.unlink()
@@ -63,10 +78,19 @@ class Snapshots:
             logger.error("no snapshot was written into %s: %s", self._directory, error)
 
     def _time(self) -> datetime:
-        """Later than that of any other, also of one in the same millisecond, or when the clock went back."""
+        """Later than that of any other, also of one in the same millisecond, or when the clock went
+        back.
+        """
         now = datetime.fromtimestamp(self._clock())
         last = last_snapshot(self._directory)
-        return now if last is None else max(now, datetime.strptime(last.name.partition("-")[0], STAMP) + timedelta(milliseconds=1))
+        return (
+            now
+            if last is None
+            else max(
+                now,
+                datetime.strptime(last.name.partition("-")[0], STAMP) + timedelta(milliseconds=1),
+            )
+        )
 
 
 def last_snapshot(directory: Path) -> Path | None:
@@ -78,7 +102,8 @@ def snapshot_to_start_from(directory: Path) -> Path | None:
     """Return the last one.
 
     Raises:
-        SettingError: Another user could have written it (it names models, whose code is run), or it is damaged.
+        SettingError: Another user could have written it (it names models, whose code is run), or it
+        is damaged.
     """
     last = last_snapshot(directory)
     if last is not None:
@@ -87,21 +112,37 @@ def snapshot_to_start_from(directory: Path) -> Path | None:
             if SNAPSHOT.encode() not in last.read_bytes():
                 raise OSError(errno.EINVAL, f"it has no {SNAPSHOT}, so its models would be lost")
         except OSError as error:
-            advice = "Remove it, start without snapshots (--ncs), or set LOG_LOCATION to a directory of your own"
-            raise SettingError(f"The last snapshot, {last}, is not used: {error.strerror}. {advice}") from error
+            advice = (
+                "Remove it, start without snapshots (--ncs), or set LOG_LOCATION to a directory of"
+                " your own"
+            )
+            raise SettingError(
+                f"The last snapshot, {last}, is not used: {error.strerror}. {advice}"
+            ) from error
     return last
 
 
-def describe(models: Iterable[Model], name: str, created: int, store: Path | None, unloaded: Versions) -> str:
+def describe(
+    models: Iterable[Model], name: str, created: int, store: Path | None, unloaded: Versions
+) -> str:
     """Return the snapshot's text.
 
     Nodes of workflows are left out: their workflow registers them, and could not beside others of
-    their names. `unloaded` is kept as it is, so that a file that is away for a while costs no model.
+    their names. `unloaded` is kept as it is, so that a file that is away for a while costs no
+    model.
     """
-    missing_defaults = {name for name, absent in unloaded.items() if any(version.default_version for version in absent.values())}
+    missing_defaults = {
+        name
+        for name, absent in unloaded.items()
+        if any(version.default_version for version in absent.values())
+    }
     versions = {
         model.name: {
-            version.version: _saved(version, version.version == model.default and model.name not in missing_defaults, store)
+            version.version: _saved(
+                version,
+                version.version == model.default and model.name not in missing_defaults,
+                store,
+            )
             for version in own
         }
         for model in models
@@ -115,12 +156,19 @@ def describe(models: Iterable[Model], name: str, created: int, store: Path | Non
 
 
 def _unloaded(registry: Registry) -> Versions:
-    """Return the settings of what could not be loaded, which keep a default version until another is chosen."""
+    """Return the settings of what could not be loaded, which keep a default version until another
+    is chosen.
+    """
     restored, versions = registry.settings.model_snapshot or Saved(), Versions()
     for name, number in registry.unloaded:
-        saved, chosen = restored.models[name][number], registry.state.load(name).get("default", number)
+        saved, chosen = (
+            restored.models[name][number],
+            registry.state.load(name).get("default", number),
+        )
         is_default = saved.default_version and chosen == number
-        versions.setdefault(name, {})[number] = saved.model_copy(update={"default_version": is_default})
+        versions.setdefault(name, {})[number] = saved.model_copy(
+            update={"default_version": is_default}
+        )
     return versions
 
 
@@ -137,7 +185,9 @@ def _saved(version: ModelVersion, is_default: bool, store: Path | None) -> Versi
 
 
 def _place(version: ModelVersion, store: Path | None) -> str:
-    """Where the next server finds it: a model of the Hub, a file of the model store, else its whole path."""
+    """Where the next server finds it: a model of the Hub, a file of the model store, else its whole
+    path.
+    """
     if is_hub(version.url):
         return version.url
     source = version.archive.source.absolute()

@@ -28,7 +28,10 @@ from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, is_url
 from tsx_runtime.workflows.manager import SUFFIX, Workflow, WorkflowOrder, Workflows
 
-_NO_STORE = "load_workflows names '{}', but neither workflow_store nor model_store is set: give the archives' directory"
+_NO_STORE = (
+    "load_workflows names '{}', but neither workflow_store nor model_store is set: give the"
+    " archives' directory"
+)
 
 TICK = 0.5  # seconds between two looks at what loads
 
@@ -37,7 +40,10 @@ logger = logging.getLogger("tsx.server")
 
 @dataclass(frozen=True)
 class StartModel:
-    """A model to load at the start. Without a path the order's URL says where it comes from, as in a registration."""
+    """A model to load at the start.
+
+    Without a path the order's URL says where it comes from, as in a registration.
+    """
 
     path: Path | None
     order: RegisterOrder
@@ -46,17 +52,24 @@ class StartModel:
 
 
 def check_models(models: Sequence[StartModel], settings: Settings) -> None:
-    """Refuse, before any port is bound, archives that cannot be read and two of one name and version. Raises ArchiveError, Conflict."""
+    """Refuse, before any port is bound, archives that cannot be read and two of one name and
+    version. Raises ArchiveError, Conflict.
+    """
     taken, errors = set(), []
     for model in models:
-        if model.path is None or model.archive is not None or model.path.name.endswith(".gz"):  # reading it takes long
+        if (
+            model.path is None or model.archive is not None or model.path.name.endswith(".gz")
+        ):  # reading it takes long
             continue
         try:
             manifest = manifest_of(model.path, limits=settings.archive_limits())
         except ArchiveError as error:
             errors.append(error)
             continue
-        name, version = model.order.model_name or manifest.model_name, model.order.version or manifest.version
+        name, version = (
+            model.order.model_name or manifest.model_name,
+            model.order.version or manifest.version,
+        )
         if (name, version) in taken:
             raise Conflict(f"Model version {version} is already registered for model {name}")
         taken.add((name, version))
@@ -64,15 +77,23 @@ def check_models(models: Sequence[StartModel], settings: Settings) -> None:
 
 
 class LoadStatus(NamedTuple):
-    """What a start waits for. Bytes: so far and in all, of an archive that is being opened; the memory of a worker that loads a model."""
+    """What a start waits for.
+
+    Bytes: so far and in all, of an archive that is being opened; the memory of a worker that loads
+    a model.
+    """
 
     seconds: float
-    opening: list[tuple[str, str, int, int]]  # the file's name, the step, bytes so far, bytes in all
+    opening: list[
+        tuple[str, str, int, int]
+    ]  # the file's name, the step, bytes so far, bytes in all
     loading: list[tuple[str, str, int]]  # model, worker, bytes
 
 
 @contextlib.asynccontextmanager
-async def watched_loading(registry: Registry, tell: Callable[[LoadStatus], None] | None) -> AsyncIterator[None]:
+async def watched_loading(
+    registry: Registry, tell: Callable[[LoadStatus], None] | None
+) -> AsyncIterator[None]:
     """Calls `tell` while models load."""
     task = None if tell is None else asyncio.create_task(_watch(registry, tell))
     try:
@@ -86,11 +107,26 @@ async def _watch(registry: Registry, tell: Callable[[LoadStatus], None]) -> None
     begun = time.monotonic()
     while True:
         await asyncio.sleep(TICK)
-        versions = [(model.name, version) for model in registry.models.values() for version in model.versions.values()]
-        waited = [(name, each) for name, version in versions for each in version.workers if each.state is WorkerState.LOADING]
+        versions = [
+            (model.name, version)
+            for model in registry.models.values()
+            for version in model.versions.values()
+        ]
+        waited = [
+            (name, each)
+            for name, version in versions
+            for each in version.workers
+            if each.state is WorkerState.LOADING
+        ]
         memory = await asyncio.to_thread(memory_of, [worker for _, worker in waited])
         opening = [(path.name, *at) for path, at in list(registry.opening.items())]
-        tell(LoadStatus(time.monotonic() - begun, opening, [(name, worker.id, memory[worker]) for name, worker in waited]))
+        tell(
+            LoadStatus(
+                time.monotonic() - begun,
+                opening,
+                [(name, worker.id, memory[worker]) for name, worker in waited],
+            )
+        )
 
 
 async def load_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
@@ -117,16 +153,24 @@ def _raise_all(errors: Sequence[BaseException]) -> None:
 
 
 async def register_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
-    """As in TorchServe: workers load while the server already answers; a model that cannot be registered is logged and skipped."""
+    """As in TorchServe: workers load while the server already answers; a model that cannot be
+    registered is logged and skipped.
+    """
     found = await asyncio.gather(*(_register_or_log(registry, model) for model in models))
-    there = [(model, version) for model, version in zip(models, found, strict=True) if version is not None]
+    there = [
+        (model, version)
+        for model, version in zip(models, found, strict=True)
+        if version is not None
+    ]
     _set_defaults(registry, there)
     return [version for _, version in there]
 
 
 async def _load(registry: Registry, model: StartModel) -> ModelVersion:
     try:
-        return await _register(registry, replace(model, order=replace(model.order, must_load=True)), wait=True)
+        return await _register(
+            registry, replace(model, order=replace(model.order, must_load=True)), wait=True
+        )
     except LoadFailed as error:  # of several models, this one
         raise error.named(model.order.url) from error
 
@@ -164,31 +208,55 @@ def _set_defaults(registry: Registry, started: Iterable[tuple[StartModel, ModelV
 
 
 def models_from_settings(settings: Settings) -> list[StartModel]:
-    """What `model_snapshot` describes, else what `load_models` names: `all`, or `[name=]file` in the model store. Raises SettingError."""
+    """What `model_snapshot` describes, else what `load_models` names: `all`, or `[name=]file` in
+    the model store. Raises SettingError.
+    """
     if settings.model_snapshot is not None:
         saved = settings.model_snapshot.models.items()
-        return [_restored(name, number, version, settings.model_store) for name, own in saved for number, version in own.items()]
+        return [
+            _restored(name, number, version, settings.model_store)
+            for name, own in saved
+            for number, version in own.items()
+        ]
     if not settings.load_models:
         return []
     if [entry.lower() for entry in settings.load_models] != ["all"]:
-        return [_from_entry(*split_name(entry), settings.model_store) for entry in settings.load_models]
+        return [
+            _from_entry(*split_name(entry), settings.model_store) for entry in settings.load_models
+        ]
     if settings.model_store is None:
-        raise SettingError("load_models is 'all', but model_store is not set: give the directory that holds the archives")
-    return [start_model(path) for path in sorted(settings.model_store.iterdir()) if _looks_like_model(path)]
+        raise SettingError(
+            "load_models is 'all', but model_store is not set: give the directory that holds the"
+            " archives"
+        )
+    return [
+        start_model(path)
+        for path in sorted(settings.model_store.iterdir())
+        if _looks_like_model(path)
+    ]
 
 
 def _looks_like_model(path: Path) -> bool:
     """Hidden files are skipped, as in TorchServe, and the file system's own `lost+found`."""
-    return (path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES)) and not path.name.startswith(".") and path.name != "lost+found"
+    return (
+        (path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES))
+        and not path.name.startswith(".")
+        and path.name != "lost+found"
+    )
 
 
 def start_model(path: Path, name: str | None = None) -> StartModel:
-    return StartModel(path, RegisterOrder(url=path.absolute().name, model_name=name, loaded_at_startup=True))
+    return StartModel(
+        path, RegisterOrder(url=path.absolute().name, model_name=name, loaded_at_startup=True)
+    )
 
 
 def _restored(name: str, number: str, saved: VersionSettings, store: Path | None) -> StartModel:
     if not saved.mar_name:
-        raise SettingError(f"model_snapshot.models.{name}.{number} has no marName: name its file in the model store")
+        raise SettingError(
+            f"model_snapshot.models.{name}.{number} has no marName: name its file in the model"
+            " store"
+        )
     order = RegisterOrder(
         url=saved.mar_name,
         model_name=name,
@@ -199,7 +267,9 @@ def _restored(name: str, number: str, saved: VersionSettings, store: Path | None
         slo=saved.slo,
         **{name: getattr(saved, name) for name in SAVED if saved.slo is None or name not in KNOBS},
     )
-    return replace(_from_entry(name, saved.mar_name, store), order=order, default=saved.default_version)
+    return replace(
+        _from_entry(name, saved.mar_name, store), order=order, default=saved.default_version
+    )
 
 
 def _from_entry(name: str, file: str, store: Path | None) -> StartModel:
@@ -207,7 +277,10 @@ def _from_entry(name: str, file: str, store: Path | None) -> StartModel:
     if is_url(file):
         return StartModel(None, order)
     if store is None and not Path(file).is_absolute():
-        raise SettingError(f"'{file}' cannot be found, because model_store is not set: give the directory that holds the archives")
+        raise SettingError(
+            f"'{file}' cannot be found, because model_store is not set: give the directory that"
+            " holds the archives"
+        )
     return StartModel(Path(file) if store is None else store / file, order)
 
 
@@ -219,28 +292,44 @@ def split_name(entry: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class StartWorkflow:
-    """A workflow to load at the start. Without a path the order's URL says where it comes from, as in a registration."""
+    """A workflow to load at the start.
+
+    Without a path the order's URL says where it comes from, as in a registration.
+    """
 
     path: Path | None
     order: WorkflowOrder
 
 
-async def load_workflows(workflows: Workflows, starts: Iterable[StartWorkflow], *, or_log: bool) -> list[Workflow]:
-    """Load all concurrently. With `or_log`, a failure is logged and the workflow skipped; else a failure ends the start."""
+async def load_workflows(
+    workflows: Workflows, starts: Iterable[StartWorkflow], *, or_log: bool
+) -> list[Workflow]:
+    """Load all concurrently.
+
+    With `or_log`, a failure is logged and the workflow skipped; else a failure ends the start.
+    """
     found = await _finish_all(_load_workflow(workflows, start, or_log) for start in starts)
     return [workflow for workflow in found if workflow is not None]
 
 
 def workflows_from_settings(settings: Settings) -> list[StartWorkflow]:
-    """What the setting `load_workflows` names: `all`, or `[name=]file` in the workflow store. Raises SettingError."""
+    """What the setting `load_workflows` names: `all`, or `[name=]file` in the workflow store.
+    Raises SettingError.
+    """
     if not settings.load_workflows:
         return []
     store = settings.workflow_store or settings.model_store
     if [entry.lower() for entry in settings.load_workflows] != ["all"]:
-        return [_workflow_from_entry(*split_name(entry), store) for entry in settings.load_workflows]
+        return [
+            _workflow_from_entry(*split_name(entry), store) for entry in settings.load_workflows
+        ]
     if store is None:
         raise SettingError(_NO_STORE.format("all"))
-    return [start_workflow(path) for path in sorted(store.glob(f"*{SUFFIX}")) if not path.name.startswith(".")]
+    return [
+        start_workflow(path)
+        for path in sorted(store.glob(f"*{SUFFIX}"))
+        if not path.name.startswith(".")
+    ]
 
 
 def start_workflow(path: Path, name: str | None = None) -> StartWorkflow:
@@ -256,7 +345,9 @@ def _workflow_from_entry(name: str, file: str, store: Path | None) -> StartWorkf
     return StartWorkflow(Path(file) if store is None else store / file, order)
 
 
-async def _load_workflow(workflows: Workflows, start: StartWorkflow, or_log: bool) -> Workflow | None:
+async def _load_workflow(
+    workflows: Workflows, start: StartWorkflow, or_log: bool
+) -> Workflow | None:
     try:
         if start.path is None:
             workflow = await workflows.register(start.order, trust=Trust.OPERATOR)
@@ -273,15 +364,27 @@ async def _load_workflow(workflows: Workflows, start: StartWorkflow, or_log: boo
 
 def warn_of_unknown_models(settings: Settings, names: Sequence[str]) -> None:
     """Log which models the settings name that are not among those served."""
-    for name in dict.fromkeys((*settings.models, *settings.model_versions, *settings.trust_remote_code)):
+    for name in dict.fromkeys(
+        (*settings.models, *settings.model_versions, *settings.trust_remote_code)
+    ):
         if name not in names:
-            logger.warning("the settings name a model %r, and none of that name is served now%s", name, suggestion(name, names))
+            logger.warning(
+                "the settings name a model %r, and none of that name is served now%s",
+                name,
+                suggestion(name, names),
+            )
 
 
 def log_privileges(settings: Settings, env: Mapping[str, str], *, platform_decides: bool) -> None:
     """`platform_decides`: whether the platform chooses the user that the server runs as."""
     if hasattr(os, "geteuid") and os.geteuid() == 0 and not platform_decides:
-        logger.warning("the server runs as root, and so does the code of every model; run it as a separate user (see docs/guides/security.md)")
+        logger.warning(
+            "the server runs as root, and so does the code of every model; run it as a separate"
+            " user (see docs/guides/security.md)"
+        )
     hidden = [name for name in hidden_variables(settings, env) if name not in SERVERS]
     if hidden:
-        logger.info("models cannot read these environment variables unless pass_env names them: %s", ", ".join(sorted(hidden)))
+        logger.info(
+            "models cannot read these environment variables unless pass_env names them: %s",
+            ", ".join(sorted(hidden)),
+        )

@@ -16,32 +16,49 @@ from tsx_runtime.targets.server.keystore import Pem, der_element, read_keystore
 from tsx_runtime.targets.server.pem_context import load_pem, server_context
 
 MAKE_ONE = (
-    "To create a pair for testing: openssl req -x509 -newkey rsa:2048 -nodes -days 30 -keyout key.pem -out cert.pem "
-    "-subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+    "To create a pair for testing: openssl req -x509 -newkey rsa:2048 -nodes -days 30 -keyout"
+    " key.pem -out cert.pem -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
 )
 
 _LEAST_BITS = (0, 1024, 2048, 3072, 7680, 15360)  # of RSA keys, by OpenSSL's security levels
-_RSA = bytes.fromhex("06092a864886f70d0101010500")  # in a certificate: the key's algorithm, rsaEncryption, and its NULL; the key follows
+_RSA = bytes.fromhex(
+    "06092a864886f70d0101010500"
+)  # in a certificate: the key's algorithm, rsaEncryption, and its NULL; the key follows
 
 logger = logging.getLogger("tsx.server")
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
     """TLS 1.2 and later for the https addresses; None where there is none. Raises SettingError."""
-    names = [name for name in (f"{role}_address" for role in ROLES) if parse_address(getattr(settings, name)).scheme == "https"]
+    names = [
+        name
+        for name in (f"{role}_address" for role in ROLES)
+        if parse_address(getattr(settings, name)).scheme == "https"
+    ]
     if not names:
-        given = [name for name in ("certificate_file", "private_key_file", "keystore") if getattr(settings, name)]
+        given = [
+            name
+            for name in ("certificate_file", "private_key_file", "keystore")
+            if getattr(settings, name)
+        ]
         if given and not settings.enable_grpc_ssl:
-            logger.warning("no address begins with https://, so nothing is encrypted, although %s", f"{' and '.join(given)} were given")
+            logger.warning(
+                "no address begins with https://, so nothing is encrypted, although %s",
+                f"{' and '.join(given)} were given",
+            )
         return None
     if _from_keystore(settings):
         assert settings.keystore is not None
-        return _load_pem(read_keystore(settings.keystore, settings.keystore_pass), settings.keystore)
+        return _load_pem(
+            read_keystore(settings.keystore, settings.keystore_pass), settings.keystore
+        )
     return _load(*_pair(settings, names[0]))
 
 
 def read_pem(settings: Settings, because: str) -> tuple[bytes, bytes]:
-    """Key and certificates for gRPC, which makes its own context; `because` names the setting that needs them. Raises SettingError."""
+    """Key and certificates for gRPC, which makes its own context; `because` names the setting that
+    needs them. Raises SettingError.
+    """
     if _from_keystore(settings):
         assert settings.keystore is not None
         pem = read_keystore(settings.keystore, settings.keystore_pass)
@@ -53,19 +70,32 @@ def read_pem(settings: Settings, because: str) -> tuple[bytes, bytes]:
 
 
 def _from_keystore(settings: Settings) -> bool:
-    return settings.keystore is not None and settings.certificate_file is None and settings.private_key_file is None
+    return (
+        settings.keystore is not None
+        and settings.certificate_file is None
+        and settings.private_key_file is None
+    )
 
 
 def _pair(settings: Settings, because: str) -> tuple[Path, Path]:
     """The checked files of certificate and key."""
     certificate, key = settings.certificate_file, settings.private_key_file
     if certificate is None or key is None:
-        missing = " and ".join(name for name in ("certificate_file", "private_key_file") if getattr(settings, name) is None)
-        raise SettingError(f"{because} is {getattr(settings, because)}, so {missing} must be set, or keystore. {MAKE_ONE}")
+        missing = " and ".join(
+            name
+            for name in ("certificate_file", "private_key_file")
+            if getattr(settings, name) is None
+        )
+        raise SettingError(
+            f"{because} is {getattr(settings, because)}, so {missing} must be set, or keystore."
+            f" {MAKE_ONE}"
+        )
     _check_pem(certificate, "certificate_file", "CERTIFICATE")
     _check_pem(key, "private_key_file", "PRIVATE KEY")
     if key.stat().st_mode & stat.S_IROTH:
-        logger.warning("every user of this machine can read the private key; run `chmod 600 %s`", key)
+        logger.warning(
+            "every user of this machine can read the private key; run `chmod 600 %s`", key
+        )
     return certificate, key
 
 
@@ -78,14 +108,26 @@ def _check_pem(path: Path, name: str, kind: str) -> None:
         return
     if "-----BEGIN " in text:
         found = text.partition("-----BEGIN ")[2].partition("-----")[0]
-        raise SettingError(f"{name}: {path} holds a {found}, not a {kind}. Are certificate_file and private_key_file swapped?")
-    how = "openssl x509 -inform DER -in FILE -out cert.pem" if kind == "CERTIFICATE" else "openssl pkey -inform DER -in FILE -out key.pem"
-    raise SettingError(f"{name}: {path} is not PEM (it has no -----BEGIN {kind}----- line). From DER: {how}")
+        raise SettingError(
+            f"{name}: {path} holds a {found}, not a {kind}. Are certificate_file and"
+            " private_key_file swapped?"
+        )
+    how = (
+        "openssl x509 -inform DER -in FILE -out cert.pem"
+        if kind == "CERTIFICATE"
+        else "openssl pkey -inform DER -in FILE -out key.pem"
+    )
+    raise SettingError(
+        f"{name}: {path} is not PEM (it has no -----BEGIN {kind}----- line). From DER: {how}"
+    )
 
 
 def _load(certificate: Path, key: Path) -> ssl.SSLContext:
     def ask() -> str:
-        raise SettingError(f"private_key_file: {key} is encrypted. Write it without a password: openssl pkey -in {key} -out key.pem")
+        raise SettingError(
+            f"private_key_file: {key} is encrypted. Write it without a password: openssl pkey -in"
+            f" {key} -out key.pem"
+        )
 
     context = server_context()
     try:
@@ -93,11 +135,14 @@ def _load(certificate: Path, key: Path) -> ssl.SSLContext:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise SettingError(
-                f"The key in {key} (private_key_file) does not belong to the first certificate in {certificate} (certificate_file). "
-                "Use a matching pair, with the server's own certificate before its chain."
+                f"The key in {key} (private_key_file) does not belong to the first certificate in"
+                f" {certificate} (certificate_file). Use a matching pair, with the server's own"
+                " certificate before its chain."
             ) from error
         pair = f"certificate_file {certificate} and private_key_file {key}"
-        raise SettingError(f"{pair} cannot be used: {_reason(error, context, certificate.read_bytes())}") from error
+        raise SettingError(
+            f"{pair} cannot be used: {_reason(error, context, certificate.read_bytes())}"
+        ) from error
     return context
 
 
@@ -107,7 +152,9 @@ def _load_pem(pem: Pem, keystore: Path) -> ssl.SSLContext:
         load_pem(context, pem)
     except ssl.SSLError as error:
         why = _reason(error, context, pem.certificates)
-        raise SettingError(f"keystore {keystore}: its key and certificate cannot be used: {why}") from error
+        raise SettingError(
+            f"keystore {keystore}: its key and certificate cannot be used: {why}"
+        ) from error
     return context
 
 
@@ -117,7 +164,9 @@ def _reason(error: ssl.SSLError, context: ssl.SSLContext, certificates: bytes) -
         return f"{error.reason or error}."
     least = _LEAST_BITS[context.security_level]
     bits = next((bits for bits in _rsa_bits(certificates) if bits < least), None)
-    whose = "the certificate" if error.reason == "EE_KEY_TOO_SMALL" else "a certificate of the chain"
+    whose = (
+        "the certificate" if error.reason == "EE_KEY_TOO_SMALL" else "a certificate of the chain"
+    )
     size = f"has {bits} bits" if bits else "is too small"
     bound = f"OpenSSL requires {least} of an RSA key here (security level {context.security_level})"
     return f"the key of {whose} {size}; {bound}. {MAKE_ONE.replace('rsa:2048', f'rsa:{least}')}"
@@ -125,24 +174,34 @@ def _reason(error: ssl.SSLError, context: ssl.SSLContext, certificates: bytes) -
 
 def _rsa_bits(certificates: bytes) -> Iterator[int]:
     """The sizes of the RSA keys in PEM certificates."""
-    for text in re.findall(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", certificates.decode("latin-1"), re.DOTALL):
+    for text in re.findall(
+        r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----",
+        certificates.decode("latin-1"),
+        re.DOTALL,
+    ):
         _, found, after = ssl.PEM_cert_to_DER_cert(text).partition(_RSA)
         if found:
             key, _ = der_element(after)
-            numbers, _ = der_element(key[1:])  # a BIT STRING begins with the number of its unused bits
+            numbers, _ = der_element(
+                key[1:]
+            )  # a BIT STRING begins with the number of its unused bits
             modulus, _ = der_element(numbers)
             yield int.from_bytes(modulus, "big").bit_length()
 
 
 def is_trusted_as(host: str, settings: Settings) -> bool:
-    """Whether a client that trusts the certificate itself (`curl --cacert`) may call the server by this name: tried, in memory."""
+    """Whether a client that trusts the certificate itself (`curl --cacert`) may call the server by
+    this name: tried, in memory.
+    """
     if settings.certificate_file is None or settings.private_key_file is None:
         return False  # a keystore: there is no certificate file for clients
     context = ssl.create_default_context(cafile=settings.certificate_file)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(back, there, server_hostname=host)
-    server = _load(settings.certificate_file, settings.private_key_file).wrap_bio(there, back, server_side=True)
+    server = _load(settings.certificate_file, settings.private_key_file).wrap_bio(
+        there, back, server_side=True
+    )
     for end in (client, server, client):
         try:
             end.do_handshake()

@@ -1,9 +1,11 @@
 """TLS between a plain transport and a connection's protocol, in place of asyncio's `ssl=`.
 
-asyncio has buffers of its own for each connection, some 256 KiB that large bodies pass one after the other, and after each read it asks
-OpenSSL once more, which answers with an exception. Here all connections of a listener share one buffer and one pair of BIOs, which are
-empty again whenever a protocol runs: OpenSSL keeps the beginning of an incomplete record itself. What was decrypted is passed on in the
-records that it came in. There is no renegotiation (`tls.py`), so writing never waits for the client.
+asyncio has buffers of its own for each connection, some 256 KiB that large bodies pass one after
+the other, and after each read it asks OpenSSL once more, which answers with an exception. Here all
+connections of a listener share one buffer and one pair of BIOs, which are empty again whenever a
+protocol runs: OpenSSL keeps the beginning of an incomplete record itself. What was decrypted is
+passed on in the records that it came in. There is no renegotiation (`tls.py`), so writing never
+waits for the client.
 """
 
 from __future__ import annotations
@@ -17,9 +19,17 @@ from typing import Any, cast
 from tsx_runtime.http.turns import Turns
 
 RECORD = 16 << 10  # bytes that a TLS record holds at most
-BUFFER = 256 << 10  # bytes that are read at once at most, as uvloop does from a plain connection, or encrypted: a BIO keeps all its memory
-GOODBYE = 2.0  # seconds that a client may take to agree that the connection is closed; an idle one does not read, so never does
-PIECE = 64 << 10  # bytes that are decrypted at once: with more, a BIO would not stay in the processor's cache
+BUFFER = (
+    256 << 10
+    # bytes that are read at once at most, as uvloop does from a plain connection, or encrypted: a
+    # BIO keeps all its memory
+)
+# seconds that a client may take to agree that the connection is closed; an idle one does not read,
+# so never does
+GOODBYE = 2.0
+PIECE = (
+    64 << 10
+)  # bytes that are decrypted at once: with more, a BIO would not stay in the processor's cache
 
 logger = logging.getLogger("tsx.server")
 
@@ -28,7 +38,11 @@ class TlsListener:
     """Makes the connections of a listening socket: a protocol factory for `create_server`."""
 
     def __init__(
-        self, context: ssl.SSLContext, new_protocol: Callable[[], asyncio.BaseProtocol], handshake_timeout: float, goodbye: float = GOODBYE
+        self,
+        context: ssl.SSLContext,
+        new_protocol: Callable[[], asyncio.BaseProtocol],
+        handshake_timeout: float,
+        goodbye: float = GOODBYE,
     ) -> None:
         self.context = context
         self.new_protocol = new_protocol
@@ -45,12 +59,18 @@ class TlsListener:
 
 
 class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
-    """The protocol of the plain transport, and the transport of the connection's own, which is made once the handshake is done."""
+    """The protocol of the plain transport, and the transport of the connection's own, which is made
+    once the handshake is done.
+    """
 
     def __init__(self, listener: TlsListener) -> None:
         super().__init__()
         self._listener = listener
-        self._buffer, self._incoming, self._outgoing = listener.buffer, listener.incoming, listener.outgoing
+        self._buffer, self._incoming, self._outgoing = (
+            listener.buffer,
+            listener.incoming,
+            listener.outgoing,
+        )
         self._tls = listener.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._decrypt, self._encrypt = self._tls.read, self._tls.write
         self._plain: asyncio.Transport
@@ -120,7 +140,8 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             return
         if incoming.pending:  # behind the client's close_notify
             incoming.read()
-        self._send()  # what OpenSSL answers by itself, such as to a new key: the next connection must not find it
+        # what OpenSSL answers by itself, such as to a new key: the next connection must not find it
+        self._send()
         for record in records:
             if not record:
                 self.eof_received()
@@ -146,7 +167,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._take(memoryview(request))
 
     def _yield_turn(self) -> None:
-        """Read on in another turn: the event loop would read megabytes from one connection in this one."""
+        """Read on in another turn: the event loop would read megabytes from one connection in this
+        one.
+        """
         if not self._yields:
             self._yields = True
             self._plain.pause_reading()
@@ -177,7 +200,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
                 view = memoryview(data)
                 for start in range(0, len(view), BUFFER):
                     self._send()
-                    if self._is_closing or self._plain.is_closing():  # the client is gone, or the protocol ended it as it paused
+                    if (
+                        self._is_closing or self._plain.is_closing()
+                    ):  # the client is gone, or the protocol ended it as it paused
                         return
                     self._encrypt(view[start : start + BUFFER])
         except ssl.SSLError as error:
@@ -193,7 +218,9 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             self._plain.write(self._outgoing.read())
 
     def close(self) -> None:
-        """Once all is sent, and the client agrees: some lose the end of an answer where the connection ends behind it at once."""
+        """Once all is sent, and the client agrees: some lose the end of an answer where the
+        connection ends behind it at once.
+        """
         if self._is_closing:
             return
         self._is_closing = True

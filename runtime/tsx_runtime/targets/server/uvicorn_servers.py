@@ -37,9 +37,12 @@ class ServerGroup:
     ) -> None:
         """`apps` has one app for each listener."""
         limited = [app.clients is not None for app in apps]
-        protocols = {each: http_protocol(limited=each) for each in set(limited)}  # once: it may have a warning to log
+        protocols = {
+            each: http_protocol(limited=each) for each in set(limited)
+        }  # once: it may have a warning to log
         self._servers = [
-            _Server(app, protocols[app.clients is not None], settings, listener, tls) for app, listener in zip(apps, listeners, strict=True)
+            _Server(app, protocols[app.clients is not None], settings, listener, tls)
+            for app, listener in zip(apps, listeners, strict=True)
         ]
         self._ports = ports
         self._running: dict[_Server, asyncio.Task[None]] = {}
@@ -48,7 +51,11 @@ class ServerGroup:
     @property
     def addresses(self) -> dict[str, str]:
         """By role."""
-        http = {role: str(server.listener.address) for server in self._servers for role in server.listener.roles}
+        http = {
+            role: str(server.listener.address)
+            for server in self._servers
+            for role in server.listener.roles
+        }
         return http | {role: port.target for port in self._ports for role in port.roles}
 
     async def start(self) -> None:
@@ -59,18 +66,29 @@ class ServerGroup:
             await port.server.start()
 
     def leave(self) -> None:
-        """Accept no more connections: another server has the sockets. Those that are there may send one more request."""
+        """Accept no more connections: another server has the sockets.
+
+        Those that are there may send one more request.
+        """
         self._leaving = True
         for server in self._running:
             server.leave()
 
     async def stop(self, registry: Registry, hurry: asyncio.Event, seconds: float) -> None:
-        """Refuse new connections. Accepted requests are answered within `seconds`, or until `hurry` is set; then they are refused.
+        """Refuse new connections.
 
-        Health checks and metrics are answered until the last prediction is. After `leave`, all connections end alike.
+        Accepted requests are answered within `seconds`, or until `hurry` is set; then they are
+        refused.
+
+        Health checks and metrics are answered until the last prediction is. After `leave`, all
+        connections end alike.
         """
         end = time.monotonic() + seconds
-        predicting = [server for server in self._running if self._leaving or "inference" in server.listener.roles]
+        predicting = [
+            server
+            for server in self._running
+            if self._leaving or "inference" in server.listener.roles
+        ]
         others = [server for server in self._running if server not in predicting]
         calls = [port.server.stop(seconds + LAST_WORDS) for port in self._ports]
         await self._drain([*self._end(predicting), *calls], registry, hurry, seconds)
@@ -81,16 +99,26 @@ class ServerGroup:
             server.listener.leave()
         return [server.end(self._running[server]) for server in servers]
 
-    async def _drain(self, ending: Sequence[Awaitable[Any]], registry: Registry, hurry: asyncio.Event, timeout: float) -> None:
+    async def _drain(
+        self,
+        ending: Sequence[Awaitable[Any]],
+        registry: Registry,
+        hurry: asyncio.Event,
+        timeout: float,
+    ) -> None:
         answering = asyncio.gather(*ending)
         hurried: asyncio.Future[Any] = asyncio.ensure_future(hurry.wait())
-        await asyncio.wait([answering, hurried], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            [answering, hurried], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+        )
         hurried.cancel()
         if not answering.done():
             if self._leaving:
                 for server in self._running:
                     server.end_connections(after_next=False)
-            await registry.close()  # refuses waiting requests and ends the workers, so each request gets an answer
+            await (
+                registry.close()
+            )  # refuses waiting requests and ends the workers, so each request gets an answer
         await answering
 
 
@@ -119,9 +147,18 @@ def _uvicorn_config(app: Any, http: Any, settings: Settings) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, without its signal handlers and its way to listen: signals are `server.py`'s, sockets `listeners.py`'s."""
+    """uvicorn's server, without its signal handlers and its way to listen: signals are
+    `server.py`'s, sockets `listeners.py`'s.
+    """
 
-    def __init__(self, app: Any, http: Any, settings: Settings, listener: Listener, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        http: Any,
+        settings: Settings,
+        listener: Listener,
+        tls: ssl.SSLContext | None,
+    ) -> None:
         super().__init__(_uvicorn_config(app, http, settings))
         self.app = app
         self.listener = listener
@@ -132,7 +169,9 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
-        server = await asyncio.get_running_loop().create_server(self._accept, sock=self.listener.sock, backlog=BACKLOG)
+        server = await asyncio.get_running_loop().create_server(
+            self._accept, sock=self.listener.sock, backlog=BACKLOG
+        )
         self.servers.append(server)
         self.up.set()
 
@@ -144,7 +183,9 @@ class _Server(uvicorn.Server):
 
     async def end(self, running: Awaitable[None]) -> None:
         if not self.listener.is_handed_over:
-            await self._stop_listening()  # before the connections are told: none may come behind that
+            await (
+                self._stop_listening()
+            )  # before the connections are told: none may come behind that
         self.should_exit = True
         await running
 
@@ -167,14 +208,18 @@ class _Server(uvicorn.Server):
         await asyncio.sleep(LAST_REQUESTS_S)
 
     def end_connections(self, *, after_next: bool) -> None:
-        """Those that wait for nothing end now, or after their next answer; the others with the present one."""
+        """Those that wait for nothing end now, or after their next answer; the others with the
+        present one.
+        """
         self.app.leaving = after_next
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
     def _connection(self) -> asyncio.Protocol:
         protocol: Any = self.config.http_protocol_class
-        made: asyncio.Protocol = protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        made: asyncio.Protocol = protocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
         return made
 
     @contextlib.contextmanager

@@ -1,4 +1,6 @@
-"""JSON objects in bodies, declared for pydantic: how they are read, the fields that formats share, and the words for one that is wrong."""
+"""JSON objects in bodies, declared for pydantic: how they are read, the fields that formats share,
+and the words for one that is wrong.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ TokenCount: TypeAlias = Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None
 class RefusedField(InvalidInput):
     """A field of the request cannot be used as it is."""
 
-    def __init__(self, message: str, param: str | None = None, *, code: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self, message: str, param: str | None = None, *, code: str | None = None, status: int = 400
+    ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
@@ -40,7 +44,11 @@ class BodyObject(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def without_nulls(cls, body: Any) -> Any:
-        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+        return (
+            {name: value for name, value in body.items() if value is not None}
+            if isinstance(body, dict)
+            else body
+        )
 
 
 BodyT = TypeVar("BodyT", bound=BodyObject)
@@ -62,16 +70,27 @@ def _refusal(error: ValidationError) -> RefusedField:
     for step in first["loc"]:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
     if not path:
-        return RefusedField(f"The body cannot be read: {why}. Send a JSON object with the header Content-Type: application/json.")
+        return RefusedField(
+            f"The body cannot be read: {why}. Send a JSON object with the header Content-Type:"
+            " application/json."
+        )
     if first["type"] == "extra_forbidden":
         return unsupported(path)
     if first["type"] == "missing":
-        return RefusedField(f"The field '{path}' is missing. Send it.", path, code="missing_required_parameter")
-    return RefusedField(f"The field '{path}' is {shown(first['input'])}: {why}.", path, code="invalid_value")
+        return RefusedField(
+            f"The field '{path}' is missing. Send it.", path, code="missing_required_parameter"
+        )
+    return RefusedField(
+        f"The field '{path}' is {shown(first['input'])}: {why}.", path, code="invalid_value"
+    )
 
 
 def unsupported(path: str) -> RefusedField:
-    return RefusedField(f"The field '{path}' is not supported here. Send the request without it.", path, code="unsupported_parameter")
+    return RefusedField(
+        f"The field '{path}' is not supported here. Send the request without it.",
+        path,
+        code="unsupported_parameter",
+    )
 
 
 def requirement(error: Mapping[str, Any]) -> str:

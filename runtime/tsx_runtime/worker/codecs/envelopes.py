@@ -1,11 +1,13 @@
-"""Envelopes: a protocol's wrapping of requests and answers, removed before the handler and added after it. Contract section 5.5.
+"""Envelopes: a protocol's wrapping of requests and answers, removed before the handler and added
+after it. Contract section 5.5.
 
-`service_envelope` names one: `body`, `json`, `kserve` (KServe's version 1) or `kservev2` (the Open Inference Protocol). A request that is
-not in its envelope's form is answered 400, and its neighbours without it. Where TorchServe reads only the first request of a batch, all
-are answered: in one call of the handler where each holds one instance, else in one call each.
+`service_envelope` names one: `body`, `json`, `kserve` (KServe's version 1) or `kservev2` (the Open
+Inference Protocol). A request that is not in its envelope's form is answered 400, and its
+neighbours without it. Where TorchServe reads only the first request of a batch, all are answered:
+in one call of the handler where each holds one instance, else in one call each.
 
-In a workflow only its first nodes take the envelope off, and only its leaves put it on. Between them
-go the results of the handler, each in bytes, as rows of the next node.
+In a workflow only its first nodes take the envelope off, and only its leaves put it on. Between
+them go the results of the handler, each in bytes, as rows of the next node.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Handle: TypeAlias = Callable[[Any, Context], Any]
 
 
 class RequestRows(NamedTuple):
-    """The rows of one request; of the Open Inference Protocol also its id and its tensors' names."""
+    """The rows of one request; of the Open Inference Protocol also its id and its tensors'
+    names.
+    """
 
     rows: list[Any]
     names: list[str] = []
@@ -47,16 +51,22 @@ class BaseEnvelope:
         return self.answer([_opened(row) for row in data], context)
 
     def answer(self, contents: list[Any], context: Context) -> Any:
-        """Answer requests by their `contents`: a row's `data` or `body`, or the row itself without them."""
+        """Answer requests by their `contents`: a row's `data` or `body`, or the row itself without
+        them.
+        """
         raise NotImplementedError
 
     def _call(self, rows: list[Any], owners: Sequence[int], context: Context) -> Any:
-        """The handler's results for rows that belong to these requests; the rows that it refuses are refused as requests."""
+        """The handler's results for rows that belong to these requests; the rows that it refuses
+        are refused as requests.
+        """
         try:
             return self._handle_fn(rows, context)
         except BadRows as error:
             if all(0 <= idx < len(owners) for idx in error.faults):
-                raise BadRows({owners[idx]: why for idx, why in error.faults.items()}, error.error_code) from error
+                raise BadRows(
+                    {owners[idx]: why for idx, why in error.faults.items()}, error.error_code
+                ) from error
             raise
 
 
@@ -85,7 +95,10 @@ class KServeEnvelope(BaseEnvelope):
             except MalformedTensors as error:
                 faults[idx] = str(error)
             except RecursionError:
-                faults[idx] = "The body is nested too deeply: write it with fewer levels of lists and objects."
+                faults[idx] = (
+                    "The body is nested too deeply: write it with fewer levels of lists and"
+                    " objects."
+                )
         if faults:
             raise BadRows(faults)
         answers = []
@@ -102,13 +115,25 @@ class KServeEnvelope(BaseEnvelope):
 
     def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
         """Put the envelope on."""
-        return {"explanations" if context.get_request_header(0, "explain") == "True" else "predictions": results}
+        return {
+            (
+                "explanations"
+                if context.get_request_header(0, "explain") == "True"
+                else "predictions"
+            ): results
+        }
 
     def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
         """The handler's results for each request."""
         everything = [request.rows for request in requests]
         if len(everything) == 1:
-            return [self._call(everything[0], [0] * len(everything[0]), context) if everything[0] else []]
+            return [
+                (
+                    self._call(everything[0], [0] * len(everything[0]), context)
+                    if everything[0]
+                    else []
+                )
+            ]
         if all(len(rows) == 1 for rows in everything):
             results = self._call([rows[0] for rows in everything], range(len(everything)), context)
             _check_length(results, len(everything), "requests")
@@ -121,11 +146,17 @@ class KServeEnvelope(BaseEnvelope):
 
 
 class JSONEnvelope(KServeEnvelope):
-    """`{"instances": [...]}` in, the instances of all requests to the handler at once; `{"predictions": [...]}` out."""
+    """`{"instances": [...]}` in, the instances of all requests to the handler at once;
+    `{"predictions": [...]}` out.
+    """
 
     def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
         owners = [idx for idx, request in enumerate(requests) for _ in request.rows]
-        results = self._call([row for request in requests for row in request.rows], owners, context) if owners else []
+        results = (
+            self._call([row for request in requests for row in request.rows], owners, context)
+            if owners
+            else []
+        )
         _check_length(results, len(owners), "instances")
         remaining = iter(results)
         return [list(islice(remaining, len(request.rows))) for request in requests]
@@ -135,11 +166,15 @@ class JSONEnvelope(KServeEnvelope):
 
 
 class KServev2Envelope(KServeEnvelope):
-    """The Open Inference Protocol: `{"inputs": [tensors]}` in, the handler gets them with nested `data`; `{"outputs": [tensors]}` out."""
+    """The Open Inference Protocol: `{"inputs": [tensors]}` in, the handler gets them with nested
+    `data`; `{"outputs": [tensors]}` out.
+    """
 
     def read(self, document: Any) -> RequestRows:
         inputs = _inputs(document)
-        return RequestRows(inputs, [entry["name"] for entry in inputs], str(document.get("id") or "") or None)
+        return RequestRows(
+            inputs, [entry["name"] for entry in inputs], str(document.get("id") or "") or None
+        )
 
     def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
         first = requests[0]
@@ -178,34 +213,51 @@ def _opened(row: Any) -> Any:
 
 def _as_values(results: Any) -> Any:
     """The results, those that are written as JSON already as what they say."""
-    return [json.loads(value) if isinstance(value, JsonText) else value for value in results] if isinstance(results, list) else results
+    return (
+        [json.loads(value) if isinstance(value, JsonText) else value for value in results]
+        if isinstance(results, list)
+        else results
+    )
 
 
 def _relayed(results: Any, request: RequestRows, context: Context) -> RelayedRows:
     """The results as rows for the next nodes of a workflow."""
     if not isinstance(results, list):
-        raise PredictionFailed(f"The handler returned {type(results).__name__}, not a list with one entry for each row.")
+        raise PredictionFailed(
+            f"The handler returned {type(results).__name__}, not a list with one entry for each"
+            " row."
+        )
     rows = [base64.b64encode(encode_body(value, context.json_nan)).decode() for value in results]
     return RelayedRows(json.dumps(request._replace(rows=rows)))
 
 
 def _rows_of_parents(content: Any) -> RequestRows:
-    """Read the rows that the nodes before this one gave: as `body`, or of several by their names."""
+    """Read the rows that the nodes before this one gave: as `body`, or of several by their
+    names.
+    """
     parents = content if isinstance(content, dict) else {"body": content}
     try:
         relayed = {name: RequestRows(*json.loads(value)) for name, value in parents.items()}
         rows = [
-            {name: bytearray(base64.b64decode(row)) for name, row in zip(relayed, values, strict=True)}
+            {
+                name: bytearray(base64.b64decode(row))
+                for name, row in zip(relayed, values, strict=True)
+            }
             for values in zip(*(request.rows for request in relayed.values()), strict=True)
         ]
     except (ValueError, TypeError) as error:
-        text = f"The nodes before this one ({', '.join(parents)}) gave no rows, or different numbers of them: {error}."
+        text = (
+            f"The nodes before this one ({', '.join(parents)}) gave no rows, or different numbers"
+            f" of them: {error}."
+        )
         raise MalformedTensors(text) from error
     return next(iter(relayed.values()))._replace(rows=rows)
 
 
 def _json(content: Any) -> Any:
-    """Bodies that were not decoded (`decode_input_request = false`, or another content type) are parsed as JSON too."""
+    """Bodies that were not decoded (`decode_input_request = false`, or another content type) are
+    parsed as JSON too.
+    """
     if not isinstance(content, bytes | bytearray | str):
         return content
     try:
@@ -217,7 +269,9 @@ def _json(content: Any) -> Any:
 def _instances(content: Any) -> list[Any]:
     instances = content.get("instances") if isinstance(content, dict) else None
     if not isinstance(instances, list):
-        raise MalformedTensors('The body must be JSON of the form {"instances": [...]}, with one entry for each input.')
+        raise MalformedTensors(
+            'The body must be JSON of the form {"instances": [...]}, with one entry for each input.'
+        )
     return [_decoded(instance) for instance in instances]
 
 
@@ -228,33 +282,53 @@ def _decoded(value: Any) -> Any:
             try:
                 return base64.b64decode(value["b64"])
             except (binascii.Error, ValueError) as error:
-                raise MalformedTensors(f'The text of a "b64" entry is not base64: {error}') from error
+                raise MalformedTensors(
+                    f'The text of a "b64" entry is not base64: {error}'
+                ) from error
         return {name: _decoded(entry) for name, entry in value.items()}
-    return [_decoded(entry) for entry in value] if isinstance(value, list) and any(isinstance(entry, dict) for entry in value) else value
+    return (
+        [_decoded(entry) for entry in value]
+        if isinstance(value, list) and any(isinstance(entry, dict) for entry in value)
+        else value
+    )
 
 
 def _inputs(content: Any) -> list[Any]:
     inputs = content.get("inputs") if isinstance(content, dict) else None
     if not isinstance(inputs, list) or not inputs:
-        raise MalformedTensors('The body must be JSON of the form {"inputs": [{"name", "shape", "datatype", "data"}, ...]}.')
+        raise MalformedTensors(
+            'The body must be JSON of the form {"inputs": [{"name", "shape", "datatype", "data"},'
+            " ...]}."
+        )
     return [read_input(entry) for entry in inputs]
 
 
 def _outputs(results: Any, names: Sequence[str]) -> list[dict[str, Any]]:
     """The handler's results are tensors named as the inputs; what goes beyond those is numbered."""
     if not isinstance(results, list):
-        raise PredictionFailed(f"The handler returned {type(results).__name__}, not a list with one entry for each output.")
-    return [output_tensor(names[idx] if idx < len(names) else f"output-{idx}", value) for idx, value in enumerate(results)]
+        raise PredictionFailed(
+            f"The handler returned {type(results).__name__}, not a list with one entry for each"
+            " output."
+        )
+    return [
+        output_tensor(names[idx] if idx < len(names) else f"output-{idx}", value)
+        for idx, value in enumerate(results)
+    ]
 
 
 def _check_length(results: Any, expected: int, what: str) -> None:
     if not isinstance(results, list) or len(results) != expected:
         got = f"{len(results)}" if isinstance(results, list) else f"a {type(results).__name__}"
-        raise PredictionFailed(f"number of batch response mismatched, expect: {expected}, got: {got}; the envelope held {expected} {what}.")
+        raise PredictionFailed(
+            f"number of batch response mismatched, expect: {expected}, got: {got}; the envelope"
+            f" held {expected} {what}."
+        )
 
 
 def _as_text(value: Any, nan: str) -> JsonText:
     try:
         return JsonText(to_compact_json(value, nan))
     except (TypeError, ValueError, RecursionError) as error:
-        raise PredictionFailed(f"Unsupported model output data type. The json envelope cannot write it: {error}") from error
+        raise PredictionFailed(
+            f"Unsupported model output data type. The json envelope cannot write it: {error}"
+        ) from error

@@ -1,6 +1,7 @@
 """Converts a request into the handler's input: a row of named inputs. Contract section 1.2.
 
-A body is one input called `body`; a form's fields, and the pairs of the query string, are inputs of their own.
+A body is one input called `body`; a form's fields, and the pairs of the query string, are inputs of
+their own.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from tsx_runtime.worker.exceptions import InvalidInput
 logger = logging.getLogger("tsx.worker")
 
 MAX_PARTS = 10_000
-TENSORS = "\n"  # begins what stands for a content type where a header tells that the body is tensors: no header holds a line's end
+# begins what stands for a content type where a header tells that the body is tensors: no header
+# holds a line's end
+TENSORS = "\n"
 
 # An object, a list, a text, a number or a literal; a form's fields have `=` or `&`.
 _JSON = re.compile(rb'\s*(?:[{\["]|(?:[-+.\deE]+|true|false|null)\s*\Z)')
 _FORM = "application/x-www-form-urlencoded"
-_NO_TYPE = "The request had no content type: send -H 'Content-Type: application/json' if the body is JSON."
+_NO_TYPE = (
+    "The request had no content type: send -H 'Content-Type: application/json' if the body is JSON."
+)
 _LENGTHS = struct.Struct("<IQ")
 _INPUTS = INPUTS.decode()
 _TENSORS = f"\r\n{TENSORS_HEAD.decode()}: "
@@ -73,9 +78,18 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
     inputs: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
     if query:
-        text = query.encode("latin-1").decode("utf-8", "replace")  # headers travel as latin-1; a URL is UTF-8
+        text = query.encode("latin-1").decode(
+            "utf-8", "replace"
+        )  # headers travel as latin-1; a URL is UTF-8
         # The values are bytes, as TorchServe passes them on.
-        _add_fields(inputs, parts, [(name, bytearray(value, "utf-8")) for name, value in parse_qsl(text, keep_blank_values=True)])
+        _add_fields(
+            inputs,
+            parts,
+            [
+                (name, bytearray(value, "utf-8"))
+                for name, value in parse_qsl(text, keep_blank_values=True)
+            ],
+        )
     if content_type.startswith(TENSORS):
         request, wanted = v2_binary.read(content_type.removeprefix(TENSORS), own(body))
         inputs["body"] = request
@@ -83,19 +97,39 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
         fields = read_multipart(content_type, body)
-        parts |= {part.name: {"content-type": part.content_type} for part in fields if part.content_type is not None}
+        parts |= {
+            part.name: {"content-type": part.content_type}
+            for part in fields
+            if part.content_type is not None
+        }
         _add_fields(
             inputs,
             parts,
-            [(part.name, decoded(part.content_type, part.value) if part.content_type and decode else part.value) for part in fields],
+            [
+                (
+                    part.name,
+                    (
+                        decoded(part.content_type, part.value)
+                        if part.content_type and decode
+                        else part.value
+                    ),
+                )
+                for part in fields
+            ],
         )
     elif media_type == _FORM:
         if is_json(body):
             return _read_typed(query, "application/json", body, decode)
-        # By way of latin-1, which keeps every byte: curl sends files of any kind under this type, and parse_qsl takes bytes for ASCII.
+        # By way of latin-1, which keeps every byte: curl sends files of any kind under this type,
+        # and parse_qsl takes bytes for ASCII.
         pairs = parse_qsl(str(body, "latin-1"), keep_blank_values=True, encoding="latin-1")
         _add_fields(
-            inputs, parts, [(name.encode("latin-1").decode("utf-8", "replace"), bytearray(value, "latin-1")) for name, value in pairs]
+            inputs,
+            parts,
+            [
+                (name.encode("latin-1").decode("utf-8", "replace"), bytearray(value, "latin-1"))
+                for name, value in pairs
+            ],
         )
     elif media_type == _INPUTS:
         inputs.update(read_inputs(body))
@@ -118,11 +152,15 @@ def read_inputs(body: Buffer) -> dict[str, bytearray]:
                 raise ValueError(f"it ends before {at}")
             inputs[str(view[start - name : start], "utf-8")] = bytearray(view[start:at])
     except (struct.error, ValueError) as error:
-        raise BadRequest(f"The body is not of the type {_INPUTS}, as its content type says: {error}.") from error
+        raise BadRequest(
+            f"The body is not of the type {_INPUTS}, as its content type says: {error}."
+        ) from error
     return inputs
 
 
-def _add_fields(inputs: dict[str, Any], parts: dict[str, dict[str, Any]], fields: list[tuple[str, Any]]) -> None:
+def _add_fields(
+    inputs: dict[str, Any], parts: dict[str, dict[str, Any]], fields: list[tuple[str, Any]]
+) -> None:
     """Add the last value of each name, as TorchServe has it.
 
     Of a name that repeats, `parts` gets all values.
@@ -137,24 +175,35 @@ def _add_fields(inputs: dict[str, Any], parts: dict[str, dict[str, Any]], fields
 
 
 def decoded(content_type: str, body: Buffer) -> Any:
-    """JSON and text as Python values; other types, and bodies that do not match their type, as raw bytes."""
+    """JSON and text as Python values; other types, and bodies that do not match their type, as raw
+    bytes.
+    """
     media_type, _, options = content_type.partition(";")
     media_type = media_type.strip().lower()
     if media_type == "application/json":
         try:
             return json.loads(str(body, "utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            logger.warning("a body with a JSON content type is not JSON, so the handler gets it as bytes: %s", error)
+            logger.warning(
+                "a body with a JSON content type is not JSON, so the handler gets it as bytes: %s",
+                error,
+            )
     elif media_type.startswith("text/"):
         try:
             return str(body, _charset(options))
         except (ValueError, LookupError) as error:
-            logger.warning("a body of type %r cannot be decoded, so the handler gets it as bytes: %s", content_type, error)
+            logger.warning(
+                "a body of type %r cannot be decoded, so the handler gets it as bytes: %s",
+                content_type,
+                error,
+            )
     return own(body)
 
 
 def is_json(body: Buffer) -> bool:
-    """Tell JSON, also what is broken, from a form's fields: curl -d sends either under the type of a form."""
+    """Tell JSON, also what is broken, from a form's fields: curl -d sends either under the type of
+    a form.
+    """
     if not _JSON.match(body):
         return False
     text = bytes(body)
@@ -168,7 +217,9 @@ def is_json(body: Buffer) -> bool:
 
 
 def json_fault(meta: str, body: Buffer, words: str) -> InvalidInput | PredictionFailed | None:
-    """Return the error of a client whose body a handler failed for (`words`) and which is no JSON, or had no content type."""
+    """Return the error of a client whose body a handler failed for (`words`) and which is no JSON,
+    or had no content type.
+    """
     content_type = _query_and_type(meta.partition("\r\n")[2])[1]
     if content_type is None:
         return PredictionFailed(f"{words.rstrip('.')}. {_NO_TYPE}") if is_json(body) else None
@@ -182,7 +233,9 @@ def json_fault(meta: str, body: Buffer, words: str) -> InvalidInput | Prediction
 
 
 def own(body: Buffer) -> bytearray:
-    """Memory that the handler may keep and change: a copy, except for a single body that is in memory of its own."""
+    """Memory that the handler may keep and change: a copy, except for a single body that is in
+    memory of its own.
+    """
     return body if isinstance(body, bytearray) else bytearray(body)
 
 
@@ -196,27 +249,41 @@ def _charset(options: str) -> str:
 def read_multipart(content_type: str, body: Buffer) -> list[FormPart]:
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
-        raise BadRequest("The multipart/form-data request has no boundary in its Content-Type header.")
+        raise BadRequest(
+            "The multipart/form-data request has no boundary in its Content-Type header."
+        )
     reader = _PartReader()
     try:
         parser = MultipartParser(boundary, reader.callbacks())
         parser.write(_without_preamble(bytes(body), boundary))
         parser.finalize()
     except (FormParserError, ValueError) as error:  # ValueError: a boundary that the parser refuses
-        raise BadRequest(f"The multipart/form-data body cannot be read: it does not match its boundary ({error}).") from error
+        raise BadRequest(
+            "The multipart/form-data body cannot be read: it does not match its boundary"
+            f" ({error})."
+        ) from error
     if not reader.complete:
-        raise BadRequest("The multipart/form-data body is incomplete: its last boundary is missing.")
+        raise BadRequest(
+            "The multipart/form-data body is incomplete: its last boundary is missing."
+        )
     return reader.parts
 
 
 def _without_preamble(body: bytes, boundary: bytes) -> bytes:
-    """The body from its first boundary on. What comes before means nothing (RFC 2046, section 5.1.1), and the parser does not take it."""
+    """The body from its first boundary on.
+
+    What comes before means nothing (RFC 2046, section 5.1.1), and the parser does not take it.
+    """
     if not body or body.startswith(b"--" + boundary + b"--"):
         return body
-    # A last boundary behind other bytes is not taken: those would more likely be parts that have another boundary.
+    # A last boundary behind other bytes is not taken: those would more likely be parts that have
+    # another boundary.
     first = re.search(rb"(?:^|\r\n)--" + re.escape(boundary) + rb"(?=[ \t]*\r\n)", body)
     if first is None:
-        raise BadRequest("The multipart/form-data body cannot be read: the boundary that its Content-Type header names is not in it.")
+        raise BadRequest(
+            "The multipart/form-data body cannot be read: the boundary that its Content-Type header"
+            " names is not in it."
+        )
     return body[first.end() - len(boundary) - 2 :]
 
 
@@ -265,7 +332,10 @@ class _PartReader:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         name = options.get(b"name")
         if name is None:
-            raise BadRequest("A part of the multipart/form-data body has no name in its Content-Disposition header.")
+            raise BadRequest(
+                "A part of the multipart/form-data body has no name in its Content-Disposition"
+                " header."
+            )
         content_type = self._headers.get(b"content-type")
         if content_type is None and b"filename" in options:
             content_type = b"application/octet-stream"

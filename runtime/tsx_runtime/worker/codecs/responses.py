@@ -1,4 +1,5 @@
-"""Converts a handler's result or error into responses: a status, a header block and a body per request.
+"""Converts a handler's result or error into responses: a status, a header block and a body per
+request.
 
 Contract sections 1.4 and 5.1.5.
 """
@@ -10,12 +11,26 @@ import logging
 import sys
 from typing import Any, TypeAlias
 
-from tsx_runtime.errors import BadRequest, OutOfResources, PredictionFailed, TsxError, Unavailable, error_body
+from tsx_runtime.errors import (
+    BadRequest,
+    OutOfResources,
+    PredictionFailed,
+    TsxError,
+    Unavailable,
+    error_body,
+)
 from tsx_runtime.wire import JSON_HEADER, Buffer
 from tsx_runtime.worker.codecs.json_text import NULL, JsonText, to_json
 from tsx_runtime.worker.codecs.requests import json_fault
 from tsx_runtime.worker.codecs.v2_binary import TensorResponse
-from tsx_runtime.worker.exceptions import BadRows, EngineDied, InvalidInput, PredictionException, in_words, text_of
+from tsx_runtime.worker.exceptions import (
+    BadRows,
+    EngineDied,
+    InvalidInput,
+    PredictionException,
+    in_words,
+    text_of,
+)
 from tsx_runtime.worker.handler_api.context import Context, RequestProcessor
 
 Answer: TypeAlias = tuple[int, Buffer, Buffer]
@@ -31,7 +46,10 @@ logger = logging.getLogger("tsx.worker")
 
 
 def encode_body(value: Any, nan: str = NULL) -> Buffer:
-    """Bytes as they are, text as UTF-8, a tensor as `torch.save` writes it, all else as JSON. Raises `PredictionFailed`."""
+    """Bytes as they are, text as UTF-8, a tensor as `torch.save` writes it, all else as JSON.
+
+    Raises `PredictionFailed`.
+    """
     return encode(value, nan)[1]
 
 
@@ -61,8 +79,12 @@ def encode(value: Any, nan: str = NULL) -> tuple[Buffer, Buffer]:
         ) from error
 
 
-def encode_answers(results: list[Any], context: Context, limit: int, error_status: int = 500) -> list[Answer]:
-    """A result that cannot be encoded fails alone, with `error_status`: its neighbours in the batch are answered."""
+def encode_answers(
+    results: list[Any], context: Context, limit: int, error_status: int = 500
+) -> list[Answer]:
+    """A result that cannot be encoded fails alone, with `error_status`: its neighbours in the batch
+    are answered.
+    """
     processors, nan, guess = context.processors, context.json_nan, context.guess_content_type
     answers: list[Answer] = []
     for idx, value in enumerate(results):
@@ -70,7 +92,8 @@ def encode_answers(results: list[Any], context: Context, limit: int, error_statu
             headers, body = encode(value, nan)
             if len(body) > limit:
                 raise PredictionFailed(
-                    f"The answer has {len(body)} bytes, but max_response_size is {limit}. Raise it, or return a smaller answer."
+                    f"The answer has {len(body)} bytes, but max_response_size is {limit}. Raise it,"
+                    " or return a smaller answer."
                 )
             processor = processors.get(idx)
             if processor is None:
@@ -79,12 +102,21 @@ def encode_answers(results: list[Any], context: Context, limit: int, error_statu
                 own = processor.header_block()
                 if headers and processor.get_response_header("content-type") is None:
                     own += headers
-                answers.append((_status_of(processor), context.typed(own, body) if guess else own, body))
+                answers.append(
+                    (_status_of(processor), context.typed(own, body) if guess else own, body)
+                )
         except PredictionFailed as error:
-            logger.error("the answer of request %s cannot be sent: %s", context.get_request_id(idx), error)
+            logger.error(
+                "the answer of request %s cannot be sent: %s", context.get_request_id(idx), error
+            )
             answers.append(failure(error, error_status))
-        except Exception as error:  # the boundary to a user's values, whose own methods write them as JSON or pickle them
-            logger.error("the answer of request %s cannot be sent", context.get_request_id(idx), exc_info=error)
+        # the boundary to a user's values, whose own methods write them as JSON or pickle them
+        except Exception as error:
+            logger.error(
+                "the answer of request %s cannot be sent",
+                context.get_request_id(idx),
+                exc_info=error,
+            )
             answers.append(failure(error, error_status))
     return answers
 
@@ -93,7 +125,9 @@ def _status_of(processor: RequestProcessor) -> int:
     """A handler may have put processors of its own in place of the context's."""
     status = processor.get_response_status_code()
     if not isinstance(status, int) or not 200 <= status <= 599:
-        raise PredictionFailed(f"The handler set the HTTP status {status!r}; it must lie between 200 and 599.")
+        raise PredictionFailed(
+            f"The handler set the HTTP status {status!r}; it must lie between 200 and 599."
+        )
     return status
 
 
@@ -101,7 +135,8 @@ def mismatch(results: Any, expected: int, handler: str) -> PredictionFailed | No
     """Why a handler's result cannot be the answers of a batch, or None."""
     if not isinstance(results, list):
         return PredictionFailed(
-            f"{NO_LIST}. Handler {handler} returned {type(results).__name__}; it must return a list with one entry per request."
+            f"{NO_LIST}. Handler {handler} returned {type(results).__name__}; it must return a list"
+            " with one entry per request."
         )
     if len(results) != expected:
         return PredictionFailed(
@@ -112,10 +147,20 @@ def mismatch(results: Any, expected: int, handler: str) -> PredictionFailed | No
 
 
 def failure(error: BaseException, error_status: int = 500) -> Answer:
-    """The part of an exception that a client gets. `error_status`: of what is the handler's fault."""
+    """The part of an exception that a client gets. `error_status`: of what is the handler's
+    fault.
+    """
     if isinstance(error, PredictionException):
-        code = error.error_code if isinstance(error.error_code, int) and 400 <= error.error_code <= 599 else 500
-        kind = BadRequest.type if code == 400 and isinstance(error, BadRows | InvalidInput) else TsxError.type
+        code = (
+            error.error_code
+            if isinstance(error.error_code, int) and 400 <= error.error_code <= 599
+            else 500
+        )
+        kind = (
+            BadRequest.type
+            if code == 400 and isinstance(error, BadRows | InvalidInput)
+            else TsxError.type
+        )
         return (code, JSON_HEADER, error_body(code, kind, str(error.message)))
     if isinstance(error, TsxError):
         known = error
@@ -129,8 +174,13 @@ def failure(error: BaseException, error_status: int = 500) -> Answer:
     return (code, headers, error_body(code, known.type, known.message))
 
 
-def failure_of(error: BaseException, meta: str, body: Buffer, error_status: int) -> tuple[BaseException, Answer]:
-    """Return the error to log and the answer to a request that a handler failed for. Invalid JSON is its client's fault."""
+def failure_of(
+    error: BaseException, meta: str, body: Buffer, error_status: int
+) -> tuple[BaseException, Answer]:
+    """Return the error to log and the answer to a request that a handler failed for.
+
+    Invalid JSON is its client's fault.
+    """
     if isinstance(error, PredictionException | TsxError) or is_out_of_resources(error):
         return error, failure(error, error_status)
     fault = json_fault(meta, body, f"Prediction failed: {in_words(error)}") or error
@@ -139,7 +189,9 @@ def failure_of(error: BaseException, meta: str, body: Buffer, error_status: int)
 
 def is_out_of_resources(error: BaseException) -> bool:
     return (
-        isinstance(error, MemoryError) or is_out_of_device_memory(error) or (isinstance(error, RuntimeError) and "CUDA" in text_of(error))
+        isinstance(error, MemoryError)
+        or is_out_of_device_memory(error)
+        or (isinstance(error, RuntimeError) and "CUDA" in text_of(error))
     )
 
 
@@ -148,36 +200,64 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     for _ in range(CAUSES):
         if error is None:
             return False
-        if isinstance(error, MemoryError) or is_out_of_device_memory(error) or "allocate memory" in text_of(error):  # Linux's and torch's
+        if (
+            isinstance(error, MemoryError)
+            or is_out_of_device_memory(error)
+            or "allocate memory" in text_of(error)
+        ):  # Linux's and torch's
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
 def is_out_of_device_memory(error: BaseException) -> bool:
-    """A smaller batch may fit. torch has a class for its own allocator; errors of CUDA's libraries are known by their text."""
+    """A smaller batch may fit. torch has a class for its own allocator; errors of CUDA's libraries
+    are known by their text.
+    """
     if not isinstance(error, RuntimeError):
         return False
     text = text_of(error)
-    return type(error).__name__ == "OutOfMemoryError" or ("CUDA" in text and "out of memory" in text) or "_STATUS_ALLOC_FAILED" in text
+    return (
+        type(error).__name__ == "OutOfMemoryError"
+        or ("CUDA" in text and "out of memory" in text)
+        or "_STATUS_ALLOC_FAILED" in text
+    )
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """After such an error every later call of CUDA, or of the engine, fails in this process: only a new worker helps."""
+    """After such an error every later call of CUDA, or of the engine, fails in this process: only a
+    new worker helps.
+    """
     if isinstance(error, EngineDied):
         return True
-    return isinstance(error, RuntimeError) and "CUDA error" in text_of(error) and not is_out_of_device_memory(error)
+    return (
+        isinstance(error, RuntimeError)
+        and "CUDA error" in text_of(error)
+        and not is_out_of_device_memory(error)
+    )
 
 
 def streamed_headers(block: Buffer) -> Buffer:
     """The header block of an answer's first part: as in TorchServe it says that others follow."""
-    return block if NEXT.encode() in bytes(block).lower() else bytes(block) + f"{NEXT}: true\r\n".encode()
+    return (
+        block
+        if NEXT.encode() in bytes(block).lower()
+        else bytes(block) + f"{NEXT}: true\r\n".encode()
+    )
 
 
 def _named(value: Any) -> str:
     kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 CANCELLED = failure(Unavailable("The request was cancelled before it was answered; send it again."))
-GONE: Answer = (499, JSON_HEADER, error_body(499, Unavailable.type, "The client has left."))  # goes nowhere, and counts as no failure
+GONE: Answer = (
+    499,
+    JSON_HEADER,
+    error_body(499, Unavailable.type, "The client has left."),
+)  # goes nowhere, and counts as no failure

@@ -1,4 +1,7 @@
-"""Streamed answers: the parts that a handler sends before it returns. Contract sections 1.2 and 5.8."""
+"""Streamed answers: the parts that a handler sends before it returns.
+
+Contract sections 1.2 and 5.8.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,31 @@ from tsx_runtime.worker.handler_api.context import Context
 
 
 def send_intermediate_predict_response(
-    ret: Sequence[Any] | Mapping[int, Any], req_id_map: Mapping[int, str], message: str, code: int, context: Context
+    ret: Sequence[Any] | Mapping[int, Any],
+    req_id_map: Mapping[int, str],
+    message: str,
+    code: int,
+    context: Context,
 ) -> None:
-    """Send `ret[idx]` to each request idx of `req_id_map`. A code other than 200 ends the batch with `message` as its error."""
+    """Send `ret[idx]` to each request idx of `req_id_map`.
+
+    A code other than 200 ends the batch with `message` as its error.
+    """
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return  # of the processes of one parallel model, the first answers
     if code != 200:
         raise PredictionException(message, code)
     if len(ret) != len(req_id_map):
-        raise PredictionFailed(f"number of batch response mismatched, expect: {len(req_id_map)}, got: {len(ret)} parts of an answer.")
-    for (idx, request_id), value in zip(req_id_map.items(), ret.values() if isinstance(ret, Mapping) else ret, strict=True):
-        if context.get_request_id(idx) != request_id:  # a thread that outlived its batch would write into another client's answer
+        raise PredictionFailed(
+            f"number of batch response mismatched, expect: {len(req_id_map)}, got: {len(ret)} parts"
+            " of an answer."
+        )
+    for (idx, request_id), value in zip(
+        req_id_map.items(), ret.values() if isinstance(ret, Mapping) else ret, strict=True
+    ):
+        if (
+            context.get_request_id(idx) != request_id
+        ):  # a thread that outlived its batch would write into another client's answer
             context.drop_late(request_id)
             continue
         context.send_piece(idx, encode_body(value, context.json_nan))

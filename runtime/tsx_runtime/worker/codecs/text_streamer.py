@@ -1,4 +1,6 @@
-"""Streams the texts of a batch from a language model of `transformers`, whose own streamers handle one text only."""
+"""Streams the texts of a batch from a language model of `transformers`, whose own streamers handle
+one text only.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,19 @@ from typing import Any
 
 
 class TextIteratorStreamerBatch:
-    """Pass it to `model.generate(..., streamer=...)` in a thread, and iterate over it: each item is a list with the new text of each row.
+    """Pass it to `model.generate(..., streamer=...)` in a thread, and iterate over it: each item is
+    a list with the new text of each row.
 
     A word is emitted once the space behind it is known, so that emitted text never changes.
     """
 
     def __init__(
-        self, tokenizer: Any, batch_size: int, skip_prompt: bool = False, timeout: float | None = None, **decode_kwargs: Any
+        self,
+        tokenizer: Any,
+        batch_size: int,
+        skip_prompt: bool = False,
+        timeout: float | None = None,
+        **decode_kwargs: Any,
     ) -> None:
         self.tokenizer = tokenizer
         self.batch_size = batch_size
@@ -23,7 +31,9 @@ class TextIteratorStreamerBatch:
         self.decode_kwargs = decode_kwargs
         self._pieces: queue.Queue[list[str] | None] = queue.Queue()
         self._prompt_is_next = True
-        self._tokens: list[list[int]] = [[] for _ in range(batch_size)]  # that are not emitted in full
+        self._tokens: list[list[int]] = [
+            [] for _ in range(batch_size)
+        ]  # that are not emitted in full
         self._shown = [0] * batch_size  # characters of their text that were emitted
 
     def put(self, value: Any) -> None:
@@ -34,7 +44,12 @@ class TextIteratorStreamerBatch:
         rows = value.tolist()
         if len(rows) != self.batch_size:
             raise ValueError(f"the streamer is for {self.batch_size} rows, but {len(rows)} came")
-        self._pieces.put([self._next(idx, row if isinstance(row, list) else [row]) for idx, row in enumerate(rows)])
+        self._pieces.put(
+            [
+                self._next(idx, row if isinstance(row, list) else [row])
+                for idx, row in enumerate(rows)
+            ]
+        )
 
     def end(self) -> None:
         rest = [self._text(idx)[self._shown[idx] :] for idx in range(self.batch_size)]
@@ -68,4 +83,7 @@ class TextIteratorStreamerBatch:
 
 def _stands_alone(character: str) -> bool:
     """A character of a script that writes no blanks between words."""
-    return any(first <= character <= last for first, last in (("\u3040", "\u30ff"), ("\u3400", "\u9fff"), ("\uf900", "\ufaff")))
+    return any(
+        first <= character <= last
+        for first, last in (("\u3040", "\u30ff"), ("\u3400", "\u9fff"), ("\uf900", "\ufaff"))
+    )

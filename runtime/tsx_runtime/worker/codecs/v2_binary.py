@@ -1,8 +1,10 @@
-"""Tensors of the Open Inference Protocol with its binary extension: requests to arrays, results to answers.
+"""Tensors of the Open Inference Protocol with its binary extension: requests to arrays, results to
+answers.
 
-A body of this kind is JSON and, behind it, the bytes of those tensors whose `binary_data_size` the JSON names; a header tells how
-long the JSON is. gRPC's ModelInfer comes in the same form. A handler gets `body`: the JSON's dict, with an array in each `data`. What
-it returns need not know of the protocol: arrays, numbers, text and JSON all become tensors.
+A body of this kind is JSON and, behind it, the bytes of those tensors whose `binary_data_size` the
+JSON names; a header tells how long the JSON is. gRPC's ModelInfer comes in the same form. A handler
+gets `body`: the JSON's dict, with an array in each `data`. What it returns need not know of the
+protocol: arrays, numbers, text and JSON all become tensors.
 """
 
 from __future__ import annotations
@@ -46,9 +48,14 @@ _DATATYPES = {dtype.lstrip("<"): datatype for datatype, dtype in DTYPES.items()}
 
 
 class OutputRequest(dict[str, dict[str, str]]):
-    """The outputs that a request asks for. Stands in the place of a form's part headers, of which there are none."""
+    """The outputs that a request asks for.
 
-    def __init__(self, id: str | None, outputs: list[tuple[str, bool]], binary: bool, parameters: Any = None) -> None:
+    Stands in the place of a form's part headers, of which there are none.
+    """
+
+    def __init__(
+        self, id: str | None, outputs: list[tuple[str, bool]], binary: bool, parameters: Any = None
+    ) -> None:
         super().__init__()
         self.parameters = parameters
         self.id = id
@@ -64,7 +71,9 @@ class Tensors(dict[str, Any]):
 
 
 def output_request_of_json(request: dict[str, Any]) -> OutputRequest | None:
-    """For a request that is entirely JSON and asks for an answer in bytes; None where it does not, and is not checked further."""
+    """For a request that is entirely JSON and asks for an answer in bytes; None where it does not,
+    and is not checked further.
+    """
     try:
         wanted = parse_output_request(request)
     except BadRequest:
@@ -76,7 +85,8 @@ def read(length: str, body: bytearray) -> tuple[dict[str, Any], OutputRequest]:
     """The request with its tensors as arrays in `data`. Raises BadRequest."""
     if not (length.isdecimal() and len(length) <= MOST_DIGITS and 0 < int(length) <= len(body)):
         raise BadRequest(
-            f"The header {TENSORS_HEAD.decode()} is {length[:40]!r}: it takes the number of bytes of JSON that the body begins with."
+            f"The header {TENSORS_HEAD.decode()} is {length[:40]!r}: it takes the number of bytes"
+            " of JSON that the body begins with."
         )
     try:
         request = json.loads(str(body[: int(length)], "utf-8"))
@@ -84,12 +94,16 @@ def read(length: str, body: bytearray) -> tuple[dict[str, Any], OutputRequest]:
         if not isinstance(inputs, list):
             raise TypeError(f"its inputs are {type(inputs).__name__}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadRequest(f"The request does not begin with JSON that has a list of inputs: {error}.") from error
+        raise BadRequest(
+            f"The request does not begin with JSON that has a list of inputs: {error}."
+        ) from error
     rest, at = memoryview(body)[int(length) :], 0
     for tensor in inputs:
         at = _read_input(tensor, rest, at)
     if at != len(rest):
-        raise BadRequest(f"{len(rest)} bytes follow the JSON, but the {SIZE} of its inputs add up to {at}.")
+        raise BadRequest(
+            f"{len(rest)} bytes follow the JSON, but the {SIZE} of its inputs add up to {at}."
+        )
     return Tensors(request), parse_output_request(request)
 
 
@@ -102,10 +116,14 @@ def _read_input(tensor: Any, rest: memoryview, at: int) -> int:
         end = at + int(size)
         if not at <= end <= len(rest):
             raise ValueError(f"its {end - at} bytes are missing")
-        tensor["data"] = array_of(tensor["datatype"], [int(length) for length in tensor["shape"]], rest[at:end])
+        tensor["data"] = array_of(
+            tensor["datatype"], [int(length) for length in tensor["shape"]], rest[at:end]
+        )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         name = tensor.get("name") if isinstance(tensor, dict) else tensor
-        raise BadRequest(f"The input {name!r:.200} cannot be read: {type(error).__name__}: {error}.") from error
+        raise BadRequest(
+            f"The input {name!r:.200} cannot be read: {type(error).__name__}: {error}."
+        ) from error
     return end
 
 
@@ -119,7 +137,9 @@ def array_of(datatype: str, shape: list[int], raw: memoryview) -> Any:
         wide = np.frombuffer(raw, "<u2").astype("<u4")
         return (wide << 16).view("<f4").reshape(shape).view(_listlike())
     if datatype not in DTYPES:
-        raise ValueError(f"there is no datatype {datatype!r}; there are {', '.join(DTYPES)}, BF16 and BYTES")
+        raise ValueError(
+            f"there is no datatype {datatype!r}; there are {', '.join(DTYPES)}, BF16 and BYTES"
+        )
     return np.frombuffer(raw, DTYPES[datatype]).reshape(shape).view(_listlike())
 
 
@@ -137,8 +157,9 @@ def read_bytes(raw: memoryview, count: int) -> list[bytes]:
 
 
 def as_row(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The row for a handler without an envelope: each tensor under its name, and the first one as `body` unless a name is
-    one that handlers look for. BYTES of one element are that element, as a form's field would be. A body that was JSON as a whole stays.
+    """The row for a handler without an envelope: each tensor under its name, and the first one as
+    `body` unless a name is one that handlers look for. BYTES of one element are that element, as a
+    form's field would be. A body that was JSON as a whole stays.
     """
     request = inputs["body"]
     if not isinstance(request, Tensors):
@@ -146,27 +167,48 @@ def as_row(inputs: dict[str, Any]) -> dict[str, Any]:
     row = {name: value for name, value in inputs.items() if name != "body"}
     for tensor in request["inputs"]:
         value = tensor.get("data")
-        one = tensor.get("datatype") == "BYTES" and isinstance(value, list) and len(value) == 1 and isinstance(value[0], bytes)
+        one = (
+            tensor.get("datatype") == "BYTES"
+            and isinstance(value, list)
+            and len(value) == 1
+            and isinstance(value[0], bytes)
+        )
         row[str(tensor.get("name"))] = bytearray(value[0]) if one else value
     if row and "data" not in row and "body" not in row:
         row["body"] = next(iter(row.values()))
     return row
 
 
-def tensor_responses(results: list[Any], wishes: Mapping[int, Any], context: Context, version: str, begun: Collection[int]) -> list[Any]:
-    """The handler's results, wrapped where the request had tensors and its answer does not stream already."""
+def tensor_responses(
+    results: list[Any],
+    wishes: Mapping[int, Any],
+    context: Context,
+    version: str,
+    begun: Collection[int],
+) -> list[Any]:
+    """The handler's results, wrapped where the request had tensors and its answer does not stream
+    already.
+    """
     return [
-        TensorResponse(value, wanted, idx, context, version)
-        if isinstance(wanted := wishes.get(idx), OutputRequest) and idx not in begun and not isinstance(value, RelayedRows)
-        else value
+        (
+            TensorResponse(value, wanted, idx, context, version)
+            if isinstance(wanted := wishes.get(idx), OutputRequest)
+            and idx not in begun
+            and not isinstance(value, RelayedRows)
+            else value
+        )
         for idx, value in enumerate(results)
     ]
 
 
 class TensorResponse:
-    """An answer that `encode` makes tensors of, once it is its turn: if that fails, it fails alone."""
+    """An answer that `encode` makes tensors of, once it is its turn: if that fails, it fails
+    alone.
+    """
 
-    def __init__(self, value: Any, wanted: OutputRequest, idx: int, context: Context, version: str) -> None:
+    def __init__(
+        self, value: Any, wanted: OutputRequest, idx: int, context: Context, version: str
+    ) -> None:
         self._value = value
         self._output_request = wanted
         self._idx = idx
@@ -176,15 +218,25 @@ class TensorResponse:
     def encode(self, nan: str = NULL) -> bytes:
         """The body; its headers are set on the way. Raises PredictionFailed."""
         context, wanted = self._context, self._output_request
-        if context.get_response_status(self._idx)[0] >= 400:  # the handler's own words about what is wrong
+        if (
+            context.get_response_status(self._idx)[0] >= 400
+        ):  # the handler's own words about what is wrong
             return self._value if isinstance(self._value, bytes) else str(self._value).encode()
         response = as_response(self._value, wanted, nan)
-        head = {"model_name": context.model_name, "model_version": self._version, "id": wanted.id or "", **response}
+        head = {
+            "model_name": context.model_name,
+            "model_version": self._version,
+            "id": wanted.id or "",
+            **response,
+        }
         if not head["id"]:
             del head["id"]
         binary = dict(wanted.outputs)
         raw: list[bytes] = []
-        head["outputs"] = [_written(output, binary.get(output["name"], wanted.binary), raw) for output in response["outputs"]]
+        head["outputs"] = [
+            _written(output, binary.get(output["name"], wanted.binary), raw)
+            for output in response["outputs"]
+        ]
         text = to_compact_json(head, nan).encode()
         if not raw:
             context.set_response_content_type(self._idx, "application/json")
@@ -195,14 +247,23 @@ class TensorResponse:
 
 
 def as_response(value: Any, wanted: OutputRequest, nan: str = NULL) -> dict[str, Any]:
-    """The protocol's response, with an array (of BYTES a list of bytes) in each `data`; of the outputs those that were asked for."""
+    """The protocol's response, with an array (of BYTES a list of bytes) in each `data`; of the
+    outputs those that were asked for.
+    """
     own = _own_response(value)
-    outputs = [_as_output(output) for output in own["outputs"]] if own else _outputs_of(value, wanted, nan)
+    outputs = (
+        [_as_output(output) for output in own["outputs"]]
+        if own
+        else _outputs_of(value, wanted, nan)
+    )
     if wanted.outputs:
         by_name = {output["name"]: output for output in outputs}
         missing = [name for name, _ in wanted.outputs if name not in by_name]
         if missing:
-            raise PredictionFailed(f"The model has no output {missing[0]!r}; its outputs are {', '.join(by_name) or 'none'}.")
+            raise PredictionFailed(
+                f"The model has no output {missing[0]!r}; its outputs are"
+                f" {', '.join(by_name) or 'none'}."
+            )
         outputs = [by_name[name] for name, _ in wanted.outputs]
     return {**(own or {}), "outputs": outputs}
 
@@ -216,7 +277,10 @@ def _own_response(value: Any) -> dict[str, Any] | None:
             return None
     if not isinstance(value, dict) or not isinstance(outputs := value.get("outputs"), list):
         return None
-    whole = all(isinstance(output, dict) and {"name", "datatype", "shape", "data"} <= output.keys() for output in outputs)
+    whole = all(
+        isinstance(output, dict) and {"name", "datatype", "shape", "data"} <= output.keys()
+        for output in outputs
+    )
     return dict(value) if whole else None
 
 
@@ -233,12 +297,17 @@ def _as_output(output: dict[str, Any]) -> dict[str, Any]:
         else:
             values = np.asarray(data, DTYPES[datatype])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise PredictionFailed(f"The output {output['name']!r} of the handler is not a tensor of {datatype}: {error}.") from error
+        raise PredictionFailed(
+            f"The output {output['name']!r} of the handler is not a tensor of {datatype}: {error}."
+        ) from error
     return {**output, "data": values}
 
 
 def _outputs_of(value: Any, wanted: OutputRequest, nan: str) -> list[dict[str, Any]]:
-    """Any other value: one tensor, or one an entry of a dict of arrays. One alone has the name that was asked for."""
+    """Any other value: one tensor, or one an entry of a dict of arrays.
+
+    One alone has the name that was asked for.
+    """
     if isinstance(value, dict) and value and all(_is_array(entry) for entry in value.values()):
         return [_output(str(name), entry, nan) for name, entry in value.items()]
     return [_output(wanted.outputs[0][0] if len(wanted.outputs) == 1 else OUTPUT, value, nan)]
@@ -247,11 +316,27 @@ def _outputs_of(value: Any, wanted: OutputRequest, nan: str) -> list[dict[str, A
 def _output(name: str, value: Any, nan: str) -> dict[str, Any]:
     array = _as_array(value)
     if array is None:
-        text = value if isinstance(value, bytes | bytearray) else value.encode() if isinstance(value, str) else _json(value, nan)
+        text = (
+            value
+            if isinstance(value, bytes | bytearray)
+            else value.encode()
+            if isinstance(value, str)
+            else _json(value, nan)
+        )
         return {"name": name, "datatype": "BYTES", "shape": [1], "data": [bytes(text)]}
     if array.dtype.kind == "U":
-        return {"name": name, "datatype": "BYTES", "shape": list(array.shape), "data": [text.encode() for text in array.ravel().tolist()]}
-    return {"name": name, "datatype": _DATATYPES[array.dtype.str.lstrip("<|=")], "shape": list(array.shape), "data": array}
+        return {
+            "name": name,
+            "datatype": "BYTES",
+            "shape": list(array.shape),
+            "data": [text.encode() for text in array.ravel().tolist()],
+        }
+    return {
+        "name": name,
+        "datatype": _DATATYPES[array.dtype.str.lstrip("<|=")],
+        "shape": list(array.shape),
+        "data": array,
+    }
 
 
 def _as_array(value: Any) -> Any:
@@ -269,7 +354,9 @@ def _as_array(value: Any) -> Any:
                 value = np.asarray(value)
             except (ValueError, OverflowError):
                 return None
-    known = isinstance(value, np.ndarray) and (value.dtype.kind == "U" or value.dtype.str.lstrip("<|=") in _DATATYPES)
+    known = isinstance(value, np.ndarray) and (
+        value.dtype.kind == "U" or value.dtype.str.lstrip("<|=") in _DATATYPES
+    )
     return value if known else None
 
 
@@ -287,7 +374,8 @@ def _written(output: dict[str, Any], binary: bool, raw: list[bytes]) -> dict[str
         return {**head, "data": [value.decode() for value in data]}
     except UnicodeDecodeError as error:
         raise PredictionFailed(
-            f"The output {output['name']!r} is not text, so JSON cannot carry it: ask for it with binary_data."
+            f"The output {output['name']!r} is not text, so JSON cannot carry it: ask for it with"
+            " binary_data."
         ) from error
 
 
@@ -304,18 +392,25 @@ def parse_output_request(request: dict[str, Any]) -> OutputRequest:
         parameters = request.get("parameters") or {}
         binary = parameters.get("binary_data_output") is True
         outputs = [
-            (str(output["name"]), (output.get("parameters") or {}).get("binary_data", binary) is True)
+            (
+                str(output["name"]),
+                (output.get("parameters") or {}).get("binary_data", binary) is True,
+            )
             for output in request.get("outputs") or []
         ]
     except (AttributeError, KeyError, TypeError) as error:
-        raise BadRequest(f"The request's parameters or outputs cannot be read: {type(error).__name__}: {error}.") from error
+        raise BadRequest(
+            f"The request's parameters or outputs cannot be read: {type(error).__name__}: {error}."
+        ) from error
     id = request.get("id")
     return OutputRequest(id if isinstance(id, str) else None, outputs, binary, parameters)
 
 
 def _is_array(value: Any) -> bool:
     np, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    return (np is not None and isinstance(value, np.ndarray)) or (torch is not None and isinstance(value, torch.Tensor))
+    return (np is not None and isinstance(value, np.ndarray)) or (
+        torch is not None and isinstance(value, torch.Tensor)
+    )
 
 
 def _flat(data: Any) -> Iterable[Any]:
@@ -334,10 +429,14 @@ def _json(value: Any, nan: str) -> bytes:
     try:
         return to_compact_json(value, nan).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise PredictionFailed(f"The handler returned a value that is neither a tensor nor JSON: {error}") from error
+        raise PredictionFailed(
+            f"The handler returned a value that is neither a tensor nor JSON: {error}"
+        ) from error
 
 
 def _listlike() -> type[np.ndarray[Any, Any]]:
-    from tsx_runtime.worker.codecs.array_list import ListLike  # a class cannot be made before its base is imported
+    from tsx_runtime.worker.codecs.array_list import (
+        ListLike,
+    )  # a class cannot be made before its base is imported
 
     return ListLike

@@ -1,4 +1,5 @@
-"""Tensors in the JSON of the Open Inference Protocol: a name, a shape, a datatype and the flat numbers.
+"""Tensors in the JSON of the Open Inference Protocol: a name, a shape, a datatype and the flat
+numbers.
 
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
 """
@@ -34,14 +35,18 @@ class MalformedTensors(ValueError):
 
 
 def read_input(entry: Any) -> dict[str, Any]:
-    """The entry with `data` nested as `shape` says; of one text, or one run of bytes, that alone."""
+    """The entry with `data` nested as `shape` says; of one text, or one run of bytes, that
+    alone.
+    """
     if not isinstance(entry, dict) or not {"name", "shape", "datatype", "data"} <= set(entry):
         raise MalformedTensors("Each input needs name, shape, datatype and data.")
     if hasattr(entry["data"], "dtype"):  # it came as bytes, and is an array of that shape already
         return entry
     name, datatype = str(entry["name"]), entry["datatype"]
     if datatype not in KNOWN:
-        raise MalformedTensors(f"Input {name!r} has the datatype {datatype!r}; known are {', '.join(sorted(KNOWN))}.")
+        raise MalformedTensors(
+            f"Input {name!r} has the datatype {datatype!r}; known are {', '.join(sorted(KNOWN))}."
+        )
     flat = list(_flat(entry["data"])) if isinstance(entry["data"], list) else [entry["data"]]
     shape = _full_shape(name, entry["shape"], len(flat))
     data = flat[0] if datatype == "BYTES" and len(flat) == 1 else _nested(flat, shape)
@@ -49,13 +54,20 @@ def read_input(entry: Any) -> dict[str, Any]:
 
 
 def output_tensor(name: str, value: Any) -> dict[str, Any]:
-    """A tensor from an array, or from numbers and texts in lists; any other value becomes one row of BYTES."""
+    """A tensor from an array, or from numbers and texts in lists; any other value becomes one row
+    of BYTES.
+    """
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         kind = str(value.dtype).rpartition(".")[2]
         if kind in DATATYPES:
             plain = value.tolist()
             data = list(_flat(plain)) if isinstance(plain, list) else [plain]
-            return {"name": name, "shape": list(value.shape), "datatype": DATATYPES[kind], "data": data}
+            return {
+                "name": name,
+                "shape": list(value.shape),
+                "datatype": DATATYPES[kind],
+                "data": data,
+            }
         value = value.tolist()
     shape = _shape(value) if isinstance(value, list) else [1]
     data = [_plain(entry) for entry in (_flat(value) if isinstance(value, list) else [value])]
@@ -82,14 +94,23 @@ def _shape(value: Any) -> list[int]:
 
 def _full_shape(name: str, shape: Any, count: int) -> list[int]:
     """With the one -1 that it may have filled in."""
-    sizes = shape if isinstance(shape, list) and all(type(size) is int and size >= -1 for size in shape) else None
+    sizes = (
+        shape
+        if isinstance(shape, list) and all(type(size) is int and size >= -1 for size in shape)
+        else None
+    )
     if sizes is None or sizes.count(-1) > 1 or len(sizes) > MOST_SIZES:
-        raise MalformedTensors(f"Input {name!r} has the shape {shape!r:.200}; it must be a list of sizes, {MOST_SIZES} at most.")
+        raise MalformedTensors(
+            f"Input {name!r} has the shape {shape!r:.200}; it must be a list of sizes, {MOST_SIZES}"
+            " at most."
+        )
     if -1 in sizes:
         known = math.prod(size for size in sizes if size != -1)
         sizes = [size if size != -1 else (count // known if known else 0) for size in sizes]
     if math.prod(sizes) != count:
-        raise MalformedTensors(f"Input {name!r} of shape {shape} must have {math.prod(sizes)} values; it has {count}.")
+        raise MalformedTensors(
+            f"Input {name!r} of shape {shape} must have {math.prod(sizes)} values; it has {count}."
+        )
     return sizes
 
 

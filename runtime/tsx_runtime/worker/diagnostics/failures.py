@@ -19,11 +19,19 @@ NAMED = 8  # requests that a report names
 logger = logging.getLogger("tsx.worker")
 
 
-def log_failure(request_ids: Sequence[str], error: BaseException, what: str = "the handler") -> None:
+def log_failure(
+    request_ids: Sequence[str], error: BaseException, what: str = "the handler"
+) -> None:
     """But for input that the handler has refused: that is for the client to correct."""
     if isinstance(error, InvalidInput):
         return
-    logger.error("%s failed for %s", what, _requests(request_ids), exc_info=error, extra={"request_ids": list(request_ids)})
+    logger.error(
+        "%s failed for %s",
+        what,
+        _requests(request_ids),
+        exc_info=error,
+        extra={"request_ids": list(request_ids)},
+    )
 
 
 def _requests(ids: Sequence[str], total: int = 0) -> str:
@@ -40,19 +48,30 @@ class _Failure:
 
 
 class Repeats:
-    """Holds back an error of the handler that was logged a moment ago, and reports how often it came again."""
+    """Holds back an error of the handler that was logged a moment ago, and reports how often it
+    came again.
+    """
 
-    def __init__(self, write: Callable[[logging.LogRecord], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        write: Callable[[logging.LogRecord], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._write = write
         self._clock = clock
         self._failures: dict[str, _Failure] = {}  # by kind and place
         self._lock = threading.Lock()
-        self._pid = os.getpid()  # a process that the handler forked has no timer, and maybe a lock that is never released
+        self._pid = (
+            os.getpid()
+        )  # a process that the handler forked has no timer, and maybe a lock that is never released
         self._is_due = False  # whether a timer will report repeats
 
     def hold(self, record: logging.LogRecord) -> bool:
         """Whether the record is not to be written: it repeats one that was, and is counted."""
-        error, ids = record.exc_info[1] if record.exc_info else None, getattr(record, "request_ids", None)
+        error, ids = (
+            record.exc_info[1] if record.exc_info else None,
+            getattr(record, "request_ids", None),
+        )
         if error is None or ids is None or os.getpid() != self._pid:
             return False
         words, _, frames = outline(error).partition("\n")
@@ -80,14 +99,27 @@ class Repeats:
         now = self._clock()
         with self._lock:
             self._is_due = False
-            repeated = [(key, failure) for key, failure in self._failures.items() if failure.repeats]
-            kept = {key: failure for key, failure in self._failures.items() if now - failure.logged < EVERY}
+            repeated = [
+                (key, failure) for key, failure in self._failures.items() if failure.repeats
+            ]
+            kept = {
+                key: failure
+                for key, failure in self._failures.items()
+                if now - failure.logged < EVERY
+            }
             self._failures = kept | {key: _Failure(now) for key, _ in repeated}
         for key, failure in repeated:
             place = key.rpartition("\n  ")[2].partition(": ")[0]
             text = "the same failure %s more, for %s: %s (%s)"
             times = "once" if failure.repeats == 1 else f"{failure.repeats} times"
-            arguments = (times, _requests(failure.request_ids, failure.repeats), failure.words, place)
-            record = logging.LogRecord(logger.name, logging.ERROR, __file__, 0, text, arguments, None)
+            arguments = (
+                times,
+                _requests(failure.request_ids, failure.repeats),
+                failure.words,
+                place,
+            )
+            record = logging.LogRecord(
+                logger.name, logging.ERROR, __file__, 0, text, arguments, None
+            )
             record.request_ids = failure.request_ids
             self._write(record)

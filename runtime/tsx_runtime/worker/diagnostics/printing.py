@@ -1,4 +1,6 @@
-"""Adds to the lines that a handler prints or logs the model's name and the ids of the running requests, or their level."""
+"""Adds to the lines that a handler prints or logs the model's name and the ids of the running
+requests, or their level.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
-from tsx_runtime.shared.log_format import MARK, MARK_END, MOST_IDS, JsonLines, dropped, escaped, has_colour, json_line
+from tsx_runtime.shared.log_format import (
+    MARK,
+    MARK_END,
+    MOST_IDS,
+    JsonLines,
+    dropped,
+    escaped,
+    has_colour,
+    json_line,
+)
 from tsx_runtime.shared.nonblocking_output import LossyOutput
 from tsx_runtime.worker.diagnostics.failures import Repeats
 from tsx_runtime.worker.diagnostics.tracebacks import format_error, outline
@@ -22,7 +33,8 @@ TEXT = "%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s"
 
 _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 
-# For a terminal; for programs; for the front end, which writes model_log.log: there, lines of the log are marked with their level.
+# For a terminal; for programs; for the front end, which writes model_log.log: there, lines of the
+# log are marked with their level.
 OutputFormat = Literal["text", "json", "marked"]
 Ids = Callable[[], Sequence[str]]  # of the requests that run now
 
@@ -31,7 +43,10 @@ here: ContextVar[Context] = ContextVar("tsx_context")  # of a request that is a 
 
 
 class RunningIds:
-    """The ids in the context, once there is one. In a thread of the handler's own they are those of the worker's batch."""
+    """The ids in the context, once there is one.
+
+    In a thread of the handler's own they are those of the worker's batch.
+    """
 
     context: Context | None = None
 
@@ -49,7 +64,9 @@ class ModelLabel(NamedTuple):
 class OutputFormatter:
     """Formats one stream: printed bytes in, lines for the log out."""
 
-    def __init__(self, stream: str, shape: OutputFormat, label: ModelLabel, ids: Ids, *, colour: bool = False) -> None:
+    def __init__(
+        self, stream: str, shape: OutputFormat, label: ModelLabel, ids: Ids, *, colour: bool = False
+    ) -> None:
         self._stream = stream
         self._shape = shape
         self._label = label
@@ -65,7 +82,9 @@ class OutputFormatter:
         return self._as_text(self._decoder.decode(data))
 
     def _as_text(self, text: str) -> bytes:
-        """For a terminal: control characters are escaped, except line ends and the carriage returns of progress bars."""
+        """For a terminal: control characters are escaped, except line ends and the carriage returns
+        of progress bars.
+        """
         whose, formatted = self._prefix(self._ids()), ""
         for found in _LINE.finditer(text):
             if found[0]:
@@ -80,7 +99,9 @@ class OutputFormatter:
         return f"{begun}{self._prefix(ids)}{lines}\n".encode("utf-8", "backslashreplace")
 
     def _prefix(self, ids: Sequence[str]) -> str:
-        shown = ",".join(ids[:MOST_IDS]) + (f",+{len(ids) - MOST_IDS}" if len(ids) > MOST_IDS else "")
+        shown = ",".join(ids[:MOST_IDS]) + (
+            f",+{len(ids) - MOST_IDS}" if len(ids) > MOST_IDS else ""
+        )
         words = f"{self._label.model} {self._label.version}{' ' if shown else ''}{shown} |"
         return f"\x1b[2m{words}\x1b[0m " if self._colour else f"{words} "
 
@@ -90,11 +111,26 @@ class OutputFormatter:
         if len(self._begun) > LONGEST:
             lines.append(self._begun)
             self._begun = b""
-        return b"".join([self._json(str(piece, "utf-8", "replace")) for line in lines for piece in _pieces(line)])
+        return b"".join(
+            [
+                self._json(str(piece, "utf-8", "replace"))
+                for line in lines
+                for piece in _pieces(line)
+            ]
+        )
 
     def _json(self, text: str) -> bytes:
-        more: dict[str, object] = {"stream": self._stream, **self._label._asdict(), "request_ids": list(self._ids())[:MOST_IDS]}
-        return json_line(time.time(), "info", "handler", text, more).encode("utf-8", "backslashreplace") + b"\n"
+        more: dict[str, object] = {
+            "stream": self._stream,
+            **self._label._asdict(),
+            "request_ids": list(self._ids())[:MOST_IDS],
+        }
+        return (
+            json_line(time.time(), "info", "handler", text, more).encode(
+                "utf-8", "backslashreplace"
+            )
+            + b"\n"
+        )
 
 
 def _pieces(line: bytes) -> Iterator[bytes]:
@@ -132,12 +168,17 @@ class WorkerJsonFormatter(JsonLines):
 
 
 def own_error(record: logging.LogRecord) -> BaseException | None:
-    """The error of a record of tsx, which is shown as an outline. What a handler logs itself has the traceback that it asked for."""
+    """The error of a record of tsx, which is shown as an outline.
+
+    What a handler logs itself has the traceback that it asked for.
+    """
     return record.exc_info[1] if record.exc_info and record.name.startswith("tsx.") else None
 
 
 class WorkerLog(logging.Handler):
-    """The worker's log: a record is one object in JSON, and else lines that say whose they are or their level."""
+    """The worker's log: a record is one object in JSON, and else lines that say whose they are or
+    their level.
+    """
 
     def __init__(self, shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
         super().__init__()
@@ -146,38 +187,55 @@ class WorkerLog(logging.Handler):
         self._ids = ids
         self._json = WorkerJsonFormatter()
         self.setFormatter(WorkerTextFormatter())
-        self._message = WorkerTextFormatter("%(message)s", outlines=False)  # model_log.log has TorchServe's form
+        self._message = WorkerTextFormatter(
+            "%(message)s", outlines=False
+        )  # model_log.log has TorchServe's form
         self._repeats = Repeats(self._put)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             if not self._repeats.hold(record):
                 self._put(record)
-        except Exception:  # the boundary to the caller: arguments that do not fit the message are no reason to fail a request
+        # the boundary to the caller: arguments that do not fit the message are no reason to fail a
+        # request
+        except Exception:
             self.handleError(record)
 
     def flush(self) -> None:
         self._repeats.flush()
 
     def _put(self, record: logging.LogRecord) -> None:
-        stream = sys.stdout if self._shape == "marked" else sys.stderr  # TorchServe's workers log to stdout
+        stream = (
+            sys.stdout if self._shape == "marked" else sys.stderr
+        )  # TorchServe's workers log to stdout
         raw, text = getattr(stream, "buffer", None), self.format(record)
         if not isinstance(raw, LossyOutput):
             stream.write(f"{text}\n")
         elif isinstance(raw.dress, OutputFormatter) and self._shape == "text":
-            ids = () if hasattr(record, "request_ids") else self._ids()  # such a record names its requests itself
+            ids = (
+                () if hasattr(record, "request_ids") else self._ids()
+            )  # such a record names its requests itself
             raw.put_line(raw.dress.whole_lines(text, ids), _encoded(text))
         else:
-            raw.put_line(_encoded(self._as_json(record) if self._shape == "json" else self._marked(record)), _encoded(text))
+            raw.put_line(
+                _encoded(self._as_json(record) if self._shape == "json" else self._marked(record)),
+                _encoded(text),
+            )
 
     def _as_json(self, record: logging.LogRecord) -> str:
-        for name, value in (*self._label._asdict().items(), ("request_ids", list(self._ids())[:MOST_IDS])):
+        for name, value in (
+            *self._label._asdict().items(),
+            ("request_ids", list(self._ids())[:MOST_IDS]),
+        ):
             if not hasattr(record, name):
                 setattr(record, name, value)
         return self._json.format(record)
 
     def _marked(self, record: logging.LogRecord) -> str:
-        return "\n".join(f"{MARK}{record.levelno}{MARK_END}{line}" for line in self._message.format(record).split("\n"))
+        return "\n".join(
+            f"{MARK}{record.levelno}{MARK_END}{line}"
+            for line in self._message.format(record).split("\n")
+        )
 
 
 def _encoded(text: str) -> bytes:
@@ -185,16 +243,24 @@ def _encoded(text: str) -> bytes:
 
 
 def format_output(shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
-    """Applies to the whole process for good. A process that prints for several models, as in tests, is left unchanged."""
+    """Applies to the whole process for good.
+
+    A process that prints for several models, as in tests, is left unchanged.
+    """
     formatted = False
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         raw = getattr(stream, "buffer", None)
         if isinstance(raw, LossyOutput):
             if shape != "marked":  # there, the name of the stream says whose a line is
-                raw.dress = OutputFormatter(name, shape, label, ids, colour=shape == "text" and has_colour(stream))
+                raw.dress = OutputFormatter(
+                    name, shape, label, ids, colour=shape == "text" and has_colour(stream)
+                )
             raw.notice = dropped if shape == "json" else raw.notice
             formatted = True
     if formatted:
         root = logging.getLogger()
-        root.handlers[:] = [WorkerLog(shape, label, ids) if type(old) is logging.StreamHandler else old for old in root.handlers]
+        root.handlers[:] = [
+            WorkerLog(shape, label, ids) if type(old) is logging.StreamHandler else old
+            for old in root.handlers
+        ]

@@ -1,4 +1,7 @@
-"""`TS_BENCHMARK=True`: profiles the worker's Python code into files of cProfile. Contract section 9.3."""
+"""`TS_BENCHMARK=True`: profiles the worker's Python code into files of cProfile.
+
+Contract section 9.3.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,20 @@ def is_wanted() -> bool:
 
 
 class Profile:
-    """Calls under the profiler. Each worker has a file of its own; the last that was written is also there under TorchServe's name."""
+    """Calls under the profiler.
+
+    Each worker has a file of its own; the last that was written is also there under TorchServe's
+    name.
+    """
 
     def __init__(self, model: str, worker: str) -> None:
         self._directory = Path(tempfile.gettempdir())
         self._path = self._directory / f"tsPythonProfile-{model}-{worker}.prof"
         self._profile = cProfile.Profile()
         self._written = 0.0
-        logger.info("TS_BENCHMARK is set: the worker is profiled into %s, and is slower for it", self._path)
+        logger.info(
+            "TS_BENCHMARK is set: the worker is profiled into %s, and is slower for it", self._path
+        )
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         self._profile.enable()
@@ -45,7 +54,9 @@ class Profile:
                 self.write()
 
     def write(self) -> None:
-        """By renaming: the directory is open to all users, and every reader gets a complete file."""
+        """By renaming: the directory is open to all users, and every reader gets a complete
+        file.
+        """
         self._written = time.monotonic()
         with suppress(OSError):  # a full disk ends no worker
             for target in (self._path, self._directory / NEWEST):

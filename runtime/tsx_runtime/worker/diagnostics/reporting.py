@@ -1,4 +1,5 @@
-"""Reports to the front end what a handler raised and printed, so that the management API can show it.
+"""Reports to the front end what a handler raised and printed, so that the management API can show
+it.
 
 No request waits for it: a thread sends what was collected for a moment, within the bounds below.
 """
@@ -41,7 +42,9 @@ class ReportBuffer:
         self._errors: dict[str, dict[str, Any]] = {}
         self._begun = {"stdout": "", "stderr": ""}  # of a line that is not complete yet
         self._lock = threading.RLock()  # a signal's handler may print while this thread holds it
-        self._pid = os.getpid()  # a process forked by a handler has no sending thread, and maybe a lock that is never released
+        # a process forked by a handler has no sending thread, and maybe a lock that is never
+        # released
+        self._pid = os.getpid()
         self.due = threading.Event()
 
     def add_output(self, stream: str, text: str, ids: Sequence[str] = ()) -> None:
@@ -52,12 +55,16 @@ class ReportBuffer:
             *lines, begun = (self._begun[stream] + text).split("\n")
             self._begun[stream] = begun[:LONGEST]
             self._lost += max(0, len(lines) + len(self._lines) - MOST)
-            self._lines.extend((now, stream, line[:LONGEST].rstrip("\r"), ids) for line in lines[-MOST:])
+            self._lines.extend(
+                (now, stream, line[:LONGEST].rstrip("\r"), ids) for line in lines[-MOST:]
+            )
         if lines:
             self.due.set()
 
     def add_error(self, message: str, trace: str, ids: Sequence[str] = ()) -> None:
-        """A repeated error is only counted: a handler that always fails must not pay for each report."""
+        """A repeated error is only counted: a handler that always fails must not pay for each
+        report.
+        """
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -78,7 +85,11 @@ class ReportBuffer:
     def take(self) -> dict[str, Any] | None:
         with self._lock:
             self.due.clear()
-            report = {"lines": list(self._lines), "lost": self._lost, "errors": list(self._errors.values())}
+            report = {
+                "lines": list(self._lines),
+                "lost": self._lost,
+                "errors": list(self._errors.values()),
+            }
             self._lines.clear()
             self._errors.clear()
             self._lost = 0
@@ -96,12 +107,15 @@ class _Errors(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         ids = getattr(record, "request_ids", None) or self._running()
-        self._buffer.add_error(presentable(record.getMessage()), "" if error is None else format_error(error), ids)
+        self._buffer.add_error(
+            presentable(record.getMessage()), "" if error is None else format_error(error), ids
+        )
 
 
 @contextmanager
 def reporting(channel: FrameSocket, running: Callable[[], Sequence[str]] = tuple) -> Iterator[None]:
-    """While this is open, the worker's logged errors and this process's output are reported to the front end.
+    """While this is open, the worker's logged errors and this process's output are reported to the
+    front end.
 
     `running`: the ids of the requests that run.
     """
@@ -111,8 +125,12 @@ def reporting(channel: FrameSocket, running: Callable[[], Sequence[str]] = tuple
     copied = [(raw, name) for raw, name in streams if isinstance(raw, LossyOutput)]
     logger.addHandler(errors)
     for raw, name in copied:
-        raw.copy = lambda data, name=name: buffer.add_output(name, str(data, "utf-8", "replace"), running())
-    threading.Thread(target=_send, args=(channel, buffer, over), name="tsx-reports", daemon=True).start()
+        raw.copy = lambda data, name=name: buffer.add_output(
+            name, str(data, "utf-8", "replace"), running()
+        )
+    threading.Thread(
+        target=_send, args=(channel, buffer, over), name="tsx-reports", daemon=True
+    ).start()
     try:
         yield
     finally:

@@ -1,7 +1,9 @@
-"""Asynchronous handlers: each request is a separate task on one event loop, and is answered when it is done.
+"""Asynchronous handlers: each request is a separate task on one event loop, and is answered when it
+is done.
 
-`async def handle(self, data, context)` gets one request at a time, and a context of its own; it shares with the others
-the attributes that the handler set on the context when it was loaded. Contract section 6.6.
+`async def handle(self, data, context)` gets one request at a time, and a context of its own; it
+shares with the others the attributes that the handler set on the context when it was loaded.
+Contract section 6.6.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from functools import partial
 
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import FrameSocket, OutFrame
-from tsx_runtime.worker.codecs.responses import CANCELLED, GONE, Answer, encode_answers, failure_of, is_device_lost, mismatch
+from tsx_runtime.worker.codecs.responses import (
+    CANCELLED,
+    GONE,
+    Answer,
+    encode_answers,
+    failure_of,
+    is_device_lost,
+    mismatch,
+)
 from tsx_runtime.worker.codecs.v2_binary import tensor_responses
 from tsx_runtime.worker.diagnostics import printing
 from tsx_runtime.worker.diagnostics.failures import log_failure
@@ -39,7 +49,11 @@ class ConcurrentRequests:
     """The tasks of running requests."""
 
     def __init__(
-        self, channel: FrameSocket, model: ServedModel, on_other: Callable[[FrameSocket, Frame], None], on_request: Callable[[], None]
+        self,
+        channel: FrameSocket,
+        model: ServedModel,
+        on_other: Callable[[FrameSocket, Frame], None],
+        on_request: Callable[[], None],
     ) -> None:
         self._channel = channel
         self._model = model
@@ -67,7 +81,9 @@ class ConcurrentRequests:
             while (frame := self._channel.read()) is not None:
                 loop.call_soon_threadsafe(self._on_frame, frame._replace(items=keep(frame.items)))
                 del frame
-        except BaseException as error:  # the thread's boundary: whatever ends it ends the worker, which raises it
+        except (
+            BaseException
+        ) as error:  # the thread's boundary: whatever ends it ends the worker, which raises it
             loop.call_soon_threadsafe(self._end, error)
         else:
             loop.call_soon_threadsafe(self._end, None)
@@ -76,8 +92,13 @@ class ConcurrentRequests:
         try:
             if frame.kind is Kind.BATCH:
                 self._on_request()
-                began, laps = time.monotonic(), step_times.begin()  # the task copies them with its context
-                task = self._tasks[frame.batch] = asyncio.ensure_future(self._answer(frame.batch, frame.items))
+                began, laps = (
+                    time.monotonic(),
+                    step_times.begin(),
+                )  # the task copies them with its context
+                task = self._tasks[frame.batch] = asyncio.ensure_future(
+                    self._answer(frame.batch, frame.items)
+                )
                 task.add_done_callback(partial(self._reply, frame.batch, began, laps))
                 if self._next_report is None:
                     self._next_report = task.get_loop().call_later(REPORT_EVERY, self._report)
@@ -86,8 +107,12 @@ class ConcurrentRequests:
                     self._called_off.add(frame.batch)
                     self._tasks[frame.batch].cancel()
             else:
-                self._on_other(self._channel, frame)  # from the loop: a blocked loop answers no heartbeat
-        except BaseException as error:  # the loop would log it and continue: it ends the worker, which raises it
+                self._on_other(
+                    self._channel, frame
+                )  # from the loop: a blocked loop answers no heartbeat
+        except (
+            BaseException
+        ) as error:  # the loop would log it and continue: it ends the worker, which raises it
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
@@ -103,7 +128,8 @@ class ConcurrentRequests:
             return await _answer_of(self._model, items, partial(self._send_piece, batch))
         except asyncio.CancelledError:  # by the front end, or by a library of the handler's
             raise
-        except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
+        # the boundary to a user's code: even SystemExit must not end the worker unanswered
+        except BaseException as error:
             answer = _logged_failure(error, items[0], self._model)
             if is_device_lost(error):
                 logger.error("the device no longer responds to this process, so the worker exits")
@@ -113,25 +139,52 @@ class ConcurrentRequests:
     def _reply(self, batch: int, began: float, laps: Laps, task: asyncio.Task[Answer]) -> None:
         """Runs also for a task that was cancelled before it started, which `_answer` never saw."""
         del self._tasks[batch]
-        answer = task.result() if not task.cancelled() else GONE if batch in self._called_off else CANCELLED
+        answer = (
+            task.result()
+            if not task.cancelled()
+            else GONE
+            if batch in self._called_off
+            else CANCELLED
+        )
         self._called_off.discard(batch)
         with suppress(ConnectionError):  # the front end is gone, which the thread that reads tells
             self._channel.send_all(
-                self._pieces + with_metrics(self._model, [(Kind.REPLY, batch, [answer], step_times.times(began, time.monotonic(), laps))])
+                self._pieces
+                + with_metrics(
+                    self._model,
+                    [
+                        (
+                            Kind.REPLY,
+                            batch,
+                            [answer],
+                            step_times.times(began, time.monotonic(), laps),
+                        )
+                    ],
+                )
             )
         self._pieces.clear()
 
     def _report(self) -> None:
         """What an answer that takes long has counted so far."""
-        self._next_report = asyncio.get_running_loop().call_later(REPORT_EVERY, self._report) if self._tasks else None
+        self._next_report = (
+            asyncio.get_running_loop().call_later(REPORT_EVERY, self._report)
+            if self._tasks
+            else None
+        )
         if self._model.metrics.pending:
-            facts = {"errors": [], "lines": [], "lost": 0, "metrics": self._model.metrics.pending.take()}
+            facts = {
+                "errors": [],
+                "lines": [],
+                "lost": 0,
+                "metrics": self._model.metrics.pending.take(),
+            }
             with suppress(ConnectionError):  # as in `_reply`
                 self._channel.send(Kind.REPORT, 0, extra=json.dumps(facts).encode())
 
     def _send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> None:
-        """Those of one turn of the loop go in one call where the handler says `joins_pieces`: it sends them on the loop, which it never
-        blocks. A call costs more than all else that a token does here.
+        """Those of one turn of the loop go in one call where the handler says `joins_pieces`: it
+        sends them on the loop, which it never blocks. A call costs more than all else that a token
+        does here.
         """
         if not self._joins_pieces:
             self._channel.send(Kind.PIECE, batch, [(position, headers, body)])
@@ -147,8 +200,15 @@ class ConcurrentRequests:
                 self._channel.send_all(pieces)
 
 
-def serve(channel: FrameSocket, model: ServedModel, on_other: Callable[[FrameSocket, Frame], None], on_request: Callable[[], None]) -> None:
-    """On the loop that `initialize` ran on, if it was a coroutine: tasks that it started there continue."""
+def serve(
+    channel: FrameSocket,
+    model: ServedModel,
+    on_other: Callable[[FrameSocket, Frame], None],
+    on_request: Callable[[], None],
+) -> None:
+    """On the loop that `initialize` ran on, if it was a coroutine: tasks that it started there
+    continue.
+    """
 
     async def run() -> None:
         await ConcurrentRequests(channel, model, on_other, on_request).run()

@@ -1,4 +1,7 @@
-"""Runs one batch: parses the bodies, calls the handler, encodes its results. Whatever a handler does, each request gets an answer."""
+"""Runs one batch: parses the bodies, calls the handler, encodes its results.
+
+Whatever a handler does, each request gets an answer.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,15 @@ from tsx_runtime.worker.handler_api.context import BatchState, Context, SendPiec
 from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
 from tsx_runtime.worker.handler_api.metrics import Dimension, Metrics, MetricTypes, PredictionTime
 
-WISHES = "\r\nexplain: true\r\n", "\r\ndescribe: true\r\n"  # headers, as they stand in a request's meta in lower case
+WISHES = (
+    "\r\nexplain: true\r\n",
+    "\r\ndescribe: true\r\n",
+)  # headers, as they stand in a request's meta in lower case
 
-_GIVEN_UP = "%d more requests of the batch fail without a retry: those retried failed alike, or time is nearly over. %s"
+_GIVEN_UP = (
+    "%d more requests of the batch fail without a retry: those retried failed alike, or time is"
+    " nearly over. %s"
+)
 
 logger = logging.getLogger("tsx.worker")
 
@@ -55,17 +64,24 @@ class ServedModel(NamedTuple):
     retry: bool = True  # whether a batch that failed is tried again in parts
     response_timeout: float = 120.0  # seconds
     worker: str = ""  # its id, as metrics show it
-    alone: bool = True  # whether this process is the whole worker: ranks of a group have to do the same in the same order
+    # whether this process is the whole worker: ranks of a group have to do the same in the same
+    # order
+    alone: bool = True
     prediction_time: PredictionTime | None = None
     version: str = ""
-    enveloped: bool = False  # an envelope reads the protocol of a request's body; else its tensors are the row
+    enveloped: bool = (
+        False  # an envelope reads the protocol of a request's body; else its tensors are the row
+    )
     mode: str = "batch"  # as in the load order
     error_status: int = 500  # of what is the handler's fault
-    stops: bool = False  # whether a streaming handler is stopped once all clients of its batch have disconnected
+    # whether a streaming handler is stopped once all clients of its batch have disconnected
+    stops: bool = False
     threads: ThreadTuning | None = None  # None: their number stays as it is
     has_steps: bool = True  # whose time is measured (`step_times.watch`)
     is_builtin: bool = False  # A handler of tsx itself takes no field twice.
-    cost: Callable[[Any], float] | None = None  # the handler's, of one request; None where batches have no limit of it
+    cost: Callable[[Any], float] | None = (
+        None  # the handler's, of one request; None where batches have no limit of it
+    )
     max_cost: int = 0
 
 
@@ -94,7 +110,9 @@ class PreparedBatch(NamedTuple):
 
 
 class _Failure(NamedTuple):
-    """How a call failed, without the exception, which would keep the handler's objects in memory."""
+    """How a call failed, without the exception, which would keep the handler's objects in
+    memory.
+    """
 
     answer: Answer
     place: Place
@@ -123,12 +141,19 @@ class Pieces:
 
 def check_piece(body: Buffer, limit: int) -> None:
     if len(body) > limit:
-        text = f"A part of the answer has {len(body)} bytes, but max_response_size is {limit}. Raise it, or send smaller parts."
+        text = (
+            f"A part of the answer has {len(body)} bytes, but max_response_size is {limit}. Raise"
+            " it, or send smaller parts."
+        )
         raise PredictionFailed(text)
 
 
 def answer_batch(
-    model: ServedModel, items: Sequence[Item], send: SendPiece, ahead: PreparedBatch | None = None, began: float | None = None
+    model: ServedModel,
+    items: Sequence[Item],
+    send: SendPiece,
+    ahead: PreparedBatch | None = None,
+    began: float | None = None,
 ) -> Outcome:
     """`began`: time.monotonic(), where the caller knows it."""
     batch = _Batch(model, items, send, time.monotonic() if began is None else began)
@@ -138,14 +163,18 @@ def answer_batch(
     else:
         requests = read_requests(items, range(len(items)), model, batch.answers)
         for group in groups(requests) if len(items) > 1 else [requests]:
-            for part in [group] if model.cost is None else _by_cost(model, group, model.cost, batch.answers):
+            for part in (
+                [group] if model.cost is None else _by_cost(model, group, model.cost, batch.answers)
+            ):
                 batch.answer(part)
     model.context.end()
     answers = batch.answers
     return Outcome([answers[position] for position in range(len(items))], batch.lost)
 
 
-def read_requests(items: Sequence[Item], positions: Iterable[int], model: ServedModel, refused: dict[int, Answer]) -> RequestLists:
+def read_requests(
+    items: Sequence[Item], positions: Iterable[int], model: ServedModel, refused: dict[int, Answer]
+) -> RequestLists:
     requests = RequestLists([], [], [], {})
     kept, metas, rows, all_parts = requests
     decode = model.decode
@@ -154,9 +183,16 @@ def read_requests(items: Sequence[Item], positions: Iterable[int], model: Served
         text = str(meta, "latin-1")
         try:
             inputs, form = read_row(text, body, decode)
-            if form is not None and (form or isinstance(form, OutputRequest)):  # compiled code takes each empty dict for false
-                if model.is_builtin and (name := next((name for name, part in form.items() if "values" in part), None)):
-                    text = f"The field {name!r} comes several times, and {model.entry.name} takes it once."
+            if form is not None and (
+                form or isinstance(form, OutputRequest)
+            ):  # compiled code takes each empty dict for false
+                if model.is_builtin and (
+                    name := next((name for name, part in form.items() if "values" in part), None)
+                ):
+                    text = (
+                        f"The field {name!r} comes several times, and {model.entry.name} takes it"
+                        " once."
+                    )
                     raise BadRequest(f"{text} Send a request for each value.")
                 all_parts[len(rows)] = form
                 if isinstance(form, OutputRequest) and not model.enveloped:
@@ -175,23 +211,41 @@ def read_requests(items: Sequence[Item], positions: Iterable[int], model: Served
 
 
 def groups(requests: RequestLists) -> list[RequestLists]:
-    """Handlers check only the first request of a batch for explain or describe, so such a request is a batch of its own."""
+    """Handlers check only the first request of a batch for explain or describe, so such a request
+    is a batch of its own.
+    """
     if not may_ask_explain("".join(requests.metas)):  # one check for all: hardly any batch has one
         return [requests]
-    alone = [idx for idx, meta in enumerate(requests.metas) if any(wish in meta.lower() for wish in WISHES)]
+    alone = [
+        idx
+        for idx, meta in enumerate(requests.metas)
+        if any(wish in meta.lower() for wish in WISHES)
+    ]
     others = [idx for idx in range(len(requests.metas)) if idx not in alone]
-    return [_only(requests, group) for group in ([others] if others else []) + [[idx] for idx in alone]]
+    return [
+        _only(requests, group) for group in ([others] if others else []) + [[idx] for idx in alone]
+    ]
 
 
-def _by_cost(model: ServedModel, requests: RequestLists, cost_of: Callable[[Any], float], refused: dict[int, Answer]) -> list[RequestLists]:
-    """Parts that cost no more than the limit, or are one request. The front end learns their cost, to form such batches."""
+def _by_cost(
+    model: ServedModel,
+    requests: RequestLists,
+    cost_of: Callable[[Any], float],
+    refused: dict[int, Answer],
+) -> list[RequestLists]:
+    """Parts that cost no more than the limit, or are one request.
+
+    The front end learns their cost, to form such batches.
+    """
     parts: list[list[int]] = [[]]
     total = room = 0.0
     for idx, row in enumerate(requests.rows):
         try:
             cost = float(cost_of(row))
             if not 0.0 <= cost < math.inf:
-                raise ValueError(f"the handler's cost of a request is {cost}; it must be a number from 0 on")
+                raise ValueError(
+                    f"the handler's cost of a request is {cost}; it must be a number from 0 on"
+                )
         except Exception as error:  # the boundary to a user's code
             log_failure([requests.metas[idx].partition("\r\n")[0]], error)
             refused[requests.positions[idx]] = failure(error, model.error_status)
@@ -202,11 +256,17 @@ def _by_cost(model: ServedModel, requests: RequestLists, cost_of: Callable[[Any]
         parts[-1].append(idx)
         total += cost
     model.metrics.add_counter(BATCH_COST, total, dimensions=[Dimension("worker", model.worker)])
-    return [requests] if len(parts[0]) == len(requests.rows) else [_only(requests, part) for part in parts]
+    return (
+        [requests]
+        if len(parts[0]) == len(requests.rows)
+        else [_only(requests, part) for part in parts]
+    )
 
 
 def may_ask_explain(meta: str) -> bool:
-    """Whether an explanation or a description may be requested: a quick check of one request's meta, or of several."""
+    """Whether an explanation or a description may be requested: a quick check of one request's
+    meta, or of several.
+    """
     return ": True\r\n" in meta
 
 
@@ -225,7 +285,9 @@ class _Batch:
 
     __slots__ = ("_began", "_is_retried", "_items", "_model", "_send", "answers", "lost", "over")
 
-    def __init__(self, model: ServedModel, items: Sequence[Item], send: SendPiece, began: float) -> None:
+    def __init__(
+        self, model: ServedModel, items: Sequence[Item], send: SendPiece, began: float
+    ) -> None:
         self.answers: dict[int, Answer] = {}
         self.lost = False  # whether the device is
         self.over = False  # whether all clients have disconnected
@@ -244,7 +306,9 @@ class _Batch:
         elif (problem := self._attempt(requests, ahead)) is not None and problem.left:
             self._in_parts(requests.positions, problem)
 
-    def _attempt(self, requests: RequestLists, ahead: PreparedBatch | None = None) -> _Failure | None:
+    def _attempt(
+        self, requests: RequestLists, ahead: PreparedBatch | None = None
+    ) -> _Failure | None:
         """Call the handler once. None where its result answers all requests."""
         model, context = self._model, self._model.context
         pieces = Pieces(requests.positions, self._send, model.max_response_size)
@@ -256,7 +320,8 @@ class _Batch:
             else:
                 context.resume(ahead.state, pieces.send)
                 results = ahead.finish()
-        except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
+        # the boundary to a user's code: even SystemExit must not end the worker unanswered
+        except BaseException as error:
             return self._failed(error, requests, pieces.begun)
         problem = mismatch(results, len(requests.rows), model.entry.name)
         if problem is not None:
@@ -265,7 +330,9 @@ class _Batch:
             self.answers.update(dict.fromkeys(requests.positions, answer))
             return _Failure(answer, place_of(problem), "", "")
         if requests.parts:
-            results = tensor_responses(results, requests.parts, context, model.version, pieces.begun)
+            results = tensor_responses(
+                results, requests.parts, context, model.version, pieces.begun
+            )
         answers = encode_answers(results, context, model.max_response_size, model.error_status)
         self.answers.update(zip(requests.positions, answers, strict=True))
         if model.ceiling.size is not None and model.ceiling.fitted(len(requests.rows)):
@@ -273,28 +340,50 @@ class _Batch:
         return None
 
     def _failed(self, error: BaseException, requests: RequestLists, begun: set[int]) -> _Failure:
-        """Requests that can be tried again stay open; the others, and those whose answer has begun, are answered and logged."""
+        """Requests that can be tried again stay open; the others, and those whose answer has begun,
+        are answered and logged.
+        """
         model, positions = self._model, requests.positions
         if isinstance(error, ClientsGone):
             logger.info("the handler is stopped: all clients of its batch have disconnected")
-            self.answers.update({position: GONE for position in range(len(self._items)) if position not in self.answers})
+            self.answers.update(
+                {
+                    position: GONE
+                    for position in range(len(self._items))
+                    if position not in self.answers
+                }
+            )
             self.over = True
             return _Failure(GONE, place_of(error), "", "")
         answer, place, words = failure(error, model.error_status), place_of(error), in_words(error)
         if len(positions) == 1:
-            error, answer = failure_of(error, requests.metas[0], self._items[positions[0]][2], model.error_status)
-        if answer[0] < 500:  # the client's fault: unlike any other, as it says nothing of the handler
+            error, answer = failure_of(
+                error, requests.metas[0], self._items[positions[0]][2], model.error_status
+            )
+        if (
+            answer[0] < 500
+        ):  # the client's fault: unlike any other, as it says nothing of the handler
             place = place._replace(line=-positions[0])
         if isinstance(error, BadRows) and self._refuse(error, positions):
-            self.answers.update({positions[idx]: answer for idx in begun if idx not in error.faults})
-            left = [position for idx, position in enumerate(positions) if idx not in error.faults and idx not in begun]
+            self.answers.update(
+                {positions[idx]: answer for idx in begun if idx not in error.faults}
+            )
+            left = [
+                position
+                for idx, position in enumerate(positions)
+                if idx not in error.faults and idx not in begun
+            ]
             return _Failure(answer, place, words, "", left=left, named=True)
         if isinstance(error, InvalidInput) and (len(positions) == 1 or not model.retry):
             self.answers.update(dict.fromkeys(positions, answer))
             return _Failure(answer, place, words, "")
         memory = is_out_of_device_memory(error)
         self.lost = self.lost or is_device_lost(error)
-        left = [position for idx, position in enumerate(positions) if idx not in begun] if len(positions) > 1 and model.retry else []
+        left = (
+            [position for idx, position in enumerate(positions) if idx not in begun]
+            if len(positions) > 1 and model.retry
+            else []
+        )
         if self.lost:
             left = []
         if memory and len(positions) > 1:
@@ -302,7 +391,11 @@ class _Batch:
         elif left and not self._is_retried and not isinstance(error, InvalidInput):
             self._is_retried = True  # once for the batch, not for each of its parts
             logger.warning(
-                "the handler failed for a batch of %d requests; %d of them are retried separately: %s", len(positions), len(left), words
+                "the handler failed for a batch of %d requests; %d of them are retried"
+                " separately: %s",
+                len(positions),
+                len(left),
+                words,
             )
         if len(left) == len(positions):
             trace = "" if memory else outline(error)
@@ -313,7 +406,11 @@ class _Batch:
         return _Failure(answer, place, words, "", memory, left)
 
     def _refuse(self, error: BadRows, positions: list[int]) -> bool:
-        """Answer the bad rows. False when the handler named none of its rows, so that calling it again would change nothing."""
+        """Answer the bad rows.
+
+        False when the handler named none of its rows, so that calling it again would change
+        nothing.
+        """
         if not error.faults or not all(idx in range(len(positions)) for idx in error.faults):
             return False
         for idx, message in error.faults.items():
@@ -323,7 +420,9 @@ class _Batch:
         return True
 
     def _in_parts(self, whole: list[int], first: _Failure | None) -> None:
-        """Call the handler again, in parts and with rows read again, since it may have changed them. See `recovery`."""
+        """Call the handler again, in parts and with rows read again, since it may have changed
+        them. See `recovery`.
+        """
         model = self._model
         search = Search(model.ceiling, model.response_timeout)
         last: _Failure | None = None
@@ -333,7 +432,11 @@ class _Batch:
             search.again(whole)  # too large for the device's memory: it is only cut
         else:
             last = self._report(search, whole, first, last)
-        while not self.over and (positions := search.next(now - self._began, longest) if last is not None else search.next(0, 0)):
+        while not self.over and (
+            positions := (
+                search.next(now - self._began, longest) if last is not None else search.next(0, 0)
+            )
+        ):
             began = now
             problem = self._attempt(read_requests(self._items, positions, model, self.answers))
             now = time.monotonic()
@@ -348,8 +451,13 @@ class _Batch:
             logger.error(_GIVEN_UP, len(search.given_up), last.trace or last.words)
             self.answers.update(dict.fromkeys(search.given_up, last.answer))
 
-    def _report(self, search: Search, positions: list[int], problem: _Failure, last: _Failure | None) -> _Failure | None:
-        """Record in the search how a call failed. Returns the failure of the requests that are not tried any more."""
+    def _report(
+        self, search: Search, positions: list[int], problem: _Failure, last: _Failure | None
+    ) -> _Failure | None:
+        """Record in the search how a call failed.
+
+        Returns the failure of the requests that are not tried any more.
+        """
         left = problem.left
         if problem.named:
             search.again(left)
@@ -370,21 +478,30 @@ class _Batch:
 
 def note_out_of_memory(model: ServedModel, size: int, again: bool) -> None:
     model.ceiling.failed(size)
-    text = "%d requests do not fit the device's memory together: from now on the handler gets at most %d%s"
+    text = (
+        "%d requests do not fit the device's memory together: from now on the handler gets at most"
+        " %d%s"
+    )
     logger.warning(text, size, model.ceiling.size, "; these are retried" if again else "")
     if again:
-        model.metrics.add_counter("tsx_oom_retries_total", 1, dimensions=[Dimension("worker", model.worker)])
+        model.metrics.add_counter(
+            "tsx_oom_retries_total", 1, dimensions=[Dimension("worker", model.worker)]
+        )
     tell_ceiling(model)
 
 
 def tell_ceiling(model: ServedModel) -> None:
     """As a metric; 0 where there is none."""
     labels = [Dimension("worker", model.worker)]
-    model.metrics.add_metric("tsx_batch_ceiling", model.ceiling.size or 0, "count", None, labels, MetricTypes.GAUGE)
+    model.metrics.add_metric(
+        "tsx_batch_ceiling", model.ceiling.size or 0, "count", None, labels, MetricTypes.GAUGE
+    )
 
 
 def free_device_memory() -> None:
-    """The exception is gone, but its objects may be in reference cycles, and torch caches freed memory."""
+    """The exception is gone, but its objects may be in reference cycles, and torch caches freed
+    memory.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         gc.collect()

@@ -1,8 +1,10 @@
-"""Continuous batching: calls the handler repeatedly with the current requests, until each answer is complete.
+"""Continuous batching: calls the handler repeatedly with the current requests, until each answer is
+complete.
 
-The handler's result for a request is the next part of its answer. `context.stopping_criteria` says whether it was the
-last: one callable a request, in the batch's order, which gets the handler's result for it; True or None end the answer. A handler
-that sets none answers each request with one call. Contract section 6.4.
+The handler's result for a request is the next part of its answer. `context.stopping_criteria` says
+whether it was the last: one callable a request, in the batch's order, which gets the handler's
+result for it; True or None end the answer. A handler that sets none answers each request with one
+call. Contract section 6.4.
 """
 
 from __future__ import annotations
@@ -17,7 +19,16 @@ from typing import Any
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import FrameSocket, OutFrame
-from tsx_runtime.worker.codecs.responses import GONE, NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
+from tsx_runtime.worker.codecs.responses import (
+    GONE,
+    NEXT,
+    Answer,
+    encode_answers,
+    failure,
+    is_device_lost,
+    mismatch,
+    streamed_headers,
+)
 from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Outcome, ServedModel, check_piece, read_requests
@@ -53,7 +64,9 @@ class BatchMember:
         return streamed_headers(block)
 
     def rename(self) -> None:
-        """Handlers keep the state of a request by its id, so after a failed call it gets a new id."""
+        """Handlers keep the state of a request by its id, so after a failed call it gets a new
+        id.
+        """
         id, _, rest = self.meta.partition("\r\n")
         self.meta = f"{id}+\r\n{rest}"
 
@@ -79,7 +92,14 @@ class ContinuousBatch:
             self._send([(Kind.REPLY, batch, [refused[0]], b"")])
             return
         before = list(self._spent.seconds)
-        member = BatchMember(batch, requests.metas[0], requests.rows[0], requests.parts.get(0), time.monotonic(), before)
+        member = BatchMember(
+            batch,
+            requests.metas[0],
+            requests.rows[0],
+            requests.parts.get(0),
+            time.monotonic(),
+            before,
+        )
         self._by_batch[batch] = member
         self._members.join(member)
 
@@ -100,10 +120,13 @@ class ContinuousBatch:
         context.stopping_criteria = None
         start, laps = time.monotonic(), step_times.begin()
         try:
-            results = model.coroutines.finish(model.entry.call([dict(member.row) for member in members], context))
+            results = model.coroutines.finish(
+                model.entry.call([dict(member.row) for member in members], context)
+            )
             if problem := mismatch(results, len(members), model.entry.name):
                 raise problem
-        except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
+        # the boundary to a user's code: even SystemExit must not end the worker unanswered
+        except BaseException as error:
             context.end()
             self._spent.add(time.monotonic() - start, laps)
             self._on_failure(members, error)
@@ -114,7 +137,9 @@ class ContinuousBatch:
 
     def _on_success(self, members: list[BatchMember], results: list[Any]) -> None:
         context = self._model.context
-        answers = encode_answers(results, context, self._model.max_response_size, self._model.error_status)
+        answers = encode_answers(
+            results, context, self._model.max_response_size, self._model.error_status
+        )
         frames: list[OutFrame] = []
         over: list[BatchMember] = []
         for idx, (member, value, answer) in enumerate(zip(members, results, answers, strict=True)):
@@ -122,7 +147,9 @@ class ContinuousBatch:
             if answer[0] == 200:
                 answer = self._judged(idx, value, answer)
             if answer[0] == MORE:
-                frames.append((Kind.PIECE, member.batch, [(0, member.headers(answer[1]), answer[2])], b""))
+                frames.append(
+                    (Kind.PIECE, member.batch, [(0, member.headers(answer[1]), answer[2])], b"")
+                )
             else:
                 over.append(member)
                 frames.append(self._reply(member, answer))
@@ -140,8 +167,16 @@ class ContinuousBatch:
             return failure(error, self._model.error_status)
         if last:
             return answer
-        processor = context.processors.get(idx)  # what the encoder adds to its headers belongs to a whole answer
-        return MORE, context.typed(b"" if processor is None else processor.header_block(), answer[2], part=True), answer[2]
+        processor = context.processors.get(
+            idx
+        )  # what the encoder adds to its headers belongs to a whole answer
+        return (
+            MORE,
+            context.typed(
+                b"" if processor is None else processor.header_block(), answer[2], part=True
+            ),
+            answer[2],
+        )
 
     def _on_failure(self, members: list[BatchMember], error: BaseException) -> None:
         self.lost = is_device_lost(error)
@@ -152,10 +187,17 @@ class ContinuousBatch:
         for member in failed:
             del self._by_batch[member.batch]
         if len(failed) < len(members) and not failed:
-            logger.warning("the handler failed for a batch of %d requests; the newest ones are retried separately: %r", len(members), error)
+            logger.warning(
+                "the handler failed for a batch of %d requests; the newest ones are retried"
+                " separately: %r",
+                len(members),
+                error,
+            )
         else:
             log_failure([member.meta.partition("\r\n")[0] for member in failed], error)
-        self._send([self._reply(member, failure(error, self._model.error_status)) for member in failed])
+        self._send(
+            [self._reply(member, failure(error, self._model.error_status)) for member in failed]
+        )
 
     def _reply(self, member: BatchMember, answer: Answer) -> OutFrame:
         return (Kind.REPLY, member.batch, [answer], self._spent.since(member.came, member.before))
@@ -171,8 +213,16 @@ class ContinuousBatch:
         return send
 
 
-def serve(channel: FrameSocket, model: ServedModel, on_other: Callable[[FrameSocket, Frame], None], on_request: Callable[[], None]) -> None:
-    """Serve until the front end closes or the device is lost. `on_other` gets frames that are neither requests nor cancellations."""
+def serve(
+    channel: FrameSocket,
+    model: ServedModel,
+    on_other: Callable[[FrameSocket, Frame], None],
+    on_request: Callable[[], None],
+) -> None:
+    """Serve until the front end closes or the device is lost.
+
+    `on_other` gets frames that are neither requests nor cancellations.
+    """
     batch = ContinuousBatch(model, lambda frames: channel.send_all(with_metrics(model, frames)))
     while not batch.lost:
         while not batch or channel.has_frame():
@@ -191,9 +241,16 @@ def serve(channel: FrameSocket, model: ServedModel, on_other: Callable[[FrameSoc
 
 
 def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
-    """The last parts of the answers to requests that arrive together, once all are complete or the device is lost."""
+    """The last parts of the answers to requests that arrive together, once all are complete or the
+    device is lost.
+    """
     last: dict[int, Answer] = {}
-    batch = ContinuousBatch(model, lambda frames: last.update({number: sent[0] for kind, number, sent, _ in frames if kind is Kind.REPLY}))
+    batch = ContinuousBatch(
+        model,
+        lambda frames: last.update(
+            {number: sent[0] for kind, number, sent, _ in frames if kind is Kind.REPLY}
+        ),
+    )
     for number, item in enumerate(items):
         batch.join(number, [item])
     while batch and not batch.lost:
@@ -206,7 +263,12 @@ def with_metrics(model: ServedModel, frames: Sequence[OutFrame]) -> list[OutFram
     out = list(frames)
     for idx, (kind, batch, items, times) in enumerate(out):
         if kind is Kind.REPLY and times and model.metrics.pending:
-            out[idx] = (kind, batch, items, bytes(times) + json.dumps(model.metrics.pending.take()).encode())
+            out[idx] = (
+                kind,
+                batch,
+                items,
+                bytes(times) + json.dumps(model.metrics.pending.take()).encode(),
+            )
             break
     return out
 
@@ -220,7 +282,10 @@ def _is_last(context: Context, idx: int, value: Any) -> bool:
         criterion = criteria[idx]
     except (IndexError, KeyError):
         raise PredictionFailed(
-            f"context.stopping_criteria has no entry for request {idx} of the batch; it needs one per request."
+            f"context.stopping_criteria has no entry for request {idx} of the batch; it needs one"
+            " per request."
         ) from None
     verdict = criterion(value)
-    return verdict is None or bool(verdict)  # None: a request that does not stream, in TorchServe's words
+    return verdict is None or bool(
+        verdict
+    )  # None: a request that does not stream, in TorchServe's words

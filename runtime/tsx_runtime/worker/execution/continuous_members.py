@@ -1,4 +1,6 @@
-"""Decides which requests a continuous batch calls the handler with, and which ones a failed call is attributed to. Makes no call."""
+"""Decides which requests a continuous batch calls the handler with, and which ones a failed call is
+attributed to. Makes no call.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,16 @@ MemberT = TypeVar("MemberT")
 class Membership(Generic[MemberT]):
     """Requests join between two calls of the handler, and leave when their answer is complete.
 
-    Each call is recorded by `called` or `failed`. When one fails that had newcomers (requests in their first call):
+    Each call is recorded by `called` or `failed`. When one fails that had newcomers (requests in
+    their first call):
 
     1. With one newcomer, that one fails, and the others are called again without it.
-    2. With several, the others are first called without them; then the newcomers join one at a time, so that only the
-       failing one fails.
+    2. With several, the others are first called without them; then the newcomers join one at a
+       time, so that only the failing one fails.
 
-    When a call without newcomers fails, its cause is unknown, and all requests in it fail. So they do where a handler
-    must not be called again with what it was called with before (`again` is off).
+    When a call without newcomers fails, its cause is unknown, and all requests in it fail. So they
+    do where a handler must not be called again with what it was called with before (`again` is
+    off).
     """
 
     def __init__(self, again: bool = True) -> None:

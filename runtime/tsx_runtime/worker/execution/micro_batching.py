@@ -1,4 +1,5 @@
-"""Micro-batches: splits a batch, and runs its parts through preprocess, inference and postprocess in parallel.
+"""Micro-batches: splits a batch, and runs its parts through preprocess, inference and postprocess
+in parallel.
 
 So the next part is preprocessed while the model runs this one. Contract section 6.2:
 
@@ -7,7 +8,8 @@ So the next part is preprocessed while the model runs this one. Contract section
             super().__init__()
             self.handle = MicroBatching(self, micro_batch_size=4, parallelism={"preprocess": 2})
 
-Handlers derived from `BaseHandler` that do not call it themselves get it from `micro_batching:` in model-config.yaml.
+Handlers derived from `BaseHandler` that do not call it themselves get it from `micro_batching:` in
+model-config.yaml.
 """
 
 from __future__ import annotations
@@ -30,9 +32,17 @@ BASE = "tsx_runtime.worker.handlers.base"
 
 
 class MicroBatching:
-    """Stands in for `parent_handler.handle`. `parallelism` gives the number of threads of a stage, 1 by default."""
+    """Stands in for `parent_handler.handle`.
 
-    def __init__(self, parent_handler: Any, micro_batch_size: int = 1, parallelism: Mapping[str, int] | None = None) -> None:
+    `parallelism` gives the number of threads of a stage, 1 by default.
+    """
+
+    def __init__(
+        self,
+        parent_handler: Any,
+        micro_batch_size: int = 1,
+        parallelism: Mapping[str, int] | None = None,
+    ) -> None:
         self.handler = parent_handler
         self._size = _whole("micro_batch_size", micro_batch_size, 1)
         self._parallelism = _parallelism(parallelism)
@@ -62,14 +72,20 @@ class MicroBatching:
 
     def handle(self, data: Any, context: Context) -> Any:
         handler = self.handler
-        if data is None or _is_for_one(data, context):  # explanations, descriptions and traces are made of the whole
+        if data is None or _is_for_one(
+            data, context
+        ):  # explanations, descriptions and traces are made of the whole
             return type(handler).handle(handler, data, context)
         start = time.perf_counter()
         handler.context = context
-        parts = [range(at, min(at + self._size, len(data))) for at in range(0, len(data), self._size)]
+        parts = [
+            range(at, min(at + self._size, len(data))) for at in range(0, len(data), self._size)
+        ]
         results = self._run(data, parts, context)
         if context.metrics is not None:
-            context.metrics.add_time("HandlerTime", round((time.perf_counter() - start) * 1000, 2), None, "ms")
+            context.metrics.add_time(
+                "HandlerTime", round((time.perf_counter() - start) * 1000, 2), None, "ms"
+            )
         return results
 
     def get_micro_batch_idx(self) -> int:
@@ -85,11 +101,21 @@ class MicroBatching:
     def _run(self, data: Sequence[Any], parts: list[range], context: Context) -> list[Any]:
         if self._pools is None:
             torch_state = _torch_state()
-            self._pools = [ThreadPoolExecutor(self._parallelism[stage], f"tsx-{stage}", initializer=torch_state) for stage in STAGES]
-        flows = [_Flow(self, self._pools, context, number, part, [data[idx] for idx in part]) for number, part in enumerate(parts)]
+            self._pools = [
+                ThreadPoolExecutor(
+                    self._parallelism[stage], f"tsx-{stage}", initializer=torch_state
+                )
+                for stage in STAGES
+            ]
+        flows = [
+            _Flow(self, self._pools, context, number, part, [data[idx] for idx in part])
+            for number, part in enumerate(parts)
+        ]
         results: list[Any] = []
         error: BaseException | None = None
-        for flow in flows:  # all of them, also where one failed: a stage that still runs would get the next batch
+        for flow in (
+            flows
+        ):  # all of them, also where one failed: a stage that still runs would get the next batch
             try:
                 results += _as_list(flow.done.result(), flow.part)
             except BaseException as raised:  # raised again below
@@ -103,7 +129,13 @@ class _Flow:
     """One micro-batch and its way through the stages."""
 
     def __init__(
-        self, owner: MicroBatching, pools: Sequence[ThreadPoolExecutor], context: Context, number: int, part: range, rows: list[Any]
+        self,
+        owner: MicroBatching,
+        pools: Sequence[ThreadPoolExecutor],
+        context: Context,
+        number: int,
+        part: range,
+        rows: list[Any],
     ) -> None:
         self.part = part
         self._number = number
@@ -131,24 +163,45 @@ class _Flow:
                 self._enter(stage + 1, data)
                 return
         except BadRows as error:
-            self.done.set_exception(BadRows({self.part.start + idx: why for idx, why in error.faults.items()}, error.error_code))
-        except BaseException as error:  # the thread's boundary: it is raised where the batch is put together
+            self.done.set_exception(
+                BadRows(
+                    {self.part.start + idx: why for idx, why in error.faults.items()},
+                    error.error_code,
+                )
+            )
+        except (
+            BaseException
+        ) as error:  # the thread's boundary: it is raised where the batch is put together
             self.done.set_exception(error)
         else:
             self.done.set_result(data)
 
 
 def with_micro_batches(entry: LoadedHandler, context: Context) -> LoadedHandler:
-    """Micro-batches as `micro_batching` in model-config.yaml says, unless the handler makes its own. Raises `LoadError`."""
+    """Micro-batches as `micro_batching` in model-config.yaml says, unless the handler makes its
+    own. Raises `LoadError`.
+    """
     wanted = context.model_yaml_config.get("micro_batching")
     handler = entry.instance
     base = getattr(sys.modules.get(BASE), "BaseHandler", None)
-    if wanted is None or base is None or not isinstance(handler, base) or entry.call != base.handle.__get__(handler):
+    if (
+        wanted is None
+        or base is None
+        or not isinstance(handler, base)
+        or entry.call != base.handle.__get__(handler)
+    ):
         return entry
     if not isinstance(wanted, Mapping):
-        raise LoadError(f"micro_batching in model-config.yaml is {wanted!r}; it must hold micro_batch_size and parallelism.")
+        raise LoadError(
+            f"micro_batching in model-config.yaml is {wanted!r}; it must hold micro_batch_size and"
+            " parallelism."
+        )
     try:
-        return entry._replace(call=MicroBatching(handler, wanted.get("micro_batch_size", 1), wanted.get("parallelism")))
+        return entry._replace(
+            call=MicroBatching(
+                handler, wanted.get("micro_batch_size", 1), wanted.get("parallelism")
+            )
+        )
     except ValueError as error:
         raise LoadError(f"micro_batching in model-config.yaml: {error}") from error
 
@@ -156,21 +209,30 @@ def with_micro_batches(entry: LoadedHandler, context: Context) -> LoadedHandler:
 def _is_for_one(data: Sequence[Any], context: Context) -> bool:
     if os.environ.get("ENABLE_TORCH_PROFILER"):
         return True
-    return bool(data) and any(context.get_request_header(0, what) == "True" for what in ("explain", "describe"))
+    return bool(data) and any(
+        context.get_request_header(0, what) == "True" for what in ("explain", "describe")
+    )
 
 
 def _as_list(result: Any, part: range) -> list[Any]:
     if not isinstance(result, list):
-        raise TypeError(f"postprocess returned {type(result).__name__} for a micro-batch; it must return a list with one entry per request")
+        raise TypeError(
+            f"postprocess returned {type(result).__name__} for a micro-batch; it must return a list"
+            " with one entry per request"
+        )
     if len(result) != len(part):
-        raise ValueError(f"postprocess returned {len(result)} entries for a micro-batch of {len(part)} requests")
+        raise ValueError(
+            f"postprocess returned {len(result)} entries for a micro-batch of {len(part)} requests"
+        )
     return result
 
 
 def _parallelism(given: Mapping[str, int] | None) -> dict[str, int]:
     given = given or {}
     if unknown := sorted(set(given) - set(STAGES)):
-        raise ValueError(f"parallelism has no stage {unknown[0]!r}; the stages are {', '.join(STAGES)}")
+        raise ValueError(
+            f"parallelism has no stage {unknown[0]!r}; the stages are {', '.join(STAGES)}"
+        )
     return {stage: _whole(f"parallelism of {stage}", given.get(stage, 1), 1) for stage in STAGES}
 
 

@@ -1,12 +1,14 @@
-"""Prepares the next batch while the model runs this one: one thread reads frames and preprocesses, the main thread runs the model.
+"""Prepares the next batch while the model runs this one: one thread reads frames and preprocesses,
+the main thread runs the model.
 
-Only for handlers with three separate steps: those derived from `BaseHandler` that have no `handle` of their own. Batches
-are answered in their order. A batch that cannot be prepared ahead is handled in its turn, as without a second thread.
+Only for handlers with three separate steps: those derived from `BaseHandler` that have no `handle`
+of their own. Batches are answered in their order. A batch that cannot be prepared ahead is handled
+in its turn, as without a second thread.
 
-`preprocess` must pass on everything by its result. A handler that leaves something on `self` for `postprocess` would find there
-the values of the next batch, so a user's own `preprocess` is run ahead only where the model configures it
-(`overlapPreprocessing: true`); the default is to do so on CUDA devices, where the CPU would wait for the GPU, with the `preprocess`
-of tsx's own handlers.
+`preprocess` must pass on everything by its result. A handler that leaves something on `self` for
+`postprocess` would find there the values of the next batch, so a user's own `preprocess` is run
+ahead only where the model configures it (`overlapPreprocessing: true`); the default is to do so on
+CUDA devices, where the CPU would wait for the GPU, with the `preprocess` of tsx's own handlers.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ from tsx_runtime.worker.channel import FrameSocket
 from tsx_runtime.worker.codecs.responses import Answer
 from tsx_runtime.worker.diagnostics import profiling
 from tsx_runtime.worker.execution import step_times
-from tsx_runtime.worker.execution.batch import PreparedBatch, ServedModel, may_ask_explain, read_requests
+from tsx_runtime.worker.execution.batch import (
+    PreparedBatch,
+    ServedModel,
+    may_ask_explain,
+    read_requests,
+)
 
 BASE = "tsx_runtime.worker.handlers.base"
 
@@ -53,28 +60,44 @@ def overlaps(model: ServedModel) -> bool:
     base = getattr(sys.modules.get(BASE), "BaseHandler", None)
     if model.cost is not None:  # a batch may have to be cut before it is preprocessed
         return False
-    if wanted is False or not model.alone or profiling.is_wanted() or (wanted is not True and not _is_cuda(handler)):
+    if (
+        wanted is False
+        or not model.alone
+        or profiling.is_wanted()
+        or (wanted is not True and not _is_cuda(handler))
+    ):
         return False
-    own = base is None or not isinstance(handler, base) or model.entry.call != base.handle.__get__(handler)
+    own = (
+        base is None
+        or not isinstance(handler, base)
+        or model.entry.call != base.handle.__get__(handler)
+    )
     if own or os.environ.get("ENABLE_TORCH_PROFILER"):
         if wanted is True:
             text = (
-                "overlapPreprocessing is on, but %s is not derived from BaseHandler, or overrides its handling of batches: nothing overlaps"
+                "overlapPreprocessing is on, but %s is not derived from BaseHandler, or overrides"
+                " its handling of batches: nothing overlaps"
             )
             logger.warning(text, model.entry.name)
         return False
     return wanted is True or type(handler).preprocess.__module__.startswith("tsx_runtime.")
 
 
-def read_ahead(channel: FrameSocket, model: ServedModel, on_other: Callable[..., None]) -> Iterator[ReadBatch]:
-    """The batches as they arrive, each prepared while the one before it is answered. `on_other` gets all other frames.
+def read_ahead(
+    channel: FrameSocket, model: ServedModel, on_other: Callable[..., None]
+) -> Iterator[ReadBatch]:
+    """The batches as they arrive, each prepared while the one before it is answered.
+
+    `on_other` gets all other frames.
 
     Raises the errors of reading; ends when the front end has closed.
     """
     model.entry.instance.context = model.context
     ready: queue.Queue[ReadBatch | BaseException | None] = queue.Queue(maxsize=1)
     side = _CudaSide(model.entry.instance.device) if _is_cuda(model.entry.instance) else _Side()
-    thread = threading.Thread(target=_read, args=(channel, model, on_other, side, ready), name="tsx-prepare", daemon=True)
+    thread = threading.Thread(
+        target=_read, args=(channel, model, on_other, side, ready), name="tsx-prepare", daemon=True
+    )
     thread.start()
     while (waiting := ready.get()) is not None:
         if isinstance(waiting, BaseException):
@@ -83,7 +106,13 @@ def read_ahead(channel: FrameSocket, model: ServedModel, on_other: Callable[...,
         del waiting  # an idle worker keeps no body in memory
 
 
-def _read(channel: FrameSocket, model: ServedModel, on_other: Callable[..., None], side: _Side, ready: queue.Queue[Any]) -> None:
+def _read(
+    channel: FrameSocket,
+    model: ServedModel,
+    on_other: Callable[..., None],
+    side: _Side,
+    ready: queue.Queue[Any],
+) -> None:
     try:
         with side.entered():
             while (frame := channel.read()) is not None:
@@ -99,17 +128,23 @@ def _read(channel: FrameSocket, model: ServedModel, on_other: Callable[..., None
                 del items
                 ready.put(waiting)
                 del waiting
-    except BaseException as error:  # the thread's boundary: whatever ends it ends the worker, which raises it
+    except (
+        BaseException
+    ) as error:  # the thread's boundary: whatever ends it ends the worker, which raises it
         ready.put(error)
     else:
         ready.put(None)
 
 
 def keep(items: Sequence[Item]) -> list[Item]:
-    """Copies, because the channel's buffer is read over while the batch waits; but for a large body that came alone and lies in memory
-    of its own. Either way the handler gets a copy that it may change, since a batch that fails is read again.
+    """Copies, because the channel's buffer is read over while the batch waits; but for a large body
+    that came alone and lies in memory of its own. Either way the handler gets a copy that it may
+    change, since a batch that fails is read again.
     """
-    return [(code, bytes(meta), memoryview(body) if isinstance(body, bytearray) else bytes(body)) for code, meta, body in items]
+    return [
+        (code, bytes(meta), memoryview(body) if isinstance(body, bytearray) else bytes(body))
+        for code, meta, body in items
+    ]
 
 
 def prepare(model: ServedModel, items: Sequence[Item], side: _Side) -> PreparedBatch | None:
@@ -121,9 +156,12 @@ def prepare(model: ServedModel, items: Sequence[Item], side: _Side) -> PreparedB
         return None
     handler = model.entry.instance
     state = model.context.begin_ahead(requests.metas, requests.parts, _refuse_piece)
-    for idx in range(len(requests.rows)):  # an explanation or a description is made in its turn, and alone
+    for idx in range(
+        len(requests.rows)
+    ):  # an explanation or a description is made in its turn, and alone
         if may_ask_explain(requests.metas[idx]) and any(
-            model.context.get_request_header(idx, what) == "True" for what in ("explain", "describe")
+            model.context.get_request_header(idx, what) == "True"
+            for what in ("explain", "describe")
         ):
             return None
     steps, laps = _Steps(handler, side), step_times.begin()
@@ -151,7 +189,9 @@ class _Steps:
             self._prepared = self._handler.preprocess(rows)
         except OutOfTurn:
             raise
-        except BaseException as error:  # the boundary to a user's code: it is raised again in the batch's turn
+        except (
+            BaseException
+        ) as error:  # the boundary to a user's code: it is raised again in the batch's turn
             self._error = error
         self._mark = self._side.mark()
         self._seconds = time.perf_counter() - start
@@ -168,7 +208,9 @@ class _Steps:
         try:
             output = self._handler.postprocess(self._handler.inference(prepared))
         finally:
-            self._side.finish()  # before `prepared` is released, whose memory the other thread's stream may reuse at once
+            # before `prepared` is released, whose memory the other thread's stream may reuse at
+            # once
+            self._side.finish()
         metrics = self._handler.context.metrics
         if metrics is not None:
             seconds = self._seconds + time.perf_counter() - start
@@ -201,7 +243,9 @@ class _Side:
 
 
 class _CudaSide(_Side):
-    """A stream of its own, so that copies and kernels of the next batch run beside those of the model."""
+    """A stream of its own, so that copies and kernels of the next batch run beside those of the
+    model.
+    """
 
     def __init__(self, device: Any) -> None:
         super().__init__()
@@ -229,4 +273,6 @@ def _is_cuda(handler: Any) -> bool:
 
 
 def _refuse_piece(idx: int, headers: Buffer, body: Buffer) -> None:
-    raise OutOfTurn("a part of an answer cannot be sent before the batches that came earlier are answered")
+    raise OutOfTurn(
+        "a part of an answer cannot be sent before the batches that came earlier are answered"
+    )

@@ -1,15 +1,18 @@
-"""Decides the retries after a handler has failed for a batch: which parts, in which order, and when to stop. Makes no call.
+"""Decides the retries after a handler has failed for a batch: which parts, in which order, and when
+to stop. Makes no call.
 
 A batch that fails is tried again in parts, so that one bad request fails no other. Three rules:
 
-1. First three requests of the batch alone, from its start, its middle and its end: where the handler is broken, all fail
-   alike, and the rest is not tried at all. So one or two bad requests never fail another; and a broken handler costs four calls.
+1. First three requests of the batch alone, from its start, its middle and its end: where the
+   handler is broken, all fail alike, and the rest is not tried at all. So one or two bad requests
+   never fail another; and a broken handler costs four calls.
 2. Then the others, in halves, and failing halves in halves again, until the bad requests are alone.
 3. No call is started that, lasting as long as the longest so far, might end after the batch's time.
 
 A request whose answer has begun, by a part that was sent, is not tried again.
 
-A batch that ran out of the device's memory is not at fault: it is cut to half its size, and so are later ones (`Ceiling`).
+A batch that ran out of the device's memory is not at fault: it is cut to half its size, and so are
+later ones (`Ceiling`).
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ GROW_AFTER_MOST = 100_000
 
 
 class Place(NamedTuple):
-    """Where a call failed, and with which type: two failures of the same place are equal, whatever their messages."""
+    """Where a call failed, and with which type: two failures of the same place are equal, whatever
+    their messages.
+    """
 
     kind: str
     file: str
@@ -40,9 +45,11 @@ def place_of(error: BaseException) -> Place:
 
 
 def parts(size: int, *, first: bool) -> list[list[int]]:
-    """The parts of a batch that failed, as positions in it, in the order in which to try them; each is smaller than the batch.
+    """The parts of a batch that failed, as positions in it, in the order in which to try them; each
+    is smaller than the batch.
 
-    The `first` batch that fails is sampled, and what is left of it is one part, the last; any other is halved.
+    The `first` batch that fails is sampled, and what is left of it is one part, the last; any other
+    is halved.
     """
     if size < 2:
         return []
@@ -55,27 +62,33 @@ def parts(size: int, *, first: bool) -> list[list[int]]:
 
 
 def all_fail(alone: Sequence[Hashable], succeeded: bool) -> bool:
-    """Whether the handler is at fault: so many single requests have failed at the same place, and nothing has succeeded."""
+    """Whether the handler is at fault: so many single requests have failed at the same place, and
+    nothing has succeeded.
+    """
     return not succeeded and len(alone) >= ALIKE and len(set(alone)) == 1
 
 
 def may_try(used: float, longest: float, timeout: float) -> bool:
-    """Whether one more call, of the length of the longest so far, still fits the time of a batch."""
+    """Whether one more call, of the length of the longest so far, still fits the time of a
+    batch.
+    """
     return used + longest <= timeout * TIME_SHARE
 
 
 class Search:
     """Which parts of a batch that failed to call the handler with, one after the other.
 
-    `next` returns it, and `succeeded`, `failed` or `again` records its result. Each position is returned again until
-    it was in a part that succeeded, or failed alone, or is in `given_up`.
+    `next` returns it, and `succeeded`, `failed` or `again` records its result. Each position is
+    returned again until it was in a part that succeeded, or failed alone, or is in `given_up`.
     """
 
     def __init__(self, ceiling: Ceiling, timeout: float) -> None:
         self.given_up: list[int] = []
         self._ceiling = ceiling
         self._timeout = timeout
-        self._todo: list[tuple[list[int], bool]] = []  # the last comes first; the flag marks what the samples left
+        self._todo: list[
+            tuple[list[int], bool]
+        ] = []  # the last comes first; the flag marks what the samples left
         self._alone: list[Hashable] = []
         self._succeeded = False
         self._sampled = False
@@ -95,7 +108,9 @@ class Search:
         return []
 
     def give_up(self) -> None:
-        self.given_up += [position for positions, _ in reversed(self._todo) for position in positions]
+        self.given_up += [
+            position for positions, _ in reversed(self._todo) for position in positions
+        ]
         self._todo.clear()
 
     def again(self, positions: Sequence[int]) -> None:
@@ -110,19 +125,25 @@ class Search:
         if len(positions) == 1:
             self._alone.append(where)
         else:
-            self._push(positions, parts(len(positions), first=not self._sampled), sampled=not self._sampled)
+            self._push(
+                positions, parts(len(positions), first=not self._sampled), sampled=not self._sampled
+            )
             self._sampled = True
 
-    def _push(self, positions: Sequence[int], groups: Sequence[Sequence[int]], *, sampled: bool = False) -> None:
+    def _push(
+        self, positions: Sequence[int], groups: Sequence[Sequence[int]], *, sampled: bool = False
+    ) -> None:
         for group in reversed(groups):
             self._todo.append(([positions[idx] for idx in group], sampled and len(group) > 1))
 
 
 class Ceiling:
-    """The largest batch that fits the device's memory, as far as is known: `size`, or None where any does.
+    """The largest batch that fits the device's memory, as far as is known: `size`, or None where
+    any does.
 
-    It grows again, by a quarter at a time, once enough batches of its size have run; after each trial
-    that failed, ten times as many are needed. It is removed when a batch as large as the first failed one fits.
+    It grows again, by a quarter at a time, once enough batches of its size have run; after each
+    trial that failed, ten times as many are needed. It is removed when a batch as large as the
+    first failed one fits.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,13 @@
-"""Measures the steps of a handler: `preprocess`, `inference` and `postprocess`, whichever code calls them.
+"""Measures the steps of a handler: `preprocess`, `inference` and `postprocess`, whichever code
+calls them.
 
-Each step of a handler's object is put behind a `Step`, so that a `handle` of a user's own which calls `self.preprocess` is seen as well
-as that of `BaseHandler`. Time spent in a nested step counts for that step. The laps go to the list that was started last in this
-thread, or this task: one for each batch.
+Each step of a handler's object is put behind a `Step`, so that a `handle` of a user's own which
+calls `self.preprocess` is seen as well as that of `BaseHandler`. Time spent in a nested step counts
+for that step. The laps go to the list that was started last in this thread, or this task: one for
+each batch.
 
-On a GPU a step ends when it returns; work that it has only queued counts where its result is waited for.
+On a GPU a step ends when it returns; work that it has only queued counts where its result is waited
+for.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ STAGES = ("preprocess", "inference", "postprocess")
 NAN = float("nan")
 _pack = TIMES.pack
 
-Laps: TypeAlias = list[tuple[int, float]]  # position in STAGES, seconds; threads may add to it side by side
+Laps: TypeAlias = list[
+    tuple[int, float]
+]  # position in STAGES, seconds; threads may add to it side by side
 
 _laps: ContextVar[Laps | None] = ContextVar("tsx_laps", default=None)
 
@@ -39,7 +44,8 @@ def begin(laps: Laps | None = None) -> Laps:
 def begin_next() -> Laps:
     """As `begin`, for a thread that answers batches one by one.
 
-    An empty list serves the next batch too: setting a context variable costs more than all else here.
+    An empty list serves the next batch too: setting a context variable costs more than all else
+    here.
     """
     laps = _laps.get()
     return begin() if laps is None or laps else laps
@@ -69,7 +75,10 @@ def totals(seconds: float, laps: Sequence[tuple[int, float]]) -> tuple[float, fl
 
 
 class StepTotals:
-    """The seconds of all calls so far. A request takes part in many: its own seconds are the difference since its arrival."""
+    """The seconds of all calls so far.
+
+    A request takes part in many: its own seconds are the difference since its arrival.
+    """
 
     def __init__(self) -> None:
         self.seconds = [0.0, 0.0, 0.0]
@@ -83,8 +92,13 @@ class StepTotals:
                 self._known[stage] = True
 
     def since(self, began: float, before: Sequence[float]) -> bytes:
-        """`wire.TIMES` of a request that came at `began`, when `seconds` were as they are in `before`."""
-        spent = [now - then if known else NAN for now, then, known in zip(self.seconds, before, self._known, strict=True)]
+        """`wire.TIMES` of a request that came at `began`, when `seconds` were as they are in
+        `before`.
+        """
+        spent = [
+            now - then if known else NAN
+            for now, then, known in zip(self.seconds, before, self._known, strict=True)
+        ]
         return TIMES.pack(began, time.monotonic() - began, *spent)
 
 
@@ -96,7 +110,10 @@ _here = _Here()
 
 
 class Step:
-    """A handler's method whose time is measured. An object, not a function, so that a handler can still be pickled."""
+    """A handler's method whose time is measured.
+
+    An object, not a function, so that a handler can still be pickled.
+    """
 
     def __init__(self, method: Callable[..., Any], stage: int) -> None:
         self._tsx_method = method
@@ -130,7 +147,8 @@ def _as_it_was(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watch(handler: Any) -> bool:
-    """Measure the steps of this object, as far as they are separate methods; their behaviour stays the same.
+    """Measure the steps of this object, as far as they are separate methods; their behaviour stays
+    the same.
 
     Whether there are any.
     """
@@ -140,9 +158,15 @@ def watch(handler: Any) -> bool:
     found = False
     for stage, name in enumerate(STAGES):
         method = getattr(handler, name, None)
-        if not callable(method) or inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        if (
+            not callable(method)
+            or inspect.isgeneratorfunction(method)
+            or inspect.isasyncgenfunction(method)
+        ):
             continue
-        own[name] = _awaited(method, stage) if inspect.iscoroutinefunction(method) else Step(method, stage)
+        own[name] = (
+            _awaited(method, stage) if inspect.iscoroutinefunction(method) else Step(method, stage)
+        )
         found = True
     return found
 

@@ -1,8 +1,10 @@
-"""Chooses how many threads torch uses for a batch, by measuring: as few as are nearly as fast, of the cores that are this worker's.
+"""Chooses how many threads torch uses for a batch, by measuring: as few as are nearly as fast, of
+the cores that are this worker's.
 
-Small models are fastest with one thread, large ones with all, and beside other busy processes the best number is lower. So batches of
-each size are tried with half and with twice as many threads, in turns with the present number, from time to time; a trial may cost a
-twentieth of the time. Models that torch.compile has compiled keep their number: another one would compile them again.
+Small models are fastest with one thread, large ones with all, and beside other busy processes the
+best number is lower. So batches of each size are tried with half and with twice as many threads, in
+turns with the present number, from time to time; a trial may cost a twentieth of the time. Models
+that torch.compile has compiled keep their number: another one would compile them again.
 """
 
 from __future__ import annotations
@@ -12,14 +14,23 @@ from collections.abc import Generator
 from typing import Any, TypeAlias
 
 WARM_UP = 3  # batches of a size that are not compared
-RUN = 4  # batches in a row with one number; the first of them, which may have to start threads, is not compared
+# batches in a row with one number; the first of them, which may have to start threads, is not
+# compared
+RUN = 4
 LEAST, MOST = 2, 4  # turns of both numbers in a trial: the least where the difference is clear
 CLEAR = 1.5
-GAIN = 0.9  # the part of the time that twice the threads may take at most; else the cores are of more use to others
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 4.0  # seconds between trials, doubled after those that changed nothing
+# the part of the time that twice the threads may take at most; else the cores are of more use to
+# others
+GAIN = 0.9
+FIRST_PAUSE, LONGEST_PAUSE = (
+    1.0,
+    4.0,
+)  # seconds between trials, doubled after those that changed nothing
 COST = 20  # a pause is at least so many times as long as what the trials before it cost
 
-Search: TypeAlias = Generator[None, tuple[float, float], Any]  # gets time.monotonic() and the seconds of each batch
+Search: TypeAlias = Generator[
+    None, tuple[float, float], Any
+]  # gets time.monotonic() and the seconds of each batch
 
 
 class ThreadTuning:
@@ -75,7 +86,9 @@ class _Size:
         while levels[-1] > 1:
             levels.append(levels[-1] // 2)
         self.share = share
-        self.search = self._search(levels, next(at for at, threads in enumerate(levels) if threads <= best))
+        self.search = self._search(
+            levels, next(at for at, threads in enumerate(levels) if threads <= best)
+        )
         next(self.search)
 
     def _search(self, levels: list[int], at: int) -> Search:
@@ -101,7 +114,9 @@ class _Size:
             while now < due:
                 now, _ = yield
 
-    def _trial(self, mine: int, rival: int) -> Generator[None, tuple[float, float], tuple[bool, float]]:
+    def _trial(
+        self, mine: int, rival: int
+    ) -> Generator[None, tuple[float, float], tuple[bool, float]]:
         """Whether the rival is better, and how many seconds longer its batches took."""
         times: tuple[list[float], list[float]] = ([], [])
         for turn in range(MOST):
@@ -119,7 +134,9 @@ class _Size:
 
 
 def _mean(times: list[float]) -> float:
-    """Without the longest, which may be anything's; but no median, since what a busy machine does to some of the batches counts."""
+    """Without the longest, which may be anything's; but no median, since what a busy machine does
+    to some of the batches counts.
+    """
     return (sum(times) - max(times)) / (len(times) - 1)
 
 
@@ -132,4 +149,8 @@ def _has_compiled() -> bool:
 def tuning_of(share: int, *, tunes: bool) -> ThreadTuning | None:
     """None where the worker has no torch, or where its handler has chosen a number of its own."""
     torch = sys.modules.get("torch")
-    return ThreadTuning(share, tunes=tunes) if torch is not None and torch.get_num_threads() == share else None
+    return (
+        ThreadTuning(share, tunes=tunes)
+        if torch is not None and torch.get_num_threads() == share
+        else None
+    )

@@ -1,6 +1,7 @@
 """Warm-up requests, sent to a model before it counts as loaded: `warmup` of its model-config.yaml.
 
-What is slow once (kernels that are chosen, graphs that are compiled, caches that are filled) is not slow for a client.
+What is slow once (kernels that are chosen, graphs that are compiled, caches that are filled) is not
+slow for a client.
 """
 
 from __future__ import annotations
@@ -30,8 +31,15 @@ MOST = 100  # requests of a recording, where no `count` says more
 logger = logging.getLogger("tsx.worker")
 
 
-def warm_up(model: ServedModel, config: ModelConfig, directory: Path, batch_size: int, sequence: tuple[str, str, str] | None) -> None:
-    """`sequence`: of a stateful model, the names of the headers that tell a request's sequence, its start and its end.
+def warm_up(
+    model: ServedModel,
+    config: ModelConfig,
+    directory: Path,
+    batch_size: int,
+    sequence: tuple[str, str, str] | None,
+) -> None:
+    """`sequence`: of a stateful model, the names of the headers that tell a request's sequence, its
+    start and its end.
 
     Raises LoadError where a required request fails.
     """
@@ -43,7 +51,9 @@ def warm_up(model: ServedModel, config: ModelConfig, directory: Path, batch_size
                 count += len(items)
                 _check(entry, _answers(model, items))
         except (OSError, NotARecording) as error:
-            _tell(entry, f"{entry.file} cannot be read: {getattr(error, 'strerror', None) or error}")
+            _tell(
+                entry, f"{entry.file} cannot be read: {getattr(error, 'strerror', None) or error}"
+            )
     if config.warmup:
         model.metrics.pending.take()  # no client asked for them
         logger.info("warmed up by %d requests in %.2f s", count, time.monotonic() - began)
@@ -53,26 +63,42 @@ def _check(entry: WarmUp, answers: list[Answer]) -> None:
     bad = next(((status, body) for status, _, body in answers if status >= 400), None)
     if bad is not None:
         text = bytes(bad[1])[:1000].decode(errors="replace").strip()
-        _tell(entry, f"a request of {entry.file} was answered with {bad[0]}: {text}", broken=NO_LIST in text or WRONG_COUNT in text)
+        _tell(
+            entry,
+            f"a request of {entry.file} was answered with {bad[0]}: {text}",
+            broken=NO_LIST in text or WRONG_COUNT in text,
+        )
 
 
 def _tell(entry: WarmUp, what: str, *, broken: bool = False) -> None:
     """`broken`: no request of a batch of this size can be answered, so the model is not served."""
     if entry.strict or broken:
         raise LoadError(f"The warm-up of the model failed: {what}")
-    logger.warning("warm-up: %s; the model is served anyway (set `strict: true` to refuse it)", what)
+    logger.warning(
+        "warm-up: %s; the model is served anyway (set `strict: true` to refuse it)", what
+    )
 
 
 def _batches(
-    entry: WarmUp, directory: Path, batch_size: int, sequence: tuple[str, str, str] | None, numbers: Iterator[int]
+    entry: WarmUp,
+    directory: Path,
+    batch_size: int,
+    sequence: tuple[str, str, str] | None,
+    numbers: Iterator[int],
 ) -> Iterator[list[Item]]:
-    """Batches of the served size. Of a file, without a `count`, one single request and one full batch."""
+    """Batches of the served size.
+
+    Of a file, without a `count`, one single request and one full batch.
+    """
     file = own_file(directory / entry.file, directory)
     if file.name.endswith(SUFFIX):
         found = itertools.islice(read(file), entry.count or MOST)
         requests = ((recorded.query, recorded.headers, recorded.body) for recorded in found)
         while batch := list(itertools.islice(requests, batch_size)):
-            yield [_item(next(numbers), query, dict(headers), body, sequence) for query, headers, body in batch]
+            yield [
+                _item(next(numbers), query, dict(headers), body, sequence)
+                for query, headers, body in batch
+            ]
         return
     body = file.read_bytes()
     kind = entry.content_type or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
@@ -81,17 +107,30 @@ def _batches(
     if entry.count is None and batch_size > 1:
         yield [_item(next(numbers), "", headers, body, sequence)]
     while left > 0:
-        yield [_item(next(numbers), "", headers, body, sequence) for _ in range(min(left, batch_size))]
+        yield [
+            _item(next(numbers), "", headers, body, sequence) for _ in range(min(left, batch_size))
+        ]
         left -= batch_size
 
 
-def _item(number: int, query: str, headers: dict[str, str], body: bytes, sequence: tuple[str, str, str] | None) -> Item:
+def _item(
+    number: int,
+    query: str,
+    headers: dict[str, str],
+    body: bytes,
+    sequence: tuple[str, str, str] | None,
+) -> Item:
     id = f"warm-up-{number}"
     if sequence is not None:
         of_sequence = dict(zip(sequence, (id, "true", "true"), strict=True))
         named = {name.lower() for name in headers}
-        headers = headers | {name: value for name, value in of_sequence.items() if name.lower() not in named}
-    block = [(name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        headers = headers | {
+            name: value for name, value in of_sequence.items() if name.lower() not in named
+        }
+    block = [
+        (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+        for name, value in headers.items()
+    ]
     return 0, wire.request_meta(id, query.encode("latin-1", "replace"), block), body
 
 
@@ -103,7 +142,9 @@ def _answers(model: ServedModel, items: list[Item]) -> list[Answer]:
     else:
         outcome = answer_batch(model, items, _send_nowhere)
     if outcome.device_lost:
-        raise LoadError("The device stopped responding to this process during the warm-up of the model.")
+        raise LoadError(
+            "The device stopped responding to this process during the warm-up of the model."
+        )
     return outcome.answers
 
 

@@ -27,12 +27,15 @@ KERNELS = (
     "bf16",
 )
 VNNI = {"avx512_vnni", "avx_vnni"}  # without these, sums of products of 8 bits overflow or saturate
-# What a compiler for this very CPU does not choose by itself; AVX10.1 has no instructions besides those of AVX-512.
+# What a compiler for this very CPU does not choose by itself; AVX10.1 has no instructions besides
+# those of AVX-512.
 UNUSED = ("aes", "avx10_1", "clflush", "clflushopt", "clwb", "sha")
 
 
 def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
-    """As JSON, of this machine; `extras` and `compiles` are for the images that `tsx deploy` builds."""
+    """As JSON, of this machine; `extras` and `compiles` are for the images that `tsx deploy`
+    builds.
+    """
     bound: dict[str, Any] = {"device": device.type, "machine": platform.machine()}
     if "native" in form.bound_to:
         bound["cpu"] = sorted(cpu_instructions() - set(UNUSED))
@@ -60,12 +63,18 @@ def mismatch(bound: Mapping[str, Any], device: torch.device) -> str | None:
     if lacking := sorted(set(bound.get("cpu", ())) - cpu_instructions()):
         return f"it was built for a CPU with {', '.join(lacking)}, which this one lacks"
     if "torch" in bound and bound["torch"] != _release(torch.__version__):
-        return f"it was built with torch {bound['torch']}, and this is torch {_release(torch.__version__)}"
+        return (
+            f"it was built with torch {bound['torch']}, and this is torch"
+            f" {_release(torch.__version__)}"
+        )
     if "gpu" in bound and bound["gpu"] != _gpu(device):
         return f"it was built for {bound['gpu']}, and this GPU is {_gpu(device)}"
     for name, version in dict(bound.get("packages", {})).items():
         if _release(_version(name)) != version:
-            return f"it was built with {name} {version}, and this machine has {_version(name) or 'none'}"
+            return (
+                f"it was built with {name} {version}, and this machine has"
+                f" {_version(name) or 'none'}"
+            )
     return None
 
 

@@ -1,4 +1,7 @@
-"""The batch sizes that graphs of fixed shapes are made for. A batch is padded to the smallest size that holds it."""
+"""The batch sizes that graphs of fixed shapes are made for.
+
+A batch is padded to the smallest size that holds it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ LARGEST = 32  # unless the handler called the model with more rows
 
 class BatchBuckets(NamedTuple):
     sizes: tuple[int, ...]  # ascending
-    results: tuple[tuple[int, ...], ...]  # for each tensor of the result: which dimensions are the batch
+    results: tuple[
+        tuple[int, ...], ...
+    ]  # for each tensor of the result: which dimensions are the batch
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> BatchBuckets:
@@ -29,7 +34,10 @@ class BatchBuckets(NamedTuple):
 
     def cut(self, tensors: Sequence[torch.Tensor], rows: int) -> list[torch.Tensor]:
         """The results without the padding."""
-        return [_narrowed(tensor, dimensions, rows) for tensor, dimensions in zip(tensors, self.results, strict=True)]
+        return [
+            _narrowed(tensor, dimensions, rows)
+            for tensor, dimensions in zip(tensors, self.results, strict=True)
+        ]
 
 
 def not_fixed(subject: Subject) -> str | None:
@@ -37,13 +45,24 @@ def not_fixed(subject: Subject) -> str | None:
     if subject.signature is None:
         return subject.no_signature
     inputs = subject.signature.inputs
-    if any(size is FREE and at not in each.rows for each in inputs for at, size in enumerate(each.shape)):
-        return "its inputs differ in other sizes than that of the batch, and each shape would need a graph of its own"
+    if any(
+        size is FREE and at not in each.rows
+        for each in inputs
+        for at, size in enumerate(each.shape)
+    ):
+        return (
+            "its inputs differ in other sizes than that of the batch, and each shape would need a"
+            " graph of its own"
+        )
     return None if any(each.rows for each in inputs) else "its inputs have no dimension for a batch"
 
 
 def buckets_of(subject: Subject) -> BatchBuckets:
-    """Powers of two. Calls the model twice. Raises NotBuilt if the shapes of its results differ in more than the batch."""
+    """Powers of two.
+
+    Calls the model twice. Raises NotBuilt if the shapes of its results differ in more than the
+    batch.
+    """
     signature = subject.flat_signature()
     largest = max(LARGEST, *(call.rows for call in subject.calls))
     sizes = tuple(1 << power for power in range((largest - 1).bit_length() + 1))
@@ -65,12 +84,23 @@ def example(subject: Subject, rows: int) -> list[torch.Tensor]:
     call = max(subject.calls, key=lambda each: each.rows)
     tensors = signature.tensors(call.args, call.kwargs)
     assert tensors is not None
-    return padded(signature, [_narrowed(tensor, own.rows, 1) for tensor, own in zip(tensors, signature.inputs, strict=True)], rows)
+    return padded(
+        signature,
+        [
+            _narrowed(tensor, own.rows, 1)
+            for tensor, own in zip(tensors, signature.inputs, strict=True)
+        ],
+        rows,
+    )
 
 
 def rows_of(signature: Signature, tensors: Sequence[torch.Tensor]) -> int | None:
     """The batch size of a call; None where its tensors do not agree on it."""
-    found = {tensor.shape[at] for tensor, own in zip(tensors, signature.inputs, strict=True) for at in own.rows}
+    found = {
+        tensor.shape[at]
+        for tensor, own in zip(tensors, signature.inputs, strict=True)
+        for at in own.rows
+    }
     return found.pop() if len(found) == 1 else None
 
 
@@ -91,7 +121,9 @@ def with_fallback(
     run: Callable[[int, int, Sequence[torch.Tensor]], list[torch.Tensor]],
     reference: Callable[[], Any],
 ) -> Callable[..., Any]:
-    """A graph that calls `run(size, rows, tensors)` if a bucket holds the rows, else the archive's own model."""
+    """A graph that calls `run(size, rows, tensors)` if a bucket holds the rows, else the archive's
+    own model.
+    """
 
     def graph(*tensors: torch.Tensor) -> Any:
         rows = rows_of(signature, tensors)

@@ -1,7 +1,8 @@
-"""The process that builds one form of a model, or lists those that can be built, for `tsx optimize`.
+"""The process that builds one form of a model, or lists those that can be built, for `tsx
+optimize`.
 
-`python -m tsx_runtime.worker.forms.build` reads a `BuildOrder` as JSON from standard input, and writes a `BuildReport` as JSON to the file
-`report`.
+`python -m tsx_runtime.worker.forms.build` reads a `BuildOrder` as JSON from standard input, and
+writes a `BuildReport` as JSON to the file `report`.
 """
 
 from __future__ import annotations
@@ -74,10 +75,16 @@ def main() -> None:
         report = run(order)
     except (NotBuilt, LoadError) as error:
         report = BuildReport(reason=str(error))
-    except Exception as error:  # the boundary to a compiler or converter, which raises whatever it likes
+    except (
+        Exception
+    ) as error:  # the boundary to a compiler or converter, which raises whatever it likes
         logger.exception("the form %s was not built", order["form"])
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = "" if str(error) else f" in {Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
+        where = (
+            ""
+            if str(error)
+            else f" in {Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
+        )
         report = BuildReport(reason=in_words(error) + where)
     Path(order["report"]).write_text(json.dumps(report), encoding="utf-8")
 
@@ -88,40 +95,82 @@ def run(order: BuildOrder) -> BuildReport:
     if order["form"] is None:
         return BuildReport(
             applies={
-                name: form.missing() or _wrong_device(form.devices, subject) or form.applies(subject)
+                name: (
+                    form.missing() or _wrong_device(form.devices, subject) or form.applies(subject)
+                )
                 for name, form in known_forms().items()
             },
             labels={name: form.label for name, form in known_forms().items()},
         )
-    form, directory, signature = known_forms()[order["form"]], Path(order["directory"]), subject.signature
+    form, directory, signature = (
+        known_forms()[order["form"]],
+        Path(order["directory"]),
+        subject.signature,
+    )
     with torch.no_grad():
-        wanted = ModelResults.of(subject) if form.is_graph and signature is not None and not form.compiles else None
+        wanted = (
+            ModelResults.of(subject)
+            if form.is_graph and signature is not None and not form.compiles
+            else None
+        )
         settings = form.build(subject, directory)
         if wanted is not None:
-            wanted.check(form, FormSource(directory, settings, signature, lambda: subject.model, lambda: subject.model, subject.device))
-    return BuildReport(record=asdict(FormRecord(form.name, bound_of(form, subject.device), settings, signature and signature.as_json())))
+            wanted.check(
+                form,
+                FormSource(
+                    directory,
+                    settings,
+                    signature,
+                    lambda: subject.model,
+                    lambda: subject.model,
+                    subject.device,
+                ),
+            )
+    return BuildReport(
+        record=asdict(
+            FormRecord(
+                form.name,
+                bound_of(form, subject.device),
+                settings,
+                signature and signature.as_json(),
+            )
+        )
+    )
 
 
 def subject_of(served: ServedModel, batches: Path) -> Subject:
-    """Raises NotBuilt if the handler does not load its model by `in_form`, or does not answer the inputs."""
+    """Raises NotBuilt if the handler does not load its model by `in_form`, or does not answer the
+    inputs.
+    """
     handler = served.entry.instance
     if getattr(handler, "form", None) != REFERENCE:
         raise NotBuilt(
-            f"{served.entry.name} loads its model itself: in its initialize, call `self.model = self.in_form(load)`, a method of "
-            "BaseHandler, where load() returns the model"
+            f"{served.entry.name} loads its model itself: in its initialize, call `self.model ="
+            " self.in_form(load)`, a method of BaseHandler, where load() returns the model"
         )
-    specs = _input_specs(handler)  # first, as the handler keeps what it finds, and a RecordingModel shows it nothing
+    specs = _input_specs(
+        handler
+    )  # first, as the handler keeps what it finds, and a RecordingModel shows it nothing
     recorder = handler.model = RecordingModel(handler.model)
     for items in _batches(batches):
         recorder.rows = len(items)
         outcome = answer_batch(served, items, _send_nowhere)
-        if failed := next((bytes(body) for status, _, body in outcome.answers if status >= 400), None):
-            raise NotBuilt(f"the archive as it is does not answer an input: {failed[:300].decode(errors='replace')}")
+        if failed := next(
+            (bytes(body) for status, _, body in outcome.answers if status >= 400), None
+        ):
+            raise NotBuilt(
+                "the archive as it is does not answer an input:"
+                f" {failed[:300].decode(errors='replace')}"
+            )
     handler.model = recorder.model
-    calls = [ModelCall(_copy(call.args), _copy(call.kwargs), call.rows) for call in recorder.calls]  # outside of inference mode
+    calls = [
+        ModelCall(_copy(call.args), _copy(call.kwargs), call.rows) for call in recorder.calls
+    ]  # outside of inference mode
     signature, reason = None, ""
     try:
-        signature = Signature.of(recorder.model, calls)._replace(requests=tuple(spec.as_json() for spec in specs))
+        signature = Signature.of(recorder.model, calls)._replace(
+            requests=tuple(spec.as_json() for spec in specs)
+        )
     except NoSignature as error:
         reason = str(error)
     return Subject(recorder.model, calls, signature, reason, torch.device(handler.device))
@@ -134,7 +183,11 @@ def _input_specs(handler: Any) -> tuple[InputSpec, ...]:
 
 def _wrong_device(devices: frozenset[str], subject: Subject) -> str | None:
     device = subject.device.type
-    return None if device in devices else f"it runs on {', '.join(sorted(devices))}, and this worker runs on {device}"
+    return (
+        None
+        if device in devices
+        else f"it runs on {', '.join(sorted(devices))}, and this worker runs on {device}"
+    )
 
 
 def _batches(path: Path) -> Iterator[list[Item]]:
@@ -149,7 +202,9 @@ def _batches(path: Path) -> Iterator[list[Item]]:
 
 
 def _copy(values: Any) -> Any:
-    return tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
+    return tree_map(
+        lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values
+    )
 
 
 def _send_nowhere(position: int, headers: Buffer, body: Buffer) -> None:

@@ -1,4 +1,6 @@
-"""Exports the model over flat tensors with free sizes, for the compilers and converters of several kinds of form."""
+"""Exports the model over flat tensors with free sizes, for the compilers and converters of several
+kinds of form.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class SizeRange(NamedTuple):
 
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
         sizes = {tensors[number].shape[at] for number, at in self.places}
-        return len(sizes) == 1 and all(self.least <= size and (self.most is None or size <= self.most) for size in sizes)
+        return len(sizes) == 1 and all(
+            self.least <= size and (self.most is None or size <= self.most) for size in sizes
+        )
 
 
 def not_eager(model: Any) -> str | None:
@@ -36,22 +40,36 @@ def not_eager(model: Any) -> str | None:
         kind = "TorchScript"
     elif isinstance(model, nn.Module):
         return None
-    return f"the model is {kind}, whose layers cannot be changed: for this form, pack the eager model, its class and its weights"
+    return (
+        f"the model is {kind}, whose layers cannot be changed: for this form, pack the eager model,"
+        " its class and its weights"
+    )
 
 
 def not_exportable(subject: Subject) -> str | None:
-    """Why `exported` cannot export this model, as far as is known without an attempt: for a form's `applies`."""
+    """Why `exported` cannot export this model, as far as is known without an attempt: for a form's
+    `applies`.
+    """
     model = subject.model
     if isinstance(model, torch.jit.ScriptModule):
-        return "the model is TorchScript, which torch.export does not take: pack its class and its weights, or an exported program"
+        return (
+            "the model is TorchScript, which torch.export does not take: pack its class and its"
+            " weights, or an exported program"
+        )
     if not isinstance(model, nn.Module | FixedBatch):
-        return f"the model is a {type(model).__name__}, which torch.export does not take: it takes an nn.Module"
+        return (
+            f"the model is a {type(model).__name__}, which torch.export does not take: it takes an"
+            " nn.Module"
+        )
     return subject.no_signature or None
 
 
 def module_of(model: Any) -> nn.Module:
-    """The module to export. From a program that was exported for one batch size, the checks of that size are removed: often nothing else
-    in its graph depends on it."""
+    """The module to export.
+
+    From a program that was exported for one batch size, the checks of that size are removed: often
+    nothing else in its graph depends on it.
+    """
     if not isinstance(model, FixedBatch):
         assert isinstance(model, nn.Module)
         return model
@@ -63,61 +81,95 @@ def module_of(model: Any) -> nn.Module:
 
 def not_convertible(subject: Subject) -> str | None:
     """The same for converters that also take TorchScript, by way of `traced`."""
-    return subject.no_signature or None if isinstance(subject.model, torch.jit.ScriptModule) else not_exportable(subject)
+    return (
+        subject.no_signature or None
+        if isinstance(subject.model, torch.jit.ScriptModule)
+        else not_exportable(subject)
+    )
 
 
 def flat_calls(subject: Subject) -> list[tuple[torch.Tensor, ...]]:
     """The flat tensors of each of its calls."""
     signature = subject.flat_signature()
     found = (signature.tensors(call.args, call.kwargs) for call in subject.calls)
-    return [tuple(each.contiguous() for each in tensors) for tensors in found if tensors is not None]
+    return [
+        tuple(each.contiguous() for each in tensors) for tensors in found if tensors is not None
+    ]
 
 
 def example_tensors(subject: Subject) -> tuple[torch.Tensor, ...]:
-    """The flat tensors of the call whose smallest free size is largest: torch.export makes sizes of 0 and 1 constants."""
+    """The flat tensors of the call whose smallest free size is largest: torch.export makes sizes of
+    0 and 1 constants.
+    """
     signature = subject.flat_signature()
     return max(flat_calls(subject), key=lambda tensors: _smallest_free_size(tensors, signature))
 
 
 def traced(subject: Subject, model: Any = None) -> Any:
-    """`subject.model`, or another model with the same signature, as TorchScript over flat tensors. TorchScript keeps its control flow."""
+    """`subject.model`, or another model with the same signature, as TorchScript over flat tensors.
+    TorchScript keeps its control flow.
+    """
     flat = FlatModel(subject.model if model is None else model, subject.flat_signature())
     return torch.jit.trace(flat, example_tensors(subject), check_trace=False)  # type: ignore[no-untyped-call]  # torch's
 
 
 def exported(subject: Subject, model: Any = None) -> torch.export.ExportedProgram:
-    """`subject.model`, or another model with the same signature, over flat tensors. Raises NotBuilt, or what torch raises."""
+    """`subject.model`, or another model with the same signature, over flat tensors.
+
+    Raises NotBuilt, or what torch raises.
+    """
     if reason := not_exportable(subject):
         raise NotBuilt(reason)
-    from torch._dynamo.exc import UserError  # here: dynamo takes a second to import, and workers import the kinds of forms
+    from torch._dynamo.exc import (
+        UserError,
+    )  # here: dynamo takes a second to import, and workers import the kinds of forms
 
     signature, tensors = subject.flat_signature(), example_tensors(subject)
     flat = FlatModel(module_of(subject.model) if model is None else model, signature)
     with torch.no_grad():
         try:
-            program = torch.export.export(flat, tensors, dynamic_shapes=(signature.dynamic_shapes(),), strict=False)
+            program = torch.export.export(
+                flat, tensors, dynamic_shapes=(signature.dynamic_shapes(),), strict=False
+            )
         except UserError:  # sizes that depend on each other, which only torch can find out
-            program = torch.export.export(flat, tensors, dynamic_shapes=(_automatic_shapes(signature),), strict=False)
+            program = torch.export.export(
+                flat, tensors, dynamic_shapes=(_automatic_shapes(signature),), strict=False
+            )
     _check_free(program, signature)
     return program
 
 
 def size_ranges(program: torch.export.ExportedProgram, signature: Signature) -> list[SizeRange]:
-    """Of the free sizes of what `exported` returns. Raises NotBuilt where one depends on another."""
+    """Of the free sizes of what `exported` returns. Raises NotBuilt where one depends on
+    another.
+    """
     from torch.utils._sympy.value_ranges import bound_sympy  # here: as below
 
-    shapes = {node.name: node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder"}
+    shapes = {
+        node.name: node.meta["val"].shape
+        for node in program.graph.nodes
+        if node.op == "placeholder"
+    }
     places: dict[Any, list[tuple[int, int]]] = {}
-    for number, (name, own) in enumerate(zip(program.graph_signature.user_inputs, signature.inputs, strict=True)):
+    for number, (name, own) in enumerate(
+        zip(program.graph_signature.user_inputs, signature.inputs, strict=True)
+    ):
         for at in _free(own):
             places.setdefault(shapes[name][at].node.expr, []).append((number, at))
     ranges = []
     for size, found in places.items():
         if not size.is_Symbol:
-            raise NotBuilt(f"a size of its inputs is calculated from another one ({size}), which compiled code does not check")
+            raise NotBuilt(
+                f"a size of its inputs is calculated from another one ({size}), which compiled code"
+                " does not check"
+            )
         limits = bound_sympy(size, program.range_constraints)
-        least, most = (None if math.isinf(each) else int(each) for each in (limits.lower, limits.upper))
-        ranges.append(SizeRange(tuple(found), 1 if least is None or least <= 2 else least, most))  # torch notes 1 as 2
+        least, most = (
+            None if math.isinf(each) else int(each) for each in (limits.lower, limits.upper)
+        )
+        ranges.append(
+            SizeRange(tuple(found), 1 if least is None or least <= 2 else least, most)
+        )  # torch notes 1 as 2
     return ranges
 
 
@@ -128,7 +180,11 @@ def _signature(subject: Subject) -> Signature:
 
 
 def _smallest_free_size(tensors: Sequence[torch.Tensor], signature: Signature) -> int:
-    free = [tensor.shape[at] for tensor, own in zip(tensors, signature.inputs, strict=True) for at in _free(own)]
+    free = [
+        tensor.shape[at]
+        for tensor, own in zip(tensors, signature.inputs, strict=True)
+        for at in _free(own)
+    ]
     return min(free, default=0)
 
 
@@ -142,11 +198,24 @@ def _free(input: TensorInput) -> list[int]:
 
 def _check_free(program: torch.export.ExportedProgram, signature: Signature) -> None:
     """Raises NotBuilt if a size that differs between calls is a constant in the program."""
-    from torch.fx.experimental.symbolic_shapes import is_concrete_int  # here: sympy, which it needs, takes half a second to import
+    from torch.fx.experimental.symbolic_shapes import (
+        is_concrete_int,
+    )  # here: sympy, which it needs, takes half a second to import
 
-    shapes = {node.name: node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder"}
+    shapes = {
+        node.name: node.meta["val"].shape
+        for node in program.graph.nodes
+        if node.op == "placeholder"
+    }
     for name, own in zip(program.graph_signature.user_inputs, signature.inputs, strict=True):
         for at in _free(own):
             if is_concrete_int(size := shapes[name][at]):
-                what = f"batches of {size}" if at in own.rows else f"tensors of size {size} in dimension {at}"
-                raise NotBuilt(f"as an exported program it takes only {what}, since its code makes that size a constant")
+                what = (
+                    f"batches of {size}"
+                    if at in own.rows
+                    else f"tensors of size {size} in dimension {at}"
+                )
+                raise NotBuilt(
+                    f"as an exported program it takes only {what}, since its code makes that size a"
+                    " constant"
+                )

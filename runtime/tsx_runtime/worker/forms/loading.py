@@ -1,4 +1,6 @@
-"""Loads the first form of an archive's `forms` that fits this worker, else the archive's own model."""
+"""Loads the first form of an archive's `forms` that fits this worker, else the archive's own
+model.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tsx_archiver.metadata.forms import FORMS_FILE, REFERENCE, FormRecord, InvalidForms, KeptForms, parse_forms
+from tsx_archiver.metadata.forms import (
+    FORMS_FILE,
+    REFERENCE,
+    FormRecord,
+    InvalidForms,
+    KeptForms,
+    parse_forms,
+)
 from tsx_archiver.storage.digest import content_digest
 from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.forms.bound import mismatch
@@ -29,12 +38,21 @@ class LoadedForm(NamedTuple):
 
 
 class FormModel:
-    """A graph, called as the archive's own model. A call that it was not built for goes to that model, which is loaded for the first one.
+    """A graph, called as the archive's own model.
 
-    Attributes are that model's, except those that handlers use for each request or right after loading.
+    A call that it was not built for goes to that model, which is loaded for the first one.
+
+    Attributes are that model's, except those that handlers use for each request or right after
+    loading.
     """
 
-    def __init__(self, name: str, graph: Callable[..., Sequence[torch.Tensor]], signature: Signature, reference: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        graph: Callable[..., Sequence[torch.Tensor]],
+        signature: Signature,
+        reference: Callable[[], Any],
+    ) -> None:
         self.form = name
         self.signature = signature
         self._graph = graph
@@ -57,7 +75,9 @@ class FormModel:
 
     @property
     def _orig_mod(self) -> Any:
-        """torch.compile's name for the model behind a compiled one: for gradients, and to look at its layers."""
+        """torch.compile's name for the model behind a compiled one: for gradients, and to look at
+        its layers.
+        """
         model = self._reference()
         return getattr(model, "_orig_mod", model)
 
@@ -72,8 +92,8 @@ class FormModel:
 @functools.cache
 def _warn_once(name: str) -> None:
     logger.warning(
-        "the form %s was not built for a call with such arguments, so the archive's own model answers it: "
-        "run tsx optimize again with inputs like these",
+        "the form %s was not built for a call with such arguments, so the archive's own model"
+        " answers it: run tsx optimize again with inputs like these",
         name,
     )
 
@@ -85,12 +105,18 @@ def wanted_forms(config: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise LoadError(f"forms in model-config.yaml is {value!r}; it must be a list of names from {FORMS_FILE}")
+        raise LoadError(
+            f"forms in model-config.yaml is {value!r}; it must be a list of names from {FORMS_FILE}"
+        )
     return tuple(names)
 
 
 def load_form(
-    names: Sequence[str], model_dir: Path, manifest: Mapping[str, Any], load: Callable[[], Any], device: torch.device
+    names: Sequence[str],
+    model_dir: Path,
+    manifest: Mapping[str, Any],
+    load: Callable[[], Any],
+    device: torch.device,
 ) -> LoadedForm:
     """`load` loads the archive's own model."""
     passed_over = list[str]()
@@ -99,14 +125,18 @@ def load_form(
         if name == REFERENCE:
             break
         try:
-            model = _loaded(_fitting(name, model_dir, manifest, device), model_dir, reference, load, device)
+            model = _loaded(
+                _fitting(name, model_dir, manifest, device), model_dir, reference, load, device
+            )
             return LoadedForm(model, name, tuple(passed_over))
         except MemoryError:
             raise
         except (_Mismatch, InvalidForms) as error:
             reason = str(error)
         except Exception as error:  # the boundary to a library, which raises whatever it likes
-            reason = f"it cannot be loaded: {error if isinstance(error, LoadError) else in_words(error)}"
+            reason = (
+                f"it cannot be loaded: {error if isinstance(error, LoadError) else in_words(error)}"
+            )
             logger.warning("the form %s cannot be loaded", name, exc_info=True)
         passed_over.append(f"{name}: {reason}")  # which the front end logs once for all workers
     return LoadedForm(reference(), REFERENCE, tuple(passed_over))
@@ -116,22 +146,34 @@ class _Mismatch(Exception):
     """Why this worker cannot run a form of the archive."""
 
 
-def _fitting(name: str, model_dir: Path, manifest: Mapping[str, Any], device: torch.device) -> FormRecord:
+def _fitting(
+    name: str, model_dir: Path, manifest: Mapping[str, Any], device: torch.device
+) -> FormRecord:
     """Raises _Mismatch, InvalidForms, or whatever wrong values in the index lead to."""
     path = model_dir / FORMS_FILE
     kept = parse_forms(path.read_bytes()) if path.is_file() else KeptForms()
     record = kept.named(name)
     if record is None:
         raise _Mismatch(f"{FORMS_FILE} has no such form")
-    if reason := mismatch(record.bound, device) or _stale(kept, model_dir, manifest):  # the second may read the weights
+    if reason := mismatch(record.bound, device) or _stale(
+        kept, model_dir, manifest
+    ):  # the second may read the weights
         raise _Mismatch(reason)
     return record
 
 
-def _loaded(record: FormRecord, model_dir: Path, reference: Callable[[], Any], fresh: Callable[[], Any], device: torch.device) -> Any:
+def _loaded(
+    record: FormRecord,
+    model_dir: Path,
+    reference: Callable[[], Any],
+    fresh: Callable[[], Any],
+    device: torch.device,
+) -> Any:
     form = known_forms().get(record.name)
     if form is None:
-        raise LoadError("this version of tsx does not know it; update tsx, or run tsx optimize again")
+        raise LoadError(
+            "this version of tsx does not know it; update tsx, or run tsx optimize again"
+        )
     if missing := form.missing():
         raise LoadError(missing)
     signature = None if record.signature is None else Signature.from_json(record.signature)
@@ -145,11 +187,20 @@ def _loaded(record: FormRecord, model_dir: Path, reference: Callable[[], Any], f
 
 
 def _stale(kept: KeptForms, model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
-    """Forms of other weights answer as those did. What the manifest has no checksum of, as in a directory, is read."""
+    """Forms of other weights answer as those did.
+
+    What the manifest has no checksum of, as in a directory, is read.
+    """
     given = manifest.get("sha256")
     known = given if isinstance(given, Mapping) else {}
-    changed = kept.stale_since({name: known.get(name) or _digest(model_dir / name) for name in kept.made_of})
-    return None if changed is None else f"{changed} has changed since the form was built from it; run tsx optimize again"
+    changed = kept.stale_since(
+        {name: known.get(name) or _digest(model_dir / name) for name in kept.made_of}
+    )
+    return (
+        None
+        if changed is None
+        else f"{changed} has changed since the form was built from it; run tsx optimize again"
+    )
 
 
 def _digest(path: Path) -> str:
@@ -160,7 +211,9 @@ def _digest(path: Path) -> str:
 
 
 def _once(load: Callable[[], Any]) -> Callable[[], Any]:
-    """Loads at the first call, also where several threads call it at once: two copies may not fit the memory."""
+    """Loads at the first call, also where several threads call it at once: two copies may not fit
+    the memory.
+    """
     lock, cached = threading.RLock(), functools.cache(load)
 
     def reference() -> Any:

@@ -1,4 +1,7 @@
-"""Forms that AOTInductor compiles ahead of time into a package of machine code. A worker needs only torch to load it."""
+"""Forms that AOTInductor compiles ahead of time into a package of machine code.
+
+A worker needs only torch to load it.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,18 @@ from tsx_runtime.worker.forms.signature import FlatModel
 from tsx_runtime.worker.handlers.models.model_files import load_aotinductor
 
 FILE = "model.pt2"
-OPTIONS = {"freezing": True, "cpp.dynamic_threads": True}  # weights are constants; a worker's share of the cores changes
+OPTIONS = {
+    "freezing": True,
+    "cpp.dynamic_threads": True,
+}  # weights are constants; a worker's share of the cores changes
 _CHANNEL = (0, 0, 0, 0, 0, 1)  # behind the channels of images, and of weights
 INSTALL = "pip install 'tsx-serve[optimize]'"
 
 
 def no_compiler() -> str | None:
-    from torch._inductor.cpp_builder import get_cpp_compiler  # here: importing the compiler takes seconds
+    from torch._inductor.cpp_builder import (
+        get_cpp_compiler,
+    )  # here: importing the compiler takes seconds
     from torch._inductor.exc import InvalidCxxCompiler
 
     try:
@@ -37,8 +45,9 @@ def no_compiler() -> str | None:
 class TwoChannels(nn.Module):
     """A convolution over one channel, computed over two, the second of which is zero.
 
-    For one channel and a free batch size, Inductor of torch 2.13 with frozen weights cannot tell the memory format
-    (`_prepare_convolution_fusion_create` in mkldnn_ir.py), and the following layers read the result in the wrong one.
+    For one channel and a free batch size, Inductor of torch 2.13 with frozen weights cannot tell
+    the memory format (`_prepare_convolution_fusion_create` in mkldnn_ir.py), and the following
+    layers read the result in the wrong one.
     """
 
     def __init__(self, layer: nn.Conv2d) -> None:
@@ -64,17 +73,27 @@ def for_inductor(model: Any) -> nn.Module:
 
 
 class MachineCodeForm(Form):
-    """The package has weights of its own. `build` needs `tools` and a C++ compiler; `load` needs neither."""
+    """The package has weights of its own.
+
+    `build` needs `tools` and a C++ compiler; `load` needs neither.
+    """
 
     tools: ClassVar[tuple[str, ...]] = ("torchao",)
     bound_to: ClassVar[frozenset[str]] = frozenset({"native", "torch"})
 
     @abstractmethod
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
-        """Takes and returns the signature's flat tensors. Raises NotBuilt, or whatever its libraries raise."""
+        """Takes and returns the signature's flat tensors.
+
+        Raises NotBuilt, or whatever its libraries raise.
+        """
 
     def applies(self, subject: Subject) -> str | None:
-        missing = (f"{name} is not installed: {INSTALL}" for name in self.tools if not importlib.util.find_spec(name))
+        missing = (
+            f"{name} is not installed: {INSTALL}"
+            for name in self.tools
+            if not importlib.util.find_spec(name)
+        )
         return next(missing, None) or not_exportable(subject) or no_compiler()
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
@@ -83,14 +102,20 @@ class MachineCodeForm(Form):
         program = self.program(subject)
         assert subject.signature is not None
         ranges = size_ranges(program, subject.signature)
-        aoti_compile_and_package(program, package_path=str(directory / FILE), inductor_configs=OPTIONS)
+        aoti_compile_and_package(
+            program, package_path=str(directory / FILE), inductor_configs=OPTIONS
+        )
         return {"sizes": [each._asdict() for each in ranges]}
 
     def load(self, source: FormSource) -> Callable[..., Any]:
-        """The code does not look at sizes, and would read beyond a tensor's end: those that it is not made for go to the archive's own
-        model."""
+        """The code does not look at sizes, and would read beyond a tensor's end: those that it is
+        not made for go to the archive's own model.
+        """
         loader = load_aotinductor(source.directory / FILE, source.device, source.device.type).loader
-        ranges, signature = [SizeRange(**each) for each in source.settings["sizes"]], source.signature
+        ranges, signature = (
+            [SizeRange(**each) for each in source.settings["sizes"]],
+            source.signature,
+        )
         assert signature is not None
 
         def run(*tensors: torch.Tensor) -> Any:

@@ -1,4 +1,6 @@
-"""Refuses a new form whose results are unlike the model's: bugs in compilers and quantizers often raise no error."""
+"""Refuses a new form whose results are unlike the model's: bugs in compilers and quantizers often
+raise no error.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,15 @@ class ModelResults(NamedTuple):
         share = explained(self.results, [graph(*tensors) for tensors in self.calls])
         if share < LEAST:
             raise NotBuilt(
-                f"its results have little in common with the model's: over the calibration inputs they explain {max(share, 0):.0%} "
-                "of the variance"
+                "its results have little in common with the model's: over the calibration inputs"
+                f" they explain {max(share, 0):.0%} of the variance"
             )
 
 
 def explained(wanted: Results, found: Results) -> float:
-    """The coefficient of determination over all floats: 1 for equal results, 0 for the mean of the rows, negative if worse."""
+    """The coefficient of determination over all floats: 1 for equal results, 0 for the mean of the
+    rows, negative if worse.
+    """
     error = variance = 0.0
     for calls, others in zip(zip(*wanted, strict=True), zip(*found, strict=True), strict=True):
         if not calls[0].is_floating_point():
@@ -59,7 +63,9 @@ def explained(wanted: Results, found: Results) -> float:
         finite = own.isfinite()
         own, other = own.where(finite, 0), other.nan_to_num().where(finite, 0)
         error += float((own - other).square().sum())
-        variance += max(float((own - own.mean(0)).square().sum()), LEAST_VARIANCE * float(own.square().sum()))
+        variance += max(
+            float((own - own.mean(0)).square().sum()), LEAST_VARIANCE * float(own.square().sum())
+        )
     return 1 - error / variance if variance else 1.0
 
 

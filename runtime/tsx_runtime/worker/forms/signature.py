@@ -1,7 +1,9 @@
-"""How a handler calls its model: with which tensors of which shapes, and the structure of the result.
+"""How a handler calls its model: with which tensors of which shapes, and the structure of the
+result.
 
-A graph (ONNX, OpenVINO, AOTInductor, ...) takes and returns a flat list of tensors. A signature is found from real calls. It takes the
-tensors out of the arguments, and builds the result that the original model would have returned.
+A graph (ONNX, OpenVINO, AOTInductor, ...) takes and returns a flat list of tensors. A signature is
+found from real calls. It takes the tensors out of the arguments, and builds the result that the
+original model would have returned.
 """
 
 from __future__ import annotations
@@ -15,11 +17,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree  # torch.export itself flattens arguments and results by it
+from torch.utils import (
+    _pytree as pytree,
+)  # torch.export itself flattens arguments and results by it
 
 LARGEST_BATCH = 4096
 FREE = None  # in a shape: a size that differs between calls
-PLAIN = (bool, int, float, str, type(None))  # arguments that are part of the signature by their value
+PLAIN = (
+    bool,
+    int,
+    float,
+    str,
+    type(None),
+)  # arguments that are part of the signature by their value
 
 
 class NoSignature(ValueError):
@@ -35,7 +45,11 @@ class ModelCall(NamedTuple):
 
 
 class TensorInput(NamedTuple):
-    """A tensor among the arguments. Sizes in `shape` are None where they differ between calls; `rows` are the dimensions of the batch."""
+    """A tensor among the arguments.
+
+    Sizes in `shape` are None where they differ between calls; `rows` are the dimensions of the
+    batch.
+    """
 
     dtype: str  # float32
     shape: tuple[int | None, ...]
@@ -44,11 +58,15 @@ class TensorInput(NamedTuple):
 
 class Signature(NamedTuple):
     arguments_spec: str  # of (args, kwargs), as torch's pytree writes it
-    constants: tuple[tuple[int, Any], ...]  # (position among the leaves, value) of arguments that are no tensor
+    constants: tuple[
+        tuple[int, Any], ...
+    ]  # (position among the leaves, value) of arguments that are no tensor
     inputs: tuple[TensorInput, ...]
     result_spec: str
     outputs: int  # tensors in the result
-    requests: tuple[Mapping[str, Any], ...] = ()  # what BaseHandler reads in a request for the model: `InputSpec.as_json`
+    requests: tuple[
+        Mapping[str, Any], ...
+    ] = ()  # what BaseHandler reads in a request for the model: `InputSpec.as_json`
 
     @classmethod
     def of(cls, model: Any, calls: Sequence[ModelCall]) -> Signature:
@@ -64,12 +82,19 @@ class Signature(NamedTuple):
         constants = tuple((at, leaf) for at, leaf in enumerate(leaves[0]) if at not in positions)
         for at, value in constants:
             if not isinstance(value, PLAIN):
-                raise NoSignature(f"an argument of the model is a {type(value).__name__}, which is neither a tensor nor a plain value")
+                raise NoSignature(
+                    f"an argument of the model is a {type(value).__name__}, which is neither a"
+                    " tensor nor a plain value"
+                )
             if any(type(each[at]) is not type(value) or each[at] != value for each in leaves):
-                raise NoSignature(f"an argument of the model that is no tensor differs between calls ({value!r})")
+                raise NoSignature(
+                    f"an argument of the model that is no tensor differs between calls ({value!r})"
+                )
         if not positions:
             raise NoSignature("the model gets no tensor")
-        inputs = tuple(_input([each[at] for each in leaves], [call.rows for call in calls]) for at in positions)
+        inputs = tuple(
+            _input([each[at] for each in leaves], [call.rows for call in calls]) for at in positions
+        )
         with torch.inference_mode():
             results, spec = pytree.tree_flatten(model(*calls[0].args, **calls[0].kwargs))
         if not results or not all(isinstance(each, torch.Tensor) for each in results):
@@ -78,34 +103,58 @@ class Signature(NamedTuple):
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Signature:
-        inputs = tuple(TensorInput(each["dtype"], tuple(each["shape"]), tuple(each["rows"])) for each in given["inputs"])
+        inputs = tuple(
+            TensorInput(each["dtype"], tuple(each["shape"]), tuple(each["rows"]))
+            for each in given["inputs"]
+        )
         constants = tuple((at, value) for at, value in given["constants"])
         for spec in (given["arguments_spec"], given["result_spec"]):
             _loaded(spec)  # a structure that is not known here fails the load, not each request
-        return cls(given["arguments_spec"], constants, inputs, given["result_spec"], given["outputs"], tuple(given.get("requests", ())))
+        return cls(
+            given["arguments_spec"],
+            constants,
+            inputs,
+            given["result_spec"],
+            given["outputs"],
+            tuple(given.get("requests", ())),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
         return {**self._asdict(), "inputs": [each._asdict() for each in self.inputs]}
 
     def dynamic_shapes(self) -> tuple[dict[int, Any], ...]:
-        """The free sizes for `torch.export.export(FlatModel(...), tensors, dynamic_shapes=(these,))`; the batch is one dimension."""
+        """The free sizes for `torch.export.export(FlatModel(...), tensors,
+        dynamic_shapes=(these,))`; the batch is one dimension.
+        """
         batch = torch.export.Dim("batch", min=1, max=LARGEST_BATCH)
         return tuple(
-            {at: batch if at in each.rows else torch.export.Dim.DYNAMIC for at, size in enumerate(each.shape) if size is FREE}
+            {
+                at: batch if at in each.rows else torch.export.Dim.DYNAMIC
+                for at, size in enumerate(each.shape)
+                if size is FREE
+            }
             for each in self.inputs
         )
 
-    def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
+    def tensors(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[torch.Tensor] | None:
         """The tensors among these arguments; None where the call has another signature."""
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
             found, same = [args[0]], self.arguments_spec == _ONE_ARGUMENT and not self.constants
         else:
             leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
-            constants = tuple((at, leaf) for at, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor))
+            constants = tuple(
+                (at, leaf) for at, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)
+            )
             found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             same = constants == self.constants and spec == _loaded(self.arguments_spec)
-        return found if same and len(found) == len(self.inputs) and all(map(_fits, found, self.inputs)) else None
+        return (
+            found
+            if same and len(found) == len(self.inputs) and all(map(_fits, found, self.inputs))
+            else None
+        )
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) of the model with these tensors in them."""
@@ -123,7 +172,10 @@ class Signature(NamedTuple):
 
 
 class FlatModel(nn.Module):
-    """The model as a function of flat tensors that returns a tuple of tensors. Graphs are exported from it."""
+    """The model as a function of flat tensors that returns a tuple of tensors.
+
+    Graphs are exported from it.
+    """
 
     def __init__(self, model: Any, signature: Signature) -> None:
         super().__init__()
@@ -140,13 +192,17 @@ def _dumped(spec: pytree.TreeSpec) -> str:
     try:
         return pytree.treespec_dumps(spec)
     except NotImplementedError as error:
-        raise NoSignature(f"the model's arguments or result hold a structure that torch does not know: {error}") from error
+        raise NoSignature(
+            f"the model's arguments or result hold a structure that torch does not know: {error}"
+        ) from error
 
 
 @functools.cache
 def _loaded(spec: str) -> pytree.TreeSpec:
-    """Torch knows classes of results, such as those of Hugging Face, once their module is imported. Loading the model does that, which a
-    graph does without. Raises NotImplementedError for a class that is not known."""
+    """Torch knows classes of results, such as those of Hugging Face, once their module is imported.
+    Loading the model does that, which a graph does without. Raises NotImplementedError for a class
+    that is not known.
+    """
     with suppress(NotImplementedError):
         return pytree.treespec_loads(spec)
     for module in re.findall(r'"type": "([\w.]+)\.\w+"', spec):
@@ -161,11 +217,18 @@ def _input(tensors: Sequence[Any], rows: Sequence[int]) -> TensorInput:
     if not all(isinstance(each, torch.Tensor) for each in tensors):
         raise NoSignature("an argument of the model is a tensor in some calls, and none in others")
     if any(each.dtype != first.dtype or each.dim() != first.dim() for each in tensors):
-        raise NoSignature("a tensor that the model gets differs in its type or its number of dimensions between calls")
+        raise NoSignature(
+            "a tensor that the model gets differs in its type or its number of dimensions between"
+            " calls"
+        )
     sizes = list(zip(*(each.shape for each in tensors), strict=True))
     differing = len(set(rows)) > 1
     batch = tuple(at for at, found in enumerate(sizes) if differing and list(found) == list(rows))
-    return TensorInput(str(first.dtype).removeprefix("torch."), tuple(found[0] if len(set(found)) == 1 else FREE for found in sizes), batch)
+    return TensorInput(
+        str(first.dtype).removeprefix("torch."),
+        tuple(found[0] if len(set(found)) == 1 else FREE for found in sizes),
+        batch,
+    )
 
 
 def _fits(tensor: torch.Tensor, input: TensorInput) -> bool:
@@ -173,7 +236,10 @@ def _fits(tensor: torch.Tensor, input: TensorInput) -> bool:
     return (
         str(tensor.dtype)[6:] == input.dtype
         and tensor.dim() == len(input.shape)
-        and all(size > 0 if own is FREE else own == size for own, size in zip(input.shape, tensor.shape, strict=True))
+        and all(
+            size > 0 if own is FREE else own == size
+            for own, size in zip(input.shape, tensor.shape, strict=True)
+        )
         and not tensor.requires_grad
     )
 

@@ -1,4 +1,6 @@
-"""Attention of a step by sequence: without the package flash-attn, transformers computes all queries against all keys, under a mask."""
+"""Attention of a step by sequence: without the package flash-attn, transformers computes all
+queries against all keys, under a mask.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,23 @@ from transformers.generation.continuous_batching.utils import find_head_dim
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-FEW = 1 << 14  # pairs of a query and a key for each thread: up to so many, one call with a mask is faster than a call for each sequence
-FLASH = "torch_flash"  # where a name has `flash`, transformers makes no mask, and records CUDA graphs
+FEW = (
+    1 << 14
+    # pairs of a query and a key for each thread: up to so many, one call with a mask is faster than
+    # a call for each sequence
+)
+FLASH = (  # where a name has `flash`, transformers makes no mask, and records CUDA graphs
+    "torch_flash"
+)
 
 
-def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **options: Any) -> tuple[torch.Tensor, None]:
-    """Shapes (1, heads, tokens of all sequences, head size); the mask (1, 1, queries, keys). Returns (1, queries, heads, head size)."""
+def attend(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """Shapes (1, heads, tokens of all sequences, head size); the mask (1, 1, queries, keys).
+
+    Returns (1, queries, heads, head size).
+    """
     bounds = options.get("cu_seq_lens_q")
     special = options.get("position_bias") is not None or options.get("softcap") is not None
     if bounds is None or mask is None or special or query.device.type != "cpu":
@@ -26,9 +39,13 @@ def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: An
     attention = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=True)
     if len(bounds) == 2 or query.shape[2] * key.shape[2] <= FEW * torch.get_num_threads():
         return attention(query, key, value, mask).transpose(1, 2).contiguous(), None
-    queries, keys = (pairwise(options[name].tolist()) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
+    queries, keys = (
+        pairwise(options[name].tolist()) for name in ("cu_seq_lens_q", "cu_seq_lens_k")
+    )
     outputs = [
-        attention(query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1], mask[:, :, q0:q1, k0:k1])
+        attention(
+            query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1], mask[:, :, q0:q1, k0:k1]
+        )
         for (q0, q1), (k0, k1) in zip(queries, keys, strict=True)
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
@@ -37,20 +54,37 @@ def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: An
 def attend_on_gpu(
     module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """By the kernel that comes with torch. Shapes as in `attend`, fp16 or bf16, without a mask: a sequence's queries are its last tokens.
+    """By the kernel that comes with torch.
+
+    Shapes as in `attend`, fp16 or bf16, without a mask: a sequence's queries are its last tokens.
 
     Raises ValueError for what the kernel does not compute.
     """
-    if unserved := [name for name in ("position_bias", "softcap", "s_aux", "sliding_window") if options.get(name) is not None]:
-        raise ValueError(f"torch's kernel does not compute {', '.join(unserved)}: set huggingface.dtype to fp32")
+    if unserved := [
+        name
+        for name in ("position_bias", "softcap", "s_aux", "sliding_window")
+        if options.get(name) is not None
+    ]:
+        raise ValueError(
+            f"torch's kernel does not compute {', '.join(unserved)}: set huggingface.dtype to fp32"
+        )
     heads = (each[0].transpose(0, 1) for each in (query, key, value))
-    bounds = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
-    return torch.ops.aten._flash_attention_forward(*heads, *bounds, 0.0, True, False, scale=scaling)[0][None], None
+    bounds = (
+        options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    )
+    return (
+        torch.ops.aten._flash_attention_forward(*heads, *bounds, 0.0, True, False, scale=scaling)[
+            0
+        ][None],
+        None,
+    )
 
 
 def choose(model: Any) -> None:
-    """Let a model on a GPU attend by `attend_on_gpu`, unless transformers finds a package that does it too, or the model has
-    sliding windows, capped scores, sinks, or heads that the kernel cannot serve."""
+    """Let a model on a GPU attend by `attend_on_gpu`, unless transformers finds a package that does
+    it too, or the model has sliding windows, capped scores, sinks, or heads that the kernel cannot
+    serve.
+    """
     config = model.config.get_text_config()
     layers, size = getattr(config, "layer_types", None), find_head_dim(config)
     if (
@@ -60,8 +94,13 @@ def choose(model: Any) -> None:
         and model._supports_flash_attn
         and not getattr(model, "_compatible_flash_implementations", None)  # attention sinks
         and getattr(config, "attn_logit_softcapping", None) is None
-        and (set(layers) == {"full_attention"} if layers else getattr(config, "sliding_window", None) is None)
-        and getattr(config, "kv_lora_rank", None) is None  # keys and values have heads of different sizes
+        and (
+            set(layers) == {"full_attention"}
+            if layers
+            else getattr(config, "sliding_window", None) is None
+        )
+        and getattr(config, "kv_lora_rank", None)
+        is None  # keys and values have heads of different sizes
         and getattr(config, "v_head_dim", None) in (None, size)
         and size % 8 == 0
         and size <= 256

@@ -36,7 +36,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def from_string(self, source: Any, *args: Any, **options: Any) -> Any:
         widening = {name: old for name, old in self.filters.items() if _WIDENING.fullmatch(name)}
-        self.filters |= {name: update_wrapper(partial(_filter, old), old) for name, old in widening.items()}
+        self.filters |= {
+            name: update_wrapper(partial(_filter, old), old) for name, old in widening.items()
+        }
         self.filters |= {"tsx_count": _count, "tsx_items": _count_items}
         self.globals.pop("lipsum", None)
         self.finalize = _count
@@ -46,7 +48,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for assignment in tree.find_all(nodes.Assign):
             assignment.node = nodes.Filter(assignment.node, "tsx_count", [], [], None, None)
         for concat in tree.find_all(nodes.Concat):
-            concat.nodes = [nodes.Filter(part, "tsx_count", [], [], None, None) for part in concat.nodes]
+            concat.nodes = [
+                nodes.Filter(part, "tsx_count", [], [], None, None) for part in concat.nodes
+            ]
         return super().from_string(tree, *args, **options)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -56,7 +60,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _spend(_size(left) * int(right if operator == "**" else 2))
         else:
             text, factor = (right, left) if isinstance(left, int) else (left, right)
-            _price("format" if operator == "%" else "", text, *(factor if isinstance(factor, tuple) else (factor,)))
+            _price(
+                "format" if operator == "%" else "",
+                text,
+                *(factor if isinstance(factor, tuple) else (factor,)),
+            )
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, obj: Any, *args: Any, **options: Any) -> Any:
@@ -87,8 +95,12 @@ def _price(name: str, value: Any, *args: Any) -> None:
 
 
 def _has_widths_of_values(text: Any) -> bool:
-    """Check whether a field's width is a value, which may lie anywhere in the arguments: `{:{widths[0]}}`."""
-    return isinstance(text, str) and any("{" in (spec or "") for _, _, spec, _ in Formatter().parse(text))
+    """Check whether a field's width is a value, which may lie anywhere in the arguments:
+    `{:{widths[0]}}`.
+    """
+    return isinstance(text, str) and any(
+        "{" in (spec or "") for _, _, spec, _ in Formatter().parse(text)
+    )
 
 
 def _count(value: Any) -> Any:
@@ -117,5 +129,7 @@ def _size(value: Any) -> int:
 def _spend(characters: int) -> None:
     left = _characters_left.get() - max(characters, 1)
     if left < 0:
-        raise ValueError("it writes much more than the model's context holds. Send shorter messages")
+        raise ValueError(
+            "it writes much more than the model's context holds. Send shorter messages"
+        )
     _characters_left.set(left)

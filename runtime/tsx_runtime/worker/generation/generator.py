@@ -19,25 +19,43 @@ from tsx_runtime.worker.generation.text import Detokenizer, StopStrings
 class TextGenerator:
     """`defaults`: the model's generation_config.json. `vocabulary`: token ids are below it."""
 
-    def __init__(self, tokenizer: Any, engine: GenerationEngine, defaults: Any, vocabulary: int, metrics: GenerationMetrics) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        engine: GenerationEngine,
+        defaults: Any,
+        vocabulary: int,
+        metrics: GenerationMetrics,
+    ) -> None:
         self.context_length = engine.context_length
         self.adapters = engine.adapters
         self._tokenizer = tokenizer
-        self._longest_text = max(map(len, tokenizer.get_vocab())) * engine.context_length  # characters
+        self._longest_text = (
+            max(map(len, tokenizer.get_vocab())) * engine.context_length
+        )  # characters
         self._engine = engine
         self.has_chat_template = bool(tokenizer.chat_template)
         self._defaults = defaults
         self._vocabulary = vocabulary
         self._metrics = metrics
-        fast = getattr(tokenizer, "backend_tokenizer", None)  # in a tenth of the time of transformers' own `decode`
-        decode = fast.decode if fast is not None else partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+        fast = getattr(
+            tokenizer, "backend_tokenizer", None
+        )  # in a tenth of the time of transformers' own `decode`
+        decode = (
+            fast.decode
+            if fast is not None
+            else partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+        )
         self._decode = partial(decode, skip_special_tokens=True)
 
     def encode(self, text: str) -> list[int]:
         return self._tokens(text)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Encode by the chat template, ready for the assistant's turn.
 
@@ -45,25 +63,50 @@ class TextGenerator:
         """
         template = self._tokenizer.chat_template
         if not template:
-            raise InvalidInput("This model has no chat template, so it takes plain text only: send a prompt instead of messages.")
+            raise InvalidInput(
+                "This model has no chat template, so it takes plain text only: send a prompt"
+                " instead of messages."
+            )
         if tools and "tools" not in str(template):
-            raise InvalidInput("This model's chat template takes no tools: send the request without them.")
-        own = signature(self._tokenizer.apply_chat_template).parameters.keys() | {"conversations", "messages", "self"}
+            raise InvalidInput(
+                "This model's chat template takes no tools: send the request without them."
+            )
+        own = signature(self._tokenizer.apply_chat_template).parameters.keys() | {
+            "conversations",
+            "messages",
+            "self",
+        }
         if reserved := own & (variables or {}).keys():
-            raise InvalidInput(f"The field 'chat_template_kwargs' cannot set {', '.join(sorted(reserved))}, which the server sets itself.")
+            raise InvalidInput(
+                f"The field 'chat_template_kwargs' cannot set {', '.join(sorted(reserved))}, which"
+                " the server sets itself."
+            )
         chat_templates.begin(self.context_length)
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False, **variables or {}
+                list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **variables or {},
             )
-        except Exception as error:  # the boundary to the model's template, which raises whatever its author wrote
-            raise InvalidInput(f"The model's chat template refuses these messages: {in_words(error)}") from error
+        except (
+            Exception
+        ) as error:  # the boundary to the model's template, which raises whatever its author wrote
+            raise InvalidInput(
+                f"The model's chat template refuses these messages: {in_words(error)}"
+            ) from error
         return self._tokens(text, add_special_tokens=False)
 
     def _tokens(self, text: str, **options: Any) -> list[int]:
-        """`stream` says what is too long; what is much too long is not tokenized, which would take seconds."""
+        """`stream` says what is too long; what is much too long is not tokenized, which would take
+        seconds.
+        """
         if len(text) > self._longest_text:
-            what = f"The prompt has {len(text):,} characters, which the model's context of {self.context_length} tokens does not hold."
+            what = (
+                f"The prompt has {len(text):,} characters, which the model's context of"
+                f" {self.context_length} tokens does not hold."
+            )
             raise InvalidInput(f"{what} Shorten it.")
         return list(self._tokenizer(text, verbose=False, **options)["input_ids"])
 
@@ -71,9 +114,11 @@ class TextGenerator:
         return str(self._decode(list(token_ids)))
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[TextPiece, None]:
-        """A plain function, which raises at the call: `InvalidInput` for what cannot be, and as the engine's `generate` does.
+        """A plain function, which raises at the call: `InvalidInput` for what cannot be, and as the
+        engine's `generate` does.
 
-        What it returns raises `EngineDied` where the engine ends; close it (`contextlib.aclosing`) where its last piece is not awaited.
+        What it returns raises `EngineDied` where the engine ends; close it (`contextlib.aclosing`)
+        where its last piece is not awaited.
         """
         if sampling.adapter is not None and sampling.adapter not in self.adapters:
             known = f"It has {', '.join(self.adapters)}." if self.adapters else "It has none."
@@ -82,26 +127,44 @@ class TextGenerator:
             raise InvalidInput(f"The request cannot be answered: {refusal}.")
         room = self.context_length - len(prompt)
         if not prompt or room < 1:
-            text = f"The prompt has {len(prompt)} tokens; it must have 1 to {self.context_length - 1}, for the model's context of "
-            raise InvalidInput(f"{text}{self.context_length} holds prompt and answer. {'Shorten it.' if prompt else 'Send some text.'}")
+            text = (
+                f"The prompt has {len(prompt)} tokens; it must have 1 to {self.context_length - 1},"
+                " for the model's context of "
+            )
+            raise InvalidInput(
+                f"{text}{self.context_length} holds prompt and answer."
+                f" {'Shorten it.' if prompt else 'Send some text.'}"
+            )
         if not 0 <= min(prompt) <= max(prompt) < self._vocabulary:
-            raise InvalidInput(f"The prompt holds token ids that this model does not have: they are 0 to {self._vocabulary - 1}.")
+            raise InvalidInput(
+                "The prompt holds token ids that this model does not have: they are 0 to"
+                f" {self._vocabulary - 1}."
+            )
         if any(token >= self._vocabulary for token in sampling.logit_bias or ()):
-            raise InvalidInput(f"logit_bias holds token ids that this model does not have: they are 0 to {self._vocabulary - 1}.")
+            raise InvalidInput(
+                "logit_bias holds token ids that this model does not have: they are 0 to"
+                f" {self._vocabulary - 1}."
+            )
         sampling = with_defaults(sampling, self._defaults, room)
         return self._pieces(self._engine.generate(prompt, sampling), prompt, sampling)
 
     async def _pieces(
         self, generated: AsyncGenerator[Tokens, None], prompt: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[TextPiece, None]:
-        detokenizer, stops, timing = Detokenizer(self._decode, prompt), StopStrings(sampling.stop), TokenTimes()
+        detokenizer, stops, timing = (
+            Detokenizer(self._decode, prompt),
+            StopStrings(sampling.stop),
+            TokenTimes(),
+        )
         try:
             async with aclosing(generated):
                 async for ids, finished, logprobs in generated:
                     timing.note(len(ids))
                     if timing.last > self._metrics.engine_reported_at + ENGINE_EVERY:
                         self._metrics.report_engine(self._engine.stats())
-                    text = detokenizer.push(ids[:-1] if finished == "stop" else ids)  # its last is the token that ends texts
+                    text = detokenizer.push(
+                        ids[:-1] if finished == "stop" else ids
+                    )  # its last is the token that ends texts
                     if finished:
                         text += detokenizer.finish()
                     text, stop = stops.push(text)
@@ -129,5 +192,7 @@ def with_defaults(sampling: Sampling, defaults: Any, room: int) -> Sampling:
         temperature=temperature,
         top_k=getattr(defaults, "top_k", None) if top_k is None and draws else top_k,
         top_p=getattr(defaults, "top_p", None) if top_p is None and draws else top_p,
-        repetition_penalty=sampling.repetition_penalty or getattr(defaults, "repetition_penalty", None) or 1.0,
+        repetition_penalty=sampling.repetition_penalty
+        or getattr(defaults, "repetition_penalty", None)
+        or 1.0,
     )

@@ -1,4 +1,6 @@
-"""Loads a language model of an archive: its tokenizer, its weights, and the engine that runs it with its adapters."""
+"""Loads a language model of an archive: its tokenizer, its weights, and the engine that runs it
+with its adapters.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import GenerationEngine
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
-from tsx_runtime.worker.generation.pretrained import PretrainedFiles, check_vocabulary, load_errors, log_size, place
+from tsx_runtime.worker.generation.pretrained import (
+    PretrainedFiles,
+    check_vocabulary,
+    load_errors,
+    log_size,
+    place,
+)
 from tsx_runtime.worker.handler_api.context import Context
 
 SMALL = 100_000_000  # parameters of a model
@@ -26,30 +34,47 @@ async def load(files: PretrainedFiles, context: Context) -> TextGenerator:
         config = AutoConfig.from_pretrained(files.directory, trust_remote_code=files.trusted)
         tokenizer = AutoTokenizer.from_pretrained(files.directory, trust_remote_code=files.trusted)
         has_defaults = (files.directory / "generation_config.json").is_file()
-        defaults = GenerationConfig.from_pretrained(files.directory) if has_defaults else GenerationConfig.from_model_config(config)
+        defaults = (
+            GenerationConfig.from_pretrained(files.directory)
+            if has_defaults
+            else GenerationConfig.from_model_config(config)
+        )
     check_vocabulary(tokenizer)
     text = config.get_text_config()
-    ends = {defaults.eos_token_id, text.eos_token_id} if not isinstance(defaults.eos_token_id, list) else set(defaults.eos_token_id)
+    ends = (
+        {defaults.eos_token_id, text.eos_token_id}
+        if not isinstance(defaults.eos_token_id, list)
+        else set(defaults.eos_token_id)
+    )
     end_tokens = sorted(id for id in ends | {tokenizer.eos_token_id} if isinstance(id, int))
     engine = await _engine(files, end_tokens, bool(context.model_yaml_config.get("threads")))
     metrics = GenerationMetrics(context.metrics, str(context.system_properties.get("worker", "")))
     return TextGenerator(tokenizer, engine, defaults, text.vocab_size, metrics)
 
 
-async def _engine(files: PretrainedFiles, end_tokens: list[int], threads_are_set: bool) -> GenerationEngine:
+async def _engine(
+    files: PretrainedFiles, end_tokens: list[int], threads_are_set: bool
+) -> GenerationEngine:
     wanted, on_cpu = files.config.engine, files.device.type == "cpu"
     has_vllm = importlib.util.find_spec("vllm") is not None
     if wanted == "vllm" or (wanted == "auto" and not on_cpu and has_vllm):
         if not has_vllm:
-            raise LoadError("model-config.yaml asks for the engine vllm: pip install 'tsx-serve[vllm]', or choose another engine.")
+            raise LoadError(
+                "model-config.yaml asks for the engine vllm: pip install 'tsx-serve[vllm]', or"
+                " choose another engine."
+            )
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # it would send them to its authors
-        from tsx_runtime.worker.generation.vllm_engine import VllmEngine  # an extra, which few models use
+        from tsx_runtime.worker.generation.vllm_engine import (
+            VllmEngine,
+        )  # an extra, which few models use
 
         return await VllmEngine.load(files, end_tokens)
     model = load_model(files)
     if on_cpu and not threads_are_set:
         torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
-    from tsx_runtime.worker.generation.transformers_engine import TransformersEngine  # only where it runs the model
+    from tsx_runtime.worker.generation.transformers_engine import (
+        TransformersEngine,
+    )  # only where it runs the model
 
     engine = TransformersEngine(model, files.adapters, files.config, end_tokens)
     await engine.start()
@@ -61,10 +86,14 @@ def load_model(files: PretrainedFiles) -> Any:
         from transformers import AutoModelForCausalLM  # an extra
 
         log_size(files.directory)
-        model = AutoModelForCausalLM.from_pretrained(files.directory, dtype=files.dtype, trust_remote_code=files.trusted)
+        model = AutoModelForCausalLM.from_pretrained(
+            files.directory, dtype=files.dtype, trust_remote_code=files.trusted
+        )
     return place(model, files)
 
 
 def torch_threads(parameters: int, cores: int) -> int:
-    """The steps of a small model are short, and each waits for all threads: a core is left to the event loops that tokens pass."""
+    """The steps of a small model are short, and each waits for all threads: a core is left to the
+    event loops that tokens pass.
+    """
     return max(1, cores - 1) if parameters < SMALL else cores

@@ -1,4 +1,7 @@
-"""The metrics of text generation, of tokens by adapter. Each request reports them at its end, and now and then those of the engine."""
+"""The metrics of text generation, of tokens by adapter.
+
+Each request reports them at its end, and now and then those of the engine.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,11 @@ from tsx_runtime.worker.handler_api.metrics import Dimension, Metrics, MetricTyp
 FIRST = "tsx_generation_time_to_first_token_seconds"
 EACH = "tsx_generation_time_per_output_token_seconds"
 PROMPT, GENERATED = "tsx_generation_prompt_tokens_total", "tsx_generation_tokens_total"
-RUNNING, WAITING, CACHE = "tsx_generation_running_sequences", "tsx_generation_waiting_sequences", "tsx_generation_cache_use_ratio"
+RUNNING, WAITING, CACHE = (
+    "tsx_generation_running_sequences",
+    "tsx_generation_waiting_sequences",
+    "tsx_generation_cache_use_ratio",
+)
 
 ENGINE_EVERY = 1.0  # seconds, while texts are generated
 
@@ -36,21 +43,40 @@ class GenerationMetrics:
         self._worker = Dimension("worker", worker)
         self.engine_reported_at = 0.0  # time.monotonic()
 
-    def report(self, adapter: str | None, prompt: int, timing: TokenTimes, stats: EngineStats) -> None:
+    def report(
+        self, adapter: str | None, prompt: int, timing: TokenTimes, stats: EngineStats
+    ) -> None:
         """`adapter`: the label is empty for the base model."""
         if self._metrics is None:
             return
         labels = [Dimension("adapter", adapter or "")]
         if timing.tokens:
             self._metrics.add_metric(PROMPT, prompt, "count", None, labels, MetricTypes.COUNTER)
-            self._metrics.add_metric(GENERATED, timing.tokens, "count", None, labels, MetricTypes.COUNTER)
-            self._metrics.add_metric(FIRST, timing.first - timing.began, "s", None, labels, MetricTypes.HISTOGRAM)
+            self._metrics.add_metric(
+                GENERATED, timing.tokens, "count", None, labels, MetricTypes.COUNTER
+            )
+            self._metrics.add_metric(
+                FIRST, timing.first - timing.began, "s", None, labels, MetricTypes.HISTOGRAM
+            )
         if (others := timing.tokens - timing.first_tokens) > 0:
-            self._metrics.add_metric(EACH, (timing.last - timing.first) / others, "s", None, labels, MetricTypes.HISTOGRAM)
+            self._metrics.add_metric(
+                EACH,
+                (timing.last - timing.first) / others,
+                "s",
+                None,
+                labels,
+                MetricTypes.HISTOGRAM,
+            )
         self.report_engine(stats)
 
     def report_engine(self, stats: EngineStats) -> None:
         self.engine_reported_at = time.monotonic()
         if self._metrics is not None:
-            for name, value in ((RUNNING, stats.running), (WAITING, stats.waiting), (CACHE, round(stats.cache_use, 4))):
-                self._metrics.add_metric(name, value, "count", None, [self._worker], MetricTypes.GAUGE)
+            for name, value in (
+                (RUNNING, stats.running),
+                (WAITING, stats.waiting),
+                (CACHE, round(stats.cache_use, 4)),
+            ):
+                self._metrics.add_metric(
+                    name, value, "count", None, [self._worker], MetricTypes.GAUGE
+                )

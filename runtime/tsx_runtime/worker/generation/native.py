@@ -1,4 +1,6 @@
-"""The format of Hugging Face's inference API for text generation, with the events of text-generation-inference for streams."""
+"""The format of Hugging Face's inference API for text generation, with the events of
+text-generation-inference for streams.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tsx_runtime.worker.codecs.bodies import MOST_TOKENS, BodyObject, Seed, Stops, TokenCount, validated
+from tsx_runtime.worker.codecs.bodies import (
+    MOST_TOKENS,
+    BodyObject,
+    Seed,
+    Stops,
+    TokenCount,
+    validated,
+)
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import Sampling, TextPiece, beside_streams
@@ -34,7 +43,16 @@ class Parameters(BodyObject, extra="allow"):
         elif self.do_sample and temperature is None:
             temperature = 1.0
         stop = tuple(self.stop or ())
-        return Sampling(self.max_new_tokens, temperature, top_p, top_k, self.seed, stop, bool(self.details), adapter=self.adapter)
+        return Sampling(
+            self.max_new_tokens,
+            temperature,
+            top_p,
+            top_k,
+            self.seed,
+            stop,
+            bool(self.details),
+            adapter=self.adapter,
+        )
 
 
 class GenerationRequest(BodyObject, extra="ignore"):
@@ -44,11 +62,16 @@ class GenerationRequest(BodyObject, extra="ignore"):
 
 
 async def answer(body: Any, generator: TextGenerator, context: Context) -> Any:
-    """What the handler returns; the events of a stream but the last have been sent then. Raises `InvalidInput`, and as `stream` does."""
+    """What the handler returns; the events of a stream but the last have been sent then.
+
+    Raises `InvalidInput`, and as `stream` does.
+    """
     request, prompt = await beside_streams(body, _read, body, generator)
     parameters = request.parameters or Parameters()
     sampling = parameters.sampling()
-    before = request.inputs if parameters.return_full_text and isinstance(request.inputs, str) else ""
+    before = (
+        request.inputs if parameters.return_full_text and isinstance(request.inputs, str) else ""
+    )
     ids: list[int] = []
     texts: list[str] = []
     tokens: list[dict[str, Any]] = []
@@ -68,24 +91,36 @@ async def answer(body: Any, generator: TextGenerator, context: Context) -> Any:
     if request.stream:
         context.set_response_content_type(0, "text/event-stream")
         return _event(len(ids), last, text, details | {"input_length": len(prompt)})
-    return [{"generated_text": text} | ({"details": details | {"prefill": [], "tokens": tokens}} if parameters.details else {})]
+    return [
+        {"generated_text": text}
+        | ({"details": details | {"prefill": [], "tokens": tokens}} if parameters.details else {})
+    ]
 
 
 def _read(body: Any, generator: TextGenerator) -> tuple[GenerationRequest, list[int]]:
-    """With the tokens of the prompt. A body that is no JSON object is a text to continue. Raises `InvalidInput`."""
+    """With the tokens of the prompt.
+
+    A body that is no JSON object is a text to continue. Raises `InvalidInput`.
+    """
     if isinstance(body, bytes | bytearray | memoryview):
         body = bytes(body)
         if not body.lstrip().startswith(b"{"):
             try:
                 body = body.decode()
             except ValueError as error:
-                raise InvalidInput(f'The body is neither JSON nor UTF-8 text: {error}. Send {{"inputs": "a text"}}.') from error
+                raise InvalidInput(
+                    f'The body is neither JSON nor UTF-8 text: {error}. Send {{"inputs": "a'
+                    ' text"}.'
+                ) from error
     if not isinstance(body, bytes | dict):
         body = {"inputs": body}
     request = validated(GenerationRequest, body)
     for name, value in ((request.parameters and request.parameters.model_extra) or {}).items():
         if value not in (None, False):
-            raise InvalidInput(f"The parameter {name} is not supported; these are: {', '.join(Parameters.model_fields)}.")
+            raise InvalidInput(
+                f"The parameter {name} is not supported; these are:"
+                f" {', '.join(Parameters.model_fields)}."
+            )
     inputs = request.inputs
     if isinstance(inputs, str):
         prompt = generator.encode(inputs)
@@ -93,28 +128,49 @@ def _read(body: Any, generator: TextGenerator) -> tuple[GenerationRequest, list[
         prompt = generator.encode_chat(inputs)
     else:
         chat = 'a list of messages such as {"role": "user", "content": "Hello"}'
-        raise InvalidInput(f"inputs must be a text, or {chat}. OpenAI's format goes to /v1/chat/completions.")
+        raise InvalidInput(
+            f"inputs must be a text, or {chat}. OpenAI's format goes to /v1/chat/completions."
+        )
     most = request.parameters and request.parameters.max_new_tokens
     if most and len(prompt) < generator.context_length < len(prompt) + most:
-        text = f"The prompt has {len(prompt)} tokens, and max_new_tokens is {most}, but the model's context has {generator.context_length}"
+        text = (
+            f"The prompt has {len(prompt)} tokens, and max_new_tokens is {most}, but the model's"
+            f" context has {generator.context_length}"
+        )
         raise InvalidInput(f"{text} for both. Shorten the prompt, or ask for fewer.")
     return request, prompt
 
 
 def _reason(piece: TextPiece) -> str:
-    return "length" if piece.finished == "length" else "eos_token" if piece.stop is None else "stop_sequence"
+    return (
+        "length"
+        if piece.finished == "length"
+        else "eos_token"
+        if piece.stop is None
+        else "stop_sequence"
+    )
 
 
 def _token(generator: TextGenerator, piece: TextPiece, index: int) -> dict[str, Any]:
     id = piece.token_ids[index]
     logprob = piece.logprobs[index].logprob if index < len(piece.logprobs) else None
-    return {"id": id, "text": generator.decode([id]), "logprob": logprob, "special": generator.decode([id]) == ""}
+    return {
+        "id": id,
+        "text": generator.decode([id]),
+        "logprob": logprob,
+        "special": generator.decode([id]) == "",
+    }
 
 
 def _event(index: int, piece: TextPiece, text: str | None, details: dict[str, Any] | None) -> bytes:
     """`text` and `details`: of the last one."""
     logprob = piece.logprobs[-1].logprob if piece.logprobs else None
     special = details is not None and details["finish_reason"] == "eos_token"
-    token = {"id": piece.token_ids[-1] if piece.token_ids else 0, "text": piece.text, "logprob": logprob, "special": special}
+    token = {
+        "id": piece.token_ids[-1] if piece.token_ids else 0,
+        "text": piece.text,
+        "logprob": logprob,
+        "special": special,
+    }
     document = {"index": index, "token": token, "generated_text": text, "details": details}
     return b"data:%b\n\n" % json.dumps(document, separators=(",", ":")).encode()

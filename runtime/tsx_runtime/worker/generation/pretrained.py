@@ -1,4 +1,6 @@
-"""Directories that Hugging Face's `save_pretrained` wrote, as handlers open them: what is set, progress and errors of loading, adapters."""
+"""Directories that Hugging Face's `save_pretrained` wrote, as handlers open them: what is set,
+progress and errors of loading, adapters.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,27 @@ def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
     properties, packed = context.system_properties, context.manifest.get(MANIFEST_KEY) or {}
     directory = Path(properties["model_dir"]) / DIRECTORY
     if not (directory / CONFIG).is_file():
-        raise LoadError(f"The archive has no {DIRECTORY}/{CONFIG}. Pack the model's directory with `tsx archive DIRECTORY`.")
-    settings, problems = parse_model_config({MANIFEST_KEY: context.model_yaml_config.get(MANIFEST_KEY)})
+        raise LoadError(
+            f"The archive has no {DIRECTORY}/{CONFIG}. Pack the model's directory with `tsx archive"
+            " DIRECTORY`."
+        )
+    settings, problems = parse_model_config(
+        {MANIFEST_KEY: context.model_yaml_config.get(MANIFEST_KEY)}
+    )
     if problems:
-        raise LoadError(f"{MANIFEST_KEY} in model-config.yaml cannot be used: {'; '.join(problems)}.")
+        raise LoadError(
+            f"{MANIFEST_KEY} in model-config.yaml cannot be used: {'; '.join(problems)}."
+        )
     config = settings.huggingface or HuggingFaceConfig()
-    precision = str(context.model_yaml_config.get("precision") or "auto").lower() if config.dtype == "auto" else config.dtype
+    precision = (
+        str(context.model_yaml_config.get("precision") or "auto").lower()
+        if config.dtype == "auto"
+        else config.dtype
+    )
     if precision not in DTYPES:
-        raise LoadError(f"precision in model-config.yaml is {precision!r}. Set one of {', '.join(DTYPES)}.")
+        raise LoadError(
+            f"precision in model-config.yaml is {precision!r}. Set one of {', '.join(DTYPES)}."
+        )
     return PretrainedFiles(
         directory,
         {str(name): directory / ADAPTERS / str(name) for name in packed.get("adapters") or ()},
@@ -68,12 +83,19 @@ def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
 
 @contextmanager
 def load_errors(what: str, fault: str = "cannot be loaded") -> Iterator[None]:
-    """Raises what transformers and PEFT raise as LoadError; their progress bars become lines of the log."""
+    """Raises what transformers and PEFT raise as LoadError; their progress bars become lines of the
+    log.
+    """
     try:
         from safetensors import SafetensorError
         from transformers.utils import logging as bars  # an extra
 
-        lines = {"file": _LogLines(), "mininterval": LOG_EVERY, "bar_format": "{desc}: {n_fmt} of {total_fmt}", "leave": False}
+        lines = {
+            "file": _LogLines(),
+            "mininterval": LOG_EVERY,
+            "bar_format": "{desc}: {n_fmt} of {total_fmt}",
+            "leave": False,
+        }
         before = bars.set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, **lines}))
         try:
             yield
@@ -82,33 +104,49 @@ def load_errors(what: str, fault: str = "cannot be loaded") -> Iterator[None]:
         finally:
             bars.set_tqdm_hook(before)
     except UnpicklingError as error:
-        raise LoadError(f"{what} is a pickle that holds more than weights, so it is not read. Save it again as safetensors.") from error
+        raise LoadError(
+            f"{what} is a pickle that holds more than weights, so it is not read. Save it again as"
+            " safetensors."
+        ) from error
     except ImportError as error:
-        raise LoadError(f"{what} needs a package that is not installed: {in_words(error).rstrip('.')}.{_hint(error)}") from error
+        raise LoadError(
+            f"{what} needs a package that is not installed:"
+            f" {in_words(error).rstrip('.')}.{_hint(error)}"
+        ) from error
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         raise LoadError(f"{what} {fault}: {in_words(error).rstrip('.')}.{_hint(error)}") from error
 
 
 def check_vocabulary(tokenizer: Any) -> None:
-    """Raises LoadError. Where a directory has no tokenizer, transformers may make one that knows no words."""
+    """Raises LoadError.
+
+    Where a directory has no tokenizer, transformers may make one that knows no words.
+    """
     if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
         raise LoadError(f"The model's directory has no tokenizer. {SAVE_TOKENIZER}")
 
 
 def log_size(directory: Path) -> None:
     files = [path for path in directory.iterdir() if path.suffix in (".safetensors", ".bin")]
-    logger.info("loading %d file(s) of weights, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
+    logger.info(
+        "loading %d file(s) of weights, %.1f MB",
+        len(files),
+        sum(path.stat().st_size for path in files) / 1e6,
+    )
 
 
 def place(model: Any, files: PretrainedFiles) -> Any:
     """Moves the model to its device, for inference; turns cuDNN's attention off in this process.
 
-    The precision auto is the checkpoint's, except for fp16 on a CPU, which has no fast way to compute in it.
+    The precision auto is the checkpoint's, except for fp16 on a CPU, which has no fast way to
+    compute in it.
     """
     if files.dtype == "auto" and files.device.type == "cpu" and model.dtype == torch.float16:
         model = model.float()
     if files.device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)  # its attention makes a plan for each length, which batches and steps change
+        torch.backends.cuda.enable_cudnn_sdp(
+            False
+        )  # its attention makes a plan for each length, which batches and steps change
     return model.to(files.device).eval().requires_grad_(False)
 
 
@@ -119,13 +157,21 @@ def adapter_view(model: Any, name: str, directory: Path) -> Any:
 
         config = PeftConfig.from_pretrained(str(directory))
         if config.is_prompt_learning or config.is_adaption_prompt:
-            raise LoadError(f"The adapter {name} is of the type {config.peft_type}; only those that change layers are served, as LoRA.")
+            raise LoadError(
+                f"The adapter {name} is of the type {config.peft_type}; only those that change"
+                " layers are served, as LoRA."
+            )
         if (bias := getattr(config, "bias", "none")) != "none":
             fault = f"was trained with bias={bias}, which changes the model that others share"
             raise LoadError(f"The adapter {name} {fault}. Train it without.")
-        shared = {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())}
+        shared = {
+            id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())
+        }
         view = PeftModel.from_pretrained(
-            copy.deepcopy(model, shared), str(directory), torch_device=str(model.device), autocast_adapter_dtype=False
+            copy.deepcopy(model, shared),
+            str(directory),
+            torch_device=str(model.device),
+            autocast_adapter_dtype=False,
         )
     return view.get_base_model().eval().requires_grad_(False)
 
@@ -144,9 +190,20 @@ class _LogLines:
 def _hint(error: Exception) -> str:
     if isinstance(error, ImportError):
         extra = error.name if error.name in ("peft", "transformers") else None
-        return f" Install it: pip install 'tsx-serve[{extra}]'" if extra else " Install that package where tsx runs."
+        return (
+            f" Install it: pip install 'tsx-serve[{extra}]'"
+            if extra
+            else " Install that package where tsx runs."
+        )
     if "trust_remote_code" in str(error):
-        return " The model brings code of its own: allow it with the setting trust_remote_code if you trust its author."
+        return (
+            " The model brings code of its own: allow it with the setting trust_remote_code if you"
+            " trust its author."
+        )
     if "backend tokenizer" in str(error):
         return f" {SAVE_TOKENIZER}"
-    return " Is the directory complete, as save_pretrained wrote it?" if isinstance(error, KeyError | OSError) else ""
+    return (
+        " Is the directory complete, as save_pretrained wrote it?"
+        if isinstance(error, KeyError | OSError)
+        else ""
+    )

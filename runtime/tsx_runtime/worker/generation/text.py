@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-BEHIND = 6  # tokens before those that are decoded: many tokenizers write a token's space by what is before it
+# tokens before those that are decoded: many tokenizers write a token's space by what is before it
+BEHIND = 6
 LONGEST = 48  # tokens that are decoded again with each new one
 INCOMPLETE = "\ufffd"
 MOST_INCOMPLETE = 3  # of these may still become one character: the bytes of UTF-8 but the last
 
 
 class Detokenizer:
-    """Joined, what `push` and `finish` return is the text of all tokens, as it follows the prompt's."""
+    """Joined, what `push` and `finish` return is the text of all tokens, as it follows the
+    prompt's.
+    """
 
     def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int]) -> None:
         self._decode = decode
         self._ids = list(prompt[-BEHIND:])
-        self._sent = len(decode(self._ids).rstrip(INCOMPLETE))  # characters of `_ids` that are not ours, or were returned
+        self._sent = len(
+            decode(self._ids).rstrip(INCOMPLETE)
+        )  # characters of `_ids` that are not ours, or were returned
 
     def push(self, ids: Sequence[int]) -> str:
         self._ids += ids
@@ -60,4 +65,11 @@ class StopStrings:
 
 def _overlap(text: str, stop: str) -> int:
     """The length of the longest end of `text` that `stop` begins with."""
-    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
+    return next(
+        (
+            size
+            for size in range(min(len(stop) - 1, len(text)), 0, -1)
+            if text.endswith(stop[:size])
+        ),
+        0,
+    )

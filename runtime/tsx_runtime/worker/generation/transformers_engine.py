@@ -1,4 +1,6 @@
-"""Text generation by transformers' continuous batching: a paged cache and a thread of steps for the base model, and for each adapter."""
+"""Text generation by transformers' continuous batching: a paged cache and a thread of steps for the
+base model, and for each adapter.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from transformers.generation.continuous_batching.continuous_api import OutputRou
 from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
 from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
-from transformers.generation.continuous_batching.utils import find_head_dim, find_num_key_value_heads
+from transformers.generation.continuous_batching.utils import (
+    find_head_dim,
+    find_num_key_value_heads,
+)
 
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
@@ -34,24 +39,36 @@ from tsx_runtime.worker.generation.pretrained import adapter_view
 from tsx_runtime.worker.generation.sampler import Sampler, SamplingRunner, sampling_arguments
 
 MOST_ON_CPU, MOST_ON_GPU = 64, 256  # sequences at a time
-PAGE = 16  # tokens of the cache that a sequence gets at a time, on a CPU; on a GPU the engine's own, which its kernels need
+# tokens of the cache that a sequence gets at a time, on a CPU; on a GPU the engine's own, which its
+# kernels need
+PAGE = 16
 STEP = 512  # tokens of a step, on a CPU: longer prompts take several, between which others go on
 SHARE = 4  # of free memory, the part that the cache of a CPU takes
 WAITING = 4  # caches full of prompts, and sequences for each that can run, may wait
 ENDED = (RequestStatus.FINISHED, RequestStatus.FAILED)
 LONGEST_WAIT = 60  # seconds until a refused client may try again
 
-logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)  # at INFO it says what it chose, for each lane
+logging.getLogger("ContinuousBatchingLogger").setLevel(
+    logging.WARNING
+)  # at INFO it says what it chose, for each lane
 
 
 class TransformersEngine:
     adapters: Sequence[str]
 
-    def __init__(self, model: Any, adapters: Mapping[str, Path], config: HuggingFaceConfig, end_tokens: Sequence[int]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        adapters: Mapping[str, Path],
+        config: HuggingFaceConfig,
+        end_tokens: Sequence[int],
+    ) -> None:
         """`start` makes it ready. Raises `LoadError`."""
         attention.register()
         attention.choose(model)
-        models = {None: model} | {name: adapter_view(model, name, directory) for name, directory in adapters.items()}
+        models = {None: model} | {
+            name: adapter_view(model, name, directory) for name, directory in adapters.items()
+        }
         self.adapters = list(adapters)
         self._lanes = {
             name: EngineLane(each, batching_config(each, config, len(models), index), end_tokens)
@@ -59,16 +76,24 @@ class TransformersEngine:
         }
 
     async def start(self) -> None:
-        """Run a few steps of each lane, so that the first request is as fast as the tenth. Raises `LoadError`."""
+        """Run a few steps of each lane, so that the first request is as fast as the tenth.
+
+        Raises `LoadError`.
+        """
         for lane in self._lanes.values():
             await lane.start()
         self.cache_tokens = min(lane.cache_tokens for lane in self._lanes.values())
-        longest = getattr(self._lanes[None].model.config.get_text_config(), "max_position_embeddings", None)
+        longest = getattr(
+            self._lanes[None].model.config.get_text_config(), "max_position_embeddings", None
+        )
         self.context_length = min(longest or self.cache_tokens, self.cache_tokens)
 
     def refusal(self, sampling: Sampling) -> str | None:
         if sampling.json_schema is not None:
-            return "this model's engine cannot bind an answer to a JSON schema: ask for it in the prompt, or use the engine vllm"
+            return (
+                "this model's engine cannot bind an answer to a JSON schema: ask for it in the"
+                " prompt, or use the engine vllm"
+            )
         return None
 
     def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
@@ -77,7 +102,9 @@ class TransformersEngine:
         return lane.generate(prompt, sampling)
 
     def stats(self) -> EngineStats:
-        running, waiting, cache_use = zip(*(lane.stats() for lane in self._lanes.values()), strict=True)
+        running, waiting, cache_use = zip(
+            *(lane.stats() for lane in self._lanes.values()), strict=True
+        )
         return EngineStats(sum(running), sum(waiting), max(cache_use))
 
     async def close(self) -> None:
@@ -98,7 +125,9 @@ class TokenStream:
 class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no types here
     """Hands what a step has generated to the streams, all at once, on the event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sampler: Sampler, end_tokens: Sequence[int]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sampler: Sampler, end_tokens: Sequence[int]
+    ) -> None:
         super().__init__()
         self.streams: dict[str, TokenStream] = {}
         self.waiting = self.waiting_tokens = 0  # streams without a token yet, and their prompts
@@ -117,8 +146,13 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.call(self._hand_out, [(each, self._logprobs_of(each)) for each in outputs])
 
     def _logprobs_of(self, output: Any) -> TokenLogprob | None:
-        position, tokens = len(output.prompt_ids) + len(output.generated_tokens) - 1, output.generated_tokens or [0]
-        return self.sampler.take_logprobs(output.request_id, position, tokens[-1], output.status in ENDED)
+        position, tokens = (
+            len(output.prompt_ids) + len(output.generated_tokens) - 1,
+            output.generated_tokens or [0],
+        )
+        return self.sampler.take_logprobs(
+            output.request_id, position, tokens[-1], output.status in ENDED
+        )
 
     def call(self, function: Any, *arguments: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: the worker ends
@@ -154,12 +188,18 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         for output, logprobs in outputs:
             name = output.request_id
             stream = self.streams.get(name)
-            if stream is None:  # its reader has left; where the engine has read that before the request itself, it still runs
+            if (
+                stream is None
+                # its reader has left; where the engine has read that before the request itself, it
+                # still runs
+            ):
                 self.cancel(name)
                 continue
             if output.status is RequestStatus.FAILED:
                 self.close([name])
-                stream.tokens.put_nowait(EngineDied(f"The engine has ended, and this answer with it: {output.error}"))
+                stream.tokens.put_nowait(
+                    EngineDied(f"The engine has ended, and this answer with it: {output.error}")
+                )
                 continue
             new = output.generated_tokens[stream.seen :]
             if not stream.seen:
@@ -169,7 +209,13 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
             stream.tokens.put_nowait(
                 Tokens(
                     new,
-                    None if not finished else "stop" if new and new[-1] in self._end_tokens else "length",
+                    (
+                        None
+                        if not finished
+                        else "stop"
+                        if new and new[-1] in self._end_tokens
+                        else "length"
+                    ),
                     () if logprobs is None else [logprobs],
                 )
             )
@@ -187,10 +233,14 @@ class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # as above
         cancelled = list(self._requests_to_cancel)
         ran = any(name in self.active_requests for name in cancelled)
         states: list[Any] = super().clear_cancelled_requests()
-        if ran or not self.active_requests:  # a full cache lets none in until a sequence finishes: those that leave free as much
+        if (
+            ran or not self.active_requests
+        ):  # a full cache lets none in until a sequence finishes: those that leave free as much
             self.block_new_requests = False
         for state in states:
-            state.status = RequestStatus.FINISHED  # else the update of a batch in flight (on GPUs) looks for the cache that it had
+            state.status = (
+                RequestStatus.FINISHED
+            )  # else the update of a batch in flight (on GPUs) looks for the cache that it had
         if cancelled and self.router is not None:
             self.router.sampler.forget(cancelled)
             self.router.call(self.router.close, cancelled)
@@ -198,30 +248,46 @@ class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # as above
 
 
 SCHEDULER_MAPPING["tsx"] = AcknowledgingScheduler
-continuous_api.ModelRunner = SamplingRunner  # the name by which a batch processor makes its runner: it has no argument for it
+# the name by which a batch processor makes its runner: it has no argument for it
+continuous_api.ModelRunner = SamplingRunner
 
 
 class EngineLane:
     """The base model or an adapter on it, with its cache and its thread of steps."""
 
-    def __init__(self, model: Any, config: ContinuousBatchingConfig, end_tokens: Sequence[int]) -> None:
+    def __init__(
+        self, model: Any, config: ContinuousBatchingConfig, end_tokens: Sequence[int]
+    ) -> None:
         self.model = model
         self.end_tokens = list(end_tokens)
         generation = copy.deepcopy(model.generation_config) or GenerationConfig()
-        generation.update(do_sample=False, temperature=None, top_k=None, top_p=None, repetition_penalty=None, num_return_sequences=1)
+        generation.update(
+            do_sample=False,
+            temperature=None,
+            top_k=None,
+            top_p=None,
+            repetition_penalty=None,
+            num_return_sequences=1,
+        )
         if generation.eos_token_id is None:
             generation.eos_token_id = -1
         try:
             self._manager = model.init_continuous_batching(generation, config)
         except ValueError as error:
-            raise LoadError(f"transformers' continuous batching cannot run this model: {error}") from error
-        self._manager.logit_processor = self.sampler = Sampler(list(self._manager.logit_processor.logits_processor))
+            raise LoadError(
+                f"transformers' continuous batching cannot run this model: {error}"
+            ) from error
+        self._manager.logit_processor = self.sampler = Sampler(
+            list(self._manager.logit_processor.logits_processor)
+        )
         self._names = map(str, itertools.count())
         self._died: EngineDied | None = None
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._router = self._manager.output_router = TokenRouter(loop, self.sampler, self.end_tokens)
+        self._router = self._manager.output_router = TokenRouter(
+            loop, self.sampler, self.end_tokens
+        )
         self._router.cancel = self._manager.cancel_request
         self.cache_tokens = 0
         if self.model.device.type != "cpu":
@@ -229,7 +295,10 @@ class EngineLane:
         self._thread = threading.Thread(target=self._run, name="tsx-generation", daemon=True)
         self._thread.start()
         try:
-            for sampling in (Sampling(max_tokens=4, temperature=0.0), Sampling(max_tokens=4, temperature=1.0, top_k=8)):
+            for sampling in (
+                Sampling(max_tokens=4, temperature=0.0),
+                Sampling(max_tokens=4, temperature=1.0, top_k=8),
+            ):
                 async for _ in self.generate([0] * 24, sampling):
                     pass
         except EngineDied as error:
@@ -241,12 +310,17 @@ class EngineLane:
         processor.scheduler.router = self._router
 
     def _run(self) -> None:
-        """A daemon's own threads are daemons, so that the thread of steps does not keep a worker alive that ends."""
+        """A daemon's own threads are daemons, so that the thread of steps does not keep a worker
+        alive that ends.
+        """
         with torch.inference_mode():
             self._manager.start()
         self._manager.join(time.perf_counter())
         error = self._manager.background_thread_status.fatal_error
-        died = EngineDied(f"The engine has ended{'' if error is None else f': {in_words(error)}'}. Its worker is started again.")
+        died = EngineDied(
+            f"The engine has ended{'' if error is None else f': {in_words(error)}'}. Its worker is"
+            " started again."
+        )
         self._router.call(self._die, died)
 
     def _die(self, error: EngineDied) -> None:
@@ -254,19 +328,25 @@ class EngineLane:
         self._router.fail(error)
 
     def admit(self, prompt: int) -> None:
-        """What has no room in the cache yet waits, within bounds. Raises `Unavailable` beyond them."""
+        """What has no room in the cache yet waits, within bounds. Raises `Unavailable` beyond
+        them.
+        """
         if self._died is not None:
             raise self._died
         router = self._router
-        if router.waiting >= WAITING * self._sequences or (router.waiting and router.waiting_tokens + prompt > WAITING * self.cache_tokens):
+        if router.waiting >= WAITING * self._sequences or (
+            router.waiting and router.waiting_tokens + prompt > WAITING * self.cache_tokens
+        ):
             wait = min(LONGEST_WAIT, 1 + int(router.seconds * router.waiting / self._sequences))
             raise Unavailable(
-                f"{router.waiting} sequences wait for room in the model's cache; try again in {wait} s. "
-                "A larger cacheMemory, or more workers, take more.",
+                f"{router.waiting} sequences wait for room in the model's cache; try again in"
+                f" {wait} s. A larger cacheMemory, or more workers, take more.",
                 retry_after=wait,
             )
 
-    async def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
+    async def generate(
+        self, prompt: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[Tokens, None]:
         if self._died is not None:
             raise self._died
         name = next(self._names)
@@ -295,9 +375,14 @@ class EngineLane:
     def stats(self) -> EngineStats:
         cache = self._cache
         free = cache.compute_free_capacity(relative=False)
-        free += sum(len(each.ledger.cached_blocks) * each.bytes_per_block for each in cache.cache_allocators.values())  # kept for prefixes
+        free += sum(
+            len(each.ledger.cached_blocks) * each.bytes_per_block
+            for each in cache.cache_allocators.values()
+        )  # kept for prefixes
         return EngineStats(
-            len(self._router.streams) - self._router.waiting, self._router.waiting, 1 - free / (cache.num_sectors * cache.bytes_per_sector)
+            len(self._router.streams) - self._router.waiting,
+            self._router.waiting,
+            1 - free / (cache.num_sectors * cache.bytes_per_sector),
         )
 
     def close(self) -> None:
@@ -305,11 +390,15 @@ class EngineLane:
         self._thread.join()
 
 
-def batching_config(model: Any, limits: HuggingFaceConfig, lanes: int, index: int) -> ContinuousBatchingConfig:
+def batching_config(
+    model: Any, limits: HuggingFaceConfig, lanes: int, index: int
+) -> ContinuousBatchingConfig:
     """For one of so many lanes, which share the memory. Raises `LoadError`."""
     on_cpu = model.device.type == "cpu"
     sequences = limits.max_sequences or (MOST_ON_CPU if on_cpu else MOST_ON_GPU)
-    config = ContinuousBatchingConfig(scheduler_type="tsx", max_requests_per_batch=sequences, allow_block_sharing=True)
+    config = ContinuousBatchingConfig(
+        scheduler_type="tsx", max_requests_per_batch=sequences, allow_block_sharing=True
+    )
     if not on_cpu and limits.cache_memory is None:
         config.max_memory_percent = 0.8 / (lanes - index)  # of what those before it have left
         return config
@@ -329,7 +418,9 @@ def batching_config(model: Any, limits: HuggingFaceConfig, lanes: int, index: in
     config.num_blocks = memory // lanes // each // config.page_size
     if config.num_blocks < 4:
         raise LoadError(
-            f"A cache of {memory} bytes (cacheMemory, or a quarter of the free memory) holds {config.num_blocks * config.page_size} tokens "
-            f"for each of {lanes} adapters, at {each} bytes a token. Set cacheMemory to {4 * config.page_size * each * lanes} or more."
+            f"A cache of {memory} bytes (cacheMemory, or a quarter of the free memory) holds"
+            f" {config.num_blocks * config.page_size} tokens for each of {lanes} adapters, at"
+            f" {each} bytes a token. Set cacheMemory to {4 * config.page_size * each * lanes} or"
+            " more."
         )
     return config

@@ -31,7 +31,9 @@ class CacheRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is an extra
     def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
         self.cache_use = 0.0
 
-    def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *more: Any, **named: Any) -> None:
+    def record(
+        self, scheduler_stats: Any = None, iteration_stats: Any = None, *more: Any, **named: Any
+    ) -> None:
         if scheduler_stats is not None:
             self.cache_use = float(scheduler_stats.kv_cache_usage)
 
@@ -40,13 +42,22 @@ class CacheRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is an extra
 
 
 class VllmEngine:
-    def __init__(self, llm: Any, adapters: Mapping[str, Path], end_tokens: Sequence[int], recorder: CacheRecorder) -> None:
+    def __init__(
+        self,
+        llm: Any,
+        adapters: Mapping[str, Path],
+        end_tokens: Sequence[int],
+        recorder: CacheRecorder,
+    ) -> None:
         config = llm.vllm_config
         self.context_length = int(config.model_config.max_model_len)
         self.adapters = list(adapters)
         self._sequences = int(config.scheduler_config.max_num_seqs)
         self._llm = llm
-        self._lora = {name: LoRARequest(name, number, str(path)) for number, (name, path) in enumerate(adapters.items(), 1)}
+        self._lora = {
+            name: LoRARequest(name, number, str(path))
+            for number, (name, path) in enumerate(adapters.items(), 1)
+        }
         self._end_tokens = list(end_tokens)
         self._recorder = recorder
         self._names = map(str, itertools.count())
@@ -56,7 +67,11 @@ class VllmEngine:
     async def load(cls, files: PretrainedFiles, end_tokens: Sequence[int]) -> VllmEngine:
         """Raises `LoadError`."""
         config, adapters = files.config, files.adapters
-        arguments: dict[str, Any] = {"model": str(files.directory), "dtype": files.dtype, "trust_remote_code": files.trusted}
+        arguments: dict[str, Any] = {
+            "model": str(files.directory),
+            "dtype": files.dtype,
+            "trust_remote_code": files.trusted,
+        }
         if config.max_sequences is not None:
             arguments["max_num_seqs"] = config.max_sequences
         if config.cache_memory is not None:
@@ -64,8 +79,15 @@ class VllmEngine:
         recorder = CacheRecorder()
         try:
             if adapters:
-                arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": max(map(rank_of, adapters.values()))}
-            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(enable_prefix_caching=True, **arguments), stat_loggers=[lambda *_: recorder])
+                arguments |= {
+                    "enable_lora": True,
+                    "max_loras": len(adapters),
+                    "max_lora_rank": max(map(rank_of, adapters.values())),
+                }
+            llm = AsyncLLM.from_engine_args(
+                AsyncEngineArgs(enable_prefix_caching=True, **arguments),
+                stat_loggers=[lambda *_: recorder],
+            )
         except (OSError, RuntimeError, ValueError) as error:
             raise LoadError(f"vLLM cannot run this model: {in_words(error)}") from error
         engine = cls(llm, adapters, end_tokens, recorder)
@@ -85,35 +107,52 @@ class VllmEngine:
         waiting = sum(not begun for begun in self._open.values())
         if waiting >= WAITING * self._sequences:
             wait = 1 + waiting // self._sequences
-            raise Unavailable(f"{waiting} sequences wait for room in the model's cache; try again in {wait} s.", retry_after=wait)
+            raise Unavailable(
+                f"{waiting} sequences wait for room in the model's cache; try again in {wait} s.",
+                retry_after=wait,
+            )
         return self._generate(prompt, sampling)
 
     def stats(self) -> EngineStats:
         running = sum(self._open.values())
-        return EngineStats(running, len(self._open) - running, self._recorder.cache_use if self._open else 0.0)
+        return EngineStats(
+            running, len(self._open) - running, self._recorder.cache_use if self._open else 0.0
+        )
 
     async def close(self) -> None:
         self._llm.shutdown()
 
-    async def _generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
+    async def _generate(
+        self, prompt: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[Tokens, None]:
         name = next(self._names)
         self._open[name] = False
         lora = self._lora.get(sampling.adapter or "")
         try:
-            outputs = self._llm.generate({"prompt_token_ids": list(prompt)}, self._params(sampling), name, lora_request=lora)
+            outputs = self._llm.generate(
+                {"prompt_token_ids": list(prompt)}, self._params(sampling), name, lora_request=lora
+            )
             async with aclosing(outputs):  # vLLM ends the sequence where its reader leaves
                 async for output in outputs:
                     self._open[name] = True
                     yield tokens_of(output.outputs[0], sampling.top_logprobs)
         except EngineDeadError as error:
-            raise EngineDied(f"vLLM's engine has ended: {in_words(error)}. Its worker is started again.") from error
+            raise EngineDied(
+                f"vLLM's engine has ended: {in_words(error)}. Its worker is started again."
+            ) from error
         finally:
             del self._open[name]
 
     def _params(self, sampling: Sampling) -> Any:
         schema = sampling.json_schema
         structure = (
-            None if schema is None else StructuredOutputsParams(json=dict(schema)) if schema else StructuredOutputsParams(json_object=True)
+            None
+            if schema is None
+            else (
+                StructuredOutputsParams(json=dict(schema))
+                if schema
+                else StructuredOutputsParams(json_object=True)
+            )
         )
         return SamplingParams(
             max_tokens=sampling.max_tokens,
@@ -134,11 +173,23 @@ class VllmEngine:
 
 
 def tokens_of(completion: Any, most: int) -> Tokens:
-    """Of vLLM's CompletionOutput, whose logprobs are a dict of token ids for each token: the one it chose and the `most` likely."""
+    """Of vLLM's CompletionOutput, whose logprobs are a dict of token ids for each token: the one it
+    chose and the `most` likely.
+    """
     ids = list(completion.token_ids)
-    finished = None if completion.finish_reason is None else "length" if completion.finish_reason == "length" else "stop"
+    finished = (
+        None
+        if completion.finish_reason is None
+        else "length"
+        if completion.finish_reason == "length"
+        else "stop"
+    )
     logprobs = [
-        TokenLogprob(id, each[id].logprob, [(other, one.logprob) for other, one in each.items() if one.rank <= most])
+        TokenLogprob(
+            id,
+            each[id].logprob,
+            [(other, one.logprob) for other, one in each.items() if one.rank <= most],
+        )
         for id, each in zip(ids, completion.logprobs or [], strict=False)
     ]
     return Tokens(ids, finished, logprobs)  # type: ignore[arg-type]

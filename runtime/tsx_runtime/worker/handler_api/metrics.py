@@ -1,6 +1,7 @@
 """The metrics that a handler reports: `context.metrics`. Contract section 5.6.
 
-Values are added up here between two replies, and leave with the next one; the front end owns the registry.
+Values are added up here between two replies, and leave with the next one; the front end owns the
+registry.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from tsx_runtime.wire import DeclaredMetric, MetricDelta
-from tsx_runtime.worker.exceptions import MetricsCacheKeyError, MetricsCacheTypeError, MetricsCacheValueError
+from tsx_runtime.worker.exceptions import (
+    MetricsCacheKeyError,
+    MetricsCacheTypeError,
+    MetricsCacheValueError,
+)
 
 logger = logging.getLogger("tsx.worker")
 
-MOST_PENDING = 100_000  # values: a handler that reports from a thread while no request comes must not fill the memory
-MOST_METRICS = 10_000  # of one type: a handler that makes their names of what clients send must not fill the memory either
+# values: a handler that reports from a thread while no request comes must not fill the memory
+MOST_PENDING = 100_000
+# of one type: a handler that makes their names of what clients send must not fill the memory either
+MOST_METRICS = 10_000
 APART = 1.0  # seconds between two reports of `PredictionTime`
 TIME_UNITS = ("ms", "s")
 SIZE_UNITS = ("MB", "kB", "GB", "B")
@@ -72,7 +79,12 @@ class CachingMetric:
     """One metric with all its label values."""
 
     def __init__(
-        self, pending: PendingMetrics, metric_name: str, unit: str, dimension_names: Sequence[str], metric_type: MetricTypes
+        self,
+        pending: PendingMetrics,
+        metric_name: str,
+        unit: str,
+        dimension_names: Sequence[str],
+        metric_type: MetricTypes,
     ) -> None:
         self.metric_name = metric_name
         self.unit = unit
@@ -80,19 +92,33 @@ class CachingMetric:
         self.metric_type = metric_type
         self._pending = pending
 
-    def add_or_update(self, value: float, dimension_values: Sequence[Any] = (), request_id: str = "") -> None:
+    def add_or_update(
+        self, value: float, dimension_values: Sequence[Any] = (), request_id: str = ""
+    ) -> None:
         """A counter grows by `value`, a gauge is set to it, a histogram observes it.
 
-        Too few or too many dimension values are logged, as in TorchServe: a wrong metric is no reason to fail a request.
+        Too few or too many dimension values are logged, as in TorchServe: a wrong metric is no
+        reason to fail a request.
         """
         if len(dimension_values) != len(self.dimension_names):
             given = ", ".join(map(str, dimension_values)) or "none"
-            logger.error("metric %s is not updated: its dimensions are %s, the values: %s", self.metric_name, self.dimension_names, given)
+            logger.error(
+                "metric %s is not updated: its dimensions are %s, the values: %s",
+                self.metric_name,
+                self.dimension_names,
+                given,
+            )
             return
-        self._pending.add(self, value, tuple(zip(self.dimension_names, map(str, dimension_values), strict=True)))
+        self._pending.add(
+            self, value, tuple(zip(self.dimension_names, map(str, dimension_values), strict=True))
+        )
 
-    def update(self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()) -> None:
-        self._pending.add(self, value, tuple((dimension.name, dimension.value) for dimension in dimensions))
+    def update(
+        self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()
+    ) -> None:
+        self._pending.add(
+            self, value, tuple((dimension.name, dimension.value) for dimension in dimensions)
+        )
 
 
 class PendingMetrics:
@@ -110,7 +136,10 @@ class PendingMetrics:
     def add(self, metric: CachingMetric, value: float, labels: tuple[tuple[str, str], ...]) -> None:
         value = float(value)
         with self._lock:
-            if len(self._observed) + len(self._latest) >= MOST_PENDING and (metric, labels) not in self._latest:
+            if (
+                len(self._observed) + len(self._latest) >= MOST_PENDING
+                and (metric, labels) not in self._latest
+            ):
                 self._drop(metric)
             elif metric.metric_type is MetricTypes.HISTOGRAM:
                 self._observed.append((metric, labels, value))
@@ -119,7 +148,11 @@ class PendingMetrics:
             elif value >= 0:
                 self._latest[metric, labels] = self._latest.get((metric, labels), 0.0) + value
             else:
-                logger.warning("counter %s cannot take the value %s: counters only grow; use a gauge", metric.metric_name, value)
+                logger.warning(
+                    "counter %s cannot take the value %s: counters only grow; use a gauge",
+                    metric.metric_name,
+                    value,
+                )
 
     def take(self) -> list[MetricDelta]:
         with self._lock:
@@ -127,14 +160,26 @@ class PendingMetrics:
             observed, self._observed = self._observed, []
             self._is_warned = False
         return [
-            MetricDelta(name=metric.metric_name, type=metric.metric_type.value, unit=metric.unit, value=value, dimensions=dict(labels))
-            for metric, labels, value in [*((*key, value) for key, value in latest.items()), *observed]
+            MetricDelta(
+                name=metric.metric_name,
+                type=metric.metric_type.value,
+                unit=metric.unit,
+                value=value,
+                dimensions=dict(labels),
+            )
+            for metric, labels, value in [
+                *((*key, value) for key, value in latest.items()),
+                *observed,
+            ]
         ]
 
     def _drop(self, metric: CachingMetric) -> None:
         if not self._is_warned:
             self._is_warned = True
-            text = "metric %s: %d values wait for the next answer, so others are dropped until then: report less often, or fewer labels"
+            text = (
+                "metric %s: %d values wait for the next answer, so others are dropped until then:"
+                " report less often, or fewer labels"
+            )
             logger.warning(text, metric.metric_name, MOST_PENDING)
 
 
@@ -161,8 +206,9 @@ class Metrics:
         metric_name: str | None = None,
         dimension_names: Sequence[str] | None = None,
     ) -> CachingMetric | None:
-        """`add_metric(name, value, unit)`; or, as TorchServe 0.6.1 to 0.8.1 had it, what is now `add_metric_to_cache`:
-        `add_metric(metric_name, unit, dimension_names, metric_type)`, by position or by name.
+        """`add_metric(name, value, unit)`; or, as TorchServe 0.6.1 to 0.8.1 had it, what is now
+        `add_metric_to_cache`: `add_metric(metric_name, unit, dimension_names, metric_type)`, by
+        position or by name.
         """
         if value is None or (isinstance(value, str) and not isinstance(unit, str)):
             name = name if metric_name is None else metric_name
@@ -173,14 +219,27 @@ class Metrics:
         self._add(name, value, unit, [*(dimensions or ()), *self._defaults], metric_type)
         return None
 
-    def _add(self, name: str, value: float, unit: str, labels: Sequence[Dimension], metric_type: MetricTypes | str) -> None:
+    def _add(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        labels: Sequence[Dimension],
+        metric_type: MetricTypes | str,
+    ) -> None:
         kind = _type_of(metric_type)
         metric = self.cache[kind].get(name)
         if metric is None:
             metric = self.add_metric_to_cache(name, unit, [label.name for label in labels], kind)
         metric.update(value, dimensions=labels)
 
-    def add_counter(self, name: str, value: float, idx: int | None = None, dimensions: Sequence[Dimension] | None = None) -> None:
+    def add_counter(
+        self,
+        name: str,
+        value: float,
+        idx: int | None = None,
+        dimensions: Sequence[Dimension] | None = None,
+    ) -> None:
         self.add_metric(name, value, "count", idx, dimensions, MetricTypes.COUNTER)
 
     def add_time(
@@ -193,7 +252,9 @@ class Metrics:
         metric_type: MetricTypes | str = MetricTypes.GAUGE,
     ) -> None:
         if unit not in TIME_UNITS:
-            raise MetricsCacheValueError(f"metric {name}: {unit!r} is not a unit of time; use one of {', '.join(TIME_UNITS)}")
+            raise MetricsCacheValueError(
+                f"metric {name}: {unit!r} is not a unit of time; use one of {', '.join(TIME_UNITS)}"
+            )
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
 
     def add_size(
@@ -206,7 +267,9 @@ class Metrics:
         metric_type: MetricTypes | str = MetricTypes.GAUGE,
     ) -> None:
         if unit not in SIZE_UNITS:
-            raise MetricsCacheValueError(f"metric {name}: {unit!r} is not a unit of size; use one of {', '.join(SIZE_UNITS)}")
+            raise MetricsCacheValueError(
+                f"metric {name}: {unit!r} is not a unit of size; use one of {', '.join(SIZE_UNITS)}"
+            )
         self.add_metric(name, value, unit, idx, dimensions, metric_type)
 
     def add_percent(
@@ -219,12 +282,18 @@ class Metrics:
     ) -> None:
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
-    def add_error(self, name: str, value: float | str, dimensions: Sequence[Dimension] | None = None) -> None:
-        """A metric of level `Error`, for all models. An error's text is logged, and counted as one."""
+    def add_error(
+        self, name: str, value: float | str, dimensions: Sequence[Dimension] | None = None
+    ) -> None:
+        """A metric of level `Error`, for all models. An error's text is logged, and counted as
+        one.
+        """
         if isinstance(value, str):
             logger.error("%s: %s", name, value)
             value = 1
-        self._add(name, value, "", [*(dimensions or ()), Dimension("Level", "Error")], MetricTypes.COUNTER)
+        self._add(
+            name, value, "", [*(dimensions or ()), Dimension("Level", "Error")], MetricTypes.COUNTER
+        )
 
     def add_metric_to_cache(
         self,
@@ -234,36 +303,52 @@ class Metrics:
         metric_type: MetricTypes | str = MetricTypes.COUNTER,
     ) -> CachingMetric:
         _check_name(metric_name)
-        metric = CachingMetric(self.pending, metric_name, str(unit), dimension_names or (), _type_of(metric_type))
+        metric = CachingMetric(
+            self.pending, metric_name, str(unit), dimension_names or (), _type_of(metric_type)
+        )
         known = self.cache[metric.metric_type]
         if metric_name in known or len(known) < MOST_METRICS:
             known[metric_name] = metric
         elif not self._full:
             self._full = True
             logger.warning(
-                "metric %s is dropped, like further new metrics: there are already %d names; use dimensions", metric_name, MOST_METRICS
+                "metric %s is dropped, like further new metrics: there are already %d names; use"
+                " dimensions",
+                metric_name,
+                MOST_METRICS,
             )
         return metric
 
-    def get_metric(self, metric_name: str, metric_type: MetricTypes | str = MetricTypes.COUNTER) -> CachingMetric:
+    def get_metric(
+        self, metric_name: str, metric_type: MetricTypes | str = MetricTypes.COUNTER
+    ) -> CachingMetric:
         kind = _type_of(metric_type)
         try:
             return self.cache[kind][metric_name]
         except KeyError:
             known = ", ".join(sorted(self.cache[kind])) or "none"
-            raise MetricsCacheKeyError(f"there is no {kind.value} called {metric_name!r}; there is: {known}") from None
+            raise MetricsCacheKeyError(
+                f"there is no {kind.value} called {metric_name!r}; there is: {known}"
+            ) from None
 
     def declare(self, declared: Iterable[DeclaredMetric]) -> None:
-        """Add the metrics of `metrics.yaml`, so that `get_metric` finds them before the handler reports anything."""
+        """Add the metrics of `metrics.yaml`, so that `get_metric` finds them before the handler
+        reports anything.
+        """
         for one in declared:
-            self.add_metric_to_cache(one["name"], one["unit"], one["dimensions"], MetricTypes(one["type"]))
+            self.add_metric_to_cache(
+                one["name"], one["unit"], one["dimensions"], MetricTypes(one["type"])
+            )
 
     def set_request_ids(self, request_ids: dict[int, str] | str | None) -> None:
         self.request_ids = request_ids
 
 
 class PredictionTime:
-    """TorchServe's metric of the time that a batch takes in the worker. One value a second is enough, since only the last one is read."""
+    """TorchServe's metric of the time that a batch takes in the worker.
+
+    One value a second is enough, since only the last one is read.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -289,7 +374,9 @@ def _type_of(value: MetricTypes | str) -> MetricTypes:
         return MetricTypes(value)
     except ValueError:
         kinds = ", ".join(kind.value for kind in MetricTypes)
-        raise MetricsCacheTypeError(f"{value!r} is not a metric type; use one of MetricTypes: {kinds}") from None
+        raise MetricsCacheTypeError(
+            f"{value!r} is not a metric type; use one of MetricTypes: {kinds}"
+        ) from None
 
 
 class Metric:
@@ -322,5 +409,13 @@ class Metric:
         return f"{self.name}.{self.unit}:{self.value}|#{','.join(map(str, self.dimensions))}|#{end}"
 
     def to_dict(self) -> dict[str, Any]:
-        labels = [{"Name": dimension.name, "Value": dimension.value} for dimension in self.dimensions]
-        return {"MetricName": self.name, "Value": self.value, "Unit": self.unit, "Dimensions": labels, "RequestId": self.request_id}
+        labels = [
+            {"Name": dimension.name, "Value": dimension.value} for dimension in self.dimensions
+        ]
+        return {
+            "MetricName": self.name,
+            "Value": self.value,
+            "Unit": self.unit,
+            "Dimensions": labels,
+            "RequestId": self.request_id,
+        }

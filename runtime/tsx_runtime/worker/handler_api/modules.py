@@ -1,7 +1,9 @@
-"""Imports of an archive's own modules: the model's directory is first on sys.path, as in TorchServe.
+"""Imports of an archive's own modules: the model's directory is first on sys.path, as in
+TorchServe.
 
-A module of the archive therefore hides an installed module of the same name, for all code that imports it later. A module that
-the worker has imported already keeps its meaning for all code: `import json` means Python's. The log names both kinds of clash.
+A module of the archive therefore hides an installed module of the same name, for all code that
+imports it later. A module that the worker has imported already keeps its meaning for all code:
+`import json` means Python's. The log names both kinds of clash.
 """
 
 from __future__ import annotations
@@ -37,13 +39,22 @@ class OwnModules:
         loaded = [name for name in names if name in sys.modules]
         hidden = [name for name in names if name not in sys.modules and _is_elsewhere(name)]
         if loaded:
-            logger.info("imports of %s load the server's modules, not the archive's modules of the same names", ", ".join(loaded))
+            logger.info(
+                "imports of %s load the server's modules, not the archive's modules of the same"
+                " names",
+                ", ".join(loaded),
+            )
         if hidden:
-            text = "the archive's modules %s hide installed modules of the same names: rename them if a library needs those"
+            text = (
+                "the archive's modules %s hide installed modules of the same names: rename them if"
+                " a library needs those"
+            )
             logger.warning(text, ", ".join(hidden))
         sys.path.insert(0, str(directory))
 
-    def import_file(self, path: Path, loaded: Callable[[ModuleType, Callable[[], None]], None]) -> ModuleType:
+    def import_file(
+        self, path: Path, loaded: Callable[[ModuleType, Callable[[], None]], None]
+    ) -> ModuleType:
         """Import a file under its own name, or as `tsx_model_NAME` if another module has that name.
 
         `loaded(module, execute)` executes the module. If that raises, nothing is left of it.

@@ -1,4 +1,7 @@
-"""Helpers for unit tests of handlers, without a server: a context and its files. TorchServe's `ts.torch_handler.unit_tests.test_utils`."""
+"""Helpers for unit tests of handlers, without a server: a context and its files.
+
+TorchServe's `ts.torch_handler.unit_tests.test_utils`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ TIMEOUT = 60  # seconds without a byte
 
 
 class MockContext(Context):
-    """Holds one request without headers. With `explain` set, that request asks for an explanation."""
+    """Holds one request without headers. With `explain` set, that request asks for an
+    explanation.
+    """
 
     def __init__(
         self,
@@ -40,7 +45,17 @@ class MockContext(Context):
         if model_yaml_config_file:
             config = yaml.safe_load((Path(model_dir) / model_yaml_config_file).read_text()) or {}
         gpu = int(gpu_id) if gpu_id is not None and _has_gpu() else None
-        super().__init__(model_name, str(model_dir), {"model": model}, 1, gpu, "0.12.0", True, Metrics(model_name), config)
+        super().__init__(
+            model_name,
+            str(model_dir),
+            {"model": model},
+            1,
+            gpu,
+            "0.12.0",
+            True,
+            Metrics(model_name),
+            config,
+        )
         self.explain = False
         self.begin([request_meta("mock", b"", []).decode("latin-1")])
 
@@ -63,10 +78,15 @@ def copy_files(src_dir: str | Path, dst_dir: str | Path, files: Mapping[str, str
 
 
 def download_model(model_url: str, model_dir: str | Path) -> None:
-    """Store the file behind an http or https address as `model.pt` in `model_dir`, in the place of an older one."""
+    """Store the file behind an http or https address as `model.pt` in `model_dir`, in the place of
+    an older one.
+    """
     if urlsplit(model_url).scheme not in ("http", "https"):
         raise ValueError(f"{model_url!r} is no http or https address")
     target = Path(model_dir) / "model.pt"
     target.parent.mkdir(parents=True, exist_ok=True)
-    with urllib.request.urlopen(model_url, timeout=TIMEOUT) as answer, whole_file(target, durable=False) as file:
+    with (
+        urllib.request.urlopen(model_url, timeout=TIMEOUT) as answer,
+        whole_file(target, durable=False) as file,
+    ):
         shutil.copyfileobj(answer, file)

@@ -43,9 +43,13 @@ class MetricsCacheYamlImpl(Metrics):
         try:
             self._content = yaml.safe_load(Path(config_file_path).read_text("utf-8"))
         except OSError as error:
-            raise MetricsCacheIOError(f"The metrics file {config_file_path} cannot be read: {error.strerror}") from error
+            raise MetricsCacheIOError(
+                f"The metrics file {config_file_path} cannot be read: {error.strerror}"
+            ) from error
         except yaml.YAMLError as error:
-            raise MetricsCachePyYamlError(f"The metrics file {config_file_path} is not YAML: {error}") from error
+            raise MetricsCachePyYamlError(
+                f"The metrics file {config_file_path} is not YAML: {error}"
+            ) from error
 
     def initialize_cache(self) -> None:
         """Add the metrics of the section `model_metrics`.
@@ -57,13 +61,17 @@ class MetricsCacheYamlImpl(Metrics):
         try:
             for kind, metrics in self._content["model_metrics"].items():
                 for metric in metrics:
-                    self.add_metric_to_cache(metric["name"], metric["unit"], metric.get("dimensions"), kind)
+                    self.add_metric_to_cache(
+                        metric["name"], metric["unit"], metric.get("dimensions"), kind
+                    )
         except KeyError as error:
-            raise MetricsCacheKeyError(f"The metrics file {self.config_file_path} has no key {error}") from error
+            raise MetricsCacheKeyError(
+                f"The metrics file {self.config_file_path} has no key {error}"
+            ) from error
         except (AttributeError, TypeError) as error:
             raise GeneralMetricsCacheError(
-                f"The metrics file {self.config_file_path} must have the form "
-                f"`model_metrics: {{counter: [{{name: NAME, unit: UNIT, dimensions: [NAME]}}]}}`: {error}"
+                f"The metrics file {self.config_file_path} must have the form `model_metrics:"
+                f" {{counter: [{{name: NAME, unit: UNIT, dimensions: [NAME]}}]}}`: {error}"
             ) from error
 
     def cache_keys(self) -> dict[MetricTypes, dict[str, CachingMetric]]:
@@ -72,7 +80,8 @@ class MetricsCacheYamlImpl(Metrics):
 
 
 _BACKENDS = (
-    "eager aot_eager inductor nvfuser aot_nvfuser aot_cudagraphs ofi fx2trt onnxrt ipex torchxla_trace_once openvino tensorrt hpu_backend"
+    "eager aot_eager inductor nvfuser aot_nvfuser aot_cudagraphs ofi fx2trt onnxrt ipex"
+    " torchxla_trace_once openvino tensorrt hpu_backend"
 )
 # The backends of torch.compile that TorchServe names.
 PT2Backend = enum.Enum("PT2Backend", {name.upper(): name for name in _BACKENDS.split()}, type=str)  # type: ignore[misc]  # mypy takes only literals

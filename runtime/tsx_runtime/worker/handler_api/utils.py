@@ -1,4 +1,6 @@
-"""Utilities that TorchServe offers to handlers under `ts.handler_utils`, `ts.metrics` and `ts.utils`."""
+"""Utilities that TorchServe offers to handlers under `ts.handler_utils`, `ts.metrics` and
+`ts.utils`.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,16 @@ logger = logging.getLogger("tsx.worker")
 
 
 def import_class(class_name: str, module_prefix: str | None = None) -> Any:
-    """The class of a dotted name, below `module_prefix` where one is given: ("LlamaForCausalLM", "transformers")."""
+    """The class of a dotted name, below `module_prefix` where one is given: ("LlamaForCausalLM",
+    "transformers").
+    """
     dotted = f"{module_prefix}.{class_name}" if module_prefix else class_name
     module, _, name = dotted.rpartition(".")
     if not module:
-        raise ImportError(f"{class_name!r} has no module: give it as module.Class, or name the module as module_prefix")
+        raise ImportError(
+            f"{class_name!r} has no module: give it as module.Class, or name the module as"
+            " module_prefix"
+        )
     try:
         return getattr(importlib.import_module(module), name)
     except AttributeError as error:
@@ -39,7 +46,10 @@ def get_yaml_config(yaml_file_path: str | Path) -> Any:
 
 
 def emit_metrics(metrics: Iterable[Any] | None) -> None:
-    """Log each metric as TorchServe does. Values of `context.metrics` leave with the next answer in any case."""
+    """Log each metric as TorchServe does.
+
+    Values of `context.metrics` leave with the next answer in any case.
+    """
     for metric in metrics or ():
         logger.info("[METRICS]%s", metric)
 
@@ -56,7 +66,9 @@ def get_cpu_usage(pid: int | str) -> int:
 
 
 def check_process_mem_usage(stdin: TextIO) -> None:
-    """Read process ids, separated by commas, from `stdin`; write a line `pid:bytes` for each to the standard output."""
+    """Read process ids, separated by commas, from `stdin`; write a line `pid:bytes` for each to the
+    standard output.
+    """
     for pid in stdin.readline().strip().split(","):
         if pid:
             sys.stdout.write(f"{int(pid)}:{get_cpu_usage(pid)}\n")

@@ -1,4 +1,7 @@
-"""The base class of handlers: loads any kind of model, and answers a batch in three steps. Contract section 5.3."""
+"""The base class of handlers: loads any kind of model, and answers a batch in three steps.
+
+Contract section 5.3.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ logger = logging.getLogger("tsx.worker")
 
 
 class BaseHandler:
-    """Takes rows of numbers, gives rows of numbers. Override what differs: preprocess, inference, postprocess, initialize."""
+    """Takes rows of numbers, gives rows of numbers.
+
+    Override what differs: preprocess, inference, postprocess, initialize.
+    """
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -58,7 +64,9 @@ class BaseHandler:
         self.explain = False
         self.target = 0
         self.precision: str | None = None  # the configured precision, once the model has it
-        self.form: str | None = None  # which of the configured `forms` the model has; None if none are configured
+        self.form: str | None = (
+            None  # which of the configured `forms` the model has; None if none are configured
+        )
         self.forms_passed_over: tuple[str, ...] = ()  # for each form before it, why it is not used
         self.profiler_args: dict[str, Any] = {}
 
@@ -72,12 +80,15 @@ class BaseHandler:
         self.map_location = self.device.type
         model_dir = Path(properties["model_dir"])
         files = self.manifest.get("model") or {}  # some manifests have null there
-        model_file = own_file(model_dir / files["modelFile"], model_dir) if files.get("modelFile") else None
+        model_file = (
+            own_file(model_dir / files["modelFile"], model_dir) if files.get("modelFile") else None
+        )
         path = model_dir / files["serializedFile"] if files.get("serializedFile") else None
         if path is None and model_file is None:
             raise LoadError(
-                "No model weights could be loaded: the archive names no serialized file. Add one with --serialized-file, "
-                "or --model-file with a class that loads its weights itself."
+                "No model weights could be loaded: the archive names no serialized file. Add one"
+                " with --serialized-file, or --model-file with a class that loads its weights"
+                " itself."
             )
         self.model_pt_path = None if path is None else str(path)
         self.model = self.in_form(lambda: self._load_model(path, model_file))
@@ -87,18 +98,30 @@ class BaseHandler:
         self.initialized = True
 
     def in_form(self, load: Callable[[], Any]) -> Any:
-        """The model in the first of the configured `forms` that fits this worker. If none does, what `load` returns, in the configured
-        precision and compiled. A handler that loads its model itself sets `context` and `device`, then calls this in `initialize`."""
+        """The model in the first of the configured `forms` that fits this worker.
+
+        If none does, what `load` returns, in the configured
+        precision and compiled. A handler that loads its model itself sets `context` and `device`,
+        then calls this in `initialize`.
+        """
 
         def reference() -> Any:
-            with torch.inference_mode(False):  # a form may load it during a request, and explanations need its gradients
-                return compiled(self.in_precision(load()), self.context.model_yaml_config.get("pt2"))
+            with torch.inference_mode(
+                False
+            ):  # a form may load it during a request, and explanations need its gradients
+                return compiled(
+                    self.in_precision(load()), self.context.model_yaml_config.get("pt2")
+                )
 
         names = wanted_forms(self.context.model_yaml_config)
         if not names:
             return reference()
         model, self.form, self.forms_passed_over = load_form(
-            names, Path(self.context.system_properties["model_dir"]), self.context.manifest, reference, torch.device(self.device)
+            names,
+            Path(self.context.system_properties["model_dir"]),
+            self.context.manifest,
+            reference,
+            torch.device(self.device),
         )
         return model
 
@@ -106,11 +129,22 @@ class BaseHandler:
         """`path` is the serialized file; at least one of the two is not None."""
         if path is not None and path.suffix == ".so":
             return self._load_library(path)
-        if model_file is not None and (path is None or type(self)._load_pickled_model is not BaseHandler._load_pickled_model):
+        if model_file is not None and (
+            path is None or type(self)._load_pickled_model is not BaseHandler._load_pickled_model
+        ):
             model_dir = self.context.system_properties["model_dir"]
-            return self._load_pickled_model(model_dir, self.manifest["model"]["modelFile"], self.model_pt_path).to(self.device).eval()
+            return (
+                self._load_pickled_model(
+                    model_dir, self.manifest["model"]["modelFile"], self.model_pt_path
+                )
+                .to(self.device)
+                .eval()
+            )
         assert path is not None
-        if model_file is None and type(self)._load_torchscript_model is not BaseHandler._load_torchscript_model:
+        if (
+            model_file is None
+            and type(self)._load_torchscript_model is not BaseHandler._load_torchscript_model
+        ):
             return self._load_torchscript_model(str(path))
         return load_model_file(
             path,
@@ -123,7 +157,9 @@ class BaseHandler:
         )
 
     def in_precision(self, model: Any) -> Any:
-        """The model in the configured `precision`; handlers that load one themselves set `context` and `device` before."""
+        """The model in the configured `precision`; handlers that load one themselves set `context`
+        and `device` before.
+        """
         precision = wanted_precision(self.context.model_yaml_config)
         if precision is None:
             return model
@@ -133,11 +169,15 @@ class BaseHandler:
 
     def _load_library(self, path: Path) -> Any:
         if not path.is_file():
-            raise LoadError(f"The model {path.name} is not in the archive. Name it with --serialized-file when packing.")
+            raise LoadError(
+                f"The model {path.name} is not in the archive. Name it with --serialized-file when"
+                " packing."
+            )
         if not self._use_torch_export_aot_compile():
             raise LoadError(
-                f"{path.name} is a library, and loading it runs its code. If torch's AOTInductor wrote it and you trust it, "
-                "set `pt2: {export: {aot_compile: true}}` in model-config.yaml."
+                f"{path.name} is a library, and loading it runs its code. If torch's AOTInductor"
+                " wrote it and you trust it, set `pt2: {export: {aot_compile: true}}` in"
+                " model-config.yaml."
             )
         return self._load_torch_export_aot_compile(str(path))
 
@@ -152,7 +192,9 @@ class BaseHandler:
         """For handlers that load a model without a model file in a way of their own."""
         return load_torchscript(Path(model_pt_path), self.device)
 
-    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> Any:
+    def _load_pickled_model(
+        self, model_dir: str, model_file: str, model_pt_path: str | None
+    ) -> Any:
         """For handlers that load a model with a model file in a way of their own."""
         weights = None if model_pt_path is None else Path(model_pt_path)
         return load_eager(
@@ -164,13 +206,21 @@ class BaseHandler:
         )
 
     def _weights_only(self) -> bool:
-        value = self.context.model_yaml_config.get("weightsOnly", True) if self.context is not None else True
+        value = (
+            self.context.model_yaml_config.get("weightsOnly", True)
+            if self.context is not None
+            else True
+        )
         if not isinstance(value, bool):
-            raise LoadError(f"weightsOnly in model-config.yaml is {value!r}; it must be true or false")
+            raise LoadError(
+                f"weightsOnly in model-config.yaml is {value!r}; it must be true or false"
+            )
         return value
 
     def _init_args(self) -> dict[str, Any]:
-        value = self.context.model_yaml_config.get("init_args") if self.context is not None else None
+        value = (
+            self.context.model_yaml_config.get("init_args") if self.context is not None else None
+        )
         if value is None:
             return {}
         from tsx_archiver import parse_model_config  # here: it imports pydantic
@@ -184,9 +234,15 @@ class BaseHandler:
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """The requests as tensors (`steps.tensor_requests`); where another step is a subclass's own, one tensor with a row for each."""
-        if not self._takes_tensors and not any(isinstance(row, dict | bytes | bytearray) for row in data):
-            return torch.as_tensor(data, device=self.device)  # for a subclass that has read the requests
+        """The requests as tensors (`steps.tensor_requests`); where another step is a subclass's
+        own, one tensor with a row for each.
+        """
+        if not self._takes_tensors and not any(
+            isinstance(row, dict | bytes | bytearray) for row in data
+        ):
+            return torch.as_tensor(
+                data, device=self.device
+            )  # for a subclass that has read the requests
         requests, faults = list[TensorRequest](), dict[int, str]()
         alone = self._is_explain() or not self._answers_tensors
         for position, row in enumerate(data):
@@ -202,7 +258,10 @@ class BaseHandler:
             raise BadRows(faults)
         if not alone:
             return TensorBatch(requests)
-        inputs = [torch.cat(columns).to(self.device) for columns in zip(*(request.inputs for request in requests), strict=True)]
+        inputs = [
+            torch.cat(columns).to(self.device)
+            for columns in zip(*(request.inputs for request in requests), strict=True)
+        ]
         return inputs[0] if len(inputs) == 1 else inputs
 
     @timed
@@ -217,7 +276,10 @@ class BaseHandler:
                     raise next(iter(unusable.errors.values())) from None
                 shapes = [request.shape for request in data.requests]
                 faults = {
-                    position: f"The model does not take this input of shape {shapes[position]}: {reason_of(error)}. {self._wanted}"
+                    position: (
+                        f"The model does not take this input of shape {shapes[position]}:"
+                        f" {reason_of(error)}. {self._wanted}"
+                    )
                     for position, error in unusable.errors.items()
                 }
                 raise BadRows(faults) from unusable
@@ -242,7 +304,9 @@ class BaseHandler:
     @property
     def _answers_tensors(self) -> bool:
         kind = type(self)
-        return kind.inference is BaseHandler.inference and kind.postprocess is BaseHandler.postprocess
+        return (
+            kind.inference is BaseHandler.inference and kind.postprocess is BaseHandler.postprocess
+        )
 
     @functools.cached_property
     def _joinable(self) -> dict[Any, bool]:
@@ -265,7 +329,9 @@ class BaseHandler:
         for example in examples(self._input_specs):
             try:
                 with torch.inference_mode():
-                    self._call(*read_request({"body": example_body(example)}, self._input_specs).inputs)
+                    self._call(
+                        *read_request({"body": example_body(example)}, self._input_specs).inputs
+                    )
             except Exception:  # a trial: what the model says of a wrong one is of no use to anybody
                 continue
             return example
@@ -285,7 +351,10 @@ class BaseHandler:
         text = f"The model takes {' and '.join(map(str, self._input_specs))}. {forms}"
         if example is None:
             return text
-        return f"{text} Example: {f'what {example} prints.' if example.startswith('python3') else example}"
+        return (
+            f"{text} Example:"
+            f" {f'what {example} prints.' if example.startswith('python3') else example}"
+        )
 
     def handle(self, data: Any, context: Context) -> Any:
         start = time.perf_counter()
@@ -296,9 +365,15 @@ class BaseHandler:
             output = [self.describe_handle()]
         else:
             prepared = self.preprocess(data)
-            output = self.explain_handle(prepared, data) if self._is_explain() else self.postprocess(self.inference(prepared))
+            output = (
+                self.explain_handle(prepared, data)
+                if self._is_explain()
+                else self.postprocess(self.inference(prepared))
+            )
         if context.metrics is not None:
-            context.metrics.add_time("HandlerTime", round((time.perf_counter() - start) * 1000, 2), None, "ms")
+            context.metrics.add_time(
+                "HandlerTime", round((time.perf_counter() - start) * 1000, 2), None, "ms"
+            )
         return output
 
     # Describe and explain
@@ -307,8 +382,10 @@ class BaseHandler:
         return self.device
 
     def describe_handle(self) -> Any:
-        """What `?customized=true` of a describe call shows of the model: of one that takes tensors, their shapes, and an example
-        of a request: its body, or a command that prints it. Override it."""
+        """What `?customized=true` of a describe call shows of the model: of one that takes tensors,
+        their shapes, and an example of a request: its body, or a command that prints it. Override
+        it.
+        """
         if not self._takes_tensors:
             logger.info("the handler has nothing of its own to describe; override describe_handle")
             return None
@@ -316,10 +393,15 @@ class BaseHandler:
         if self._example is None:
             return {"inputs": inputs}
         shapes = [{"example": list(each.shape)} for each in self._example]
-        return {"inputs": [each | shape for each, shape in zip(inputs, shapes, strict=True)], "example": self._example_text()}
+        return {
+            "inputs": [each | shape for each, shape in zip(inputs, shapes, strict=True)],
+            "example": self._example_text(),
+        }
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
-        """An explanation of the answer: the result of `get_insights` for the first row and its `target` (0 if it has none)."""
+        """An explanation of the answer: the result of `get_insights` for the first row and its
+        `target` (0 if it has none).
+        """
         inputs, target = None, 0
         row = raw_data[0]
         if isinstance(row, dict):
@@ -328,7 +410,9 @@ class BaseHandler:
         return self.get_insights(data_preprocess, inputs, target)
 
     def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> Any:
-        """How much each number of the preprocessed input contributes to class `target`: Captum's integrated gradients."""
+        """How much each number of the preprocessed input contributes to class `target`: Captum's
+        integrated gradients.
+        """
         result: list[Any] = input_attributions(self.model, tensor_data, target).tolist()
         return result
 
@@ -339,7 +423,9 @@ class BaseHandler:
         return bool(self.context) and self.context.get_request_header(0, "describe") == "True"
 
     def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:
-        """The same three steps under torch's profiler; a trace for chrome://tracing is left behind."""
+        """The same three steps under torch's profiler; a trace for chrome://tracing is left
+        behind.
+        """
         arguments = dict(self.profiler_args)
         if "on_trace_ready" not in arguments:
             directory = _trace_directory(str(self.context.model_name))
@@ -348,7 +434,11 @@ class BaseHandler:
         arguments.setdefault("activities", torch.profiler.supported_activities())  # type: ignore[no-untyped-call]  # torch's
         with torch.profiler.profile(**arguments) as profiler:
             prepared = self.preprocess(data)
-            output = self.explain_handle(prepared, data) if self._is_explain() else self.postprocess(self.inference(prepared))
+            output = (
+                self.explain_handle(prepared, data)
+                if self._is_explain()
+                else self.postprocess(self.inference(prepared))
+            )
             profiler.step()
         return output, profiler
 
@@ -365,7 +455,9 @@ def _trace_directory(model: str) -> Path:
 
 
 def choose_device(gpu_id: int | str | None) -> torch.device:
-    """A worker that was given a GPU uses it; one that was not, and one on a machine without, uses the CPU."""
+    """A worker that was given a GPU uses it; one that was not, and one on a machine without, uses
+    the CPU.
+    """
     if gpu_id is None:
         return torch.device("cpu")
     if torch.cuda.is_available():
@@ -374,5 +466,7 @@ def choose_device(gpu_id: int | str | None) -> torch.device:
         return torch.device(f"xpu:{gpu_id}")
     if torch.backends.mps.is_available():
         return torch.device("mps")
-    logger.warning("the worker was assigned GPU %s, but torch finds no GPU here, so it uses the CPU", gpu_id)
+    logger.warning(
+        "the worker was assigned GPU %s, but torch finds no GPU here, so it uses the CPU", gpu_id
+    )
     return torch.device("cpu")

@@ -13,7 +13,9 @@ from tsx_runtime.worker.handlers.vision import VisionHandler
 
 
 class ImageClassifier(VisionHandler):
-    """For a model that takes (batch, 3, 224, 224) and gives logits; images of any mode are made RGB first."""
+    """For a model that takes (batch, 3, 224, 224) and gives logits; images of any mode are made RGB
+    first.
+    """
 
     topk = 5
     image_processing = staticmethod(imagenet)
@@ -26,5 +28,7 @@ class ImageClassifier(VisionHandler):
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        probabilities, classes = torch.softmax(data, dim=1).topk(min(self.topk, data.shape[1]), dim=1)
+        probabilities, classes = torch.softmax(data, dim=1).topk(
+            min(self.topk, data.shape[1]), dim=1
+        )
         return list(map_class_to_label(probabilities.tolist(), self.mapping, classes.tolist()))

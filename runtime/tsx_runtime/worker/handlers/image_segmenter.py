@@ -13,7 +13,9 @@ from tsx_runtime.worker.handlers.vision import VisionHandler
 
 
 class ImageSegmenter(VisionHandler):
-    """For a model that takes (batch, 3, 224, 224) and gives (batch, classes, height, width), alone or as `out`, as torchvision's do."""
+    """For a model that takes (batch, 3, 224, 224) and gives (batch, classes, height, width), alone
+    or as `out`, as torchvision's do.
+    """
 
     image_processing = staticmethod(imagenet)
 
@@ -21,5 +23,7 @@ class ImageSegmenter(VisionHandler):
     def postprocess(self, data: Any) -> list[Any]:
         scores = data["out"] if isinstance(data, Mapping) else data
         probabilities, classes = torch.softmax(scores, dim=1).max(dim=1)
-        result: list[Any] = torch.stack([classes.to(probabilities.dtype), probabilities], dim=-1).tolist()
+        result: list[Any] = torch.stack(
+            [classes.to(probabilities.dtype), probabilities], dim=-1
+        ).tolist()
         return result

@@ -20,9 +20,11 @@ def unscaled(image: Image.Image) -> torch.Tensor:
 
 
 class ObjectDetector(VisionHandler):
-    """For a model that takes images and gives for each `boxes`, `labels` and `scores`, as torchvision's do.
+    """For a model that takes images and gives for each `boxes`, `labels` and `scores`, as
+    torchvision's do.
 
-    Images of one size come as one tensor; of several sizes, and to a scripted model that wants it so, as a list of tensors.
+    Images of one size come as one tensor; of several sizes, and to a scripted model that wants it
+    so, as a list of tensors.
     """
 
     threshold = 0.5
@@ -36,21 +38,36 @@ class ObjectDetector(VisionHandler):
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode():
-            return self.model(data if isinstance(data, list) else to_device(data, self.device), *args, **kwargs)
+            return self.model(
+                data if isinstance(data, list) else to_device(data, self.device), *args, **kwargs
+            )
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
-        found = data[1] if isinstance(data, tuple) else data  # a scripted model gives its losses first
+        found = (
+            data[1] if isinstance(data, tuple) else data
+        )  # a scripted model gives its losses first
         return [self._things(things) for things in found]
 
     def _things(self, things: Any) -> list[dict[str, Any]]:
         names = self.mapping or {}
         kept = things["scores"] >= self.threshold
-        rows = zip(things["boxes"][kept].tolist(), things["labels"][kept].tolist(), things["scores"][kept].tolist(), strict=True)
-        return [{names.get(str(label), str(label)): box, "score": score} for box, label, score in rows]
+        rows = zip(
+            things["boxes"][kept].tolist(),
+            things["labels"][kept].tolist(),
+            things["scores"][kept].tolist(),
+            strict=True,
+        )
+        return [
+            {names.get(str(label), str(label)): box, "score": score} for box, label, score in rows
+        ]
 
 
 def _wants_list(model: Any) -> bool:
     """Whether the model is scripted for `List[Tensor]`, as torchvision's detectors are."""
     schema = getattr(getattr(model, "forward", None), "schema", None)
-    return schema is not None and len(schema.arguments) > 1 and str(schema.arguments[1].type).startswith("List[")
+    return (
+        schema is not None
+        and len(schema.arguments) > 1
+        and str(schema.arguments[1].type).startswith("List[")
+    )

@@ -1,8 +1,9 @@
 """Copies data to the GPU through pinned buffers, so that the CPU continues during the copy.
 
-A copy from ordinary memory makes the caller wait for it, and for all that the GPU has still to do before it. From pinned memory it is
-queued on the current stream. Pinning takes long, so two buffers are kept for each thread and used in turn; each is written again only
-when the copy out of it is over. https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
+A copy from ordinary memory makes the caller wait for it, and for all that the GPU has still to do
+before it. From pinned memory it is queued on the current stream. Pinning takes long, so two buffers
+are kept for each thread and used in turn; each is written again only when the copy out of it is
+over. https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import Any
 
 import torch
 
-LEAST, MOST = 4 << 10, 256 << 20  # bytes; smaller ones are not worth it, larger ones would keep too much memory pinned
+LEAST, MOST = (
+    4 << 10,
+    256 << 20,
+)  # bytes; smaller ones are not worth it, larger ones would keep too much memory pinned
 
 _threads = threading.local()
 
@@ -33,22 +37,45 @@ def stack_on_device(tensors: Sequence[torch.Tensor], device: torch.device) -> to
 
 
 def can_stage(tensor: torch.Tensor, count: int = 1) -> bool:
-    """Whether a copy of its bytes is a copy of it; how its elements lie in memory must stay as it is."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized or tensor.requires_grad:
+    """Whether a copy of its bytes is a copy of it; how its elements lie in memory must stay as it
+    is.
+    """
+    if (
+        tensor.device.type != "cpu"
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.requires_grad
+    ):
         return False
-    return LEAST <= tensor.numel() * tensor.element_size() * count <= MOST and tensor.is_contiguous()
+    return (
+        LEAST <= tensor.numel() * tensor.element_size() * count <= MOST and tensor.is_contiguous()
+    )
 
 
 def can_stack(tensors: Sequence[torch.Tensor]) -> bool:
     first = tensors[0]
-    alike = all(other.shape == first.shape and other.dtype == first.dtype and other.device == first.device for other in tensors)
-    return alike and not any(other.requires_grad for other in tensors) and can_stage(first, len(tensors))
+    alike = all(
+        other.shape == first.shape and other.dtype == first.dtype and other.device == first.device
+        for other in tensors
+    )
+    return (
+        alike
+        and not any(other.requires_grad for other in tensors)
+        and can_stage(first, len(tensors))
+    )
 
 
 class Staging:
-    """Two buffers, used in turn. `allocate` and `new_event` are pinned memory and CUDA's events, except in tests."""
+    """Two buffers, used in turn.
 
-    def __init__(self, allocate: Callable[[int], torch.Tensor] | None = None, new_event: Callable[[], Any] | None = None) -> None:
+    `allocate` and `new_event` are pinned memory and CUDA's events, except in tests.
+    """
+
+    def __init__(
+        self,
+        allocate: Callable[[int], torch.Tensor] | None = None,
+        new_event: Callable[[], Any] | None = None,
+    ) -> None:
         self._allocate = allocate or _pinned
         self._new_event = new_event or torch.cuda.Event
         self._buffers: list[tuple[torch.Tensor, Any] | None] = [None, None]

@@ -1,4 +1,6 @@
-"""The base of text handlers: a vocabulary, and the steps from text to words. Contract section 5.4."""
+"""The base of text handlers: a vocabulary, and the steps from text to words. Contract section
+5.4.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,21 @@ class TextHandler(BaseHandler):
 
     def initialize(self, context: Context) -> None:
         super().initialize(context)
-        self.source_vocab = load_vocabulary(Path(self.get_source_vocab_path(context)), weights_only=self._weights_only())
+        self.source_vocab = load_vocabulary(
+            Path(self.get_source_vocab_path(context)), weights_only=self._weights_only()
+        )
 
     def get_source_vocab_path(self, ctx: Context) -> str:
         name = (ctx.manifest.get("model") or {}).get("sourceVocab") or "source_vocab.pt"
         return str(Path(ctx.system_properties["model_dir"]) / Path(name).name)
 
     def numbers_of(self, tokens: Iterable[str]) -> list[int]:
-        """Of a token that a plain dict does not have, the number of `<unk>`; without that it is left out."""
-        if not isinstance(self.source_vocab, Mapping):  # torchtext's own vocabulary, which knows its default
+        """Of a token that a plain dict does not have, the number of `<unk>`; without that it is
+        left out.
+        """
+        if not isinstance(
+            self.source_vocab, Mapping
+        ):  # torchtext's own vocabulary, which knows its default
             return [int(self.source_vocab[token]) for token in tokens]
         unknown = self.source_vocab.get("<unk>")
         found = (self.source_vocab.get(token, unknown) for token in tokens)
@@ -84,18 +92,29 @@ def text_of(row: Any) -> str:
 def load_vocabulary(path: Path, *, weights_only: bool) -> Any:
     """A mapping of tokens to numbers; of a list, the places in it."""
     if not path.is_file():
-        raise LoadError(f"The vocabulary {path.name} is not in the archive. Add it with --extra-files. {_CONVERT}.")
+        raise LoadError(
+            f"The vocabulary {path.name} is not in the archive. Add it with --extra-files."
+            f" {_CONVERT}."
+        )
     try:
         found = torch.load(path, map_location="cpu", weights_only=weights_only)
     except pickle.UnpicklingError as error:
         raise LoadError(
-            f"{path.name} holds more than plain data, and loading it would run code from it. {_CONVERT}, "
-            "or, if you trust it, set `weightsOnly: false` in model-config.yaml."
+            f"{path.name} holds more than plain data, and loading it would run code from it."
+            f" {_CONVERT}, or, if you trust it, set `weightsOnly: false` in model-config.yaml."
         ) from error
-    except (ImportError, AttributeError, RuntimeError) as error:  # of another library, or of another version of it
-        raise LoadError(f"{path.name} cannot be read here: {in_words(error)}. {_CONVERT}.") from error
+    except (
+        ImportError,
+        AttributeError,
+        RuntimeError,
+    ) as error:  # of another library, or of another version of it
+        raise LoadError(
+            f"{path.name} cannot be read here: {in_words(error)}. {_CONVERT}."
+        ) from error
     if isinstance(found, list):
         return {token: number for number, token in enumerate(found)}
     if not isinstance(found, Mapping) and not hasattr(found, "__getitem__"):
-        raise LoadError(f"{path.name} holds a {type(found).__name__}, not a vocabulary. {_CONVERT}.")
+        raise LoadError(
+            f"{path.name} holds a {type(found).__name__}, not a vocabulary. {_CONVERT}."
+        )
     return found

@@ -1,4 +1,6 @@
-"""Text classification: the classes of a text with their probabilities, from its words and word pairs. Contract section 5.4."""
+"""Text classification: the classes of a text with their probabilities, from its words and word
+pairs. Contract section 5.4.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,27 @@ from tsx_runtime.worker.handlers.text import NotAText, TextHandler, text_of
 
 
 class TokenBatch(tuple[torch.Tensor, Any]):
-    """(numbers of all tokens, words), and where each text begins in the numbers. Of several texts there is a list of words each."""
+    """(numbers of all tokens, words), and where each text begins in the numbers.
+
+    Of several texts there is a list of words each.
+    """
 
     offsets: list[int]
 
     @staticmethod
     def of(numbers: list[list[int]], words: list[list[str]], device: Any) -> TokenBatch:
-        flat = torch.tensor([number for text in numbers for number in text], dtype=torch.int64, device=device)
+        flat = torch.tensor(
+            [number for text in numbers for number in text], dtype=torch.int64, device=device
+        )
         prepared = TokenBatch((flat, words[0] if len(words) == 1 else words))
         prepared.offsets = [sum(map(len, numbers[:idx])) for idx in range(len(numbers))]
         return prepared
 
 
 class TextClassifier(TextHandler):
-    """For a model that takes (numbers of all tokens, offsets of the texts), as one with an EmbeddingBag does, and gives logits."""
+    """For a model that takes (numbers of all tokens, offsets of the texts), as one with an
+    EmbeddingBag does, and gives logits.
+    """
 
     ngrams = 2
 
@@ -69,21 +78,34 @@ class TextClassifier(TextHandler):
         return list(map_class_to_label(torch.softmax(data, dim=1).tolist(), self.mapping))
 
     def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> Any:
-        """How much each word speaks for class `target`; a pair's share goes to its words in halves."""
+        """How much each word speaks for class `target`; a pair's share goes to its words in
+        halves.
+        """
         numbers, words = tensor_data
         tokens = list(ngrams_iterator(words, self.ngrams))
         known = [token for token in tokens if self.numbers_of([token])]
-        shares = token_attributions(self.model, numbers, torch.zeros(1, dtype=torch.int64, device=self.device), target)
+        shares = token_attributions(
+            self.model, numbers, torch.zeros(1, dtype=torch.int64, device=self.device), target
+        )
         importances = torch.zeros(len(words))
         for token, share in zip(known, shares.tolist(), strict=True):
             for place in _places(words, token):
                 importances[place] += share / tokens.count(token) / len(token.split())
         length = torch.linalg.vector_norm(importances)
-        return [{"importances": (importances / length if length > 0 else importances).tolist(), "words": list(words)}]
+        return [
+            {
+                "importances": (importances / length if length > 0 else importances).tolist(),
+                "words": list(words),
+            }
+        ]
 
 
 def _places(words: list[str], token: str) -> list[int]:
     """Where the words of a token stand, each time that it occurs."""
     parts = token.split()
-    starts = [start for start in range(len(words) - len(parts) + 1) if words[start : start + len(parts)] == parts]
+    starts = [
+        start
+        for start in range(len(words) - len(parts) + 1)
+        if words[start : start + len(parts)] == parts
+    ]
     return [start + offset for start in starts for offset in range(len(parts))]

@@ -1,4 +1,6 @@
-"""The TorchScript handler of TorchServe's C++ backend, in Python: tensors in, tensors out, in torch's file format."""
+"""The TorchScript handler of TorchServe's C++ backend, in Python: tensors in, tensors out, in
+torch's file format.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ _HOW = "Send a tensor as torch.save writes it, or a JSON list of numbers."
 
 
 class TorchScriptHandler(BaseHandler):
-    """One request is one tensor, without a batch dimension; so is its answer. C++ clients read it with torch::pickle_load."""
+    """One request is one tensor, without a batch dimension; so is its answer.
+
+    C++ clients read it with torch::pickle_load.
+    """
 
     def preprocess(self, data: Any) -> list[torch.Tensor]:
         rows, faults = list[torch.Tensor](), dict[int, str]()
@@ -24,7 +29,8 @@ class TorchScriptHandler(BaseHandler):
                 rows.append(_tensor(value))
             except MemoryError:
                 raise
-            except Exception as error:  # a request's boundary: torch's unpickler raises nearly anything on what it cannot read
+            # a request's boundary: torch's unpickler raises nearly anything on what it cannot read
+            except Exception as error:
                 faults[position] = f"the request holds no tensor ({type(error).__name__}). {_HOW}"
         if faults:
             raise BadRows(faults)
@@ -37,9 +43,13 @@ class TorchScriptHandler(BaseHandler):
         for position, row in enumerate(data):
             alike.setdefault((row.dtype, row.shape), []).append(position)
         for positions in alike.values():
-            batch = super().inference(torch.stack([data[position] for position in positions]), *args, **kwargs)
+            batch = super().inference(
+                torch.stack([data[position] for position in positions]), *args, **kwargs
+            )
             answers.update(zip(positions, batch.cpu(), strict=True))
-        return [answers[position].clone() for position in range(len(data))]  # a view would be saved with the whole batch
+        return [
+            answers[position].clone() for position in range(len(data))
+        ]  # a view would be saved with the whole batch
 
     def postprocess(self, data: Any) -> list[Any]:
         return list(data)

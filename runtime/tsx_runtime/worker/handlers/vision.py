@@ -20,10 +20,12 @@ from tsx_runtime.worker.handlers.steps.timing import timed
 
 
 class VisionHandler(BaseHandler):
-    """A row's `data` or `body` is the bytes of an image, the same as base64 text, or nested lists of numbers.
+    """A row's `data` or `body` is the bytes of an image, the same as base64 text, or nested lists
+    of numbers.
 
-    `image_processing` takes a Pillow image, in the mode in which the file has it, and gives a tensor; subclasses set it.
-    A row that is no image is answered with 400 and named; the rest of the batch goes on without it.
+    `image_processing` takes a Pillow image, in the mode in which the file has it, and gives a
+    tensor; subclasses set it. A row that is no image is answered with 400 and named; the rest of
+    the batch goes on without it.
     """
 
     image_processing: Transform
@@ -58,13 +60,18 @@ class VisionHandler(BaseHandler):
         try:
             return torch.tensor(value, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise NotAnImage(f"The list in the request is not an array of numbers: {error}") from error
+            raise NotAnImage(
+                f"The list in the request is not an array of numbers: {error}"
+            ) from error
 
     def _prepared(self, image: Image.Image) -> torch.Tensor:
         try:
             tensor: torch.Tensor = self.image_processing(image)
         except (ValueError, OSError) as error:
-            raise NotAnImage(f"The image ({image.width} x {image.height}, mode {image.mode}) cannot be prepared: {error}") from error
+            raise NotAnImage(
+                f"The image ({image.width} x {image.height}, mode {image.mode}) cannot be prepared:"
+                f" {error}"
+            ) from error
         return tensor
 
 
@@ -80,7 +87,10 @@ def _value_of(row: Any) -> Any:
     if value is None:
         value = row.get("body")
     if value is None:
-        text = f"The request has no image: it needs a body, or a field named 'data'; it has {field_names(row)}."
+        text = (
+            "The request has no image: it needs a body, or a field named 'data'; it has"
+            f" {field_names(row)}."
+        )
         raise NotAnImage(text + form_advice(row))
     return value
 
@@ -97,7 +107,10 @@ def _bytes_of(value: Any) -> bytes | bytearray | memoryview:
         if not value:
             raise NotAnImage("The request has an empty body, not an image.")
         return value
-    raise NotAnImage(f"The request holds a {type(value).__name__}, not an image: send the bytes of an image file, or base64 text.")
+    raise NotAnImage(
+        f"The request holds a {type(value).__name__}, not an image: send the bytes of an image"
+        " file, or base64 text."
+    )
 
 
 def open_image(data: bytes | bytearray | memoryview) -> Image.Image:
@@ -108,12 +121,18 @@ def open_image(data: bytes | bytearray | memoryview) -> Image.Image:
     except MemoryError:
         raise
     except Image.DecompressionBombError as error:
-        raise NotAnImage(f"The image is too large: {error} Set limit_max_image_pixels=false if you trust your clients.") from error
-    except Exception as error:  # a request's boundary: Pillow's decoders raise nearly anything on what they cannot read
+        raise NotAnImage(
+            f"The image is too large: {error} Set limit_max_image_pixels=false if you trust your"
+            " clients."
+        ) from error
+    # a request's boundary: Pillow's decoders raise nearly anything on what they cannot read
+    except Exception as error:
         start = bytes(data[:8]).hex(" ")
         # Pillow's text for an unknown format names an object in memory.
         why = "no known format" if isinstance(error, UnidentifiedImageError) else in_words(error)
-        raise NotAnImage(f"The request's {len(data)} bytes, beginning {start}, are not a readable image: {why}") from error
+        raise NotAnImage(
+            f"The request's {len(data)} bytes, beginning {start}, are not a readable image: {why}"
+        ) from error
     return image
 
 

@@ -1,13 +1,15 @@
-"""A worker of several processes: torchrun starts them, and each gets its end of the sockets between them.
+"""A worker of several processes: torchrun starts them, and each gets its end of the sockets between
+them.
 
-The front end knows one socket and one process, this one. It runs torch's own elastic agent, so that the keys under `torchrun` mean
-what they mean there, and gives the front end's socket to rank 0:
+The front end knows one socket and one process, this one. It runs torch's own elastic agent, so that
+the keys under `torchrun` mean what they mean there, and gives the front end's socket to rank 0:
 
     front end ==== rank 0 ==== rank 1
                      ||======= rank 2 ...
 
-Sockets cannot be inherited through the agent, so each rank fetches its own from a directory that only this user can enter.
-The agent ends all when one ends; then this process ends, and the front end starts another group.
+Sockets cannot be inherited through the agent, so each rank fetches its own from a directory that
+only this user can enter. The agent ends all when one ends; then this process ends, and the front
+end starts another group.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from pathlib import Path
 from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.shared.socket_paths import socket_place
 
-RANK_BOOT = CLEAN + (
-    "import json; sys.path[:] = json.loads(sys.argv[1]); "
+RANK_BOOT = (
+    CLEAN + "import json; sys.path[:] = json.loads(sys.argv[1]); "
     "from tsx_runtime.worker.launch.entry import run_rank; run_rank(**json.loads(sys.argv[2]))"
 )
 SWITCH = "switch"  # the name of the socket from which ranks fetch their own
@@ -34,27 +36,58 @@ SWITCH = "switch"  # the name of the socket from which ranks fetch their own
 logger = logging.getLogger("tsx.worker")
 
 
-def launch(sock: socket.socket, files: int | None, packages: str | None, arguments: Sequence[str], ranks: int, broadcast: bool) -> None:
+def launch(
+    sock: socket.socket,
+    files: int | None,
+    packages: str | None,
+    arguments: Sequence[str],
+    ranks: int,
+    broadcast: bool,
+) -> None:
     """Run a group until it ends; exits with the code of the rank that was the cause."""
-    from torch.distributed import run as torchrun  # here, because a worker that is no group does not need it
+    from torch.distributed import (
+        run as torchrun,
+    )  # here, because a worker that is no group does not need it
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from tsx_runtime.worker.launch.rendezvous import stay_on_loopback  # here, as above
 
     if not any(argument.startswith("--rdzv-backend=") for argument in arguments):
         arguments = [*arguments, *stay_on_loopback()]
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s")
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s",
+    )
     directory = Path(tempfile.mkdtemp(prefix="tsx-group-", dir=socket_place()))
     try:
         listener = _listen(directory)
-        threading.Thread(target=hand_out, args=(directory, listener, sock, ranks), name="tsx-switch", daemon=True).start()
-        order = {"directory": str(directory), "files": files, "packages": packages, "broadcast": broadcast}
-        program = ["--no-python", sys.executable, "-c", RANK_BOOT, json.dumps([place for place in sys.path if place]), json.dumps(order)]
+        threading.Thread(
+            target=hand_out, args=(directory, listener, sock, ranks), name="tsx-switch", daemon=True
+        ).start()
+        order = {
+            "directory": str(directory),
+            "files": files,
+            "packages": packages,
+            "broadcast": broadcast,
+        }
+        program = [
+            "--no-python",
+            sys.executable,
+            "-c",
+            RANK_BOOT,
+            json.dumps([place for place in sys.path if place]),
+            json.dumps(order),
+        ]
         asked = torchrun.parse_args([*arguments, f"--log-dir={directory}", *program])  # type: ignore[no-untyped-call]  # torch's
         torchrun.run(asked)  # type: ignore[no-untyped-call]  # torch's
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        logger.error("rank %d (pid %d) of the group has ended with exit code %d, so the group ends", rank, failure.pid, failure.exitcode)
+        logger.error(
+            "rank %d (pid %d) of the group has ended with exit code %d, so the group ends",
+            rank,
+            failure.pid,
+            failure.exitcode,
+        )
         sys.exit(128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -68,7 +101,9 @@ def _listen(directory: Path) -> socket.socket:
 
 
 def hand_out(directory: Path, listener: socket.socket, front: socket.socket, ranks: int) -> None:
-    """Give rank 0 the front end's socket and one to each other rank, and each other rank its own. Keeps none of them."""
+    """Give rank 0 the front end's socket and one to each other rank, and each other rank its own.
+    Keeps none of them.
+    """
     pairs = [socket.socketpair() for _ in range(1, ranks)]
     shares = [[front, *(leading for leading, _ in pairs)], *([following] for _, following in pairs)]
     with listener:
@@ -83,7 +118,9 @@ def hand_out(directory: Path, listener: socket.socket, front: socket.socket, ran
 
 
 def fetch(directory: str, rank: int, ranks: int) -> list[socket.socket]:
-    """The sockets that `hand_out` has for this rank; the first is the one that its work comes from."""
+    """The sockets that `hand_out` has for this rank; the first is the one that its work comes
+    from.
+    """
     with socket.socket(socket.AF_UNIX) as asking:
         asking.connect(str(Path(directory) / SWITCH))
         asking.sendall(rank.to_bytes(4, "little"))

@@ -17,4 +17,6 @@ from tsx_runtime.worker.handlers import image_classifier
 __all__ = ["Image", "image_classifier", "main", "np", "torch"]
 
 gc.collect()
-gc.freeze()  # a collection in a worker would write to these objects, and so copy the pages that all workers share
+# a collection in a worker would write to these objects, and so copy the pages that all workers
+# share
+gc.freeze()

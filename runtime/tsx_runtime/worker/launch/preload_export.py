@@ -1,4 +1,5 @@
-"""Preloads the modules that loading a `torch.export` program imports besides torch: one second, and 100 MB of shared memory.
+"""Preloads the modules that loading a `torch.export` program imports besides torch: one second, and
+100 MB of shared memory.
 
 For the preload list of a server that has `.pt2` models; others would wait for it without need.
 """

@@ -1,8 +1,9 @@
 """One process of a group: rank 0 answers the front end, and forwards its frames to the others.
 
-Every rank loads the model, since they meet while they do. With `broadcast` every rank then gets every batch: the handler runs in
-step on all of them, and only what rank 0 returns is an answer. Without it (pipelines) rank 0 alone gets requests, and what the
-others do is up to what they have joined in `initialize`. Contract section 6.7.
+Every rank loads the model, since they meet while they do. With `broadcast` every rank then gets
+every batch: the handler runs in step on all of them, and only what rank 0 returns is an answer.
+Without it (pipelines) rank 0 alone gets requests, and what the others do is up to what they have
+joined in `initialize`. Contract section 6.7.
 """
 
 from __future__ import annotations
@@ -39,16 +40,25 @@ def serve(directory: str, files: int | None, *, broadcast: bool) -> None:
 
 
 class Leader(FrameSocket):
-    """The channel of rank 0: reads from the front end and forwards to the other ranks; answers once all of them have loaded."""
+    """The channel of rank 0: reads from the front end and forwards to the other ranks; answers once
+    all of them have loaded.
+    """
 
-    def __init__(self, sock: socket.socket, others: Sequence[socket.socket], *, broadcast: bool) -> None:
+    def __init__(
+        self, sock: socket.socket, others: Sequence[socket.socket], *, broadcast: bool
+    ) -> None:
         super().__init__(sock)
         self._others = others
         self._forwarded = {Kind.LOAD, Kind.BATCH} if broadcast else {Kind.LOAD}
         self._loaded = threading.Semaphore(0)
         self._refused = threading.Lock()
         for position, other in enumerate(others, start=1):
-            threading.Thread(target=self._listen, args=(other, position), name=f"tsx-rank-{position}", daemon=True).start()
+            threading.Thread(
+                target=self._listen,
+                args=(other, position),
+                name=f"tsx-rank-{position}",
+                daemon=True,
+            ).start()
 
     def read(self) -> Frame | None:
         frame = super().read()
@@ -57,7 +67,13 @@ class Leader(FrameSocket):
                 send_buffers(other, encode(frame.kind, frame.batch, frame.items, frame.extra))
         return frame
 
-    def send(self, kind: Kind, batch: int, items: Sequence[tuple[int, Buffer, Buffer]] = (), extra: Buffer = b"") -> None:
+    def send(
+        self,
+        kind: Kind,
+        batch: int,
+        items: Sequence[tuple[int, Buffer, Buffer]] = (),
+        extra: Buffer = b"",
+    ) -> None:
         if kind is Kind.LOADED:
             for _ in self._others:
                 self._loaded.acquire()
@@ -66,14 +82,20 @@ class Leader(FrameSocket):
             return
         super().send(kind, batch, items, extra)
 
-    def reply(self, batch: int, answers: Sequence[tuple[int, Buffer, Buffer]], extra: Buffer) -> None:
+    def reply(
+        self, batch: int, answers: Sequence[tuple[int, Buffer, Buffer]], extra: Buffer
+    ) -> None:
         if any(code >= 500 for code, _, _ in answers) and self._is_alone(MOMENT):
             logger.error("a batch failed because another rank has ended")
-            threading.Event().wait()  # its death shows by the end of the group, which the agent is about to cause
+            # its death shows by the end of the group, which the agent is about to cause
+            threading.Event().wait()
         super().reply(batch, answers, extra)
 
     def _listen(self, other: socket.socket, position: int) -> None:
-        """Read from another rank whether it has loaded, or why not. Its end is handled by the agent."""
+        """Read from another rank whether it has loaded, or why not.
+
+        Its end is handled by the agent.
+        """
         channel = FrameSocket(other)
         try:
             while (frame := channel.read()) is not None:
@@ -81,7 +103,11 @@ class Leader(FrameSocket):
                     self._loaded.release()
                 else:
                     failure = json.loads(bytes(frame.extra))
-                    self._fail(json.dumps({**failure, "message": f"rank {position}: {failure['message']}"}).encode())
+                    self._fail(
+                        json.dumps(
+                            {**failure, "message": f"rank {position}: {failure['message']}"}
+                        ).encode()
+                    )
         except ConnectionError:
             return
 
@@ -107,7 +133,10 @@ class Follower(FrameSocket):
 
 
 def end_with_parent() -> None:
-    """Be killed when the process that started this one ends, however it ends. Linux only: elsewhere the closed socket shows it."""
+    """Be killed when the process that started this one ends, however it ends.
+
+    Linux only: elsewhere the closed socket shows it.
+    """
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -29,13 +29,21 @@ class LoopbackRendezvous(StaticTCPRendezvous):
         if self._store is None:
             listener = socket.create_server((LOOPBACK, 0))
             self.master_port = listener.getsockname()[1]
-            self._store = TCPStore(LOOPBACK, self.master_port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+            self._store = TCPStore(
+                LOOPBACK,
+                self.master_port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
         return super().next_rendezvous()
 
 
 def stay_on_loopback() -> tuple[str, str]:
     """Return torchrun's arguments for it, and have the ranks' libraries use loopback by default."""
-    rendezvous_handler_registry.register(BACKEND, lambda asked: LoopbackRendezvous(LOOPBACK, 0, 0, 1, asked.run_id, TIMEOUT_S))
+    rendezvous_handler_registry.register(
+        BACKEND, lambda asked: LoopbackRendezvous(LOOPBACK, 0, 0, 1, asked.run_id, TIMEOUT_S)
+    )
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         os.environ.setdefault(name, "lo" if sys.platform == "linux" else "lo0")
     return f"--rdzv-backend={BACKEND}", f"--rdzv-endpoint={LOOPBACK}"

@@ -11,7 +11,13 @@ from tsx_runtime.worker.codecs.bodies import RefusedField, TokenCount
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import TextPiece, TokenLogprob
 from tsx_runtime.worker.openai.messages import Message, Tool, choose_tools, encode
-from tsx_runtime.worker.openai.replies import ChoicesReply, ChoicesRequest, finite, new_id, schema_of
+from tsx_runtime.worker.openai.replies import (
+    ChoicesReply,
+    ChoicesRequest,
+    finite,
+    new_id,
+    schema_of,
+)
 from tsx_runtime.worker.openai.requests import Logprobs, read
 from tsx_runtime.worker.openai.tool_calls import ToolText
 
@@ -44,7 +50,13 @@ class ChatReply(ChoicesReply):
         )
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         head = {"id": new_id("chatcmpl-"), "object": kind, "model": request.model or model}
-        super().__init__(request, generator, [encode(generator, request.messages, tools, request.chat_template_kwargs)], sampling, head)
+        super().__init__(
+            request,
+            generator,
+            [encode(generator, request.messages, tools, request.chat_template_kwargs)],
+            sampling,
+            head,
+        )
         names = [tool["function"]["name"] for tool in tools]
         self._tool_texts = [ToolText(names) for _ in self._choices] if tools else []
         self._calls: list[list[dict[str, Any]]] = [[] for _ in self._choices]
@@ -61,7 +73,11 @@ class ChatReply(ChoicesReply):
         if piece.text or piece.logprobs:
             events.append(self._delta(index, {"content": piece.text}, piece.logprobs))
         if calls := self._calls[index]:
-            events.append(self._delta(index, {"tool_calls": [{"index": idx} | call for idx, call in enumerate(calls)]}))
+            events.append(
+                self._delta(
+                    index, {"tool_calls": [{"index": idx} | call for idx, call in enumerate(calls)]}
+                )
+            )
         if piece.finished:
             events.append(self._delta(index, {}, finished=piece.finished))
         return b"".join(events)
@@ -72,7 +88,12 @@ class ChatReply(ChoicesReply):
             message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
             if calls:
                 message |= {"content": choice.text.strip() or None, "tool_calls": calls}
-            shown = {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs), "finish_reason": choice.finished}
+            shown = {
+                "index": index,
+                "message": message,
+                "logprobs": self._logprobs(choice.logprobs),
+                "finish_reason": choice.finished,
+            }
             choices.append(shown)
         return self._head | {"choices": choices, "usage": self._usage()}
 
@@ -83,16 +104,33 @@ class ChatReply(ChoicesReply):
         if not piece.finished:
             return piece
         rest, self._calls[index] = tools.end()
-        return piece._replace(text=piece.text + rest, finished="tool_calls" if self._calls[index] else piece.finished)
+        return piece._replace(
+            text=piece.text + rest, finished="tool_calls" if self._calls[index] else piece.finished
+        )
 
-    def _delta(self, index: int, delta: dict[str, Any], logprobs: Sequence[TokenLogprob] = (), finished: str | None = None) -> bytes:
-        return self._chunk({"index": index, "delta": delta, "logprobs": self._logprobs(logprobs), "finish_reason": finished})
+    def _delta(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: Sequence[TokenLogprob] = (),
+        finished: str | None = None,
+    ) -> bytes:
+        return self._chunk(
+            {
+                "index": index,
+                "delta": delta,
+                "logprobs": self._logprobs(logprobs),
+                "finish_reason": finished,
+            }
+        )
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not logprobs:
             return None
         content = [
-            self._token(each.token_id, each.logprob) | {"top_logprobs": [self._token(*other) for other in each.top]} for each in logprobs
+            self._token(each.token_id, each.logprob)
+            | {"top_logprobs": [self._token(*other) for other in each.top]}
+            for each in logprobs
         ]
         return {"content": content, "refusal": None}
 

@@ -1,4 +1,6 @@
-"""Answers OpenAI's requests for text by a generator: chat completions, completions and responses."""
+"""Answers OpenAI's requests for text by a generator: chat completions, completions and
+responses.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,22 @@ REPLIES: dict[str, Callable[[Any, TextGenerator, str], Reply]] = {
 }
 
 
-async def answer(path: str, body: Any, generator: TextGenerator, context: Context, model: str) -> Any:
-    """What the handler returns for a request whose header `url_path` is `path`. `body`: bytes, or JSON that is parsed already.
+async def answer(
+    path: str, body: Any, generator: TextGenerator, context: Context, model: str
+) -> Any:
+    """What the handler returns for a request whose header `url_path` is `path`.
 
-    A streamed answer's parts have been sent then, all but the last. What is wrong with the request is an answer too, in OpenAI's shape.
+    `body`: bytes, or JSON that is parsed already.
+
+    A streamed answer's parts have been sent then, all but the last. What is wrong with the request
+    is an answer too, in OpenAI's shape.
     """
     try:
         if path not in REPLIES:
             raise RefusedField(
-                f"Model {model} writes text: it has {', '.join(f'/{each}' for each in REPLIES)}, and no /{path}.", status=404
+                f"Model {model} writes text: it has {', '.join(f'/{each}' for each in REPLIES)},"
+                f" and no /{path}.",
+                status=404,
             )
         reply = await beside_streams(body, REPLIES[path], body, generator, model)
         await _generate(reply, [generator.stream(*each) for each in reply.continuations], context)
@@ -42,7 +51,9 @@ async def answer(path: str, body: Any, generator: TextGenerator, context: Contex
         return _refusal(error, context)
 
 
-async def _generate(reply: Reply, streams: Sequence[AsyncGenerator[TextPiece, None]], context: Context) -> None:
+async def _generate(
+    reply: Reply, streams: Sequence[AsyncGenerator[TextPiece, None]], context: Context
+) -> None:
     """All choices end with the first that fails, and when this is cancelled."""
 
     async def take(index: int, stream: AsyncGenerator[TextPiece, None]) -> None:
@@ -68,10 +79,26 @@ async def _generate(reply: Reply, streams: Sequence[AsyncGenerator[TextPiece, No
 
 
 def _refusal(error: PredictionException | TsxError, context: Context) -> dict[str, Any]:
-    """The error as an answer, and its status set. Of a stream that has begun, the server makes the last event of it."""
+    """The error as an answer, and its status set.
+
+    Of a stream that has begun, the server makes the last event of it.
+    """
     status = error.status if isinstance(error, TsxError) else error.error_code
     context.set_response_status(status, "", 0)
     if isinstance(error, Unavailable) and error.retry_after is not None:
         context.set_response_header(0, "retry-after", error.retry_after)
-    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    return {"error": {"message": error.message, "type": kind, "param": getattr(error, "param", None), "code": getattr(error, "code", None)}}
+    kind = (
+        "server_error"
+        if status >= 500
+        else "rate_limit_error"
+        if status == 429
+        else "invalid_request_error"
+    )
+    return {
+        "error": {
+            "message": error.message,
+            "type": kind,
+            "param": getattr(error, "param", None),
+            "code": getattr(error, "code", None),
+        }
+    }

@@ -21,7 +21,12 @@ class CalledFunction(BodyObject, extra="ignore"):
     """Of a function, in an earlier answer. Templates write the arguments as JSON themselves."""
 
     name: str
-    arguments: Annotated[Any, BeforeValidator(lambda value: from_json(value or "{}") if isinstance(value, str) else value)] = {}
+    arguments: Annotated[
+        Any,
+        BeforeValidator(
+            lambda value: from_json(value or "{}") if isinstance(value, str) else value
+        ),
+    ] = {}
 
 
 class ToolCall(BodyObject, extra="ignore"):
@@ -33,7 +38,12 @@ class ToolCall(BodyObject, extra="ignore"):
 class Message(BodyObject, extra="ignore"):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
-        Annotated[list[TextPart], BeforeValidator(lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value)]
+        Annotated[
+            list[TextPart],
+            BeforeValidator(
+                lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value
+            ),
+        ]
         | None
     ) = None
     name: str | None = None
@@ -65,8 +75,13 @@ class Tool(BodyObject, extra="ignore"):
     function: ToolFunction
 
 
-def choose_tools(tools: Sequence[Tool], choice: Any) -> tuple[list[dict[str, Any]], Mapping[str, Any] | None]:
-    """The tools that the model is shown, and the schema of an answer that must be a call. Raises RefusedField."""
+def choose_tools(
+    tools: Sequence[Tool], choice: Any
+) -> tuple[list[dict[str, Any]], Mapping[str, Any] | None]:
+    """The tools that the model is shown, and the schema of an answer that must be a call.
+
+    Raises RefusedField.
+    """
     shown_tools = [tool.model_dump(exclude_none=True) for tool in tools]
     if choice in (None, "auto", "none"):
         return [] if choice == "none" else shown_tools, None
@@ -77,15 +92,18 @@ def choose_tools(tools: Sequence[Tool], choice: Any) -> tuple[list[dict[str, Any
         wanted = []
     if not wanted or not all(name in names for name in wanted):
         raise RefusedField(
-            f"The field 'tool_choice' is {shown(choice)}; it must be auto, none, required or one of the functions in 'tools' "
-            f"({', '.join(names) or 'there are none'}).",
+            f"The field 'tool_choice' is {shown(choice)}; it must be auto, none, required or one of"
+            f" the functions in 'tools' ({', '.join(names) or 'there are none'}).",
             "tool_choice",
             code="invalid_value",
         )
     kinds = [
         {
             "type": "object",
-            "properties": {"name": {"const": tool.function.name}, "arguments": tool.function.parameters or {"type": "object"}},
+            "properties": {
+                "name": {"const": tool.function.name},
+                "arguments": tool.function.parameters or {"type": "object"},
+            },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
@@ -106,6 +124,8 @@ def encode(
     tokens = generator.encode_chat(chat, tools, variables)
     if tools and tokens == generator.encode_chat(chat, variables=variables):
         raise RefusedField(
-            "The model's chat template knows no tools. Send the request without 'tools', or serve a model that has them.", "tools"
+            "The model's chat template knows no tools. Send the request without 'tools', or serve a"
+            " model that has them.",
+            "tools",
         )
     return tokens

@@ -1,4 +1,6 @@
-"""The answers to requests for text: the choices of a request, which are generated together, and their server-sent events."""
+"""The answers to requests for text: the choices of a request, which are generated together, and
+their server-sent events.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,28 @@ class Continuation(NamedTuple):
     sampling: Sampling
 
 
-def continuations(prompts: list[list[int]], sampling: Sampling, n: int, generator: TextGenerator) -> list[Continuation]:
-    """`n` of each prompt; where there is a seed, each has another one. Raises RefusedField for what the context cannot hold."""
+def continuations(
+    prompts: list[list[int]], sampling: Sampling, n: int, generator: TextGenerator
+) -> list[Continuation]:
+    """`n` of each prompt; where there is a seed, each has another one.
+
+    Raises RefusedField for what the context cannot hold.
+    """
     most = generator.context_length
     for prompt in prompts:
         if len(prompt) + (sampling.max_tokens or 1) > most:
             asked = "at least one" if sampling.max_tokens is None else sampling.max_tokens
-            text = f"The prompt has {len(prompt)} tokens, and {asked} may follow, but the model's context has {most} for both."
-            raise RefusedField(f"{text} Shorten the prompt, or ask for fewer.", code="context_length_exceeded")
+            text = (
+                f"The prompt has {len(prompt)} tokens, and {asked} may follow, but the model's"
+                f" context has {most} for both."
+            )
+            raise RefusedField(
+                f"{text} Shorten the prompt, or ask for fewer.", code="context_length_exceeded"
+            )
     seeds = [sampling.seed if sampling.seed is None else sampling.seed + idx for idx in range(n)]
-    return [Continuation(prompt, replace(sampling, seed=seed)) for prompt in prompts for seed in seeds]
+    return [
+        Continuation(prompt, replace(sampling, seed=seed)) for prompt in prompts for seed in seeds
+    ]
 
 
 @dataclass
@@ -96,7 +110,10 @@ def _flat(given: Any) -> Any:
     if not isinstance(given, dict):
         return given
     own = given.get("json_schema")
-    return {**(own if isinstance(own, dict) else {}), **{name: value for name, value in given.items() if name != "json_schema"}}
+    return {
+        **(own if isinstance(own, dict) else {}),
+        **{name: value for name, value in given.items() if name != "json_schema"},
+    }
 
 
 class StreamOptions(BodyObject):
@@ -112,14 +129,24 @@ class ChoicesRequest(TextRequest):
 
 
 class ChoicesReply:
-    """`n` choices of each prompt. `add` gives the events for a piece of one: none where the answer does not stream."""
+    """`n` choices of each prompt.
+
+    `add` gives the events for a piece of one: none where the answer does not stream.
+    """
 
     def __init__(
-        self, request: ChoicesRequest, generator: TextGenerator, prompts: list[list[int]], sampling: Sampling, head: dict[str, Any]
+        self,
+        request: ChoicesRequest,
+        generator: TextGenerator,
+        prompts: list[list[int]],
+        sampling: Sampling,
+        head: dict[str, Any],
     ) -> None:
         """Raises RefusedField."""
         self.streams = bool(request.stream)
-        self._shows_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+        self._shows_usage = request.stream_options is not None and bool(
+            request.stream_options.include_usage
+        )
         self.continuations = continuations(prompts, sampling, request.n or 1, generator)
         self._generator = generator
         self._choices = [Choice() for _ in self.continuations]
@@ -127,14 +154,24 @@ class ChoicesReply:
         self._head = head | {"created": int(time.time())}
 
     def end(self) -> bytes:
-        return (event(self._head | {"choices": [], "usage": self._usage()}) if self._shows_usage else b"") + DONE
+        return (
+            event(self._head | {"choices": [], "usage": self._usage()})
+            if self._shows_usage
+            else b""
+        ) + DONE
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return event(self._head | {"choices": [choice]} | ({"usage": None} if self._shows_usage else {}))
+        return event(
+            self._head | {"choices": [choice]} | ({"usage": None} if self._shows_usage else {})
+        )
 
     def _usage(self) -> dict[str, int]:
         completion = sum(choice.tokens for choice in self._choices)
-        return {"prompt_tokens": self._prompt_tokens, "completion_tokens": completion, "total_tokens": self._prompt_tokens + completion}
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self._prompt_tokens + completion,
+        }
 
 
 def new_id(kind: str) -> str:

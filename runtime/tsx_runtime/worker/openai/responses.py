@@ -1,4 +1,6 @@
-"""`/v1/responses`, as far as plain text goes. https://platform.openai.com/docs/api-reference/responses"""
+"""`/v1/responses`, as far as plain text goes.
+https://platform.openai.com/docs/api-reference/responses
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,20 @@ from tsx_runtime.worker.codecs.bodies import BodyObject, RefusedField, TokenCoun
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import TextPiece
 from tsx_runtime.worker.openai.messages import Message, encode
-from tsx_runtime.worker.openai.replies import Choice, TextFormat, continuations, event, new_id, schema_of
+from tsx_runtime.worker.openai.replies import (
+    Choice,
+    TextFormat,
+    continuations,
+    event,
+    new_id,
+    schema_of,
+)
 from tsx_runtime.worker.openai.requests import TextRequest, read
 
 
 def _messages(content: Any) -> Any:
-    """Make messages of a text or items; the model's earlier reasoning, which no template reads, goes.
+    """Make messages of a text or items; the model's earlier reasoning, which no template reads,
+    goes.
 
     Raises RefusedField.
     """
@@ -30,8 +40,15 @@ def _messages(content: Any) -> Any:
         if kind == "message":
             messages.append(item)
         elif kind != "reasoning":
-            text = f"The field 'input[{index}]' is of type {shown(kind)}, which is not supported here. Send messages of text only"
-            raise RefusedField(f"{text}; /v1/chat/completions takes tool calls.", f"input[{index}]", code="invalid_value")
+            text = (
+                f"The field 'input[{index}]' is of type {shown(kind)}, which is not supported here."
+                " Send messages of text only"
+            )
+            raise RefusedField(
+                f"{text}; /v1/chat/completions takes tool calls.",
+                f"input[{index}]",
+                code="invalid_value",
+            )
     return messages
 
 
@@ -65,11 +82,19 @@ class ResponseReply:
         request = read(ResponseRequest, body)
         messages = request.input
         if request.instructions:
-            messages = [Message.model_validate({"role": "system", "content": request.instructions}), *messages]
+            messages = [
+                Message.model_validate({"role": "system", "content": request.instructions}),
+                *messages,
+            ]
         schema = schema_of(request.text.format if request.text is not None else None)
         sampling = request.sampling(generator, model, request.max_output_tokens, json_schema=schema)
         self.streams = bool(request.stream)
-        self.continuations = continuations([encode(generator, messages, variables=request.chat_template_kwargs)], sampling, 1, generator)
+        self.continuations = continuations(
+            [encode(generator, messages, variables=request.chat_template_kwargs)],
+            sampling,
+            1,
+            generator,
+        )
         self._choice = Choice()
         self._message_id = new_id("msg_")
         self._number = 0
@@ -86,7 +111,11 @@ class ResponseReply:
             "previous_response_id": None,
             "store": False,
             "temperature": sampling.temperature,
-            "text": {"format": {"type": "text" if schema is None else "json_schema" if schema else "json_object"}},
+            "text": {
+                "format": {
+                    "type": "text" if schema is None else "json_schema" if schema else "json_object"
+                }
+            },
             "tool_choice": request.tool_choice or "auto",
             "tools": [],
             "top_p": sampling.top_p,
@@ -97,14 +126,18 @@ class ResponseReply:
         events = self._begin() if self.streams and not self._choice.parts else b""
         self._choice.add(piece)
         if self.streams and piece.text:
-            events += self._event("response.output_text.delta", self._place() | {"delta": piece.text, "logprobs": []})
+            events += self._event(
+                "response.output_text.delta", self._place() | {"delta": piece.text, "logprobs": []}
+            )
         return events
 
     def end(self) -> bytes:
         text, item = self._choice.text, self._item("completed")
         return b"".join(
             [
-                self._event("response.output_text.done", self._place() | {"text": text, "logprobs": []}),
+                self._event(
+                    "response.output_text.done", self._place() | {"text": text, "logprobs": []}
+                ),
                 self._event("response.content_part.done", self._place() | {"part": _part(text)}),
                 self._event("response.output_item.done", {"output_index": 0, "item": item}),
                 self._event(f"response.{self._status()}", {"response": self.whole()}),
@@ -122,10 +155,20 @@ class ResponseReply:
         }
         status = self._status()
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return self._head | {"status": status, "incomplete_details": details, "output": [self._item(status)], "usage": counts}
+        return self._head | {
+            "status": status,
+            "incomplete_details": details,
+            "output": [self._item(status)],
+            "usage": counts,
+        }
 
     def _begin(self) -> bytes:
-        response = self._head | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+        response = self._head | {
+            "status": "in_progress",
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
         empty = self._item("in_progress") | {"content": []}
         return b"".join(
             [
@@ -148,7 +191,13 @@ class ResponseReply:
 
     def _item(self, status: str) -> dict[str, Any]:
         content = [_part(self._choice.text)]
-        return {"id": self._message_id, "type": "message", "role": "assistant", "status": status, "content": content}
+        return {
+            "id": self._message_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""Embeddings, rerank and transcriptions between the shapes of OpenAI's, Cohere's and Jina's APIs and what a task reads and gives.
+"""Embeddings, rerank and transcriptions between the shapes of OpenAI's, Cohere's and Jina's APIs
+and what a task reads and gives.
 
-https://platform.openai.com/docs/api-reference/embeddings, /audio; https://docs.cohere.com/reference/rerank; https://jina.ai/reranker
+https://platform.openai.com/docs/api-reference/embeddings, /audio;
+https://docs.cohere.com/reference/rerank; https://jina.ai/reranker
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.openai import requests
 from tsx_runtime.worker.openai.requests import OpenAIRequest
 
-EMBEDDINGS, RERANK, TRANSCRIPTIONS = "v1/embeddings", ("v1/rerank", "v2/rerank", "rerank"), "v1/audio/transcriptions"
+EMBEDDINGS, RERANK, TRANSCRIPTIONS = (
+    "v1/embeddings",
+    ("v1/rerank", "v2/rerank", "rerank"),
+    "v1/audio/transcriptions",
+)
 MOST_INPUTS = 2048
 MOST_DOCUMENTS = 10_000
 
@@ -46,12 +52,22 @@ def read(path: str, row: Any) -> TaskBody:
     """Of a row, as a handler gets it. Raises RefusedField."""
     kind = _KINDS.get(path)
     if kind is None:
-        raise RefusedField(f"There is no /{path} for this model; it has one of {', '.join(f'/{each}' for each in _KINDS)}.", status=404)
+        raise RefusedField(
+            f"There is no /{path} for this model; it has one of"
+            f" {', '.join(f'/{each}' for each in _KINDS)}.",
+            status=404,
+        )
     body = row.get("body", row) if isinstance(row, Mapping) else row
     if kind is TranscriptionRequest:
         if not isinstance(body, Mapping):
-            raise RefusedField("The body is no form. Send the audio as multipart/form-data, with the fields 'file' and 'model'.", "file")
-        body = {name: value if name == "file" else _form_text(value) for name, value in body.items()}
+            raise RefusedField(
+                "The body is no form. Send the audio as multipart/form-data, with the fields 'file'"
+                " and 'model'.",
+                "file",
+            )
+        body = {
+            name: value if name == "file" else _form_text(value) for name, value in body.items()
+        }
     return requests.read(kind, body)
 
 
@@ -62,9 +78,15 @@ def _form_text(value: Any) -> Any:
 def _texts(given: Any) -> Any:
     """A text, or a list of texts. Raises ValueError."""
     texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list) or not texts or not all(isinstance(each, str) and each for each in texts):
+    if (
+        not isinstance(texts, list)
+        or not texts
+        or not all(isinstance(each, str) and each for each in texts)
+    ):
         must = f"it must be a text, or a list of up to {MOST_INPUTS} texts, none of them empty"
-        raise ValueError(f"{must}; tokens are not taken (LangChain: check_embedding_ctx_length=False)")
+        raise ValueError(
+            f"{must}; tokens are not taken (LangChain: check_embedding_ctx_length=False)"
+        )
     return texts
 
 
@@ -80,11 +102,18 @@ class EmbeddingsRequest(TaskBody):
         size = self.dimensions
         if size is not None:
             if size > len(vectors[0]):
-                text = f"The field 'dimensions' is {size}, but the model's vectors have {len(vectors[0])}. Send no more."
+                text = (
+                    f"The field 'dimensions' is {size}, but the model's vectors have"
+                    f" {len(vectors[0])}. Send no more."
+                )
                 raise RefusedField(text, "dimensions")
             vectors = [_unit(vector[:size]) for vector in vectors]
         data = [
-            {"object": "embedding", "index": idx, "embedding": _packed(vector) if self.encoding_format == "base64" else list(vector)}
+            {
+                "object": "embedding",
+                "index": idx,
+                "embedding": _packed(vector) if self.encoding_format == "base64" else list(vector),
+            }
             for idx, vector in enumerate(vectors)
         ]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -106,7 +135,10 @@ def _text_of(document: Any) -> Any:
 
 class RerankRequest(TaskBody):
     query: Annotated[str, Field(min_length=1)]
-    documents: Annotated[list[Annotated[str, BeforeValidator(_text_of)]], Field(min_length=1, max_length=MOST_DOCUMENTS)]
+    documents: Annotated[
+        list[Annotated[str, BeforeValidator(_text_of)]],
+        Field(min_length=1, max_length=MOST_DOCUMENTS),
+    ]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
 
@@ -114,16 +146,30 @@ class RerankRequest(TaskBody):
         return {"query": self.query, "texts": self.documents}, {}
 
     def answer(self, output: Sequence[Any], tokens: int, model: str) -> bytes:
-        """`output`: scores, or what text-embeddings-inference answers: index and score of each text."""
-        scores = dict(enumerate(output)) if not isinstance(output[0], dict) else {e["index"]: e["score"] for e in output}
+        """`output`: scores, or what text-embeddings-inference answers: index and score of each
+        text.
+        """
+        scores = (
+            dict(enumerate(output))
+            if not isinstance(output[0], dict)
+            else {e["index"]: e["score"] for e in output}
+        )
         best = sorted(scores, key=lambda idx: -scores[idx])[: self.top_n]
         results = [
-            {"index": idx, "relevance_score": scores[idx]} | ({"document": {"text": self.documents[idx]}} if self.return_documents else {})
+            {"index": idx, "relevance_score": scores[idx]}
+            | ({"document": {"text": self.documents[idx]}} if self.return_documents else {})
             for idx in best
         ]
         meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
         counts = {"prompt_tokens": tokens, "total_tokens": tokens}
-        shown = {"id": secrets.token_hex(16), "object": "list", "model": model, "results": results, "usage": counts, "meta": meta}
+        shown = {
+            "id": secrets.token_hex(16),
+            "object": "list",
+            "model": model,
+            "results": results,
+            "usage": counts,
+            "meta": meta,
+        }
         return json.dumps(shown, ensure_ascii=False).encode()
 
 
@@ -137,7 +183,9 @@ class TranscriptionRequest(TaskBody, strict=False):
     stream: Literal["", "false"] | None = None
 
     def task(self) -> tuple[Any, dict[str, Any]]:
-        parameters: dict[str, Any] = {"return_timestamps": True} if self.response_format == "verbose_json" else {}
+        parameters: dict[str, Any] = (
+            {"return_timestamps": True} if self.response_format == "verbose_json" else {}
+        )
         return self.file, parameters | ({"language": self.language} if self.language else {})
 
     def answer(self, output: Mapping[str, Any], tokens: int, model: str) -> bytes:
@@ -148,11 +196,21 @@ class TranscriptionRequest(TaskBody, strict=False):
             return json.dumps({"text": text}, ensure_ascii=False).encode()
         chunks = output.get("chunks") or [{"text": text, "timestamp": (0.0, None)}]
         segments = [
-            {"id": idx, "start": start or 0.0, "end": end if end is not None else start or 0.0, "text": chunk["text"]}
+            {
+                "id": idx,
+                "start": start or 0.0,
+                "end": end if end is not None else start or 0.0,
+                "text": chunk["text"],
+            }
             for idx, chunk in enumerate(chunks)
             for start, end in [chunk["timestamp"]]
         ]
-        shown = {"task": "transcribe", "language": output.get("language", ""), "duration": segments[-1]["end"], "text": text}
+        shown = {
+            "task": "transcribe",
+            "language": output.get("language", ""),
+            "duration": segments[-1]["end"],
+            "text": text,
+        }
         return json.dumps(shown | {"segments": segments}, ensure_ascii=False).encode()
 
 

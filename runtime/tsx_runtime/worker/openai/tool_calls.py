@@ -1,4 +1,6 @@
-"""Finds the tool calls in a model's text: `<tool_call>{...}</tool_call>`, as Hermes and Qwen write them, or nothing but JSON, as Llama."""
+"""Finds the tool calls in a model's text: `<tool_call>{...}</tool_call>`, as Hermes and Qwen write
+them, or nothing but JSON, as Llama.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
 
 class ToolText:
-    """Splits text that comes in pieces into what is shown and what may be calls, which is held back until its end."""
+    """Splits text that comes in pieces into what is shown and what may be calls, which is held back
+    until its end.
+    """
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
@@ -30,12 +34,17 @@ class ToolText:
         self._is_held = at >= 0
         if at < 0:
             most = min(len(OPENS) - 1, len(self._held))
-            at = len(self._held) - next((size for size in range(most, 0, -1) if OPENS.startswith(self._held[-size:])), 0)
+            at = len(self._held) - next(
+                (size for size in range(most, 0, -1) if OPENS.startswith(self._held[-size:])), 0
+            )
         shown, self._held = self._held[:at], self._held[at:]
         return shown
 
     def end(self) -> tuple[str, list[dict[str, Any]]]:
-        """The rest of the text that is shown, and the calls. What cannot be read as calls is shown as it is."""
+        """The rest of the text that is shown, and the calls.
+
+        What cannot be read as calls is shown as it is.
+        """
         text, self._held = self._held, ""
         calls: list[dict[str, Any]] = []
         rest = text
@@ -63,9 +72,19 @@ def _calls_in(text: str) -> list[dict[str, Any]]:
         return []
     calls = []
     for call in value if isinstance(value, list) else [value]:
-        arguments = call.get("arguments", call.get("parameters")) if isinstance(call, dict) else None
+        arguments = (
+            call.get("arguments", call.get("parameters")) if isinstance(call, dict) else None
+        )
         if not isinstance(arguments, dict | str) or not isinstance(call.get("name"), str):
             return []
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        calls.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": {"name": call["name"], "arguments": written}})
+        written = (
+            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        )
+        calls.append(
+            {
+                "id": f"call_{secrets.token_hex(12)}",
+                "type": "function",
+                "function": {"name": call["name"], "arguments": written},
+            }
+        )
     return calls

@@ -67,13 +67,17 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def planned(file: Path, run: Results, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+def planned(
+    file: Path, run: Results, capsys: pytest.CaptureFixture[str], *options: str
+) -> dict[str, Any]:
     file.write_text(run.model_dump_json())
     assert main(["plan", "--rps", "900", "--results", str(file), "--json", *options]) == 0
     return dict(json.loads(capsys.readouterr().out))
 
 
-def test_a_plan_has_replicas_latency_utilisation_and_cost(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_has_replicas_latency_utilisation_and_cost(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = planned(file, results(), capsys, "--price-per-hour", "0.5")
     assert (report["slo"], report["replicas"], report["describes"]) == ("p99<50ms", 3, str(WON))
     assert report["most_rps_per_replica"] == 410
@@ -117,7 +121,9 @@ def test_the_highest_measured_load_within_the_bounds_counts(
     assert planned(file, results(*points), capsys)["most_rps_per_replica"] == rate
 
 
-def test_other_bounds_are_applied_to_what_was_measured(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_bounds_are_applied_to_what_was_measured(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = results(point(200, 10), point(410, 45), point(500, 90, holds=False))
     for bound, rate in (("p99<20ms", 200), ("p99<100ms", 500)):
         assert planned(file, run, capsys, "--slo", bound)["most_rps_per_replica"] == rate
@@ -127,7 +133,9 @@ def test_headroom_adds_to_the_rate(file: Path, capsys: pytest.CaptureFixture[str
     assert planned(file, results(), capsys, "--headroom", "50%")["replicas"] == 4
 
 
-def test_another_measured_configuration_is_planned_unless_its_answers_differ(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_measured_configuration_is_planned_unless_its_answers_differ(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = ("--workers", "1", "--batch-size", "8")
     assert planned(file, results(), capsys, *other)["describes"] == str(OTHER)
     run = results()
@@ -137,7 +145,9 @@ def test_another_measured_configuration_is_planned_unless_its_answers_differ(fil
     assert "no load with workers 1, batch size 8" in capsys.readouterr().err
 
 
-def test_a_table_says_with_what_and_where_it_was_measured(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_says_with_what_and_where_it_was_measured(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["plan", "--rps", "300", "--results", str(file)]
     assert main(command) == 0
     table = capsys.readouterr().out
@@ -182,7 +192,9 @@ def test_what_cannot_be_planned_is_reported(
     assert words in capsys.readouterr().err
 
 
-def test_results_without_a_winner_are_reported(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_without_a_winner_are_reported(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file.write_text(results(winner=None).model_dump_json())
     assert main(["plan", "--rps", "5", "--results", str(file)]) == 1
     assert "no winner" in capsys.readouterr().err
@@ -204,7 +216,9 @@ def archive(tmp_path: Path, config: str) -> Path:
     return directory
 
 
-def test_an_archive_is_planned_from_within_its_own_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_is_planned_from_within_its_own_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = archive(tmp_path, "slo: p99<30ms\n")
     run = results(point(200, 10), point(410, 45))
     (directory / "tsx-bench.json").write_bytes(record_of(run).content())
@@ -213,7 +227,9 @@ def test_an_archive_is_planned_from_within_its_own_target(tmp_path: Path, capsys
     assert (report["slo"], report["replicas"]) == ("p99<30ms", 2)
 
 
-def test_an_archive_without_measured_loads_says_what_measures_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_without_measured_loads_says_what_measures_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = archive(tmp_path, "batchSize: 2\n")
     assert main(["plan", str(directory), "--rps", "5"]) == 1
     assert f"`tsx bench {directory} --ramp --write` measures it" in capsys.readouterr().err

@@ -43,11 +43,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("against")
     make_model(directory / "echo.mar", ECHO, config="batchSize: 4\n")
     environment = {"TSX_CACHE_DIR": str(directory / "cache")}
-    with serving(["serve", directory / "echo.mar", *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment) as running:
+    with serving(
+        ["serve", directory / "echo.mar", *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment
+    ) as running:
         yield running
 
 
-@pytest.mark.parametrize("protocol", ["tsx", "torchserve", "kserve-v1", "kserve-v2", "invocations", "grpc", "kserve-v2-grpc"])
+@pytest.mark.parametrize(
+    "protocol",
+    ["tsx", "torchserve", "kserve-v1", "kserve-v2", "invocations", "grpc", "kserve-v2-grpc"],
+)
 def test_every_protocol_is_answered(served: Running, protocol: str) -> None:
     url = served.address("gRPC predictions" if "grpc" in protocol else "predictions")
     payloads = (Payload(b"[1, 2]", "application/json"), Payload(b"\xff", "image/png"))
@@ -60,7 +65,15 @@ def test_every_protocol_is_answered(served: Running, protocol: str) -> None:
 def test_a_model_that_is_not_there_is_an_error_of_grpc_too(served: Running) -> None:
     payloads = (Payload(b"x"),)
     plan = LoadPlan(
-        served.address("gRPC predictions"), "ehco", payloads, "grpc", mode="open", rate=100.0, connections=9, seconds=0.1, warm_up=0.0
+        served.address("gRPC predictions"),
+        "ehco",
+        payloads,
+        "grpc",
+        mode="open",
+        rate=100.0,
+        connections=9,
+        seconds=0.1,
+        warm_up=0.0,
     )
     reported = asyncio.run(run_load(plan))
     assert reported.ok == 0
@@ -72,7 +85,9 @@ def test_what_it_measured_is_a_table_and_a_file(served: Running, run: Run) -> No
     for name in "ab":
         (Path("in") / name).write_text(name * 10)
     words = ("--against", served.address("predictions"), "--model", "echo", "--input", "in")
-    done = run("bench", *words, *SHORT, "--rounds", 2, "--json", "out.json", "--slo", "p99<100s,errors<1%")
+    done = run(
+        "bench", *words, *SHORT, "--rounds", 2, "--json", "out.json", "--slo", "p99<100s,errors<1%"
+    )
     assert done.code == 0, done.err
     shown = {line.split("  ")[0]: line for line in done.out.splitlines()}
     for row in ("load", "sent", "answers/s", "p50", "p99", "p99.9", "generator", "bounds"):
@@ -88,22 +103,48 @@ def test_what_it_measured_is_a_table_and_a_file(served: Running, run: Run) -> No
     assert (results.against, results.protocol, results.model.name) == (words[1], "tsx", "echo")
 
 
-def test_an_open_loop_tells_its_rate_and_bounds_that_do_not_hold_are_an_exit_code(served: Running, run: Run) -> None:
-    words = ("--against", served.address("predictions"), "--model", "echo", "--input-kind", "text", "--rate", 50, "--arrivals", "constant")
+def test_an_open_loop_tells_its_rate_and_bounds_that_do_not_hold_are_an_exit_code(
+    served: Running, run: Run
+) -> None:
+    words = (
+        "--against",
+        served.address("predictions"),
+        "--model",
+        "echo",
+        "--input-kind",
+        "text",
+        "--rate",
+        50,
+        "--arrivals",
+        "constant",
+    )
     done = run("bench", *words, "--duration", 0.2, "--warm-up", 0.1, "--slo", "p50<0.001us")
     assert done.code == 1, done.err
     assert "p50<0.001us: do not hold" in done.out
     assert "50 requests/s, constant" in done.out
 
 
-def test_a_ramp_finds_the_knee_of_a_running_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ramp_finds_the_knee_of_a_running_server(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def measure(plan: LoadPlan, **_: object) -> Round:
         return one_round(plan.rate or 100.0, 10 if (plan.rate or 0.0) < 170 else 400, plan.seed)
 
     monkeypatch.setattr("tsx_cli.bench.commands.against.measure", measure)
     for name, size in (("small", 10), ("large", 1000)):
         Path(name).write_text("x" * size)
-    words = ("--against", "http://127.0.0.1:9", "--model", "echo", "--input", "small", "--input", "large", "--connections", 1)
+    words = (
+        "--against",
+        "http://127.0.0.1:9",
+        "--model",
+        "echo",
+        "--input",
+        "small",
+        "--input",
+        "large",
+        "--connections",
+        1,
+    )
     done = run("bench", *words, "--duration", 0.2, "--warm-up", 0, "--slo", "p50<50ms,errors<1%", "--ramp", "--price-per-hour", 0.5,
                "--junit", "out.xml", "--json", "out.json")  # fmt: skip
     assert done.code == 0, done.err
@@ -121,7 +162,10 @@ def test_a_ramp_finds_the_knee_of_a_running_server(run: Run, monkeypatch: pytest
     assert "cost/M" in done.out
     assert 150 < (held.offered.rate or 0.0) < 170 <= (broken.offered.rate or 0.0) < 190
     assert re.search(r"9,150 to 12,044 bytes +[\d,]+ ", done.out)
-    cases = {case.get("name"): len(case) for case in ElementTree.parse("out.xml").getroot().iter("testcase")}
+    cases = {
+        case.get("name"): len(case)
+        for case in ElementTree.parse("out.xml").getroot().iter("testcase")
+    }
     assert cases == {"p50<50ms": 0, "errors<1%": 0, "the throughput follows the rate": 0}
 
 
@@ -132,45 +176,82 @@ def test_a_ramp_that_ends_the_server_keeps_what_it_measured_and_one_without_answ
     def measure(plan: LoadPlan, **_: object) -> Round:
         if (plan.rate or 0.0) > 50:
             raise CliError("no server answers")
-        return one_round(plan.rate or 100.0, 10, plan.seed).model_copy(update={} if reached else {"throughput": 0.0})
+        return one_round(plan.rate or 100.0, 10, plan.seed).model_copy(
+            update={} if reached else {"throughput": 0.0}
+        )
 
     monkeypatch.setattr("tsx_cli.bench.commands.against.measure", measure)
     done = run("bench", *TEXT, "--input-kind", "text", *SHORT, "--ramp", "--slo", "p50<50ms")
     assert done.code == code, done.err
     if code:
-        assert "--ramp: no answer came within 0.1 s, so no rate is known to start from; give a longer --duration" in done.err
+        assert (
+            "--ramp: no answer came within 0.1 s, so no rate is known to start from; give a longer --duration"
+            in done.err
+        )
     else:
-        assert re.search(r"note: the ramp ended at 5\d\.\d requests/s: no server answers\n", done.out)
-        assert re.search(r"knee: 3\d\.\d/s holds, the load ended before one that does not", done.out)
+        assert re.search(
+            r"note: the ramp ended at 5\d\.\d requests/s: no server answers\n", done.out
+        )
+        assert re.search(
+            r"knee: 3\d\.\d/s holds, the load ended before one that does not", done.out
+        )
 
 
-def test_a_rate_alone_has_no_knee_even_where_the_generator_was_the_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_alone_has_no_knee_even_where_the_generator_was_the_limit(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limited = one_round(10, 10, 0, limited="it was late")
-    monkeypatch.setattr("tsx_cli.bench.commands.against.measure", lambda plan, **_: limited.model_copy(update={"sent": 1000}))
-    done = run("bench", *TEXT, "--input-kind", "text", "--duration", 0.1, "--warm-up", 0, "--rate", 100)
-    assert "note: these figures describe the load generator and not the server: it was late" in done.out
+    monkeypatch.setattr(
+        "tsx_cli.bench.commands.against.measure",
+        lambda plan, **_: limited.model_copy(update={"sent": 1000}),
+    )
+    done = run(
+        "bench", *TEXT, "--input-kind", "text", "--duration", 0.1, "--warm-up", 0, "--rate", 100
+    )
+    assert (
+        "note: these figures describe the load generator and not the server: it was late"
+        in done.out
+    )
     assert "knee" not in done.out
 
 
 def test_a_bound_that_breaks_is_a_failure_in_the_junit_file(served: Running, run: Run) -> None:
-    words = ("--against", served.address("predictions"), "--model", "echo", "--input-kind", "text", *SHORT)
+    words = (
+        "--against",
+        served.address("predictions"),
+        "--model",
+        "echo",
+        "--input-kind",
+        "text",
+        *SHORT,
+    )
     assert run("bench", *words, "--slo", "p50<0.001us", "--junit", "out.xml").code == 1
     (failure,) = ElementTree.parse("out.xml").getroot().iter("failure")
-    assert re.match(r"p50 is \S+ ms, the bound is 0 ms|p50 is \S+ ms, the bound is 0\.0000 ms", failure.get("message", ""))
+    assert re.match(
+        r"p50 is \S+ ms, the bound is 0 ms|p50 is \S+ ms, the bound is 0\.0000 ms",
+        failure.get("message", ""),
+    )
 
 
 def test_a_report_is_written(served: Running, run: Run) -> None:
     words = ("--against", served.address("predictions"), "--model", "echo", "--input-kind", "text")
     done = run("bench", *words, *SHORT, "--output", "out", "--json", "-")
     assert (done.code, json.loads(done.out)["against"]) == (0, words[1])
-    assert {file.name for file in Path("out").iterdir()} == {"report.html", "report.md", "results.csv", "results.json"}
+    assert {file.name for file in Path("out").iterdir()} == {
+        "report.html",
+        "report.md",
+        "results.csv",
+        "results.json",
+    }
     assert f"Measured at: **{words[1]}**" in Path("out/report.md").read_text()
 
 
 def test_a_token_is_sent_and_not_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[bytes] = set()
     Path("token").write_text("secret\n")
-    with scripted(lambda _, request: [seen.add(request.headers.get(b"authorization", b"")) or OK]) as url:
+    with scripted(
+        lambda _, request: [seen.add(request.headers.get(b"authorization", b"")) or OK]
+    ) as url:
         words = ("--against", url, "--model", "m", "--input-kind", "text")
         assert run("bench", *words, *SHORT, "--token", "@token", "--json", "out.json").code == 0
     assert seen == {b"Bearer secret"}
@@ -184,7 +265,16 @@ def test_a_token_is_sent_and_not_reported(run: Run, monkeypatch: pytest.MonkeyPa
 
 def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running, run: Run) -> None:
     Path("x").write_text("x")
-    done = run("bench", "--against", served.address("predictions"), "--model", "ehco", "--input", "x", *SHORT)
+    done = run(
+        "bench",
+        "--against",
+        served.address("predictions"),
+        "--model",
+        "ehco",
+        "--input",
+        "x",
+        *SHORT,
+    )
     assert done.code == 1
     assert "accepted no request: 404" in done.err
     assert "is the model called ehco" in done.err
@@ -195,31 +285,103 @@ def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running
     [
         (("--against", "http://h"), "--model NAME"),
         (("--against", "http://h", "--model", "m"), "--input FILE"),
-        (("--against", "ftp://h", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
-        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--warm-up", "long"), "--warm-up: 'long' is not a time"),
-        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--slo", "p42<1ms"), "--slo: 'p42<1ms'"),
-        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--arrivals", "constant"), "needs a rate"),
-        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--rounds", "0"), "--rounds: 0"),
-        (("--against", "http://h", "--model", "m", "--input-shape", "x"), "--input-shape"),
-        (("--against", "http://a..b", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
         (
-            ("--against", "http://h", "--model", "m", "--input-kind", "text", "--json", "none/x.json"),
+            ("--against", "ftp://h", "--model", "m", "--input-kind", "text"),
+            "is not the address of a server",
+        ),
+        (
+            ("--against", "http://h", "--model", "m", "--input-kind", "text", "--warm-up", "long"),
+            "--warm-up: 'long' is not a time",
+        ),
+        (
+            ("--against", "http://h", "--model", "m", "--input-kind", "text", "--slo", "p42<1ms"),
+            "--slo: 'p42<1ms'",
+        ),
+        (
+            (
+                "--against",
+                "http://h",
+                "--model",
+                "m",
+                "--input-kind",
+                "text",
+                "--arrivals",
+                "constant",
+            ),
+            "needs a rate",
+        ),
+        (
+            ("--against", "http://h", "--model", "m", "--input-kind", "text", "--rounds", "0"),
+            "--rounds: 0",
+        ),
+        (("--against", "http://h", "--model", "m", "--input-shape", "x"), "--input-shape"),
+        (
+            ("--against", "http://a..b", "--model", "m", "--input-kind", "text"),
+            "is not the address of a server",
+        ),
+        (
+            (
+                "--against",
+                "http://h",
+                "--model",
+                "m",
+                "--input-kind",
+                "text",
+                "--json",
+                "none/x.json",
+            ),
             "--json: 'none/x.json' cannot be a file",
         ),
-        (("--against", "http://a b", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
-        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", "a\r\nb: c"), "a token is one word"),
-        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", ""), "a token is one word"),
+        (
+            ("--against", "http://a b", "--model", "m", "--input-kind", "text"),
+            "is not the address of a server",
+        ),
+        (
+            (
+                "--against",
+                "http://h",
+                "--model",
+                "m",
+                "--input-kind",
+                "text",
+                "--token",
+                "a\r\nb: c",
+            ),
+            "a token is one word",
+        ),
+        (
+            ("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", ""),
+            "a token is one word",
+        ),
         (
             (*TEXT, "--input-kind", "text", "--content-type", "a/b"),
             "--content-type applies to --input only; samples of an archive and generated inputs have their own",
         ),
-        ((*TEXT, "--input-kind", "text", "--speed", "2", "--rate", "9"), "--speed is that of a recording"),
-        ((*TEXT, "--input-kind", "text", "--certificate", "c.pem"), "--certificate: 'http://h' is not an https address"),
-        ((*TEXT, "--input-kind", "text", "--ramp", "--rate", "9"), "--ramp chooses the rates itself"),
-        ((*TEXT, "--input-kind", "text", "--junit", "out.xml"), "--junit reports what is judged: give --slo as well"),
-        ((*TEXT, "--input-kind", "text", "--junit", "no/out.xml", "--slo", "p50<1s"), "--junit: 'no/out.xml' cannot be a file"),
+        (
+            (*TEXT, "--input-kind", "text", "--speed", "2", "--rate", "9"),
+            "--speed is that of a recording",
+        ),
+        (
+            (*TEXT, "--input-kind", "text", "--certificate", "c.pem"),
+            "--certificate: 'http://h' is not an https address",
+        ),
+        (
+            (*TEXT, "--input-kind", "text", "--ramp", "--rate", "9"),
+            "--ramp chooses the rates itself",
+        ),
+        (
+            (*TEXT, "--input-kind", "text", "--junit", "out.xml"),
+            "--junit reports what is judged: give --slo as well",
+        ),
+        (
+            (*TEXT, "--input-kind", "text", "--junit", "no/out.xml", "--slo", "p50<1s"),
+            "--junit: 'no/out.xml' cannot be a file",
+        ),
         ((*TEXT, "--input-kind", "text", "--generator-cores", "4000"), "--generator-cores: "),
-        ((*TEXT, "--input-kind", "text", "--price-per-hour", "inf"), "--price-per-hour: inf is not a number"),
+        (
+            (*TEXT, "--input-kind", "text", "--price-per-hour", "inf"),
+            "--price-per-hour: inf is not a number",
+        ),
         ((*TEXT, "model.mar"), "unexpected extra argument"),
     ],
 )
@@ -232,11 +394,22 @@ def test_a_bad_option_says_what_to_do(run: Run, words: tuple[str, ...], reported
 def test_the_help_of_both_ways(run: Run) -> None:
     own = run("bench", "--help").out
     assert "--against" in own
-    assert "poisson, if not given, constant or recorded" in " ".join(own.replace("│", "").split())  # and no name is cut by the column
+    assert "poisson, if not given, constant or recorded" in " ".join(
+        own.replace("│", "").split()
+    )  # and no name is cut by the column
     assert "--protocol" in run("bench", "--against=x", "--help").out
 
 
 def test_a_server_that_is_not_there_and_a_token_file_that_is_not_there(run: Run) -> None:
-    words = ("bench", "--against", "http://127.0.0.1:9", "--model", "m", "--input-kind", "text", *SHORT)
+    words = (
+        "bench",
+        "--against",
+        "http://127.0.0.1:9",
+        "--model",
+        "m",
+        "--input-kind",
+        "text",
+        *SHORT,
+    )
     assert "no server answers at http://127.0.0.1:9" in run(*words).err
     assert "--token: gone cannot be read" in run(*words, "--token", "@gone").err

@@ -1,4 +1,6 @@
-"""Forms that an archive keeps, as a benchmark tries them: real workers and servers, and what is written back."""
+"""Forms that an archive keeps, as a benchmark tries them: real workers and servers, and what is
+written back.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tsx_cli.bench.model.results import read_results
 from tsx_cli.bench.storage.write_back import write
 from tsx_cli.optimize.write_back import BuiltForm, keep_forms
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")
+pytestmark = pytest.mark.skipif(
+    os.name == "nt", reason="workers that are programs need Linux or macOS"
+)
 
 DIGITS = Path(__file__).parents[4] / "examples" / "digits"
 FITS = FormRecord("channels-last", {"device": "cpu", "machine": platform.machine()})
@@ -40,13 +44,20 @@ def archive_in(place: Path) -> Path:
     (place / "empty").mkdir()
     with open_archive(path, cache=place / "cache") as archive:
         digest = archive.digest
-    keep_forms(path, digest, [BuiltForm(record, place / "empty") for record in (FOREIGN, FITS)], place / "cache")
+    keep_forms(
+        path,
+        digest,
+        [BuiltForm(record, place / "empty") for record in (FOREIGN, FITS)],
+        place / "cache",
+    )
     return path
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
-def test_forms_are_measured_beside_the_reference_and_those_that_do_not_fit_say_why(run: Run, tmp_path: Path) -> None:
+def test_forms_are_measured_beside_the_reference_and_those_that_do_not_fit_say_why(
+    run: Run, tmp_path: Path
+) -> None:
     archive_in(tmp_path)
     ended = run("bench", "digits.mar", "--input", DIGITS / "images", *BATCHES, *SHORT, "-o", "out")
     found = read_results(tmp_path / "out" / "results.json")
@@ -59,8 +70,14 @@ def test_forms_are_measured_beside_the_reference_and_those_that_do_not_fit_say_w
         "onnx": "predicted",
     }
     assert "it was built for pdp11" in str(by_form["onnx"].reason)
-    assert any(note.startswith("the form onnx is not measured: onnx: it was built for pdp11") for note in found.notes)
-    assert {curve.form: bool(curve.points) for curve in found.curves} == {"channels-last": True, "onnx": False}
+    assert any(
+        note.startswith("the form onnx is not measured: onnx: it was built for pdp11")
+        for note in found.notes
+    )
+    assert {curve.form: bool(curve.points) for curve in found.curves} == {
+        "channels-last": True,
+        "onnx": False,
+    }
     accuracy = by_form["channels-last"].accuracy
     assert accuracy is not None
     assert accuracy.same
@@ -69,7 +86,11 @@ def test_forms_are_measured_beside_the_reference_and_those_that_do_not_fit_say_w
 def test_the_form_that_wins_comes_first_and_the_others_follow(tmp_path: Path) -> None:
     path, found = archive_in(tmp_path), results()
     assert found.winner is not None
-    for form, expected in (("channels-last", ("channels-last", "onnx")), ("onnx", ("onnx", "channels-last")), ("reference", None)):
+    for form, expected in (
+        ("channels-last", ("channels-last", "onnx")),
+        ("onnx", ("onnx", "channels-last")),
+        ("reference", None),
+    ):
         found.trials[found.winner].configuration["form"] = form
         found.model.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         assert form in write(path, found, tmp_path / "cache")

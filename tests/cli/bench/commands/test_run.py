@@ -25,7 +25,8 @@ from tsx_cli.bench.model.points import best_point
 from tsx_cli.bench.model.results import Results, read_results
 from tsx_cli.bench.storage.archive_record import read_record
 
-# A worker with batches of two dies under load, batches of four are answered otherwise than one request alone, larger ones do not load.
+# A worker with batches of two dies under load, batches of four are answered otherwise than one
+# request alone, larger ones do not load.
 HANDLER = """
 import os
 import signal
@@ -106,7 +107,9 @@ def test_a_trial_tells_where_the_time_went_and_what_was_used(results: Results) -
     assert any(point.offered.mode == "open" for each in results.trials for point in each.points)
 
 
-def test_workers_that_die_what_fails_and_what_answers_otherwise_are_results_that_cannot_win(results: Results) -> None:
+def test_workers_that_die_what_fails_and_what_answers_otherwise_are_results_that_cannot_win(
+    results: Results,
+) -> None:
     by_size = {trial.how().batch_size: trial for trial in results.trials}
     assert by_size[2].state == "failed"
     assert "a worker died" in str(by_size[2].reason)
@@ -120,13 +123,19 @@ def test_workers_that_die_what_fails_and_what_answers_otherwise_are_results_that
     assert results.curves[0].failed
 
 
-def test_the_archive_has_the_winners_settings_and_what_was_measured(place: Path, results: Results) -> None:
+def test_the_archive_has_the_winners_settings_and_what_was_measured(
+    place: Path, results: Results
+) -> None:
     archive = place / "lengths.mar"
     assert not [finding for finding in verify_archive(archive) if finding.is_fault]
     reported = inspect_archive(archive)
     assert results.winner is not None
     winner = results.trials[results.winner].how()
-    assert (reported.config.batch_size, reported.config.max_workers, reported.config.max_batch_delay) == (winner.batch_size, 1, 50)
+    assert (
+        reported.config.batch_size,
+        reported.config.max_workers,
+        reported.config.max_batch_delay,
+    ) == (winner.batch_size, 1, 50)
     assert "jobQueueSize" not in reported.config.raw
     kept = read_record(archive)
     assert kept is not None
@@ -134,14 +143,18 @@ def test_the_archive_has_the_winners_settings_and_what_was_measured(place: Path,
     assert kept.best.configuration == winner.as_json()
     assert kept.best.throughput > 0
     assert {each.offered.mode for each in kept.points} == {"closed", "open"}
-    assert all(0 < (each.utilisation or 0) <= 1 for each in kept.points), [each.utilisation for each in kept.points]
+    assert all(0 < (each.utilisation or 0) <= 1 for each in kept.points), [
+        each.utilisation for each in kept.points
+    ]
     shown = tsx(["archive", "inspect", archive], place, {}).stdout
     assert f"measured {kept.measured[:10]} on " in shown
 
 
 def test_a_server_tells_what_was_measured(place: Path, results: Results) -> None:
     with serving(["serve", "lengths.mar", *FREE_PORTS], place, {}) as server:
-        with urllib.request.urlopen(f"{server.address('models')}/models/lengths", timeout=30) as answer:
+        with urllib.request.urlopen(
+            f"{server.address('models')}/models/lengths", timeout=30
+        ) as answer:
             (described,) = json.load(answer)
         assert described["measured"]["here"] is True
         assert described["measured"]["slo"] == "p99<20s"
@@ -155,24 +168,45 @@ def test_a_server_tells_what_was_measured(place: Path, results: Results) -> None
 def begin(place: Path, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     """A run with much before it, which has said this; its temporary files are in `temporary`."""
     loads = ("--exhaustive", "--connections", "1,2,3,4,5,6")
-    words = ["bench", place / "lengths.mar", "--batch-sizes", "1,3", *QUICK, *loads, *(PINS if len(CORES) > 1 else ()), "-o", "out"]
+    words = [
+        "bench",
+        place / "lengths.mar",
+        "--batch-sizes",
+        "1,3",
+        *QUICK,
+        *loads,
+        *(PINS if len(CORES) > 1 else ()),
+        "-o",
+        "out",
+    ]
     begun = []
 
     def start(until: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tsx_cli", *map(str, words)]
         environment = clean({"TMPDIR": str(temporary)})
-        process = forked.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = forked.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         begun.append(process)
         assert process.stderr is not None
         assert any(until in line for line in process.stderr)
         return process
 
-    with tempfile.TemporaryDirectory() as temporary:  # whose name is short, since servers make sockets there
+    with (
+        tempfile.TemporaryDirectory() as temporary
+    ):  # whose name is short, since servers make sockets there
         yield start
         for process in begun:
             process.kill()
             process.communicate()
-        assert not list(Path(temporary).glob("tsx-bench-*")), "a run leaves nothing behind, however it ends"
+        assert not list(Path(temporary).glob("tsx-bench-*")), (
+            "a run leaves nothing behind, however it ends"
+        )
 
 
 @pytest.mark.usefixtures("processes")
@@ -200,7 +234,9 @@ def test_ctrl_c_leaves_a_report_and_no_server_and_the_run_goes_on_later(
     assert whole.complete
     assert whole.started == partial.started
     if len(CORES) > 1:
-        assert whole.pinning == partial.pinning == PinnedCores(server=CORES[:1], generator=CORES[-1:])
+        assert (
+            whole.pinning == partial.pinning == PinnedCores(server=CORES[:1], generator=CORES[-1:])
+        )
         assert whole.environment.cores == 1
     before, after = partial.trials[0].points[0], whole.trials[0].points[0]
     assert (after.offered, after.rounds[: len(before.rounds)]) == (before.offered, before.rounds)
@@ -208,7 +244,9 @@ def test_ctrl_c_leaves_a_report_and_no_server_and_the_run_goes_on_later(
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_second_ctrl_c_ends_at_once_and_leaves_no_server_either(begin: Callable[[str], subprocess.Popen[str]]) -> None:
+def test_a_second_ctrl_c_ends_at_once_and_leaves_no_server_either(
+    begin: Callable[[str], subprocess.Popen[str]],
+) -> None:
     begun = begin("a batch takes")
     servers = psutil.Process(begun.pid).children(recursive=True)
     assert servers

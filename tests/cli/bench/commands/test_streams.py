@@ -1,4 +1,6 @@
-"""`tsx bench` of a model that streams tokens: a running server by each protocol, an archive, and comparisons of two runs."""
+"""`tsx bench` of a model that streams tokens: a running server by each protocol, an archive, and
+comparisons of two runs.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,36 @@ LOAD = ("--prompt-tokens", "uniform:2,5", "--max-tokens", 6, "--duration", "0.5s
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("talker")
     make_model(directory / "talker.mar", TALKER, config=CONFIG)
-    with serving(["serve", directory / "talker.mar", *FREE_PORTS], directory, {"TSX_CACHE_DIR": str(directory / "cache")}) as running:
+    with serving(
+        ["serve", directory / "talker.mar", *FREE_PORTS],
+        directory,
+        {"TSX_CACHE_DIR": str(directory / "cache")},
+    ) as running:
         yield running
 
 
 def test_a_running_server_is_measured_in_tokens(served: Running, run: Run) -> None:
-    against = ("--against", served.address("predictions"), "--model", "talker", "--connections", 3, *LOAD)
-    done = run("bench", *against, "--rounds", 2, "--slo", "ttft.p99<20s,tpot.p99<10s,p99<60s", "--output", "out", "--junit", "out.xml")
+    against = (
+        "--against",
+        served.address("predictions"),
+        "--model",
+        "talker",
+        "--connections",
+        3,
+        *LOAD,
+    )
+    done = run(
+        "bench",
+        *against,
+        "--rounds",
+        2,
+        "--slo",
+        "ttft.p99<20s,tpot.p99<10s,p99<60s",
+        "--output",
+        "out",
+        "--junit",
+        "out.xml",
+    )
     assert done.code == 0, done.err
     for line in ("tokens/s", "TTFT p50", "TPOT p50", "goodput"):
         assert line in done.out, done.out
@@ -50,7 +75,17 @@ def test_a_running_server_is_measured_in_tokens(served: Running, run: Run) -> No
     assert float(row["ttft_p99_ms"]) == pytest.approx(point.stream.ttft.p99_ms, rel=1e-3)
     assert float(row["tokens_per_second"]) > 0
     assert 'name="ttft.p99&lt;20s"' in Path("out.xml").read_text()
-    compared = run("bench", "compare", "out", "out", "--fail-if", "ttft.p99>10%", "--fail-if", "tokens<-5%", "--json")
+    compared = run(
+        "bench",
+        "compare",
+        "out",
+        "out",
+        "--fail-if",
+        "ttft.p99>10%",
+        "--fail-if",
+        "tokens<-5%",
+        "--json",
+    )
     assert compared.code == 0, compared.err
     figures = {change["figure"] for change in json.loads(compared.out)["pairs"][0]["changes"]}
     assert {"p99", "tokens", "ttft.p99", "tpot.p99"} <= figures
@@ -60,7 +95,18 @@ def test_a_running_server_is_measured_in_tokens(served: Running, run: Run) -> No
 
 def test_bounds_of_streams_need_streams(served: Running, run: Run) -> None:
     Path("in.json").write_text('{"inputs": "cancelled"}')
-    words = ("--against", served.address("predictions"), "--model", "talker", "--input", "in.json", "--duration", "0.2s", "--warm-up", 0)
+    words = (
+        "--against",
+        served.address("predictions"),
+        "--model",
+        "talker",
+        "--input",
+        "in.json",
+        "--duration",
+        "0.2s",
+        "--warm-up",
+        0,
+    )
     done = run("bench", *words, "--slo", "ttft.p99<1s")
     assert done.code == 2
     assert "ttft.p99<1s is of event streams, and the answers are none" in done.err
@@ -73,8 +119,31 @@ def test_bounds_of_streams_need_streams(served: Running, run: Run) -> None:
 @pytest.mark.slow
 def test_an_archive_is_measured_in_tokens(run: Run, tmp_path: Path) -> None:
     make_model(tmp_path / "talker.mar", TALKER, config=CONFIG)
-    words = ("--workers", 1, "--connections", 2, "--rounds", 1, "--duration", "0.2s", "--output", "out")
-    done = run("bench", "talker.mar", "--slo", "ttft.p99<20s", "--prompt-tokens", 8, "--max-tokens", 6, "--time-limit", "60s", *words)
+    words = (
+        "--workers",
+        1,
+        "--connections",
+        2,
+        "--rounds",
+        1,
+        "--duration",
+        "0.2s",
+        "--output",
+        "out",
+    )
+    done = run(
+        "bench",
+        "talker.mar",
+        "--slo",
+        "ttft.p99<20s",
+        "--prompt-tokens",
+        8,
+        "--max-tokens",
+        6,
+        "--time-limit",
+        "60s",
+        *words,
+    )
     assert done.code == 0, done.out + done.err
     results = read_results(Path("out/results.json"))
     assert not results.curves  # of batches, which it has none of

@@ -1,4 +1,6 @@
-"""The load generator against servers whose every answer is known: what it counts, and where its clock starts."""
+"""The load generator against servers whose every answer is known: what it counts, and where its
+clock starts.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ from tsx_cli.bench.model.results import Round
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError
 
-pytestmark = [pytest.mark.skipif(sys.platform == "win32", reason="httptools is not there"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="httptools is not there"),
+    pytest.mark.slow,
+]
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 FAILED = b"HTTP/1.1 500 Internal Server Error\r\nconnection: close\r\ncontent-length: 1\r\n\r\nx"
@@ -32,7 +37,13 @@ PAYLOADS = (Payload(b'{"x":1}', "application/json"),)
 
 
 def plan(url: str, **more: Any) -> LoadPlan:
-    given: dict[str, Any] = {"model": "m", "payloads": PAYLOADS, "seconds": 0.3, "warm_up": 0.0, "grace": 30.0}
+    given: dict[str, Any] = {
+        "model": "m",
+        "payloads": PAYLOADS,
+        "seconds": 0.3,
+        "warm_up": 0.0,
+        "grace": 30.0,
+    }
     return LoadPlan(url=url, **given | more)
 
 
@@ -49,7 +60,9 @@ def cut(data: bytes, size: int) -> list[bytes]:
 
 
 def stalling(number: int, seconds: float) -> Any:
-    """From the n-th request on, nobody is answered for so many seconds; all are at once before and after."""
+    """From the n-th request on, nobody is answered for so many seconds; all are at once before and
+    after.
+    """
     begun: list[float] = []
 
     def script(count: int, request: Request) -> Sequence[Step]:
@@ -61,7 +74,9 @@ def stalling(number: int, seconds: float) -> Any:
     return script
 
 
-@pytest.mark.parametrize("mode", [{"connections": 4}, {"connections": 60, "mode": "open", "rate": 300.0}])
+@pytest.mark.parametrize(
+    "mode", [{"connections": 4}, {"connections": 60, "mode": "open", "rate": 300.0}]
+)
 def test_every_request_has_one_end_whatever_the_server_answers(mode: dict[str, Any]) -> None:
     kinds: list[list[Step]] = [
         [OK],
@@ -103,10 +118,14 @@ def test_latencies_are_the_delays_of_the_server_and_the_rate_what_they_allow() -
     assert reported.ok > 0
 
 
-@pytest.mark.parametrize("mode", [{"connections": 3}, {"connections": 20, "mode": "open", "rate": 100.0}])
+@pytest.mark.parametrize(
+    "mode", [{"connections": 3}, {"connections": 20, "mode": "open", "rate": 100.0}]
+)
 def test_each_answer_counts_for_the_input_that_it_answers(mode: dict[str, Any]) -> None:
     payloads = (Payload(b"small"), Payload(b"much larger"))
-    with scripted(lambda number, request: [0.03, OK] if request.body == b"much larger" else [OK]) as url:
+    with scripted(
+        lambda number, request: [0.03, OK] if request.body == b"much larger" else [OK]
+    ) as url:
         small, large = run(url, payloads=payloads, **mode).by_size
     assert (small.smallest, large.largest) == (5, 11)
     assert small.ok + large.ok > 10
@@ -122,15 +141,21 @@ def test_a_slow_answer_in_ten_is_in_the_high_percentiles() -> None:
 
 def test_a_stall_shows_in_an_open_loop_in_the_latencies_of_all_that_came_meanwhile() -> None:
     with scripted(stalling(20, 0.4)) as url:
-        reported = run(url, connections=100, mode="open", rate=100.0, arrivals="constant", seconds=0.8)
+        reported = run(
+            url, connections=100, mode="open", rate=100.0, arrivals="constant", seconds=0.8
+        )
     assert reported.ok == reported.sent == 80
-    assert sum(count for upper, count in reported.histogram if upper > 100) >= 25  # of those that came in the first 300 ms of it
+    assert (
+        sum(count for upper, count in reported.histogram if upper > 100) >= 25
+    )  # of those that came in the first 300 ms of it
     assert any(length > 0.3 for _, length in reported.stalls), reported.stalls
     assert reported.corrected_p99_ms is None
 
 
 def test_a_stall_does_not_hide_in_a_closed_loop() -> None:
-    """Four requests wait for its end, too few for a percentile: the report tells the stall, and what others would have seen."""
+    """Four requests wait for its end, too few for a percentile: the report tells the stall, and
+    what others would have seen.
+    """
     with scripted(stalling(10, 0.4)) as url:
         reported = run(url, connections=4, seconds=0.8)
     assert any(length > 0.35 for _, length in reported.stalls), reported.stalls
@@ -147,7 +172,9 @@ def test_what_finds_no_connection_waits_and_its_latency_counts_from_when_it_was_
     assert sum(count for upper, count in reported.histogram if upper > 50) >= 4
 
 
-def test_what_is_due_at_the_end_and_has_no_connection_is_unsent_and_what_has_no_answer_unanswered() -> None:
+def test_what_is_due_at_the_end_and_has_no_connection_is_unsent_and_what_has_no_answer_unanswered() -> (
+    None
+):
     with scripted(lambda number, _: [OK] if number < 10 else []) as url:
         reported = run(url, connections=4, mode="open", rate=200.0, arrivals="constant", grace=0.0)
     assert (reported.ok, reported.unanswered, reported.unsent) == (10, 4, 46)
@@ -161,7 +188,9 @@ def test_who_never_answers_is_given_up_after_the_timeout() -> None:
     assert reported.sent == ends(reported)
 
 
-def test_a_server_that_goes_away_and_comes_back_is_found_again(free_ports: Callable[[int], list[int]]) -> None:
+def test_a_server_that_goes_away_and_comes_back_is_found_again(
+    free_ports: Callable[[int], list[int]],
+) -> None:
     gone = threading.Event()
 
     def leave(number: int, _: Request) -> list[Step]:
@@ -172,7 +201,9 @@ def test_a_server_that_goes_away_and_comes_back_is_found_again(free_ports: Calla
     (port,) = free_ports(1)
     results: list[Round] = []
     with scripted(leave, port=port) as url:
-        thread = threading.Thread(target=lambda: results.append(run(url, connections=2, seconds=3.0)))
+        thread = threading.Thread(
+            target=lambda: results.append(run(url, connections=2, seconds=3.0))
+        )
         thread.start()
         assert gone.wait(60)
     with scripted(lambda *_: [OK], port=port):
@@ -189,8 +220,12 @@ def test_who_refuses_connections_is_no_server(free_ports: Callable[[int], list[i
         run(nobody)
 
 
-@pytest.mark.parametrize("mode", [{"connections": 3}, {"connections": 3, "mode": "open", "rate": 50.0}])
-def test_a_server_that_closes_every_connection_at_once_is_reported_from_one_that_answers(mode: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "mode", [{"connections": 3}, {"connections": 3, "mode": "open", "rate": 50.0}]
+)
+def test_a_server_that_closes_every_connection_at_once_is_reported_from_one_that_answers(
+    mode: dict[str, Any],
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def close() -> None:
@@ -205,7 +240,9 @@ def test_a_server_that_closes_every_connection_at_once_is_reported_from_one_that
     assert reported.sent == ends(reported)
 
 
-@pytest.mark.parametrize("mode", [{"connections": 2}, {"connections": 2, "mode": "open", "rate": 50.0}])
+@pytest.mark.parametrize(
+    "mode", [{"connections": 2}, {"connections": 2, "mode": "open", "rate": 50.0}]
+)
 def test_who_speaks_before_being_asked_answers_nothing(mode: dict[str, Any]) -> None:
     async def asked() -> Round:
         async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -214,7 +251,9 @@ def test_who_speaks_before_being_asked_answers_nothing(mode: dict[str, Any]) -> 
             writer.close()
 
         async with await asyncio.start_server(greet, "127.0.0.1", 0) as listening:
-            return await run_load(plan(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", **mode))
+            return await run_load(
+                plan(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", **mode)
+            )
 
     reported = asyncio.run(asked())
     assert reported.ok == 0
@@ -233,7 +272,9 @@ def test_a_connection_that_closes_before_the_load_begins_is_made_again() -> None
             writer.close()
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
-            return await run_load(plan(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", connections=70))
+            return await run_load(
+                plan(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", connections=70)
+            )
 
     reported = asyncio.run(asked())
     assert reported.ok > 0
@@ -264,15 +305,26 @@ def test_large_bodies_go_and_come_whole() -> None:
     assert reported.ok >= 2
 
 
-@pytest.mark.parametrize("mode", [{"connections": 1}, {"connections": 1, "mode": "open", "rate": 100.0}])
+@pytest.mark.parametrize(
+    "mode", [{"connections": 1}, {"connections": 1, "mode": "open", "rate": 100.0}]
+)
 def test_different_inputs_are_sent_in_turn_as_the_protocol_has_them(mode: dict[str, Any]) -> None:
     seen: list[Request] = []
-    payloads = [Payload(b"%d" % number, "text/plain", (("X-Own", "o"),), "a=1") for number in range(3)]
+    payloads = [
+        Payload(b"%d" % number, "text/plain", (("X-Own", "o"),), "a=1") for number in range(3)
+    ]
     with scripted(lambda _, request: [seen.append(request) or OK]) as url:
         reported = run(url, payloads=payloads, version="2.0", token="secret", **mode)
-    assert [request.body for request in seen] == [b"%d" % (number % 3) for number in range(reported.sent)]
+    assert [request.body for request in seen] == [
+        b"%d" % (number % 3) for number in range(reported.sent)
+    ]
     assert {request.line for request in seen} == {b"POST /predictions/m/2.0?a=1 HTTP/1.1"}
-    wanted = {b"authorization": b"Bearer secret", b"content-type": b"text/plain", b"x-own": b"o", b"content-length": b"1"}
+    wanted = {
+        b"authorization": b"Bearer secret",
+        b"content-type": b"text/plain",
+        b"x-own": b"o",
+        b"content-length": b"1",
+    }
     assert wanted.items() <= seen[0].headers.items()
 
 
@@ -281,9 +333,19 @@ def test_recorded_requests_keep_their_spacing() -> None:
     payloads = [Payload(b"x", None, (), "", at) for at in (0.0, 0.4, 0.6)]
     with scripted(lambda *_: [came.append(time.monotonic()) or OK]) as url:
         begun = time.monotonic()
-        reported = run(url, connections=3, mode="open", arrivals="recorded", payloads=payloads, speed=2.0, seconds=0.4)
+        reported = run(
+            url,
+            connections=3,
+            mode="open",
+            arrivals="recorded",
+            payloads=payloads,
+            speed=2.0,
+            seconds=0.4,
+        )
     assert (reported.ok, reported.unsent) == (3, 0)
-    offered = plan("http://h", mode="open", arrivals="recorded", payloads=payloads, speed=2.0).offered
+    offered = plan(
+        "http://h", mode="open", arrivals="recorded", payloads=payloads, speed=2.0
+    ).offered
     assert offered.rate == pytest.approx(2 * 2 / 0.6)
     assert came[2] - begun >= 0.3  # late is possible, early is not
 
@@ -310,7 +372,9 @@ def test_a_process_of_its_own_tells_how_far_it_is_and_the_same_figures() -> None
 
 @pytest.mark.usefixtures("processes")
 def test_it_has_as_many_connections_as_the_system_lets_it_have_not_as_the_shell_does() -> None:
-    """They stay in the queue of one who listens and accepts none, so that they take descriptors of the generator only."""
+    """They stay in the queue of one who listens and accepts none, so that they take descriptors of
+    the generator only.
+    """
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = psutil.Process().num_fds() + 50
@@ -320,7 +384,10 @@ def test_it_has_as_many_connections_as_the_system_lets_it_have_not_as_the_shell_
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
         try:
             url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-            assert measure(plan(url, connections=few + 20, seconds=0.1, grace=0.0)).unanswered == few + 20
+            assert (
+                measure(plan(url, connections=few + 20, seconds=0.1, grace=0.0)).unanswered
+                == few + 20
+            )
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

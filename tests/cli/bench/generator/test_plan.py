@@ -1,4 +1,6 @@
-"""What a load is: its plan, when requests are due, how they look on the wire, and how its latencies are counted. No server here."""
+"""What a load is: its plan, when requests are due, how they look on the wire, and how its latencies
+are counted. No server here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from hypothesis import strategies as st
 from tsx_cli.bench.generator.connection import _plain_ok
 from tsx_cli.bench.generator.load import SlotCounts
 from tsx_cli.bench.generator.plan import LoadPlan, constant, poisson, recorded
-from tsx_cli.bench.generator.result import MOST_INTERVALS, account, by_size, corrected_p99, find_stalls, limit, over_time
+from tsx_cli.bench.generator.result import (
+    MOST_INTERVALS,
+    account,
+    by_size,
+    corrected_p99,
+    find_stalls,
+    limit,
+    over_time,
+)
 from tsx_cli.bench.model.histogram import BITS, UNIT, Histogram, bucket, upper
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.bench.workload.protocols import PROTOCOLS, read_target, render, tensor_of
@@ -51,10 +61,16 @@ def plan(**more: Any) -> LoadPlan:
         ({"mode": "open", "rate": 0.0}, "needs a rate"),
         ({"mode": "open", "rate": math.nan}, "needs a rate"),
         ({"mode": "open", "rate": 1e9}, "too much"),
-        ({"mode": "open", "rate": 1.0, "arrivals": "recorded", "payloads": TIMED}, "cannot be combined"),
+        (
+            {"mode": "open", "rate": 1.0, "arrivals": "recorded", "payloads": TIMED},
+            "cannot be combined",
+        ),
         ({"mode": "open", "arrivals": "recorded"}, "recorded arrivals need a recording"),
         ({"mode": "open", "arrivals": "recorded", "payloads": TIMED, "speed": 0.0}, "--speed: 0"),
-        ({"mode": "open", "arrivals": "recorded", "payloads": TIMED, "speed": 1e9}, "--speed 1e+09"),
+        (
+            {"mode": "open", "arrivals": "recorded", "payloads": TIMED, "speed": 1e9},
+            "--speed 1e+09",
+        ),
         ({"url": "ftp://there"}, "is not the address of a server"),
         ({"url": "http://:80"}, "is not the address of a server"),
         ({"url": "http://there:99999"}, "is not the address of a server"),
@@ -71,16 +87,27 @@ def test_a_recording_is_offered_at_its_own_rate_times_the_speed() -> None:
 
 
 @given(st.floats(1, 5000), st.floats(0.1, 3), st.integers(0, 5))
-def test_arrivals_rise_within_their_seconds_and_are_about_as_many_as_asked(rate: float, seconds: float, seed: int) -> None:
-    for due, spread in ((constant(rate, seconds), 0.0), (poisson(rate, seconds, seed), 6 * math.sqrt(rate * seconds) + 5)):
+def test_arrivals_rise_within_their_seconds_and_are_about_as_many_as_asked(
+    rate: float, seconds: float, seed: int
+) -> None:
+    for due, spread in (
+        (constant(rate, seconds), 0.0),
+        (poisson(rate, seconds, seed), 6 * math.sqrt(rate * seconds) + 5),
+    ):
         assert list(due) == sorted(due)
         assert all(0 <= moment < seconds for moment in due) or len(due) == 1
         assert abs(len(due) - rate * seconds) <= spread + 1
     assert poisson(rate, seconds, seed) == poisson(rate, seconds, seed)
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.sampled_from([0.5, 1.0, 4.0]), st.integers(1, 30))
-def test_recorded_arrivals_keep_their_pauses_and_begin_again(pauses: list[int], speed: float, seconds: int) -> None:
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=20),
+    st.sampled_from([0.5, 1.0, 4.0]),
+    st.integers(1, 30),
+)
+def test_recorded_arrivals_keep_their_pauses_and_begin_again(
+    pauses: list[int], speed: float, seconds: int
+) -> None:
     times, now = [], 100.0
     for pause in pauses:
         now += pause
@@ -104,8 +131,14 @@ def test_a_bucket_holds_what_differs_by_no_more_than_a_thousandth(units: int) ->
     assert bucket(upper(index) + 1) == index + 1
 
 
-@given(st.lists(st.floats(0, 100), max_size=50), st.lists(st.floats(0, 100), max_size=50), st.sampled_from([0.5, 0.9, 0.99, 0.999]))
-def test_percentiles_are_those_of_all_values_and_of_all_rounds(first: list[float], second: list[float], which: float) -> None:
+@given(
+    st.lists(st.floats(0, 100), max_size=50),
+    st.lists(st.floats(0, 100), max_size=50),
+    st.sampled_from([0.5, 0.9, 0.99, 0.999]),
+)
+def test_percentiles_are_those_of_all_values_and_of_all_rounds(
+    first: list[float], second: list[float], which: float
+) -> None:
     histogram = Histogram()
     histogram.add(first)
     histogram.add(second)
@@ -126,7 +159,9 @@ def test_only_one_whole_answer_that_leaves_the_connection_open_is_plain(name: by
     answer = OK.replace(b"content-length", name)
     assert _plain_ok(answer)
     assert not any(_plain_ok(answer[:end]) for end in range(len(answer)))
-    assert not _plain_ok(answer.replace(b"\r\n\r\n", b"\r\ncontent-type: text/event-stream\r\n\r\n"))  # its tokens are counted
+    assert not _plain_ok(
+        answer.replace(b"\r\n\r\n", b"\r\ncontent-type: text/event-stream\r\n\r\n")
+    )  # its tokens are counted
     for other in (
         answer + b"H",
         answer.replace(b" 200 ", b" 500 "),
@@ -148,14 +183,18 @@ def test_a_stall_is_longer_than_answers_take_and_than_they_are_apart() -> None:
     assert find_stalls(gaps, 0.1, 10.0, 10_000, 0.11) == [(pytest.approx(1.9), pytest.approx(0.4))]
     assert find_stalls(gaps, 0.1, 10.0, 100, 0.001) == []
     begun_late = [(9.9, 10.3), (10.2, 10.7)]  # the second once nothing more was sent
-    assert find_stalls(begun_late, 0.1, 10.0, 10_000, 0.001) == [(pytest.approx(9.8), pytest.approx(0.4))]
+    assert find_stalls(begun_late, 0.1, 10.0, 10_000, 0.001) == [
+        (pytest.approx(9.8), pytest.approx(0.4))
+    ]
 
 
 def test_the_corrected_percentile_is_what_clients_that_arrive_all_the_time_would_see() -> None:
     seen = Histogram()
     seen.add([0.001] * 990 + [0.5])
     assert seen.latency().p99_ms == pytest.approx(1, rel=0.01)
-    assert corrected_p99(seen, [(1.0, 0.5)], 1000.0) == pytest.approx(486, rel=0.01)  # 1 % of 1490 is 15, of those 2 ms apart
+    assert corrected_p99(seen, [(1.0, 0.5)], 1000.0) == pytest.approx(
+        486, rel=0.01
+    )  # 1 % of 1490 is 15, of those 2 ms apart
 
 
 @pytest.mark.parametrize(
@@ -169,7 +208,9 @@ def test_the_corrected_percentile_is_what_clients_that_arrive_all_the_time_would
         (0.5, 0, 0.5, 0.6, False),
     ],
 )
-def test_the_generator_says_when_it_is_the_limit(cpu: float, starved: float, late: float, p99: float, limited: bool) -> None:
+def test_the_generator_says_when_it_is_the_limit(
+    cpu: float, starved: float, late: float, p99: float, limited: bool
+) -> None:
     assert (limit(cpu, starved, late, p99) is not None) == limited
 
 
@@ -181,7 +222,14 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
         marks.append(SlotCounts(0.1 * (number + 1), answers, 0, answers, Counter({"404": 1})))
     marks.append(SlotCounts(7.2, answers + 1, 0, answers + 1, Counter()))
     accepted = array("f", [0.5] * 100 + [0.01] * (answers + 1 - 100))
-    figures = {"start": 0.0, "marks": marks, "accepted": accepted, "refused": array("f"), "late": array("f"), "gaps": []}
+    figures = {
+        "start": 0.0,
+        "marks": marks,
+        "accepted": accepted,
+        "refused": array("f"),
+        "late": array("f"),
+        "gaps": [],
+    }
     figures["numbers"] = array("I", [0] * len(accepted))
     noted: Any = SimpleNamespace(**figures, streams=[], unanswered=2, unsent=0, waited=0)
     measured = account(plan(seconds=5.0, warm_up="auto"), noted, 0.1, 0.0)
@@ -193,13 +241,20 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
     assert measured.latency.max_ms == pytest.approx(10, rel=0.001)
     assert measured.by_size == [], "all inputs are of one size"
     seconds, counts, medians, _ = zip(*measured.over_time, strict=True)
-    assert [round(second, 3) for second in seconds[:5]] == [-0.8, -0.6, -0.4, -0.2, 0.0], "the warm-up is told as well"
-    assert sum(count for second, count in zip(seconds, counts, strict=True) if second > 0) == measured.ok - 1
+    assert [round(second, 3) for second in seconds[:5]] == [-0.8, -0.6, -0.4, -0.2, 0.0], (
+        "the warm-up is told as well"
+    )
+    assert (
+        sum(count for second, count in zip(seconds, counts, strict=True) if second > 0)
+        == measured.ok - 1
+    )
     assert (medians[0], medians[-1]) == (pytest.approx(500), pytest.approx(10))
 
 
 def test_a_long_round_is_told_in_few_intervals() -> None:
-    marks = [SlotCounts(0.1 * number, 2 * number, 0, 2 * number, Counter()) for number in range(3001)]
+    marks = [
+        SlotCounts(0.1 * number, 2 * number, 0, 2 * number, Counter()) for number in range(3001)
+    ]
     told = over_time(marks, 157, array("f", [0.001, 0.003] * 3000))
     assert len(told) <= MOST_INTERVALS
     assert min(abs(each[0]) for each in told) == 0, "one of them ends where the warm-up does"
@@ -207,17 +262,26 @@ def test_a_long_round_is_told_in_few_intervals() -> None:
 
 
 def test_an_interval_has_enough_answers_for_its_percentiles() -> None:
-    slow = [SlotCounts(0.1 * number, number // 2, 0, number // 2, Counter()) for number in range(61)]
+    slow = [
+        SlotCounts(0.1 * number, number // 2, 0, number // 2, Counter()) for number in range(61)
+    ]
     told = over_time(slow, 0, array("f", [0.001] * 30))
-    assert [count for _, count, *_ in told] == [5] * 6, "and there are enough intervals to see a course"
+    assert [count for _, count, *_ in told] == [5] * 6, (
+        "and there are enough intervals to see a course"
+    )
     some = [SlotCounts(0.1 * number, 5 * number, 0, 5 * number, Counter()) for number in range(61)]
     assert [count for _, count, *_ in over_time(some, 0, array("f", [0.001] * 300))] == [20] * 15
 
 
 def test_latencies_are_told_by_the_sizes_of_inputs() -> None:
     few = by_size([10, 500, 10], array("I", [0, 1, 2, 1]), array("f", [0.001, 0.05, 0.002, 0.07]))
-    assert [(each.smallest, each.largest, each.ok, each.p50_ms, each.p99_ms) for each in few] == [(10, 10, 2, 1, 2), (500, 500, 2, 50, 70)]
-    many = by_size(range(1, 101), array("I", range(100)), array("f", [0.001 * size for size in range(1, 101)]))
+    assert [(each.smallest, each.largest, each.ok, each.p50_ms, each.p99_ms) for each in few] == [
+        (10, 10, 2, 1, 2),
+        (500, 500, 2, 50, 70),
+    ]
+    many = by_size(
+        range(1, 101), array("I", range(100)), array("f", [0.001 * size for size in range(1, 101)])
+    )
     assert [(each.smallest, each.largest, each.ok, each.p50_ms) for each in many] == [
         (1, 25, 25, 13),
         (26, 50, 25, 38),
@@ -228,8 +292,12 @@ def test_latencies_are_told_by_the_sizes_of_inputs() -> None:
     assert [each.ok for each in by_size([1, 2], array("I"), array("f"))] == [0, 0]
 
 
-def sent(protocol: str, payload: Payload = ONE[0], **more: Any) -> tuple[str, dict[str, str], bytes]:
-    head, _, body = render(protocol, "http://there:1/up/", "a b", payload, **more).partition(b"\r\n\r\n")
+def sent(
+    protocol: str, payload: Payload = ONE[0], **more: Any
+) -> tuple[str, dict[str, str], bytes]:
+    head, _, body = render(protocol, "http://there:1/up/", "a b", payload, **more).partition(
+        b"\r\n\r\n"
+    )
     line, *headers = head.decode().split("\r\n")
     return line, dict(each.split(": ", 1) for each in headers), body
 
@@ -239,20 +307,40 @@ def test_each_protocol_has_its_paths_and_bodies() -> None:
         line, headers, body = sent(protocol, version="2.0", token="t")
         assert line == "POST /up/predictions/a%20b/2.0 HTTP/1.1"
         assert body == b'{"x":1}'
-        assert headers == {"Host": "there:1", "Content-Type": "application/json", "Authorization": "Bearer t", "Content-Length": "7"}
+        assert headers == {
+            "Host": "there:1",
+            "Content-Type": "application/json",
+            "Authorization": "Bearer t",
+            "Content-Length": "7",
+        }
     line, _, body = sent("kserve-v1")
-    assert (line, json.loads(body)) == ("POST /up/v1/models/a%20b:predict HTTP/1.1", {"instances": [{"x": 1}]})
-    assert json.loads(sent("kserve-v1", Payload(b"\xff", "image/png"))[2]) == {"instances": [{"b64": base64.b64encode(b"\xff").decode()}]}
+    assert (line, json.loads(body)) == (
+        "POST /up/v1/models/a%20b:predict HTTP/1.1",
+        {"instances": [{"x": 1}]},
+    )
+    assert json.loads(sent("kserve-v1", Payload(b"\xff", "image/png"))[2]) == {
+        "instances": [{"b64": base64.b64encode(b"\xff").decode()}]
+    }
     assert sent("kserve-v1", Payload(b'{"instances":[]}', None))[2] == b'{"instances":[]}'
-    line, headers, body = sent("kserve-v2", Payload(b"[[1.5,2],[3,4]]", "application/json"), version="3")
+    line, headers, body = sent(
+        "kserve-v2", Payload(b"[[1.5,2],[3,4]]", "application/json"), version="3"
+    )
     assert line == "POST /up/v2/models/a%20b/versions/3/infer HTTP/1.1"
-    assert json.loads(body)["inputs"][0] == {"name": "input-0", "shape": [2, 2], "datatype": "FP32", "data": [1.5, 2, 3, 4]}
+    assert json.loads(body)["inputs"][0] == {
+        "name": "input-0",
+        "shape": [2, 2],
+        "datatype": "FP32",
+        "data": [1.5, 2, 3, 4],
+    }
     line, headers, body = sent("kserve-v2", Payload(b"\xff\xd8", "image/jpeg"))
     size = int(headers["Inference-Header-Content-Length"])
     assert json.loads(body[:size])["inputs"][0]["datatype"] == "BYTES"
     assert body[size:] == b"\2\0\0\0\xff\xd8"
     assert sent("kserve-v2", Payload(b'{"inputs":[]}', "application/json"))[2] == b'{"inputs":[]}'
-    assert sent("invocations", Payload(b"x", "text/plain", query="a=1"))[0] == "POST /up/invocations?model_name=a%20b&a=1 HTTP/1.1"
+    assert (
+        sent("invocations", Payload(b"x", "text/plain", query="a=1"))[0]
+        == "POST /up/invocations?model_name=a%20b&a=1 HTTP/1.1"
+    )
     assert sent("post", Payload(b"x", "text/plain", query="a=1"))[0] == "POST /up?a=1 HTTP/1.1"
     assert render("post", "http://there", "", ONE[0]).startswith(b"POST / HTTP/1.1\r\n")
     for protocol in ("kserve-v1", "invocations", "post"):
@@ -263,7 +351,11 @@ def test_each_protocol_has_its_paths_and_bodies() -> None:
 
 
 def test_headers_of_an_input_go_along_but_for_those_that_are_the_generator_s_own() -> None:
-    payload = Payload(b"x", "text/plain", (("X-Own", "o"), ("content-length", "9"), ("Host", "h"), ("Authorization", "Bearer own")))
+    payload = Payload(
+        b"x",
+        "text/plain",
+        (("X-Own", "o"), ("content-length", "9"), ("Host", "h"), ("Authorization", "Bearer own")),
+    )
     assert sent("tsx", payload)[1] == {
         "Host": "there:1",
         "Content-Type": "text/plain",
@@ -274,7 +366,9 @@ def test_headers_of_an_input_go_along_but_for_those_that_are_the_generator_s_own
     assert sent("tsx", payload, token="t")[1]["Authorization"] == "Bearer t"
 
 
-@pytest.mark.parametrize("value", [[[1, 2], [3]], [], [[]], ["a"], [True], {"x": 1}, 3, None, [[1], 2], [1, [2]]])
+@pytest.mark.parametrize(
+    "value", [[[1, 2], [3]], [], [[]], ["a"], [True], {"x": 1}, 3, None, [[1], 2], [1, [2]]]
+)
 def test_what_is_no_tensor_is_none(value: Any) -> None:
     assert tensor_of(value) is None
 

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver.metadata.forms import FormRecord
-from tsx_cli.bench.measure.accuracy import AccuracyGuard, compare_answers, parse_tolerance, verdicts_of
+from tsx_cli.bench.measure.accuracy import (
+    AccuracyGuard,
+    compare_answers,
+    parse_tolerance,
+    verdicts_of,
+)
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Accuracy
 from tsx_cli.bench.workload.payloads import Payload
@@ -34,7 +39,12 @@ def answer(value: object, status: int = 200) -> ComparedAnswer:
     ],
 )
 def test_each_way_to_compare_can_be_said(
-    tolerance: str | None, same_top: int | None, kind: str, rtol: float | None, atol: float | None, k: int | None
+    tolerance: str | None,
+    same_top: int | None,
+    kind: str,
+    rtol: float | None,
+    atol: float | None,
+    k: int | None,
 ) -> None:
     how = parse_tolerance(tolerance, same_top)
     assert (how.kind, how.rtol, how.atol, how.k) == (kind, rtol, atol, k)
@@ -53,7 +63,9 @@ def test_each_way_to_compare_can_be_said(
         ("exact", 1, "--tolerance and --same-top cannot be combined; give one of them"),
     ],
 )
-def test_what_is_no_tolerance_is_refused(tolerance: str | None, same_top: int | None, said: str) -> None:
+def test_what_is_no_tolerance_is_refused(
+    tolerance: str | None, same_top: int | None, said: str
+) -> None:
     with pytest.raises(UsageError) as refused:
         parse_tolerance(tolerance, same_top)
     assert said in str(refused.value)
@@ -67,7 +79,10 @@ def test_rounding_is_no_difference_and_another_label_is_one() -> None:
         assert compare_answers(given, rounded, how).same
         found = compare_answers(given, turned, how)
         assert (found.same, found.compared, found.different) == (False, 2, 1)
-    assert compare_answers(given, turned, parse_tolerance()).worst == "input 1: dog: 0.1 (archive), 0.6 (this configuration)"
+    assert (
+        compare_answers(given, turned, parse_tolerance()).worst
+        == "input 1: dog: 0.1 (archive), 0.6 (this configuration)"
+    )
     assert not compare_answers(given, rounded, parse_tolerance("exact")).same
 
 
@@ -77,19 +92,33 @@ def test_an_error_where_the_archive_answers_is_a_difference() -> None:
 
 
 def test_answers_that_come_in_turn_are_compared_each_with_its_own_inputs() -> None:
-    found = compare_answers([answer(1), answer(2)], [answer(each) for each in (1, 2, 1, 2, 2)], parse_tolerance())
-    assert (found.compared, found.different, found.worst) == (5, 1, "input 1: the answer: 1 (archive), 2 (this configuration)")
+    found = compare_answers(
+        [answer(1), answer(2)], [answer(each) for each in (1, 2, 1, 2, 2)], parse_tolerance()
+    )
+    assert (found.compared, found.different, found.worst) == (
+        5,
+        1,
+        "input 1: the answer: 1 (archive), 2 (this configuration)",
+    )
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5), st.floats(0, 0.1), st.floats(-1, 1))
-def test_what_is_within_the_tolerance_is_the_same(numbers: list[float], rtol: float, part: float) -> None:
+def test_what_is_within_the_tolerance_is_the_same(
+    numbers: list[float], rtol: float, part: float
+) -> None:
     moved = [number * (1 + part * rtol) for number in numbers]
-    assert compare_answers([answer(numbers)], [answer(moved)], parse_tolerance(f"rtol={rtol * 1.001 + 1e-9:.12f},atol=1e-6")).same
+    assert compare_answers(
+        [answer(numbers)],
+        [answer(moved)],
+        parse_tolerance(f"rtol={rtol * 1.001 + 1e-9:.12f},atol=1e-6"),
+    ).same
     assert compare_answers([answer(numbers)], [answer(numbers)], parse_tolerance("exact")).same
 
 
 class Server:
-    """Answers each request by what `says` makes of its body and of how many requests there were before it; each takes a second."""
+    """Answers each request by what `says` makes of its body and of how many requests there were
+    before it; each takes a second.
+    """
 
     configuration = Configuration(batch_size=4)
 
@@ -112,11 +141,20 @@ def test_a_configuration_is_compared_in_batches_with_what_the_archive_answers_on
     assert guard.note is None
     found = guard.compare(Server(lambda body, _: answer("x" if body == b"b" else body.decode())))
     assert found is not None
-    assert (found.compared, found.different, found.worst) == (2, 1, 'input 2: the answer: "b" (archive), "x" (this configuration)')
+    assert (found.compared, found.different, found.worst) == (
+        2,
+        1,
+        'input 2: the answer: "b" (archive), "x" (this configuration)',
+    )
 
 
 def test_a_form_that_was_accepted_for_its_labels_may_differ_in_numbers_but_has_to_answer() -> None:
-    kept = [FormRecord("int8", measured={"guard": {"passed": True, "limit": "top1>=-0.5%", "rows": 700}}), FormRecord("int4")]
+    kept = [
+        FormRecord(
+            "int8", measured={"guard": {"passed": True, "limit": "top1>=-0.5%", "rows": 700}}
+        ),
+        FormRecord("int4"),
+    ]
     guard = AccuracyGuard(INPUTS[:2], parse_tolerance(), verdicts=verdicts_of(kept))
     guard.learn(Server(lambda body, _: answer({"cat": 0.9})))
 
@@ -133,7 +171,15 @@ def test_a_form_that_was_accepted_for_its_labels_may_differ_in_numbers_but_has_t
     assert compared("int8", answer({"cat": 0.9})).accepted is None
     assert not compared("int4", answer({"cat": 0.7})).allowed
     assert not compared("int8", answer("out of order", 500)).allowed
-    assert verdicts_of([FormRecord("a", measured={"guard": guard}) for guard in (None, 3, {"passed": False}, {})]) == {}
+    assert (
+        verdicts_of(
+            [
+                FormRecord("a", measured={"guard": guard})
+                for guard in (None, 3, {"passed": False}, {})
+            ]
+        )
+        == {}
+    )
 
 
 def test_a_slow_model_is_compared_by_few_inputs() -> None:
@@ -153,5 +199,9 @@ def test_a_model_that_answers_differently_each_time_is_not_compared() -> None:
 
 
 def test_an_input_that_the_archive_refuses_is_an_error_with_what_to_do() -> None:
-    with pytest.raises(CliError, match=r"answers an input with 400: no image\. Correct --input or --content-type"):
-        AccuracyGuard(INPUTS, parse_tolerance()).learn(Server(lambda *_: ComparedAnswer(400, {}, b"no image")))
+    with pytest.raises(
+        CliError, match=r"answers an input with 400: no image\. Correct --input or --content-type"
+    ):
+        AccuracyGuard(INPUTS, parse_tolerance()).learn(
+            Server(lambda *_: ComparedAnswer(400, {}, b"no image"))
+        )

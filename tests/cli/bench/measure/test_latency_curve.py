@@ -18,16 +18,31 @@ from hypothesis import strategies as st
 
 from tsx_archiver import open_archive
 from tsx_cli.bench.measure import latency_curve, standalone_worker
-from tsx_cli.bench.measure.latency_curve import BatchTiming, implausible, measure_curve, point_of, precise, quartiles, settled, spread_of
+from tsx_cli.bench.measure.latency_curve import (
+    BatchTiming,
+    implausible,
+    measure_curve,
+    point_of,
+    precise,
+    quartiles,
+    settled,
+    spread_of,
+)
 from tsx_cli.bench.measure.standalone_worker import batch_of, items_of
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Curve, CurvePoint
 from tsx_cli.bench.workload.payloads import Payload
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")
+pytestmark = pytest.mark.skipif(
+    os.name == "nt", reason="workers that are programs need Linux or macOS"
+)
 
 HERE = Configuration()
-PAYLOADS = [Payload(b"a", "text/plain"), Payload(b"b", "text/plain", (("X-Mark", "!"),)), Payload(b"c", "text/plain")]
+PAYLOADS = [
+    Payload(b"a", "text/plain"),
+    Payload(b"b", "text/plain", (("X-Mark", "!"),)),
+    Payload(b"c", "text/plain"),
+]
 TELLING = """
     import time
 
@@ -62,27 +77,43 @@ SPYING = """
 
 
 @pytest.mark.usefixtures("processes")
-def test_an_archive_that_is_measured_or_optimized_sees_no_secret(model: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_is_measured_or_optimized_sees_no_secret(
+    model: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "TSX_MANAGEMENT_TOKEN"):
         monkeypatch.setenv(name, "a-secret")
     monkeypatch.setenv("HARMLESS", "seen")
-    with open_archive(model(SPYING)) as archive, standalone_worker.start_worker(standalone_worker.worker_spec(archive, HERE, 1)) as worker:
+    with (
+        open_archive(model(SPYING)) as archive,
+        standalone_worker.start_worker(standalone_worker.worker_spec(archive, HERE, 1)) as worker,
+    ):
         (answer,) = worker.answer(batch_of(items_of(PAYLOADS), 1, 0)).answers
     seen = json.loads(answer.body)
     assert seen["HARMLESS"] == "seen"
     assert "a-secret" not in seen.values()
-    assert "a-secret" not in standalone_worker.model_variables().values()  # which the process that builds a form has as well
+    assert (
+        "a-secret" not in standalone_worker.model_variables().values()
+    )  # which the process that builds a form has as well
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Write:
-    """model("source of handler.py", **keys of model-config.yaml) -> a directory that can be served"""
+    """model("source of handler.py", **keys of model-config.yaml) -> a directory that can be
+    served
+    """
 
     def write(source: str, **config: Any) -> Path:
         directory = tmp_path / "m"
         (directory / "MAR-INF").mkdir(parents=True)
-        described = {"modelName": "m", "modelVersion": "1.0", "handler": "handler.py", "configFile": "model-config.yaml"}
-        (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": described, "runtime": "python"}))
+        described = {
+            "modelName": "m",
+            "modelVersion": "1.0",
+            "handler": "handler.py",
+            "configFile": "model-config.yaml",
+        }
+        (directory / "MAR-INF" / "MANIFEST.json").write_text(
+            json.dumps({"model": described, "runtime": "python"})
+        )
         (directory / "model-config.yaml").write_text(json.dumps(config))
         (directory / "handler.py").write_text(textwrap.dedent(source))
         return directory
@@ -90,7 +121,9 @@ def model(tmp_path: Path) -> Write:
     return write
 
 
-def measured(directory: Path, variant: Configuration, sizes: Sequence[int], seconds: float = 0.3) -> Curve:
+def measured(
+    directory: Path, variant: Configuration, sizes: Sequence[int], seconds: float = 0.3
+) -> Curve:
     with open_archive(directory) as archive:
         return measure_curve(archive, variant, sizes, PAYLOADS, budget_seconds=seconds)
 
@@ -110,7 +143,10 @@ def test_times_and_steps_are_the_workers_own(model: Write) -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_answers_are_those_of_each_input(model: Write) -> None:
-    with open_archive(model(TELLING)) as archive, standalone_worker.start_worker(standalone_worker.worker_spec(archive, HERE, 2)) as worker:
+    with (
+        open_archive(model(TELLING)) as archive,
+        standalone_worker.start_worker(standalone_worker.worker_spec(archive, HERE, 2)) as worker,
+    ):
         answers = worker.answer(batch_of(items_of(PAYLOADS), 2, 0)).answers
     assert [(each.status, each.body) for each in answers] == [(200, b"a of 2"), (200, b"b! of 2")]
 
@@ -168,8 +204,18 @@ def test_a_handler_that_streams_is_measured_too(model: Write) -> None:
     ("source", "config", "variant", "said"),
     [
         ("raise RuntimeError('no weights here')", {}, HERE, "no weights here"),
-        ("def handle(data, context):\n    return data and data[3]\n", {}, HERE, "a batch of 1 was answered 500: .*list index out of range"),
-        ("def handle(data, context):\n    return data\n", {}, Configuration(precision="bf16"), "its handler ignores `precision`: see"),
+        (
+            "def handle(data, context):\n    return data and data[3]\n",
+            {},
+            HERE,
+            "a batch of 1 was answered 500: .*list index out of range",
+        ),
+        (
+            "def handle(data, context):\n    return data\n",
+            {},
+            Configuration(precision="bf16"),
+            "its handler ignores `precision`: see",
+        ),
         (TELLING.replace('"cpu"', '"cuda:0"'), {}, HERE, "runs on cuda:0, not on cpu"),
         (
             "import signal\n\ndef handle(data, context):\n    return data and signal.pause()\n",
@@ -179,7 +225,9 @@ def test_a_handler_that_streams_is_measured_too(model: Write) -> None:
         ),
     ],
 )
-def test_what_cannot_be_measured_says_why(model: Write, source: str, config: dict[str, Any], variant: Configuration, said: str) -> None:
+def test_what_cannot_be_measured_says_why(
+    model: Write, source: str, config: dict[str, Any], variant: Configuration, said: str
+) -> None:
     curve = measured(model(source, **config), variant, (1, 2))
     assert (curve.points, curve.precision) == ([], variant.precision)
     assert curve.failed is not None
@@ -189,14 +237,22 @@ def test_what_cannot_be_measured_says_why(model: Write, source: str, config: dic
 @pytest.mark.parametrize(
     ("config", "variant", "said"),
     [
-        ({"sequenceBatching": True, "sequenceMaxIdleMSec": 10}, HERE, "so the time of a batch cannot be measured"),
+        (
+            {"sequenceBatching": True, "sequenceMaxIdleMSec": 10},
+            HERE,
+            "so the time of a batch cannot be measured",
+        ),
         ({"asyncCommunication": True}, HERE, "so the time of a batch cannot be measured"),
         ({"useVenv": True}, HERE, "useVenv"),
         ({}, Configuration(device="cuda"), "there is no GPU here"),
     ],
 )
 def test_what_no_lone_worker_can_do_is_reported_without_starting_one(
-    model: Write, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], variant: Configuration, said: str
+    model: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any],
+    variant: Configuration,
+    said: str,
 ) -> None:
     monkeypatch.setattr(standalone_worker, "gpu_count", lambda: 0)
     monkeypatch.setattr("subprocess.Popen", None)
@@ -209,7 +265,12 @@ def test_the_keys_of_a_variant_are_in_the_load_order(model: Write) -> None:
         variant = Configuration(precision="bf16", compiled=True, threads=3, workers=4, batch_size=2)
         load = standalone_worker.worker_spec(archive, variant, 16).load
         config = yaml.safe_load(load["model_config"])
-        assert (load["batch_size"], load["threads"], load["gpu_id"], load["handler"]) == (16, 3, None, "handler.py")
+        assert (load["batch_size"], load["threads"], load["gpu_id"], load["handler"]) == (
+            16,
+            3,
+            None,
+            "handler.py",
+        )
         assert (config["precision"], config["warmup"]) == ("bf16", ["a.bin"])
         assert config["pt2"] == {"compile": {"backend": "inductor", "enable": True}}
 
@@ -218,7 +279,9 @@ def test_the_keys_of_a_variant_are_in_the_load_order(model: Write) -> None:
 def test_batches_take_the_inputs_in_turn(count: int, size: int, number: int) -> None:
     items = items_of([Payload(str(position).encode()) for position in range(count)])
     together = [item for earlier in range(number + 1) for item in batch_of(items, size, earlier)]
-    assert [int(bytes(body)) for _, _, body in together] == [position % count for position in range(size * (number + 1))]
+    assert [int(bytes(body)) for _, _, body in together] == [
+        position % count for position in range(size * (number + 1))
+    ]
 
 
 TIMES = st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=40)
@@ -251,7 +314,10 @@ def test_few_or_scattered_times_are_not_precise() -> None:
 
 
 def sized(*times: tuple[int, float]) -> list[CurvePoint]:
-    return [CurvePoint(batch_size=size, median_ms=ms, low_ms=0.9 * ms, high_ms=1.1 * ms, samples=9) for size, ms in times]
+    return [
+        CurvePoint(batch_size=size, median_ms=ms, low_ms=0.9 * ms, high_ms=1.1 * ms, samples=9)
+        for size, ms in times
+    ]
 
 
 def test_a_time_is_implausible_where_a_larger_batch_takes_less_or_far_less_is_done_in_it() -> None:
@@ -262,14 +328,20 @@ def test_a_time_is_implausible_where_a_larger_batch_takes_less_or_far_less_is_do
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_size_that_was_disturbed_is_timed_again(model: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_was_disturbed_is_timed_again(
+    model: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, disturbed = latency_curve._point, []
 
     def slow_at_first(worker: Any, items: Any, size: int, seconds: float, first: Any) -> Any:
         point, spread = real(worker, items, size, seconds, first)
         if size == 1 and not disturbed:
             disturbed.append(size)
-            point = point.model_copy(update={name: 50 * getattr(point, name) for name in ("median_ms", "low_ms", "high_ms")})
+            point = point.model_copy(
+                update={
+                    name: 50 * getattr(point, name) for name in ("median_ms", "low_ms", "high_ms")
+                }
+            )
         return point, spread
 
     monkeypatch.setattr(latency_curve, "_point", slow_at_first)

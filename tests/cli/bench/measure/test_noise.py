@@ -1,4 +1,6 @@
-"""What else happens on the machine, as the kernel tells it, on trees of files such as Linux has them."""
+"""What else happens on the machine, as the kernel tells it, on trees of files such as Linux has
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,21 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def process(root: Path, pid: int, seconds: float, parent: int = 1, name: str = "sh", waited: float = 0.0) -> None:
+def process(
+    root: Path, pid: int, seconds: float, parent: int = 1, name: str = "sh", waited: float = 0.0
+) -> None:
     place = root / "proc" / str(pid)
     place.mkdir(exist_ok=True)
-    fields = ["S", str(parent), *["0"] * 9, str(round(seconds * TICKS)), "0", str(round(waited * TICKS)), "0", "20"]
+    fields = [
+        "S",
+        str(parent),
+        *["0"] * 9,
+        str(round(seconds * TICKS)),
+        "0",
+        str(round(waited * TICKS)),
+        "0",
+        "20",
+    ]
     (place / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")
 
 
@@ -37,7 +50,9 @@ def moment(root: Path, at: float) -> noise.MachineCounters:
     return read(root, OWN)._replace(at=at)
 
 
-def test_the_time_of_other_processes_is_neither_that_of_the_benchmark_nor_of_the_kernel(root: Path) -> None:
+def test_the_time_of_other_processes_is_neither_that_of_the_benchmark_nor_of_the_kernel(
+    root: Path,
+) -> None:
     stat(root, 100)
     for pid, parent in ((1, 0), (2, 0), (OWN, 1), (11, OWN), (12, 11), (20, 1), (30, 2)):
         process(root, pid, 5, parent)
@@ -102,7 +117,9 @@ def test_steal_is_a_share_of_all_cores(root: Path) -> None:
         ("4:memory:/m\n3:cpu:/from/the/host", "cpu/cpu.stat", "throttled_time", 1e9),
     ],
 )
-def test_a_used_up_quota_is_read_of_both_versions_of_control_groups(root: Path, group: str, file: str, name: str, unit: float) -> None:
+def test_a_used_up_quota_is_read_of_both_versions_of_control_groups(
+    root: Path, group: str, file: str, name: str, unit: float
+) -> None:
     stat(root, 100)
     (root / "proc/self").mkdir()
     (root / "proc/self/cgroup").write_text(f"{group}\n")
@@ -114,10 +131,14 @@ def test_a_used_up_quota_is_read_of_both_versions_of_control_groups(root: Path, 
     assert between(before, moment(root, 4)).throttled == pytest.approx(0.25)
 
 
-def test_pressure_and_heat_are_those_of_the_time_between_and_unknown_where_the_kernel_does_not_count(root: Path) -> None:
+def test_pressure_and_heat_are_those_of_the_time_between_and_unknown_where_the_kernel_does_not_count(
+    root: Path,
+) -> None:
     stat(root, 100)
     some = root / "proc/pressure/memory"
-    some.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=1000000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
+    some.write_text(
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=1000000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    )
     heat = root / "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count"
     heat.parent.mkdir(parents=True)
     heat.write_text("3\n")
@@ -125,7 +146,12 @@ def test_pressure_and_heat_are_those_of_the_time_between_and_unknown_where_the_k
     some.write_text("some avg10=9.00 avg60=0.00 avg300=0.00 total=1500000\n")
     heat.write_text("5\n")
     found = between(before, moment(root, 5))
-    assert (found.memory_pressure, found.io_pressure, found.cpu_pressure, found.heat) == (0.1, None, None, 2)
+    assert (found.memory_pressure, found.io_pressure, found.cpu_pressure, found.heat) == (
+        0.1,
+        None,
+        None,
+        2,
+    )
 
 
 def test_without_proc_the_processes_and_cores_are_read_by_psutil(tmp_path: Path) -> None:
@@ -137,7 +163,9 @@ def test_without_proc_the_processes_and_cores_are_read_by_psutil(tmp_path: Path)
     assert between(before, after).others >= 0
 
 
-def test_a_watch_compares_its_probes_with_the_fastest_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_compares_its_probes_with_the_fastest_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     times = iter([2.0, 3.0, 1.0, 1.0, 1.5, 2.0])
     monkeypatch.setattr(noise, "probe", lambda: next(times))
     fastest: list[float] = []

@@ -21,7 +21,10 @@ from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.shared.cores import cpu_count
 
-linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not let a process choose its cores")
+linux = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"),
+    reason="this system does not let a process choose its cores",
+)
 
 
 @pytest.fixture
@@ -43,7 +46,11 @@ def test_the_side_that_names_no_cores_gets_what_the_other_leaves() -> None:
 @pytest.mark.parametrize(
     ("server", "generator", "reported"),
     [
-        ("0-4", None, "--server-cores: core 4 is not one of those that this process may use: 0, 1, 2, 3"),
+        (
+            "0-4",
+            None,
+            "--server-cores: core 4 is not one of those that this process may use: 0, 1, 2, 3",
+        ),
         (None, "x", "--generator-cores: 'x' is neither a core nor a range"),
         ("", None, "--server-cores: it names no core"),
         ("3-1", None, "--server-cores: it names no core"),
@@ -51,7 +58,9 @@ def test_the_side_that_names_no_cores_gets_what_the_other_leaves() -> None:
         ("0-1", "1-2", "--server-cores and --generator-cores both have core 1"),
     ],
 )
-def test_cores_that_cannot_be_had_are_refused(server: str | None, generator: str | None, reported: str) -> None:
+def test_cores_that_cannot_be_had_are_refused(
+    server: str | None, generator: str | None, reported: str
+) -> None:
     with pytest.raises(UsageError, match=reported.replace("(", "\\(")):
         chosen(server, generator)
 
@@ -59,7 +68,9 @@ def test_cores_that_cannot_be_had_are_refused(server: str | None, generator: str
 def test_a_system_that_cannot_pin_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     assert pinning.chosen(None, None) is None
-    with pytest.raises(UsageError, match="--server-cores: this system does not let a process choose its cores"):
+    with pytest.raises(
+        UsageError, match="--server-cores: this system does not let a process choose its cores"
+    ):
         chosen("0", None)
 
 
@@ -70,7 +81,10 @@ def test_processes_that_are_started_meanwhile_have_the_cores_and_count_them() ->
     core = min(before)
     with pinned([core]):
         shown = subprocess.run(
-            [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"], capture_output=True, text=True, check=True
+            [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert (shown.stdout.strip(), cpu_count()) == (f"{{{core}}}", 1)
     assert os.sched_getaffinity(0) == before
@@ -91,5 +105,8 @@ def test_the_generator_runs_on_its_own_cores() -> None:
                     seen.append(process.cpu_affinity())
 
     with scripted(lambda number, _: [OK]) as url:
-        measure(LoadPlan(url, "m", (Payload(b"x"),), seconds=0.6, warm_up=0.0, cores=(core,)), on_progress=look)
+        measure(
+            LoadPlan(url, "m", (Payload(b"x"),), seconds=0.6, warm_up=0.0, cores=(core,)),
+            on_progress=look,
+        )
     assert [core] in seen

@@ -22,7 +22,9 @@ from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Results, Trial
 from tsx_cli.bench.workload.payloads import Payload
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")
+pytestmark = pytest.mark.skipif(
+    os.name == "nt", reason="workers that are programs need Linux or macOS"
+)
 
 PAYLOADS = [Payload(b"a", "text/plain")]
 # What BaseHandler does under the switch is tested with it, in tests/runtime/worker/handlers.
@@ -48,7 +50,10 @@ SOURCE = """
 def archive(tmp_path: Path) -> Iterator[OpenArchive]:
     directory = tmp_path / "m"
     (directory / "MAR-INF").mkdir(parents=True)
-    manifest = {"model": {"modelName": "m", "modelVersion": "1.0", "handler": "handler.py"}, "runtime": "python"}
+    manifest = {
+        "model": {"modelName": "m", "modelVersion": "1.0", "handler": "handler.py"},
+        "runtime": "python",
+    }
     (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
     (directory / "handler.py").write_text(textwrap.dedent(SOURCE))
     with open_archive(directory) as opened:
@@ -63,7 +68,8 @@ def with_spy(monkeypatch: pytest.MonkeyPatch, place: Path, script: str | None) -
         (place / "py-spy").chmod(0o755)
     monkeypatch.setattr("sys.executable", str(place / "python"))
     monkeypatch.setattr(
-        "tsx_cli.bench.measure.profile.shutil.which", lambda name, path=None: next((str(file) for file in place.glob(name)), None)
+        "tsx_cli.bench.measure.profile.shutil.which",
+        lambda name, path=None: next((str(file) for file in place.glob(name)), None),
     )
 
 
@@ -73,9 +79,21 @@ def test_without_py_spy_there_is_no_graph_but_a_profile_by_cprofile(
 ) -> None:
     with_spy(monkeypatch, tmp_path / "bin", None)
     monkeypatch.chdir(tmp_path)
-    reported = profile(archive, Configuration(batch_size=2), [Payload(b"b", "text/plain")], Path("out"), seconds=0.2)
-    assert [file.name for file in reported.files] == ["steps.txt", "worker.prof", "torch-trace.json"]
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(file.name for file in reported.files)
+    reported = profile(
+        archive,
+        Configuration(batch_size=2),
+        [Payload(b"b", "text/plain")],
+        Path("out"),
+        seconds=0.2,
+    )
+    assert [file.name for file in reported.files] == [
+        "steps.txt",
+        "worker.prof",
+        "torch-trace.json",
+    ]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(
+        file.name for file in reported.files
+    )
     assert len(reported.notes) == 1
     assert "pip install 'tsx-serve[bench]'" in reported.notes[0]
     functions = {name for _, _, name in pstats.Stats(str(tmp_path / "out" / "worker.prof")).stats}  # type: ignore[attr-defined]
@@ -84,31 +102,48 @@ def test_without_py_spy_there_is_no_graph_but_a_profile_by_cprofile(
 
 
 @pytest.mark.usefixtures("processes")
-def test_with_py_spy_the_graph_is_its_own(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_py_spy_the_graph_is_its_own(
+    archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_spy(monkeypatch, tmp_path / "bin", 'kill -0 "$3" && echo "$@" > "$9"')
     reported = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
-    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"], reported.notes
+    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"], (
+        reported.notes
+    )
     assert "weigh" in {name for _, _, name in pstats.Stats(str(reported.files[2])).stats}  # type: ignore[attr-defined]
     words = reported.files[1].read_text().split()
-    assert (words[:2], words[3:]) == (["record", "--pid"], ["--duration", "1", "--rate", "200", "--output", str(reported.files[1])])
-    assert reported.notes == ["There is no trace of torch's: the handler does not run the steps of BaseHandler."]
+    assert (words[:2], words[3:]) == (
+        ["record", "--pid"],
+        ["--duration", "1", "--rate", "200", "--output", str(reported.files[1])],
+    )
+    assert reported.notes == [
+        "There is no trace of torch's: the handler does not run the steps of BaseHandler."
+    ]
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(
-    shutil.which("py-spy", path=str(Path(sys.executable).parent)) is None, reason="needs py-spy, which brings the extra bench"
+    shutil.which("py-spy", path=str(Path(sys.executable).parent)) is None,
+    reason="needs py-spy, which brings the extra bench",
 )
 def test_the_real_py_spy_sees_what_the_handler_calls(archive: OpenArchive, tmp_path: Path) -> None:
     reported = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.2)
     if any("could not look into the worker" in note for note in reported.notes):
         pytest.skip(reported.notes[0])  # a system may forbid it
-    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"], reported.notes
-    titles = [node.text or "" for node in ElementTree.parse(reported.files[1]).iter("{http://www.w3.org/2000/svg}title")]
+    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"], (
+        reported.notes
+    )
+    titles = [
+        node.text or ""
+        for node in ElementTree.parse(reported.files[1]).iter("{http://www.w3.org/2000/svg}title")
+    ]
     assert any(title.startswith("weigh (") and "samples" in title for title in titles)
 
 
 @pytest.mark.usefixtures("processes")
-def test_where_py_spy_may_not_look_the_reason_is_reported(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_py_spy_may_not_look_the_reason_is_reported(
+    archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_spy(monkeypatch, tmp_path / "bin", "echo Permission denied; exit 1")
     reported = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
     assert "worker.prof" in [file.name for file in reported.files]
@@ -130,14 +165,30 @@ def test_the_best_is_what_is_profiled_and_what_fails_is_a_note(
     archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_spy(monkeypatch, tmp_path / "bin", 'touch "$9"')
-    trials = [Trial(configuration=Configuration(batch_size=size).as_json()).model_dump() for size in (1, 4)]
+    trials = [
+        Trial(configuration=Configuration(batch_size=size).as_json()).model_dump()
+        for size in (1, 4)
+    ]
     results = results_of(trials=trials, baseline=0, winner=1)
     profile_best(archive, results, PAYLOADS, tmp_path / "out")
-    assert results.notes[0] == "cpu, 1 worker, batch 4 was profiled: profile/steps.txt, profile/flame.svg, profile/worker.prof"
-    assert "`snakeviz profile/worker.prof` (pip install snakeviz) or `python -m pstats profile/worker.prof` opens" in results.notes[-1]
-    assert (tmp_path / "out" / "profile" / "steps.txt").read_text().startswith("m: cpu, 1 worker, batch 4\n")
+    assert (
+        results.notes[0]
+        == "cpu, 1 worker, batch 4 was profiled: profile/steps.txt, profile/flame.svg, profile/worker.prof"
+    )
+    assert (
+        "`snakeviz profile/worker.prof` (pip install snakeviz) or `python -m pstats profile/worker.prof` opens"
+        in results.notes[-1]
+    )
+    assert (
+        (tmp_path / "out" / "profile" / "steps.txt")
+        .read_text()
+        .startswith("m: cpu, 1 worker, batch 4\n")
+    )
 
-    lost = results_of(trials=[Trial(configuration=Configuration(device="cuda").as_json()).model_dump()], baseline=0)
+    lost = results_of(
+        trials=[Trial(configuration=Configuration(device="cuda").as_json()).model_dump()],
+        baseline=0,
+    )
     monkeypatch.setattr("tsx_cli.bench.measure.standalone_worker.gpu_count", lambda: 0)
     profile_best(archive, lost, PAYLOADS, tmp_path / "out")
     assert lost.notes == ["The profile failed: there is no GPU here that torch could use"]

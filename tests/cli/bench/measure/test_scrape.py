@@ -10,11 +10,17 @@ NOTHING = parse("", "m")
 
 
 def reported(**values: float) -> str:
-    return "\n".join(f'{name}{{model_name="m",model_version="1.0"}} {value}' for name, value in values.items())
+    return "\n".join(
+        f'{name}{{model_name="m",model_version="1.0"}} {value}' for name, value in values.items()
+    )
 
 
-def test_steps_of_batches_are_reported_as_requests_saw_them_where_large_and_small_ones_alternate() -> None:
-    """Nine requests in a batch of 90 ms and one in a batch of 10 ms: the mean batch takes 50 ms, that of the mean request 82 ms."""
+def test_steps_of_batches_are_reported_as_requests_saw_them_where_large_and_small_ones_alternate() -> (
+    None
+):
+    """Nine requests in a batch of 90 ms and one in a batch of 10 ms: the mean batch takes 50 ms,
+    that of the mean request 82 ms.
+    """
     after = parse(
         reported(
             tsx_request_seconds_sum=9 * 0.1 + 0.02,
@@ -53,7 +59,10 @@ tsx_batch_size_bucket{model_name="m",hostname="h",le="+Inf"} %s
 
 
 def test_metrics_tell_where_the_time_went_and_how_large_batches_were() -> None:
-    before, after = (parse(METRICS % values, "m") for values in ((1, 10, 2, 5, 3, 5, 5), (1.4, 30, 3, 15, 4, 14, 15)))
+    before, after = (
+        parse(METRICS % values, "m")
+        for values in ((1, 10, 2, 5, 3, 5, 5), (1.4, 30, 3, 15, 4, 14, 15))
+    )
     reported = stages(before, after, mean_ms=130)
     assert [round(value) for value in reported.model_dump().values()] == [20, 0, 100, 0, 10]
     assert batch_sizes(before, after) == {1: 1, 2: 8, 4: 1}

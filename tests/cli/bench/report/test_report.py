@@ -30,7 +30,19 @@ from tsx_cli.bench.model.results import (
     read_results,
 )
 from tsx_cli.bench.report import show, write_report
-from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, BarSegment, ChartMark, Interval, Series, axis, plot, stacked, ticks
+from tsx_cli.bench.report.charts import (
+    DECADES,
+    SMALLEST,
+    Axis,
+    BarSegment,
+    ChartMark,
+    Interval,
+    Series,
+    axis,
+    plot,
+    stacked,
+    ticks,
+)
 from tsx_cli.bench.report.facts import facts
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.bench.report.shown import margin, note, shown_point
@@ -52,7 +64,12 @@ def report(found: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "profile").mkdir()
     (directory / "profile" / "flame.svg").write_text("<svg/>")
     (directory / "profile" / "worker.prof").touch()
-    assert [file.name for file in write_report(found, directory)] == ["report.html", "report.md", "results.csv", "results.json"]
+    assert [file.name for file in write_report(found, directory)] == [
+        "report.html",
+        "report.md",
+        "results.csv",
+        "results.json",
+    ]
     return directory
 
 
@@ -62,7 +79,10 @@ def test_the_results_are_read_back_as_they_were(found: Results, report: Path) ->
 
 def test_the_page_needs_nothing_from_elsewhere(report: Path) -> None:
     page = (report / "report.html").read_text()
-    assert set(re.findall(r'(?:href|src)="([^"]*)"', page)) == {"profile/flame.svg", "profile/worker.prof"}
+    assert set(re.findall(r'(?:href|src)="([^"]*)"', page)) == {
+        "profile/flame.svg",
+        "profile/worker.prof",
+    }
     assert "(<code>snakeviz profile/worker.prof</code>)" in page
     assert "<script" not in page
     assert "url(" not in page
@@ -73,11 +93,15 @@ def test_a_line_joins_loads_of_one_kind_only() -> None:
     found = results()
     before = charts(found)[0].svg.count('class="line"')
     winner = found.trials[found.winner or 0]
-    winner.points += [point(512, winner.points[at].rounds, rate=rate) for at, rate in ((0, 40.0), (1, 60.0))]
+    winner.points += [
+        point(512, winner.points[at].rounds, rate=rate) for at, rate in ((0, 40.0), (1, 60.0))
+    ]
     assert charts(found)[0].svg.count('class="line"') == before + 1
 
 
-def test_the_page_shows_the_winner_each_chart_and_what_became_of_each_configuration(report: Path) -> None:
+def test_the_page_shows_the_winner_each_chart_and_what_became_of_each_configuration(
+    report: Path,
+) -> None:
     page = (report / "report.html").read_text()
     for title in (
         "Throughput and latency",
@@ -101,8 +125,14 @@ def test_every_chart_is_well_formed_and_says_in_words_what_each_point_is(found: 
     made = {chart.title: ElementTree.fromstring(chart.svg) for chart in charts(found)}
     hints = [element.text or "" for element in made["Throughput and latency"].iter("title")]
     assert len(hints) == sum(len(trial.points) for trial in found.trials)
-    assert any(hint.startswith("cpu, 2 workers, 1 thread, batch 4\n2 connections: ") for hint in hints)
-    assert [element.text for element in made["Throughput and latency"].iter("text") if element.get("class") == "bound"] == ["p99<100ms"]
+    assert any(
+        hint.startswith("cpu, 2 workers, 1 thread, batch 4\n2 connections: ") for hint in hints
+    )
+    assert [
+        element.text
+        for element in made["Throughput and latency"].iter("text")
+        if element.get("class") == "bound"
+    ] == ["p99<100ms"]
 
 
 def test_the_facts_say_what_the_server_used(found: Results) -> None:
@@ -113,18 +143,39 @@ def test_the_facts_say_what_the_server_used(found: Results) -> None:
     assert dict(facts(with_gpu))["server at that load"].endswith(", 80% of the GPU")
 
 
-def test_csv_has_a_row_for_each_load_and_each_configuration_without_one(found: Results, report: Path) -> None:
+def test_csv_has_a_row_for_each_load_and_each_configuration_without_one(
+    found: Results, report: Path
+) -> None:
     reported = list(csv.DictReader((report / "results.csv").read_text().splitlines()))
     assert len(reported) == sum(max(1, len(trial.points)) for trial in found.trials)
     winner = next(row for row in reported if row["winner"] == "true")
-    assert (winner["workers"], winner["batch_size"], winner["connections"], winner["holds"]) == ("2", "4", "2", "true")
-    assert float(winner["throughput_low"]) < float(winner["throughput"]) < float(winner["throughput_high"])
+    assert (winner["workers"], winner["batch_size"], winner["connections"], winner["holds"]) == (
+        "2",
+        "4",
+        "2",
+        "true",
+    )
+    assert (
+        float(winner["throughput_low"])
+        < float(winner["throughput"])
+        < float(winner["throughput_high"])
+    )
     failed = next(row for row in reported if row["state"] == "failed")
-    assert (failed["workers"], failed["throughput"], failed["note"]) == ("16", "", "failed: a worker died: out of memory")
+    assert (failed["workers"], failed["throughput"], failed["note"]) == (
+        "16",
+        "",
+        "failed: a worker died: out of memory",
+    )
 
 
 def test_a_spreadsheet_takes_no_error_for_a_formula(found: Results, tmp_path: Path) -> None:
-    bad = found.model_copy(update={"trials": [Trial(configuration={}, points=found.trials[0].points)], "winner": None, "baseline": None})
+    bad = found.model_copy(
+        update={
+            "trials": [Trial(configuration={}, points=found.trials[0].points)],
+            "winner": None,
+            "baseline": None,
+        }
+    )
     bad.against = "=cmd|' /C calc'!A0"
     bad.trials[0].best = None
     bad.slo = None
@@ -139,12 +190,17 @@ def test_markdown_has_the_same_figures(report: Path) -> None:
     assert "Highest throughput within p99\\<100ms: **cpu, 2 workers, 1 thread, batch 4**" in text
     assert "| cpu, 2 workers, 1 thread, batch 4 (winner) | 2 conn. |" in text
     assert "## Mean time of a request" in text
-    assert "[profile/flame.svg](profile/flame.svg), [profile/worker.prof](profile/worker.prof) (`snakeviz profile/worker.prof`)" in text
+    assert (
+        "[profile/flame.svg](profile/flame.svg), [profile/worker.prof](profile/worker.prof) (`snakeviz profile/worker.prof`)"
+        in text
+    )
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
 
-def test_names_and_errors_of_others_are_text_and_nothing_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_and_errors_of_others_are_text_and_nothing_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     hostile = results()
     hostile.model.name = "<script>alert(1)</script>|x"
     hostile.why = "</style><img src=x>"
@@ -159,12 +215,19 @@ def test_names_and_errors_of_others_are_text_and_nothing_more(tmp_path: Path, ca
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_the_terminal_shows_the_winner_and_why(found: Results, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_shows_the_winner_and_why(
+    found: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
     show(found)
     reported = capsys.readouterr().out
-    assert re.search(r"^cpu, 2 workers, 1 thread, batch 4 \(winner\) +2 conn\. ", reported, re.MULTILINE)
+    assert re.search(
+        r"^cpu, 2 workers, 1 thread, batch 4 \(winner\) +2 conn\. ", reported, re.MULTILINE
+    )
     assert re.search(r"^cpu, 1 worker, batch 1 \(baseline\) +1 conn\. ", reported, re.MULTILINE)
-    assert "Best: cpu, 2 workers, 1 thread, batch 4\n      2 workers with batches of 4 answer the most" in reported
+    assert (
+        "Best: cpu, 2 workers, 1 thread, batch 4\n      2 workers with batches of 4 answer the most"
+        in reported
+    )
     assert "Note: the machine was noisy" in reported
 
 
@@ -179,7 +242,10 @@ def test_figures_stay_in_one_line_on_a_terminal_of_80_columns(
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in capsys.readouterr().out.splitlines()]
     table = lines[: next(place for place, line in enumerate(lines) if line.startswith("Best:"))]
     assert max(map(len, lines[: len(table) - 4])) <= 80
-    for pattern in (r" cpu, 2 workers, 1 .* 2 conn\. +51.2 ± 1.6% +39.1 ms +87.7 ms +0 ", r" cpu, 2 workers, .* ~22,855 +- +~4.71 ms +- "):
+    for pattern in (
+        r" cpu, 2 workers, 1 .* 2 conn\. +51.2 ± 1.6% +39.1 ms +87.7 ms +0 ",
+        r" cpu, 2 workers, .* ~22,855 +- +~4.71 ms +- ",
+    ):
         assert any(re.match(pattern, line) for line in table), table
 
 
@@ -193,11 +259,17 @@ def test_nothing_is_cut_off_on_a_terminal_of_80_columns_whatever_the_figures(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
     wide = found.model_copy(deep=True, update={"price_per_hour": 1_234.0})
-    how = Configuration(device="cuda", precision="bf16", compiled=True, threads=16, workers=16, batch_size=512)
+    how = Configuration(
+        device="cuda", precision="bf16", compiled=True, threads=16, workers=16, batch_size=512
+    )
     chosen = wide.trials[3].chosen
     assert chosen is not None
     wide.trials[3].configuration = how.as_json()
-    chosen.offered.connections, chosen.throughput.value, chosen.throughput.high = 16, 1_234.0, 1_356.0
+    chosen.offered.connections, chosen.throughput.value, chosen.throughput.high = (
+        16,
+        1_234.0,
+        1_356.0,
+    )
     chosen.latency.p50_ms, chosen.p99_ms.value, chosen.error_rate = 1_730.4, 12_345.6, 0.0123
     show(wide)
     lines = on_a_terminal(capsys.readouterr().out)
@@ -224,28 +296,46 @@ def test_a_run_against_a_server_fits_into_80_columns(
     trial = Trial(configuration={}, points=measured.trials[3].points, best=1)
     pins = {"price_per_hour": 0.53, "pinning": PinnedCores(server=[], generator=[1])}
     url = "https://inference.example.com:8443/a/long/prefix/of/the/address"
-    show_against(measured.model_copy(update={"against": url, "trials": [trial], "winner": None, "baseline": None, **pins}))
+    show_against(
+        measured.model_copy(
+            update={"against": url, "trials": [trial], "winner": None, "baseline": None, **pins}
+        )
+    )
     lines = on_a_terminal(capsys.readouterr().out)
     assert max(map(len, lines)) <= 80
     said = " ".join(" ".join(lines).split())
-    for part in ("cost/M 2.88", "generator 1", "knee: 40.0/s holds, 80.0/s does not (p99<100ms)", "20.0/s: p50"):
+    for part in (
+        "cost/M 2.88",
+        "generator 1",
+        "knee: 40.0/s holds, 80.0/s does not (p99<100ms)",
+        "20.0/s: p50",
+    ):
         assert part in said
 
 
 def trial_out_of_time() -> Trial:
-    how, predicted = Configuration(workers=2, batch_size=32), Prediction(throughput=22855.0, p99_ms=4.71)
-    return Trial(configuration=how.as_json(), state="predicted", reason=OUT_OF_TIME, predicted=predicted)
+    how, predicted = (
+        Configuration(workers=2, batch_size=32),
+        Prediction(throughput=22855.0, p99_ms=4.71),
+    )
+    return Trial(
+        configuration=how.as_json(), state="predicted", reason=OUT_OF_TIME, predicted=predicted
+    )
 
 
-def test_a_run_that_was_too_short_names_no_winner(found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_too_short_names_no_winner(
+    found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     short = found.model_copy(deep=True, update={"winner": None, "faster_unmeasured": 1})
     short.trials.append(trial_out_of_time())
     conclude(short)
-    why = (
-        "a configuration that is expected to be faster could not be measured, such as cpu, 2 workers, batch 32 with about 22,855 requests/s"
+    why = "a configuration that is expected to be faster could not be measured, such as cpu, 2 workers, batch 32 with about 22,855 requests/s"
+    assert short.why.startswith(
+        f"The time was too short to choose: {why}. The fastest that was measured is cpu, "
     )
-    assert short.why.startswith(f"The time was too short to choose: {why}. The fastest that was measured is cpu, ")
-    assert short.why.endswith("Continue with --resume and a longer --time-limit, or give fewer configurations.")
+    assert short.why.endswith(
+        "Continue with --resume and a longer --time-limit, or give fewer configurations."
+    )
     show(short)
     reported = capsys.readouterr().out
     assert "Best:" not in reported
@@ -266,34 +356,58 @@ def test_a_stall_does_not_hide_in_percentiles(found: Results, tmp_path: Path) ->
     assert said in (tmp_path / "report.md").read_text()
 
 
-def test_the_winner_is_reported_beside_the_baseline_as_they_were_measured_in_turn(found: Results) -> None:
+def test_the_winner_is_reported_beside_the_baseline_as_they_were_measured_in_turn(
+    found: Results,
+) -> None:
     def reported(paired: list[PairedComparison]) -> str:
-        return dict(headline(found.model_copy(update={"paired": paired})))["compared with the baseline"]
+        return dict(headline(found.model_copy(update={"paired": paired})))[
+            "compared with the baseline"
+        ]
 
     apart = reported([PairedComparison(first=3, second=1, ratio=1.3, low=1.2, high=1.4, real=True)])
     assert re.fullmatch(r"\d\.\d\d times", apart)
-    assert reported([PairedComparison(first=3, second=0, ratio=2.5, low=2.4, high=2.6, real=True)]) == "2.50 times"
-    assert reported([PairedComparison(first=3, second=0, ratio=1.01, low=0.9, high=1.2, real=False)]).endswith(", within the noise")
+    assert (
+        reported([PairedComparison(first=3, second=0, ratio=2.5, low=2.4, high=2.6, real=True)])
+        == "2.50 times"
+    )
+    assert reported(
+        [PairedComparison(first=3, second=0, ratio=1.01, low=0.9, high=1.2, real=False)]
+    ).endswith(", within the noise")
 
 
-def test_a_run_that_found_little_still_has_a_report(found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_found_little_still_has_a_report(
+    found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = {"winner": None, "why": "", "complete": False}
-    nothing = found.model_copy(update=base | {"trials": [], "baseline": None, "curves": [], "slo": None})
+    nothing = found.model_copy(
+        update=base | {"trials": [], "baseline": None, "curves": [], "slo": None}
+    )
     failed = found.model_copy(update=base | {"trials": found.trials[6:], "baseline": None})
-    bound_too_low = found.model_copy(update=base | {"trials": [trial.model_copy(update={"best": None}) for trial in found.trials]})
+    bound_too_low = found.model_copy(
+        update=base
+        | {"trials": [trial.model_copy(update={"best": None}) for trial in found.trials]}
+    )
     reported = {}
     for name, each in (("nothing", nothing), ("failed", failed), ("low", bound_too_low)):
         write_report(each, tmp_path / name)
         show(each)
         reported[name] = (tmp_path / name / "report.html").read_text()
-        assert "This run is incomplete: the report shows what was measured before it stopped." in reported[name]
-        assert "This run is incomplete: the report shows what was measured before it stopped." in capsys.readouterr().out
+        assert (
+            "This run is incomplete: the report shows what was measured before it stopped."
+            in reported[name]
+        )
+        assert (
+            "This run is incomplete: the report shows what was measured before it stopped."
+            in capsys.readouterr().out
+        )
     assert "Nothing was measured" in reported["nothing"]
     assert "No configuration met the bound" in reported["low"]
     assert "never within p99&lt;100ms" in reported["low"]
 
 
-def test_a_server_that_ran_already_is_reported_by_its_address(found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_ran_already_is_reported_by_its_address(
+    found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trial = Trial(configuration={}, points=found.trials[0].points[:1], best=0)
     against = found.model_copy(
         update={
@@ -315,24 +429,38 @@ def test_a_server_that_ran_already_is_reported_by_its_address(found: Results, tm
 
 
 def test_the_schema_in_the_documentation_is_that_of_the_code() -> None:
-    assert json.loads(SCHEMA.read_text()) == Results.model_json_schema(mode="serialization"), "run python scripts/update_docs.py"
+    assert json.loads(SCHEMA.read_text()) == Results.model_json_schema(mode="serialization"), (
+        "run python scripts/update_docs.py"
+    )
 
 
 def error_bars(svg: str) -> list[str]:
-    return [element.get("d", "") for element in ElementTree.fromstring(svg).iter("path") if "error" in element.get("class", "")]
+    return [
+        element.get("d", "")
+        for element in ElementTree.fromstring(svg).iter("path")
+        if "error" in element.get("class", "")
+    ]
 
 
 def with_rates(found: Results) -> Results:
     """The winner with open loops, of which those up to 40/s hold."""
     found = found.model_copy(deep=True)
     winner = found.trials[found.winner or 0]
-    winner.points += [point(512, winner.points[at].rounds, rate=rate, bound=90) for at, rate in ((0, 20.0), (1, 40.0), (3, 80.0))]
+    winner.points += [
+        point(512, winner.points[at].rounds, rate=rate, bound=90)
+        for at, rate in ((0, 20.0), (1, 40.0), (3, 80.0))
+    ]
     return found
 
 
 def test_every_chart_of_measured_points_has_error_bars(found: Results) -> None:
     made = {chart.title: chart for chart in charts(with_rates(found))}
-    titles = {"Throughput and latency", "Latency by rate", "Latency distribution", "Where the time goes"}
+    titles = {
+        "Throughput and latency",
+        "Latency by rate",
+        "Latency distribution",
+        "Where the time goes",
+    }
     for title in {*titles, "One worker without a server"}:
         assert error_bars(made[title].svg), title
         assert "Error bars are 95 % intervals" in made[title].says
@@ -340,7 +468,9 @@ def test_every_chart_of_measured_points_has_error_bars(found: Results) -> None:
     for trial in once.trials:
         trial.points = [point(each.offered.connections, each.rounds[:1]) for each in trial.points]
     made = {chart.title: chart for chart in charts(once)}
-    assert not [title for title in titles & made.keys() if error_bars(made[title].svg)], "one round has no interval"
+    assert not [title for title in titles & made.keys() if error_bars(made[title].svg)], (
+        "one round has no interval"
+    )
 
 
 def test_no_axis_and_no_error_bar_goes_below_nothing_or_out_of_the_frame() -> None:
@@ -353,7 +483,9 @@ def test_no_axis_and_no_error_bar_goes_below_nothing_or_out_of_the_frame() -> No
     for log in (False, True):
         scale = axis("x", [apart.throughput.value], log=log, bars=[bar])
         assert scale.low >= 0
-        svg = plot("t", scale, scale, [Series("s", "winner", [ChartMark(50, 50, "", False, bar, bar)])])
+        svg = plot(
+            "t", scale, scale, [Series("s", "winner", [ChartMark(50, 50, "", False, bar, bar)])]
+        )
         (path,) = error_bars(svg)
         places = [float(number) for number in re.findall(r"(?<![hv-])\d+\.\d", path)]
         assert all(0 <= place <= 480 for place in places), path
@@ -380,7 +512,9 @@ def test_a_line_joins_one_kind_of_arrivals_only(found: Results) -> None:
 def test_the_course_of_the_rounds_is_drawn_with_their_warm_ups(found: Results) -> None:
     made = {chart.title: chart for chart in charts(found)}
     latency = ElementTree.fromstring(made["Latency over time"].svg)
-    assert len(latency.findall(".//*[@class='line']")) == 6, "p50 and p99 of three rounds, not joined"
+    assert len(latency.findall(".//*[@class='line']")) == 6, (
+        "p50 and p99 of three rounds, not joined"
+    )
     assert [element[0].text for element in latency.findall(".//*[@class='span warm']")] == [
         f"warm-up of round {turn}" for turn in (1, 2, 3)
     ]
@@ -396,8 +530,14 @@ def test_disturbed_rounds_are_marked_in_charts_and_tables(found: Results, tmp_pa
     noisy.tied = [2]
     made = {chart.title: ElementTree.fromstring(chart.svg) for chart in charts(noisy)}
     spans = made["Latency over time"].findall(".//*[@class='span disturbed']")
-    assert [span[0].text for span in spans] == [f"round {turn}: other processes used 0.9 cores (limit 0.1)" for turn in (1, 2, 3)]
-    (dot,) = [each for each in made["Throughput and latency"].iter("circle") if "faint" in each.get("class", "")]
+    assert [span[0].text for span in spans] == [
+        f"round {turn}: other processes used 0.9 cores (limit 0.1)" for turn in (1, 2, 3)
+    ]
+    (dot,) = [
+        each
+        for each in made["Throughput and latency"].iter("circle")
+        if "faint" in each.get("class", "")
+    ]
     said = "3 of 3 rounds were disturbed: other processes used 0.9 cores (limit 0.1)"
     assert str(dot[0].text).endswith(said)
     write_report(noisy, tmp_path)
@@ -407,10 +547,14 @@ def test_disturbed_rounds_are_marked_in_charts_and_tables(found: Results, tmp_pa
     assert "3 (3 disturbed)" in page
     assert "cpu, 2 workers, 1 thread, batch 1 (tie)" in page
     chosen.rounds[0].disturbed = []
-    assert "disturbed" not in note(noisy.trials[3], noisy), "what was repeated undisturbed does not count"
+    assert "disturbed" not in note(noisy.trials[3], noisy), (
+        "what was repeated undisturbed does not count"
+    )
 
 
-def test_starts_and_sizes_of_inputs_have_tables(found: Results, report: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_starts_and_sizes_of_inputs_have_tables(
+    found: Results, report: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page, text = (report / "report.html").read_text(), (report / "report.md").read_text()
     for each in (page, text):
         assert "Cold and warm" in each
@@ -418,7 +562,11 @@ def test_starts_and_sizes_of_inputs_have_tables(found: Results, report: Path, ca
         assert "66.0 ms" in each
     show(found)
     reported = capsys.readouterr().out
-    assert re.search(r"^cpu, 2 workers, 1 thread, batch 4 +2\.35 s ± 27\.0% +66\.0 ms +\d", reported, re.MULTILINE)
+    assert re.search(
+        r"^cpu, 2 workers, 1 thread, batch 4 +2\.35 s ± 27\.0% +66\.0 ms +\d",
+        reported,
+        re.MULTILINE,
+    )
     assert re.search(r"^8,122 to 9,003 bytes +766 +\d+\.\d ms ± \d+\.\d% +", reported, re.MULTILINE)
 
 
@@ -432,10 +580,18 @@ def test_a_price_adds_the_cost_of_a_million_requests_to_each_row(
     assert best is not None
     cost = cost_per_million(0.53, best.throughput.value)
     assert cost == pytest.approx(0.53 / 3600 / best.throughput.value * 1e6)
-    assert re.search(rf"^cpu, 2 workers, 1 thread, batch 4 \(winner\) .* {cost:.2f}$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(
+        rf"^cpu, 2 workers, 1 thread, batch 4 \(winner\) .* {cost:.2f}$",
+        capsys.readouterr().out,
+        re.MULTILINE,
+    )
     assert f"| {cost:.2f} |" in (tmp_path / "report.md").read_text()
     assert f'<td class="n">{cost:.2f}</td>' in (tmp_path / "report.html").read_text()
-    row = next(row for row in csv.DictReader((tmp_path / "results.csv").read_text().splitlines()) if row["winner"] == "true")
+    row = next(
+        row
+        for row in csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
+        if row["winner"] == "true"
+    )
     assert float(row["cost_per_million"]) == pytest.approx(cost, rel=1e-4)
     write_report(found, tmp_path)
     assert "cost/M" not in (tmp_path / "report.html").read_text()
@@ -449,7 +605,9 @@ def test_axes_hold_what_they_are_for_and_have_few_ticks(values: list[float], log
     scale = axis("x", values, log=log)
     assert scale.low < scale.high
     assert all(value <= scale.high for value in values)
-    assert all(scale.low <= value for value in values if value > max(SMALLEST, scale.high / DECADES))
+    assert all(
+        scale.low <= value for value in values if value > max(SMALLEST, scale.high / DECADES)
+    )
     reported = ticks(scale)
     assert len(reported) <= 16
     assert all(scale.low * 0.999 <= value <= scale.high * 1.001 for value, _ in reported)
@@ -458,7 +616,12 @@ def test_axes_hold_what_they_are_for_and_have_few_ticks(values: list[float], log
 @given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=6))
 def test_charts_stay_inside_their_frame(points: list[tuple[float, float]]) -> None:
     marks = [ChartMark(x, y, "<&>", hollow=y > 3) for x, y in points]
-    drawn = plot("t", axis("x", [x for x, _ in points]), axis("y", [y for _, y in points]), [Series("s", "winner", marks)])
+    drawn = plot(
+        "t",
+        axis("x", [x for x, _ in points]),
+        axis("y", [y for _, y in points]),
+        [Series("s", "winner", marks)],
+    )
     for circle in ElementTree.fromstring(drawn).iter("circle"):
         assert 0 <= float(circle.get("cx", "-1")) <= 480
         assert 0 <= float(circle.get("cy", "-1")) <= 300
@@ -467,7 +630,14 @@ def test_charts_stay_inside_their_frame(points: list[tuple[float, float]]) -> No
 def test_ticks_that_are_given_are_kept_and_bars_of_one_value_are_drawn() -> None:
     assert ticks(Axis("x", 0, 1, ticks=[(0.5, "half")])) == [(0.5, "half")]
     segment = BarSegment(100.0, "winner", "all")
-    assert len(list(ElementTree.fromstring(stacked("t", [("1", "100 %", [segment], None)])).iter("rect"))) == 1
+    assert (
+        len(
+            list(
+                ElementTree.fromstring(stacked("t", [("1", "100 %", [segment], None)])).iter("rect")
+            )
+        )
+        == 1
+    )
 
 
 def warm_medians(results: Results) -> dict[str, str]:
@@ -475,11 +645,19 @@ def warm_medians(results: Results) -> dict[str, str]:
     return {row[0]: row[-1] for row in table.rows}
 
 
-def test_a_load_without_answers_is_neither_a_warm_median_nor_what_came_closest(found: Results) -> None:
+def test_a_load_without_answers_is_neither_a_warm_median_nor_what_came_closest(
+    found: Results,
+) -> None:
     failing = found.model_copy(deep=True)
     trial = failing.trials[0]
     nothing = Round(seconds=1, sent=9, ok=0, errors={"500": 9}, throughput=0, latency=Latency())
-    trial.points, trial.best = [*trial.points, point_of(OfferedLoad(connections=64), [nothing], None)], None
+    trial.points, trial.best = (
+        [*trial.points, point_of(OfferedLoad(connections=64), [nothing], None)],
+        None,
+    )
     assert shown_point(trial) == trial.points[0]
-    assert warm_medians(failing)["cpu, 1 worker, batch 1"] == warm_medians(found)["cpu, 1 worker, batch 1"]
+    assert (
+        warm_medians(failing)["cpu, 1 worker, batch 1"]
+        == warm_medians(found)["cpu, 1 worker, batch 1"]
+    )
     assert charts(failing)

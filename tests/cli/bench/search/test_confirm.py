@@ -11,7 +11,15 @@ import pytest
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.parts import Latency
 from tsx_cli.bench.model.points import confirmed_best, point_of, winner_of, with_round
-from tsx_cli.bench.model.results import Environment, Inputs, ModelInfo, OfferedLoad, Results, Round, Trial
+from tsx_cli.bench.model.results import (
+    Environment,
+    Inputs,
+    ModelInfo,
+    OfferedLoad,
+    Results,
+    Round,
+    Trial,
+)
 from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
@@ -25,7 +33,15 @@ SLO = parse_slo("p99<50ms")
 def one_round(rate: float, p99: float, *, lost: int = 0) -> Round:
     latency = Latency(mean_ms=p99 / 2, p50_ms=p99 / 2, p99_ms=p99, max_ms=p99)
     histogram = [(p99 / 2, 90), (p99, 10)]
-    return Round(seconds=1, sent=100 + lost, ok=100, unanswered=lost, throughput=rate, latency=latency, histogram=histogram)
+    return Round(
+        seconds=1,
+        sent=100 + lost,
+        ok=100,
+        unanswered=lost,
+        throughput=rate,
+        latency=latency,
+        histogram=histogram,
+    )
 
 
 def test_a_point_holds_where_its_bounds_do_and_all_were_answered() -> None:
@@ -33,9 +49,13 @@ def test_a_point_holds_where_its_bounds_do_and_all_were_answered() -> None:
     assert not point_of(OfferedLoad(), [one_round(100, 40), one_round(110, 60)], SLO).holds
     assert not point_of(OfferedLoad(), [one_round(100, 40, lost=1)], None).holds
     assert point_of(OfferedLoad(), [one_round(100, 900)], None).holds
-    assert not point_of(OfferedLoad(mode="open", rate=100), [one_round(90, 10)], SLO).holds, "it is behind for good"
+    assert not point_of(OfferedLoad(mode="open", rate=100), [one_round(90, 10)], SLO).holds, (
+        "it is behind for good"
+    )
     unsent = one_round(100, 10).model_copy(update={"unsent": 20})
-    assert not point_of(OfferedLoad(mode="open", rate=120), [unsent], SLO).holds, "what found no free connection counts as well"
+    assert not point_of(OfferedLoad(mode="open", rate=120), [unsent], SLO).holds, (
+        "what found no free connection counts as well"
+    )
 
 
 def test_what_was_measured_again_counts_before_what_was_higher_once() -> None:
@@ -91,24 +111,43 @@ def trials(*rates: float) -> list[Trial]:
 
 
 def test_the_best_the_next_best_and_the_baseline_are_measured_in_turn() -> None:
-    machine = Machine(lambda at, number: one_round((100, 150, 200)[at] * (1 + number % 2 / 100), 20), trials(100, 150, 200))
+    machine = Machine(
+        lambda at, number: one_round((100, 150, 200)[at] * (1 + number % 2 / 100), 20),
+        trials(100, 150, 200),
+    )
     pairs = confirm(machine)
-    assert machine.attempts[:6] == [2, 1, 0, 0, 1, 2], "there and back, so that what drifts favours nobody"
+    assert machine.attempts[:6] == [2, 1, 0, 0, 1, 2], (
+        "there and back, so that what drifts favours nobody"
+    )
     assert machine.attempts[-1:] == [2]
     most = machine.trials[2].points[0].throughput.value
-    rates = [point.offered.rate or 0.0 for point in machine.trials[2].points if point.offered.mode == "open"]
+    rates = [
+        point.offered.rate or 0.0
+        for point in machine.trials[2].points
+        if point.offered.mode == "open"
+    ]
     assert [round(rate / most, 1) for rate in rates] == [0.8]
-    assert [(pair.first, pair.second, pair.real, round(pair.ratio, 1)) for pair in pairs] == [(2, 1, True, 1.3), (2, 0, True, 2.0)]
+    assert [(pair.first, pair.second, pair.real, round(pair.ratio, 1)) for pair in pairs] == [
+        (2, 1, True, 1.3),
+        (2, 0, True, 2.0),
+    ]
 
 
-def test_one_that_no_longer_holds_its_bounds_makes_room_for_the_next_whose_rounds_still_count() -> None:
-    machine = Machine(lambda at, number: one_round((100, 150, 200)[at], 80 if at == 2 else 20), trials(100, 150, 200))
+def test_one_that_no_longer_holds_its_bounds_makes_room_for_the_next_whose_rounds_still_count() -> (
+    None
+):
+    machine = Machine(
+        lambda at, number: one_round((100, 150, 200)[at], 80 if at == 2 else 20),
+        trials(100, 150, 200),
+    )
     pairs = confirm(machine)
     assert machine.order()[0] == 1
     assert [(pair.first, pair.second) for pair in pairs] == [(1, 0)]
     tried_lower = [point.offered.connections for point in machine.trials[2].points]
     assert tried_lower == [4, 2]
-    assert machine.attempts == [2, 1, 0, 0, 1, 2, 2, 1, 0, 1], "two turns of all, one with less load, a third of those left, one at random"
+    assert machine.attempts == [2, 1, 0, 0, 1, 2, 2, 1, 0, 1], (
+        "two turns of all, one with less load, a third of those left, one at random"
+    )
 
 
 @dataclass
@@ -116,23 +155,35 @@ class Latent(Machine):
     """The best takes 15 ms for each connection; it did better once."""
 
     def attempt(self, at: int, offered: OfferedLoad) -> bool:
-        reported = one_round((100, 150, 60 * offered.connections)[at], 15 * offered.connections if at == 2 else 20)
+        reported = one_round(
+            (100, 150, 60 * offered.connections)[at], 15 * offered.connections if at == 2 else 20
+        )
         self.does = lambda at, number: reported
         return super().attempt(at, offered)
 
 
 def test_one_that_holds_its_bounds_with_less_load_may_still_win() -> None:
-    machine = Latent(lambda at, number: None, trials(100, 150, 200), BenchOptions(slo="p99<50ms", width=0.99))
+    machine = Latent(
+        lambda at, number: None, trials(100, 150, 200), BenchOptions(slo="p99<50ms", width=0.99)
+    )
     pairs = confirm(machine)
     best = machine.trials[2].points[confirmed_best(machine.trials[2].points) or 0]
     assert (best.offered.connections, best.throughput.value, len(best.rounds)) == (3, 180, 4)
-    assert [(pair.first, pair.second, round(pair.ratio, 1)) for pair in pairs] == [(2, 1, 1.2), (2, 0, 1.8)]
+    assert [(pair.first, pair.second, round(pair.ratio, 1)) for pair in pairs] == [
+        (2, 1, 1.2),
+        (2, 0, 1.8),
+    ]
 
 
 def test_what_holds_a_bound_once_where_a_lower_load_broke_it_twice_was_luck() -> None:
     trial = Trial(configuration=Configuration().as_json())
     for connections, p99 in ((12, 40), (12, 70), (15, 49), (8, 30)):
-        with_round(trial.points, OfferedLoad(connections=connections), one_round(10 * connections, p99), SLO)
+        with_round(
+            trial.points,
+            OfferedLoad(connections=connections),
+            one_round(10 * connections, p99),
+            SLO,
+        )
     best = confirmed_best(trial.points)
     assert best is not None
     assert trial.points[best].offered.connections == 8
@@ -140,7 +191,11 @@ def test_what_holds_a_bound_once_where_a_lower_load_broke_it_twice_was_luck() ->
 
 def test_where_two_change_places_their_rounds_are_not_measured_again() -> None:
     options = BenchOptions(slo="p99<50ms", width=0.99)
-    machine = Machine(lambda at, number: one_round((100, 205, 190)[at] * (1 + number % 2 / 100), 20), trials(100, 195, 200), options)
+    machine = Machine(
+        lambda at, number: one_round((100, 205, 190)[at] * (1 + number % 2 / 100), 20),
+        trials(100, 195, 200),
+        options,
+    )
     pairs = confirm(machine)
     assert machine.order()[0] == 1
     assert machine.attempts == [2, 1, 0, 0, 1, 2, 2, 1, 0, 1], "the last one at random"
@@ -149,7 +204,14 @@ def test_where_two_change_places_their_rounds_are_not_measured_again() -> None:
 
 def test_one_round_each_is_no_comparison() -> None:
     options = BenchOptions(slo="p99<50ms", rounds=1, width=0.99)
-    assert confirm(Machine(lambda at, number: one_round((75, 190)[at], 20), trials(75, 190), options, left=-0.5)) == []
+    assert (
+        confirm(
+            Machine(
+                lambda at, number: one_round((75, 190)[at], 20), trials(75, 190), options, left=-0.5
+            )
+        )
+        == []
+    )
 
 
 def test_of_those_that_do_about_as_much_one_that_was_measured_again_wins() -> None:
@@ -172,7 +234,9 @@ class OpenMachine(Machine):
     def attempt(self, at: int, offered: OfferedLoad) -> bool:
         if offered.mode == "open":
             rate = offered.rate or 0.0
-            reported = one_round(rate, 600 if rate > self.stands else 30).model_copy(update={"sent": round(rate), "ok": round(rate)})
+            reported = one_round(rate, 600 if rate > self.stands else 30).model_copy(
+                update={"sent": round(rate), "ok": round(rate)}
+            )
             self.does = lambda at, number: reported
         return super().attempt(at, offered)
 
@@ -194,8 +258,12 @@ class OpenMachine(Machine):
         ),
     ],
 )
-def test_where_requests_at_random_break_the_bounds_a_rate_is_found_that_holds(stands: float, rates: list[float], said: str) -> None:
-    machine = OpenMachine(lambda at, number: one_round((100, 200)[at], 20), trials(100, 200), stands=stands)
+def test_where_requests_at_random_break_the_bounds_a_rate_is_found_that_holds(
+    stands: float, rates: list[float], said: str
+) -> None:
+    machine = OpenMachine(
+        lambda at, number: one_round((100, 200)[at], 20), trials(100, 200), stands=stands
+    )
     confirm(machine)
     assert [point.offered.rate for point in machine.trials[1].points[1:]] == rates
     results = results_of(machine.trials)
@@ -213,14 +281,18 @@ def test_the_time_of_a_run_is_enough_for_the_search_and_for_its_end() -> None:
         if whole >= 120:
             assert 8 + 12 * budget.round_cost(seconds) <= kept + 1e-9
     assert budget.reserved_for_end(None, 3, 3600, 4) < 100
-    assert budget.seconds_at_end(5, 3, 10, 8) == budget.seconds_in_search(5, 1000) == 5, "what was asked for is done"
+    assert budget.seconds_at_end(5, 3, 10, 8) == budget.seconds_in_search(5, 1000) == 5, (
+        "what was asked for is done"
+    )
     assert [budget.seconds_in_search(None, rate) for rate in (10_000, 75, 1, None)] == [1, 2, 3, 3]
     assert budget.of_a_curve(math.inf, 2) == 20
     assert budget.of_a_curve(100, 3) == pytest.approx(5)
 
 
 def test_one_that_fails_now_cannot_win_and_time_that_is_over_ends_it() -> None:
-    machine = Machine(lambda at, number: None if at == 2 else one_round((100, 150)[at], 20), trials(100, 150, 200))
+    machine = Machine(
+        lambda at, number: None if at == 2 else one_round((100, 150)[at], 20), trials(100, 150, 200)
+    )
     confirm(machine)
     assert machine.order()[0] == 1
     hurried = Machine(lambda at, number: one_round(100 * (at + 1), 20), trials(100, 200), left=-0.5)
@@ -230,7 +302,14 @@ def test_one_that_fails_now_cannot_win_and_time_that_is_over_ends_it() -> None:
 
 def results_of(made: list[Trial], slo: str | None = "p99<50ms") -> Results:
     environment, inputs = Environment(fingerprint="f"), Inputs(source="a", count=1)
-    reported = Results(started="now", model=ModelInfo(name="m"), environment=environment, inputs=inputs, trials=made, slo=slo)
+    reported = Results(
+        started="now",
+        model=ModelInfo(name="m"),
+        environment=environment,
+        inputs=inputs,
+        trials=made,
+        slo=slo,
+    )
     for trial in made:
         trial.best = confirmed_best(trial.points)
     reported.winner, reported.baseline = next(iter(ranking(made)), None), 0
@@ -238,7 +317,9 @@ def results_of(made: list[Trial], slo: str | None = "p99<50ms") -> Results:
 
 
 def test_the_verdict_names_the_winner_or_says_what_nobody_can() -> None:
-    machine = Machine(lambda at, number: one_round((100, 200)[at] * (1 + number % 2 / 100), 20), trials(100, 200))
+    machine = Machine(
+        lambda at, number: one_round((100, 200)[at] * (1 + number % 2 / 100), 20), trials(100, 200)
+    )
     pairs = confirm(machine)
     results = results_of(machine.trials)
     results.paired = pairs
@@ -250,15 +331,27 @@ def test_the_verdict_names_the_winner_or_says_what_nobody_can() -> None:
     with_round(slow.points, OfferedLoad(), one_round(5, 200), SLO)
     nobody = results_of([slow])
     conclude(nobody)
-    assert nobody.why == "No configuration holds p99<50ms: the quickest was cpu, 1 worker, batch 1 with 1 connection, p99 200 ms."
+    assert (
+        nobody.why
+        == "No configuration holds p99<50ms: the quickest was cpu, 1 worker, batch 1 with 1 connection, p99 200 ms."
+    )
     lost = Trial(configuration=Configuration().as_json())
     for _ in range(2):
-        with_round(lost.points, OfferedLoad(), one_round(5, 20, lost=100).model_copy(update={"errors": {"500": 3}}), SLO)
+        with_round(
+            lost.points,
+            OfferedLoad(),
+            one_round(5, 20, lost=100).model_copy(update={"errors": {"500": 3}}),
+            SLO,
+        )
     failing = results_of([lost])
     conclude(failing)
-    assert failing.why.startswith("No configuration answered all requests: cpu, 1 worker, batch 1 with 1 connection failed 50.0% of them")
+    assert failing.why.startswith(
+        "No configuration answered all requests: cpu, 1 worker, batch 1 with 1 connection failed 50.0% of them"
+    )
     assert failing.why.endswith("(6 x 500, 200 x unanswered).")
-    broken = results_of([Trial(configuration=Configuration().as_json(), state="failed", reason="no memory")])
+    broken = results_of(
+        [Trial(configuration=Configuration().as_json(), state="failed", reason="no memory")]
+    )
     conclude(broken)
     assert broken.why == "Nothing was measured: no memory"
 
@@ -293,7 +386,9 @@ def test_a_winner_that_was_measured_once_is_told_as_that() -> None:
 def test_the_baseline_is_not_measured_more_often_than_its_difference_needs() -> None:
     rates = {0: 100.0, 1: 195.0, 2: 200.0}
     wobble = {number: 1 + (number * 7 % 5 - 2) / 50 for number in range(200)}
-    machine = Machine(lambda at, number: one_round(rates[at] * wobble[number], 20), trials(100, 195, 200))
+    machine = Machine(
+        lambda at, number: one_round(rates[at] * wobble[number], 20), trials(100, 195, 200)
+    )
     confirm(machine)
     counts = [machine.attempts.count(at) for at in range(3)]
     assert counts[0] == 3 < counts[1], counts

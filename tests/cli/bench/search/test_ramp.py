@@ -20,9 +20,13 @@ SLO = parse_slo("p99<100ms")
 
 
 class Server:
-    """Answers in 10 ms up to `stands` requests a second, and in a second beyond it; `unlucky` rounds of a rate that it stands are slow."""
+    """Answers in 10 ms up to `stands` requests a second, and in a second beyond it; `unlucky`
+    rounds of a rate that it stands are slow.
+    """
 
-    def __init__(self, stands: float, *, rounds: int = 1000, unlucky: dict[int, float] | None = None) -> None:
+    def __init__(
+        self, stands: float, *, rounds: int = 1000, unlucky: dict[int, float] | None = None
+    ) -> None:
         self.stands, self.left, self.unlucky = stands, rounds, unlucky or {}
         self.points: list[Point] = []
         self.rates: list[float] = []
@@ -33,14 +37,18 @@ class Server:
         self.left -= 1
         self.rates.append(rate)
         slow = rate > self.stands or rate > self.unlucky.get(len(self.rates), rate)
-        return self.points[with_round(self.points, offered(rate), self.round(rate, 1000 if slow else 10), SLO)]
+        return self.points[
+            with_round(self.points, offered(rate), self.round(rate, 1000 if slow else 10), SLO)
+        ]
 
     def round(self, rate: float, middle_ms: float) -> Round:
         return one_round(rate, middle_ms, len(self.rates))
 
 
 def offered(rate: float, arrivals: str = "poisson") -> OfferedLoad:
-    return OfferedLoad.model_validate({"mode": "open", "connections": 256, "rate": rate, "arrivals": arrivals})
+    return OfferedLoad.model_validate(
+        {"mode": "open", "connections": 256, "rate": rate, "arrivals": arrivals}
+    )
 
 
 @pytest.mark.parametrize("stands", [4, 17, 93, 100, 340, 1200])
@@ -64,7 +72,11 @@ def test_a_rate_that_breaks_its_bounds_when_measured_again_is_not_the_knee() -> 
     found = knee_of(lucky.points).held
     assert found is not None
     rate = found.offered.rate or 0.0
-    again = next(turn for turn, each in enumerate(lucky.rates, 1) if each == rate and lucky.rates[: turn - 1].count(rate) == 1)
+    again = next(
+        turn
+        for turn, each in enumerate(lucky.rates, 1)
+        if each == rate and lucky.rates[: turn - 1].count(rate) == 1
+    )
     server = Server(93, unlucky={again: rate - 1})
     to_the_knee(server.attempt, 100, rounds=3)
     held = knee_of(server.points).held

@@ -36,11 +36,17 @@ HANDLER = "def handle(data, context):\n    return None if data is None else ['ok
         (["m.mar", "--precision", "fp8"], "--precision: 'fp8' is not one of fp32, fp16, bf16"),
         (["m.mar", "--compile", "yes"], "--compile: 'yes' is not one of off, on"),
         (["m.mar", "--tolerance", "some"], "--tolerance: 'some' is not a tolerance"),
-        (["m.mar", "--tolerance", "exact", "--same-top", "1"], "--tolerance and --same-top cannot be combined; give one of them"),
+        (
+            ["m.mar", "--tolerance", "exact", "--same-top", "1"],
+            "--tolerance and --same-top cannot be combined; give one of them",
+        ),
         (["m.mar", "--batch-sizes", "9" * 5000], "--batch-sizes: '999"),
         (["m.mar", "--slo", f"p99<{'9' * 400}ms"], "is not a bound"),
         (["m.mar", "--duration", "9" * 400], "is not a time"),
-        (["m.mar", "--duration", "5m", "--input", "a.txt"], "one round of 300 s is longer than the run may take"),
+        (
+            ["m.mar", "--duration", "5m", "--input", "a.txt"],
+            "one round of 300 s is longer than the run may take",
+        ),
         (["m.mar", "--content-type", "a\r\nb: c"], "--content-type: 'a"),
         (["m.mar", "--duration", "soon"], "--duration: 'soon' is not a time; write 30s, 10m or 1h"),
         (["m.mar", "--time-limit", "0s"], "--time-limit: '0s' is not a time"),
@@ -48,16 +54,24 @@ HANDLER = "def handle(data, context):\n    return None if data is None else ['ok
         (["m.mar", "--rate", "100"], "--rate is for an open loop"),
         (["m.mar", "--mode", "open", "--connections", "8"], "--connections is for a closed loop"),
         (["m.mar", "--arrivals", "constant"], "--arrivals is for an open loop"),
-        (["m.mar", "--connections", "1,two"], "--connections: '1,two' is not a list of numbers above 0"),
+        (
+            ["m.mar", "--connections", "1,two"],
+            "--connections: '1,two' is not a list of numbers above 0",
+        ),
         (["m.mar", "--connections", "1.5"], "--connections: '1.5' is not a list of numbers"),
         (["m.mar", "--mode", "ajar"], "'ajar' is not one of"),
         (["m.mar", "--rounds", "0"], "--rounds"),
         (["m.mar"], "m.mar has no samples, and its input type is not known: give --input FILE"),
         (["flow.war"], "is a workflow"),
-        (["--resume", "here", "--slo", "p99<1s"], "--resume uses the options of the original run; leave --slo out"),
+        (
+            ["--resume", "here", "--slo", "p99<1s"],
+            "--resume uses the options of the original run; leave --slo out",
+        ),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_what_to_do(run: Run, words: list[str], said: str) -> None:
+def test_what_makes_no_sense_is_refused_with_what_to_do(
+    run: Run, words: list[str], said: str
+) -> None:
     make_model(Path("m.mar"), HANDLER)
     Path("a.txt").write_text("a")
     Path("flow.war").write_bytes(b"")
@@ -106,47 +120,106 @@ def test_a_journal_on_a_full_disk_ends_the_run_and_says_what_to_do(tmp_path: Pat
     journal = Journal(tmp_path)
     with Path("/dev/full").open("a") as full:
         journal._file = full
-        with pytest.raises(CliError, match=r"No space left on device.*free some disk space, and continue with tsx bench --resume"):
+        with pytest.raises(
+            CliError,
+            match=r"No space left on device.*free some disk space, and continue with tsx bench --resume",
+        ):
             journal.begin({}, sha256=None)
         journal.close()
 
 
 @pytest.mark.skipif(not Path("/proc/version").exists(), reason="nothing else is read-only for root")
 def test_what_cannot_be_written_is_reported_before_the_run(run: Run) -> None:
-    assert "--write: /proc/version cannot be written" in run("bench", "/proc/version", "--input-kind", "text", "--write").err
+    assert (
+        "--write: /proc/version cannot be written"
+        in run("bench", "/proc/version", "--input-kind", "text", "--write").err
+    )
 
 
 def test_the_ranges_are_every_configuration_of_the_devices_that_are_there() -> None:
-    asked = BenchOptions(batch_sizes="1..4", workers="1,2", precisions="fp32,bf16", compiled="off,on", threads="1")
+    asked = BenchOptions(
+        batch_sizes="1..4", workers="1,2", precisions="fp32,bf16", compiled="off,on", threads="1"
+    )
     found = configurations(asked, ModelConfig(), 2, 0)
     assert len(found) == len(set(found)) == 3 * 2 * 2 * 2
     assert found[0] == Configuration("cpu", "fp32", False, 1, 1, 1)
-    assert {each.workers for each in configurations(BenchOptions(), ModelConfig(), 6, 0)} == {1, 2, 4, 6}
+    assert {each.workers for each in configurations(BenchOptions(), ModelConfig(), 6, 0)} == {
+        1,
+        2,
+        4,
+        6,
+    }
     assert {each.device for each in configurations(BenchOptions(), ModelConfig(), 6, 1)} == {"cuda"}
-    shares = {(each.workers, each.threads) for each in configurations(BenchOptions(workers="1..16"), ModelConfig(), 16, 0)}
-    assert shares == {(1, None), (1, 1), (1, 4), (2, None), (2, 1), (2, 4), (4, None), (4, 1), (8, None), (8, 1), (16, None)}
-    assert {each.threads for each in configurations(BenchOptions(), ModelConfig(threads=1), 16, 0)} == {None}, "the archive settles it"
+    shares = {
+        (each.workers, each.threads)
+        for each in configurations(BenchOptions(workers="1..16"), ModelConfig(), 16, 0)
+    }
+    assert shares == {
+        (1, None),
+        (1, 1),
+        (1, 4),
+        (2, None),
+        (2, 1),
+        (2, 4),
+        (4, None),
+        (4, 1),
+        (8, None),
+        (8, 1),
+        (16, None),
+    }
+    assert {
+        each.threads for each in configurations(BenchOptions(), ModelConfig(threads=1), 16, 0)
+    } == {None}, "the archive settles it"
     assert {each.threads for each in configurations(BenchOptions(), ModelConfig(), 16, 1)} == {None}
-    assert {each.device for each in configurations(BenchOptions(), ModelConfig(device_type="cpu"), 6, 1)} == {"cpu"}
-    assert {each.batch_size for each in configurations(BenchOptions(), ModelConfig(), 6, 0, batches=False)} == {1}
+    assert {
+        each.device for each in configurations(BenchOptions(), ModelConfig(device_type="cpu"), 6, 1)
+    } == {"cpu"}
+    assert {
+        each.batch_size
+        for each in configurations(BenchOptions(), ModelConfig(), 6, 0, batches=False)
+    } == {1}
     many = ",".join(map(str, range(1, 300)))
     with pytest.raises(UsageError, match="178802 configurations, more than 20000"):
-        configurations(BenchOptions(batch_sizes=many, workers=many, compiled="off,on", threads="1"), ModelConfig(), 6, 0)
+        configurations(
+            BenchOptions(batch_sizes=many, workers=many, compiled="off,on", threads="1"),
+            ModelConfig(),
+            6,
+            0,
+        )
     with pytest.raises(UsageError, match="no GPU is visible here"):
         configurations(BenchOptions(devices="cpu,cuda"), ModelConfig(), 6, 0)
 
 
-KEPT = [FormRecord("int8-static", {"device": "cpu"}), FormRecord("tensorrt", {"device": "cuda"}), FormRecord("bf16", {"device": "cpu"})]
+KEPT = [
+    FormRecord("int8-static", {"device": "cpu"}),
+    FormRecord("tensorrt", {"device": "cuda"}),
+    FormRecord("bf16", {"device": "cpu"}),
+]
 
 
-def test_kept_forms_are_tried_beside_the_reference_and_are_not_multiplied_with_its_settings() -> None:
+def test_kept_forms_are_tried_beside_the_reference_and_are_not_multiplied_with_its_settings() -> (
+    None
+):
     def forms(kept: Sequence[FormRecord] = KEPT, **given: Any) -> list[tuple[str | None, str]]:
-        found = configurations(BenchOptions(workers="1", batch_sizes="1", threads="1", **given), ModelConfig(), 2, 0, kept)
+        found = configurations(
+            BenchOptions(workers="1", batch_sizes="1", threads="1", **given),
+            ModelConfig(),
+            2,
+            0,
+            kept,
+        )
         return [(each.form, each.precision) for each in found]
 
     as_it_is = ("reference", "as is")
-    assert forms() == [as_it_is, ("int8-static", "as is"), ("bf16", "as is")], "what was built for a GPU is not for this CPU"
-    assert forms(precisions="fp32,bf16") == [("reference", "fp32"), ("reference", "bf16"), ("int8-static", "as is"), ("bf16", "as is")]
+    assert forms() == [as_it_is, ("int8-static", "as is"), ("bf16", "as is")], (
+        "what was built for a GPU is not for this CPU"
+    )
+    assert forms(precisions="fp32,bf16") == [
+        ("reference", "fp32"),
+        ("reference", "bf16"),
+        ("int8-static", "as is"),
+        ("bf16", "as is"),
+    ]
     assert forms(forms="reference") == [as_it_is]
     assert forms(forms="bf16, reference") == [as_it_is, ("bf16", "as is")]
     assert forms(forms="bf16") == [("bf16", "as is")]
@@ -154,7 +227,10 @@ def test_kept_forms_are_tried_beside_the_reference_and_are_not_multiplied_with_i
     refused: list[tuple[dict[str, Any], str]] = [
         ({"forms": "int4"}, "--forms: 'int4' is not one of reference, int8-static, tensorrt, bf16"),
         ({"forms": "tensorrt"}, "--forms: tensorrt was not built for cpu"),
-        ({"forms": "bf16", "precisions": "fp16"}, "--precision and --compile are for the reference"),
+        (
+            {"forms": "bf16", "precisions": "fp16"},
+            "--precision and --compile are for the reference",
+        ),
     ]
     for given, said in refused:
         with pytest.raises(UsageError, match=said):
@@ -180,8 +256,17 @@ def test_times_and_shares_are_read_as_people_write_them() -> None:
 def test_a_journal_gives_back_what_it_was_reported_whatever_its_end(tmp_path: Path) -> None:
     asked = BenchOptions(slo="p99<5ms", inputs=("a", "b"), loads=(1, 8))
     figure = Figure(value=1, low=1, high=1)
-    points = [Point(offered=OfferedLoad(connections=n), throughput=figure, latency=Latency(), p99_ms=figure) for n in (1, 2)]
-    trial = Trial(configuration=Configuration(batch_size=4).as_json(), points=points, reason="a\u2028b\x85c\udcff")
+    points = [
+        Point(
+            offered=OfferedLoad(connections=n), throughput=figure, latency=Latency(), p99_ms=figure
+        )
+        for n in (1, 2)
+    ]
+    trial = Trial(
+        configuration=Configuration(batch_size=4).as_json(),
+        points=points,
+        reason="a\u2028b\x85c\udcff",
+    )
     journal = Journal(tmp_path)
     journal.begin(asked.as_json() | {"model": "m.mar"}, sha256=None, fingerprint="f", started="now")
     journal.trial(0, trial.model_copy(update={"state": "failed"}))
@@ -214,7 +299,12 @@ def test_a_journal_gives_back_what_it_was_reported_whatever_its_end(tmp_path: Pa
 
 def test_a_run_that_another_version_was_asked_for_does_not_go_on(run: Run) -> None:
     Path("out").mkdir()
-    for asked in ({}, {"model": "m.mar", "later": 1}, {"model": "m.mar", "slo": 5}, {"model": "m.mar", "batch_sizes": "x"}):
+    for asked in (
+        {},
+        {"model": "m.mar", "later": 1},
+        {"model": "m.mar", "slo": 5},
+        {"model": "m.mar", "batch_sizes": "x"},
+    ):
         journal = Journal(Path("out"), new=True)
         journal.begin(asked, sha256=None, fingerprint="f", started="now")
         journal.close()

@@ -1,4 +1,6 @@
-"""The search against machines whose best configuration is known, since every configuration of them can be asked."""
+"""The search against machines whose best configuration is known, since every configuration of them
+can be asked.
+"""
 
 from __future__ import annotations
 
@@ -17,71 +19,151 @@ from tsx_cli.bench.model.configuration import Configuration, parse_numbers
 from tsx_cli.bench.model.parts import Latency
 from tsx_cli.bench.model.points import best_point
 from tsx_cli.bench.model.predict import predict
-from tsx_cli.bench.model.results import OUT_OF_TIME, Accuracy, Curve, CurvePoint, Figure, OfferedLoad, Point, Round, Trial
+from tsx_cli.bench.model.results import (
+    OUT_OF_TIME,
+    Accuracy,
+    Curve,
+    CurvePoint,
+    Figure,
+    OfferedLoad,
+    Point,
+    Round,
+    Trial,
+)
 from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.search.forecast import State, outlook, ranking, undisturbed
 from tsx_cli.bench.search.ladder import Rung, next_level
 from tsx_cli.bench.search.run_options import BenchOptions
 from tsx_cli.bench.search.run_options import configurations as configurations_of
-from tsx_cli.bench.search.search import baseline, faster_unmeasured, next_trial, passed_over, ruled_out
+from tsx_cli.bench.search.search import (
+    baseline,
+    faster_unmeasured,
+    next_trial,
+    passed_over,
+    ruled_out,
+)
 from tsx_cli.common.failure import UsageError
 
 pytestmark = pytest.mark.slow
 
 
 SIZES = (1, 2, 4, 8, 16, 32)
-Machine = Callable[[Configuration, OfferedLoad], tuple[float, float]]  # (requests per second, p99 in ms)
+Machine = Callable[
+    [Configuration, OfferedLoad], tuple[float, float]
+]  # (requests per second, p99 in ms)
 
 
 def curve(
-    first: float, each: float, *, cpu: float = 1.0, upwards: float = 0.0, failed_after: int | None = None, **variant: object
+    first: float,
+    each: float,
+    *,
+    cpu: float = 1.0,
+    upwards: float = 0.0,
+    failed_after: int | None = None,
+    **variant: object,
 ) -> Curve:
     """t(n) = first + each * n + upwards * n * n."""
     sizes = [size for size in SIZES if failed_after is None or size <= failed_after]
     times = [first + each * size + upwards * size * size for size in sizes]
     points = [
-        CurvePoint(batch_size=size, median_ms=time, low_ms=time, high_ms=time, samples=9, cpu_ms=cpu * time)
+        CurvePoint(
+            batch_size=size, median_ms=time, low_ms=time, high_ms=time, samples=9, cpu_ms=cpu * time
+        )
         for size, time in zip(sizes, times, strict=True)
     ]
-    return Curve(points=points, spread=0.02, failed=None if failed_after is None else "out of memory").model_copy(update=variant)
+    return Curve(
+        points=points, spread=0.02, failed=None if failed_after is None else "out of memory"
+    ).model_copy(update=variant)
 
 
-def space(workers: Sequence[int] = (1, 2, 4, 8, 16), sizes: Sequence[int] = SIZES, **variant: object) -> list[Configuration]:
-    return [replace(Configuration(workers=each, batch_size=size), **variant) for each, size in itertools.product(workers, sizes)]  # type: ignore[arg-type]
+def space(
+    workers: Sequence[int] = (1, 2, 4, 8, 16), sizes: Sequence[int] = SIZES, **variant: object
+) -> list[Configuration]:
+    return [
+        replace(Configuration(workers=each, batch_size=size), **variant)
+        for each, size in itertools.product(workers, sizes)
+    ]  # type: ignore[arg-type]
 
 
 def measured(slo: Slo | None, offered: OfferedLoad, rate: float, p99: float) -> Point:
-    latency = Latency(mean_ms=0.8 * p99, p50_ms=0.8 * p99, p90_ms=0.9 * p99, p95_ms=0.95 * p99, p99_ms=p99, p999_ms=p99, max_ms=p99)
+    latency = Latency(
+        mean_ms=0.8 * p99,
+        p50_ms=0.8 * p99,
+        p90_ms=0.9 * p99,
+        p95_ms=0.95 * p99,
+        p99_ms=p99,
+        p999_ms=p99,
+        max_ms=p99,
+    )
     holds = slo is None or not slo.broken(latency.model_dump(), 0)
     figure = Figure(value=rate, low=rate, high=rate)
-    return Point(offered=offered, throughput=figure, latency=latency, p99_ms=Figure(value=p99, low=p99, high=p99), holds=holds)
+    return Point(
+        offered=offered,
+        throughput=figure,
+        latency=latency,
+        p99_ms=Figure(value=p99, low=p99, high=p99),
+        holds=holds,
+    )
 
 
-def run(state: State, machine: Machine, fails: Callable[[Configuration], bool] = lambda _: False, limit: int = 2000) -> State:
-    """What the command does, without servers: measures what the search asks for until it asks for nothing."""
+def run(
+    state: State,
+    machine: Machine,
+    fails: Callable[[Configuration], bool] = lambda _: False,
+    limit: int = 2000,
+) -> State:
+    """What the command does, without servers: measures what the search asks for until it asks for
+    nothing.
+    """
     for _ in range(limit):
         candidate = next_trial(state)
         if candidate is None:
             return state
         trials = list(state.trials)
-        position = next((at for at, trial in enumerate(trials) if trial.how() == candidate.configuration), len(trials))
+        position = next(
+            (at for at, trial in enumerate(trials) if trial.how() == candidate.configuration),
+            len(trials),
+        )
         if position == len(trials):
             trials.append(Trial(configuration=candidate.configuration.as_json()))
         if fails(candidate.configuration):
             trials[position].state, trials[position].reason = "failed", "out of memory"
         else:
-            point = measured(state.slo, candidate.offered, *machine(candidate.configuration, candidate.offered))
+            point = measured(
+                state.slo, candidate.offered, *machine(candidate.configuration, candidate.offered)
+            )
             again = [each for each in trials[position].points if each.offered == candidate.offered]
-            assert not again or (state.exhaustive and not again[0].rounds), "it asks for the same again"
+            assert not again or (state.exhaustive and not again[0].rounds), (
+                "it asks for the same again"
+            )
             for each in again:
-                each.rounds = 2 * [Round(seconds=1, sent=1, ok=1, throughput=point.throughput.value, latency=point.latency)]
+                each.rounds = 2 * [
+                    Round(
+                        seconds=1,
+                        sent=1,
+                        ok=1,
+                        throughput=point.throughput.value,
+                        latency=point.latency,
+                    )
+                ]
             trials[position].points += [] if again else [point]
-        state = replace(state, trials=trials, seconds_left=None if state.seconds_left is None else state.seconds_left - 1)
+        state = replace(
+            state,
+            trials=trials,
+            seconds_left=None if state.seconds_left is None else state.seconds_left - 1,
+        )
     raise AssertionError(f"no end after {limit} points")
 
 
-def modelled(truth: Curve, cores: int, errors: Callable[[Configuration], float] = lambda _: 1.0, whole: float = 1.0) -> Machine:
-    """A machine that is as predicted from this curve, times an error of each configuration; one request at a time is alike to all."""
+def modelled(
+    truth: Curve,
+    cores: int,
+    errors: Callable[[Configuration], float] = lambda _: 1.0,
+    whole: float = 1.0,
+) -> Machine:
+    """A machine that is as predicted from this curve, times an error of each configuration; one
+    request at a time is alike to all.
+    """
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         reported = predict(truth, configuration, offered, 0.5, cores)
@@ -96,8 +178,14 @@ def optimum(state: State, machine: Machine, fine: int = 20) -> float:
     best = 0.0
     for configuration in state.configurations:
         most = 2 * (configuration.workers + 1) * configuration.batch_size + 2
-        for connections in sorted({*range(1, min(most, fine)), *range(fine, most, max(1, most // fine))}):
-            point = measured(state.slo, OfferedLoad(connections=connections), *machine(configuration, OfferedLoad(connections=connections)))
+        for connections in sorted(
+            {*range(1, min(most, fine)), *range(fine, most, max(1, most // fine))}
+        ):
+            point = measured(
+                state.slo,
+                OfferedLoad(connections=connections),
+                *machine(configuration, OfferedLoad(connections=connections)),
+            )
             best = max(best, point.throughput.value if point.holds else 0.0)
     return best
 
@@ -119,7 +207,9 @@ LAWS = [(5, 3, 2, 1), (20, 0.2, 4, 2), (1, 12, 8, 1), (8, 2, 16, 4), (0.5, 0.05,
 
 @pytest.mark.parametrize("slo", [None, "p99<20ms", "p99<100ms", "p50<60ms,p99<400ms"])
 @pytest.mark.parametrize(("first", "each", "cores", "cpu"), LAWS)
-def test_the_best_is_found_with_few_measurements(slo: str | None, first: float, each: float, cores: int, cpu: float) -> None:
+def test_the_best_is_found_with_few_measurements(
+    slo: str | None, first: float, each: float, cores: int, cpu: float
+) -> None:
     truth = curve(first, each, cpu=cpu)
     state = State(space(), [truth], slo=parse_slo(slo) if slo else None, cores=cores)
     machine = modelled(truth, cores)
@@ -130,14 +220,23 @@ def test_the_best_is_found_with_few_measurements(slo: str | None, first: float, 
 
 
 def test_the_best_is_found_although_predictions_are_wrong() -> None:
-    """Each configuration does up to a seventh more or less than the curve says, and all of them less, by one factor."""
+    """Each configuration does up to a seventh more or less than the curve says, and all of them
+    less, by one factor.
+    """
     regained = []
     for seed in range(12):
         chance = random.Random(seed)
         configurations = space((1, 2, 4), (1, 4, 16))
         errors = {each: chance.uniform(0.87, 1.15) for each in configurations}
-        truth = curve(chance.uniform(0.3, 60), chance.uniform(0.02, 30), upwards=chance.choice([0, chance.uniform(0, 0.3)]))
-        slo, cores = chance.choice([None, parse_slo("p99<50ms"), parse_slo("p99<300ms")]), chance.choice([1, 2, 8])
+        truth = curve(
+            chance.uniform(0.3, 60),
+            chance.uniform(0.02, 30),
+            upwards=chance.choice([0, chance.uniform(0, 0.3)]),
+        )
+        slo, cores = (
+            chance.choice([None, parse_slo("p99<50ms"), parse_slo("p99<300ms")]),
+            chance.choice([1, 2, 8]),
+        )
         state = State(configurations, [truth], slo=slo, cores=cores)
         machine = modelled(truth, cores, errors.__getitem__, whole=chance.uniform(0.7, 1))
         best = optimum(state, machine, 20)
@@ -155,7 +254,9 @@ def test_the_best_is_found_where_figures_are_noisy(slo: str | None) -> None:
         rate, p99 = modelled(truth, 4)(configuration, offered)
         return rate * chance.gauss(1, 0.01), p99 * chance.gauss(1, 0.02)
 
-    state = State(space((1, 2, 4, 8), (1, 2, 4, 8, 16)), [truth], slo=parse_slo(slo) if slo else None, cores=4)
+    state = State(
+        space((1, 2, 4, 8), (1, 2, 4, 8, 16)), [truth], slo=parse_slo(slo) if slo else None, cores=4
+    )
     ended = run(state, machine)
     assert won(ended)[0] >= 0.9 * optimum(state, machine, 10)
     assert len(ended.trials) < 14
@@ -179,7 +280,11 @@ def test_the_baseline_comes_first_even_if_it_is_outside_of_the_ranges() -> None:
     configurations = space((4, 8), (8, 16), precision="bf16", threads=2)
     candidate = next_trial(State(configurations, [], cores=8))
     assert candidate is not None
-    assert candidate.configuration == Configuration(precision="bf16", threads=2) == baseline(configurations)
+    assert (
+        candidate.configuration
+        == Configuration(precision="bf16", threads=2)
+        == baseline(configurations)
+    )
     assert candidate.offered.connections == 1
 
 
@@ -193,7 +298,9 @@ def test_what_is_not_better_by_the_curve_of_its_variant_is_not_measured() -> Non
     state = run(State([*full, *half], curves, slo=parse_slo("p99<200ms"), cores=4), machine)
     assert {trial.how().precision for trial in state.trials} == {"as is"}
     reported = passed_over(state)
-    assert {configuration for configuration, _, _ in reported} == {*full, *half} - {trial.how() for trial in state.trials}
+    assert {configuration for configuration, _, _ in reported} == {*full, *half} - {
+        trial.how() for trial in state.trials
+    }
     assert all("at most" in why and predicted is not None for _, predicted, why in reported)
 
 
@@ -217,12 +324,16 @@ def test_a_failure_is_a_result_and_what_asks_for_more_is_not_tried() -> None:
         return configuration.workers * configuration.batch_size > 40
 
     ended = run(state, machine, fails)
-    possible = replace(state, configurations=[each for each in state.configurations if not fails(each)])
+    possible = replace(
+        state, configurations=[each for each in state.configurations if not fails(each)]
+    )
     assert won(ended)[0] >= 0.95 * optimum(possible, machine)
     failed = [trial.how() for trial in ended.trials if trial.state == "failed"]
     assert failed
     assert len(failed) < sum(map(fails, state.configurations))
-    assert "failed, which asks for less: out of memory" in str(ruled_out(ended, Configuration(workers=16, batch_size=32)))
+    assert "failed, which asks for less: out of memory" in str(
+        ruled_out(ended, Configuration(workers=16, batch_size=32))
+    )
 
 
 def test_where_even_the_baseline_fails_the_search_ends() -> None:
@@ -239,10 +350,17 @@ def test_a_batch_that_did_not_fit_by_itself_is_not_served() -> None:
 
 
 def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
-    """Two cores: a worker by itself is given two threads, and each of two workers one. One thread does ten times as much here."""
+    """Two cores: a worker by itself is given two threads, and each of two workers one.
+
+    One thread does ten times as much here.
+    """
     curves = [curve(10, 10, cpu=2.0), curve(1, 1, threads=1)]
     configurations = configurations_of(BenchOptions(), ModelConfig(), 2, 0)
-    assert {(each.workers, each.threads) for each in configurations} == {(1, None), (1, 1), (2, None)}
+    assert {(each.workers, each.threads) for each in configurations} == {
+        (1, None),
+        (1, 1),
+        (2, None),
+    }
     state = State(configurations, curves, slo=parse_slo("p99<100ms"), cores=2)
     two = outlook(state, Configuration(workers=2))
     assert (
@@ -253,7 +371,9 @@ def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         threads = configuration.threads_each(2)
-        reported = predict(curves[threads == 1], replace(configuration, threads=threads), offered, 0.5, 2)
+        reported = predict(
+            curves[threads == 1], replace(configuration, threads=threads), offered, 0.5, 2
+        )
         return reported.throughput, reported.p99_ms
 
     ended = run(state, machine)
@@ -267,21 +387,52 @@ def test_a_curve_that_was_disturbed_at_one_size_does_not_mislead_the_search() ->
     disturbed = curve(1, 1)
     for point in disturbed.points:
         point.median_ms = times[point.batch_size]
-    assert [point.median_ms for point in undisturbed(disturbed).points] == [5.95, 5.95, 8.8, 17.2, 32.9, 83.0]
-    state = State(configurations_of(BenchOptions(), ModelConfig(), 2, 0), [disturbed, curve(1, 2, threads=1)], cores=2)
-    first = Trial(configuration=Configuration().as_json(), points=[measured(None, OfferedLoad(), 346, 8)])
+    assert [point.median_ms for point in undisturbed(disturbed).points] == [
+        5.95,
+        5.95,
+        8.8,
+        17.2,
+        32.9,
+        83.0,
+    ]
+    state = State(
+        configurations_of(BenchOptions(), ModelConfig(), 2, 0),
+        [disturbed, curve(1, 2, threads=1)],
+        cores=2,
+    )
+    first = Trial(
+        configuration=Configuration().as_json(), points=[measured(None, OfferedLoad(), 346, 8)]
+    )
     state = replace(state, trials=[first])
-    assert outlook(state, Configuration(batch_size=2)).expected < outlook(state, Configuration(workers=2, batch_size=32)).expected
+    assert (
+        outlook(state, Configuration(batch_size=2)).expected
+        < outlook(state, Configuration(workers=2, batch_size=32)).expected
+    )
 
 
 def test_few_threads_are_not_ruled_out_because_many_are_too_slow_alone() -> None:
     """A pool of busy threads may take the cores that the server needs."""
-    state = State(configurations_of(BenchOptions(batch_sizes="1"), ModelConfig(), 2, 0), [curve(5, 1)], slo=parse_slo("p99<10ms"), cores=2)
-    slow = Trial(configuration=Configuration().as_json(), points=[measured(state.slo, OfferedLoad(), 11, 88)])
+    state = State(
+        configurations_of(BenchOptions(batch_sizes="1"), ModelConfig(), 2, 0),
+        [curve(5, 1)],
+        slo=parse_slo("p99<10ms"),
+        cores=2,
+    )
+    slow = Trial(
+        configuration=Configuration().as_json(), points=[measured(state.slo, OfferedLoad(), 11, 88)]
+    )
     state = replace(state, trials=[slow])
-    assert "one request at a time breaks a bound" in str(ruled_out(state, Configuration(batch_size=8)))
-    assert ruled_out(state, Configuration(threads=1)) is ruled_out(state, Configuration(workers=2)) is None
-    assert "one request" in str(ruled_out(replace(state, threads=1), Configuration(workers=2))), "the archive gives all the same"
+    assert "one request at a time breaks a bound" in str(
+        ruled_out(state, Configuration(batch_size=8))
+    )
+    assert (
+        ruled_out(state, Configuration(threads=1))
+        is ruled_out(state, Configuration(workers=2))
+        is None
+    )
+    assert "one request" in str(ruled_out(replace(state, threads=1), Configuration(workers=2))), (
+        "the archive gives all the same"
+    )
 
 
 def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
@@ -298,15 +449,22 @@ def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
 
 
 def test_a_trial_whose_answers_differ_wins_only_if_that_is_allowed() -> None:
-    first = Trial(configuration=Configuration().as_json(), points=[measured(None, OfferedLoad(), 10, 5)])
-    second = Trial(configuration=Configuration(batch_size=8).as_json(), points=[measured(None, OfferedLoad(), 90, 5)])
+    first = Trial(
+        configuration=Configuration().as_json(), points=[measured(None, OfferedLoad(), 10, 5)]
+    )
+    second = Trial(
+        configuration=Configuration(batch_size=8).as_json(),
+        points=[measured(None, OfferedLoad(), 90, 5)],
+    )
     second.accuracy = Accuracy(same=False, compared=10, different=3)
     assert ranking([first, second], {}) == [0]
     assert ranking([first, second]) == [1, 0]
 
 
 def test_everything_is_measured_if_that_is_asked_for() -> None:
-    state = State(space((1, 2), (1, 4)), [curve(20, 2)], slo=parse_slo("p99<100ms"), cores=2, exhaustive=True)
+    state = State(
+        space((1, 2), (1, 4)), [curve(20, 2)], slo=parse_slo("p99<100ms"), cores=2, exhaustive=True
+    )
     ended = run(state, modelled(curve(20, 2), 2))
     assert {trial.how() for trial in ended.trials} == set(state.configurations)
 
@@ -320,13 +478,23 @@ def test_without_a_curve_the_search_measures_all_and_ends() -> None:
 
 
 def test_no_bound_holds_anywhere_and_the_search_ends_soon() -> None:
-    ended = run(State(space(), [curve(50, 5)], slo=parse_slo("p99<10ms"), cores=4), modelled(curve(50, 5), 4))
+    ended = run(
+        State(space(), [curve(50, 5)], slo=parse_slo("p99<10ms"), cores=4),
+        modelled(curve(50, 5), 4),
+    )
     assert ranking(ended.trials) == []
     assert points(ended) <= 10
 
 
 def test_when_the_time_is_over_nothing_more_is_asked_for() -> None:
-    state = State(space(), [curve(5, 3)], slo=parse_slo("p99<50ms"), cores=2, seconds_left=4.5, seconds_per_point=1)
+    state = State(
+        space(),
+        [curve(5, 3)],
+        slo=parse_slo("p99<50ms"),
+        cores=2,
+        seconds_left=4.5,
+        seconds_per_point=1,
+    )
     ended = run(state, modelled(curve(5, 3), 2))
     assert points(ended) == 4
     assert any(why == OUT_OF_TIME for _, _, why in passed_over(ended))
@@ -335,39 +503,64 @@ def test_when_the_time_is_over_nothing_more_is_asked_for() -> None:
 def test_what_is_expected_to_be_faster_and_was_not_measured_is_counted() -> None:
     state = State(space(), [curve(5, 3)], slo=parse_slo("p99<50ms"), cores=2, seconds_per_point=1)
     machine = modelled(curve(5, 3), 2)
-    assert faster_unmeasured(run(replace(state, seconds_left=1.5), machine)) > 1  # the baseline alone
+    assert (
+        faster_unmeasured(run(replace(state, seconds_left=1.5), machine)) > 1
+    )  # the baseline alone
     assert faster_unmeasured(run(state, machine)) == 0
     unknown = State(space((1, 2), (1, 4)), cores=2, seconds_per_point=1)
-    assert faster_unmeasured(run(replace(unknown, seconds_left=1.5), machine)) == 3  # where nothing is expected, one alone is no choice
+    assert (
+        faster_unmeasured(run(replace(unknown, seconds_left=1.5), machine)) == 3
+    )  # where nothing is expected, one alone is no choice
     assert faster_unmeasured(run(unknown, machine)) == 0
 
 
 def test_given_loads_are_measured_and_no_others() -> None:
-    ended = run(State(space((1, 2), (1, 8)), [curve(5, 3)], cores=2, loads=(8, 16)), modelled(curve(5, 3), 2))
-    assert all({point.offered.connections for point in trial.points} == {8, 16} for trial in ended.trials)
+    ended = run(
+        State(space((1, 2), (1, 8)), [curve(5, 3)], cores=2, loads=(8, 16)),
+        modelled(curve(5, 3), 2),
+    )
+    assert all(
+        {point.offered.connections for point in trial.points} == {8, 16} for trial in ended.trials
+    )
 
 
 def test_the_search_goes_on_where_it_was_interrupted() -> None:
     state = State(space(), [curve(5, 3)], slo=parse_slo("p99<50ms"), cores=2)
     machine = modelled(curve(5, 3), 2)
-    halfway = replace(run(replace(state, seconds_left=5.5, seconds_per_point=1), machine), seconds_left=None)
-    assert [trial.model_dump() for trial in run(halfway, machine).trials] == [trial.model_dump() for trial in run(state, machine).trials]
+    halfway = replace(
+        run(replace(state, seconds_left=5.5, seconds_per_point=1), machine), seconds_left=None
+    )
+    assert [trial.model_dump() for trial in run(halfway, machine).trials] == [
+        trial.model_dump() for trial in run(state, machine).trials
+    ]
 
 
 def test_the_requests_at_random_that_an_earlier_run_ended_with_are_no_rung_of_its_ladder() -> None:
-    state = State(space((1,), (8,)), [curve(5, 3)], slo=parse_slo("p99<500ms"), cores=2, seconds_left=2.5, seconds_per_point=1)
+    state = State(
+        space((1,), (8,)),
+        [curve(5, 3)],
+        slo=parse_slo("p99<500ms"),
+        cores=2,
+        seconds_left=2.5,
+        seconds_per_point=1,
+    )
     machine = modelled(curve(5, 3), 2)
     begun = replace(run(state, machine), seconds_left=None)
     following = next_trial(begun)
     assert following is not None
     trials = [trial.model_copy(update={"points": list(trial.points)}) for trial in begun.trials]
-    trials[-1].points.append(measured(state.slo, OfferedLoad(mode="open", rate=3.0, arrivals="poisson"), 3, 700))
+    trials[-1].points.append(
+        measured(state.slo, OfferedLoad(mode="open", rate=3.0, arrivals="poisson"), 3, 700)
+    )
     assert next_trial(replace(begun, trials=trials)) == following
 
 
 def test_what_an_earlier_run_only_predicted_may_be_measured() -> None:
     state = State(space((1, 2), (1, 8)), [curve(5, 3)], cores=2)
-    reported = [Trial(configuration=each.as_json(), state="predicted", reason=OUT_OF_TIME) for each in state.configurations]
+    reported = [
+        Trial(configuration=each.as_json(), state="predicted", reason=OUT_OF_TIME)
+        for each in state.configurations
+    ]
     assert next_trial(replace(state, trials=reported)) == next_trial(state) is not None
     assert passed_over(replace(state, trials=reported)) == passed_over(state)
 
@@ -395,7 +588,10 @@ def test_rates_are_searched_for_in_an_open_loop() -> None:
 
 def test_of_points_the_most_throughput_within_the_bounds_is_the_best() -> None:
     slo = parse_slo("p99<50ms")
-    found = [measured(slo, OfferedLoad(connections=each), each * 10, p99) for each, p99 in [(1, 10), (4, 40), (8, 60)]]
+    found = [
+        measured(slo, OfferedLoad(connections=each), each * 10, p99)
+        for each, p99 in [(1, 10), (4, 40), (8, 60)]
+    ]
     assert best_point(found) == 1
     assert best_point(found[2:]) is None
     assert best_point([]) is None
@@ -408,7 +604,9 @@ def test_of_points_the_most_throughput_within_the_bounds_is_the_best() -> None:
     st.booleans(),
     st.sampled_from([0.0, 1.0, 3.0]),
 )
-def test_a_ladder_ends_near_the_most_that_holds(capacity: float, limit: float, start: int, whole: bool, power: float) -> None:
+def test_a_ladder_ends_near_the_most_that_holds(
+    capacity: float, limit: float, start: int, whole: bool, power: float
+) -> None:
     """Latency grows with the load, by several laws; the throughput grows until the capacity."""
 
     def measure(level: float) -> Rung:
@@ -427,19 +625,33 @@ def test_a_ladder_ends_near_the_most_that_holds(capacity: float, limit: float, s
 
 
 def test_a_ladder_that_cannot_win_is_left() -> None:
-    assert next_level([Rung(8, 100, holds=False, slack=1.3)], start=8, whole=True, most=1000, beat=200) is None
-    assert next_level([Rung(8, 300, holds=False, slack=1.3)], start=8, whole=True, most=1000, beat=200) == 5
+    assert (
+        next_level([Rung(8, 100, holds=False, slack=1.3)], start=8, whole=True, most=1000, beat=200)
+        is None
+    )
+    assert (
+        next_level([Rung(8, 300, holds=False, slack=1.3)], start=8, whole=True, most=1000, beat=200)
+        == 5
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("1..32", (1, 2, 4, 8, 16, 32)), ("4", (4,)), ("3..12", (3, 4, 8, 12)), ("1, 2,4", (1, 2, 4)), ("8,1..3", (1, 2, 3, 8))],
+    [
+        ("1..32", (1, 2, 4, 8, 16, 32)),
+        ("4", (4,)),
+        ("3..12", (3, 4, 8, 12)),
+        ("1, 2,4", (1, 2, 4)),
+        ("8,1..3", (1, 2, 3, 8)),
+    ],
 )
 def test_ranges_are_powers_of_two_and_their_ends(text: str, found: tuple[int, ...]) -> None:
     assert parse_numbers(text, "--workers") == found
 
 
-@pytest.mark.parametrize("text", ["", "0", "0..4", "4..1", "1..", "a", "1...4", "-1", "1.5", "5000", "1,,2"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "0..4", "4..1", "1..", "a", "1...4", "-1", "1.5", "5000", "1,,2"]
+)
 def test_what_is_no_range_is_reported(text: str) -> None:
     with pytest.raises(UsageError, match="--workers"):
         parse_numbers(text, "--workers")

@@ -1,4 +1,6 @@
-"""Whole searches on simulated machines, quiet and disturbed: what is chosen, and what the time is used for."""
+"""Whole searches on simulated machines, quiet and disturbed: what is chosen, and what the time is
+used for.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,20 @@ BASELINE = Configuration(precision="fp32")
 
 
 def regained(machine: SimulatedMachine, results: Results) -> float:
-    """What the chosen configuration does on the quiet machine, as a share of the most that one does."""
+    """What the chosen configuration does on the quiet machine, as a share of the most that one
+    does.
+    """
     if results.winner is None:
         return 0.0
-    return machine.best(results.trials[results.winner].how()) / max(map(machine.best, machine.space))
+    return machine.best(results.trials[results.winner].how()) / max(
+        map(machine.best, machine.space)
+    )
 
 
 @pytest.mark.parametrize(
-    ("disturbance", "drift", "seconds"), [(quiet, 0.2, 60), (bursts, 0.05, 150), (hog, 0.0, 120)], ids=["drifting", "bursts", "permanent"]
+    ("disturbance", "drift", "seconds"),
+    [(quiet, 0.2, 60), (bursts, 0.05, 150), (hog, 0.0, 120)],
+    ids=["drifting", "bursts", "permanent"],
 )
 def test_the_chosen_configuration_is_within_a_tenth_of_the_best_in_four_of_five_runs(
     tmp_path: Path, disturbance: Callable[[int], Others] | Others, drift: float, seconds: float
@@ -43,7 +51,9 @@ def test_the_chosen_configuration_is_within_a_tenth_of_the_best_in_four_of_five_
     assert sum(share >= 0.9 for share in shares) >= 4, shares
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(st.integers(0, 10_000), st.sampled_from([30, 45, 60, 100, 150]), st.booleans())
 def test_five_configurations_are_measured_before_anything_is_measured_twice(
     tmp_path_factory: pytest.TempPathFactory, seed: int, seconds: float, noisy: bool
@@ -55,7 +65,9 @@ def test_five_configurations_are_measured_before_anything_is_measured_twice(
     assert order[0] == begun[0] == BASELINE
     first = [how for at, how in enumerate(order) if how not in order[:at]][: FIRST + 1]
     if not noisy:  # a disturbed round is repeated at once
-        assert order[: len(first)] == first or len(begun) <= FIRST, "nothing twice, unless there is no time for another server"
+        assert order[: len(first)] == first or len(begun) <= FIRST, (
+            "nothing twice, unless there is no time for another server"
+        )
         assert order[: min(len(begun), FIRST + 1)].count(BASELINE) == 1
     assert machine.now <= 1.1 * seconds
     assert len(begun) >= min(FIRST + 1, seconds // 12)
@@ -74,14 +86,26 @@ def test_no_time_is_kept_for_a_comparison_of_nothing(tmp_path: Path, seconds: fl
 
 def test_a_single_configuration_is_measured_as_often_as_its_interval_needs(tmp_path: Path) -> None:
     machine = SimulatedMachine(3)
-    results = search(machine, 60, tmp_path / "run", workers="1", batch_sizes="1", precisions=None, threads="1")
+    results = search(
+        machine, 60, tmp_path / "run", workers="1", batch_sizes="1", precisions=None, threads="1"
+    )
     assert results.winner == 0
     assert len(results.trials[0].points[results.trials[0].best or 0].rounds) >= 3
 
 
-def test_an_exhaustive_search_measures_each_configuration_twice_at_its_best_load(tmp_path: Path) -> None:
+def test_an_exhaustive_search_measures_each_configuration_twice_at_its_best_load(
+    tmp_path: Path,
+) -> None:
     machine = SimulatedMachine(5)
-    results = search(machine, math.inf, tmp_path / "run", exhaustive=True, workers="1,2", batch_sizes="1,8", duration=1.0)
+    results = search(
+        machine,
+        math.inf,
+        tmp_path / "run",
+        exhaustive=True,
+        workers="1,2",
+        batch_sizes="1,8",
+        duration=1.0,
+    )
     assert all(trial.state == "measured" for trial in results.trials)
     for trial in results.trials:
         assert trial.chosen is None or len(trial.chosen.rounds) >= 2, trial.how()

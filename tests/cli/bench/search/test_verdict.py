@@ -48,7 +48,9 @@ def concluded(trials: list[Trial], pairs: list[PairedComparison]) -> Results:
 
 
 rounds = st.builds(
-    lambda rate, p99, others: one_round(rate, p99) if others is None else disturbed(one_round(rate, p99), others),
+    lambda rate, p99, others: (
+        one_round(rate, p99) if others is None else disturbed(one_round(rate, p99), others)
+    ),
     st.integers(1000, 1300),
     st.sampled_from([5.0, 20.0, 49.0, 70.0]),
     st.none() | st.floats(0, 2),
@@ -59,8 +61,14 @@ rounds = st.builds(
 def tables(draw: st.DrawFn) -> list[Trial]:
     trials = []
     for size in range(draw(st.integers(1, 5))):
-        trial = Trial(configuration=Configuration(workers=draw(st.integers(1, 4)), batch_size=size + 1).as_json())
-        for connections, measured in draw(st.lists(st.tuples(st.sampled_from([2, 8]), rounds), min_size=1, max_size=5)):
+        trial = Trial(
+            configuration=Configuration(
+                workers=draw(st.integers(1, 4)), batch_size=size + 1
+            ).as_json()
+        )
+        for connections, measured in draw(
+            st.lists(st.tuples(st.sampled_from([2, 8]), rounds), min_size=1, max_size=5)
+        ):
             with_round(trial.points, OfferedLoad(connections=connections), measured, SLO)
         trials.append(trial)
     return trials
@@ -93,7 +101,9 @@ def test_what_is_chosen_is_the_best_row_and_the_sentence_has_the_figures_of_the_
     trials = data.draw(tables())
     pairs = data.draw(st.just([]) | comparisons(len(trials)))
     results = concluded(trials, pairs)
-    rows: dict[int, Point] = {at: point for at, trial in enumerate(trials) if (point := trial.chosen) is not None}
+    rows: dict[int, Point] = {
+        at: point for at, trial in enumerate(trials) if (point := trial.chosen) is not None
+    }
     if not rows:
         assert results.winner is None
         return
@@ -103,7 +113,9 @@ def test_what_is_chosen_is_the_best_row_and_the_sentence_has_the_figures_of_the_
 
     all_disturbed = all(any(each.disturbed for each in point.counted) for point in rows.values())
     if not all_disturbed and not any(pair.real for pair in pairs):
-        assert chosen.throughput.value >= EQUAL**2 * max(point.throughput.value for point in rows.values())
+        assert chosen.throughput.value >= EQUAL**2 * max(
+            point.throughput.value for point in rows.values()
+        )
 
     said = results.why.partition("requests/s")[0] if not results.tied else results.why
     if HIGHEST in said or "Highest" in heading(results):
@@ -137,7 +149,10 @@ def trial(workers: int, *measured: Round, connections: int = 8) -> Trial:
 def test_an_undisturbed_row_that_is_far_higher_wins(two_workers: Callable[[], Trial]) -> None:
     results = concluded([trial(1, one_round(15403, 4)), two_workers()], [])
     assert (results.winner, results.tied) == (0, [])
-    assert "1 worker, batch 1 has the highest throughput, within p99<50ms: 15,403 requests/s" in results.why
+    assert (
+        "1 worker, batch 1 has the highest throughput, within p99<50ms: 15,403 requests/s"
+        in results.why
+    )
 
 
 def test_disturbed_rows_alone_are_compared_by_the_processor_time_that_they_got() -> None:
@@ -146,7 +161,9 @@ def test_disturbed_rows_alone_are_compared_by_the_processor_time_that_they_got()
         [],
     )
     assert results.winner == 1
-    assert results.why.startswith("Recommended: cpu, 2 workers, batch 1, within p99<50ms for the processor time that it got: 90 requests/s")
+    assert results.why.startswith(
+        "Recommended: cpu, 2 workers, batch 1, within p99<50ms for the processor time that it got: 90 requests/s"
+    )
 
 
 def test_a_winner_of_a_comparison_in_turn_is_not_called_the_highest_of_the_table() -> None:
@@ -154,5 +171,7 @@ def test_a_winner_of_a_comparison_in_turn_is_not_called_the_highest_of_the_table
     slower = PairedComparison(first=0, second=1, ratio=0.98, low=0.97, high=0.99, real=True)
     results = concluded([lucky, trial(2, one_round(100, 20), one_round(100, 20))], [slower])
     assert results.winner == 1
-    assert results.why.startswith("Recommended: cpu, 2 workers, batch 1, within p99<50ms: 100 requests/s")
+    assert results.why.startswith(
+        "Recommended: cpu, 2 workers, batch 1, within p99<50ms: 100 requests/s"
+    )
     assert heading(results) == "Recommended within p99<50ms"

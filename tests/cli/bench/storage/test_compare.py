@@ -15,7 +15,13 @@ from tsx_cli.bench.capacity.planning import read_measurements
 from tsx_cli.bench.commands.compare_command import compare_command
 from tsx_cli.bench.model.results import Results, Trial, read_results
 from tsx_cli.bench.storage.archive_record import ArchiveRecord
-from tsx_cli.bench.storage.compare import BEST, compare, parse_condition, print_compared, show_compared
+from tsx_cli.bench.storage.compare import (
+    BEST,
+    compare,
+    parse_condition,
+    print_compared,
+    show_compared,
+)
 from tsx_cli.common.failure import UsageError
 from tsx_cli.main import run
 
@@ -50,8 +56,12 @@ def again() -> Results:
 
 def test_two_servers_are_reported_by_both_addresses(before: Results, slower: Results) -> None:
     trial = Trial(configuration={}, points=before.trials[0].points[:1], best=0)
-    one = before.model_copy(update={"against": "http://theirs", "trials": [trial], "winner": None, "baseline": None})
-    other = slower.model_copy(update={"against": "http://ours", "trials": [trial], "winner": None, "baseline": None})
+    one = before.model_copy(
+        update={"against": "http://theirs", "trials": [trial], "winner": None, "baseline": None}
+    )
+    other = slower.model_copy(
+        update={"against": "http://ours", "trials": [trial], "winner": None, "baseline": None}
+    )
     reported = compare(one, other)
     assert [pair.name for pair in reported.pairs] == ["http://theirs -> http://ours"]
     assert "the server differs: http://theirs, http://ours" in reported.notes
@@ -67,18 +77,27 @@ def test_a_fall_beyond_the_limit_is_a_reason_to_fail(before: Results, slower: Re
 
 
 def test_what_is_within_the_noise_is_no_reason_to_fail(before: Results, again: Results) -> None:
-    reported = compare(before, again, [parse_condition("throughput<-0.01%"), parse_condition("throughput>0.01%")])
+    reported = compare(
+        before, again, [parse_condition("throughput<-0.01%"), parse_condition("throughput>0.01%")]
+    )
     change = next(each for each in reported.pairs[0].changes if each.figure == "throughput")
     assert abs(change.change) > 0.0001
     assert change.sure is False
     assert not reported.met
 
 
-def test_configurations_are_paired_by_what_they_are_and_by_their_load(before: Results, slower: Results) -> None:
-    less = slower.model_copy(update={"trials": [slower.trials[3], slower.trials[0]], "winner": 0, "baseline": 1})
+def test_configurations_are_paired_by_what_they_are_and_by_their_load(
+    before: Results, slower: Results
+) -> None:
+    less = slower.model_copy(
+        update={"trials": [slower.trials[3], slower.trials[0]], "winner": 0, "baseline": 1}
+    )
     reported = compare(before, less)
     assert [pair.name for pair in reported.pairs[:2]] == [BEST, "cpu, 2 workers, 1 thread, batch 4"]
-    assert {pair.name for pair in reported.pairs[1:]} == {"cpu, 2 workers, 1 thread, batch 4", "cpu, 1 worker, batch 1"}
+    assert {pair.name for pair in reported.pairs[1:]} == {
+        "cpu, 2 workers, 1 thread, batch 4",
+        "cpu, 1 worker, batch 1",
+    }
     assert len(reported.pairs) == 1 + 2 * len(LOADS)
 
 
@@ -92,8 +111,14 @@ def test_conditions_are_for_the_best_alone_unless_all_are_asked_for(before: Resu
 
 def test_servers_that_ran_already_are_compared_by_their_load(before: Results) -> None:
     def ran(rate: float, repeats: int) -> Results:
-        trial = Trial(configuration={}, points=[point(8, [one_round(rate, 10, seed) for seed in range(repeats)])], best=0)
-        return before.model_copy(update={"against": "http://h", "trials": [trial], "winner": None, "baseline": None})
+        trial = Trial(
+            configuration={},
+            points=[point(8, [one_round(rate, 10, seed) for seed in range(repeats)])],
+            best=0,
+        )
+        return before.model_copy(
+            update={"against": "http://h", "trials": [trial], "winner": None, "baseline": None}
+        )
 
     condition = [parse_condition("throughput < -5 %")]
     assert compare(ran(100, 3), ran(80, 3), condition).met
@@ -105,7 +130,11 @@ def test_servers_that_ran_already_are_compared_by_their_load(before: Results) ->
 
 def test_errors_are_compared_in_percentage_points(before: Results) -> None:
     def ran(errors: int) -> Results:
-        trial = Trial(configuration={}, points=[point(8, [one_round(100, 10, seed, errors=errors) for seed in range(3)])], best=0)
+        trial = Trial(
+            configuration={},
+            points=[point(8, [one_round(100, 10, seed, errors=errors) for seed in range(3)])],
+            best=0,
+        )
         return before.model_copy(update={"trials": [trial], "winner": None, "baseline": None})
 
     assert compare(ran(0), ran(30), [parse_condition("errors>1%")]).met
@@ -116,7 +145,13 @@ def test_errors_are_compared_in_percentage_points(before: Results) -> None:
 def test_other_figures_are_taken_from_the_rounds(before: Results) -> None:
     conditions = [parse_condition(text) for text in ("p99.9>1%", "p50>5%", "mean>5%")]
     reported = compare(before, results(speed=0.3, loads=LOADS), conditions, every=True)
-    assert [change.figure for change in reported.pairs[0].changes] == ["throughput", "mean", "p50", "p99", "p99.9"]
+    assert [change.figure for change in reported.pairs[0].changes] == [
+        "throughput",
+        "mean",
+        "p50",
+        "p99",
+        "p99.9",
+    ]
     assert any(said.startswith("p50>5%: p50 +") for said in reported.met)
 
 
@@ -142,7 +177,18 @@ def test_what_has_nothing_in_common_is_wrong_usage(before: Results) -> None:
         compare(before, empty)
 
 
-@pytest.mark.parametrize("text", ["", "throughput", "throughput<5", "speed<-5%", "throughput=-5%", "p99<10ms", "throughput<-5%,p99>10%"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "throughput",
+        "throughput<5",
+        "speed<-5%",
+        "throughput=-5%",
+        "p99<10ms",
+        "throughput<-5%,p99>10%",
+    ],
+)
 def test_what_is_no_condition_is_reported(text: str) -> None:
     with pytest.raises(UsageError, match="is not a condition"):
         parse_condition(text)
@@ -154,7 +200,9 @@ def test_a_condition_that_nothing_meets_by_changing_is_reported(text: str) -> No
         parse_condition(text)
 
 
-def test_people_and_programs_are_reported(before: Results, slower: Results, again: Results, capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_and_programs_are_reported(
+    before: Results, slower: Results, again: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
     conditions = [parse_condition("throughput<-5%")]
     show_compared(compare(before, slower, conditions))
     reported = capsys.readouterr().out
@@ -205,19 +253,32 @@ def test_the_exit_code_is_for_ci(files: Path, capsys: pytest.CaptureFixture[str]
 def test_wrong_files_and_words_are_distinguished_from_a_regression(
     files: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(*(files / word if number < 2 else word for number, word in enumerate(words))) == 2
+    assert (
+        command(*(files / word if number < 2 else word for number, word in enumerate(words))) == 2
+    )
     assert said in capsys.readouterr().err
 
 
 def older(value: Any) -> Any:
     """As the version before wrote it."""
-    added = {"over_time", "by_size", "noise", "disturbed", "starts", "tied", "price_per_hour", "pinning"}
+    added = {
+        "over_time",
+        "by_size",
+        "noise",
+        "disturbed",
+        "starts",
+        "tied",
+        "price_per_hour",
+        "pinning",
+    }
     if isinstance(value, dict):
         return {name: older(each) for name, each in value.items() if name not in added}
     return [older(each) for each in value] if isinstance(value, list) else value
 
 
-def test_what_the_version_before_has_written_is_compared_and_planned_from(before: Results, tmp_path: Path) -> None:
+def test_what_the_version_before_has_written_is_compared_and_planned_from(
+    before: Results, tmp_path: Path
+) -> None:
     file = tmp_path / "results.json"
     file.write_text(json.dumps(older(before.model_dump(mode="json"))))
     assert compare(read_results(file), before).pairs == compare(before, before).pairs

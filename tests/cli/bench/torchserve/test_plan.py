@@ -1,4 +1,6 @@
-"""TorchServe's auto-benchmark: what its files mean, what comes of running one, and the columns that its users' scripts read."""
+"""TorchServe's auto-benchmark: what its files mean, what comes of running one, and the columns that
+its users' scripts read.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,13 @@ def test_a_file_is_a_case_for_each_number_of_workers_and_batch_size(tmp_path: Pa
     plan = read_plan(written(tmp_path))
     assert [case.name for case in plan.cases] == ["eager_mode_echo_w1_b1", "eager_mode_echo_w1_b4"]
     case = plan.cases[0]
-    assert (case.batch_delay, case.requests, case.concurrency, case.device, case.served_as) == (5, 20, 2, "cpu", "benchmark")
+    assert (case.batch_delay, case.requests, case.concurrency, case.device, case.served_as) == (
+        5,
+        20,
+        2,
+        "cpu",
+        "benchmark",
+    )
     assert case.input == tmp_path / "input.txt"
     assert [note.split(":")[0] for note in plan.notes] == ["ts_version", "metrics_cmd"]
 
@@ -86,9 +94,16 @@ def test_a_model_s_own_file_is_enough_and_gpus_are_for_that_hardware(tmp_path: P
 
 
 def test_what_means_nothing_here_is_reported_once(tmp_path: Path) -> None:
-    more = MODEL.replace("    exec_env: local", "") + '    docker_runtime: "nvidia"\n    backend_profiling: True\n'
+    more = (
+        MODEL.replace("    exec_env: local", "")
+        + '    docker_runtime: "nvidia"\n    backend_profiling: True\n'
+    )
     plan = read_plan(written(tmp_path, model=more, top=TOP + "colour: red\n"))
-    assert [note for note in plan.notes if note.startswith(("docker_runtime", "backend_profiling", "colour"))] == [
+    assert [
+        note
+        for note in plan.notes
+        if note.startswith(("docker_runtime", "backend_profiling", "colour"))
+    ] == [
         "colour: tsx does not know this key",
         "backend_profiling: it has no effect",
         "docker_runtime: it has no effect",
@@ -98,18 +113,32 @@ def test_what_means_nothing_here_is_reported_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("workers: [1]", "workers: [0]", "workers is \\[0\\]; it must be a whole number of 1 or more"),
+        (
+            "workers: [1]",
+            "workers: [0]",
+            "workers is \\[0\\]; it must be a whole number of 1 or more",
+        ),
         ("batch_size: [1, 4]", "batch_size: many", "batch_size is 'many'"),
         ("requests: 20", "requests: [1, 2]", "requests is \\[1, 2\\]"),
         ("./input.txt", "./absent.txt", "absent.txt does not exist"),
         ('url: "{url}"', "", "has no url of an archive"),
         ('"{url}"', "nlp.war", "contains no load"),
         ('"gpus": "all"', '"tpu"', "processors is"),
-        ("benchmark_engine:", "content_type: [a]\n    benchmark_engine:", "content_type is \\['a'\\]"),
-        ("benchmark_engine:", "inference_model_url: v1/x\n    benchmark_engine:", "the URL of a model is predictions/NAME"),
+        (
+            "benchmark_engine:",
+            "content_type: [a]\n    benchmark_engine:",
+            "content_type is \\['a'\\]",
+        ),
+        (
+            "benchmark_engine:",
+            "inference_model_url: v1/x\n    benchmark_engine:",
+            "the URL of a model is predictions/NAME",
+        ),
     ],
 )
-def test_a_file_that_makes_no_sense_is_reported_with_its_place(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_file_that_makes_no_sense_is_reported_with_its_place(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
     assert old in MODEL
     with pytest.raises(UsageError, match=said):
         read_plan(written(tmp_path, model=MODEL.replace(old, new)))
@@ -133,13 +162,30 @@ def test_files_that_are_none_are_reported(tmp_path: Path) -> None:
 
 
 def a_case(**changes: object) -> Case:
-    case = Case("mnist", "eager_mode", "https://h/mnist.mar", 4, 2, 100, Path("0.png"), None, 1000, 10, "cpu", False, "benchmark")
+    case = Case(
+        "mnist",
+        "eager_mode",
+        "https://h/mnist.mar",
+        4,
+        2,
+        100,
+        Path("0.png"),
+        None,
+        1000,
+        10,
+        "cpu",
+        False,
+        "benchmark",
+    )
     return case._replace(**changes)  # type: ignore[arg-type]  # of its own fields
 
 
 def test_ab_report_is_two_lines_with_torchserve_s_columns(tmp_path: Path) -> None:
     place = logs.begin(tmp_path)
-    lines = [f"2026-05-30T21:46:03,626 - QueueTime.Milliseconds:{value}|#Level:Host|#hostname:box,timestamp:1" for value in range(10)]
+    lines = [
+        f"2026-05-30T21:46:03,626 - QueueTime.Milliseconds:{value}|#Level:Host|#hostname:box,timestamp:1"
+        for value in range(10)
+    ]
     (tmp_path / "ts_metrics.log").write_text("\n".join(lines) + "\n")
     (tmp_path / "model_metrics.log").write_text(
         "2026-05-30T21:46:03,626 [INFO ] W-9000 TS_METRICS - PredictionTime.Milliseconds:2.5|#ModelName:mnist,Level:Model|#hostname:box\n"
@@ -151,13 +197,33 @@ def test_ab_report_is_two_lines_with_torchserve_s_columns(tmp_path: Path) -> Non
     assert text.splitlines()[0] == COLUMNS
     assert len(text.splitlines()) == 2
     values = next(csv.DictReader(text.splitlines()))
-    assert (values["Benchmark"], values["Model"], values["Input"]) == ("AB", "[.mar](https://h/mnist.mar)", "[input](0.png)")
-    assert (values["TS failed requests"], values["Workers"], values["Batch size"]) == ("10", "4", "2")
+    assert (values["Benchmark"], values["Model"], values["Input"]) == (
+        "AB",
+        "[.mar](https://h/mnist.mar)",
+        "[input](0.png)",
+    )
+    assert (values["TS failed requests"], values["Workers"], values["Batch size"]) == (
+        "10",
+        "4",
+        "2",
+    )
     assert float(values["TS error rate"]) == pytest.approx(1, abs=0.1)
-    assert (values["Queue time p50"], values["Queue time p90"], values["waiting_time_mean"]) == ("5.0", "9.0", "4.5")
-    assert (values["Model_p99"], values["predict_mean"], values["gpu_percentage_mean"]) == ("2.5", "2.5", "0.0")
+    assert (values["Queue time p50"], values["Queue time p90"], values["waiting_time_mean"]) == (
+        "5.0",
+        "9.0",
+        "4.5",
+    )
+    assert (values["Model_p99"], values["predict_mean"], values["gpu_percentage_mean"]) == (
+        "2.5",
+        "2.5",
+        "0.0",
+    )
     profiled = row(a_case(profiled=True), point(10, [one_round(100, 10, 1)]), reported)
-    assert list(profiled)[-3:] == ["handler_preprocess_mean", "handler_inference_mean", "handler_postprocess_mean"]
+    assert list(profiled)[-3:] == [
+        "handler_preprocess_mean",
+        "handler_inference_mean",
+        "handler_postprocess_mean",
+    ]
     assert profiled["handler_inference_mean"] == 1.5
 
 
@@ -173,7 +239,12 @@ def test_only_what_was_written_since_counts(tmp_path: Path) -> None:
 
 
 def test_a_load_lasts_as_long_as_its_requests_take_at_the_pace_of_the_pilot() -> None:
-    assert [run.length_of(100, rate, most=60.0) for rate in (10.0, 1000.0, 0.5, 0.0)] == [10.0, 1.0, 60.0, 60.0]
+    assert [run.length_of(100, rate, most=60.0) for rate in (10.0, 1000.0, 0.5, 0.0)] == [
+        10.0,
+        1.0,
+        60.0,
+        60.0,
+    ]
 
 
 def test_the_words_say_which_command_it_is() -> None:
@@ -205,11 +276,19 @@ def test_a_server_is_managed_at_its_next_port(inference: str, management: str) -
     [
         (("--token", "t"), 2, "go with --against"),
         (("--certificate", "c"), 2, "go with --against"),
-        (("--against", "unix:/run/tsx.sock"), 2, "has another management address: give it with --management URL"),
+        (
+            ("--against", "unix:/run/tsx.sock"),
+            2,
+            "has another management address: give it with --management URL",
+        ),
         (("--against", "http://h", "--certificate", "c"), 2, "is not an https address"),
         (("--against", "ftp://h"), 2, "is not the address of a server"),
         (("--against", "http://h", "--logs", "gone"), 1, "--logs: there is no directory 'gone'"),
-        (("--against", "http://h", "--management-token", "@gone"), 1, "--management-token: gone cannot be read"),
+        (
+            ("--against", "http://h", "--management-token", "@gone"),
+            1,
+            "--management-token: gone cannot be read",
+        ),
         (("--time-limit", "soon"), 2, "--time-limit: 'soon' is not a time"),
         (("other.yaml",), 2, "unexpected extra argument"),
     ],
@@ -221,7 +300,9 @@ def test_a_bad_option_says_what_to_do(
     assert said in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_it_with_the_reports_of_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_it_with_the_reports_of_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def measured(case: Case, *_: object) -> run.CaseResult:
         if case.batch_size == 4:
             raise KeyboardInterrupt
@@ -247,18 +328,33 @@ def test_a_file_runs_against_a_server_of_its_own(
         model=MODEL.replace("[1, 4]", "[4]"),
         top=TOP.replace('"echo.yaml"', '"echo.yaml", gone.yaml'),
     )
-    file.write_text(file.read_text().replace('  - "echo.yaml", gone.yaml', '  - "echo.yaml"\n  - gone.yaml'))
+    file.write_text(
+        file.read_text().replace('  - "echo.yaml", gone.yaml', '  - "echo.yaml"\n  - gone.yaml')
+    )
     (tmp_path / "models_config" / "gone.yaml").write_text(absent.format(url="gone.mar"))
     monkeypatch.setattr(run, "PILOT", 0.3)
     monkeypatch.setenv("TSX_WORKER_PRELOAD", "false")
-    assert main(["bench", str(file), "-o", str(tmp_path / "out")]) == 1, "one of the two has no archive"
+    assert main(["bench", str(file), "-o", str(tmp_path / "out")]) == 1, (
+        "one of the two has no archive"
+    )
     reported = capsys.readouterr()
     assert "1 of 2: eager_mode_echo_w1_b4" in reported.err
     assert "gone.mar does not exist" in reported.out
-    values = next(csv.DictReader((tmp_path / "out" / "eager_mode_echo_w1_b4" / "ab_report.csv").read_text().splitlines()))
-    assert (values["TS failed requests"], values["Concurrency"], values["Batch size"]) == ("0", "2", "4")
+    values = next(
+        csv.DictReader(
+            (tmp_path / "out" / "eager_mode_echo_w1_b4" / "ab_report.csv").read_text().splitlines()
+        )
+    )
+    assert (values["TS failed requests"], values["Concurrency"], values["Batch size"]) == (
+        "0",
+        "2",
+        "4",
+    )
     assert float(values["TS throughput"]) > 0
-    reported = {column: float(values[column]) for column in ("predict_mean", "Model_p50", "memory_percentage_mean")}
+    reported = {
+        column: float(values[column])
+        for column in ("predict_mean", "Model_p50", "memory_percentage_mean")
+    }
     assert reported["predict_mean"] >= 2, "from the server's own log"
     assert min(reported.values()) > 0
     assert "eager" in (tmp_path / "out" / "eager_mode_echo" / "report.md").read_text()

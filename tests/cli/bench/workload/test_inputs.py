@@ -1,4 +1,6 @@
-"""What is sent: files, directories, lists, recordings, an archive's own samples, and what is made up."""
+"""What is sent: files, directories, lists, recordings, an archive's own samples, and what is made
+up.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,16 @@ def test_files_and_directories_are_sent_as_they_are(tmp_path: Path) -> None:
         Payload(b"[1]", "application/json", name="b.json"),
         Payload(b"\xff", "application/octet-stream", name="c"),
     ]
-    assert {each.content_type for each in read_payloads([tmp_path / "in"], content_type="a/b")} == {"a/b"}
+    assert {each.content_type for each in read_payloads([tmp_path / "in"], content_type="a/b")} == {
+        "a/b"
+    }
     reported = mix(found, "somewhere")
     assert (reported.count, reported.smallest, reported.median, reported.largest) == (3, 1, 3, 4)
-    assert reported.content_types == {"image/png": 1, "application/json": 1, "application/octet-stream": 1}
+    assert reported.content_types == {
+        "image/png": 1,
+        "application/json": 1,
+        "application/octet-stream": 1,
+    }
 
 
 def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
@@ -74,22 +82,31 @@ def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
         ('{"body": 1, "headers": {"a": "b\\r\\nc: d"}}', "the header 'a' cannot be sent"),
         ('{"body": 1, "headers": {"a b": "c"}}', "the header 'a b' cannot be sent"),
         ('{"body": 1, "headers": {"": "c"}}', "the header '' cannot be sent"),
-        ('{"body": 1, "headers": {"Content-Type": "a/b"}}', "give the Content-Type as 'content_type', not in the headers"),
+        (
+            '{"body": 1, "headers": {"Content-Type": "a/b"}}',
+            "give the Content-Type as 'content_type', not in the headers",
+        ),
         ('{"body": 1, "content_type": "a\\r\\nc: d"}', "the header 'content-type' cannot be sent"),
         ('{"body": "\\ud800"}', "surrogates not allowed"),
         ('{"body": ' + 100_000 * "[", "recursion"),
     ],
 )
-def test_what_is_wrong_in_a_list_is_reported_with_its_line(tmp_path: Path, line: str, reported: str) -> None:
+def test_what_is_wrong_in_a_list_is_reported_with_its_line(
+    tmp_path: Path, line: str, reported: str
+) -> None:
     (tmp_path / "list.jsonl").write_text('{"body": 1}\n' + line)
     with pytest.raises(CliError, match="line 2") as error:
         read_payloads([tmp_path / "list.jsonl"])
     assert reported in str(error.value)
 
 
-def test_a_list_that_is_no_text_is_reported_with_its_line_and_one_of_windows_is_read(tmp_path: Path) -> None:
+def test_a_list_that_is_no_text_is_reported_with_its_line_and_one_of_windows_is_read(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "list.jsonl").write_bytes(b'\xef\xbb\xbf{"body": 1, "query": "n=\xc3\xa9"}\r\n')
-    assert read_payloads([tmp_path / "list.jsonl"]) == [Payload(b"1", "application/json", query="n=\xc3\xa9")]
+    assert read_payloads([tmp_path / "list.jsonl"]) == [
+        Payload(b"1", "application/json", query="n=\xc3\xa9")
+    ]
     (tmp_path / "list.jsonl").write_bytes(b'{"body": 1}\n\xff\xfe\n')
     with pytest.raises(CliError, match="line 2"):
         read_payloads([tmp_path / "list.jsonl"])
@@ -109,7 +126,12 @@ def test_the_server_takes_what_is_sent_however_large_and_answers_as_it_is_set() 
 
 
 def test_a_recording_keeps_its_spacing_and_its_headers_but_no_secret(tmp_path: Path) -> None:
-    headers = (("Content-Type", "a/b"), ("X-Own", "o"), ("Authorization", "Bearer x"), ("content-length", "1"))
+    headers = (
+        ("Content-Type", "a/b"),
+        ("X-Own", "o"),
+        ("Authorization", "Bearer x"),
+        ("content-length", "1"),
+    )
     entries = [Recorded(10.0 + at, "1.0", "q=1", headers, b"x") for at in (0.0, 0.25)]
     (tmp_path / "a.tsxrec").write_bytes(file_head("m") + b"".join(map(encode, entries)))
     found = read_payloads([tmp_path / "a.tsxrec"])
@@ -158,7 +180,11 @@ def test_texts_numbers_and_files_that_are_made_up() -> None:
     assert len(generated("file", 1, shape=(1000,))[0].body) == 1000
     assert len(generated("file", shape=(1 << 25,))) == 2  # not 32, of this size
     for kind in KINDS:
-        assert generated(kind, 2, 7, (3, 8, 8)) == generated(kind, 2, 7, (3, 8, 8)) != generated(kind, 2, 8, (3, 8, 8))
+        assert (
+            generated(kind, 2, 7, (3, 8, 8))
+            == generated(kind, 2, 7, (3, 8, 8))
+            != generated(kind, 2, 8, (3, 8, 8))
+        )
 
 
 @pytest.mark.parametrize(
@@ -183,23 +209,37 @@ def test_what_cannot_be_made_up_says_what_to_do(call: Callable[[], Any], reporte
     assert parse_shape("1x28,28") == (1, 28, 28)
 
 
-def test_an_archive_s_samples_come_first_then_its_warm_up_then_what_its_handler_takes(tmp_path: Path) -> None:
+def test_an_archive_s_samples_come_first_then_its_warm_up_then_what_its_handler_takes(
+    tmp_path: Path,
+) -> None:
     made = make_model(tmp_path / "m", HANDLE, config="warmup:\n  - file: warm.json\n")
     (made / "warm.json").write_text("[1]")
-    assert choose_payloads(made) == ([Payload(b"[1]", "application/json")], "the warm-up requests of the archive")
+    assert choose_payloads(made) == (
+        [Payload(b"[1]", "application/json")],
+        "the warm-up requests of the archive",
+    )
     (made / "samples").mkdir()
     for name in ("b.json", "a.txt", ".c"):
         (made / "samples" / name).write_text("[2]")
-    assert choose_payloads(made) == ([Payload(b"[2]", "text/plain"), Payload(b"[2]", "application/json")], "samples/ of the archive")
+    assert choose_payloads(made) == (
+        [Payload(b"[2]", "text/plain"), Payload(b"[2]", "application/json")],
+        "samples/ of the archive",
+    )
     found, source = choose_payloads(made, kind="text", count=2)
     assert (len(found), source) == (2, "generated: 2 different text requests")
     assert choose_payloads(made, shape=(2,), count=1)[0][0].content_type == "application/json"
     (tmp_path / "x").write_text("x")
-    assert choose_payloads(made, [tmp_path / "x"]) == ([Payload(b"x", "text/plain; charset=utf-8", name="x")], "x")
+    assert choose_payloads(made, [tmp_path / "x"]) == (
+        [Payload(b"x", "text/plain; charset=utf-8", name="x")],
+        "x",
+    )
     with pytest.raises(UsageError, match="has no samples"):
         choose_payloads(make_model(tmp_path / "own.mar", HANDLE))
     (tmp_path / "i" / "MAR-INF").mkdir(parents=True)
-    manifest = {"runtime": "python", "model": {"modelName": "i", "modelVersion": "1", "handler": "image_classifier"}}
+    manifest = {
+        "runtime": "python",
+        "model": {"modelName": "i", "modelVersion": "1", "handler": "image_classifier"},
+    }
     (tmp_path / "i" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
     assert choose_payloads(tmp_path / "i", count=1)[0][0].content_type == "image/jpeg"
 
@@ -214,5 +254,7 @@ def test_an_archive_s_samples_come_first_then_its_warm_up_then_what_its_handler_
         ("no Python", None),
     ],
 )
-def test_what_a_handler_of_one_s_own_takes_is_in_its_text(tmp_path: Path, code: str, kind: str | None) -> None:
+def test_what_a_handler_of_one_s_own_takes_is_in_its_text(
+    tmp_path: Path, code: str, kind: str | None
+) -> None:
     assert kind_of(inspect_archive(make_model(tmp_path / "m.mar", code))) == kind

@@ -34,15 +34,33 @@ def test_a_distribution_is_a_kind_and_its_numbers(text: str, lengths: Lengths) -
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "-1", "6.5", "uniform:9", "uniform:9,3", "uniform:1,2.5", "normal:3,1", "64,2", "lognormal:64", "9999999"]
+    "text",
+    [
+        "",
+        "0",
+        "-1",
+        "6.5",
+        "uniform:9",
+        "uniform:9,3",
+        "uniform:1,2.5",
+        "normal:3,1",
+        "64,2",
+        "lognormal:64",
+        "9999999",
+    ],
 )
 def test_anything_else_says_what_it_must_be(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--x: '.*' is not a length in tokens; give a number, uniform:16,256 or lognormal:64,0.6"):
+    with pytest.raises(
+        UsageError,
+        match=r"--x: '.*' is not a length in tokens; give a number, uniform:16,256 or lognormal:64,0.6",
+    ):
         parse_lengths(text, "--x")
 
 
 def lengths_of(text: str, count: int = 400) -> list[int]:
-    made = prompts(parse_lengths(text, "--x"), Lengths("constant", 9), ["one", "two"], count, seed=3)
+    made = prompts(
+        parse_lengths(text, "--x"), Lengths("constant", 9), ["one", "two"], count, seed=3
+    )
     return [len(json.loads(each.body)["inputs"].split()) for each in made]
 
 
@@ -57,7 +75,9 @@ def test_prompts_have_the_lengths_of_their_distribution() -> None:
 
 
 def body_of(protocol: str, payload: Payload, version: str | None = None) -> tuple[bytes, Any]:
-    head, _, body = render(protocol, "http://h", "m", payload, version=version).partition(b"\r\n\r\n")
+    head, _, body = render(protocol, "http://h", "m", payload, version=version).partition(
+        b"\r\n\r\n"
+    )
     return head.split(b" ")[1], json.loads(body)
 
 
@@ -66,10 +86,18 @@ def test_a_prompt_becomes_a_request_of_openais() -> None:
     same = {"max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}}
     chat = {"model": "m:2.0", "messages": [{"role": "user", "content": "hello hello"}], **same}
     assert body_of("openai-chat", payload, "2.0") == (b"/v1/chat/completions", chat)
-    assert body_of("openai-completions", payload) == (b"/v1/completions", {"model": "m", "prompt": "hello hello", **same})
+    assert body_of("openai-completions", payload) == (
+        b"/v1/completions",
+        {"model": "m", "prompt": "hello hello", **same},
+    )
     assert body_of("openai-completions", Payload(b"hello", "text/plain"))[1]["prompt"] == "hello"
     recorded = Payload(b'{"model":"old","messages":[],"stream":false,"seed":1}', "application/json")
-    assert body_of("openai-chat", recorded)[1] == {"model": "m", "messages": [], "stream": False, "seed": 1}
+    assert body_of("openai-chat", recorded)[1] == {
+        "model": "m",
+        "messages": [],
+        "stream": False,
+        "seed": 1,
+    }
     assert body_of("tsx", payload)[1]["parameters"] == {"max_new_tokens": 8}
 
 
@@ -82,11 +110,17 @@ def test_a_model_that_chats_gets_prompts_unless_it_has_samples(tmp_path: Path) -
     (tmp_path / "llama" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (tmp_path / "llama" / "model.safetensors").write_bytes(b"weights")
     spec, _ = pretrained_spec(tmp_path / "llama", source="llama")
-    assert choose_payloads(write_archive(spec, tmp_path))[1] == source  # and not the one sample that tsx archive made
+    assert (
+        choose_payloads(write_archive(spec, tmp_path))[1] == source
+    )  # and not the one sample that tsx archive made
     own = replace(spec, contents={"samples/own.json": b"{}"})
     assert choose_payloads(write_archive(own, tmp_path, force=True))[1] == "samples/ of the archive"
-    assert choose_payloads(None, prompt_tokens="3")[1] == "generated: 256 different prompts of 3 words"
-    with pytest.raises(UsageError, match="--max-tokens is for generated prompts: give --prompt-tokens as well"):
+    assert (
+        choose_payloads(None, prompt_tokens="3")[1] == "generated: 256 different prompts of 3 words"
+    )
+    with pytest.raises(
+        UsageError, match="--max-tokens is for generated prompts: give --prompt-tokens as well"
+    ):
         choose_payloads(made, max_tokens="3")
     with pytest.raises(UsageError, match="--prompt-tokens makes prompts; leave --input"):
         choose_payloads(None, [tmp_path], prompt_tokens="3")

@@ -20,7 +20,9 @@ def deploy(archive: Path, course: Course, capsys: pytest.CaptureFixture[str]) ->
     return Deploy(archive, "sagemaker", capsys)
 
 
-def test_each_call_of_s3_names_the_account_that_the_bucket_must_belong_to(deploy: Deploy, course: Course) -> None:
+def test_each_call_of_s3_names_the_account_that_the_bucket_must_belong_to(
+    deploy: Deploy, course: Course
+) -> None:
     deploy.apply()
     deploy.verb("destroy", "--yes", "--purge")
     assert course.owners == dict.fromkeys(
@@ -29,17 +31,27 @@ def test_each_call_of_s3_names_the_account_that_the_bucket_must_belong_to(deploy
     )  # fmt: skip
 
 
-def test_a_bucket_of_another_account_is_refused_unless_its_owner_is_named(deploy: Deploy, course: Course) -> None:
+def test_a_bucket_of_another_account_is_refused_unless_its_owner_is_named(
+    deploy: Deploy, course: Course
+) -> None:
     theirs = ("--set", "sagemaker.bucket=theirs", "--set", "sagemaker.bucket_owner=210987654321")
     deploy.apply(*theirs, code=1)
-    assert "model.tar.gz: 403: Forbidden. Either the deploying identity lacks the permission for HeadObject" in deploy.err
-    assert "the bucket belongs to another account: choose another with sagemaker.bucket, or name its owner with" in deploy.err
+    assert (
+        "model.tar.gz: 403: Forbidden. Either the deploying identity lacks the permission for HeadObject"
+        in deploy.err
+    )
+    assert (
+        "the bucket belongs to another account: choose another with sagemaker.bucket, or name its owner with"
+        in deploy.err
+    )
     assert "PutObject" not in course.owners
     deploy.apply("--set", "sagemaker.bucket_owner=mine", code=2)
     assert "sagemaker.bucket_owner: String should match pattern" in deploy.err
 
 
-def test_the_owner_of_a_named_bucket_is_not_that_of_tsx_own_bucket(deploy: Deploy, course: Course) -> None:
+def test_the_owner_of_a_named_bucket_is_not_that_of_tsx_own_bucket(
+    deploy: Deploy, course: Course
+) -> None:
     """A purge also looks into the own bucket, which other deployments have made."""
     deploy.apply()
     course.owners.clear()
@@ -56,9 +68,22 @@ def test_the_owner_of_a_named_bucket_is_not_that_of_tsx_own_bucket(deploy: Deplo
         ({}, None),
     ],
 )
-def test_answers_of_a_function_go_to_a_bucket_of_its_account_or_of_the_one_that_is_named(queue: dict[str, str], owner: str | None) -> None:
-    given = {"queue": {"arn": f"arn:aws:sqs:eu-central-1:{ACCOUNT}:q", **queue}, "role": f"arn:aws:iam::{ACCOUNT}:role/r"}
-    spec = DeploySpec.model_validate({"name": "digits", "target": "lambda", "model": "digits.mar", "lambda": given})
-    made = resources(spec, Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "image", ACCOUNT, "eu-central-1"))
+def test_answers_of_a_function_go_to_a_bucket_of_its_account_or_of_the_one_that_is_named(
+    queue: dict[str, str], owner: str | None
+) -> None:
+    given = {
+        "queue": {"arn": f"arn:aws:sqs:eu-central-1:{ACCOUNT}:q", **queue},
+        "role": f"arn:aws:iam::{ACCOUNT}:role/r",
+    }
+    spec = DeploySpec.model_validate(
+        {"name": "digits", "target": "lambda", "model": "digits.mar", "lambda": given}
+    )
+    made = resources(
+        spec,
+        Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "image", ACCOUNT, "eu-central-1"),
+    )
     function = next(each.properties for each in made if each.id == "Function")
-    assert function.get("Environment", {}).get("Variables", {}).get("TSX_LAMBDA_RESULTS_OWNER") == owner
+    assert (
+        function.get("Environment", {}).get("Variables", {}).get("TSX_LAMBDA_RESULTS_OWNER")
+        == owner
+    )

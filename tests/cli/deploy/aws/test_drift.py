@@ -1,4 +1,6 @@
-"""What somebody changes by hand, in the console: the plan shows it, and applying the plan puts it back."""
+"""What somebody changes by hand, in the console: the plan shows it, and applying the plan puts it
+back.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def layer() -> str:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("more.py", "")
-    arn: str = boto3.client("lambda").publish_layer_version(LayerName="theirs", Content={"ZipFile": file.getvalue()})["LayerVersionArn"]
+    arn: str = boto3.client("lambda").publish_layer_version(
+        LayerName="theirs", Content={"ZipFile": file.getvalue()}
+    )["LayerVersionArn"]
     return arn
 
 
@@ -42,7 +46,9 @@ def shown(deploy: Deploy, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("words", [[], ["--set", "env.LEVEL=low"]])
-def test_a_variable_that_was_added_or_changed_by_hand_is_put_back(deploy: Deploy, words: list[str]) -> None:
+def test_a_variable_that_was_added_or_changed_by_hand_is_put_back(
+    deploy: Deploy, words: list[str]
+) -> None:
     deploy.apply(*words)
     client = boto3.client("lambda")
     there = {"LEVEL": "high", "MORE": "1", "API_TOKEN": "secret"}
@@ -65,12 +71,20 @@ def test_a_network_that_was_added_changed_or_taken_away_by_hand_is_put_back(depl
     client.update_function_configuration(FunctionName="digits", VpcConfig=NETWORK)
     assert shown(deploy) == {f"VpcConfig.{key}": (value, None) for key, value in NETWORK.items()}
     deploy.apply()
-    assert not client.get_function_configuration(FunctionName="digits")["VpcConfig"].get("SubnetIds")
+    assert not client.get_function_configuration(FunctionName="digits")["VpcConfig"].get(
+        "SubnetIds"
+    )
     deploy.apply(*words)
-    client.update_function_configuration(FunctionName="digits", VpcConfig={**NETWORK, "SecurityGroupIds": ["sg-1", "sg-2"]})
+    client.update_function_configuration(
+        FunctionName="digits", VpcConfig={**NETWORK, "SecurityGroupIds": ["sg-1", "sg-2"]}
+    )
     assert shown(deploy, *words) == {"VpcConfig.SecurityGroupIds": (["sg-1", "sg-2"], ["sg-1"])}
-    client.update_function_configuration(FunctionName="digits", VpcConfig={"SubnetIds": [], "SecurityGroupIds": []})
-    assert shown(deploy, *words) == {f"VpcConfig.{key}": (None, value) for key, value in NETWORK.items()}
+    client.update_function_configuration(
+        FunctionName="digits", VpcConfig={"SubnetIds": [], "SecurityGroupIds": []}
+    )
+    assert shown(deploy, *words) == {
+        f"VpcConfig.{key}": (None, value) for key, value in NETWORK.items()
+    }
     deploy.apply(*words)
     deploy.plan(*words, code=0)
 
@@ -85,20 +99,37 @@ def test_a_layer_that_was_added_by_hand_is_taken_away(deploy: Deploy) -> None:
     deploy.plan(code=0)
 
 
-def test_a_version_that_was_published_by_hand_with_other_variables_is_not_taken_for_ours(deploy: Deploy) -> None:
+def test_a_version_that_was_published_by_hand_with_other_variables_is_not_taken_for_ours(
+    deploy: Deploy,
+) -> None:
     deploy.apply()
     client = boto3.client("lambda")
-    client.update_function_configuration(FunctionName="digits", Environment={"Variables": {"MORE": "1"}})
+    client.update_function_configuration(
+        FunctionName="digits", Environment={"Variables": {"MORE": "1"}}
+    )
     theirs = client.publish_version(FunctionName="digits")["Version"]
     client.update_alias(FunctionName="digits", Name="live", FunctionVersion=theirs)
-    assert actions(deploy.plan(code=2)) == {"LogGroup": "same", "Function": "update", "Version": "same", "Alias": "update", "Url": "same"}
+    assert actions(deploy.plan(code=2)) == {
+        "LogGroup": "same",
+        "Function": "update",
+        "Version": "same",
+        "Alias": "update",
+        "Url": "same",
+    }
     deploy.apply()
     assert client.get_alias(FunctionName="digits", Name="live")["FunctionVersion"] == "1"
-    deploy.apply("--set", "lambda.memory=1024", "--set", "keep=1")  # it goes with the version whose hash it has
-    assert [each["Version"] for each in client.list_versions_by_function(FunctionName="digits")["Versions"][1:]] == ["3"]
+    deploy.apply(
+        "--set", "lambda.memory=1024", "--set", "keep=1"
+    )  # it goes with the version whose hash it has
+    assert [
+        each["Version"]
+        for each in client.list_versions_by_function(FunctionName="digits")["Versions"][1:]
+    ] == ["3"]
 
 
-def test_an_endpoint_that_was_given_another_configuration_by_hand_is_put_back(archive: Path, course: Course, capsys: Any) -> None:
+def test_an_endpoint_that_was_given_another_configuration_by_hand_is_put_back(
+    archive: Path, course: Course, capsys: Any
+) -> None:
     deploy = Deploy(archive, "sagemaker", capsys)
     deploy.apply()
     client = boto3.client("sagemaker")

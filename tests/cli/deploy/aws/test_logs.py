@@ -1,4 +1,6 @@
-"""The log groups of `tsx deploy`: how long lines are kept, and that the log goes only where that is asked for."""
+"""The log groups of `tsx deploy`: how long lines are kept, and that the log goes only where that is
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,21 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=list(GROUPS))
-def deploy(request: pytest.FixtureRequest, archive: Path, course: Course, capsys: pytest.CaptureFixture[str]) -> Deploy:
+def deploy(
+    request: pytest.FixtureRequest,
+    archive: Path,
+    course: Course,
+    capsys: pytest.CaptureFixture[str],
+) -> Deploy:
     make_role()
     return Deploy(archive, request.param, capsys)
 
 
 def groups() -> dict[str, Any]:
-    return {each["logGroupName"]: each.get("retentionInDays") for each in boto3.client("logs").describe_log_groups()["logGroups"]}
+    return {
+        each["logGroupName"]: each.get("retentionInDays")
+        for each in boto3.client("logs").describe_log_groups()["logGroups"]
+    }
 
 
 def test_lines_are_kept_for_a_month_or_as_long_as_is_said(deploy: Deploy) -> None:
@@ -39,7 +49,9 @@ def test_lines_are_kept_for_a_month_or_as_long_as_is_said(deploy: Deploy) -> Non
     assert "log_retention: CloudWatch keeps lines for one of 1, 3, 5, 7" in deploy.err
 
 
-def test_a_log_group_that_the_platform_made_is_taken_over_and_one_of_another_deployment_is_not(deploy: Deploy) -> None:
+def test_a_log_group_that_the_platform_made_is_taken_over_and_one_of_another_deployment_is_not(
+    deploy: Deploy,
+) -> None:
     client, name = boto3.client("logs"), GROUPS[deploy.target].format("digits")
     client.create_log_group(logGroupName=name)
     client.create_log_group(logGroupName=f"{name}-more")
@@ -49,7 +61,9 @@ def test_a_log_group_that_the_platform_made_is_taken_over_and_one_of_another_dep
     deploy.verb("destroy", "--yes", "--purge")
     client.create_log_group(logGroupName=name, tags={"tsx:name": "theirs"})
     deploy.apply(code=1)
-    assert f"LogGroup {name} already exists, and it belongs to the deployment 'theirs'" in deploy.err
+    assert (
+        f"LogGroup {name} already exists, and it belongs to the deployment 'theirs'" in deploy.err
+    )
 
 
 def test_destroy_keeps_the_log_and_purge_removes_it_also_afterwards(deploy: Deploy) -> None:
@@ -59,7 +73,9 @@ def test_destroy_keeps_the_log_and_purge_removes_it_also_afterwards(deploy: Depl
     deploy.verb("destroy", "--yes", "--purge")
     assert groups() == {}
     deploy.apply("--set", "log_retention=0")
-    boto3.client("logs").create_log_group(logGroupName=GROUPS[deploy.target].format("digits"))  # as the platform does
+    boto3.client("logs").create_log_group(
+        logGroupName=GROUPS[deploy.target].format("digits")
+    )  # as the platform does
     deploy.verb("destroy", "--yes", "--purge")
     assert groups() == {}
 
@@ -77,4 +93,9 @@ def test_the_log_of_an_endpoint_that_somebody_else_has_made_is_kept(
 
 
 def test_a_number_of_days_may_be_text_as_of_set() -> None:
-    assert DeploySpec.model_validate({"name": "a", "target": "lambda", "model": "a.mar", "log_retention": "365"}).log_retention == 365
+    assert (
+        DeploySpec.model_validate(
+            {"name": "a", "target": "lambda", "model": "a.mar", "log_retention": "365"}
+        ).log_retention
+        == 365
+    )

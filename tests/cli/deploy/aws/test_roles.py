@@ -1,4 +1,6 @@
-"""Roles that a service cannot assume: the likely reason is said at once where IAM shows it, else within a minute."""
+"""Roles that a service cannot assume: the likely reason is said at once where IAM shows it, else
+within a minute.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from tsx_cli.deploy.engine import engine
 pytestmark = pytest.mark.slow
 
 REFUSALS = {  # in the words of the services
-    "lambda:CreateFunction": ("InvalidParameterValueException", "The role defined for the function cannot be assumed by Lambda."),
+    "lambda:CreateFunction": (
+        "InvalidParameterValueException",
+        "The role defined for the function cannot be assumed by Lambda.",
+    ),
     "lambda:UpdateFunctionConfiguration": (
         "InvalidParameterValueException",
         "The role defined for the function cannot be assumed by Lambda.",
@@ -50,35 +55,63 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(locations, "Engine", partial(engine.Engine, sleep=clock.sleep, clock=lambda: clock.now))
+    monkeypatch.setattr(
+        locations, "Engine", partial(engine.Engine, sleep=clock.sleep, clock=lambda: clock.now)
+    )
     return clock
 
 
 @pytest.fixture(params=list(SERVICES))
-def deploy(request: pytest.FixtureRequest, archive: Path, course: Course, capsys: pytest.CaptureFixture[str]) -> Deploy:
+def deploy(
+    request: pytest.FixtureRequest,
+    archive: Path,
+    course: Course,
+    capsys: pytest.CaptureFixture[str],
+) -> Deploy:
     make_role("other")
     return Deploy(archive, request.param, capsys)
 
 
 def role(deploy: Deploy, **statement: Any) -> None:
-    made = {"Effect": "Allow", "Principal": {"Service": SERVICES[deploy.target]}, "Action": "sts:AssumeRole", **statement}
-    boto3.client("iam").create_role(RoleName="deployed", AssumeRolePolicyDocument=json.dumps({"Statement": [made]}))
+    made = {
+        "Effect": "Allow",
+        "Principal": {"Service": SERVICES[deploy.target]},
+        "Action": "sts:AssumeRole",
+        **statement,
+    }
+    boto3.client("iam").create_role(
+        RoleName="deployed", AssumeRolePolicyDocument=json.dumps({"Statement": [made]})
+    )
 
 
 def refuse(course: Course, until: Callable[[], bool] = lambda: False, denied: str = "") -> None:
-    """The services cannot assume the role, until they can; and the deploying identity may not call what is denied."""
+    """The services cannot assume the role, until they can; and the deploying identity may not call
+    what is denied.
+    """
 
     def before(operation: str, said: str) -> None:
         if operation == denied:
-            raise ClientError({"Error": {"Code": "AccessDenied", "Message": "not authorized"}}, operation.partition(":")[2])
+            raise ClientError(
+                {"Error": {"Code": "AccessDenied", "Message": "not authorized"}},
+                operation.partition(":")[2],
+            )
         if operation in REFUSALS and not until():
             code, message = REFUSALS[operation]
-            raise ClientError({"Error": {"Code": code, "Message": message}}, operation.partition(":")[2])
+            raise ClientError(
+                {"Error": {"Code": code, "Message": message}}, operation.partition(":")[2]
+            )
 
     course.before = before
 
 
-@pytest.mark.parametrize("statement", [{"Principal": {"Service": ["ec2.amazonaws.com"]}}, {"Effect": "Deny"}, {"Action": "sts:TagSession"}])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        {"Principal": {"Service": ["ec2.amazonaws.com"]}},
+        {"Effect": "Deny"},
+        {"Action": "sts:TagSession"},
+    ],
+)
 def test_a_role_whose_trust_policy_lacks_the_service_is_diagnosed_at_once(
     deploy: Deploy, course: Course, clock: Clock, statement: dict[str, Any]
 ) -> None:
@@ -86,19 +119,36 @@ def test_a_role_whose_trust_policy_lacks_the_service_is_diagnosed_at_once(
     refuse(course)
     deploy.apply(code=1)
     assert clock.now == 0
-    assert f"The trust policy of the role does not allow {SERVICES[deploy.target]} to assume it" in deploy.err
-    assert "`aws iam get-role --role-name deployed --query Role.AssumeRolePolicyDocument` shows it" in deploy.err
-    assert f"--policy-document file://infra/iam/trust-{deploy.target}.json` sets the one that is needed" in deploy.err
+    assert (
+        f"The trust policy of the role does not allow {SERVICES[deploy.target]} to assume it"
+        in deploy.err
+    )
+    assert (
+        "`aws iam get-role --role-name deployed --query Role.AssumeRolePolicyDocument` shows it"
+        in deploy.err
+    )
+    assert (
+        f"--policy-document file://infra/iam/trust-{deploy.target}.json` sets the one that is needed"
+        in deploy.err
+    )
 
 
 @pytest.mark.parametrize(
     ("arn", "reason"),
     [
-        ("arn:aws:iam::123456789012:role/absent", "There is no role absent: correct --role, or have one created with --create-role"),
-        ("arn:aws:iam::210987654321:role/other", "The role belongs to the account 210987654321, and a role must be of the account that"),
+        (
+            "arn:aws:iam::123456789012:role/absent",
+            "There is no role absent: correct --role, or have one created with --create-role",
+        ),
+        (
+            "arn:aws:iam::210987654321:role/other",
+            "The role belongs to the account 210987654321, and a role must be of the account that",
+        ),
     ],
 )
-def test_a_role_that_there_is_not_is_reported_at_once(deploy: Deploy, course: Course, clock: Clock, arn: str, reason: str) -> None:
+def test_a_role_that_there_is_not_is_reported_at_once(
+    deploy: Deploy, course: Course, clock: Clock, arn: str, reason: str
+) -> None:
     refuse(course)
     deploy.apply("--role", arn, code=1)
     assert reason in deploy.err
@@ -109,12 +159,25 @@ def test_a_role_that_there_is_not_is_reported_at_once(deploy: Deploy, course: Co
     ("statement", "denied", "reason"),
     [
         ({}, "", "The trust policy of the role names {}: `aws iam get-role"),
-        ({"Condition": {"StringEquals": {"aws:SourceAccount": "1"}}}, "", "names {}, but its conditions may exclude it"),
-        ({}, "iam:GetRole", "Its trust policy must name {}, which could not be checked (looking for the role deployed: AccessDenied"),
+        (
+            {"Condition": {"StringEquals": {"aws:SourceAccount": "1"}}},
+            "",
+            "names {}, but its conditions may exclude it",
+        ),
+        (
+            {},
+            "iam:GetRole",
+            "Its trust policy must name {}, which could not be checked (looking for the role deployed: AccessDenied",
+        ),
     ],
 )
 def test_a_role_that_is_never_assumed_is_given_up_within_a_minute(
-    deploy: Deploy, course: Course, clock: Clock, statement: dict[str, Any], denied: str, reason: str
+    deploy: Deploy,
+    course: Course,
+    clock: Clock,
+    statement: dict[str, Any],
+    denied: str,
+    reason: str,
 ) -> None:
     role(deploy, **statement)
     refuse(course, denied=denied)
@@ -130,7 +193,9 @@ def test_a_role_that_is_new_is_waited_for(deploy: Deploy, course: Course, clock:
     assert clock.now == 20
 
 
-def test_a_role_that_a_function_is_to_change_to_is_diagnosed(archive: Path, course: Course, clock: Clock, capsys: Any) -> None:
+def test_a_role_that_a_function_is_to_change_to_is_diagnosed(
+    archive: Path, course: Course, clock: Clock, capsys: Any
+) -> None:
     make_role()
     deploy = Deploy(archive, "lambda", capsys)
     deploy.apply()
@@ -138,4 +203,7 @@ def test_a_role_that_a_function_is_to_change_to_is_diagnosed(archive: Path, cour
     boto3.client("iam").create_role(RoleName="wrong", AssumeRolePolicyDocument=trust)
     refuse(course)
     deploy.apply("--role", "arn:aws:iam::123456789012:role/wrong", code=1)
-    assert "The trust policy of the role does not allow lambda.amazonaws.com to assume it" in deploy.err
+    assert (
+        "The trust policy of the role does not allow lambda.amazonaws.com to assume it"
+        in deploy.err
+    )

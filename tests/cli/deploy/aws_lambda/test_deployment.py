@@ -1,4 +1,6 @@
-"""`tsx deploy` to Lambda, against moto's control plane: made, unchanged, updated, shifted, gone back, failed and picked up, removed."""
+"""`tsx deploy` to Lambda, against moto's control plane: made, unchanged, updated, shifted, gone
+back, failed and picked up, removed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ CANARY = ("--canary", "20%", "--bake", "10m", "--alarm", "5xx>0", "--alarm", "p9
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
-    for kind in (lambda_kinds.LambdaFunction, lambda_kinds.PublishedVersion, lambda_kinds.Alias, lambda_parts.CapacityProvider):
+    for kind in (
+        lambda_kinds.LambdaFunction,
+        lambda_kinds.PublishedVersion,
+        lambda_kinds.Alias,
+        lambda_parts.CapacityProvider,
+    ):
         monkeypatch.setattr(kind, "poll", 0.0)
     course = account.emptied()
     make_role()
@@ -36,7 +43,12 @@ def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
 
 
 @pytest.fixture
-def deploy(archive: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deploy:
+def deploy(
+    archive: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Deploy:
     monkeypatch.chdir(tmp_path)
     return Deploy(archive, "lambda", capsys)
 
@@ -65,16 +77,23 @@ class Clock:
 
 def alias() -> dict[str, Any]:
     found = boto3.client("lambda").get_alias(FunctionName="digits", Name="live")
-    return {"version": found["FunctionVersion"], "weights": found.get("RoutingConfig", {}).get("AdditionalVersionWeights", {})}
+    return {
+        "version": found["FunctionVersion"],
+        "weights": found.get("RoutingConfig", {}).get("AdditionalVersionWeights", {}),
+    }
 
 
-def test_a_function_is_planned_made_and_then_as_it_should_be(deploy: Deploy, course: Course) -> None:
+def test_a_function_is_planned_made_and_then_as_it_should_be(
+    deploy: Deploy, course: Course
+) -> None:
     course.looks = 2
     assert set(actions(deploy.plan(code=2)).values()) == {"create"}
     out = deploy.apply()
     assert "lambda-url" in out
     assert "Function digits: created" in deploy.err
-    assert actions(deploy.plan(code=0)) == dict.fromkeys(["LogGroup", "Function", "Version", "Alias", "Url"], "same")
+    assert actions(deploy.plan(code=0)) == dict.fromkeys(
+        ["LogGroup", "Function", "Version", "Alias", "Url"], "same"
+    )
     before = len([each for each in course.asked if "Publish" in each])
     deploy.apply()
     assert len([each for each in course.asked if "Publish" in each]) == before
@@ -83,22 +102,38 @@ def test_a_function_is_planned_made_and_then_as_it_should_be(deploy: Deploy, cou
     assert (found["Configuration"]["MemorySize"], found["Configuration"]["Timeout"]) == (3008, 60)
 
 
-def test_what_changes_is_a_new_version_and_the_former_stays_as_it_was(deploy: Deploy, course: Course) -> None:
+def test_what_changes_is_a_new_version_and_the_former_stays_as_it_was(
+    deploy: Deploy, course: Course
+) -> None:
     deploy.apply("--set", "env.A=1")
     course.looks = 1
     reported = deploy.plan("--image", OTHER_IMAGE, "--set", "lambda.memory=4096", code=2)
-    assert actions(reported) == {"LogGroup": "same", "Function": "update", "Version": "create", "Alias": "update", "Url": "same"}
+    assert actions(reported) == {
+        "LogGroup": "same",
+        "Function": "update",
+        "Version": "create",
+        "Alias": "update",
+        "Url": "same",
+    }
     out = deploy.apply("--image", OTHER_IMAGE, "--set", "lambda.memory=4096")
     assert "MemorySize: 3008 -> 4096" in out
     assert alias() == {"version": "2", "weights": {}}
     client = boto3.client("lambda")
-    one, two = (client.get_function(FunctionName="digits", Qualifier=number) for number in ("1", "2"))
+    one, two = (
+        client.get_function(FunctionName="digits", Qualifier=number) for number in ("1", "2")
+    )
     assert [each["Code"]["ImageUri"] for each in (one, two)] == [IMAGE, OTHER_IMAGE]
-    assert "Environment" not in two["Configuration"]  # a variable that nobody names any more is gone
-    assert set(actions(deploy.plan("--image", OTHER_IMAGE, "--set", "lambda.memory=4096", code=0)).values()) == {"same"}
+    assert (
+        "Environment" not in two["Configuration"]
+    )  # a variable that nobody names any more is gone
+    assert set(
+        actions(deploy.plan("--image", OTHER_IMAGE, "--set", "lambda.memory=4096", code=0)).values()
+    ) == {"same"}
 
 
-def test_going_back_points_to_the_earlier_version_and_forward_makes_no_other(deploy: Deploy, course: Course) -> None:
+def test_going_back_points_to_the_earlier_version_and_forward_makes_no_other(
+    deploy: Deploy, course: Course
+) -> None:
     deploy.apply()
     deploy.apply("--set", "lambda.timeout=90s")
     assert [(each["number"], each["is_current"], each["tags"]["tsx:model"]) for each in deploy.reported("history")] == [
@@ -113,15 +148,21 @@ def test_going_back_points_to_the_earlier_version_and_forward_makes_no_other(dep
     assert len(deploy.reported("history")) == 2
 
 
-def test_versions_beyond_those_that_are_kept_go_and_their_numbers_never_come_again(deploy: Deploy, course: Course) -> None:
+def test_versions_beyond_those_that_are_kept_go_and_their_numbers_never_come_again(
+    deploy: Deploy, course: Course
+) -> None:
     for memory in (1024, 2048, 3072, 4096):
         deploy.apply("--set", f"lambda.memory={memory}", "--set", "keep=2")
     assert [each["number"] for each in deploy.reported("history")] == [3, 4]
     deploy.apply("--set", "lambda.memory=4096", "--set", "lambda.timeout=90", "--set", "keep=1")
-    deploy.plan("--set", "lambda.memory=4096", "--set", "lambda.timeout=90", "--set", "keep=1", code=0)
+    deploy.plan(
+        "--set", "lambda.memory=4096", "--set", "lambda.timeout=90", "--set", "keep=1", code=0
+    )
 
 
-def test_a_canary_has_its_share_until_it_has_baked(deploy: Deploy, course: Course, clock: Clock) -> None:
+def test_a_canary_has_its_share_until_it_has_baked(
+    deploy: Deploy, course: Course, clock: Clock
+) -> None:
     deploy.apply(*CANARY)
     assert alias() == {"version": "1", "weights": {}}  # the first has nobody to share with
     seen = []
@@ -132,23 +173,37 @@ def test_a_canary_has_its_share_until_it_has_baked(deploy: Deploy, course: Cours
     assert all(each == {"2": 0.2} for each in shares)
     assert alias() == {"version": "2", "weights": {}}
     alarms = boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
-    dimensions = {each["Name"]: each["Value"] for alarm in alarms for each in alarm.get("Dimensions", [])}
-    assert dimensions == {"FunctionName": "digits", "Resource": "digits:live", "ExecutedVersion": "2"}
-    assert set(actions(deploy.plan(*CANARY, "--set", "lambda.memory=2048", code=0)).values()) == {"same"}
+    dimensions = {
+        each["Name"]: each["Value"] for alarm in alarms for each in alarm.get("Dimensions", [])
+    }
+    assert dimensions == {
+        "FunctionName": "digits",
+        "Resource": "digits:live",
+        "ExecutedVersion": "2",
+    }
+    assert set(actions(deploy.plan(*CANARY, "--set", "lambda.memory=2048", code=0)).values()) == {
+        "same"
+    }
 
 
 @pytest.mark.parametrize("how", ["state", "history"])
-def test_an_alarm_sends_a_canary_back_also_one_that_went_off_and_recovered(deploy: Deploy, course: Course, clock: Clock, how: str) -> None:
+def test_an_alarm_sends_a_canary_back_also_one_that_went_off_and_recovered(
+    deploy: Deploy, course: Course, clock: Clock, how: str
+) -> None:
     deploy.apply(*CANARY)
 
     def goes_off(waits: int) -> None:
         if alias()["weights"]:
             client = boto3.client("cloudwatch")
             name = next(
-                each["AlarmName"] for each in client.describe_alarms()["MetricAlarms"] if '"Value": "2"' in json.dumps(each, default=str)
+                each["AlarmName"]
+                for each in client.describe_alarms()["MetricAlarms"]
+                if '"Value": "2"' in json.dumps(each, default=str)
             )
             if how == "state":
-                client.set_alarm_state(AlarmName=name, StateValue="ALARM", StateReason="5 failures in a minute")
+                client.set_alarm_state(
+                    AlarmName=name, StateValue="ALARM", StateReason="5 failures in a minute"
+                )
             else:
                 course.alarmed.append((name, clock.now))
 
@@ -159,7 +214,9 @@ def test_an_alarm_sends_a_canary_back_also_one_that_went_off_and_recovered(deplo
     assert alias() == {"version": "1", "weights": {}}
 
 
-def test_a_canary_that_is_left_keeps_its_share_and_is_picked_up(deploy: Deploy, course: Course, clock: Clock) -> None:
+def test_a_canary_that_is_left_keeps_its_share_and_is_picked_up(
+    deploy: Deploy, course: Course, clock: Clock
+) -> None:
     deploy.apply(*CANARY)
 
     def leave(waits: int) -> None:
@@ -168,9 +225,14 @@ def test_a_canary_that_is_left_keeps_its_share_and_is_picked_up(deploy: Deploy, 
 
     clock.happens = leave
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=130)
-    assert "keeps its share of the requests, and its alarms are not checked until this command runs again." in deploy.err
+    assert (
+        "keeps its share of the requests, and its alarms are not checked until this command runs again."
+        in deploy.err
+    )
     assert alias() == {"version": "1", "weights": {"2": 0.2}}
-    assert deploy.reported("status")["canary"] == [{"version": "2", "percent": 20.0, "model": "digits/1.0"}]
+    assert deploy.reported("status")["canary"] == [
+        {"version": "2", "percent": 20.0, "model": "digits/1.0"}
+    ]
     clock.now += timedelta(minutes=8)  # of ten
     clock.happens, clock.waits = (lambda waits: None), 0
     deploy.apply(*CANARY, "--set", "lambda.memory=2048")
@@ -179,9 +241,13 @@ def test_a_canary_that_is_left_keeps_its_share_and_is_picked_up(deploy: Deploy, 
 
 
 @pytest.mark.parametrize(("verb", "version"), [("promote", "2"), ("rollback", "1")])
-def test_a_canary_that_was_left_is_promoted_or_taken_back(deploy: Deploy, course: Course, clock: Clock, verb: str, version: str) -> None:
+def test_a_canary_that_was_left_is_promoted_or_taken_back(
+    deploy: Deploy, course: Course, clock: Clock, verb: str, version: str
+) -> None:
     deploy.apply(*CANARY)
-    clock.happens = lambda waits: (_ for _ in ()).throw(KeyboardInterrupt) if alias()["weights"] else None
+    clock.happens = lambda waits: (
+        (_ for _ in ()).throw(KeyboardInterrupt) if alias()["weights"] else None
+    )
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=130)
     deploy.verb(verb, "--yes")
     assert alias() == {"version": version, "weights": {}}
@@ -191,7 +257,9 @@ def test_a_canary_that_was_left_is_promoted_or_taken_back(deploy: Deploy, course
     assert "there is no deployment 'nobody'" in deploy.err
 
 
-def test_an_alarm_that_is_off_already_lets_no_canary_begin(deploy: Deploy, course: Course, clock: Clock) -> None:
+def test_an_alarm_that_is_off_already_lets_no_canary_begin(
+    deploy: Deploy, course: Course, clock: Clock
+) -> None:
     deploy.apply()
     client = boto3.client("cloudwatch")
     client.put_metric_alarm(
@@ -206,27 +274,59 @@ def test_an_alarm_that_is_off_already_lets_no_canary_begin(deploy: Deploy, cours
     assert "there is no alarm 'absent'" in deploy.err
 
 
-def test_all_that_stands_around_a_function_is_made_and_taken_away(deploy: Deploy, course: Course) -> None:
+def test_all_that_stands_around_a_function_is_made_and_taken_away(
+    deploy: Deploy, course: Course
+) -> None:
     boto3.client("sqs").create_queue(QueueName="images")
     deploy.apply(
         "--set", f"lambda.queue.arn={QUEUE}", "--set", "lambda.queue.batch_size=100", "--set", "lambda.url=public", "--set",
         "lambda.reserved=7", "--set", "lambda.autoscaling.max=9", "--set", "lambda.queue.concurrency=4",
     )  # fmt: skip
     client = boto3.client("lambda")
-    said = json.loads(client.get_policy(FunctionName="digits", Qualifier="live")["Policy"])["Statement"]
-    assert {each["Action"] for each in said} == {"lambda:InvokeFunctionUrl", "lambda:InvokeFunction"}
-    mapping = client.list_event_source_mappings(FunctionName="digits:live")["EventSourceMappings"][0]
-    assert (mapping["BatchSize"], mapping["FunctionResponseTypes"]) == (100, ["ReportBatchItemFailures"])
-    assert client.get_function(FunctionName="digits")["Concurrency"]["ReservedConcurrentExecutions"] == 7
+    said = json.loads(client.get_policy(FunctionName="digits", Qualifier="live")["Policy"])[
+        "Statement"
+    ]
+    assert {each["Action"] for each in said} == {
+        "lambda:InvokeFunctionUrl",
+        "lambda:InvokeFunction",
+    }
+    mapping = client.list_event_source_mappings(FunctionName="digits:live")["EventSourceMappings"][
+        0
+    ]
+    assert (mapping["BatchSize"], mapping["FunctionResponseTypes"]) == (
+        100,
+        ["ReportBatchItemFailures"],
+    )
+    assert (
+        client.get_function(FunctionName="digits")["Concurrency"]["ReservedConcurrentExecutions"]
+        == 7
+    )
     assert course.provisioned["digits:live"]["RequestedProvisionedConcurrentExecutions"] == 1
     scaling = boto3.client("application-autoscaling")
-    assert scaling.describe_scalable_targets(ServiceNamespace="lambda")["ScalableTargets"][0]["MaxCapacity"] == 9
+    assert (
+        scaling.describe_scalable_targets(ServiceNamespace="lambda")["ScalableTargets"][0][
+            "MaxCapacity"
+        ]
+        == 9
+    )
     reported = deploy.reported("status")
-    assert (reported["queues"], reported["provisioned"]) == ([{"arn": QUEUE, "state": "Enabled"}], 1)
-    deploy.apply("--set", f"lambda.queue.arn={QUEUE}", "--set", "lambda.url=off", "--set", "lambda.provisioned=3")
+    assert (reported["queues"], reported["provisioned"]) == (
+        [{"arn": QUEUE, "state": "Enabled"}],
+        1,
+    )
+    deploy.apply(
+        "--set",
+        f"lambda.queue.arn={QUEUE}",
+        "--set",
+        "lambda.url=off",
+        "--set",
+        "lambda.provisioned=3",
+    )
     assert "Concurrency" not in client.get_function(FunctionName="digits")
     assert course.provisioned["digits:live"]["RequestedProvisionedConcurrentExecutions"] == 3
-    mapping = client.list_event_source_mappings(FunctionName="digits:live")["EventSourceMappings"][0]
+    mapping = client.list_event_source_mappings(FunctionName="digits:live")["EventSourceMappings"][
+        0
+    ]
     assert (mapping["BatchSize"], mapping["ScalingConfig"]) == (10, {})
     assert not scaling.describe_scalable_targets(ServiceNamespace="lambda")["ScalableTargets"]
     with pytest.raises(client.exceptions.ResourceNotFoundException):
@@ -236,7 +336,9 @@ def test_all_that_stands_around_a_function_is_made_and_taken_away(deploy: Deploy
     assert not client.list_event_source_mappings(FunctionName="digits:live")["EventSourceMappings"]
 
 
-def test_managed_instances_are_made_before_the_function_that_runs_on_them(deploy: Deploy, course: Course) -> None:
+def test_managed_instances_are_made_before_the_function_that_runs_on_them(
+    deploy: Deploy, course: Course
+) -> None:
     own = "lambda.managed_instances."
     words = [
         f"{own}subnets=subnet-1",
@@ -246,23 +348,32 @@ def test_managed_instances_are_made_before_the_function_that_runs_on_them(deploy
     ]
     said = [word for each in words for word in ("--set", each)]
     deploy.apply(*said, "--set", "lambda.memory=16384")
-    found = boto3.client("lambda").get_function_configuration(FunctionName="digits", Qualifier="live")
+    found = boto3.client("lambda").get_function_configuration(
+        FunctionName="digits", Qualifier="live"
+    )
     arn = course.providers["tsx-digits"]["CapacityProviderArn"]
     assert found["CapacityProviderConfig"]["LambdaManagedInstancesCapacityProviderConfig"] == {
         "CapacityProviderArn": arn, "PerExecutionEnvironmentMaxConcurrency": 32
     }  # fmt: skip
     assert found["AcceleratorConfig"] == {"AcceleratorMemorySize": 24}
-    assert set(actions(deploy.plan(*said, "--set", "lambda.memory=16384", code=0)).values()) == {"same"}
+    assert set(actions(deploy.plan(*said, "--set", "lambda.memory=16384", code=0)).values()) == {
+        "same"
+    }
     deploy.verb("destroy", "--yes")
     assert course.providers == {}
 
 
-def test_an_update_that_fails_leaves_the_former_version_and_is_picked_up(deploy: Deploy, course: Course) -> None:
+def test_an_update_that_fails_leaves_the_former_version_and_is_picked_up(
+    deploy: Deploy, course: Course
+) -> None:
     deploy.apply()
     course.failure = "ECR image is gone"
     deploy.apply("--image", OTHER_IMAGE, code=1)
     assert "digits was returned to its previous state: ECR image is gone" in deploy.err
-    assert "The container wrote no log line: the image was not started, or the role does not allow logs." not in deploy.err
+    assert (
+        "The container wrote no log line: the image was not started, or the role does not allow logs."
+        not in deploy.err
+    )
     assert alias()["version"] == "1"
     course.failure = ""
     deploy.apply("--image", OTHER_IMAGE)
@@ -275,13 +386,18 @@ def test_destroy_leaves_nothing(deploy: Deploy, course: Course) -> None:
     deploy.apply("--set", "lambda.memory=2048", *CANARY[:1], "10", "--bake", "0")
     deploy.verb("destroy", "--yes")
     client = boto3.client("lambda")
-    assert not [*client.list_functions()["Functions"], *client.list_event_source_mappings()["EventSourceMappings"]]
+    assert not [
+        *client.list_functions()["Functions"],
+        *client.list_event_source_mappings()["EventSourceMappings"],
+    ]
     assert not boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
     deploy.verb("destroy", "--yes", code=1)
     assert "there is no deployment 'digits' in eu-central-1" in deploy.err
 
 
-def test_a_file_is_sent_as_the_url_would_and_the_answer_printed(deploy: Deploy, course: Course, tmp_path: Path) -> None:
+def test_a_file_is_sent_as_the_url_would_and_the_answer_printed(
+    deploy: Deploy, course: Course, tmp_path: Path
+) -> None:
     deploy.apply()
     for content, code, said in (
         ("7", 0, ""),
@@ -293,15 +409,27 @@ def test_a_file_is_sent_as_the_url_would_and_the_answer_printed(deploy: Deploy, 
         assert said in deploy.err
         assert out == ("7\n" if code == 0 else "")
     (tmp_path / "in.json").write_text("7")
-    assert json.loads(deploy.verb("invoke", "in.json", "--json")) == {"status": 200, "content_type": "application/json", "answer": 7}
+    assert json.loads(deploy.verb("invoke", "in.json", "--json")) == {
+        "status": 200,
+        "content_type": "application/json",
+        "answer": 7,
+    }
 
 
-def test_a_function_that_somebody_else_has_made_is_left_alone(deploy: Deploy, course: Course) -> None:
+def test_a_function_that_somebody_else_has_made_is_left_alone(
+    deploy: Deploy, course: Course
+) -> None:
     boto3.client("lambda").create_function(
-        FunctionName="digits", PackageType="Image", Code={"ImageUri": IMAGE}, Role="arn:aws:iam::123456789012:role/deployed"
+        FunctionName="digits",
+        PackageType="Image",
+        Code={"ImageUri": IMAGE},
+        Role="arn:aws:iam::123456789012:role/deployed",
     )
     deploy.apply(code=1)
-    assert "Function digits already exists, and tsx deploy did not make it; choose another --name" in deploy.err
+    assert (
+        "Function digits already exists, and tsx deploy did not make it; choose another --name"
+        in deploy.err
+    )
     deploy.verb("destroy", "--yes", code=1)
     assert "there is no deployment 'digits'" in deploy.err
 
@@ -310,12 +438,35 @@ def test_a_function_that_somebody_else_has_made_is_left_alone(deploy: Deploy, co
     ("words", "said"),
     [
         (["--set", "lambda.memry=2"], "deploy has no key 'lambda.memry'; did you mean 'memory'?"),
-        (["--set", "lambda.memory=20000"], "lambda.memory: Lambda gives at most 10240 MiB; use lambda.managed_instances for more"),
-        (["--set", "lambda.managed_instances.concurrency=4"], "lambda.managed_instances needs subnets and operator_role"),
-        (["--set", "lambda.queue.arn=arn:aws:sqs:a:1:c.fifo", "--set", "lambda.queue.batch_size=11"], "a queue that is not FIFO"),
-        (["--set", "lambda.queue.arn=images"], "lambda.queue.arn: String should match pattern '^arn:aws"),
-        (["--role", "digits"], "lambda.role: a role must be an ARN, such as arn:aws:iam::123456789012:role/digits (it is 'digits')"),
-        (["--set", "lambda.timeout=20m"], "lambda.timeout: Input should be less than or equal to 900"),
+        (
+            ["--set", "lambda.memory=20000"],
+            "lambda.memory: Lambda gives at most 10240 MiB; use lambda.managed_instances for more",
+        ),
+        (
+            ["--set", "lambda.managed_instances.concurrency=4"],
+            "lambda.managed_instances needs subnets and operator_role",
+        ),
+        (
+            [
+                "--set",
+                "lambda.queue.arn=arn:aws:sqs:a:1:c.fifo",
+                "--set",
+                "lambda.queue.batch_size=11",
+            ],
+            "a queue that is not FIFO",
+        ),
+        (
+            ["--set", "lambda.queue.arn=images"],
+            "lambda.queue.arn: String should match pattern '^arn:aws",
+        ),
+        (
+            ["--role", "digits"],
+            "lambda.role: a role must be an ARN, such as arn:aws:iam::123456789012:role/digits (it is 'digits')",
+        ),
+        (
+            ["--set", "lambda.timeout=20m"],
+            "lambda.timeout: Input should be less than or equal to 900",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_reported_before_anything_is_asked_of_aws(
@@ -326,29 +477,42 @@ def test_what_makes_no_sense_is_reported_before_anything_is_asked_of_aws(
     assert "lambda:CreateFunction" not in course.asked
 
 
-def test_a_role_is_made_on_request_and_removed_with_the_rest(deploy: Deploy, course: Course) -> None:
+def test_a_role_is_made_on_request_and_removed_with_the_rest(
+    deploy: Deploy, course: Course
+) -> None:
     deploy.apply("--create-role", "--role", "arn:aws:iam::123456789012:role/deployed", code=2)
     assert "--role uses an existing role, and --create-role creates one." in deploy.err
     deploy.apply("--create-role")
     client = boto3.client("iam")
     made = client.get_role(RoleName="tsx-digits-lambda")["Role"]
-    assert made["AssumeRolePolicyDocument"]["Statement"][0]["Principal"] == {"Service": "lambda.amazonaws.com"}
-    assert boto3.client("lambda").get_function_configuration(FunctionName="digits")["Role"] == made["Arn"]
+    assert made["AssumeRolePolicyDocument"]["Statement"][0]["Principal"] == {
+        "Service": "lambda.amazonaws.com"
+    }
+    assert (
+        boto3.client("lambda").get_function_configuration(FunctionName="digits")["Role"]
+        == made["Arn"]
+    )
     assert set(actions(deploy.plan("--create-role", code=0)).values()) == {"same"}
     deploy.verb("destroy", "--yes")
     assert [each["RoleName"] for each in client.list_roles()["Roles"]] == ["deployed"]
 
 
-def test_a_canary_that_somebody_takes_back_meanwhile_is_not_begun_again(deploy: Deploy, course: Course, clock: Clock) -> None:
+def test_a_canary_that_somebody_takes_back_meanwhile_is_not_begun_again(
+    deploy: Deploy, course: Course, clock: Clock
+) -> None:
     deploy.apply(*CANARY)
     clock.happens = lambda waits: deploy.verb("rollback", "--yes") if alias()["weights"] else None
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=1)
     assert "digits:live was rolled back to its previous state, but not by this run" in deploy.err
 
 
-def test_a_canary_that_is_gone_on_with_and_taken_back_meanwhile_is_not_begun_again(deploy: Deploy, course: Course, clock: Clock) -> None:
+def test_a_canary_that_is_gone_on_with_and_taken_back_meanwhile_is_not_begun_again(
+    deploy: Deploy, course: Course, clock: Clock
+) -> None:
     deploy.apply(*CANARY)
-    clock.happens = lambda waits: (_ for _ in ()).throw(KeyboardInterrupt) if alias()["weights"] else None
+    clock.happens = lambda waits: (
+        (_ for _ in ()).throw(KeyboardInterrupt) if alias()["weights"] else None
+    )
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=130)
     clock.happens = lambda waits: deploy.verb("rollback", "--yes") if alias()["weights"] else None
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=1)
@@ -366,7 +530,11 @@ def test_an_answer_that_is_streamed_is_printed_without_its_head(
     (tmp_path / "in.json").write_text("{}")
     for status, code in ((200, 0), (503, 1)):
         answer = json.dumps({"statusCode": status, "headers": {}}).encode() + bytes(8) + b"seven"
-        monkeypatch.setattr(LambdaResponse, "invoke", lambda response, answer=answer: (200, {"content-type": "x"}, answer))
+        monkeypatch.setattr(
+            LambdaResponse,
+            "invoke",
+            lambda response, answer=answer: (200, {"content-type": "x"}, answer),
+        )
         assert deploy.verb("invoke", "in.json", code=code) == ("" if code else "seven")
     assert "digits answered 503: seven" in deploy.err
 

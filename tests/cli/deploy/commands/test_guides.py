@@ -27,7 +27,9 @@ COMMANDS = sorted(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_guides_is_a_deployment(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_of_the_guides_is_a_deployment(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     specs: list[DeploySpec] = []
 
     def read(file: Path | None, given: Mapping[str, Any], **_: object) -> bool:

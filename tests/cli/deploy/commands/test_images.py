@@ -1,4 +1,6 @@
-"""Images of tsx deploy to AWS: built where none is given, pushed to ECR by its own password, deployed by the digest that it gives."""
+"""Images of tsx deploy to AWS: built where none is given, pushed to ECR by its own password,
+deployed by the digest that it gives.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 def docker(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """With moto's ECR behind it: what is pushed is there then."""
     account.emptied()
-    for kind in (sagemaker_kinds.SageMakerEndpoint, lambda_kinds.LambdaFunction, lambda_kinds.PublishedVersion, lambda_kinds.Alias):
+    for kind in (
+        sagemaker_kinds.SageMakerEndpoint,
+        lambda_kinds.LambdaFunction,
+        lambda_kinds.PublishedVersion,
+        lambda_kinds.Alias,
+    ):
         monkeypatch.setattr(kind, "poll", 0.0)
     (tmp_path / "bin").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -43,7 +50,12 @@ def docker(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         repository, _, tag = rest.rpartition(":")
         manifest = json.dumps({"schemaVersion": 2, "config": {"digest": f"sha256:{tag}"}})
         kind = "application/vnd.docker.distribution.manifest.v2+json"
-        boto3.client("ecr").put_image(repositoryName=repository, imageManifest=manifest, imageManifestMediaType=kind, imageTag=tag)
+        boto3.client("ecr").put_image(
+            repositoryName=repository,
+            imageManifest=manifest,
+            imageManifestMediaType=kind,
+            imageTag=tag,
+        )
 
     monkeypatch.setattr(Builder, "push", and_put)
     return Engine(tmp_path / "bin").here(monkeypatch)
@@ -58,13 +70,23 @@ class Deploy:
     def __call__(self, verb: str, *words: str, target: str = "sagemaker", code: int = 0) -> str:
         said = ["--target", target, "--name", "digits"]
         if verb in ("apply", "plan"):
-            said += ["--role", ROLE, "--no-check", "--set", f"build.wheel={self.wheel}", "digits.mar"]
+            said += [
+                "--role",
+                ROLE,
+                "--no-check",
+                "--set",
+                f"build.wheel={self.wheel}",
+                "digits.mar",
+            ]
         assert main(["deploy", verb, *said, *words]) == code, self.capsys.readouterr()
         out, self.err = self.capsys.readouterr()
         return out
 
     def plan(self, *words: str, code: int) -> dict[str, Any]:
-        return {change["id"]: change for change in json.loads(self("plan", "--json", *words, code=code))["changes"]}
+        return {
+            change["id"]: change
+            for change in json.loads(self("plan", "--json", *words, code=code))["changes"]
+        }
 
 
 @pytest.fixture
@@ -72,37 +94,58 @@ def deploy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Deploy:
     return Deploy(tmp_path, capsys)
 
 
-def test_an_image_is_built_pushed_and_deployed_by_its_digest(deploy: Deploy, docker: Engine) -> None:
+def test_an_image_is_built_pushed_and_deployed_by_its_digest(
+    deploy: Deploy, docker: Engine
+) -> None:
     planned = deploy.plan(code=2)
-    assert list(planned).index("Repository") < list(planned).index("Image") < list(planned).index("Model")
+    assert (
+        list(planned).index("Repository")
+        < list(planned).index("Image")
+        < list(planned).index("Model")
+    )
     assert planned["Image"]["name"].startswith(f"{HOST}/tsx/sagemaker/digits:tsx-")
     deploy("apply", "--yes")
     assert [context["target"] for context in docker.state["contexts"]] == ["sagemaker"]
     assert docker.state["logins"][HOST][0] == "AWS"
     model = boto3.client("sagemaker").list_models()["Models"][0]["ModelName"]
     image = boto3.client("sagemaker").describe_model(ModelName=model)["PrimaryContainer"]["Image"]
-    found = boto3.client("ecr").describe_images(repositoryName="tsx/sagemaker/digits")["imageDetails"]
+    found = boto3.client("ecr").describe_images(repositoryName="tsx/sagemaker/digits")[
+        "imageDetails"
+    ]
     assert image == f"{HOST}/tsx/sagemaker/digits@{found[0]['imageDigest']}"
     again = deploy.plan(code=0)
     assert {change["action"] for change in again.values()} == {"same"}
 
 
 def test_a_function_gets_its_model_in_its_image(deploy: Deploy, docker: Engine) -> None:
-    trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}]}
+    trust = {
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"Service": "lambda.amazonaws.com"},
+                "Action": "sts:AssumeRole",
+            }
+        ]
+    }
     boto3.client("iam").create_role(RoleName="endpoint", AssumeRolePolicyDocument=json.dumps(trust))
     other = "x86_64" if platform.machine() in ("arm64", "aarch64") else "arm64"
     words = ("apply", "--yes", "--set", f"lambda.architecture={other}")
     deploy(*words, target="lambda")
     (built,) = docker.state["contexts"]
     assert (built["target"], "model.mar" in built["files"]) == ("lambda", True)
-    assert docker.calls("build")[0][-3:-1] == ["--platform", f"linux/{'arm64' if other == 'arm64' else 'amd64'}"]
+    assert docker.calls("build")[0][-3:-1] == [
+        "--platform",
+        f"linux/{'arm64' if other == 'arm64' else 'amd64'}",
+    ]
     code = boto3.client("lambda").get_function(FunctionName="digits")["Code"]
     assert code["ImageUri"].startswith(f"{HOST}/tsx/lambda/digits@sha256:")
     deploy(*words, target="lambda")
     assert len(docker.calls("build")) == 1
 
 
-def test_an_image_of_other_things_is_another_and_the_model_with_it(deploy: Deploy, docker: Engine) -> None:
+def test_an_image_of_other_things_is_another_and_the_model_with_it(
+    deploy: Deploy, docker: Engine
+) -> None:
     deploy("apply", "--yes")
     planned = deploy.plan("--set", "build.torch=2.8.0", code=2)
     assert {id: planned[id]["action"] for id in ("Repository", "Image", "Model")} == {
@@ -110,7 +153,9 @@ def test_an_image_of_other_things_is_another_and_the_model_with_it(deploy: Deplo
     }  # fmt: skip
 
 
-def test_a_push_that_fails_says_why_and_is_picked_up(deploy: Deploy, docker: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_that_fails_says_why_and_is_picked_up(
+    deploy: Deploy, docker: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Builder, "login", lambda *given: docker.set(logins={"other": ["a", "b"]}))
         deploy("apply", "--yes", code=1)
@@ -126,12 +171,18 @@ def test_purge_takes_the_repository_along(deploy: Deploy, docker: Engine) -> Non
     assert boto3.client("ecr").describe_repositories()["repositories"] == []
 
 
-def test_purge_removes_the_images_of_all_versions_from_a_repository_that_others_use_too(deploy: Deploy, docker: Engine) -> None:
+def test_purge_removes_the_images_of_all_versions_from_a_repository_that_others_use_too(
+    deploy: Deploy, docker: Engine
+) -> None:
     client, shared = boto3.client("ecr"), f"{HOST}/models"
     client.create_repository(repositoryName="models")
     kind = "application/vnd.docker.distribution.manifest.v2+json"
-    manifest = json.dumps({"schemaVersion": 2, "mediaType": kind, "config": {"digest": "sha256:other"}})
-    client.put_image(repositoryName="models", imageManifest=manifest, imageTag="tsx-digits-2-0123456789ab")
+    manifest = json.dumps(
+        {"schemaVersion": 2, "mediaType": kind, "config": {"digest": "sha256:other"}}
+    )
+    client.put_image(
+        repositoryName="models", imageManifest=manifest, imageTag="tsx-digits-2-0123456789ab"
+    )
     words = ("--set", f"repository={shared}", "--set", "keep=1")
     deploy("apply", "--yes", *words)
     deploy("apply", "--yes", *words, "--set", "build.torch=2.8.0")
@@ -139,7 +190,9 @@ def test_purge_removes_the_images_of_all_versions_from_a_repository_that_others_
     assert len(client.list_images(repositoryName="models")["imageIds"]) == 3
     deploy("destroy", "--yes", *words)
     deploy("destroy", "--yes", "--purge", *words)
-    assert [each["imageTag"] for each in client.list_images(repositoryName="models")["imageIds"]] == ["tsx-digits-2-0123456789ab"]
+    assert [
+        each["imageTag"] for each in client.list_images(repositoryName="models")["imageIds"]
+    ] == ["tsx-digits-2-0123456789ab"]
 
 
 def test_a_repository_that_is_none_of_ecr_is_reported(deploy: Deploy, docker: Engine) -> None:
@@ -147,10 +200,14 @@ def test_a_repository_that_is_none_of_ecr_is_reported(deploy: Deploy, docker: En
     assert "repository is docker.io/me/digits; sagemaker takes images from ECR only" in deploy.err
 
 
-def test_without_a_program_that_builds_the_ways_out_are_reported(deploy: Deploy, docker: Engine, tmp_path: Path) -> None:
+def test_without_a_program_that_builds_the_ways_out_are_reported(
+    deploy: Deploy, docker: Engine, tmp_path: Path
+) -> None:
     (tmp_path / "bin" / "docker").unlink()
     deploy("apply", "--yes", code=1)
-    assert "docker is not installed; podman is not installed; buildah is not installed" in deploy.err
+    assert (
+        "docker is not installed; podman is not installed; buildah is not installed" in deploy.err
+    )
     assert "give --image, or write the files with --emit dockerfile DIR" in deploy.err
 
 
@@ -166,9 +223,25 @@ def test_without_a_program_that_builds_the_ways_out_are_reported(deploy: Deploy,
 )
 @pytest.mark.usefixtures("docker")
 def test_what_is_missing_is_told_before_a_wheel_is_looked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, code: int, target: str, setting: str, said: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    code: int,
+    target: str,
+    setting: str,
+    said: str,
 ) -> None:
     archive = make_model(tmp_path / "digits.mar", HANDLER)
-    words = ["deploy", str(archive), "--target", target, "--set", setting, "--set", "build.wheel=absent.whl", verb]
+    words = [
+        "deploy",
+        str(archive),
+        "--target",
+        target,
+        "--set",
+        setting,
+        "--set",
+        "build.wheel=absent.whl",
+        verb,
+    ]
     assert main(words) == code
     assert said in capsys.readouterr().err

@@ -38,18 +38,25 @@ def write(*lines: str, ago: float = 0.0) -> None:
         client.create_log_stream(logGroupName=GROUP, logStreamName=STREAM)
     at = round((time.time() - ago) * 1000)
     client.put_log_events(
-        logGroupName=GROUP, logStreamName=STREAM, logEvents=[{"timestamp": at + n, "message": line} for n, line in enumerate(lines)]
+        logGroupName=GROUP,
+        logStreamName=STREAM,
+        logEvents=[{"timestamp": at + n, "message": line} for n, line in enumerate(lines)],
     )
 
 
 def test_a_start_that_fails_shows_the_log_and_what_it_tells(
-    course: Course, archive: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    course: Course,
+    archive: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = sagemaker_kinds.SageMakerEndpoint.create
 
     def create(self: sagemaker_kinds.SageMakerEndpoint, cloud: Cloud, resource: object) -> None:
         real(self, cloud, resource)  # type: ignore[arg-type]  # as it is
-        write(*(f"line {n}" for n in range(50)), "ModuleNotFoundError: No module named 'cv2'", ago=-1)
+        write(
+            *(f"line {n}" for n in range(50)), "ModuleNotFoundError: No module named 'cv2'", ago=-1
+        )
 
     monkeypatch.setattr(sagemaker_kinds.SageMakerEndpoint, "create", create)
     course.failure = PING
@@ -59,33 +66,56 @@ def test_a_start_that_fails_shows_the_log_and_what_it_tells(
     assert f"The last 40 lines of {GROUP}:\n| line 11\n" in said
     assert "Likely: The image has no module 'cv2'. Add its package" in said
     assert "exec format error" not in said
-    assert "did not pass the ping health check. Please check CloudWatch logs. Created by this run and still there:" in said
+    assert (
+        "did not pass the ping health check. Please check CloudWatch logs. Created by this run and still there:"
+        in said
+    )
     assert main(["deploy", "status", *NAMED]) == 0
     assert "Likely: The image has no module 'cv2'." in capsys.readouterr().out
     assert main(["deploy", "status", *NAMED, "--json"]) == 0
     reported = json.loads(capsys.readouterr().out)
-    assert (reported["status"], reported["log"][-1]) == ("Failed", "ModuleNotFoundError: No module named 'cv2'")
+    assert (reported["status"], reported["log"][-1]) == (
+        "Failed",
+        "ModuleNotFoundError: No module named 'cv2'",
+    )
 
 
-def test_a_container_that_says_nothing_is_reported(course: Course, archive: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_container_that_says_nothing_is_reported(
+    course: Course, archive: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     course.failure = PING
     assert main(["deploy", archive, *SAID]) == 1
     said = capsys.readouterr().err
-    assert "Likely: Nothing answered /ping with 200 within the startup timeout. If the log shows" in said
-    assert "Likely: The container wrote no log line: the image was not started, or the role does not allow logs." in said
+    assert (
+        "Likely: Nothing answered /ping with 200 within the startup timeout. If the log shows"
+        in said
+    )
+    assert (
+        "Likely: The container wrote no log line: the image was not started, or the role does not allow logs."
+        in said
+    )
 
 
-def test_lines_are_shown_by_number_and_by_age(course: Course, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_shown_by_number_and_by_age(
+    course: Course, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["deploy", "logs", *NAMED]) == 1
     assert f"{GROUP} has no lines; an invocation or a start writes some" in capsys.readouterr().err
     write("old", ago=7200)
     write("new", "newest")
     assert main(["deploy", "logs", *NAMED]) == 0
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["old", "new", "newest"]
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == [
+        "old",
+        "new",
+        "newest",
+    ]
     assert main(["deploy", "logs", *NAMED, "--lines", "1"]) == 0
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["newest"]
     assert main(["deploy", "logs", *NAMED, "--since", "1h", "--json"]) == 0
-    assert [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()] == ["new", "newest"]
+    assert [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()] == [
+        "new",
+        "newest",
+    ]
     assert main(["deploy", "logs", *NAMED, "--since", "long"]) == 2
     assert "--since: write a time such as 90s, 10m or 1h (it is 'long')" in capsys.readouterr().err
 
@@ -99,7 +129,10 @@ def test_what_comes_is_shown_once_and_in_order(course: Course) -> None:
 
 
 def test_ctrl_c_leaves_it_to_aws_and_says_how_to_pick_it_up(
-    course: Course, archive: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    course: Course,
+    archive: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     course.looks = 3
 
@@ -111,7 +144,10 @@ def test_ctrl_c_leaves_it_to_aws_and_says_how_to_pick_it_up(
         assert main(["deploy", archive, *SAID]) == 130
     said = capsys.readouterr().err
     assert "Endpoint m: begun, about 6 min; Ctrl-C leaves it" in said
-    assert "left at Endpoint m: AWS continues what has started. Run the same command again to continue" in said
+    assert (
+        "left at Endpoint m: AWS continues what has started. Run the same command again to continue"
+        in said
+    )
     assert main(["deploy", archive, *SAID]) == 0
     assert "InService" in capsys.readouterr().out
     assert len(course.calls) == 1

@@ -1,4 +1,6 @@
-"""`tsx deploy --target container`, against a double of docker: started, unchanged, replaced, gone back, put back, removed."""
+"""`tsx deploy --target container`, against a double of docker: started, unchanged, replaced, gone
+back, put back, removed.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,31 @@ class Deploy:
         return out
 
     def apply(self, *words: str, code: int = 0) -> str:
-        said = ["digits.mar", "--target", "container", "--name", "digits", "--no-check", "--yes", "--set", f"build.wheel={self.wheel}"]
+        said = [
+            "digits.mar",
+            "--target",
+            "container",
+            "--name",
+            "digits",
+            "--no-check",
+            "--yes",
+            "--set",
+            f"build.wheel={self.wheel}",
+        ]
         return self(*said, *words, code=code)
 
     def plan(self, *words: str, code: int) -> Any:
-        said = ["digits.mar", "--target", "container", "--name", "digits", "--no-check", "--set", f"build.wheel={self.wheel}", "--json"]
+        said = [
+            "digits.mar",
+            "--target",
+            "container",
+            "--name",
+            "digits",
+            "--no-check",
+            "--set",
+            f"build.wheel={self.wheel}",
+            "--json",
+        ]
         reported = json.loads(self("plan", *said, *words, code=code))
         return {change["id"]: change["action"] for change in reported["changes"]}
 
@@ -48,7 +70,9 @@ class Deploy:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory to work in; `bin` is first on the PATH, and nothing that works with containers is behind it."""
+    """A directory to work in; `bin` is first on the PATH, and nothing that works with containers is
+    behind it.
+    """
     (tmp_path / "bin").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -67,7 +91,9 @@ def deploy(place: Path, capsys: pytest.CaptureFixture[str]) -> Deploy:
 
 
 @pytest.mark.usefixtures("processes")
-def test_an_image_is_built_and_its_container_runs_until_it_is_well(deploy: Deploy, place: Path) -> None:
+def test_an_image_is_built_and_its_container_runs_until_it_is_well(
+    deploy: Deploy, place: Path
+) -> None:
     docker = Engine(place / "bin")
     assert deploy.plan(code=2) == {"Image": "create", "Container": "create"}
     assert docker.running == []
@@ -76,19 +102,30 @@ def test_an_image_is_built_and_its_container_runs_until_it_is_well(deploy: Deplo
     assert "healthy" in out
     assert "http://127.0.0.1:8080" in out
     (built,) = docker.state["contexts"]
-    assert built == {"files": [".dockerignore", "Dockerfile", *LOCKS, "model.mar", deploy.wheel.name], "target": "server"}
+    assert built == {
+        "files": [".dockerignore", "Dockerfile", *LOCKS, "model.mar", deploy.wheel.name],
+        "target": "server",
+    }
     found = docker.state["containers"][name]
     assert found["Config"]["Labels"]["tsx.model"] == "digits/1.0"
-    assert "TSX_DEFAULTS=drain_timeout=25 default_startup_timeout=600 disable_token_authorization=true" in found["Config"]["Env"]
+    assert (
+        "TSX_DEFAULTS=drain_timeout=25 default_startup_timeout=600 disable_token_authorization=true"
+        in found["Config"]["Env"]
+    )
     assert deploy.plan(code=0) == {"Image": "same", "Container": "same"}
     deploy.apply()
     assert len(docker.calls("run")) == len(docker.calls("build")) == 1
 
 
-def test_a_new_version_takes_the_place_of_the_one_before_and_can_be_gone_back_from(deploy: Deploy, docker: Engine) -> None:
+def test_a_new_version_takes_the_place_of_the_one_before_and_can_be_gone_back_from(
+    deploy: Deploy, docker: Engine
+) -> None:
     deploy.apply()
     first = docker.running
-    assert deploy.plan("--set", "env.TSX_LOG_FORMAT=text", code=2) == {"Image": "same", "Container": "create"}
+    assert deploy.plan("--set", "env.TSX_LOG_FORMAT=text", code=2) == {
+        "Image": "same",
+        "Container": "create",
+    }
     deploy.apply("--set", "env.TSX_LOG_FORMAT=text")
     assert len(docker.state["containers"]) == 2
     assert docker.running != first
@@ -108,9 +145,14 @@ def test_earlier_versions_beyond_those_that_are_kept_go(deploy: Deploy, docker: 
 
 @pytest.mark.parametrize(
     ("health", "said"),
-    [("exited", "ended with 1. Its last log lines:\nloading digits\nRuntimeError: no weights"), ("unhealthy", "is running but unhealthy")],
+    [
+        ("exited", "ended with 1. Its last log lines:\nloading digits\nRuntimeError: no weights"),
+        ("unhealthy", "is running but unhealthy"),
+    ],
 )
-def test_one_that_does_not_get_well_makes_way_for_the_one_before(deploy: Deploy, docker: Engine, health: str, said: str) -> None:
+def test_one_that_does_not_get_well_makes_way_for_the_one_before(
+    deploy: Deploy, docker: Engine, health: str, said: str
+) -> None:
     deploy.apply()
     first = docker.running
     docker.set(healths=["starting" if health == "never" else health])
@@ -122,7 +164,9 @@ def test_one_that_does_not_get_well_makes_way_for_the_one_before(deploy: Deploy,
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_a_container_says_is_shown_and_what_its_last_words_mean_is_reported(deploy: Deploy, docker: Engine) -> None:
+def test_what_a_container_says_is_shown_and_what_its_last_words_mean_is_reported(
+    deploy: Deploy, docker: Engine
+) -> None:
     deploy.verb("logs", code=1)
     deploy.apply()
     assert "loading digits" in deploy.verb("logs", "--lines", "1", "--since", "1h")
@@ -148,14 +192,20 @@ def test_purge_also_removes_images_of_versions_that_are_gone_and_none_of_others(
     deploy.apply("--set", "keep=1", "--set", "build.torch=2.8.0", *repository)
     ours = docker.state["images"]
     assert (len(ours), len(docker.state["containers"])) == (2, 1)
-    others = ["digits:1", "digits-2:tsx-0123456789ab", "registry.example.com/models:tsx-digits-2-0123456789ab"]
+    others = [
+        "digits:1",
+        "digits-2:tsx-0123456789ab",
+        "registry.example.com/models:tsx-digits-2-0123456789ab",
+    ]
     docker.set(images=[*ours, *others])
     deploy.verb("destroy", "--yes")
     deploy.verb("destroy", "--purge", "--yes")  # also when nothing else is left
     assert docker.state["images"] == others
 
 
-def test_destroy_removes_the_containers_and_purge_their_image(deploy: Deploy, docker: Engine) -> None:
+def test_destroy_removes_the_containers_and_purge_their_image(
+    deploy: Deploy, docker: Engine
+) -> None:
     deploy.apply()
     deploy.apply("--set", "env.A=b")
     deploy.verb("destroy", code=1)
@@ -166,9 +216,14 @@ def test_destroy_removes_the_containers_and_purge_their_image(deploy: Deploy, do
     assert "there is no deployment 'digits' on this machine" in deploy.err
 
 
-def test_where_others_reach_it_tokens_are_asked_for_first(deploy: Deploy, docker: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_others_reach_it_tokens_are_asked_for_first(
+    deploy: Deploy, docker: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deploy.apply("--set", "container.host=0.0.0.0", code=2)
-    assert "set TSX_INFERENCE_TOKEN and TSX_MANAGEMENT_TOKEN in this command's environment" in deploy.err
+    assert (
+        "set TSX_INFERENCE_TOKEN and TSX_MANAGEMENT_TOKEN in this command's environment"
+        in deploy.err
+    )
     monkeypatch.setenv("TSX_INFERENCE_TOKEN", "a")
     monkeypatch.setenv("TSX_MANAGEMENT_TOKEN", "b")
     deploy.apply("--set", "container.host=0.0.0.0", "--set", "container.gpus=1")
@@ -188,12 +243,21 @@ def test_where_others_reach_it_tokens_are_asked_for_first(deploy: Deploy, docker
 
 
 def test_podman_and_an_older_docker_get_only_what_they_know() -> None:
-    assert engine_words("podman", "", 1) == ["--log-opt", "max-size=20m", "--device", "nvidia.com/gpu=0"]
-    assert "--health-start-interval" not in engine_words("docker", "--health-start-period duration", 0)
+    assert engine_words("podman", "", 1) == [
+        "--log-opt",
+        "max-size=20m",
+        "--device",
+        "nvidia.com/gpu=0",
+    ]
+    assert "--health-start-interval" not in engine_words(
+        "docker", "--health-start-period duration", 0
+    )
 
 
 def test_a_given_image_is_not_built(deploy: Deploy, docker: Engine) -> None:
-    assert deploy.plan("--image", "registry.example.com/digits:1", code=2) == {"Container": "create"}
+    assert deploy.plan("--image", "registry.example.com/digits:1", code=2) == {
+        "Container": "create"
+    }
     deploy.apply("--image", "registry.example.com/digits:1")
     assert docker.calls("build") == []
     assert docker.calls("run")[0][-1] == "registry.example.com/digits:1"
@@ -213,9 +277,14 @@ def test_a_container_that_has_stopped_is_started_again(deploy: Deploy, docker: E
 
 
 @pytest.mark.usefixtures("processes")
-def test_without_a_program_that_works_the_ways_out_are_reported(deploy: Deploy, place: Path) -> None:
+def test_without_a_program_that_works_the_ways_out_are_reported(
+    deploy: Deploy, place: Path
+) -> None:
     deploy.apply(code=1)
-    assert "docker is not installed; podman is not installed. Install one of them, or write the files with --emit compose DIR" in deploy.err
+    assert (
+        "docker is not installed; podman is not installed. Install one of them, or write the files with --emit compose DIR"
+        in deploy.err
+    )
     Engine(place / "bin", "docker", "podman").set(broken="Cannot connect to the Docker daemon")
     deploy.apply("--set", "container.engine=docker", code=1)
     assert "docker: Cannot connect to the Docker daemon" in deploy.err
@@ -223,10 +292,16 @@ def test_without_a_program_that_works_the_ways_out_are_reported(deploy: Deploy, 
 
 
 def test_times_are_read_as_docker_and_podman_write_them() -> None:
-    assert _time("2026-11-21T20:00:00.123456789Z") == _time("2026-11-21 21:00:00.5 +0100") == _time("2026-11-21T15:30:00-04:30")
+    assert (
+        _time("2026-11-21T20:00:00.123456789Z")
+        == _time("2026-11-21 21:00:00.5 +0100")
+        == _time("2026-11-21T15:30:00-04:30")
+    )
 
 
-def test_a_server_that_is_not_there_is_reported(deploy: Deploy, docker: Engine, place: Path, free_ports: Any) -> None:
+def test_a_server_that_is_not_there_is_reported(
+    deploy: Deploy, docker: Engine, place: Path, free_ports: Any
+) -> None:
     deploy.apply("--set", f"container.port={free_ports(1)[0]}")
     (place / "in.json").write_text("{}")
     for words in (("in.json",), ("--input", "in.json")):
@@ -237,7 +312,9 @@ def test_a_server_that_is_not_there_is_reported(deploy: Deploy, docker: Engine, 
         assert "name one file to send: `tsx deploy invoke FILE`" in deploy.err
 
 
-def test_one_that_was_left_while_it_started_and_is_not_well_is_started_again(deploy: Deploy, docker: Engine) -> None:
+def test_one_that_was_left_while_it_started_and_is_not_well_is_started_again(
+    deploy: Deploy, docker: Engine
+) -> None:
     deploy.apply()
     (name,) = docker.running
     state = docker.state
@@ -257,13 +334,17 @@ def podman(place: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     return engine
 
 
-def test_podman_without_systemd_asks_the_container_for_its_health(deploy: Deploy, podman: Engine) -> None:
+def test_podman_without_systemd_asks_the_container_for_its_health(
+    deploy: Deploy, podman: Engine
+) -> None:
     deploy.apply()
     (name,) = podman.running
     assert podman.calls("healthcheck", "run", name)
     assert deploy.plan(code=0) == {"Image": "same", "Container": "same"}
     state = podman.state
-    state["containers"][name]["health"] = "unhealthy"  # it hangs now, and podman still has the state of the last check
+    state["containers"][name]["health"] = (
+        "unhealthy"  # it hangs now, and podman still has the state of the last check
+    )
     podman.set(**state)
     assert json.loads(deploy.verb("status", "--json"))["status"] == "unhealthy"
     assert deploy.plan(code=2) == {"Image": "same", "Container": "update"}
@@ -271,7 +352,9 @@ def test_podman_without_systemd_asks_the_container_for_its_health(deploy: Deploy
     assert json.loads(deploy.verb("status", "--json"))["status"] == "healthy"
 
 
-def test_one_check_that_fails_does_not_make_a_container_unhealthy(deploy: Deploy, podman: Engine) -> None:
+def test_one_check_that_fails_does_not_make_a_container_unhealthy(
+    deploy: Deploy, podman: Engine
+) -> None:
     deploy.apply()
     (name,) = podman.running
     state = podman.state
@@ -296,28 +379,67 @@ def test_podman_3_has_its_own_name_for_the_health() -> None:
             "Error: container-init binary not found on the host: stat /usr/libexec/podman/catatonit: no such file or directory",
             "",
         ),
-        ("podman", 126, "Error: runc: runc create failed: error setting rlimit type 6: operation not permitted: OCI permission denied", ""),
-        ("docker", 125, "docker: Error response from daemon: Bind for 127.0.0.1:8080 failed: port is already allocated", ""),
-        ("docker", 127, 'docker: OCI runtime create failed: exec: "docker-init": executable file not found in $PATH', ""),
-        ("podman", 127, 'Error: runc: exec: "python": executable file not found in $PATH', "The image does not start tsx"),
+        (
+            "podman",
+            126,
+            "Error: runc: runc create failed: error setting rlimit type 6: operation not permitted: OCI permission denied",
+            "",
+        ),
+        (
+            "docker",
+            125,
+            "docker: Error response from daemon: Bind for 127.0.0.1:8080 failed: port is already allocated",
+            "",
+        ),
+        (
+            "docker",
+            127,
+            'docker: OCI runtime create failed: exec: "docker-init": executable file not found in $PATH',
+            "",
+        ),
+        (
+            "podman",
+            127,
+            'Error: runc: exec: "python": executable file not found in $PATH',
+            "The image does not start tsx",
+        ),
         (
             "podman",
             127,
             "Error: crun: executable file `python` not found in $PATH: No such file or directory",
             "The image does not start tsx",
         ),
-        ("docker", 126, 'docker: OCI runtime create failed: exec: "/app": permission denied', "The image does not start tsx"),
-        ("docker", 126, "docker: exec /usr/bin/python: exec format error", "The image was built for a different CPU architecture"),
+        (
+            "docker",
+            126,
+            'docker: OCI runtime create failed: exec: "/app": permission denied',
+            "The image does not start tsx",
+        ),
+        (
+            "docker",
+            126,
+            "docker: exec /usr/bin/python: exec format error",
+            "The image was built for a different CPU architecture",
+        ),
     ],
 )
 def test_a_failure_of_the_engine_is_told_from_one_of_the_image(
-    deploy: Deploy, place: Path, monkeypatch: pytest.MonkeyPatch, engine: str, code: int, text: str, cause: str
+    deploy: Deploy,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    code: int,
+    text: str,
+    cause: str,
 ) -> None:
     double = Engine(place / "bin", engine).here(monkeypatch)
     double.set(refusal=[code, text])
     deploy.apply(code=1)
     assert text in deploy.err
-    expected = cause or f"{engine.capitalize()} itself failed, before anything of the image was started. Its message says what"
+    expected = (
+        cause
+        or f"{engine.capitalize()} itself failed, before anything of the image was started. Its message says what"
+    )
     (likely,) = [line for line in deploy.err.splitlines() if line.startswith("Likely: ")]
     assert likely.startswith(f"Likely: {expected}")
 
@@ -327,7 +449,10 @@ def test_what_cannot_be_started_again_is_reported_as_down(deploy: Deploy, docker
     (first,) = docker.running
     docker.set(refusal=[125, "no space left on device"])
     deploy.apply("--set", "env.A=b", code=1)
-    assert f"{first}, which ran before, could not be started again: no space left on device" in deploy.err
+    assert (
+        f"{first}, which ran before, could not be started again: no space left on device"
+        in deploy.err
+    )
     assert docker.running == []
 
 
@@ -336,12 +461,20 @@ def test_what_cannot_be_started_again_is_reported_as_down(deploy: Deploy, docker
     [
         ({"Status": "paused", "Running": False, "ExitCode": 0}, ""),
         ({"Status": "created", "Running": False, "ExitCode": 0}, ""),
-        ({"Status": "created", "Running": False, "ExitCode": 128, "Error": "no device"}, "it was not started: no device"),
-        ({"Status": "exited", "Running": False, "ExitCode": 137, "OOMKilled": True}, "it was killed because it needs more memory"),
+        (
+            {"Status": "created", "Running": False, "ExitCode": 128, "Error": "no device"},
+            "it was not started: no device",
+        ),
+        (
+            {"Status": "exited", "Running": False, "ExitCode": 137, "OOMKilled": True},
+            "it was killed because it needs more memory",
+        ),
         ({"Status": "exited", "Running": False, "ExitCode": 3}, "it ended with 3"),
     ],
 )
-def test_the_status_says_how_a_container_came_to_its_end(deploy: Deploy, docker: Engine, state: Any, reason: str) -> None:
+def test_the_status_says_how_a_container_came_to_its_end(
+    deploy: Deploy, docker: Engine, state: Any, reason: str
+) -> None:
     deploy.apply()
     (name,) = docker.running
     containers = docker.state["containers"]
@@ -353,7 +486,9 @@ def test_the_status_says_how_a_container_came_to_its_end(deploy: Deploy, docker:
     assert bool(status["reason"]) == bool(reason)
 
 
-def test_podman_under_the_name_of_docker_is_known_as_podman(deploy: Deploy, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_podman_under_the_name_of_docker_is_known_as_podman(
+    deploy: Deploy, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = Engine(place / "bin", "docker", "podman").here(monkeypatch)
     engine.set(version="podman version 4.3.1", has_systemd=False)
     deploy.apply()
@@ -361,7 +496,9 @@ def test_podman_under_the_name_of_docker_is_known_as_podman(deploy: Deploy, plac
     assert "--log-driver" not in engine.calls("run")[0]
 
 
-def test_a_container_that_the_engine_starts_again_has_no_exit_code(deploy: Deploy, docker: Engine) -> None:
+def test_a_container_that_the_engine_starts_again_has_no_exit_code(
+    deploy: Deploy, docker: Engine
+) -> None:
     deploy.apply()
     docker.set(healths=["restarting"])
     deploy.apply("--set", "env.A=b", code=1)

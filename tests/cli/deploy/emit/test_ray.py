@@ -1,4 +1,6 @@
-"""`--emit ray`: files that Ray's own schema takes, and a RayService with room for what it deploys."""
+"""`--emit ray`: files that Ray's own schema takes, and a RayService with room for what it
+deploys.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,34 @@ from tsx_runtime.targets.ray.config import parse_application
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    return make_model(tmp_path / "digits.mar", "def handle(data, context):\n    return data and ['{}'] * len(data)\n")
+    return make_model(
+        tmp_path / "digits.mar",
+        "def handle(data, context):\n    return data and ['{}'] * len(data)\n",
+    )
 
 
 def emitted(archive: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
     out = archive.parent / "out"
     assert main(["deploy", str(archive), "--target", "ray", *words, "--emit", "ray", str(out)]) == 0
-    return tuple(yaml.safe_load((out / name).read_text()) for name in ("serve-config.yaml", "rayservice.yaml"))  # type: ignore[return-value]  # two
+    return tuple(
+        yaml.safe_load((out / name).read_text())
+        for name in ("serve-config.yaml", "rayservice.yaml")
+    )  # type: ignore[return-value]  # two
 
 
-def test_the_config_is_one_of_ray_serve_and_its_arguments_those_of_the_application(archive: Path) -> None:
-    words = ("--set", "ray.archives=s3://bucket/models", "--set", "ray.grpc=true", "--set", "env.A=b", "--image", "own/ray:1")
+def test_the_config_is_one_of_ray_serve_and_its_arguments_those_of_the_application(
+    archive: Path,
+) -> None:
+    words = (
+        "--set",
+        "ray.archives=s3://bucket/models",
+        "--set",
+        "ray.grpc=true",
+        "--set",
+        "env.A=b",
+        "--image",
+        "own/ray:1",
+    )
     config, service = emitted(archive, *words)
     checked = ServeDeploySchema.model_validate(config)
     (application,) = checked.applications
@@ -39,8 +58,17 @@ def test_the_config_is_one_of_ray_serve_and_its_arguments_those_of_the_applicati
     assert yaml.safe_load(service["spec"]["serveConfigV2"]) == config
 
 
-def test_a_service_has_room_for_its_replicas_and_their_update(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["ray.archives=path", "ray.min_replicas=0", "ray.max_replicas=4", "ray.num_gpus=0.5", "ray.num_cpus=1.5", "ray.memory=8Gi"]
+def test_a_service_has_room_for_its_replicas_and_their_update(
+    archive: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "ray.archives=path",
+        "ray.min_replicas=0",
+        "ray.max_replicas=4",
+        "ray.num_gpus=0.5",
+        "ray.num_cpus=1.5",
+        "ray.memory=8Gi",
+    ]
     config, service = emitted(archive, *(word for each in words for word in ("--set", each)))
     cluster = service["spec"]["rayClusterConfig"]
     (workers,) = cluster["workerGroupSpecs"]
@@ -60,6 +88,22 @@ def test_a_service_has_room_for_its_replicas_and_their_update(archive: Path, cap
         (("--set", "ray.archives=path", "--canary", "10%"), "the files are of one version"),
     ],
 )
-def test_what_files_cannot_do_is_refused(archive: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["deploy", str(archive), "--target", "ray", *words, "--emit", "ray", str(archive.parent / "out")]) == 2
+def test_what_files_cannot_do_is_refused(
+    archive: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "deploy",
+                str(archive),
+                "--target",
+                "ray",
+                *words,
+                "--emit",
+                "ray",
+                str(archive.parent / "out"),
+            ]
+        )
+        == 2
+    )
     assert said in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""`--emit`: files for whatever is wanted, as the tools that read them want them, and nothing of anybody else's overwritten."""
+"""`--emit`: files for whatever is wanted, as the tools that read them want them, and nothing of
+anybody else's overwritten.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,19 @@ LOCAL = Local("3.12", "2.9.0+cpu", "0.1.0")
 
 CONTAINERS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "gpu": {"container": {"gpus": 2, "cpus": 1.5, "memory": "8g"}, "env": {"TSX_LOG_FORMAT": "json", "PRICE": "5$"}},
-    "open": {"container": {"host": "0.0.0.0", "port": 80}, "build": {"packages": ["gcc", "libgl1"], "extras": ["grpc"]}},
+    "gpu": {
+        "container": {"gpus": 2, "cpus": 1.5, "memory": "8g"},
+        "env": {"TSX_LOG_FORMAT": "json", "PRICE": "5$"},
+    },
+    "open": {
+        "container": {"host": "0.0.0.0", "port": 80},
+        "build": {"packages": ["gcc", "libgl1"], "extras": ["grpc"]},
+    },
     "given": {"image": "registry.example.com/digits:1"},
-    "six": {"container": {"host": "::1"}, "build": {"base": "debian:13", "torch": "2.8.0", "torch_index": ""}},
+    "six": {
+        "container": {"host": "::1"},
+        "build": {"base": "debian:13", "torch": "2.8.0", "torch_index": ""},
+    },
 }
 CLUSTERS: dict[str, dict[str, Any]] = {
     "plain": {"repository": "registry.example.com/digits"},
@@ -89,7 +100,9 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
 def spec(target: str, **more: Any) -> DeploySpec:
     if target in ("sagemaker", "lambda"):
         more.setdefault(target, {}).setdefault("role", ROLE)
-    return DeploySpec.model_validate({"name": "digits", "target": target, "model": "digits.mar", **more})
+    return DeploySpec.model_validate(
+        {"name": "digits", "target": target, "model": "digits.mar", **more}
+    )
 
 
 def tool(name: str) -> str:
@@ -101,11 +114,15 @@ def run(*words: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def written(kind: str, matrix: dict[str, dict[str, Any]], target: str, directory: Path, facts: Facts = FACTS) -> dict[str, list[Path]]:
+def written(
+    kind: str, matrix: dict[str, dict[str, Any]], target: str, directory: Path, facts: Facts = FACTS
+) -> dict[str, list[Path]]:
     """The files of each case, by their names."""
     found: dict[str, list[Path]] = {}
     for case, more in matrix.items():
-        for name, text in emit(kind, spec(target, **json.loads(json.dumps(more))), facts, LOCAL).files.items():
+        for name, text in emit(
+            kind, spec(target, **json.loads(json.dumps(more))), facts, LOCAL
+        ).files.items():
             (directory / case).mkdir(exist_ok=True)
             (directory / case / name).write_text(text)
             found.setdefault(name, []).append(directory / case / name)
@@ -114,12 +131,30 @@ def written(kind: str, matrix: dict[str, dict[str, Any]], target: str, directory
 
 @pytest.mark.usefixtures("processes")
 def test_hadolint_has_nothing_against_the_dockerfiles(tmp_path: Path) -> None:
-    facts = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "", "tqdm==4.67.1\n", "pt2 in model-config.yaml")
-    files = written("dockerfile", CONTAINERS | {"kserve": CLUSTERS["kserve"]}, "container", tmp_path, facts)["Dockerfile"]
+    facts = Facts(
+        Path("digits.mar"),
+        "ab" * 32,
+        "digits",
+        "1.0",
+        "",
+        "",
+        "",
+        "tqdm==4.67.1\n",
+        "pt2 in model-config.yaml",
+    )
+    files = written(
+        "dockerfile", CONTAINERS | {"kserve": CLUSTERS["kserve"]}, "container", tmp_path, facts
+    )["Dockerfile"]
     wheel = tmp_path / "Dockerfile.wheel"
-    wheel.write_text(recipe(spec("container"), FACTS, LOCAL._replace(wheel=Path("tsx_serve-0.1.0-py3-none-any.whl"))).files["Dockerfile"])
+    wheel.write_text(
+        recipe(
+            spec("container"), FACTS, LOCAL._replace(wheel=Path("tsx_serve-0.1.0-py3-none-any.whl"))
+        ).files["Dockerfile"]
+    )
     neuron = tmp_path / "Dockerfile.neuron"
-    form = FormRecord("neuron", {"device": "cpu", "torch": "2.9", "packages": {"torch_neuronx": "2.9"}})
+    form = FormRecord(
+        "neuron", {"device": "cpu", "torch": "2.9", "packages": {"torch_neuronx": "2.9"}}
+    )
     inf2 = spec("sagemaker", sagemaker={"instance_type": "ml.inf2.xlarge"})
     neuron.write_text(recipe(inf2, replace(facts, forms=(form,)), LOCAL).files["Dockerfile"])
     run(tool("hadolint"), "--failure-threshold", "style", *files, wheel, neuron)
@@ -160,10 +195,17 @@ def test_manifests_are_what_kubernetes_takes(tmp_path: Path) -> None:
 
 def test_manifests_hold_what_a_cluster_of_several_teams_asks_for() -> None:
     files = emit("kubernetes", spec("kubernetes", **CLUSTERS["guarded"]), FACTS, LOCAL).files
-    made = {name: yaml.safe_load(text)["spec"] for name, text in files.items() if name.endswith(".yaml") and name != "kustomization.yaml"}
+    made = {
+        name: yaml.safe_load(text)["spec"]
+        for name, text in files.items()
+        if name.endswith(".yaml") and name != "kustomization.yaml"
+    }
     pod = made["deployment.yaml"]["template"]["spec"]
     assert pod["securityContext"]["runAsGroup"] == pod["securityContext"]["runAsUser"]
-    assert [each["topologyKey"] for each in pod["topologySpreadConstraints"]] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+    assert [each["topologyKey"] for each in pod["topologySpreadConstraints"]] == [
+        "topology.kubernetes.io/zone",
+        "kubernetes.io/hostname",
+    ]
     assert pod["nodeSelector"] == {"disk": "ssd"}
     assert pod["tolerations"] == [
         {"key": "nvidia.com/gpu", "operator": "Exists"},
@@ -171,43 +213,70 @@ def test_manifests_hold_what_a_cluster_of_several_teams_asks_for() -> None:
         {"key": "spot", "operator": "Exists"},
     ]
     (container,) = pod["containers"]
-    assert container["resources"]["limits"] == {"memory": "4Gi", "ephemeral-storage": "4Gi", "nvidia.com/gpu": "1"}
+    assert container["resources"]["limits"] == {
+        "memory": "4Gi",
+        "ephemeral-storage": "4Gi",
+        "nvidia.com/gpu": "1",
+    }
     sources = {each["name"]: each["valueFrom"] for each in container["env"] if "valueFrom" in each}
     assert sources["TSX_CPUS"] == {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}
     (defaults,) = [each["value"] for each in container["env"] if each["name"] == "TSX_DEFAULTS"]
     assert defaults == "shutdown_delay=5 drain_timeout=50 default_startup_timeout=600"
-    ports = [container[name]["httpGet"]["port"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+    ports = [
+        container[name]["httpGet"]["port"]
+        for name in ("startupProbe", "readinessProbe", "livenessProbe")
+    ]
     assert ports == [8082] * 3  # podman kube play takes no name of a port in a probe
     assert sources["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"]] == ["4Gi", "1Gi"]
     rules = [
-        ([peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for peer in rule["from"]], rule["ports"][0]["port"])
+        (
+            [
+                peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+                for peer in rule["from"]
+            ],
+            rule["ports"][0]["port"],
+        )
         for rule in made["network-policy.yaml"]["ingress"]
     ]
     assert rules == [(["shop", "search"], "http"), (["monitoring"], "metrics")]
     assert made["disruption.yaml"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
-    assert [metric["type"] for metric in made["autoscaler.yaml"]["metrics"]] == ["Pods", "Resource"]  # as clusters store it
+    assert [metric["type"] for metric in made["autoscaler.yaml"]["metrics"]] == [
+        "Pods",
+        "Resource",
+    ]  # as clusters store it
     assert yaml.safe_load(files["monitor.yaml"])["metadata"]["labels"]["release"] == "prometheus"
-    alone = emit("kubernetes", spec("kubernetes", kubernetes={"queue_target": 0}), FACTS, LOCAL).files
-    assert [metric["type"] for metric in yaml.safe_load(alone["autoscaler.yaml"])["spec"]["metrics"]] == ["Resource"]
+    alone = emit(
+        "kubernetes", spec("kubernetes", kubernetes={"queue_target": 0}), FACTS, LOCAL
+    ).files
+    assert [
+        metric["type"] for metric in yaml.safe_load(alone["autoscaler.yaml"])["spec"]["metrics"]
+    ] == ["Resource"]
 
 
 def test_a_share_of_a_gpu_is_asked_for_by_its_resource_on_nodes_with_the_vendors_taint() -> None:
     asked = spec("kubernetes", kubernetes={"gpus": 1, "gpu_resource": "nvidia.com/mig-1g.10gb"})
-    pod = yaml.safe_load(emit("kubernetes", asked, FACTS, LOCAL).files["deployment.yaml"])["spec"]["template"]["spec"]
+    pod = yaml.safe_load(emit("kubernetes", asked, FACTS, LOCAL).files["deployment.yaml"])["spec"][
+        "template"
+    ]["spec"]
     limits = pod["containers"][0]["resources"]["limits"]
     assert {name: limits[name] for name in limits if "/" in name} == {"nvidia.com/mig-1g.10gb": "1"}
     assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
 
 
-@pytest.mark.parametrize(("key", "value"), [("tolerations", "a:Never"), ("secrets", {"A": "no-key"}), ("gpu_resource", "mig-1g.10gb")])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("tolerations", "a:Never"), ("secrets", {"A": "no-key"}), ("gpu_resource", "mig-1g.10gb")],
+)
 def test_what_kubernetes_would_refuse_is_refused_before(key: str, value: object) -> None:
     with pytest.raises(ValidationError, match=r"write (key|SECRET/KEY)|match pattern"):
         spec("kubernetes", kubernetes={key: value})
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, which has kustomize in it")
+@pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="needs kubectl, which has kustomize in it"
+)
 def test_kustomize_builds_what_is_there(tmp_path: Path) -> None:
     written("kubernetes", {"plain": CLUSTERS["plain"]}, "kubernetes", tmp_path)
     run("kubectl", "kustomize", tmp_path / "plain")
@@ -215,16 +284,33 @@ def test_kustomize_builds_what_is_there(tmp_path: Path) -> None:
 
 def test_what_is_not_kubernetes_own_has_the_fields_that_its_readers_know() -> None:
     said = emit("kubernetes", spec("kubernetes", **CLUSTERS["kserve"]), FACTS, LOCAL).files
-    runtime, service = yaml.safe_load(said["serving-runtime.yaml"]), yaml.safe_load(said["inference-service.yaml"])
-    assert (runtime["apiVersion"], runtime["kind"]) == ("serving.kserve.io/v1alpha1", "ClusterServingRuntime")
+    runtime, service = (
+        yaml.safe_load(said["serving-runtime.yaml"]),
+        yaml.safe_load(said["inference-service.yaml"]),
+    )
+    assert (runtime["apiVersion"], runtime["kind"]) == (
+        "serving.kserve.io/v1alpha1",
+        "ClusterServingRuntime",
+    )
     assert runtime["spec"]["containers"][0]["name"] == "kserve-container"
-    assert runtime["spec"]["supportedModelFormats"] == [{"name": "pytorch", "version": "1", "autoSelect": True, "priority": 3}]
+    assert runtime["spec"]["supportedModelFormats"] == [
+        {"name": "pytorch", "version": "1", "autoSelect": True, "priority": 3}
+    ]
     model = service["spec"]["predictor"]["model"]
-    assert (model["runtime"], model["storageUri"]) == (runtime["metadata"]["name"], "s3://models/digits")
+    assert (model["runtime"], model["storageUri"]) == (
+        runtime["metadata"]["name"],
+        "s3://models/digits",
+    )
     assert model["env"] == [{"name": "TSX_SERVICE_ENVELOPE", "value": "kservev2"}]
-    monitor = yaml.safe_load(emit("kubernetes", spec("kubernetes", **CLUSTERS["tokens"]), FACTS, LOCAL).files["monitor.yaml"])
+    monitor = yaml.safe_load(
+        emit("kubernetes", spec("kubernetes", **CLUSTERS["tokens"]), FACTS, LOCAL).files[
+            "monitor.yaml"
+        ]
+    )
     endpoint = {"port": "metrics", "path": "/metrics", "interval": "15s"}
-    secret = {"authorization": {"type": "Bearer", "credentials": {"name": "tokens", "key": "management"}}}
+    secret = {
+        "authorization": {"type": "Bearer", "credentials": {"name": "tokens", "key": "management"}}
+    }
     assert monitor["spec"]["endpoints"] == [endpoint | secret]
 
 
@@ -234,23 +320,46 @@ def test_cloudformation_has_nothing_against_the_templates(tmp_path: Path) -> Non
     (tmp_path / "lambda").mkdir()
     functions = written("cloudformation", FUNCTIONS, "lambda", tmp_path / "lambda")["template.yaml"]
     # It does not know yet that a function can have a GPU.
-    run(tool("cfn-lint"), "--regions", "eu-central-1", "--ignore-checks", "E3002", "--", functions.pop())
+    run(
+        tool("cfn-lint"),
+        "--regions",
+        "eu-central-1",
+        "--ignore-checks",
+        "E3002",
+        "--",
+        functions.pop(),
+    )
     run(tool("cfn-lint"), "--regions", "eu-central-1", "--", *files, *functions)
     whole = yaml.safe_load(functions[1].read_text())["Resources"]
-    assert whole["Alias"]["Properties"]["ProvisionedConcurrencyConfig"] == {"ProvisionedConcurrentExecutions": 1}
-    assert whole["Version"]["Properties"]["Description"]["Fn::Sub"].endswith(" ${Image}")  # another image is another version
+    assert whole["Alias"]["Properties"]["ProvisionedConcurrencyConfig"] == {
+        "ProvisionedConcurrentExecutions": 1
+    }
+    assert whole["Version"]["Properties"]["Description"]["Fn::Sub"].endswith(
+        " ${Image}"
+    )  # another image is another version
     component = yaml.safe_load((tmp_path / "component" / "template.yaml").read_text())["Resources"]
-    assert component["Component"]["Properties"]["EndpointName"] == {"Fn::GetAtt": ["Endpoint", "EndpointName"]}
+    assert component["Component"]["Properties"]["EndpointName"] == {
+        "Fn::GetAtt": ["Endpoint", "EndpointName"]
+    }
     assert component["Component"]["Properties"]["RuntimeConfig"] == {"CopyCount": 1}
     assert component["WakeAlarm"]["Properties"]["AlarmActions"] == [{"Ref": "WakePolicy"}]
     joined = yaml.safe_load((tmp_path / "joined" / "template.yaml").read_text())["Resources"]
     assert set(joined) == {"Model", "LogGroup", "Component"}  # the endpoint is somebody else's
     with pytest.raises(UsageError, match="the models of a multi-model endpoint are files in S3"):
-        emit("cloudformation", spec("sagemaker", sagemaker={"multi_model": {"endpoint": "shared"}}), FACTS, LOCAL)
+        emit(
+            "cloudformation",
+            spec("sagemaker", sagemaker={"multi_model": {"endpoint": "shared"}}),
+            FACTS,
+            LOCAL,
+        )
     plain = yaml.safe_load(files[0].read_text())
     assert set(plain["Parameters"]) == {"Image", "ModelDataUrl"}
-    assert plain["Resources"]["Model"]["Properties"]["PrimaryContainer"]["ModelDataUrl"] == {"Ref": "ModelDataUrl"}
-    assert plain["Resources"]["Endpoint"]["Properties"]["EndpointConfigName"] == {"Fn::GetAtt": ["EndpointConfig", "EndpointConfigName"]}
+    assert plain["Resources"]["Model"]["Properties"]["PrimaryContainer"]["ModelDataUrl"] == {
+        "Ref": "ModelDataUrl"
+    }
+    assert plain["Resources"]["Endpoint"]["Properties"]["EndpointConfigName"] == {
+        "Fn::GetAtt": ["EndpointConfig", "EndpointConfigName"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -265,37 +374,73 @@ def test_cloudformation_has_nothing_against_the_templates(tmp_path: Path) -> Non
     ],
 )
 def test_a_secret_that_gets_into_files_is_named(kind: str, target: str, instead: str) -> None:
-    given = {"name": "digits", "target": target, "model": "a.mar", "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx:1"}
+    given = {
+        "name": "digits",
+        "target": target,
+        "model": "a.mar",
+        "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx:1",
+    }
     env = {"API_TOKEN": "value", "TSX_LOG_FORMAT": "json"}
-    made = emit(kind, DeploySpec.model_validate({**given, "env": env, "sagemaker": {"role": ROLE}}), FACTS, LOCAL)
+    made = emit(
+        kind,
+        DeploySpec.model_validate({**given, "env": env, "sagemaker": {"role": ROLE}}),
+        FACTS,
+        LOCAL,
+    )
     found = [note for note in made.notes if "API_TOKEN (env)" in note and instead in note]
     assert len(found) == any("API_TOKEN" in text for text in made.files.values())
-    assert not any("value" in note.replace("the value of", "") or "TSX_LOG_FORMAT" in note for note in made.notes)
+    assert not any(
+        "value" in note.replace("the value of", "") or "TSX_LOG_FORMAT" in note
+        for note in made.notes
+    )
 
 
 @pytest.mark.parametrize("kind", ["kubernetes", "helm", "kustomize"])
 def test_an_image_without_a_registry_is_pointed_out(kind: str) -> None:
     given = {"name": "digits", "target": "kubernetes", "model": "a.mar"}
-    for more, warned in (({}, True), ({"repository": "registry.example.com/digits"}, False), ({"image": "digits:1"}, False)):
+    for more, warned in (
+        ({}, True),
+        ({"repository": "registry.example.com/digits"}, False),
+        ({"image": "digits:1"}, False),
+    ):
         notes = emit(kind, DeploySpec.model_validate({**given, **more}), FACTS, LOCAL).notes
         assert any("no registry" in note for note in notes) is warned
 
 
 def test_a_container_that_others_reach_asks_for_tokens() -> None:
-    own = yaml.safe_load(emit("compose", spec("container"), FACTS, LOCAL).files["compose.yaml"])["services"]["digits"]
-    assert own["environment"] == {"TSX_DEFAULTS": "drain_timeout=25 default_startup_timeout=600 disable_token_authorization=true"}
+    own = yaml.safe_load(emit("compose", spec("container"), FACTS, LOCAL).files["compose.yaml"])[
+        "services"
+    ]["digits"]
+    assert own["environment"] == {
+        "TSX_DEFAULTS": "drain_timeout=25 default_startup_timeout=600 disable_token_authorization=true"
+    }
     assert own["ports"] == ["127.0.0.1:8080:8080", "127.0.0.1:8082:8082"]
-    assert (own["pids_limit"], own["logging"]["options"]) == (4096, {"max-size": "20m", "max-file": "5"})
+    assert (own["pids_limit"], own["logging"]["options"]) == (
+        4096,
+        {"max-size": "20m", "max-file": "5"},
+    )
     assert (own["healthcheck"]["start_period"], own["stop_grace_period"]) == ("600s", "30s")
     assert "start_interval" not in own["healthcheck"]  # podman 4.3 has none
-    limited = emit("compose", spec("container", container={"cpus": 1.5, "memory": "8g"}), FACTS, LOCAL).files["compose.yaml"]
-    assert {"cpus": 1.5, "mem_limit": "8g"}.items() <= yaml.safe_load(limited)["services"]["digits"].items()
-    theirs = yaml.safe_load(emit("compose", spec("container", container={"host": "0.0.0.0"}), FACTS, LOCAL).files["compose.yaml"])
+    limited = emit(
+        "compose", spec("container", container={"cpus": 1.5, "memory": "8g"}), FACTS, LOCAL
+    ).files["compose.yaml"]
+    assert {"cpus": 1.5, "mem_limit": "8g"}.items() <= yaml.safe_load(limited)["services"][
+        "digits"
+    ].items()
+    theirs = yaml.safe_load(
+        emit("compose", spec("container", container={"host": "0.0.0.0"}), FACTS, LOCAL).files[
+            "compose.yaml"
+        ]
+    )
     environment = theirs["services"]["digits"]["environment"]
     assert environment["TSX_INFERENCE_TOKEN"].startswith("${TSX_INFERENCE_TOKEN:?")
     assert environment["TSX_DEFAULTS"] == "drain_timeout=25 default_startup_timeout=600"
-    words = run_words(spec("container", container={"host": "0.0.0.0"}), "image", name="digits", labels={})
-    assert words[words.index("TSX_INFERENCE_TOKEN") - 1] == "--env"  # its value is in no list of processes
+    words = run_words(
+        spec("container", container={"host": "0.0.0.0"}), "image", name="digits", labels={}
+    )
+    assert (
+        words[words.index("TSX_INFERENCE_TOKEN") - 1] == "--env"
+    )  # its value is in no list of processes
 
 
 class Deploy:
@@ -312,25 +457,41 @@ class Deploy:
 
 
 @pytest.fixture
-def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Deploy:
+def deploy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Deploy:
     monkeypatch.chdir(tmp_path)
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID"):
         monkeypatch.delenv(name, raising=False)
     return Deploy(tmp_path, capsys)
 
 
-def test_files_are_written_with_all_that_a_build_needs_and_may_be_written_again(deploy: Deploy, tmp_path: Path) -> None:
+def test_files_are_written_with_all_that_a_build_needs_and_may_be_written_again(
+    deploy: Deploy, tmp_path: Path
+) -> None:
     out = deploy("--emit", "compose", "out")
     assert "docker compose up --build --detach --wait" in out
     there = {path.name for path in (tmp_path / "out").iterdir()}
-    assert there == {"Dockerfile", ".dockerignore", "compose.yaml", "model.mar", deploy.wheel.name, ".tsx-emitted.json", *LOCKS}
+    assert there == {
+        "Dockerfile",
+        ".dockerignore",
+        "compose.yaml",
+        "model.mar",
+        deploy.wheel.name,
+        ".tsx-emitted.json",
+        *LOCKS,
+    }
     assert (tmp_path / "out" / "model.mar").read_bytes() == (tmp_path / "digits.mar").read_bytes()
-    reported = json.loads(deploy("--emit", "compose", "out", "--set", "container.port=9000", "--json"))
+    reported = json.loads(
+        deploy("--emit", "compose", "out", "--set", "container.port=9000", "--json")
+    )
     assert "out/compose.yaml" in reported["files"]
     assert "127.0.0.1:9000:8080" in (tmp_path / "out" / "compose.yaml").read_text()
 
 
-def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(deploy: Deploy, tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(
+    deploy: Deploy, tmp_path: Path
+) -> None:
     (tmp_path / "out").mkdir()
     for name in ("Dockerfile", "model.mar", ".tsx-emitted.json"):
         (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere")
@@ -339,9 +500,13 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(deploy: Depl
     assert (tmp_path / "out" / "model.mar").read_bytes() == (tmp_path / "digits.mar").read_bytes()
 
 
-def test_without_a_directory_the_files_go_into_one_of_the_kinds_name(deploy: Deploy, tmp_path: Path) -> None:
+def test_without_a_directory_the_files_go_into_one_of_the_kinds_name(
+    deploy: Deploy, tmp_path: Path
+) -> None:
     assert "wrote compose/compose.yaml" in deploy("--emit", "compose")
-    assert "wrote dockerfile/Dockerfile" in deploy("--emit", "dockerfile", "--set", "container.port=9000")
+    assert "wrote dockerfile/Dockerfile" in deploy(
+        "--emit", "dockerfile", "--set", "container.port=9000"
+    )
     assert (tmp_path / "compose" / "Dockerfile").is_file()
     deploy(
         "--emit",
@@ -355,7 +520,9 @@ def test_without_a_directory_the_files_go_into_one_of_the_kinds_name(deploy: Dep
     assert "AWS::SageMaker::Endpoint" in {each["Type"] for each in template["Resources"].values()}
 
 
-def test_a_file_that_somebody_else_wrote_or_changed_is_left_alone(deploy: Deploy, tmp_path: Path) -> None:
+def test_a_file_that_somebody_else_wrote_or_changed_is_left_alone(
+    deploy: Deploy, tmp_path: Path
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "Dockerfile").write_text("FROM scratch\n")
     deploy("--emit", "dockerfile", "out", code=1)
@@ -369,15 +536,21 @@ def test_a_file_that_somebody_else_wrote_or_changed_is_left_alone(deploy: Deploy
     assert "other/.dockerignore would be overwritten" in deploy.err
 
 
-def test_requirements_of_the_archive_are_installed_in_the_image(deploy: Deploy, tmp_path: Path) -> None:
+def test_requirements_of_the_archive_are_installed_in_the_image(
+    deploy: Deploy, tmp_path: Path
+) -> None:
     path = make_model(tmp_path / "digits.mar", HANDLER, requirementsFile="needs.txt")
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("needs.txt", "tqdm==4.67.1\n")
     deploy("--emit", "dockerfile", "out", "--target", "sagemaker")
     assert (tmp_path / "out" / "requirements.txt").read_text() == "tqdm==4.67.1\n"
     dockerfile = (tmp_path / "out" / "Dockerfile").read_text().replace(" \\\n    ", " ")
-    (installed,) = [line for line in dockerfile.splitlines() if "--requirement /tmp/requirements.txt" in line]
-    assert '--extra-index-url "$TORCH_INDEX_URL"' in installed  # torchvision of another index does not fit torch of this one
+    (installed,) = [
+        line for line in dockerfile.splitlines() if "--requirement /tmp/requirements.txt" in line
+    ]
+    assert (
+        '--extra-index-url "$TORCH_INDEX_URL"' in installed
+    )  # torchvision of another index does not fit torch of this one
     assert "--constraint /opt/tsx/constraints.txt" in installed
 
 
@@ -393,7 +566,9 @@ def test_requirements_of_the_archive_are_installed_in_the_image(deploy: Deploy, 
         (["--emit", "compose", "out", "--set", "container.memory=much"], "container.memory: String should match"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_reported_and_nothing_is_written(deploy: Deploy, tmp_path: Path, words: list[str], said: str) -> None:
+def test_what_makes_no_sense_is_reported_and_nothing_is_written(
+    deploy: Deploy, tmp_path: Path, words: list[str], said: str
+) -> None:
     deploy(*words, code=1 if "absent" in said else 2)
     assert said in deploy.err
     assert not (tmp_path / "out").exists()
@@ -407,8 +582,12 @@ def test_emitting_imports_nothing_of_aws(tmp_path: Path) -> None:
 
 def test_cpus_that_are_given_take_the_place_of_the_requested_ones() -> None:
     files = emit("kubernetes", spec("kubernetes", env={"TSX_CPUS": "3"}), FACTS, LOCAL).files
-    (container,) = yaml.safe_load(files["deployment.yaml"])["spec"]["template"]["spec"]["containers"]
-    assert [each for each in container["env"] if each["name"] == "TSX_CPUS"] == [{"name": "TSX_CPUS", "value": "3"}]
+    (container,) = yaml.safe_load(files["deployment.yaml"])["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert [each for each in container["env"] if each["name"] == "TSX_CPUS"] == [
+        {"name": "TSX_CPUS", "value": "3"}
+    ]
 
 
 def test_the_target_and_what_is_missing_are_told_before_anything_is_built(
@@ -419,11 +598,23 @@ def test_the_target_and_what_is_missing_are_told_before_anything_is_built(
 
     monkeypatch.setattr(local, "pinned_base", build)
     monkeypatch.chdir(tmp_path)
-    words = ["deploy", str(make_model(Path("digits.mar"), HANDLER)), "--region", "eu-west-1", "--emit"]
-    for kind, targets in (("cloudformation", "sagemaker, lambda"), ("github", "sagemaker, lambda, kubernetes")):
+    words = [
+        "deploy",
+        str(make_model(Path("digits.mar"), HANDLER)),
+        "--region",
+        "eu-west-1",
+        "--emit",
+    ]
+    for kind, targets in (
+        ("cloudformation", "sagemaker, lambda"),
+        ("github", "sagemaker, lambda, kubernetes"),
+    ):
         assert main([*words, kind]) == 2
         lines = capsys.readouterr().err.splitlines()
-        assert lines[:2] == [f"the target is sagemaker, of {targets}; --target names another", "reading digits.mar"]
+        assert lines[:2] == [
+            f"the target is sagemaker, of {targets}; --target names another",
+            "reading digits.mar",
+        ]
         assert lines[2].startswith("Error: sagemaker.role is not given")
     assert main([*words, "cloudformation", "--role", ROLE, "--json"]) == 0
     written = capsys.readouterr()

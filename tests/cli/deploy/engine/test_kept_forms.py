@@ -1,4 +1,6 @@
-"""What an image gets for the forms that its archive keeps, which it will pass over, and the images for AWS's Neuron accelerators."""
+"""What an image gets for the forms that its archive keeps, which it will pass over, and the images
+for AWS's Neuron accelerators.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,21 @@ LOCAL = Local("3.12", "2.13.0+cpu", "0.1.0", machine="linux/amd64")
 CPU = {"device": "cpu", "machine": "x86_64"}
 INT8 = FormRecord("onnx-int8", {**CPU, "cpu": ["avx512_vnni"], "extras": ["onnx"]})
 ENGINE = FormRecord(
-    "tensorrt", {"device": "cuda", "machine": "x86_64", "torch": "2.13", "gpu": "NVIDIA L4, compute capability 8.9", "extras": ["tensorrt"]}
+    "tensorrt",
+    {
+        "device": "cuda",
+        "machine": "x86_64",
+        "torch": "2.13",
+        "gpu": "NVIDIA L4, compute capability 8.9",
+        "extras": ["tensorrt"],
+    },
 )
 NEURON = FormRecord("neuron-bf16", {**CPU, "torch": "2.9", "packages": {"torch_neuronx": "2.9"}})
 INF2 = {"sagemaker": {"instance_type": "ml.inf2.xlarge"}}
-PODS = {"repository": "host/digits", "kubernetes": {"gpus": 1, "gpu_resource": "aws.amazon.com/neuron"}}
+PODS = {
+    "repository": "host/digits",
+    "kubernetes": {"gpus": 1, "gpu_resource": "aws.amazon.com/neuron"},
+}
 
 
 def facts(*forms: FormRecord) -> Facts:
@@ -34,7 +46,9 @@ def facts(*forms: FormRecord) -> Facts:
 
 
 def spec(target: str = "container", **more: Any) -> DeploySpec:
-    return DeploySpec.model_validate({"name": "digits", "target": target, "model": "digits.mar", **more})
+    return DeploySpec.model_validate(
+        {"name": "digits", "target": target, "model": "digits.mar", **more}
+    )
 
 
 def archive(place: Path, config: str, kept: bytes) -> Path:
@@ -75,17 +89,30 @@ def test_an_image_gets_what_its_forms_need_and_the_plan_says_so() -> None:
     )
     gpu = recipe(spec(container={"gpus": 1}), facts(INT8, ENGINE), LOCAL)
     assert '"tsx-serve[tensorrt]==' in gpu.files["Dockerfile"]
-    assert "the form tensorrt is used only on machines with NVIDIA L4, compute capability 8.9" in gpu.notes
+    assert (
+        "the form tensorrt is used only on machines with NVIDIA L4, compute capability 8.9"
+        in gpu.notes
+    )
 
 
 @pytest.mark.parametrize(
     ("target", "more", "reason"),
     [
-        ("container", {"build": {"torch": "2.12.1"}}, "it was built with torch 2.13, and the image has torch 2.12"),
-        ("lambda", {"lambda": {"architecture": "arm64"}}, "it was built for linux/amd64, and the image is for linux/arm64"),
+        (
+            "container",
+            {"build": {"torch": "2.12.1"}},
+            "it was built with torch 2.13, and the image has torch 2.12",
+        ),
+        (
+            "lambda",
+            {"lambda": {"architecture": "arm64"}},
+            "it was built for linux/amd64, and the image is for linux/arm64",
+        ),
     ],
 )
-def test_a_form_of_another_torch_or_machine_is_noted(target: str, more: dict[str, Any], reason: str) -> None:
+def test_a_form_of_another_torch_or_machine_is_noted(
+    target: str, more: dict[str, Any], reason: str
+) -> None:
     form = FormRecord("aotinductor", {**CPU, "torch": "2.13", "extras": ["onnx"]})
     made = recipe(spec(target, **more), facts(form), LOCAL)
     assert f"the form aotinductor is not used: {reason}" in made.notes
@@ -95,17 +122,25 @@ def test_a_form_of_another_torch_or_machine_is_noted(target: str, more: dict[str
 @pytest.mark.parametrize("extras", [["x] && curl"], [["onnx"]], "onnx", 3, None])
 def test_what_an_archive_says_of_extras_is_not_trusted(extras: Any) -> None:
     plain = recipe(spec(), facts(), LOCAL)
-    assert recipe(spec(), facts(FormRecord("onnx", {**CPU, "extras": extras})), LOCAL).files == plain.files
+    assert (
+        recipe(spec(), facts(FormRecord("onnx", {**CPU, "extras": extras})), LOCAL).files
+        == plain.files
+    )
 
 
 @pytest.mark.parametrize(("target", "more"), [("sagemaker", INF2), ("kubernetes", PODS)])
-def test_an_image_for_neuron_is_made_of_awss_base_and_keeps_its_torch(target: str, more: dict[str, Any]) -> None:
+def test_an_image_for_neuron_is_made_of_awss_base_and_keeps_its_torch(
+    target: str, more: dict[str, Any]
+) -> None:
     made = recipe(spec(target, **more), replace(facts(NEURON), requirements="tqdm\n"), LOCAL)
     text = made.files["Dockerfile"]
     assert f"ARG BASE_IMAGE={NEURON_BASE}\n" in text
     assert "python3 -m venv --system-site-packages /opt/tsx" in text
     assert 'pip install --no-deps "tsx-serve==' in text
-    assert "--extra-index-url https://pip.repos.neuron.amazonaws.com --requirement /tmp/requirements.txt\n" in text
+    assert (
+        "--extra-index-url https://pip.repos.neuron.amazonaws.com --requirement /tmp/requirements.txt\n"
+        in text
+    )
     assert "TORCH" not in text.partition("FROM runtime AS sbom")[0].partition("ARG BASE_IMAGE")[2]
     assert any("CVE-2026-24747" in note for note in made.notes)
 
@@ -113,12 +148,26 @@ def test_an_image_for_neuron_is_made_of_awss_base_and_keeps_its_torch(target: st
 @pytest.mark.parametrize(
     ("forms", "build", "reason"),
     [
-        ((INT8,), {}, "it has no form neuron or neuron-bf16. Run tsx optimize on an inf2 or trn1 instance"),
-        ((replace(NEURON, bound={**NEURON.bound, "torch": "2.8"}),), {}, "neuron-bf16: it was built with torch 2.8, and the image has"),
-        ((NEURON,), {"torch": "2.13.0"}, "build.torch: an image for Neuron has the torch of its base"),
+        (
+            (INT8,),
+            {},
+            "it has no form neuron or neuron-bf16. Run tsx optimize on an inf2 or trn1 instance",
+        ),
+        (
+            (replace(NEURON, bound={**NEURON.bound, "torch": "2.8"}),),
+            {},
+            "neuron-bf16: it was built with torch 2.8, and the image has",
+        ),
+        (
+            (NEURON,),
+            {"torch": "2.13.0"},
+            "build.torch: an image for Neuron has the torch of its base",
+        ),
     ],
 )
-def test_what_does_not_fit_neuron_is_refused(forms: tuple[FormRecord, ...], build: dict[str, Any], reason: str) -> None:
+def test_what_does_not_fit_neuron_is_refused(
+    forms: tuple[FormRecord, ...], build: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(UsageError) as refused:
         recipe(spec("sagemaker", build=build, **INF2), facts(*forms), LOCAL)
     assert reason in refused.value.message
@@ -126,11 +175,16 @@ def test_what_does_not_fit_neuron_is_refused(forms: tuple[FormRecord, ...], buil
 
 def test_elsewhere_a_form_for_neuron_is_passed_over() -> None:
     (note,) = recipe(spec(), facts(NEURON), LOCAL).notes
-    assert note == "the form neuron-bf16 is not used: it runs on AWS's Neuron accelerators (inf2, trn1), and the image is for CPUs"
+    assert (
+        note
+        == "the form neuron-bf16 is not used: it runs on AWS's Neuron accelerators (inf2, trn1), and the image is for CPUs"
+    )
 
 
 def test_the_preflight_knows_neuron_machines_and_forms(tmp_path: Path) -> None:
-    inspection, _ = look_at(archive(tmp_path, "forms: neuron-bf16\n", KeptForms((NEURON,)).content()))
+    inspection, _ = look_at(
+        archive(tmp_path, "forms: neuron-bf16\n", KeptForms((NEURON,)).content())
+    )
     assert model_profile(inspection, None).has_neuron_form
     for target, more in (("sagemaker", INF2), ("kubernetes", PODS)):
         place = place_of(spec(target, **more))

@@ -1,4 +1,6 @@
-"""Plans are kept in logs of CI: what a variable's name says to be secret is not in them, in whatever form a platform has variables."""
+"""Plans are kept in logs of CI: what a variable's name says to be secret is not in them, in
+whatever form a platform has variables.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from tsx_cli.deploy.engine.resources import Resource
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        ({"Variables": {"API_TOKEN": "x", "LEVEL": "low"}}, {"Variables": {"API_TOKEN": HIDDEN, "LEVEL": "low"}}),
+        (
+            {"Variables": {"API_TOKEN": "x", "LEVEL": "low"}},
+            {"Variables": {"API_TOKEN": HIDDEN, "LEVEL": "low"}},
+        ),
         (
             [{"name": "DB_PASSWORD", "value": "x"}, {"name": "A", "value": "b"}],
             [{"name": "DB_PASSWORD", "value": HIDDEN}, {"name": "A", "value": "b"}],
@@ -23,7 +28,10 @@ from tsx_cli.deploy.engine.resources import Resource
             ["run", "--env", f"AWS_SECRET_ACCESS_KEY={HIDDEN}", "--env", "A=b"],
         ),
         ({"TSX_DISABLE_TOKEN_AUTHORIZATION": "true"}, {"TSX_DISABLE_TOKEN_AUTHORIZATION": "true"}),
-        ({"secretKeyRef": {"name": "tokens", "key": "inference"}}, {"secretKeyRef": {"name": "tokens", "key": "inference"}}),
+        (
+            {"secretKeyRef": {"name": "tokens", "key": "inference"}},
+            {"secretKeyRef": {"name": "tokens", "key": "inference"}},
+        ),
         ([1, None, True], [1, None, True]),
     ],
 )
@@ -32,15 +40,35 @@ def test_values_of_secret_variables_are_hidden_and_no_others(value: Any, shown: 
 
 
 def test_a_value_that_stands_alone_is_hidden_by_its_path() -> None:
-    change = Change("update", Resource("a", "k", "n", {}), None, (Field("Environment.Variables.HF_TOKEN", "x", "y"),))
+    change = Change(
+        "update",
+        Resource("a", "k", "n", {}),
+        None,
+        (Field("Environment.Variables.HF_TOKEN", "x", "y"),),
+    )
     (reported,) = Plan((change,)).as_json()["changes"][0]["fields"]
     assert (reported["old"], reported["new"]) == (HIDDEN, HIDDEN)
 
 
 def test_of_containers_and_their_variables_only_what_changes_is_shown_and_no_secret() -> None:
-    variables = [{"name": "A", "value": "a"}, {"name": "API_TOKEN", "value": "one"}, {"name": "GONE", "value": "x"}]
-    old = [{"name": "tsx", "image": "digits:1", "env": variables, "terminationMessagePath": "/dev/termination-log"}]
-    changed = [{"name": "A", "value": "b"}, {"name": "API_TOKEN", "value": "two"}, {"name": "B", "value": "c"}]
+    variables = [
+        {"name": "A", "value": "a"},
+        {"name": "API_TOKEN", "value": "one"},
+        {"name": "GONE", "value": "x"},
+    ]
+    old = [
+        {
+            "name": "tsx",
+            "image": "digits:1",
+            "env": variables,
+            "terminationMessagePath": "/dev/termination-log",
+        }
+    ]
+    changed = [
+        {"name": "A", "value": "b"},
+        {"name": "API_TOKEN", "value": "two"},
+        {"name": "B", "value": "c"},
+    ]
     new = [{"name": "tsx", "image": "digits:2", "env": changed}]
     assert narrowed(Field("spec.containers", old, new)) == [
         ("spec.containers.tsx.image", "digits:1", "digits:2"),

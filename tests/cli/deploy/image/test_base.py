@@ -1,4 +1,6 @@
-"""The digest of an image's base: asked of registries, kept for when none answers, and left alone where it is given."""
+"""The digest of an image's base: asked of registries, kept for when none answers, and left alone
+where it is given.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,14 @@ def test_a_registry_that_does_not_answer_gives_the_image_no_other_name(docker: E
     docker.set(digests={})
     base, note = pinned_base("python:3.12-slim")
     assert base == f"python:3.12-slim@{DIGEST}"
-    assert note == "the base python:3.12-slim is the one that an earlier run found (docker: not found)"
+    assert (
+        note == "the base python:3.12-slim is the one that an earlier run found (docker: not found)"
+    )
 
 
-def test_a_base_of_which_nothing_is_known_stays_and_the_plan_says_so(docker: Engine, tmp_path: Path) -> None:
+def test_a_base_of_which_nothing_is_known_stays_and_the_plan_says_so(
+    docker: Engine, tmp_path: Path
+) -> None:
     base, note = pinned_base("python:3.12-slim")
     assert base == "python:3.12-slim"
     unknown = "the base python:3.12-slim may change, as its digest is unknown"

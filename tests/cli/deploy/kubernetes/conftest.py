@@ -37,20 +37,28 @@ class Deploy:
         make_model(directory / "digits.mar", HANDLER)
 
     def __call__(self, *words: str, code: int = 0) -> str:
-        assert main(["deploy", *words, "--name", "digits", "--target", "kubernetes"]) == code, self.capsys.readouterr()
+        assert main(["deploy", *words, "--name", "digits", "--target", "kubernetes"]) == code, (
+            self.capsys.readouterr()
+        )
         out, self.err = self.capsys.readouterr()
         return out
 
     def apply(self, *words: str, code: int = 0) -> str:
-        return self("apply", "digits.mar", "--no-check", "--yes", "--image", IMAGE, *words, code=code)
+        return self(
+            "apply", "digits.mar", "--no-check", "--yes", "--image", IMAGE, *words, code=code
+        )
 
     def plan(self, *words: str, code: int) -> dict[str, str]:
-        reported = json.loads(self("plan", "digits.mar", "--no-check", "--json", "--image", IMAGE, *words, code=code))
+        reported = json.loads(
+            self("plan", "digits.mar", "--no-check", "--json", "--image", IMAGE, *words, code=code)
+        )
         return {change["id"]: change["action"] for change in reported["changes"]}
 
 
 @pytest.fixture
-def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Deploy:
+def deploy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Deploy:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(kinds.KubernetesObject, "poll", 0.0)
     monkeypatch.setattr(kinds.Revision, "poll", 0.0)

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from tsx_cli.deploy.aws.alarms import AlarmBound, read_bound
 from tsx_cli.deploy.engine.canary import Shift
 from tsx_cli.deploy.engine.resources import State
-from tsx_cli.deploy.kubernetes.canary import CanaryState, Counters, Surroundings, next_step, percentile, read_counters, went_off
+from tsx_cli.deploy.kubernetes.canary import (
+    CanaryState,
+    Counters,
+    Surroundings,
+    next_step,
+    percentile,
+    read_counters,
+    went_off,
+)
 from tsx_runtime.core.telemetry.histogram import Durations
 from tsx_runtime.metrics.exposition import Families
 
@@ -27,20 +35,69 @@ BAKING = CanaryState("new", 10, START.isoformat())
     ("version", "shift", "seen", "off", "after", "action"),
     [
         ("new", SHIFT, Surroundings(None, BUSY, 0, READY), {}, 0, "start"),
-        ("new", SHIFT, Surroundings(CanaryState("old", 10, START.isoformat()), READY, 10, READY), {}, 0, "start"),
+        (
+            "new",
+            SHIFT,
+            Surroundings(CanaryState("old", 10, START.isoformat()), READY, 10, READY),
+            {},
+            0,
+            "start",
+        ),
         ("new", SHIFT, Surroundings(CanaryState("new", 10), BUSY, 0, READY), {}, 0, "wait"),
-        ("new", SHIFT, Surroundings(CanaryState("new", 10), ("failed", "ImagePullBackOff"), 0, READY), {}, 0, "end"),
+        (
+            "new",
+            SHIFT,
+            Surroundings(CanaryState("new", 10), ("failed", "ImagePullBackOff"), 0, READY),
+            {},
+            0,
+            "end",
+        ),
         ("new", SHIFT, Surroundings(CanaryState("new", 10), READY, 0, READY), {}, 0, "route"),
         ("new", SHIFT, Surroundings(CanaryState("new", 10), READY, 10, BUSY), {}, 0, "wait"),
         ("new", SHIFT, Surroundings(CanaryState("new", 10), READY, 10, READY), {}, 0, "bake"),
         ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {}, 599, "wait"),
         ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {}, 600, "move"),
         ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {"5xx>0": "3"}, 600, "end"),
-        ("new", SHIFT, Surroundings(BAKING, BUSY, 10, READY), {}, 0, "end"),  # its requests fail at the Gateway
-        ("new", replace(SHIFT, percent=20), Surroundings(BAKING, READY, 10, READY), {}, 600, "start"),
-        ("new", replace(SHIFT, percent=20), Surroundings(CanaryState("new", 20), READY, 10, READY), {}, 600, "route"),
-        ("new", None, Surroundings(BAKING, READY, 10, READY), {}, 0, "move"),  # nobody asks for a canary any more
-        (None, SHIFT, Surroundings(BAKING, READY, 10, READY), {}, 0, "unroute"),  # the stable version is the new one
+        (
+            "new",
+            SHIFT,
+            Surroundings(BAKING, BUSY, 10, READY),
+            {},
+            0,
+            "end",
+        ),  # its requests fail at the Gateway
+        (
+            "new",
+            replace(SHIFT, percent=20),
+            Surroundings(BAKING, READY, 10, READY),
+            {},
+            600,
+            "start",
+        ),
+        (
+            "new",
+            replace(SHIFT, percent=20),
+            Surroundings(CanaryState("new", 20), READY, 10, READY),
+            {},
+            600,
+            "route",
+        ),
+        (
+            "new",
+            None,
+            Surroundings(BAKING, READY, 10, READY),
+            {},
+            0,
+            "move",
+        ),  # nobody asks for a canary any more
+        (
+            None,
+            SHIFT,
+            Surroundings(BAKING, READY, 10, READY),
+            {},
+            0,
+            "unroute",
+        ),  # the stable version is the new one
         (None, SHIFT, Surroundings(BAKING, READY, 0, BUSY), {}, 0, "wait"),
         (None, SHIFT, Surroundings(BAKING, READY, 0, READY), {}, 0, "remove"),
         ("new", SHIFT, Surroundings(BAKING.ending("slow"), READY, 10, READY), {}, 600, "unroute"),
@@ -48,24 +105,43 @@ BAKING = CanaryState("new", 10, START.isoformat())
     ],
 )
 def test_each_step_of_a_canary_follows_from_what_is_there(
-    version: str | None, shift: Shift | None, seen: Surroundings, off: dict[str, str], after: int, action: str
+    version: str | None,
+    shift: Shift | None,
+    seen: Surroundings,
+    off: dict[str, str],
+    after: int,
+    action: str,
 ) -> None:
     assert next_step(version, shift, seen, off, START + timedelta(seconds=after)).action == action
 
 
-@given(st.integers(0, 600), st.lists(st.tuples(st.integers(0, 120), st.booleans(), st.booleans()), max_size=60), st.integers(0, 80))
+@given(
+    st.integers(0, 600),
+    st.lists(st.tuples(st.integers(0, 120), st.booleans(), st.booleans()), max_size=60),
+    st.integers(0, 80),
+)
 def test_no_request_meets_a_version_that_is_not_there_whatever_goes_wrong(
     bake: int, turns: list[tuple[int, bool, bool]], alarm_at: int
 ) -> None:
-    """A turn lets time pass, and says whether pods are ready and whether the Gateway has taken the route."""
+    """A turn lets time pass, and says whether pods are ready and whether the Gateway has taken the
+    route.
+    """
     shift, now, stable = Shift(10, bake, ("5xx>0",)), START, "old"
     canary: CanaryState | None = None
     exists, percent, taken, ended = False, 0.0, 0.0, False
     for turn, (pause, pods, gateway) in enumerate([*turns, *[(700, True, True)] * 12]):
         now += timedelta(seconds=pause)
         taken = percent if gateway else taken
-        seen = Surroundings(canary, READY if pods else BUSY, percent, READY if taken == percent else BUSY)
-        step = next_step(None if stable == "new" else "new", shift, seen, {"5xx>0": "1"} if turn == alarm_at and exists else {}, now)
+        seen = Surroundings(
+            canary, READY if pods else BUSY, percent, READY if taken == percent else BUSY
+        )
+        step = next_step(
+            None if stable == "new" else "new",
+            shift,
+            seen,
+            {"5xx>0": "1"} if turn == alarm_at and exists else {},
+            now,
+        )
         if step.action == "start":
             canary, exists = CanaryState("new", 10), True
         elif step.action == "route":
@@ -96,7 +172,9 @@ def metrics(*models: str) -> str:
     families, durations = Families(), Durations()
     durations.add([0.2] * 18 + [0.4, 200.0])
     for model in models:
-        families.add("tsx_errors_total", "counter", "requests that failed", [({"model_name": model}, 1)])
+        families.add(
+            "tsx_errors_total", "counter", "requests that failed", [({"model_name": model}, 1)]
+        )
         families.add("tsx_requests_total", "counter", "requests", [({"model_name": model}, 20)])
         families.add_durations("tsx_request_seconds", "seconds", {"model_name": model}, durations)
         families.add_durations("tsx_queue_seconds", "seconds", {"model_name": model}, durations)
@@ -117,10 +195,19 @@ def test_metrics_are_summed_over_models_and_read_as_the_server_writes_them() -> 
 
 
 def test_a_bound_is_about_a_minute_and_the_requests_of_that_time() -> None:
-    slow, fast = Counters(0, {0.25: 0, 0.5: 100, float("inf"): 100}), Counters(0, {0.25: 100, 0.5: 100, float("inf"): 100})
-    assert went_off(bounds("5xx>2"), {}, {"a": Counters(1), "b": Counters(2)}, 20) == {"5xx>2": "3 in a minute"}
+    slow, fast = (
+        Counters(0, {0.25: 0, 0.5: 100, float("inf"): 100}),
+        Counters(0, {0.25: 100, 0.5: 100, float("inf"): 100}),
+    )
+    assert went_off(bounds("5xx>2"), {}, {"a": Counters(1), "b": Counters(2)}, 20) == {
+        "5xx>2": "3 in a minute"
+    }
     assert went_off(bounds("5xx>2"), {}, {"a": Counters(3)}, 120) == {}
     assert went_off(bounds("5xx>0"), {"a": Counters(5)}, {"a": Counters(5)}, 60) == {}
-    assert went_off(bounds("5xx>0"), {"gone": Counters(5)}, {"a": Counters(1)}, 60) == {"5xx>0": "1 in a minute"}
-    assert went_off(bounds("p95>300ms", "p50>1s"), {}, {"a": slow, "b": fast}, 60) == {"p95>300ms": "475 ms"}
+    assert went_off(bounds("5xx>0"), {"gone": Counters(5)}, {"a": Counters(1)}, 60) == {
+        "5xx>0": "1 in a minute"
+    }
+    assert went_off(bounds("p95>300ms", "p50>1s"), {}, {"a": slow, "b": fast}, 60) == {
+        "p95>300ms": "475 ms"
+    }
     assert went_off(bounds("p95>300ms"), {"a": slow}, {"a": slow}, 60) == {}

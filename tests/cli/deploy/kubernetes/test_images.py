@@ -37,7 +37,11 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def image_of(cluster: Cluster) -> str:
-    return str(cluster.objects["Deployment", "digits"]["spec"]["template"]["spec"]["containers"][0]["image"])
+    return str(
+        cluster.objects["Deployment", "digits"]["spec"]["template"]["spec"]["containers"][0][
+            "image"
+        ]
+    )
 
 
 @pytest.mark.parametrize("has_buildx", [True, False])
@@ -47,7 +51,14 @@ def test_an_image_that_is_built_is_deployed_by_the_digest_of_its_push(
     engine: Engine = cluster.engine  # type: ignore[attr-defined]
     engine.set(broken_buildx=not has_buildx)
     wheel = make_wheel(tmp_path / "wheels", "tsx_serve", "0.1.0")
-    words = ["digits.mar", "--no-check", "--set", f"build.wheel={wheel}", "--set", f"repository={REPOSITORY}"]
+    words = [
+        "digits.mar",
+        "--no-check",
+        "--set",
+        f"build.wheel={wheel}",
+        "--set",
+        f"repository={REPOSITORY}",
+    ]
     deploy("apply", *words, "--yes")
     (pushed,) = engine.state["pushed"]
     assert pushed.startswith(f"{REPOSITORY}:tsx-")
@@ -56,17 +67,24 @@ def test_an_image_that_is_built_is_deployed_by_the_digest_of_its_push(
     assert {change["action"] for change in again["changes"]} == {"same"}
 
 
-def test_a_tag_is_deployed_by_the_digest_that_its_registry_tells(deploy: Deploy, cluster: Cluster) -> None:
+def test_a_tag_is_deployed_by_the_digest_that_its_registry_tells(
+    deploy: Deploy, cluster: Cluster
+) -> None:
     cluster.engine.set(pushed=[IMAGE])  # type: ignore[attr-defined]
     shown = deploy.apply()
     assert image_of(cluster) == f"registry.example.com/digits@{digest(IMAGE)}"
     assert "by its tag" not in shown
 
 
-def test_a_tag_that_nothing_can_tell_the_digest_of_is_kept_and_the_plan_says_so(deploy: Deploy, cluster: Cluster) -> None:
+def test_a_tag_that_nothing_can_tell_the_digest_of_is_kept_and_the_plan_says_so(
+    deploy: Deploy, cluster: Cluster
+) -> None:
     shown = deploy.apply()
     assert image_of(cluster) == IMAGE
-    assert f"note: {IMAGE} is deployed by its tag, which may mean another image tomorrow; crane, skopeo or docker" in shown
+    assert (
+        f"note: {IMAGE} is deployed by its tag, which may mean another image tomorrow; crane, skopeo or docker"
+        in shown
+    )
 
 
 def test_each_program_is_asked_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,14 +94,25 @@ def test_each_program_is_asked_in_its_own_words(monkeypatch: pytest.MonkeyPatch)
         asked.append([program.name, *words])
         if program.name == "crane":
             raise programs.ProgramError(f"crane had not ended after {more['timeout']:g} s", "")
-        return subprocess.CompletedProcess([], 0 if program.name == "skopeo" else 1, f"{DIGEST}\n", "")
+        return subprocess.CompletedProcess(
+            [], 0 if program.name == "skopeo" else 1, f"{DIGEST}\n", ""
+        )
 
     monkeypatch.setattr(Program, "try_", try_)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     assert programs.pinned(f"{REPOSITORY}:1") == f"{REPOSITORY}@{DIGEST}"
     assert asked == [
         ["crane", "digest", f"{REPOSITORY}:1"],
-        ["skopeo", "--override-os", "linux", "inspect", "--no-tags", "--format", "{{.Digest}}", f"docker://{REPOSITORY}:1"],
+        [
+            "skopeo",
+            "--override-os",
+            "linux",
+            "inspect",
+            "--no-tags",
+            "--format",
+            "{{.Digest}}",
+            f"docker://{REPOSITORY}:1",
+        ],
     ]
     assert programs.pinned(f"nginx@{DIGEST}") == f"nginx@{DIGEST}"
 

@@ -19,34 +19,61 @@ TOKENS = {"TSX_INFERENCE_TOKEN": "inference", "TSX_MANAGEMENT_TOKEN": "managemen
 
 
 def places(cluster: Cluster) -> dict[str, dict[str, str]]:
-    found = cluster.objects["Deployment", "digits"]["spec"]["template"]["spec"]["containers"][0]["env"]
-    return {each["name"]: each["valueFrom"]["secretKeyRef"] for each in found if "secretKeyRef" in each.get("valueFrom", {})}
+    found = cluster.objects["Deployment", "digits"]["spec"]["template"]["spec"]["containers"][0][
+        "env"
+    ]
+    return {
+        each["name"]: each["valueFrom"]["secretKeyRef"]
+        for each in found
+        if "secretKeyRef" in each.get("valueFrom", {})
+    }
 
 
-def test_tokens_are_made_once_and_kept_and_nothing_shows_them(deploy: Deploy, cluster: Cluster) -> None:
+def test_tokens_are_made_once_and_kept_and_nothing_shows_them(
+    deploy: Deploy, cluster: Cluster
+) -> None:
     command = ("digits.mar", "--no-check", "--image", IMAGE)
-    out = deploy("plan", *command, code=2) + deploy("plan", *command, "--json", code=2) + deploy.apply() + deploy.err
+    out = (
+        deploy("plan", *command, code=2)
+        + deploy("plan", *command, "--json", code=2)
+        + deploy.apply()
+        + deploy.err
+    )
     assert "note: requests must carry the token in the Secret digits-tokens, key inference" in out
-    assert places(cluster) == {name: {"name": "digits-tokens", "key": key} for name, key in TOKENS.items()}
+    assert places(cluster) == {
+        name: {"name": "digits-tokens", "key": key} for name, key in TOKENS.items()
+    }
     endpoint = cluster.objects["ServiceMonitor", "digits"]["spec"]["endpoints"][0]
-    assert endpoint["authorization"]["credentials"] == {"name": "digits-tokens", "key": "management"}
+    assert endpoint["authorization"]["credentials"] == {
+        "name": "digits-tokens",
+        "key": "management",
+    }
     made = [cluster.secret("digits-tokens", key) for key in TOKENS.values()]
     assert len({*made}) == 2
     assert min(map(len, made)) > 40
     out += deploy.apply("--set", "env.A=b") + deploy.err + deploy("status", "--json")
     assert [cluster.secret("digits-tokens", key) for key in TOKENS.values()] == made
-    assert not [token for token in made if token in out or base64.b64encode(token.encode()).decode() in out]
+    assert not [
+        token for token in made if token in out or base64.b64encode(token.encode()).decode() in out
+    ]
     assert json.loads(deploy("status", "--json"))["tokens"] == "in the Secret digits-tokens"
     deploy("destroy", "--yes")
     assert cluster.objects == {}
 
 
-def test_without_tokens_the_plan_says_so_and_the_secret_is_kept_for_earlier_versions(deploy: Deploy, cluster: Cluster) -> None:
+def test_without_tokens_the_plan_says_so_and_the_secret_is_kept_for_earlier_versions(
+    deploy: Deploy, cluster: Cluster
+) -> None:
     deploy.apply()
     shown = deploy.apply("--set", "kubernetes.tokens=false")
-    assert "note: requests need no token (kubernetes.tokens): every pod that reaches digits can use it" in shown
+    assert (
+        "note: requests need no token (kubernetes.tokens): every pod that reaches digits can use it"
+        in shown
+    )
     assert places(cluster) == {}
-    assert "authorization" not in cluster.objects["ServiceMonitor", "digits"]["spec"]["endpoints"][0]
+    assert (
+        "authorization" not in cluster.objects["ServiceMonitor", "digits"]["spec"]["endpoints"][0]
+    )
     assert ("Secret", "digits-tokens") in cluster.objects
     deploy("rollback", "--yes")
     assert places(cluster).keys() == TOKENS.keys()
@@ -60,19 +87,30 @@ def test_credentials_that_may_not_read_secrets_plan_as_if_the_tokens_were_there(
 
     def refusing(words: list[str], stdin: str) -> str:
         if words[0] == "secrets":
-            raise LookupError('Error from server (Forbidden): secrets is forbidden: User "ci" cannot list resource "secrets"')
+            raise LookupError(
+                'Error from server (Forbidden): secrets is forbidden: User "ci" cannot list resource "secrets"'
+            )
         return get(words, stdin)
 
     monkeypatch.setattr(cluster, "_get", refusing)
-    assert "these credentials cannot read the Secret digits-tokens" in deploy("plan", "digits.mar", "--no-check", "--image", IMAGE)
+    assert "these credentials cannot read the Secret digits-tokens" in deploy(
+        "plan", "digits.mar", "--no-check", "--image", IMAGE
+    )
     deploy("destroy", "--yes")
     assert set(cluster.objects) == {("Secret", "digits-tokens")}
 
 
 @pytest.mark.parametrize("words", [(), ("--set", "kubernetes.token_secret=theirs")])
-def test_the_secret_of_a_person_is_used_and_left(deploy: Deploy, cluster: Cluster, words: tuple[str, ...]) -> None:
-    name = words[1].partition("=")[2] if words else "digits-tokens"  # as the next step of emitted files says
-    cluster.objects["Secret", name] = {"metadata": {"name": name, "labels": {}}, "data": {"inference": "YQ==", "management": "Yg=="}}
+def test_the_secret_of_a_person_is_used_and_left(
+    deploy: Deploy, cluster: Cluster, words: tuple[str, ...]
+) -> None:
+    name = (
+        words[1].partition("=")[2] if words else "digits-tokens"
+    )  # as the next step of emitted files says
+    cluster.objects["Secret", name] = {
+        "metadata": {"name": name, "labels": {}},
+        "data": {"inference": "YQ==", "management": "Yg=="},
+    }
     assert "Secret" not in deploy.plan(*words, code=2)
     deploy.apply(*words)
     assert {place["name"] for place in places(cluster).values()} == {name}
@@ -87,11 +125,20 @@ def test_a_secret_that_has_lost_a_key_is_reported(deploy: Deploy, cluster: Clust
     assert "the Secret digits-tokens has no management; add it, or delete the Secret" in deploy.err
 
 
-def test_tokens_that_are_given_another_way_are_not_given_twice(deploy: Deploy, cluster: Cluster) -> None:
-    deploy.apply("--set", "env.TSX_INFERENCE_TOKEN=a", "--set", "kubernetes.secrets.TSX_MANAGEMENT_TOKEN=ours/admin")
+def test_tokens_that_are_given_another_way_are_not_given_twice(
+    deploy: Deploy, cluster: Cluster
+) -> None:
+    deploy.apply(
+        "--set",
+        "env.TSX_INFERENCE_TOKEN=a",
+        "--set",
+        "kubernetes.secrets.TSX_MANAGEMENT_TOKEN=ours/admin",
+    )
     assert places(cluster) == {"TSX_MANAGEMENT_TOKEN": {"name": "ours", "key": "admin"}}
     assert ("Secret", "digits-tokens") not in cluster.objects
-    credentials = cluster.objects["ServiceMonitor", "digits"]["spec"]["endpoints"][0]["authorization"]["credentials"]
+    credentials = cluster.objects["ServiceMonitor", "digits"]["spec"]["endpoints"][0][
+        "authorization"
+    ]["credentials"]
     assert credentials == {"name": "ours", "key": "admin"}
 
 
@@ -129,7 +176,11 @@ def pod(cluster: Cluster) -> Iterator[list[Any]]:
 
 
 def test_invoke_sends_the_token_of_the_secret(
-    deploy: Deploy, cluster: Cluster, pod: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy,
+    cluster: Cluster,
+    pod: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TSX_INFERENCE_TOKEN", "of another server")
     deploy.apply()
@@ -138,4 +189,7 @@ def test_invoke_sends_the_token_of_the_secret(
     assert pod == [f"Bearer {cluster.secret('digits-tokens', 'inference')}"]
     del cluster.objects["Secret", "digits-tokens"]
     deploy("invoke", "in.json", code=1)
-    assert "has no Secret digits-tokens with the key inference, which TSX_INFERENCE_TOKEN is read from" in deploy.err
+    assert (
+        "has no Secret digits-tokens with the key inference, which TSX_INFERENCE_TOKEN is read from"
+        in deploy.err
+    )

@@ -36,28 +36,57 @@ PING = "The primary container for production variant AllTraffic did not pass the
         ("The image manifest, config or layer media type is not supported", "", "the image has a format that", "--provenance=false"),
     ],
 )  # fmt: skip
-def test_each_cause_is_reported_with_what_to_do(reason: str, line: str, cause: str, way: str) -> None:
+def test_each_cause_is_reported_with_what_to_do(
+    reason: str, line: str, cause: str, way: str
+) -> None:
     found = diagnose(reason, ["INFO starting", line, "INFO ending"])
     assert cause.lower() in str(found[0]).lower()
     assert way in str(found[0])
 
 
 def test_what_the_log_shows_goes_before_what_the_platform_says() -> None:
-    found = diagnose(PING, ["Error: m.mar does not load: x", "ModuleNotFoundError: No module named 'cv2'"])
+    found = diagnose(
+        PING, ["Error: m.mar does not load: x", "ModuleNotFoundError: No module named 'cv2'"]
+    )
     assert len(found) == 1  # the rest follows from it
     assert "'cv2'" in found[0].cause
     assert found[0].line == "ModuleNotFoundError: No module named 'cv2'"
 
 
 def test_of_many_causes_the_first_three_are_reported_and_none_twice() -> None:
-    lines = ["No module named 'a'", "ModuleNotFoundError: No module named 'a'", "ModuleNotFoundError: No module named 'a.b'"]
+    lines = [
+        "No module named 'a'",
+        "ModuleNotFoundError: No module named 'a'",
+        "ModuleNotFoundError: No module named 'a.b'",
+    ]
     assert len(diagnose("", lines)) == 1
-    assert len(diagnose(PING, ["MemoryError", "exec format error", "Address already in use", "No space left on device"])) == 3
+    assert (
+        len(
+            diagnose(
+                PING,
+                [
+                    "MemoryError",
+                    "exec format error",
+                    "Address already in use",
+                    "No space left on device",
+                ],
+            )
+        )
+        == 3
+    )
 
 
 def test_what_nobody_knows_is_not_guessed() -> None:
-    assert diagnose("InternalServerError", ["all is well", "serving digits/1.0 at http://0.0.0.0:8080"]) == []
+    assert (
+        diagnose(
+            "InternalServerError", ["all is well", "serving digits/1.0 at http://0.0.0.0:8080"]
+        )
+        == []
+    )
 
 
 def test_each_rule_tells_what_to_do() -> None:
-    assert all(rule.cause and rule.way and not rule.way.endswith(".") for rule in (*LINES, *SAID, NOT_LOADED, NO_PING))
+    assert all(
+        rule.cause and rule.way and not rule.way.endswith(".")
+        for rule in (*LINES, *SAID, NOT_LOADED, NO_PING)
+    )

@@ -1,4 +1,6 @@
-"""The limits of targets, held against what is known of an archive: what is refused, what is told, and what to do about it."""
+"""The limits of targets, held against what is known of an archive: what is refused, what is told,
+and what to do about it.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +10,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.deploy.preflight.limits import GIB, LIMITS, MIB, SET, ModelProfile, TargetLimit, TargetProfile, findings, size_of
+from tsx_cli.deploy.preflight.limits import (
+    GIB,
+    LIMITS,
+    MIB,
+    SET,
+    ModelProfile,
+    TargetLimit,
+    TargetProfile,
+    findings,
+    size_of,
+)
 
 SMALL = {"packed": 1000, "unpacked": 2000}
 
 
-def reported(target: str, known: dict[str, Any], more: dict[str, TargetLimit] | None = None, **place: Any) -> list[tuple[bool, str]]:
+def reported(
+    target: str, known: dict[str, Any], more: dict[str, TargetLimit] | None = None, **place: Any
+) -> list[tuple[bool, str]]:
     where = TargetProfile(target, {**LIMITS[target], **(more or {})}, **place)
-    return [(each.is_error, each.text) for each in findings(where, ModelProfile(**{**SMALL, **known}))]
+    return [
+        (each.is_error, each.text) for each in findings(where, ModelProfile(**{**SMALL, **known}))
+    ]
 
 
 @pytest.mark.parametrize("target", LIMITS)
 def test_a_small_archive_fits_everywhere(target: str) -> None:
-    assert reported(target, {"p99_ms": 20.0, "samples": {"image/png": 8000}, "load_seconds": 2.0, "device": "cpu"}) == []
+    assert (
+        reported(
+            target,
+            {"p99_ms": 20.0, "samples": {"image/png": 8000}, "load_seconds": 2.0, "device": "cpu"},
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("limits", LIMITS.values())
@@ -63,9 +85,15 @@ def test_what_goes_beyond_a_limit_is_reported_with_a_way_out(
 def test_limits_that_the_deployment_sets_name_the_key_that_raises_them() -> None:
     start = {"start": TargetLimit(60, SET, "sagemaker.startup_timeout")}
     assert reported("sagemaker", {"load_seconds": 70.0}, start) == [
-        (True, "it took 70.0 s to load on this machine, and SageMaker gives it 60 s to start: raise sagemaker.startup_timeout")
+        (
+            True,
+            "it took 70.0 s to load on this machine, and SageMaker gives it 60 s to start: raise sagemaker.startup_timeout",
+        )
     ]
-    assert "gives it 60 s to start, its image and model downloaded" in reported("sagemaker", {"load_seconds": 30.0}, start)[0][1]
+    assert (
+        "gives it 60 s to start, its image and model downloaded"
+        in reported("sagemaker", {"load_seconds": 30.0}, start)[0][1]
+    )
     memory = {"memory": TargetLimit(2 * GIB, SET, "sagemaker.serverless.memory")}
     (found,) = reported("sagemaker serverless", {"unpacked": 3 * GIB}, memory)
     assert found == (
@@ -79,15 +107,27 @@ def test_limits_that_the_deployment_sets_name_the_key_that_raises_them() -> None
 @given(st.sampled_from(sorted(LIMITS)), st.integers(0, 1 << 40), st.integers(0, 1 << 40))
 def test_more_is_never_better(target: str, small: int, more: int) -> None:
     def errors(size: int) -> int:
-        return sum(is_error for is_error, _ in reported(target, {"samples": {"image/png": size}, "image_bytes": size, "unpacked": size}))
+        return sum(
+            is_error
+            for is_error, _ in reported(
+                target, {"samples": {"image/png": size}, "image_bytes": size, "unpacked": size}
+            )
+        )
 
     assert errors(min(small, more)) <= errors(max(small, more))
 
 
 def test_errors_come_first() -> None:
-    found = reported("sagemaker", {"measured": {"a/b": 5 * MIB}, "samples": {"a/b": 1 << 30}, "p99_ms": 70_000.0})
+    found = reported(
+        "sagemaker", {"measured": {"a/b": 5 * MIB}, "samples": {"a/b": 1 << 30}, "p99_ms": 70_000.0}
+    )
     assert [is_error for is_error, _ in found] == [True, True, False]
 
 
 def test_sizes_are_reported_in_the_units_of_limits() -> None:
-    assert [size_of(each) for each in (3, 4096, 6 * MIB, 10 * GIB)] == ["3 bytes", "4 KiB", "6 MiB", "10 GiB"]
+    assert [size_of(each) for each in (3, 4096, 6 * MIB, 10 * GIB)] == [
+        "3 bytes",
+        "4 KiB",
+        "6 MiB",
+        "10 GiB",
+    ]

@@ -1,4 +1,6 @@
-"""`tsx deploy --target ray` on a real cluster of one node: each test goes on where the one before has left it."""
+"""`tsx deploy --target ray` on a real cluster of one node: each test goes on where the one before
+has left it.
+"""
 
 from __future__ import annotations
 
@@ -49,24 +51,38 @@ class OnRay:
         return out
 
     def deploy(self, answer: str, *words: str, verb: str = "apply", code: int = 0) -> str:
-        own = (*more(port=self.port, ingress_replicas=1, surge=100), "--no-check", *(("--yes",) if verb == "apply" else ()))
+        own = (
+            *more(port=self.port, ingress_replicas=1, surge=100),
+            "--no-check",
+            *(("--yes",) if verb == "apply" else ()),
+        )
         return self(verb, str(self.archive("digits", answer)), *own, *words, code=code)
 
     def archive(self, name: str, answer: str) -> Path:
         """Of a model that gives that answer."""
         path = self.place / answer / f"{name}.mar"
         path.parent.mkdir(exist_ok=True)
-        return path if path.exists() else make_model(path, f"def handle(data, context):\n    return data and ['{answer}'] * len(data)\n")
+        return (
+            path
+            if path.exists()
+            else make_model(
+                path, f"def handle(data, context):\n    return data and ['{answer}'] * len(data)\n"
+            )
+        )
 
     def plan(self, answer: str, *words: str, code: int) -> dict[str, str]:
-        changes = json.loads(self.deploy(answer, "--json", *words, verb="plan", code=code))["changes"]
+        changes = json.loads(self.deploy(answer, "--json", *words, verb="plan", code=code))[
+            "changes"
+        ]
         return {change["id"]: change["action"] for change in changes}
 
     def shown(self, verb: str) -> Any:
         return json.loads(self(verb, "--json"))
 
     def post(self) -> httpx.Response:
-        return httpx.post(f"http://127.0.0.1:{self.port}/digits/predictions/digits", content=b"x", timeout=60)
+        return httpx.post(
+            f"http://127.0.0.1:{self.port}/digits/predictions/digits", content=b"x", timeout=60
+        )
 
     @contextmanager
     def asked(self) -> Iterator[list[httpx.Response]]:
@@ -88,14 +104,20 @@ class OnRay:
 
     def replicas(self) -> set[str]:
         application = self.application()
-        return set() if application is None else {str(each["actor_id"]) for each in application.replicas}
+        return (
+            set()
+            if application is None
+            else {str(each["actor_id"]) for each in application.replicas}
+        )
 
     def application(self) -> RunningApplication | None:
         found: RunningApplication | None = self.cluster().application("digits")
         return found
 
     def cluster(self) -> Any:
-        return locations.named(None, {"name": "digits", "target": "ray", "ray": {"address": self.where[-1]}}).cloud
+        return locations.named(
+            None, {"name": "digits", "target": "ray", "ray": {"address": self.where[-1]}}
+        ).cloud
 
 
 def more(**own: Any) -> tuple[str, ...]:
@@ -104,16 +126,31 @@ def more(**own: Any) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def on_ray(processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[OnRay]:
+def on_ray(
+    processes: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_ports: Callable[[int], list[int]],
+) -> Iterator[OnRay]:
     place = tmp_path_factory.mktemp("ray")
     (port,) = free_ports(1)
-    own = {"TSX_WORKER_PRELOAD": "false", "TSX_CACHE_DIR": str(place / "cache"), "RAY_SERVE_SLOW_STARTUP_WARNING_S": "1"}
+    own = {
+        "TSX_WORKER_PRELOAD": "false",
+        "TSX_CACHE_DIR": str(place / "cache"),
+        "RAY_SERVE_SLOW_STARTUP_WARNING_S": "1",
+    }
     own["RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S"] = "1"
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**own, "RAY_USAGE_STATS_ENABLED": "0"}.items():
             patch.setenv(name, value)
         patch.chdir(place)
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "object_store_memory": 80 << 20, "include_dashboard": False})
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 4,
+                "object_store_memory": 80 << 20,
+                "include_dashboard": False,
+            },
+        )
         try:
             yield OnRay(cluster, port, place)
         finally:
@@ -122,7 +159,9 @@ def on_ray(processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports
 
 
 @pytest.fixture
-def deploy(on_ray: OnRay, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> OnRay:
+def deploy(
+    on_ray: OnRay, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> OnRay:
     monkeypatch.chdir(on_ray.place)
     on_ray.capsys = capsys
     return on_ray
@@ -131,21 +170,35 @@ def deploy(on_ray: OnRay, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 def test_a_deployment_is_planned_made_and_then_as_it_should_be(deploy: OnRay) -> None:
     deploy("status", code=1)
     assert f"there is no deployment 'digits' on the Ray cluster {deploy.where[-1]}" in deploy.err
-    assert deploy.plan("a", code=2) == {"Archive0": "create", "Version": "create", "Application": "create"}
+    assert deploy.plan("a", code=2) == {
+        "Archive0": "create",
+        "Version": "create",
+        "Application": "create",
+    }
     deploy.deploy("a")
     replicas = deploy.replicas()
-    assert deploy.plan("a", code=0) == {"Archive0": "same", "Version": "same", "Application": "same"}
+    assert deploy.plan("a", code=0) == {
+        "Archive0": "same",
+        "Version": "same",
+        "Application": "same",
+    }
     deploy.deploy("a")
     assert deploy.replicas() == replicas
     shown = deploy.shown("status")
-    assert (shown["status"], shown["model"], shown["replicas"]) == ("RUNNING", "digits/1.0", "1 of 1 running")
+    assert (shown["status"], shown["model"], shown["replicas"]) == (
+        "RUNNING",
+        "digits/1.0",
+        "1 of 1 running",
+    )
     assert shown["address"] == [f"http://127.0.0.1:{deploy.port}/digits"]
     Path("body").write_text("x")
     assert deploy("invoke", "body") == "a"
     assert "is ready on cpu" in deploy("logs")
 
 
-def test_a_canary_keeps_its_share_until_it_is_promoted_without_a_lost_request(deploy: OnRay) -> None:
+def test_a_canary_keeps_its_share_until_it_is_promoted_without_a_lost_request(
+    deploy: OnRay,
+) -> None:
     canary, stable = ("--canary", "50%"), deploy.replicas()
     deploy.deploy("b", *canary)
     assert deploy.replicas() == stable  # its share is changed in place
@@ -173,9 +226,15 @@ def test_a_rollback_returns_to_an_earlier_version_without_a_lost_request(deploy:
 def test_applications_of_others_are_neither_taken_over_nor_in_the_way(deploy: OnRay) -> None:
     serve.run(Theirs.bind(), name="theirs", route_prefix="/theirs")
     deploy.deploy("a", "--name", "theirs", "--set", "ray.route_prefix=/other", code=1)
-    assert "Application theirs already exists, and tsx deploy did not make it; choose another --name" in deploy.err
+    assert (
+        "Application theirs already exists, and tsx deploy did not make it; choose another --name"
+        in deploy.err
+    )
     deploy.deploy("a", "--set", "ray.route_prefix=/theirs", code=2)
-    assert "requests below /theirs go to the application 'theirs': choose another ray.route_prefix" in deploy.err
+    assert (
+        "requests below /theirs go to the application 'theirs': choose another ray.route_prefix"
+        in deploy.err
+    )
 
 
 def test_what_a_cluster_has_no_use_for_is_refused(deploy: OnRay) -> None:
@@ -191,11 +250,16 @@ def test_nothing_of_a_deployment_is_left_and_all_of_others(deploy: OnRay) -> Non
     assert list(serve.status().applications) == ["theirs"]
     assert deploy.cluster().records() == {}
     holder = ray.get_actor("tsx-archives", namespace="tsx")
-    archives = [hashlib.sha256(archive.read_bytes()).hexdigest() for archive in deploy.place.glob("*/digits.mar")]
+    archives = [
+        hashlib.sha256(archive.read_bytes()).hexdigest()
+        for archive in deploy.place.glob("*/digits.mar")
+    ]
     assert ray.get([holder.pieces.remote(each) for each in archives]) == [[]] * 2
 
 
-def test_what_no_node_has_room_for_is_said_in_the_words_of_ray(deploy: OnRay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_node_has_room_for_is_said_in_the_words_of_ray(
+    deploy: OnRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def clock() -> float:
         """Time is up when Ray Serve has said why."""
         application = deploy.application()
@@ -203,7 +267,9 @@ def test_what_no_node_has_room_for_is_said_in_the_words_of_ray(deploy: OnRay, mo
 
     monkeypatch.setattr(locations, "Engine", partial(engine.Engine, clock=clock))
     big = ("--set", "ray.num_cpus=100")
-    assert "no node of the cluster has what a replica reserves (100 CPU)" in deploy.deploy("a", *big, verb="plan", code=2)
+    assert "no node of the cluster has what a replica reserves (100 CPU)" in deploy.deploy(
+        "a", *big, verb="plan", code=2
+    )
     deploy.deploy("a", *big, code=1)
     assert "have taken more than 1s to be scheduled" in deploy.err
     assert deploy.shown("status")["status"] == "DEPLOYING"

@@ -1,4 +1,6 @@
-"""`tsx deploy` to SageMaker, against moto's control plane: made, unchanged, updated, gone back, failed and picked up, removed."""
+"""`tsx deploy` to SageMaker, against moto's control plane: made, unchanged, updated, gone back,
+failed and picked up, removed.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,19 @@ def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
 
 
 @pytest.fixture
-def deploy(archive: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deploy:
+def deploy(
+    archive: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Deploy:
     monkeypatch.chdir(tmp_path)
     return Deploy(archive, "sagemaker", capsys)
 
 
-def test_an_endpoint_is_planned_made_and_then_as_it_should_be(deploy: Deploy, course: Course) -> None:
+def test_an_endpoint_is_planned_made_and_then_as_it_should_be(
+    deploy: Deploy, course: Course
+) -> None:
     course.looks = 2
     assert set(actions(deploy.plan(code=2)).values()) == {"create"}
     assert course.calls == []  # a plan changes nothing
@@ -45,14 +54,20 @@ def test_an_endpoint_is_planned_made_and_then_as_it_should_be(deploy: Deploy, co
     deploy.apply()
     assert len(course.calls) == 1
     client = boto3.client("sagemaker")
-    config = client.describe_endpoint_config(EndpointConfigName=client.describe_endpoint(EndpointName="digits")["EndpointConfigName"])
-    model = client.describe_model(ModelName=config["ProductionVariants"][0]["ModelName"])["PrimaryContainer"]
+    config = client.describe_endpoint_config(
+        EndpointConfigName=client.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
+    )
+    model = client.describe_model(ModelName=config["ProductionVariants"][0]["ModelName"])[
+        "PrimaryContainer"
+    ]
     bucket, key = model["ModelDataUrl"].removeprefix("s3://").split("/", 1)
     assert boto3.client("s3").head_object(Bucket=bucket, Key=key)["ContentLength"]
     assert model["Image"] == IMAGE
 
 
-def test_a_change_is_shown_and_brings_the_endpoint_to_a_new_configuration(deploy: Deploy, course: Course) -> None:
+def test_a_change_is_shown_and_brings_the_endpoint_to_a_new_configuration(
+    deploy: Deploy, course: Course
+) -> None:
     deploy.apply()
     reported = deploy.plan("--set", "sagemaker.instances=3", code=2)
     assert actions(reported) | {"Model": "", "Endpoint": ""} == {
@@ -63,7 +78,9 @@ def test_a_change_is_shown_and_brings_the_endpoint_to_a_new_configuration(deploy
     assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
 
 
-def test_going_back_gives_the_endpoint_its_earlier_configuration(deploy: Deploy, course: Course) -> None:
+def test_going_back_gives_the_endpoint_its_earlier_configuration(
+    deploy: Deploy, course: Course
+) -> None:
     deploy.apply()
     deploy.apply("--set", "sagemaker.instances=2")
     versions = json.loads(deploy.verb("history", "--json"))
@@ -78,7 +95,9 @@ def test_going_back_gives_the_endpoint_its_earlier_configuration(deploy: Deploy,
     assert "there is no version 9; there are 1, 2" in deploy.err
 
 
-def test_nobody_can_hurry_a_canary_of_sagemaker_and_promote_says_so(deploy: Deploy, course: Course) -> None:
+def test_nobody_can_hurry_a_canary_of_sagemaker_and_promote_says_so(
+    deploy: Deploy, course: Course
+) -> None:
     deploy.apply()
     deploy.verb("promote", "--yes", code=1)
     assert "digits has no canary: no traffic is being moved" in deploy.err
@@ -86,31 +105,45 @@ def test_nobody_can_hurry_a_canary_of_sagemaker_and_promote_says_so(deploy: Depl
     config = json.loads(deploy.verb("status", "--json"))["configuration"]
     boto3.client("sagemaker").update_endpoint(EndpointName="digits", EndpointConfigName=config)
     deploy.verb("promote", "--yes", code=1)
-    assert "SageMaker moves the rest to the new version by itself, after the bake time" in deploy.err
+    assert (
+        "SageMaker moves the rest to the new version by itself, after the bake time" in deploy.err
+    )
 
 
 def test_versions_beyond_those_that_are_kept_go(deploy: Deploy, course: Course) -> None:
     for instances in range(1, 5):
         deploy.apply("--set", f"sagemaker.instances={instances}", "--set", "keep=2")
     assert len(json.loads(deploy.verb("history", "--json"))) == 2
-    assert set(actions(deploy.plan("--set", "sagemaker.instances=4", "--set", "keep=2", code=0)).values()) == {"same"}
+    assert set(
+        actions(deploy.plan("--set", "sagemaker.instances=4", "--set", "keep=2", code=0)).values()
+    ) == {"same"}
 
 
 def test_a_canary_has_its_alarms_before_it_begins(deploy: Deploy, course: Course) -> None:
     deploy.apply("--canary", "20%", "--bake", "5m", "--alarm", "5xx>2", "--alarm", "p95>300ms")
     alarms = boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
-    assert {(each["MetricName"], each["Threshold"]) for each in alarms} == {("Invocation5XXErrors", 2.0), ("ModelLatency", 300_000.0)}
-    deploy.apply("--alarm", "5xx>2", "--alarm", "p99", code=0)  # the name of an alarm that somebody else has set
+    assert {(each["MetricName"], each["Threshold"]) for each in alarms} == {
+        ("Invocation5XXErrors", 2.0),
+        ("ModelLatency", 300_000.0),
+    }
+    deploy.apply(
+        "--alarm", "5xx>2", "--alarm", "p99", code=0
+    )  # the name of an alarm that somebody else has set
 
 
-def test_a_creation_that_fails_says_why_and_what_is_there_and_is_picked_up(deploy: Deploy, course: Course) -> None:
+def test_a_creation_that_fails_says_why_and_what_is_there_and_is_picked_up(
+    deploy: Deploy, course: Course
+) -> None:
     course.failure = "The primary container for production variant AllTraffic did not pass the ping health check."
     deploy.apply(code=1)
-    assert "did not pass the ping health check. Created by this run and still there: Bucket" in deploy.err
+    assert (
+        "did not pass the ping health check. Created by this run and still there: Bucket"
+        in deploy.err
+    )
     course.failure = ""
-    assert actions(deploy.plan(code=2)) == dict.fromkeys(["Bucket", "ModelData", "LogGroup", "Model", "EndpointConfig"], "same") | {
-        "Endpoint": "replace"
-    }
+    assert actions(deploy.plan(code=2)) == dict.fromkeys(
+        ["Bucket", "ModelData", "LogGroup", "Model", "EndpointConfig"], "same"
+    ) | {"Endpoint": "replace"}
     deploy.apply()
     assert json.loads(deploy.verb("status", "--json"))["status"] == "InService"
 
@@ -130,7 +163,10 @@ def test_an_update_that_aws_takes_back_is_a_failure(deploy: Deploy, course: Cour
     deploy.apply()
     course.failure = "Alarm tsx-digits-5xx is in ALARM state."
     deploy.apply("--set", "sagemaker.instances=2", code=1)
-    assert "digits was returned to its previous state: Alarm tsx-digits-5xx is in ALARM state" in deploy.err
+    assert (
+        "digits was returned to its previous state: Alarm tsx-digits-5xx is in ALARM state"
+        in deploy.err
+    )
     assert json.loads(deploy.verb("status", "--json"))["status"] == "InService"
 
 
@@ -138,30 +174,47 @@ def test_scaling_is_set_and_taken_away(deploy: Deploy, course: Course) -> None:
     deploy.apply("--set", "sagemaker.autoscaling.max=3")
     scaling = boto3.client("application-autoscaling")
     found = scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
-    assert (found[0]["ResourceId"], found[0]["MaxCapacity"]) == ("endpoint/digits/variant/AllTraffic", 3)
+    assert (found[0]["ResourceId"], found[0]["MaxCapacity"]) == (
+        "endpoint/digits/variant/AllTraffic",
+        3,
+    )
     deploy.apply()
     assert not scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
 
 
-def test_destroy_leaves_nothing_but_what_was_uploaded_and_purge_not_even_that(deploy: Deploy, course: Course) -> None:
+def test_destroy_leaves_nothing_but_what_was_uploaded_and_purge_not_even_that(
+    deploy: Deploy, course: Course
+) -> None:
     deploy.apply("--canary", "10", "--set", "sagemaker.autoscaling.max=3")
     deploy.apply("--set", "sagemaker.instances=2")
     deploy.verb("destroy", code=1)
     assert "nothing was removed; without a terminal, confirm with --yes" in deploy.err
     deploy.verb("destroy", "--purge", "--yes")
     client = boto3.client("sagemaker")
-    assert not [*client.list_models()["Models"], *client.list_endpoint_configs()["EndpointConfigs"], *client.list_endpoints()["Endpoints"]]
+    assert not [
+        *client.list_models()["Models"],
+        *client.list_endpoint_configs()["EndpointConfigs"],
+        *client.list_endpoints()["Endpoints"],
+    ]
     assert not boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
-    assert "Contents" not in boto3.client("s3").list_objects_v2(Bucket="tsx-123456789012-eu-central-1")
+    assert "Contents" not in boto3.client("s3").list_objects_v2(
+        Bucket="tsx-123456789012-eu-central-1"
+    )
     deploy.verb("destroy", "--yes", code=1)
     assert "there is no deployment 'digits' in eu-central-1" in deploy.err
 
 
-def test_a_file_is_sent_and_the_answer_printed(deploy: Deploy, course: Course, tmp_path: Path) -> None:
+def test_a_file_is_sent_and_the_answer_printed(
+    deploy: Deploy, course: Course, tmp_path: Path
+) -> None:
     deploy.apply()
     (tmp_path / "in.json").write_text("{}")
     assert deploy.verb("invoke", "in.json") == "body"  # moto's answer
-    assert json.loads(deploy.verb("invoke", "in.json", "--json")) == {"status": 200, "content_type": "content_type", "answer": "body"}
+    assert json.loads(deploy.verb("invoke", "in.json", "--json")) == {
+        "status": 200,
+        "content_type": "content_type",
+        "answer": "body",
+    }
     assert deploy.verb("invoke", "in.json", "--output", "answer") == ""
     assert (tmp_path / "answer").read_text() == "body"
     deploy.verb("invoke", "in.json", "--output", "answer", "--json", code=2)
@@ -174,22 +227,52 @@ def test_what_somebody_else_has_made_is_left_alone(deploy: Deploy, course: Cours
     client = boto3.client("sagemaker")
     config = client.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
     client.create_endpoint(EndpointName="theirs", EndpointConfigName=config)
-    said = [str(deploy.archive), "--target", "sagemaker", "--name", "theirs", "--role", ROLE, "--image", IMAGE, "--yes", "--no-check"]
+    said = [
+        str(deploy.archive),
+        "--target",
+        "sagemaker",
+        "--name",
+        "theirs",
+        "--role",
+        ROLE,
+        "--image",
+        IMAGE,
+        "--yes",
+        "--no-check",
+    ]
     deploy(*said, code=1)
-    assert "Endpoint theirs already exists, and tsx deploy did not make it; choose another --name" in deploy.err
+    assert (
+        "Endpoint theirs already exists, and tsx deploy did not make it; choose another --name"
+        in deploy.err
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--set", "sagemaker.instnces=2"], "deploy has no key 'sagemaker.instnces'; did you mean 'instances'?"),
-        (["--set", "sagemaker.startup_timeout=5s"], "sagemaker.startup_timeout: Input should be greater than or equal to 60"),
+        (
+            ["--set", "sagemaker.instnces=2"],
+            "deploy has no key 'sagemaker.instnces'; did you mean 'instances'?",
+        ),
+        (
+            ["--set", "sagemaker.startup_timeout=5s"],
+            "sagemaker.startup_timeout: Input should be greater than or equal to 60",
+        ),
         (["--set", "sagemaker"], "--set takes KEY=VALUE, not 'sagemaker'"),
         (["--canary", "80"], "canary.percent: Input should be less than or equal to 50"),
         (["--alarm", "5xx>1ms"], "5xx is a number of answers in a minute and has no unit: 5xx>1"),
-        (["--set", "sagemaker.serverless.memory=2048", "--canary", "10"], "a serverless endpoint has no canary"),
-        (["--set", "sagemaker.autoscaling.min=5", "--set", "sagemaker.autoscaling.max=2"], "sagemaker.autoscaling: min is 5, and max is 2"),
-        (["--set", "sagemaker.autoscaling.min=0"], "which SageMaker allows for asynchronous endpoints only"),
+        (
+            ["--set", "sagemaker.serverless.memory=2048", "--canary", "10"],
+            "a serverless endpoint has no canary",
+        ),
+        (
+            ["--set", "sagemaker.autoscaling.min=5", "--set", "sagemaker.autoscaling.max=2"],
+            "sagemaker.autoscaling: min is 5, and max is 2",
+        ),
+        (
+            ["--set", "sagemaker.autoscaling.min=0"],
+            "which SageMaker allows for asynchronous endpoints only",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_reported_before_anything_is_asked_of_aws(
@@ -200,7 +283,9 @@ def test_what_makes_no_sense_is_reported_before_anything_is_asked_of_aws(
     assert course.calls == []
 
 
-def test_the_file_says_what_the_command_line_does_not(deploy: Deploy, course: Course, tmp_path: Path) -> None:
+def test_the_file_says_what_the_command_line_does_not(
+    deploy: Deploy, course: Course, tmp_path: Path
+) -> None:
     text = f'[deploy]\ntarget = "sagemaker"\nmodel = "{deploy.archive}"\nimage = "{IMAGE}"\n'
     text += f'[deploy.sagemaker]\nrole = "{ROLE}"\ninstances = 2\n[deploy.big]\nsagemaker = {{instances = 4}}\n'
     (tmp_path / "tsx.toml").write_text(text)
@@ -211,13 +296,18 @@ def test_the_file_says_what_the_command_line_does_not(deploy: Deploy, course: Co
         assert values["ProductionVariants"][0]["InitialInstanceCount"] == instances
 
 
-def test_without_a_region_the_way_to_name_one_is_reported(deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_region_the_way_to_name_one_is_reported(
+    deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     deploy.plan(code=2)  # AWS_REGION names it
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", "localhost")
         deploy.apply(code=1)
-    assert "Invalid endpoint: localhost: AWS_ENDPOINT_URL must be an address such as http://" in deploy.err
+    assert (
+        "Invalid endpoint: localhost: AWS_ENDPOINT_URL must be an address such as http://"
+        in deploy.err
+    )
     monkeypatch.delenv("AWS_REGION")
     deploy.apply(code=1)
     assert "no region: give --region eu-central-1, or set AWS_REGION" in deploy.err
@@ -236,11 +326,15 @@ def test_a_start_that_was_left_is_waited_for_and_its_failure_reported(
         deploy.apply(code=130)
     course.failure = "The primary container did not pass the ping health check."
     deploy.apply(code=1)
-    assert "digits has failed: The primary container did not pass the ping health check" in deploy.err
+    assert (
+        "digits has failed: The primary container did not pass the ping health check" in deploy.err
+    )
     assert len(course.calls) == 1
 
 
-def test_an_update_that_was_left_and_taken_back_is_not_begun_again(deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_that_was_left_and_taken_back_is_not_begun_again(
+    deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deploy.apply()
     course.looks = 8  # some of them for the plan
 
@@ -252,15 +346,24 @@ def test_an_update_that_was_left_and_taken_back_is_not_begun_again(deploy: Deplo
         deploy.apply("--set", "sagemaker.instances=2", code=130)
     course.failure = "Alarm tsx-digits-5xx is in ALARM state."
     deploy.apply("--set", "sagemaker.instances=2", code=1)
-    assert "digits was returned to its previous state: Alarm tsx-digits-5xx is in ALARM state" in deploy.err
+    assert (
+        "digits was returned to its previous state: Alarm tsx-digits-5xx is in ALARM state"
+        in deploy.err
+    )
     assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
 
 
 @pytest.mark.parametrize("wrong", [["--set", "sagemaker.instnces=2"], ["--nonsense"]])
-def test_a_plan_that_was_asked_for_wrongly_is_an_error_and_no_change(deploy: Deploy, course: Course, wrong: list[str]) -> None:
+def test_a_plan_that_was_asked_for_wrongly_is_an_error_and_no_change(
+    deploy: Deploy, course: Course, wrong: list[str]
+) -> None:
     word = wrong[-1].partition("=")[0].rpartition(".")[2]
     said = [str(deploy.archive), "--target", "sagemaker", "--name", "digits", *wrong]
-    for words, code in ((("plan", *said), 1), ((*said, "--plan"), 1), (tuple(said), 2)):  # 2: wrong usage, as of any other command
+    for words, code in (
+        (("plan", *said), 1),
+        ((*said, "--plan"), 1),
+        (tuple(said), 2),
+    ):  # 2: wrong usage, as of any other command
         deploy(*words, code=code)
         assert word in deploy.err
     assert course.calls == []
@@ -274,16 +377,29 @@ def test_how_somebody_else_scales_an_endpoint_is_left_alone(deploy: Deploy, cour
         "ResourceId": "endpoint/digits/variant/AllTraffic",
         "ScalableDimension": "sagemaker:variant:DesiredInstanceCount",
     }
-    rule = {"TargetValue": 3.0, "PredefinedMetricSpecification": {"PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"}}
+    rule = {
+        "TargetValue": 3.0,
+        "PredefinedMetricSpecification": {
+            "PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"
+        },
+    }
     client.register_scalable_target(**which, MinCapacity=1, MaxCapacity=7)
     client.put_scaling_policy(
-        **which, PolicyName="theirs", PolicyType="TargetTrackingScaling", TargetTrackingScalingPolicyConfiguration=rule
+        **which,
+        PolicyName="theirs",
+        PolicyType="TargetTrackingScaling",
+        TargetTrackingScalingPolicyConfiguration=rule,
     )
     deploy.plan(code=0)
     deploy.apply()
     kept = client.describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"]
     assert [policy["PolicyName"] for policy in kept] == ["theirs"]
-    assert client.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"][0]["MaxCapacity"] == 7
+    assert (
+        client.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"][0][
+            "MaxCapacity"
+        ]
+        == 7
+    )
 
 
 def test_an_endpoint_that_is_moving_is_not_sent_back_further_than_before(
@@ -313,23 +429,53 @@ def test_purge_removes_what_was_uploaded_for_versions_that_are_gone_and_no_repos
     client = boto3.client("ecr")
     client.create_repository(repositoryName="tsx/sagemaker/digits")  # by nobody who deploys
     deploy.verb("destroy", "--purge", "--yes")
-    assert "Contents" not in boto3.client("s3").list_objects_v2(Bucket="tsx-123456789012-eu-central-1")
+    assert "Contents" not in boto3.client("s3").list_objects_v2(
+        Bucket="tsx-123456789012-eu-central-1"
+    )
     assert len(client.describe_repositories()["repositories"]) == 1
 
 
-def test_an_asynchronous_endpoint_scales_by_its_backlog_and_down_to_nothing(deploy: Deploy, course: Course) -> None:
-    deploy.apply("--set", "sagemaker.asynchronous.output=s3://answers/x", "--set", "sagemaker.autoscaling.min=0")
-    (rule,) = boto3.client("application-autoscaling").describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"]
+def test_an_asynchronous_endpoint_scales_by_its_backlog_and_down_to_nothing(
+    deploy: Deploy, course: Course
+) -> None:
+    deploy.apply(
+        "--set",
+        "sagemaker.asynchronous.output=s3://answers/x",
+        "--set",
+        "sagemaker.autoscaling.min=0",
+    )
+    (rule,) = boto3.client("application-autoscaling").describe_scaling_policies(
+        ServiceNamespace="sagemaker"
+    )["ScalingPolicies"]
     measured = rule["TargetTrackingScalingPolicyConfiguration"]["CustomizedMetricSpecification"]
     assert (measured["MetricName"], measured["Dimensions"]) == (
         "ApproximateBacklogSizePerInstance", [{"Name": "EndpointName", "Value": "digits"}]
     )  # fmt: skip
-    deploy.plan("--set", "sagemaker.asynchronous.output=s3://answers/x", "--set", "sagemaker.autoscaling.min=0", code=0)
+    deploy.plan(
+        "--set",
+        "sagemaker.asynchronous.output=s3://answers/x",
+        "--set",
+        "sagemaker.autoscaling.min=0",
+        code=0,
+    )
 
 
 def test_the_server_waits_for_its_model_as_long_as_sagemaker_does() -> None:
     facts = Facts(Path("m.mar"), "", "m", "1.0", "image", "", "")
-    for timeout, variables in (("10m", {}), ("1h", {"TSX_DEFAULTS": "default_startup_timeout=3600"})):
-        spec = read_spec(None, {"name": "m", "target": "sagemaker", "model": "m.mar", "sagemaker": {"startup_timeout": timeout}})
-        made = model_properties(spec, facts, "s3://bucket/model.tar.gz")["PrimaryContainer"]["Environment"]
+    for timeout, variables in (
+        ("10m", {}),
+        ("1h", {"TSX_DEFAULTS": "default_startup_timeout=3600"}),
+    ):
+        spec = read_spec(
+            None,
+            {
+                "name": "m",
+                "target": "sagemaker",
+                "model": "m.mar",
+                "sagemaker": {"startup_timeout": timeout},
+            },
+        )
+        made = model_properties(spec, facts, "s3://bucket/model.tar.gz")["PrimaryContainer"][
+            "Environment"
+        ]
         assert made == {"TSX_TARGET": "sagemaker"} | variables

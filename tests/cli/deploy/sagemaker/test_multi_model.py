@@ -1,4 +1,6 @@
-"""Multi-model endpoints: a deployment is an archive under the endpoint's prefix, with versions that clients name."""
+"""Multi-model endpoints: a deployment is an archive under the endpoint's prefix, with versions that
+clients name.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +31,43 @@ def sagemaker() -> Any:
 
 
 def archives() -> list[str]:
-    found = boto3.client("s3").list_objects_v2(Bucket=BUCKET, Prefix="tsx/shared/models/").get("Contents", [])
+    found = (
+        boto3.client("s3")
+        .list_objects_v2(Bucket=BUCKET, Prefix="tsx/shared/models/")
+        .get("Contents", [])
+    )
     return [each["Key"].rpartition("/")[2] for each in found]
 
 
-def test_the_first_model_brings_the_endpoint_and_others_are_archives_beside_it(member: Any, course: Course, tmp_path: Path) -> None:
+def test_the_first_model_brings_the_endpoint_and_others_are_archives_beside_it(
+    member: Any, course: Course, tmp_path: Path
+) -> None:
     course.looks = 2
     a, b = member("a"), member("b")
     assert set(actions(a.plan(code=2)).values()) == {"create"}
-    a.apply("--set", "sagemaker.instances=2", "--set", "sagemaker.multi_model.cache=false", "--set", "env.TSX_SAGEMAKER_MODELS_MEMORY=900")
+    a.apply(
+        "--set",
+        "sagemaker.instances=2",
+        "--set",
+        "sagemaker.multi_model.cache=false",
+        "--set",
+        "env.TSX_SAGEMAKER_MODELS_MEMORY=900",
+    )
     [variant] = sagemaker().describe_endpoint_config(
-        EndpointConfigName=sagemaker().describe_endpoint(EndpointName="shared")["EndpointConfigName"]
+        EndpointConfigName=sagemaker().describe_endpoint(EndpointName="shared")[
+            "EndpointConfigName"
+        ]
     )["ProductionVariants"]
     container = sagemaker().describe_model(ModelName=variant["ModelName"])["PrimaryContainer"]
-    assert (container["Mode"], container["MultiModelConfig"]) == ("MultiModel", {"ModelCacheSetting": "Disabled"})
+    assert (container["Mode"], container["MultiModelConfig"]) == (
+        "MultiModel",
+        {"ModelCacheSetting": "Disabled"},
+    )
     assert container["ModelDataUrl"] == f"s3://{BUCKET}/tsx/shared/models/"
-    assert container["Environment"] == {"TSX_TARGET": "sagemaker", "TSX_SAGEMAKER_MODELS_MEMORY": "900"}
+    assert container["Environment"] == {
+        "TSX_TARGET": "sagemaker",
+        "TSX_SAGEMAKER_MODELS_MEMORY": "900",
+    }
     b.image = ()  # that of the endpoint
     joined = actions(b.plan(code=2))
     assert [joined[each] for each in ("ModelData", "ModelVersion", "TargetModel")] == ["create"] * 3
@@ -53,9 +76,16 @@ def test_the_first_model_brings_the_endpoint_and_others_are_archives_beside_it(m
     assert len(course.calls) == 1
     assert set(actions(b.plan(code=0)).values()) == {"same"}
     status = b.reported("status")
-    assert (status["target model"], status["endpoint"], status["status"], status["instances"]) == (archives()[1], "shared", "InService", 2)
+    assert (status["target model"], status["endpoint"], status["status"], status["instances"]) == (
+        archives()[1],
+        "shared",
+        "InService",
+        2,
+    )
     assert status["model name"].startswith("tsx-b-")
-    a.apply("--image", OTHER_IMAGE, "--set", "sagemaker.instances=3")  # of the endpoint, and so of all of its models
+    a.apply(
+        "--image", OTHER_IMAGE, "--set", "sagemaker.instances=3"
+    )  # of the endpoint, and so of all of its models
     assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
     assert set(actions(b.plan(code=0)).values()) == {"same"}
     assert b.reported("status")["instances"] == 3
@@ -85,7 +115,9 @@ def test_a_new_archive_has_a_key_of_its_own_and_earlier_ones_stay_until_they_are
     assert set(actions(a.plan("--set", "keep=1", code=0)).values()) == {"same"}
 
 
-def test_destroy_removes_a_models_archives_and_with_the_last_the_endpoint(member: Any, course: Course) -> None:
+def test_destroy_removes_a_models_archives_and_with_the_last_the_endpoint(
+    member: Any, course: Course
+) -> None:
     a, b = member("a"), member("a-0123456789abcdef")
     a.apply()
     b.apply()
@@ -95,7 +127,10 @@ def test_destroy_removes_a_models_archives_and_with_the_last_the_endpoint(member
     a.verb("status", code=1)
     b.verb("destroy", "--yes")
     assert archives() == []
-    assert not [*sagemaker().list_models()["Models"], *sagemaker().list_endpoint_configs()["EndpointConfigs"]]
+    assert not [
+        *sagemaker().list_models()["Models"],
+        *sagemaker().list_endpoint_configs()["EndpointConfigs"],
+    ]
     assert not sagemaker().list_endpoints()["Endpoints"]
 
 
@@ -111,23 +146,36 @@ def test_an_endpoint_that_does_not_start_is_found_by_destroy(member: Any, course
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--canary", "10"], "canary: the clients of a multi-model endpoint name the version that they want (TargetModel)"),
-        (["--set", "sagemaker.instance_type=ml.g5.xlarge"], "a multi-model endpoint runs on CPUs with an image like this"),
-        (["--set", "sagemaker.autoscaling.max=3"], "tsx deploy does not scale a multi-model endpoint; set sagemaker.instances"),
+        (
+            ["--canary", "10"],
+            "canary: the clients of a multi-model endpoint name the version that they want (TargetModel)",
+        ),
+        (
+            ["--set", "sagemaker.instance_type=ml.g5.xlarge"],
+            "a multi-model endpoint runs on CPUs with an image like this",
+        ),
+        (
+            ["--set", "sagemaker.autoscaling.max=3"],
+            "tsx deploy does not scale a multi-model endpoint; set sagemaker.instances",
+        ),
         (
             ["--set", "sagemaker.data_capture.to=s3://a/b"],
             "sagemaker.data_capture: SageMaker offers that for",
         ),
     ],
 )
-def test_what_a_multi_model_endpoint_does_not_have_is_refused(member: Any, course: Course, words: list[str], said: str) -> None:
+def test_what_a_multi_model_endpoint_does_not_have_is_refused(
+    member: Any, course: Course, words: list[str], said: str
+) -> None:
     a = member("a")
     a.apply(*words, code=2)
     assert said in a.err
     assert course.calls == []
 
 
-def test_the_endpoint_of_several_models_has_one_image_and_one_bucket(member: Any, course: Course) -> None:
+def test_the_endpoint_of_several_models_has_one_image_and_one_bucket(
+    member: Any, course: Course
+) -> None:
     a = member("a")
     a.image = ()
     a.apply(code=2)
@@ -135,6 +183,9 @@ def test_the_endpoint_of_several_models_has_one_image_and_one_bucket(member: Any
     b = member("b")
     b.apply()
     a.apply("--set", "sagemaker.bucket=other", code=1)
-    assert f"sagemaker.bucket is other, and the models of shared are in {BUCKET}: remove sagemaker.bucket" in a.err
+    assert (
+        f"sagemaker.bucket is other, and the models of shared are in {BUCKET}: remove sagemaker.bucket"
+        in a.err
+    )
     b.verb("promote", "--yes", code=1)
     assert "b is a model of the multi-model endpoint 'shared', which has no canary" in b.err

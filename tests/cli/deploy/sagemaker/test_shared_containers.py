@@ -1,6 +1,8 @@
-"""Models that share an endpoint, as boto3's clients and `tsx deploy invoke` reach them: the containers are the real ones.
+"""Models that share an endpoint, as boto3's clients and `tsx deploy invoke` reach them: the
+containers are the real ones.
 
-Each is started from what `tsx deploy` has left in SageMaker and S3: the archive at the model's address, and its environment.
+Each is started from what `tsx deploy` has left in SageMaker and S3: the archive at the model's
+address, and its environment.
 """
 
 from __future__ import annotations
@@ -29,20 +31,27 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
 
 
 def archive(directory: Path, answer: str) -> Path:
-    return make_model(directory / f"{answer}.mar", f"def handle(data, context):\n    return data and ['{answer}'] * len(data)\n")
+    return make_model(
+        directory / f"{answer}.mar",
+        f"def handle(data, context):\n    return data and ['{answer}'] * len(data)\n",
+    )
 
 
 class Containers:
     """Containers of models, each started when it is first needed."""
 
-    def __init__(self, directory: Path, stack: ExitStack, free_ports: Callable[[int], list[int]]) -> None:
+    def __init__(
+        self, directory: Path, stack: ExitStack, free_ports: Callable[[int], list[int]]
+    ) -> None:
         self.directory, self.stack, self.free_ports = directory, stack, free_ports
         self.started: dict[str, Host] = {}
 
     def of_model(self, name: str, **more: str) -> Host:
         if name not in self.started:
             place, environment = self._place(name, "endpoint")
-            self.started[name] = self.stack.enter_context(container(place, *self.free_ports(1), {**environment, **more}))
+            self.started[name] = self.stack.enter_context(
+                container(place, *self.free_ports(1), {**environment, **more})
+            )
             self.started[name].wait_until_healthy()
         return self.started[name]
 
@@ -100,7 +109,11 @@ def asked(answer: Any) -> bytes:
 
 
 def test_two_components_of_one_endpoint_answer_scale_change_and_go_by_themselves(
-    containers: Containers, course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    containers: Containers,
+    course: Course,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "in.json").write_text("{}")
     a, b = (Deploy(archive(tmp_path, name), "sagemaker", capsys, COMPONENT, name) for name in "ab")
@@ -111,13 +124,26 @@ def test_two_components_of_one_endpoint_answer_scale_change_and_go_by_themselves
 
         def ask(name: str) -> bytes:
             return asked(
-                client.invoke_endpoint(EndpointName="shared", InferenceComponentName=name, Body=b"{}", ContentType="application/json")
+                client.invoke_endpoint(
+                    EndpointName="shared",
+                    InferenceComponentName=name,
+                    Body=b"{}",
+                    ContentType="application/json",
+                )
             )
 
-        assert (ask("a"), ask("b"), a.verb("invoke", "in.json"), b.verb("invoke", "in.json")) == (b"a", b"b", "a\n", "b\n")
+        assert (ask("a"), ask("b"), a.verb("invoke", "in.json"), b.verb("invoke", "in.json")) == (
+            b"a",
+            b"b",
+            "a\n",
+            "b\n",
+        )
         scale("a", 0)
         a.verb("invoke", "in.json", code=1)
-        assert "it has no copy now; where it scales from zero, this request starts one: send it again" in a.err
+        assert (
+            "it has no copy now; where it scales from zero, this request starts one: send it again"
+            in a.err
+        )
         assert a.verb("invoke", "in.json") == "a\n"
         a.archive = archive(tmp_path, "a2")
         a.apply("--set", "sagemaker.autoscaling.min=0")
@@ -131,28 +157,47 @@ def test_two_components_of_one_endpoint_answer_scale_change_and_go_by_themselves
 
 
 def test_models_of_a_multi_model_endpoint_answer_by_the_key_that_status_says(
-    containers: Containers, course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    containers: Containers,
+    course: Course,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "in.json").write_text("{}")
-    a, b = (Deploy(archive(tmp_path, name), "sagemaker", capsys, MULTI_MODEL, name) for name in "ab")
+    a, b = (
+        Deploy(archive(tmp_path, name), "sagemaker", capsys, MULTI_MODEL, name) for name in "ab"
+    )
     a.apply()
     b.apply()
     sagemaker = boto3.client("sagemaker")
     config = sagemaker.describe_endpoint(EndpointName="shared")["EndpointConfigName"]
-    name = sagemaker.describe_endpoint_config(EndpointConfigName=config)["ProductionVariants"][0]["ModelName"]
+    name = sagemaker.describe_endpoint_config(EndpointConfigName=config)["ProductionVariants"][0][
+        "ModelName"
+    ]
     host = containers.of_model(name, SAGEMAKER_MULTI_MODEL="true")  # which SageMaker sets
     prefix = sagemaker.describe_model(ModelName=name)["PrimaryContainer"]["ModelDataUrl"]
     with runtime(host, PrefixLoader(host, prefix, tmp_path)) as client:
         monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", client.meta.endpoint_url)
 
         def ask(target: str) -> bytes:
-            return asked(client.invoke_endpoint(EndpointName="shared", TargetModel=target, Body=b"{}", ContentType="application/json"))
+            return asked(
+                client.invoke_endpoint(
+                    EndpointName="shared",
+                    TargetModel=target,
+                    Body=b"{}",
+                    ContentType="application/json",
+                )
+            )
 
-        first, other = (json.loads(each.verb("status", "--json"))["target model"] for each in (a, b))
+        first, other = (
+            json.loads(each.verb("status", "--json"))["target model"] for each in (a, b)
+        )
         assert (ask(first), ask(other), a.verb("invoke", "in.json")) == (b"a", b"b", "a\n")
         a.archive = archive(tmp_path, "a2")
         a.apply()
-        assert a.verb("invoke", "in.json") == "a2\n"  # at once, though the earlier one is still loaded
+        assert (
+            a.verb("invoke", "in.json") == "a2\n"
+        )  # at once, though the earlier one is still loaded
         assert (ask(first), ask(other)) == (b"a", b"b")
         a.verb("rollback", "--yes")
         assert a.verb("invoke", "in.json") == "a\n"
@@ -161,24 +206,41 @@ def test_models_of_a_multi_model_endpoint_answer_by_the_key_that_status_says(
 def test_the_model_of_a_deployment_runs_in_a_batch_transform_job_as_the_guide_shows(
     containers: Containers, course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The example of docs/guides/deploy/sagemaker.md, with the model that `tsx deploy status` names."""
+    """The example of docs/guides/deploy/sagemaker.md, with the model that `tsx deploy status`
+    names.
+    """
     handler = "def handle(data, context):\n    return data and [{'n': row['body']['n'] * 2, 'together': len(data)} for row in data]\n"
-    a = Deploy(make_model(tmp_path / "double.mar", handler, config="batchSize: 8\n"), "sagemaker", capsys)
+    a = Deploy(
+        make_model(tmp_path / "double.mar", handler, config="batchSize: 8\n"), "sagemaker", capsys
+    )
     a.apply()
     s3 = boto3.client("s3")
-    s3.create_bucket(Bucket="my-data", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
-    s3.put_object(Bucket="my-data", Key="in/1.jsonl", Body=b"".join(b'{"n": %d}\n' % n for n in range(100)))
+    s3.create_bucket(
+        Bucket="my-data", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"}
+    )
+    s3.put_object(
+        Bucket="my-data", Key="in/1.jsonl", Body=b"".join(b'{"n": %d}\n' % n for n in range(100))
+    )
     name = json.loads(a.verb("status", "--json"))["variants"][0]["ModelName"]
     exec(example().replace("tsx-digits-1a2b3c4d", name))
     used = run_job("digits-1", containers.job)
     assert used["BatchStrategy"] == "MULTI_RECORD"
-    lines = [json.loads(line) for line in s3.get_object(Bucket="my-data", Key="out/1.jsonl.out")["Body"].read().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in s3.get_object(Bucket="my-data", Key="out/1.jsonl.out")["Body"]
+        .read()
+        .splitlines()
+    ]
     assert [line["n"] for line in lines] == [2 * n for n in range(100)]
     assert max(line["together"] for line in lines) == 8
 
 
 def example() -> str:
     """The Python of the section about batch transform."""
-    section = (Path(__file__).parents[4] / "docs" / "guides" / "deploy" / "sagemaker.md").read_text().split("## Batch transform jobs\n")[1]
+    section = (
+        (Path(__file__).parents[4] / "docs" / "guides" / "deploy" / "sagemaker.md")
+        .read_text()
+        .split("## Batch transform jobs\n")[1]
+    )
     lines = section.partition("\n## ")[0].splitlines()
     return "\n".join(line[4:] for line in lines if line.startswith("    "))

@@ -37,12 +37,16 @@ def test_half_of_the_objects_reach_51_of_101_points_of_recall() -> None:
 def test_a_wrong_box_costs_only_where_it_is_surer_than_right_ones() -> None:
     truth = boxes(("cat", SQUARE, 1.0))
     assert score(match(boxes(("cat", SQUARE, 0.9), ("cat", [70, 70, 80, 80], 0.5)), truth)) == 1.0
-    assert score(match(boxes(("cat", SQUARE, 0.5), ("cat", [70, 70, 80, 80], 0.9)), truth)) == pytest.approx(0.5)
+    assert score(
+        match(boxes(("cat", SQUARE, 0.5), ("cat", [70, 70, 80, 80], 0.9)), truth)
+    ) == pytest.approx(0.5)
 
 
 def test_a_box_counts_up_to_its_overlap() -> None:
     truth = boxes(("cat", SQUARE, 1.0))
-    assert score(match(boxes(("cat", [0, 0, 10, 7.2], 0.9)), truth)) == pytest.approx(0.5)  # IoU 0.72: right at 0.5 to 0.7
+    assert score(match(boxes(("cat", [0, 0, 10, 7.2], 0.9)), truth)) == pytest.approx(
+        0.5
+    )  # IoU 0.72: right at 0.5 to 0.7
 
 
 def test_one_object_is_found_once() -> None:
@@ -61,16 +65,35 @@ def test_an_image_that_counts_twice_is_as_two() -> None:
     chance = random.Random(2)
     images = []
     for _ in range(12):
-        truth = boxes(*((chance.choice("ab"), [x, x, x + 10, x + 10], 1.0) for x in chance.sample(range(0, 200, 15), 3)))
-        found = {label: [(chance.random(), [c + chance.gauss(0, 0.7) for c in box]) for _, box in each] for label, each in truth.items()}
-        images.append(match({label: sorted(each, reverse=True) for label, each in found.items()}, truth))
+        truth = boxes(
+            *(
+                (chance.choice("ab"), [x, x, x + 10, x + 10], 1.0)
+                for x in chance.sample(range(0, 200, 15), 3)
+            )
+        )
+        found = {
+            label: [(chance.random(), [c + chance.gauss(0, 0.7) for c in box]) for _, box in each]
+            for label, each in truth.items()
+        }
+        images.append(
+            match({label: sorted(each, reverse=True) for label, each in found.items()}, truth)
+        )
     times = [chance.randrange(4) for _ in images]
     several = [image for image, count in zip(images, times, strict=True) for _ in range(count)]
     assert average_precision(images)(times) == pytest.approx(score(*several))
     assert 0.1 < score(*several) < 0.9
 
 
-@pytest.mark.parametrize("value", [{"cat": SQUARE}, [{"cat": SQUARE[:3]}], [{"score": 0.3}], [3], [{"cat": [0, 0, float("nan"), 1]}]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"cat": SQUARE},
+        [{"cat": SQUARE[:3]}],
+        [{"score": 0.3}],
+        [3],
+        [{"cat": [0, 0, float("nan"), 1]}],
+    ],
+)
 def test_what_is_no_box_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="box"):
         boxes_of(value)

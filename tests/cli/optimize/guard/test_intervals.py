@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.optimize.guard.intervals import mean_bound, net_bound, resampled_bound, rows_for, share_bound
+from tsx_cli.optimize.guard.intervals import (
+    mean_bound,
+    net_bound,
+    resampled_bound,
+    rows_for,
+    share_bound,
+)
 
-COUNTS = st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 2000)).map(lambda each: (each[0], each[1], sum(each) + 1))
+COUNTS = st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 2000)).map(
+    lambda each: (each[0], each[1], sum(each) + 1)
+)
 
 
 def test_the_share_is_bounded_as_published() -> None:
@@ -23,8 +31,13 @@ def test_the_share_is_bounded_as_published() -> None:
     assert share_bound(10, 10) == 1.0
 
 
-@pytest.mark.parametrize(("rows", "gains", "published"), [(50, 1, 0.032), (30, 1, 0.052), (80, 1, 0.021), (30, 2, 0.022), (80, 2, 0.009)])
-def test_the_net_share_is_bounded_as_in_the_table_of_tango(rows: int, gains: int, published: float) -> None:
+@pytest.mark.parametrize(
+    ("rows", "gains", "published"),
+    [(50, 1, 0.032), (30, 1, 0.052), (80, 1, 0.021), (30, 2, 0.022), (80, 2, 0.009)],
+)
+def test_the_net_share_is_bounded_as_in_the_table_of_tango(
+    rows: int, gains: int, published: float
+) -> None:
     assert net_bound(0, gains, rows) == pytest.approx(published, abs=5e-4)
 
 
@@ -48,7 +61,9 @@ def test_rows_that_agree_never_worsen_the_bound_of_a_loss(counts: tuple[int, int
 
 
 @given(COUNTS)
-def test_a_lost_row_worsens_the_bound_and_a_gained_one_does_not(counts: tuple[int, int, int]) -> None:
+def test_a_lost_row_worsens_the_bound_and_a_gained_one_does_not(
+    counts: tuple[int, int, int],
+) -> None:
     losses, gains, rows = counts
     assert net_bound(losses + 1, gains, rows + 1) >= net_bound(losses, gains, rows + 1)
     assert net_bound(losses, gains + 1, rows + 1) <= net_bound(losses, gains, rows + 1) + 1e-9
@@ -65,12 +80,20 @@ def share_of_samples(covers: Callable[[random.Random], bool], samples: int) -> f
 
 
 @pytest.mark.parametrize(
-    ("lost", "gained", "rows"), [(0.005, 0.0, 600), (0.02, 0.0, 100), (0.02, 0.01, 300), (0.06, 0.06, 100), (0.1, 0.02, 40)]
+    ("lost", "gained", "rows"),
+    [(0.005, 0.0, 600), (0.02, 0.0, 100), (0.02, 0.01, 300), (0.06, 0.06, 100), (0.1, 0.02, 40)],
 )
-def test_the_bound_of_rows_holds_in_95_of_100_samples(lost: float, gained: float, rows: int) -> None:
+def test_the_bound_of_rows_holds_in_95_of_100_samples(
+    lost: float, gained: float, rows: int
+) -> None:
     def covers(chance: random.Random) -> bool:
         drawn = [chance.random() for _ in range(rows)]
-        return net_bound(sum(x < lost for x in drawn), sum(lost <= x < lost + gained for x in drawn), rows) >= lost - gained
+        return (
+            net_bound(
+                sum(x < lost for x in drawn), sum(lost <= x < lost + gained for x in drawn), rows
+            )
+            >= lost - gained
+        )
 
     assert share_of_samples(covers, 600) >= 0.93
 
@@ -78,7 +101,9 @@ def test_the_bound_of_rows_holds_in_95_of_100_samples(lost: float, gained: float
 @pytest.mark.parametrize("rows", [29, 100])
 def test_the_bound_of_a_skewed_mean_holds_in_nearly_95_of_100_samples(rows: int) -> None:
     def covers(chance: random.Random) -> bool:
-        return mean_bound([chance.gauss(0, 1) ** 2 for _ in range(rows)]) >= 1  # as 1 - cosine of noise in one direction
+        return (
+            mean_bound([chance.gauss(0, 1) ** 2 for _ in range(rows)]) >= 1
+        )  # as 1 - cosine of noise in one direction
 
     assert share_of_samples(covers, 500) >= 0.91
 
@@ -86,7 +111,11 @@ def test_the_bound_of_a_skewed_mean_holds_in_nearly_95_of_100_samples(rows: int)
 def test_a_bootstrap_of_a_mean_is_about_as_wide_as_its_interval() -> None:
     chance = random.Random(1)
     rows = [chance.gauss(1, 1) for _ in range(200)]
-    found, bound = resampled_bound(lambda times: sum(map(float.__mul__, map(float, times), rows)) / len(rows), len(rows), seed=3)
+    found, bound = resampled_bound(
+        lambda times: sum(map(float.__mul__, map(float, times), rows)) / len(rows),
+        len(rows),
+        seed=3,
+    )
     assert found == pytest.approx(fmean(rows))
     assert bound - found == pytest.approx(mean_bound(rows) - found, rel=0.15)
     assert resampled_bound(lambda times: 0.25, 10, seed=3) == (0.25, 0.25)

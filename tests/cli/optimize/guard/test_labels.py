@@ -40,10 +40,30 @@ def test_the_files_of_a_directory_carry_their_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "payloads", "reported"),
     [
-        ("a.json", '{"1.png": "cat"}', NAMED, "no label for 1 of 2 requests, such as 'dogs/2.png'; add them"),
-        ("a.json", '{"x.png": "cat"}', NAMED, "no label for any request: it names 'x.png', and a request is 'cats/1.png'"),
-        ("a.json", '{"1.png": 3}', [Payload(b"1")], "the requests have no file names; give .jsonl labels in their order"),
-        ("a.json", '{"1.png": 3}', [Payload(b"", name="a/1.png"), Payload(b"", name="b/1.png")], "no label for any request"),
+        (
+            "a.json",
+            '{"1.png": "cat"}',
+            NAMED,
+            "no label for 1 of 2 requests, such as 'dogs/2.png'; add them",
+        ),
+        (
+            "a.json",
+            '{"x.png": "cat"}',
+            NAMED,
+            "no label for any request: it names 'x.png', and a request is 'cats/1.png'",
+        ),
+        (
+            "a.json",
+            '{"1.png": 3}',
+            [Payload(b"1")],
+            "the requests have no file names; give .jsonl labels in their order",
+        ),
+        (
+            "a.json",
+            '{"1.png": 3}',
+            [Payload(b"", name="a/1.png"), Payload(b"", name="b/1.png")],
+            "no label for any request",
+        ),
         ("a.json", "[1, 2]", NAMED, "it is not a JSON object; it is a .json object"),
         ("a.json", "{", NAMED, "Expecting property name"),
         ("a.jsonl", "1\n2\n3", NAMED, "3 labels in order for 2 requests"),
@@ -53,7 +73,9 @@ def test_the_files_of_a_directory_carry_their_names(tmp_path: Path) -> None:
         ("a.txt", "", NAMED, "'.txt' is not known; it is a .json object"),
     ],
 )
-def test_labels_that_do_not_fit_are_refused(tmp_path: Path, name: str, text: str, payloads: Any, reported: str) -> None:
+def test_labels_that_do_not_fit_are_refused(
+    tmp_path: Path, name: str, text: str, payloads: Any, reported: str
+) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(CliError, match=reported):
         read_labels(tmp_path / name, payloads)
@@ -75,6 +97,10 @@ def test_a_missing_file_of_labels_is_reported(tmp_path: Path) -> None:
         ("a text", 1, 1),
     ],
 )
-def test_a_number_of_a_class_is_its_name_where_the_model_answers_with_names(answer: Any, label: Any, expected: Any) -> None:
-    reference = ComparedAnswer(200, {"content-type": "application/json"}, json.dumps(answer).encode())
+def test_a_number_of_a_class_is_its_name_where_the_model_answers_with_names(
+    answer: Any, label: Any, expected: Any
+) -> None:
+    reference = ComparedAnswer(
+        200, {"content-type": "application/json"}, json.dumps(answer).encode()
+    )
     assert with_names([label], [reference], {"0": "cat", "1": "dog"}) == [expected]

@@ -21,8 +21,13 @@ def test_limits_are_losses_or_values() -> None:
 
 
 def test_a_custom_metric_has_a_limit_of_its_own_unless_one_is_given() -> None:
-    assert [limit.text for limit in parse_limits("top1>=-1%", custom="f1")] == ["top1>=-1%", "f1>=-0.5%"]
-    assert [(limit.metric, limit.amount) for limit in parse_limits("f1>=-3.5", custom="f1")] == [("f1", -3.5)]
+    assert [limit.text for limit in parse_limits("top1>=-1%", custom="f1")] == [
+        "top1>=-1%",
+        "f1>=-0.5%",
+    ]
+    assert [(limit.metric, limit.amount) for limit in parse_limits("f1>=-3.5", custom="f1")] == [
+        ("f1", -3.5)
+    ]
 
 
 def test_a_tolerance_is_a_limit() -> None:
@@ -67,7 +72,10 @@ def test_a_metric_is_a_function_of_a_file(tmp_path: Path) -> None:
         (f"{file}:f2", "has no function 'f2'"),
         (f"{file}:top1", "rename the function"),
         (f"{tmp_path / 'no.py'}:f1", "there is no file"),
-        (f"{tmp_path / 'wrong.py'}:f1", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        (
+            f"{tmp_path / 'wrong.py'}:f1",
+            "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        ),
     ]:
         with pytest.raises(UsageError, match=reported):
             load_metric(given)

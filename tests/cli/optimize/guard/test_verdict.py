@@ -28,12 +28,18 @@ def answers(values: Sequence[Any]) -> list[ComparedAnswer]:
 
 
 def tensor(shape: list[int], data: list[Any], **more: str) -> Any:
-    return {"model_name": "m", "outputs": [{"name": "y", "datatype": "FP32", "shape": shape, "data": data}], **more}
+    return {
+        "model_name": "m",
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": shape, "data": data}],
+        **more,
+    }
 
 
 def vectors(count: int, width: int = 8, seed: int = 0, noise: float = 0.0) -> list[Any]:
     chance, other = random.Random(seed), random.Random(seed + 1)
-    return [[chance.gauss(0, 1) + other.gauss(0, noise) for _ in range(width)] for _ in range(count)]
+    return [
+        [chance.gauss(0, 1) + other.gauss(0, noise) for _ in range(width)] for _ in range(count)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,14 +77,23 @@ def test_too_few_rows_that_all_agree_are_not_enough_and_the_text_says_how_many_a
     guard = FormGuard(reference)
     verdict = guard.judge(list(reference))
     assert not verdict.passed
-    assert verdict.text == "top1 agreed on 120 of 120 rows; 95 % confidence of top1>=-0.5% needs 598 rows, 478 more"
+    assert (
+        verdict.text
+        == "top1 agreed on 120 of 120 rows; 95 % confidence of top1>=-0.5% needs 598 rows, 478 more"
+    )
     assert (verdict.value, verdict.loss, verdict.rows) == (1.0, 0.0, 120)
     assert verdict.loss_bound == pytest.approx(1 - 0.05 ** (1 / 120))
-    assert guard.shortage == "top1>=-0.5% needs at least 598 held-out rows to be shown with 95 % confidence; there are 120"
+    assert (
+        guard.shortage
+        == "top1>=-0.5% needs at least 598 held-out rows to be shown with 95 % confidence; there are 120"
+    )
     assert guard.hopeless(reference[:60]) is None
     enough = FormGuard(reference * 5)
     assert enough.shortage is None
-    assert enough.judge(reference * 5).text == "top1 agreed on 600 of 600 rows; with 95 % confidence the loss is at most 0.498 %"
+    assert (
+        enough.judge(reference * 5).text
+        == "top1 agreed on 600 of 600 rows; with 95 % confidence the loss is at most 0.498 %"
+    )
 
 
 def test_a_form_within_the_noise_of_the_limit_does_not_pass() -> None:
@@ -87,10 +102,16 @@ def test_a_form_within_the_noise_of_the_limit_does_not_pass() -> None:
     assert verdict.loss == pytest.approx(0.003)
     assert (verdict.passed, verdict.loss_bound > 0.005) == (False, True)
     assert "needs about " in verdict.text
-    assert FormGuard(reference, parse_limits("top1>=-1%")).judge([answer(DOG)] * 3 + reference[3:]).passed
+    assert (
+        FormGuard(reference, parse_limits("top1>=-1%"))
+        .judge([answer(DOG)] * 3 + reference[3:])
+        .passed
+    )
 
 
-@pytest.mark.parametrize("value", [{"cat": math.nan, "dog": math.nan}, {"cat": 0.5, "dog": 0.5}, {"dog": 0.9}, [], "cat"])
+@pytest.mark.parametrize(
+    "value", [{"cat": math.nan, "dog": math.nan}, {"cat": 0.5, "dog": 0.5}, {"dog": 0.9}, [], "cat"]
+)
 def test_an_answer_that_does_not_prefer_the_label_is_a_loss(value: Any) -> None:
     reference = answers([CAT] * 700)
     assert FormGuard(reference).judge([answer(value)] * 700).value == 0.0
@@ -105,11 +126,24 @@ def test_top5_takes_the_best_label_among_five() -> None:
     assert guard.judge([answer(sixth)] * 700).value == 0.0
 
 
-@pytest.mark.parametrize("limit", ["top1>=-1%", "map>=-1%", "cosine>=0.9", "exact>=-1%", "perplexity<=+1%", "own>=-1%", None])
+@pytest.mark.parametrize(
+    "limit",
+    ["top1>=-1%", "map>=-1%", "cosine>=0.9", "exact>=-1%", "perplexity<=+1%", "own>=-1%", None],
+)
 def test_a_failed_answer_is_a_loss_by_every_metric(limit: str | None) -> None:
-    value: Any = BOX if limit == "map>=-1%" else [[0.1, 0.9], [0.2, 0.8]] if limit == "perplexity<=+1%" else CAT
+    value: Any = (
+        BOX
+        if limit == "map>=-1%"
+        else [[0.1, 0.9], [0.2, 0.8]]
+        if limit == "perplexity<=+1%"
+        else CAT
+    )
     reference = answers([value] * 400)
-    limits = parse_limits(limit, custom="own" if limit == "own>=-1%" else None) if limit else parse_limits(tolerance="rtol=1e-2")
+    limits = (
+        parse_limits(limit, custom="own" if limit == "own>=-1%" else None)
+        if limit
+        else parse_limits(tolerance="rtol=1e-2")
+    )
     guard = FormGuard(reference, limits, custom=lambda answers, labels: 1.0)
     assert guard.judge(reference).passed
     failed = [answer({"code": 500}, 500)] * 80 + reference[80:]
@@ -135,8 +169,15 @@ def test_labels_decide_whether_a_change_is_a_loss() -> None:
     labels = ["cat"] * 1000
     guard = FormGuard(reference, parse_limits("top1>=-0.5%"), labels)
     better = guard.judge(answers([CAT] * 1000))
-    assert (better.passed, better.reference, better.value, better.loss) == (True, 0.95, 1.0, pytest.approx(-0.05))
-    assert better.text.startswith("top1 is right on 1000 of 1000 rows, the reference on 950; with 95 % confidence the loss is at most 0 %")
+    assert (better.passed, better.reference, better.value, better.loss) == (
+        True,
+        0.95,
+        1.0,
+        pytest.approx(-0.05),
+    )
+    assert better.text.startswith(
+        "top1 is right on 1000 of 1000 rows, the reference on 950; with 95 % confidence the loss is at most 0 %"
+    )
     swapped = guard.judge(answers([DOG] * 50 + [CAT] * 950))
     assert (swapped.passed, swapped.loss) == (False, 0.0)
     assert guard.hopeless(answers([DOG] * 20)) is None  # the rest may be gained
@@ -146,8 +187,14 @@ def test_labels_decide_whether_a_change_is_a_loss() -> None:
 def test_a_label_may_be_the_position_of_the_best_number() -> None:
     reference = answers([[0.1, 2.0, 0.3]] * 600)
     for label in (1, "1"):
-        assert FormGuard(reference, parse_limits("top1>=0.9"), [label] * 600).judge(reference).value == 1.0
-    with pytest.raises(CliError, match="has top1 0, so no loss can be measured: for the first row the model says '1', the file says 'cat'"):
+        assert (
+            FormGuard(reference, parse_limits("top1>=0.9"), [label] * 600).judge(reference).value
+            == 1.0
+        )
+    with pytest.raises(
+        CliError,
+        match="has top1 0, so no loss can be measured: for the first row the model says '1', the file says 'cat'",
+    ):
         FormGuard(reference, parse_limits("top1>=-1%"), ["cat"] * 600)
 
 
@@ -163,10 +210,15 @@ def test_a_value_to_keep_is_of_the_form_itself() -> None:
     labels = ["cat"] * 99 + ["dog"]
     guard = FormGuard(reference, parse_limits("top1>=0.95"), labels)
     verdict = guard.judge(reference)
-    assert verdict.text == "top1 is right on 99 of 100 rows, the reference on 99; with 95 % confidence it is at least 0.95344"
+    assert (
+        verdict.text
+        == "top1 is right on 99 of 100 rows, the reference on 99; with 95 % confidence it is at least 0.95344"
+    )
     assert (verdict.passed, verdict.loss) == (True, 0.0)
     assert not guard.judge([answer(DOG)] * 2 + reference[2:]).passed
-    with pytest.raises(CliError, match=r"has top1 0\.99: no form can keep top1>=0\.995; change --max-loss"):
+    with pytest.raises(
+        CliError, match=r"has top1 0\.99: no form can keep top1>=0\.995; change --max-loss"
+    ):
         FormGuard(reference, parse_limits("top1>=0.995"), labels)
 
 
@@ -177,7 +229,10 @@ def test_cosine_bounds_the_mean_of_all_rows_and_wants_29() -> None:
     assert (near.passed, far.passed) == (True, False)
     assert 1 - near.value < near.loss_bound < 0.001
     few = FormGuard(reference[:28])
-    assert few.judge(reference[:28]).text == "cosine is 1 on 28 rows; 95 % confidence of cosine>=0.999 needs about 29 rows, 1 more"
+    assert (
+        few.judge(reference[:28]).text
+        == "cosine is 1 on 28 rows; 95 % confidence of cosine>=0.999 needs about 29 rows, 1 more"
+    )
     assert few.shortage is not None
     assert FormGuard(reference[:29]).judge(reference[:29]).passed
 
@@ -201,7 +256,10 @@ def test_boxes_may_move_as_far_as_the_limit_allows() -> None:
     assert guard.judge(moved(0.1)).value == 1.0
     assert guard.judge(moved(0.1)).passed
     shifted = guard.judge(moved(1))
-    assert (shifted.value, shifted.passed) == (pytest.approx(0.7), False)  # IoU 9/11: right at 0.5 to 0.8
+    assert (shifted.value, shifted.passed) == (
+        pytest.approx(0.7),
+        False,
+    )  # IoU 9/11: right at 0.5 to 0.8
     assert guard.hopeless(moved(1)[:300]) is not None
     with pytest.raises(CliError, match="map 0"):
         FormGuard(answers([[]] * 20), parse_limits("map>=-1%"))
@@ -212,12 +270,25 @@ def test_perplexity_is_of_the_labels_or_of_the_reference_s_best_tokens() -> None
     reference = answers(rows)
     flat = answers([[[0.0, 0.0, 0.0]] * 4] * 100)
     guard = FormGuard(reference, parse_limits("perplexity<=+1%"))
-    assert (guard.judge(reference).value, guard.judge(reference).passed) == (pytest.approx(2.0), True)
+    assert (guard.judge(reference).value, guard.judge(reference).passed) == (
+        pytest.approx(2.0),
+        True,
+    )
     worse = guard.judge(flat)
-    assert (worse.value, worse.loss, worse.passed) == (pytest.approx(3.0), pytest.approx(0.5), False)
+    assert (worse.value, worse.loss, worse.passed) == (
+        pytest.approx(3.0),
+        pytest.approx(0.5),
+        False,
+    )
     labelled = FormGuard(reference, parse_limits("perplexity<=5"), [[1, 1, 2, 2]] * 100)
-    assert (labelled.judge(reference).value, labelled.judge(reference).passed) == (pytest.approx(4.0), True)
-    with pytest.raises(CliError, match="perplexity does not fit a label or an answer of the model as it is: there is not one token"):
+    assert (labelled.judge(reference).value, labelled.judge(reference).passed) == (
+        pytest.approx(4.0),
+        True,
+    )
+    with pytest.raises(
+        CliError,
+        match="perplexity does not fit a label or an answer of the model as it is: there is not one token",
+    ):
         FormGuard(reference, parse_limits("perplexity<=5"), [[1]] * 100)
 
 
@@ -237,7 +308,10 @@ def test_a_custom_metric_gets_answers_and_labels() -> None:
 
     def accuracy(given: list[Any], labels: list[Any]) -> float:
         seen.append((given[0], labels[0]))
-        return sum(max(each, key=each.__getitem__) == label for each, label in zip(given, labels, strict=True)) / len(given)
+        return sum(
+            max(each, key=each.__getitem__) == label
+            for each, label in zip(given, labels, strict=True)
+        ) / len(given)
 
     reference = answers([CAT] * 600)
     guard = FormGuard(reference, parse_limits(custom="accuracy"), ["cat"] * 600, accuracy)
@@ -267,7 +341,9 @@ def test_a_form_is_unproven_where_its_rows_keep_every_limit_and_are_too_few_to_p
     assert verdict.rows_needed is not None
     assert verdict.rows_needed > 600
     assert f"needs about {verdict.rows_needed} rows" in verdict.text
-    assert guard.hopeless(one_lost[:32]) is None, "how many rows would settle it takes all that there are"
+    assert guard.hopeless(one_lost[:32]) is None, (
+        "how many rows would settle it takes all that there are"
+    )
     assert guard.judge(reference).rows_needed is None
     assert guard.judge([answer(DOG)] * 4 + reference[4:]).rows_needed is None, "it breaks the limit"
 
@@ -285,7 +361,11 @@ def test_a_reference_that_fails_is_reported() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.sampled_from([CAT, DOG]), min_size=30, max_size=80), st.integers(1, 29), st.sampled_from(["top1>=-12%", "cosine>=0.9"]))
+@given(
+    st.lists(st.sampled_from([CAT, DOG]), min_size=30, max_size=80),
+    st.integers(1, 29),
+    st.sampled_from(["top1>=-12%", "cosine>=0.9"]),
+)
 def test_what_is_hopeless_never_passes(values: list[Any], first: int, limit: str) -> None:
     reference = answers([CAT] * len(values))
     guard = FormGuard(reference, parse_limits(limit))
@@ -298,5 +378,13 @@ def test_what_is_hopeless_never_passes(values: list[Any], first: int, limit: str
 
 
 def test_a_tolerance_that_cannot_be_kept_is_named_once() -> None:
-    tolerant = FormGuard(answers([[1.0]] * 4), parse_limits(tolerance="rtol=1e-2")).hopeless(answers([[1.0], [2.0]])) or ""
-    assert (tolerant.count("tolerance"), tolerant.endswith("holds for 1 of 2 rows: it cannot be kept any more")) == (1, True), tolerant
+    tolerant = (
+        FormGuard(answers([[1.0]] * 4), parse_limits(tolerance="rtol=1e-2")).hopeless(
+            answers([[1.0], [2.0]])
+        )
+        or ""
+    )
+    assert (
+        tolerant.count("tolerance"),
+        tolerant.endswith("holds for 1 of 2 rows: it cannot be kept any more"),
+    ) == (1, True), tolerant

@@ -13,7 +13,9 @@ from tsx_cli.optimize.results import FormResult, GuardVerdict, OptimizeResults, 
 SIZES = [1, 8]
 
 
-def form(name: str, state: str, ratio: float, loss: float, memory: float = 300.0, reason: str = "") -> FormResult:
+def form(
+    name: str, state: str, ratio: float, loss: float, memory: float = 300.0, reason: str = ""
+) -> FormResult:
     guard = GuardVerdict(
         passed=loss < 0.005,
         metric="top1",
@@ -26,19 +28,39 @@ def form(name: str, state: str, ratio: float, loss: float, memory: float = 300.0
         text="",
     )
     sizes = [
-        SizeFigures(batch_size=size, median_ms=10 / ratio, reference_ms=10.0, ratio=ratio, low=ratio * 0.95, high=ratio * 1.05)
+        SizeFigures(
+            batch_size=size,
+            median_ms=10 / ratio,
+            reference_ms=10.0,
+            ratio=ratio,
+            low=ratio * 0.95,
+            high=ratio * 1.05,
+        )
         for size in SIZES
     ]
     speeds = {"speedup": ratio, "speedup_low": ratio * 0.95, "speedup_high": ratio * 1.05}
     figures = {"memory_mib": memory, "size_mib": 12.5, "load_seconds": 1.2}
     return FormResult.model_validate(
-        {"name": name, "label": f"{name} in words", "state": state, "guard": guard, "sizes": sizes, "reason": reason, **speeds, **figures}
+        {
+            "name": name,
+            "label": f"{name} in words",
+            "state": state,
+            "guard": guard,
+            "sizes": sizes,
+            "reason": reason,
+            **speeds,
+            **figures,
+        }
     )
 
 
 def results(*, best: str | None = "openvino-int8") -> OptimizeResults:
     reference = FormResult(
-        name="reference", label="the archive as it is", state="kept", sizes=form("x", "kept", 1.0, 0.0).sizes, memory_mib=400.0
+        name="reference",
+        label="the archive as it is",
+        state="kept",
+        sizes=form("x", "kept", 1.0, 0.0).sizes,
+        memory_mib=400.0,
     )
     forms = [
         form("bf16", "passed", 2.5, 0.0005),
@@ -46,7 +68,10 @@ def results(*, best: str | None = "openvino-int8") -> OptimizeResults:
         form("onnx", "slower", 0.9, 0.0, reason="not faster than the reference beyond the noise"),
         form("int8-dynamic", "inaccurate", 4.0, 0.03, reason="top1 loses 3 %"),
         FormResult(
-            name="cuda-graphs", label="CUDA graphs", state="not applicable", reason="it runs on cuda, and <this> worker runs on cpu"
+            name="cuda-graphs",
+            label="CUDA graphs",
+            state="not applicable",
+            reason="it runs on cuda, and <this> worker runs on cpu",
         ),
     ]
     return OptimizeResults(
@@ -83,7 +108,11 @@ def test_the_files_hold_every_form_and_escape_what_is_not_ours(tmp_path: Path) -
     assert json.loads((tmp_path / "results.json").read_text())["best"] == "openvino-int8"
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert {row["reason"] for row in rows if row["name"] == "onnx"} == {"'=cmd|' /C calc'!A0"}
-    assert {(row["name"], row["batch_size"]) for row in rows} >= {("reference", "1"), ("bf16", "8"), ("cuda-graphs", "")}
+    assert {(row["name"], row["batch_size"]) for row in rows} >= {
+        ("reference", "1"),
+        ("bf16", "8"),
+        ("cuda-graphs", ""),
+    }
 
 
 def test_the_terminal_shows_a_table_and_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,14 +125,18 @@ def test_the_terminal_shows_a_table_and_the_choice(capsys: pytest.CaptureFixture
     assert "Best form: openvino-int8 (openvino-int8 in words)" in shown
 
 
-def test_where_the_model_as_it_is_stays_the_reports_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_the_model_as_it_is_stays_the_reports_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_report(results(best=None), tmp_path)
     show(results(best=None))
     assert "The model as it is stays: reference (the archive as it is)" in capsys.readouterr().out
     assert "chosen none" in (tmp_path / "report.html").read_text()
 
 
-def test_a_run_that_measured_nothing_has_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_measured_nothing_has_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     nothing = results(best=None).model_copy(update={"forms": [], "complete": False})
     write_report(nothing, tmp_path)
     show(nothing)

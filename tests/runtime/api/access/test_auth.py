@@ -20,7 +20,11 @@ def test_defaults_need_no_token() -> None:
 
 @pytest.mark.parametrize(
     ("address", "token"),
-    [("inference_address", "inference_token"), ("management_address", "management_token"), ("metrics_address", "management_token")],
+    [
+        ("inference_address", "inference_token"),
+        ("management_address", "management_token"),
+        ("metrics_address", "management_token"),
+    ],
 )
 def test_an_open_address_needs_its_token(address: str, token: str) -> None:
     open_address = {address: "http://0.0.0.0:9000"}
@@ -42,7 +46,10 @@ def test_inference_on_loopback_without_token_looks_where_a_request_comes_from() 
 
 
 def test_a_unix_socket_needs_no_token_and_takes_any_host_and_the_token_where_there_is_one() -> None:
-    sockets = {f"{role}_address": f"unix:/run/{role}.sock" for role in ("inference", "management", "metrics")}
+    sockets = {
+        f"{role}_address": f"unix:/run/{role}.sock"
+        for role in ("inference", "management", "metrics")
+    }
     required_tokens(settings(**sockets))
     assert build_guards(settings(**sockets)) == (None, None, None, None)
     guard = build_guards(settings(**sockets, management_token="secret")).management
@@ -63,7 +70,12 @@ def test_https_protects_no_better_than_http_against_who_may_call() -> None:
 
 def test_disabled_authorization_checks_no_token() -> None:
     guards = build_guards(
-        settings(inference_token="a", management_token="b", disable_token_authorization=True, management_address="http://0.0.0.0:1")
+        settings(
+            inference_token="a",
+            management_token="b",
+            disable_token_authorization=True,
+            management_address="http://0.0.0.0:1",
+        )
     )
     assert guards.inference is not None
     assert guards.inference.key is None
@@ -72,7 +84,17 @@ def test_disabled_authorization_checks_no_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "authorization", [b"", b"Bearer", b"Bearer ", b"Bearer wrong", b"Basic secret", b"secret", b"Bearer secret2", b"Bearer \xff"]
+    "authorization",
+    [
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"Bearer wrong",
+        b"Basic secret",
+        b"secret",
+        b"Bearer secret2",
+        b"Bearer \xff",
+    ],
 )
 def test_a_token_must_be_right(authorization: bytes) -> None:
     guard = Guard(BearerToken("secret"))
@@ -84,7 +106,9 @@ def test_a_token_must_be_right(authorization: bytes) -> None:
 
 @pytest.mark.parametrize("authorization", [b"Bearer secret", b"bearer secret", b"Bearer  secret"])
 def test_the_right_token_passes(authorization: bytes) -> None:
-    Guard(BearerToken("secret")).check([(b"host", b"example.org"), (b"authorization", authorization)])
+    Guard(BearerToken("secret")).check(
+        [(b"host", b"example.org"), (b"authorization", authorization)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,15 +119,35 @@ def test_the_right_token_passes(authorization: bytes) -> None:
         (b"host", b"[::1"),
         *(
             (b"host", host)
-            for host in (b"[::1].evil.com", b"[::1].evil.com:80", b"[::1]evil", b"127.0.0.1@evil.com", b"evil.com#@127.0.0.1")
+            for host in (
+                b"[::1].evil.com",
+                b"[::1].evil.com:80",
+                b"[::1]evil",
+                b"127.0.0.1@evil.com",
+                b"evil.com#@127.0.0.1",
+            )
         ),
         *(
             (b"host", host)
-            for host in (b"", b" ", b"127.0.0.1 evil", b"127.0.0.1/evil", b"127.0.0.1:80:90", b"127.1", b"::1", b"[::1%25lo]")
+            for host in (
+                b"",
+                b" ",
+                b"127.0.0.1 evil",
+                b"127.0.0.1/evil",
+                b"127.0.0.1:80:90",
+                b"127.1",
+                b"::1",
+                b"[::1%25lo]",
+            )
         ),
         *(
             (b"origin", b"http://" + host)
-            for host in (b"[::1].evil.com", b"127.0.0.1@evil.com", b"localhost.evil.com", b"localhost/.evil.com")
+            for host in (
+                b"[::1].evil.com",
+                b"127.0.0.1@evil.com",
+                b"localhost.evil.com",
+                b"localhost/.evil.com",
+            )
         ),
         (b"origin", b"localhost"),
         (b"origin", b""),
@@ -119,7 +163,9 @@ def test_another_site_is_refused_on_loopback(header: tuple[bytes, bytes]) -> Non
     assert header[1].decode() in caught.value.message
 
 
-@pytest.mark.parametrize("host", [b"localhost:8081", b"127.0.0.1:8081", b"LOCALHOST", b"[::1]:8081", b"127.0.0.2"])
+@pytest.mark.parametrize(
+    "host", [b"localhost:8081", b"127.0.0.1:8081", b"LOCALHOST", b"[::1]:8081", b"127.0.0.2"]
+)
 def test_this_machine_may_call_itself(host: bytes) -> None:
     guard = build_guards(settings()).management
     assert guard is not None
@@ -127,7 +173,9 @@ def test_this_machine_may_call_itself(host: bytes) -> None:
 
 
 def test_an_address_open_to_others_takes_any_host() -> None:
-    guard = build_guards(settings(management_address="http://0.0.0.0:8081", management_token="secret")).management
+    guard = build_guards(
+        settings(management_address="http://0.0.0.0:8081", management_token="secret")
+    ).management
     assert guard is not None
     guard.check([(b"host", b"models.example.org"), (b"authorization", b"Bearer secret")])
 
@@ -158,7 +206,11 @@ def test_metrics_ask_for_no_token_that_was_made_up() -> None:
     made_up = build_guards(settings(generate_tokens=True, metrics_address="http://0.0.0.0:8082"))
     assert made_up.metrics is None
     assert made_up.management is not None
-    own = build_guards(settings(generate_tokens=True, management_token="mine", metrics_address="http://0.0.0.0:8082"))
+    own = build_guards(
+        settings(
+            generate_tokens=True, management_token="mine", metrics_address="http://0.0.0.0:8082"
+        )
+    )
     assert own.metrics is not None
 
 
@@ -186,4 +238,6 @@ def test_a_websocket_of_another_sites_page_is_refused_wherever_no_token_is_neede
     named = guard_of(disable_token_authorization=True, cors_allowed_origin="https://my.site")
     named.check_socket([host, (b"origin", b"https://my.site")])
     with_token = guard_of(inference_token="a")
-    with_token.check_socket([host, (b"origin", b"https://evil.example"), (b"authorization", b"Bearer a")])
+    with_token.check_socket(
+        [host, (b"origin", b"https://evil.example"), (b"authorization", b"Bearer a")]
+    )

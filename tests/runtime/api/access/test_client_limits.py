@@ -1,4 +1,6 @@
-"""What one client may take: the decisions with a clock of their own, and the answers over sockets, on both lanes."""
+"""What one client may take: the decisions with a clock of their own, and the answers over sockets,
+on both lanes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from hypothesis import strategies as st
 
 from tests.runtime.conftest import RunningServer
 from tests.support.clients.rawhttp import Answer, RawConnection
-from tsx_runtime.api.access.client_limits import CONNECTIONS, FAILURES, REQUESTS, ClientLimits, client_limits
+from tsx_runtime.api.access.client_limits import (
+    CONNECTIONS,
+    FAILURES,
+    REQUESTS,
+    ClientLimits,
+    client_limits,
+)
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.http.app import build_apps
@@ -26,7 +34,10 @@ from tsx_runtime.targets.sagemaker.environment import read_environment
 from tsx_runtime.targets.server.listeners import Listener, listeners
 from tsx_runtime.targets.server.uvicorn_servers import ServerGroup
 
-BODIES = {"fast": b"Content-Length: 1\r\n\r\nx", "framework": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"}
+BODIES = {
+    "fast": b"Content-Length: 1\r\n\r\nx",
+    "framework": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
+}
 both_lanes = pytest.mark.parametrize("lane", BODIES)
 
 
@@ -93,7 +104,9 @@ def test_what_is_off_limits_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=200))
-def test_the_table_of_clients_is_bounded_and_forgets_none_that_is_connected(events: list[tuple[int, bool]]) -> None:
+def test_the_table_of_clients_is_bounded_and_forgets_none_that_is_connected(
+    events: list[tuple[int, bool]],
+) -> None:
     limits = ClientLimits(connections=2, remembered=5, clock=Clock())
     open_: dict[int, list[Any]] = {}
     for number, connects in events:
@@ -145,14 +158,18 @@ def test_a_client_is_an_ipv4_address_or_a_network_of_ipv6(one: str, other: str, 
         ("203.0.113.7", "10.0.0.1", "203.0.113.7"),
     ],
 )
-def test_the_client_behind_proxies_is_the_last_hop_that_is_none(peer: str, header: str, client: str) -> None:
+def test_the_client_behind_proxies_is_the_last_hop_that_is_none(
+    peer: str, header: str, client: str
+) -> None:
     limits = ClientLimits(proxies=["10.0.0.0/8"], clock=Clock())
     assert limits.caller(peer, forwarded(header)) is limits.caller(client, ())
 
 
 def test_several_headers_of_a_proxy_are_one_list() -> None:
     limits = ClientLimits(proxies=["10.0.0.1"], clock=Clock())
-    assert limits.caller("10.0.0.1", [*forwarded("1.1.1.1"), *forwarded("203.0.113.9")]) is limits.caller("203.0.113.9", ())
+    assert limits.caller(
+        "10.0.0.1", [*forwarded("1.1.1.1"), *forwarded("203.0.113.9")]
+    ) is limits.caller("203.0.113.9", ())
 
 
 def test_limits_are_on_by_themselves_where_other_machines_can_connect() -> None:
@@ -166,10 +183,18 @@ def test_limits_are_on_by_themselves_where_other_machines_can_connect() -> None:
     local = client_limits(Settings(max_requests_per_client=7), is_local=True)
     assert local is not None
     assert local.numbers == (0, 7, 0)
-    assert client_limits(Settings(max_connections_per_client=0, max_requests_per_client=0, max_failed_tokens=0), is_local=False) is None
+    assert (
+        client_limits(
+            Settings(max_connections_per_client=0, max_requests_per_client=0, max_failed_tokens=0),
+            is_local=False,
+        )
+        is None
+    )
 
 
-def test_behind_a_load_balancer_or_a_platform_connections_and_requests_are_not_limited(tmp_path: Path) -> None:
+def test_behind_a_load_balancer_or_a_platform_connections_and_requests_are_not_limited(
+    tmp_path: Path,
+) -> None:
     container = settings_of({}, ModelLocation(tmp_path, None), None, [])
     limits = client_limits(container, is_local=False)
     assert limits is not None
@@ -194,7 +219,10 @@ def test_each_listener_is_limited_by_its_own_address(tmp_path: Any) -> None:
 
     with listeners(settings) as bound:
         apps, answering = asyncio.run(build(bound))
-        limited = {listener.roles[0]: app.clients is not None for listener, app in zip(bound, apps, strict=True)}
+        limited = {
+            listener.roles[0]: app.clients is not None
+            for listener, app in zip(bound, apps, strict=True)
+        }
         protocols = {server.listener.roles[0]: server.config.http for server in answering._servers}
     assert limited == {"inference": True, "management": False, "metrics": False}
     assert {role: kind.__name__ for role, kind in protocols.items()} == {
@@ -232,14 +260,24 @@ def limited(start_server: Any, clock: Clock) -> Iterator[RunningServer]:
 
     with pytest.MonkeyPatch.context() as patch:
         use(patch, clock)
-        values = {"inference_token": "secret", "max_requests_per_client": 30, "max_failed_tokens": 2, "trusted_proxies": ["127.0.0.1"]}
+        values = {
+            "inference_token": "secret",
+            "max_requests_per_client": 30,
+            "max_failed_tokens": 2,
+            "trusted_proxies": ["127.0.0.1"],
+        }
         with start_server(**values) as server:
             server.register("talker.mar", initial_workers=1)
             yield server
 
 
 def ask(
-    server: RunningServer, lane: str, client: str, token: str = "secret", path: str = "/predictions/talker", count: int = 1
+    server: RunningServer,
+    lane: str,
+    client: str,
+    token: str = "secret",
+    path: str = "/predictions/talker",
+    count: int = 1,
 ) -> list[Answer]:
     """So many requests of one client, on one connection."""
     parts = urlsplit(server.addresses["inference"])
@@ -253,7 +291,9 @@ def ask(
 
 
 @both_lanes
-def test_requests_beyond_the_limit_are_answered_429(limited: RunningServer, clock: Clock, lane: str, error_of: Any) -> None:
+def test_requests_beyond_the_limit_are_answered_429(
+    limited: RunningServer, clock: Clock, lane: str, error_of: Any
+) -> None:
     client = {"fast": "203.0.113.1", "framework": "203.0.113.2"}[lane]
     answers = ask(limited, lane, client, count=32)
     assert [answer.status for answer in answers] == [200] * 30 + [429] * 2
@@ -261,7 +301,12 @@ def test_requests_beyond_the_limit_are_answered_429(limited: RunningServer, cloc
     assert b"max_requests_per_client" in answers[-1].body
     assert [answer.status for answer in ask(limited, lane, "203.0.113.3")] == [200]
     for probe in ("/ping", "/v2/health/ready"):
-        assert limited.inference.get(probe, headers={"x-forwarded-for": client, "authorization": "Bearer secret"}).status_code == 200
+        assert (
+            limited.inference.get(
+                probe, headers={"x-forwarded-for": client, "authorization": "Bearer secret"}
+            ).status_code
+            == 200
+        )
     clock.now += 0.1
     assert [answer.status for answer in ask(limited, lane, client, count=4)] == [200] * 3 + [429]
 
@@ -282,7 +327,9 @@ def test_both_lanes_refuse_alike_and_share_the_limits(limited: RunningServer) ->
 
 
 @both_lanes
-def test_wrong_tokens_beyond_the_limit_are_answered_429_and_the_right_one_is_accepted(limited: RunningServer, lane: str) -> None:
+def test_wrong_tokens_beyond_the_limit_are_answered_429_and_the_right_one_is_accepted(
+    limited: RunningServer, lane: str
+) -> None:
     client = {"fast": "203.0.113.21", "framework": "203.0.113.22"}[lane]
     answers = ask(limited, lane, client, "wrong", count=6)
     assert [answer.status for answer in answers] == [400] * 4 + [429] * 2
@@ -292,11 +339,15 @@ def test_wrong_tokens_beyond_the_limit_are_answered_429_and_the_right_one_is_acc
     assert ask(limited, lane, "203.0.113.23", "wrong", path="/predictions/nobody")[0].status == 400
 
 
-def test_a_wrong_token_sent_ahead_behind_the_other_lane_is_counted_once(limited: RunningServer) -> None:
+def test_a_wrong_token_sent_ahead_behind_the_other_lane_is_counted_once(
+    limited: RunningServer,
+) -> None:
     head = "Host: localhost\r\nX-Forwarded-For: 203.0.113.24\r\nAuthorization: Bearer wrong\r\nX-Number: {}\r\n"
     sent = b"GET /ping HTTP/1.1\r\n" + head.format(0).encode() + b"\r\n"
     for number in range(1, 6):  # heads that are not remembered
-        sent += b"POST /predictions/talker HTTP/1.1\r\n" + head.format(number).encode() + BODIES["fast"]
+        sent += (
+            b"POST /predictions/talker HTTP/1.1\r\n" + head.format(number).encode() + BODIES["fast"]
+        )
     parts = urlsplit(limited.addresses["inference"])
     with RawConnection((parts.hostname, parts.port)) as connection:
         connection.send(sent)
@@ -309,19 +360,29 @@ def test_requests_without_a_token_are_no_guesses(limited: RunningServer) -> None
     with RawConnection((parts.hostname, parts.port)) as connection:
         for lane in BODIES:
             for _ in range(6):
-                connection.send(b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 203.0.113.31\r\n" + BODIES[lane])
+                connection.send(
+                    b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 203.0.113.31\r\n"
+                    + BODIES[lane]
+                )
                 assert connection.answer().status == 400
 
 
 @both_lanes
-def test_who_is_no_trusted_proxy_makes_its_address_up_in_vain(start_server: Any, monkeypatch: pytest.MonkeyPatch, lane: str) -> None:
+def test_who_is_no_trusted_proxy_makes_its_address_up_in_vain(
+    start_server: Any, monkeypatch: pytest.MonkeyPatch, lane: str
+) -> None:
     use(monkeypatch, Clock())
     with start_server(max_requests_per_client=3, trusted_proxies=["10.0.0.0/8"]) as server:
-        answers = [ask(server, lane, f"203.0.113.{number}", path="/predictions/nobody")[0] for number in range(5)]
+        answers = [
+            ask(server, lane, f"203.0.113.{number}", path="/predictions/nobody")[0]
+            for number in range(5)
+        ]
     assert [answer.status for answer in answers] == [404] * 3 + [429] * 2
 
 
-def test_connections_beyond_the_limit_are_answered_429_and_closed(start_server: Any, until: Any) -> None:
+def test_connections_beyond_the_limit_are_answered_429_and_closed(
+    start_server: Any, until: Any
+) -> None:
     with start_server(max_connections_per_client=2) as server, contextlib.ExitStack() as stack:
         parts = urlsplit(server.addresses["inference"])
 
@@ -346,7 +407,10 @@ def test_connections_beyond_the_limit_are_answered_429_and_closed(start_server: 
         first.sock.shutdown(socket.SHUT_RDWR)
 
         def has_room() -> bool:
-            with RawConnection((parts.hostname, parts.port)) as connection, contextlib.suppress(OSError):
+            with (
+                RawConnection((parts.hostname, parts.port)) as connection,
+                contextlib.suppress(OSError),
+            ):
                 return ping(connection) == 200
             return False
 

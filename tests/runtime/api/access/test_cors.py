@@ -39,9 +39,13 @@ def open_server(start_server):
     ],
 )
 def test_every_answer_says_who_may_read_it(open_server, path, headers, status):
-    answer = open_server.inference.post(path, content=b"x", headers={"authorization": "Bearer in"} | headers)
+    answer = open_server.inference.post(
+        path, content=b"x", headers={"authorization": "Bearer in"} | headers
+    )
     assert answer.status_code == status
-    assert {name: answer.headers.get_list(name) for name in TOLD} == {name: [value] for name, value in TOLD.items()}
+    assert {name: answer.headers.get_list(name) for name in TOLD} == {
+        name: [value] for name, value in TOLD.items()
+    }
 
 
 def test_a_preflight_needs_no_token(open_server):
@@ -49,7 +53,9 @@ def test_a_preflight_needs_no_token(open_server):
     answer = open_server.inference.options("/predictions/talker", headers=asked)
     assert (answer.status_code, answer.content) == (200, b"")
     assert TOLD.items() <= dict(answer.headers).items()
-    assert open_server.inference.options("/predictions/talker").status_code == 400  # that is a question for the API's description
+    assert (
+        open_server.inference.options("/predictions/talker").status_code == 400
+    )  # that is a question for the API's description
 
 
 def test_without_the_settings_nothing_is_said(server):
@@ -63,5 +69,11 @@ def test_what_a_handler_says_itself_goes_before():
 
 
 def test_the_site_that_is_named_may_manage(open_server):
-    assert open_server.management.get("/models", headers={"origin": "https://my.site"}).status_code == 200
-    assert open_server.management.get("/models", headers={"origin": "https://other.site"}).status_code == 403
+    assert (
+        open_server.management.get("/models", headers={"origin": "https://my.site"}).status_code
+        == 200
+    )
+    assert (
+        open_server.management.get("/models", headers={"origin": "https://other.site"}).status_code
+        == 403
+    )

@@ -1,4 +1,6 @@
-"""Tokens that the server makes up: their file, their end, their renewal; and what is never told (contract 1.5)."""
+"""Tokens that the server makes up: their file, their end, their renewal; and what is never told
+(contract 1.5).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Clock:
 
 
 def made_up(tmp_path, **values) -> Settings:
-    return Settings.model_validate({"generate_tokens": True, "key_file": tmp_path / "key_file.json"} | values)
+    return Settings.model_validate(
+        {"generate_tokens": True, "key_file": tmp_path / "key_file.json"} | values
+    )
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -78,7 +82,9 @@ def test_a_file_that_cannot_be_written_stops_the_start(tmp_path):
         start_keys(made_up(tmp_path, key_file=tmp_path / "nowhere" / "key_file.json"))
 
 
-def test_tokens_that_were_made_up_stay_valid_in_the_server_that_replaces_this_one_and_end_as_they_would_have(tmp_path):
+def test_tokens_that_were_made_up_stay_valid_in_the_server_that_replaces_this_one_and_end_as_they_would_have(
+    tmp_path,
+):
     clock = Clock()
     settings = made_up(tmp_path, token_expiration_min=1, management_token="mine")
     keys = build_keys(settings, clock)
@@ -87,7 +93,11 @@ def test_tokens_that_were_made_up_stay_valid_in_the_server_that_replaces_this_on
     assert handed == {"inference": (keys.inference.token, 20), "api": (keys.api.token, None)}
     following = build_keys(settings, clock, handed)
     assert [key.token for key in following[:3]] == [key.token for key in keys[:3]]
-    assert (following.inference.lifetime, following.inference.seconds_left, following.api.seconds_left) == (60, 20, None)
+    assert (
+        following.inference.lifetime,
+        following.inference.seconds_left,
+        following.api.seconds_left,
+    ) == (60, 20, None)
 
 
 def test_a_token_ends_and_a_new_one_takes_its_place(tmp_path):
@@ -153,13 +163,19 @@ def test_without_authorization_there_are_no_keys(tmp_path):
     assert build_keys(made_up(tmp_path, disable_token_authorization=True)) == Keys()
 
 
-@pytest.mark.parametrize("given", [b"", b"Bearer", b"Bearer ", b"Basic x", b"Bearer x y", b"Bearer \xff", b"Bearer X"])
+@pytest.mark.parametrize(
+    "given", [b"", b"Bearer", b"Bearer ", b"Basic x", b"Bearer x y", b"Bearer \xff", b"Bearer X"]
+)
 def test_what_is_not_the_token_is_wrong(given):
     assert not BearerToken("x").is_right(given)
 
 
-def test_a_renewed_token_holds_at_once_on_both_lanes_and_the_old_one_no_more(tmp_path, start_server):
-    with start_server(generate_tokens=True, key_file=tmp_path / "key_file.json", api_token="api") as server:
+def test_a_renewed_token_holds_at_once_on_both_lanes_and_the_old_one_no_more(
+    tmp_path, start_server
+):
+    with start_server(
+        generate_tokens=True, key_file=tmp_path / "key_file.json", api_token="api"
+    ) as server:
         server.register("talker.mar", initial_workers=1)
 
         def renew(kind: str) -> str:
@@ -172,7 +188,10 @@ def test_a_renewed_token_holds_at_once_on_both_lanes_and_the_old_one_no_more(tmp
             assert server.inference.post(PATH, headers=bearer(first)).status_code == 200
         assert server.inference.get("/v1/models/talker", headers=bearer(first)).status_code == 200
         second = renew("inference")
-        for path, status in ((PATH, 400), ("/v1/models/talker", 401)):  # where OpenAI's clients ask, as they know it
+        for path, status in (
+            (PATH, 400),
+            ("/v1/models/talker", 401),
+        ):  # where OpenAI's clients ask, as they know it
             assert server.inference.post(path, headers=bearer(first)).status_code == status
         assert server.inference.post(PATH, headers=bearer(second)).status_code == 200
         assert server.management.get("/models", headers=bearer(manage)).status_code == 200
@@ -185,11 +204,23 @@ def test_a_renewed_token_holds_at_once_on_both_lanes_and_the_old_one_no_more(tmp
         answer = server.management.get("/token", params={"type": "both"}, headers=bearer("api"))
         assert (answer.status_code, answer.json()["type"]) == (400, "InvalidKeyException")
         assert server.metrics.get("/metrics").status_code == 200
-        assert server.management.get("/models/token/token", headers={"referer": "/token"} | bearer(manage)).status_code == 404
+        assert (
+            server.management.get(
+                "/models/token/token", headers={"referer": "/token"} | bearer(manage)
+            ).status_code
+            == 404
+        )
 
 
-def test_a_head_that_is_known_is_asked_again_when_its_token_has_ended(tmp_path, start_server, until):
-    values = {"generate_tokens": True, "key_file": tmp_path / "key_file.json", "api_token": "api", "token_expiration_min": 0.05}
+def test_a_head_that_is_known_is_asked_again_when_its_token_has_ended(
+    tmp_path, start_server, until
+):
+    values = {
+        "generate_tokens": True,
+        "key_file": tmp_path / "key_file.json",
+        "api_token": "api",
+        "token_expiration_min": 0.05,
+    }
     with start_server(**values) as server:
         server.register("talker.mar", initial_workers=1)
         server.management.get("/token", params={"type": "inference"}, headers=bearer("api"))
@@ -201,13 +232,25 @@ def test_a_head_that_is_known_is_asked_again_when_its_token_has_ended(tmp_path, 
 def test_no_token_gets_into_the_log(tmp_path, start_server, caplog):
     with (
         caplog.at_level(logging.DEBUG),
-        start_server(generate_tokens=True, key_file=tmp_path / "key_file.json", api_token="the-api-token", access_log=True) as server,
+        start_server(
+            generate_tokens=True,
+            key_file=tmp_path / "key_file.json",
+            api_token="the-api-token",
+            access_log=True,
+        ) as server,
     ):
-        server.management.get("/token", params={"type": "management"}, headers=bearer("the-api-token"))
+        server.management.get(
+            "/token", params={"type": "management"}, headers=bearer("the-api-token")
+        )
         reported = json.loads((tmp_path / "key_file.json").read_text())
         server.management.get("/models", headers=bearer(reported["management"]["key"]))
         server.inference.post(PATH, headers=bearer("a-wrong-token"))
-    for text in ("the-api-token", "a-wrong-token", reported["management"]["key"], reported["inference"]["key"]):
+    for text in (
+        "the-api-token",
+        "a-wrong-token",
+        reported["management"]["key"],
+        reported["inference"]["key"],
+    ):
         assert text not in caplog.text
 
 

@@ -16,11 +16,20 @@ from tsx_runtime.recordings import Recorded, encode, file_head
 
 def version(directory: Path, *warmup: str, kind: str | None = None) -> Any:
     workers = [SimpleNamespace(input=kind)]
-    config = SimpleNamespace(warmup=[SimpleNamespace(file=file, content_type=None) for file in warmup])
-    return SimpleNamespace(archive=SimpleNamespace(directory=directory), config=config, workers=workers, handler="handler.py")
+    config = SimpleNamespace(
+        warmup=[SimpleNamespace(file=file, content_type=None) for file in warmup]
+    )
+    return SimpleNamespace(
+        archive=SimpleNamespace(directory=directory),
+        config=config,
+        workers=workers,
+        handler="handler.py",
+    )
 
 
-def test_samples_come_before_warm_up_requests_and_these_before_what_is_generated(tmp_path: Path) -> None:
+def test_samples_come_before_warm_up_requests_and_these_before_what_is_generated(
+    tmp_path: Path,
+) -> None:
     assert sample_of(version(tmp_path)) is None
     generated = sample_of(version(tmp_path, kind="image"))
     assert generated is not None
@@ -30,13 +39,27 @@ def test_samples_come_before_warm_up_requests_and_these_before_what_is_generated
     assert text is not None
     assert text.body.decode().startswith("The quick")
 
-    (tmp_path / "a.tsxrec").write_bytes(file_head("m") + encode(Recorded(1.0, "1.0", "", [("Content-Type", "text/csv")], b"1,2")))
-    assert sample_of(version(tmp_path, "gone.json", "a.tsxrec", kind="image")) == ("a.tsxrec", "text/csv", b"1,2")
+    (tmp_path / "a.tsxrec").write_bytes(
+        file_head("m") + encode(Recorded(1.0, "1.0", "", [("Content-Type", "text/csv")], b"1,2"))
+    )
+    assert sample_of(version(tmp_path, "gone.json", "a.tsxrec", kind="image")) == (
+        "a.tsxrec",
+        "text/csv",
+        b"1,2",
+    )
     (tmp_path / "warm.json").write_text("[1]")
-    assert sample_of(version(tmp_path, "warm.json", "a.tsxrec")) == ("warm.json", "application/json", b"[1]")
+    assert sample_of(version(tmp_path, "warm.json", "a.tsxrec")) == (
+        "warm.json",
+        "application/json",
+        b"[1]",
+    )
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "seven").write_text("7 and more")
-    assert sample_of(version(tmp_path, "warm.json")) == ("samples/seven", "text/plain; charset=utf-8", b"7 and more")
+    assert sample_of(version(tmp_path, "warm.json")) == (
+        "samples/seven",
+        "text/plain; charset=utf-8",
+        b"7 and more",
+    )
 
 
 @pytest.mark.parametrize("place", ["samples/key", "../key"])
@@ -48,7 +71,15 @@ def test_nothing_outside_the_archive_is_a_sample(tmp_path: Path, place: str) -> 
     assert sample_of(version(archive, place)) is None
 
 
-def test_what_an_archive_calls_a_sample_is_a_header_of_the_answer_only_if_it_can_be_one(tmp_path: Path) -> None:
+def test_what_an_archive_calls_a_sample_is_a_header_of_the_answer_only_if_it_can_be_one(
+    tmp_path: Path,
+) -> None:
     for kind in ("text/html\r\nset-cookie: a=b", "text/\u0105", ""):
-        (tmp_path / "a.tsxrec").write_bytes(file_head("m") + encode(Recorded(1.0, "1.0", "", [("Content-Type", kind)], b"[1, 2]")))
-        assert sample_of(version(tmp_path, "a.tsxrec")) == ("a.tsxrec", "application/json", b"[1, 2]")
+        (tmp_path / "a.tsxrec").write_bytes(
+            file_head("m") + encode(Recorded(1.0, "1.0", "", [("Content-Type", kind)], b"[1, 2]"))
+        )
+        assert sample_of(version(tmp_path, "a.tsxrec")) == (
+            "a.tsxrec",
+            "application/json",
+            b"[1, 2]",
+        )

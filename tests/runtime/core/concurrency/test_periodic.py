@@ -15,7 +15,9 @@ def test_an_error_is_logged_and_the_other_work_goes_on(caplog: pytest.LogCapture
 
     async def serve() -> None:
         calls: asyncio.Queue[None] = asyncio.Queue()
-        async with running("charts stand still", repeat(0.0, fail), repeat(0.0, lambda: calls.put(None))):
+        async with running(
+            "charts stand still", repeat(0.0, fail), repeat(0.0, lambda: calls.put(None))
+        ):
             for _ in range(10):
                 await calls.get()
 

@@ -10,7 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.clients.talker import HANDLER, TIMEOUT, ask, order, submit, talker, until, with_registry
+from tests.support.clients.talker import (
+    HANDLER,
+    TIMEOUT,
+    ask,
+    order,
+    submit,
+    talker,
+    until,
+    with_registry,
+)
 from tsx_runtime.core.elastic.controller import _learn_cores, _Watched
 from tsx_runtime.core.elastic.decision import CALM
 from tsx_runtime.core.models.plan import RegisterOrder
@@ -39,7 +48,9 @@ def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_lost(t
 
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order(max_workers=3))
-        fixed = await registry.register_path(talker(tmp_path / "n", name="fixed"), order(model_name="fixed"))
+        fixed = await registry.register_path(
+            talker(tmp_path / "n", name="fixed"), order(model_name="fixed")
+        )
         jobs = [submit(each, f"until {go}") for each in (version, fixed) for _ in range(6)]
         await look_until(registry, lambda: len(version.workers) == 3 and version.ready)
         await until(lambda: all(worker.state is WorkerState.READY for worker in version.workers))
@@ -63,7 +74,9 @@ def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
     handler = "import time\n\ndef handle(data, context):\n    time.sleep(0.02 * len(data or []))\n    return data and [b'ok'] * len(data)\n"
 
     async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m", handler), order(max_workers=3, slo="p99<200ms"))
+        version = await registry.register_path(
+            talker(tmp_path / "m", handler), order(max_workers=3, slo="p99<200ms")
+        )
         end = time.monotonic() + TIMEOUT
         jobs = []
         while len(version.workers) < 2:
@@ -79,13 +92,17 @@ def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
     with_registry(test, cpus=8)
 
 
-def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_process_dies_meanwhile(tmp_path):
+def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_process_dies_meanwhile(
+    tmp_path,
+):
     flag = tmp_path / "flag"
     flag.touch()
     handler = f"import time\nfrom pathlib import Path\nwhile not Path({str(flag)!r}).exists():\n    time.sleep(0.01)\n{HANDLER}"
 
     async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m", handler, config="scaleToZero: 10m\n"), order())
+        version = await registry.register_path(
+            talker(tmp_path / "m", handler, config="scaleToZero: 10m\n"), order()
+        )
         await ask(version, "a")
         pass_time(registry, 590)
         await registry.elastic.look()
@@ -103,7 +120,10 @@ def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_pro
         flag.touch()
         answers = [await asyncio.wait_for(job.done, TIMEOUT) for job in jobs]
         assert [answer.body for answer in answers] == [b"b", b"c"]
-        assert all(float(answer.headers.decode().partition("x-tsx-cold-start: ")[2]) > 0 for answer in answers)
+        assert all(
+            float(answer.headers.decode().partition("x-tsx-cold-start: ")[2]) > 0
+            for answer in answers
+        )
         later = await asyncio.wait_for(submit(version, "d").done, TIMEOUT)
         assert b"cold-start" not in later.headers
         assert version.stats.scalings == {"unused": 1, "request": 1}
@@ -113,15 +133,20 @@ def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_pro
     with_registry(test)
 
 
-def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_if_it_may_scale_to_zero(tmp_path):
+def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_if_it_may_scale_to_zero(
+    tmp_path,
+):
     async def test(registry):
         config = "scaleToZero: 90\n"
-        version = await registry.register_path(talker(tmp_path / "m", config=config), RegisterOrder(url="m", initial_workers=0))
+        version = await registry.register_path(
+            talker(tmp_path / "m", config=config), RegisterOrder(url="m", initial_workers=0)
+        )
         assert (version.min_workers, version.max_workers, version.asleep) == (0, 1, True)
         assert await ask(version, "a") == "a"
         with pytest.raises(BadRequest, match="useJobTicket"):
             await registry.register_path(
-                talker(tmp_path / "n", name="n", config=config + "useJobTicket: true\n"), RegisterOrder(url="n", model_name="n")
+                talker(tmp_path / "n", name="n", config=config + "useJobTicket: true\n"),
+                RegisterOrder(url="n", model_name="n"),
             )
 
     with_registry(test)
@@ -129,7 +154,11 @@ def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_
 
 def test_what_a_worker_used_before_it_was_restarted_does_not_count():
     async def main():
-        version, watched, worker = SimpleNamespace(stats=SimpleNamespace()), _Watched(), Worker("1", (), 0.0)
+        version, watched, worker = (
+            SimpleNamespace(stats=SimpleNamespace()),
+            _Watched(),
+            Worker("1", (), 0.0),
+        )
         for process, busy, cpu in [(1, 10.0, 50.0), (2, 12.0, 0.1), (2, 14.0, 1.1)]:
             worker.instance, version.stats.busy_seconds = process, busy
             _learn_cores(version, watched, {worker: ResourceUsage((1,), 0, cpu, 0)})

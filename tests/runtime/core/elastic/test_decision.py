@@ -14,15 +14,36 @@ from hypothesis import strategies as st
 
 from tests.runtime.core.slo.simulation import Case, with_target
 from tsx_archiver.metadata.slo import LatencyTarget
-from tsx_runtime.core.elastic.decision import CALM, LOOK, SATURATED, History, LatencyBound, ModelLoad, Scaling, decide
+from tsx_runtime.core.elastic.decision import (
+    CALM,
+    LOOK,
+    SATURATED,
+    History,
+    LatencyBound,
+    ModelLoad,
+    Scaling,
+    decide,
+)
 from tsx_runtime.core.slo.curve import LatencyCurve
 
 MODEL = ModelLoad(
-    now=1000.0, minimum=1, maximum=8, workers=1, starting=0, failing=0, working=1, waiting=40, rate=20.0, load_seconds=0.02, cores=8.0
+    now=1000.0,
+    minimum=1,
+    maximum=8,
+    workers=1,
+    starting=0,
+    failing=0,
+    working=1,
+    waiting=40,
+    rate=20.0,
+    load_seconds=0.02,
+    cores=8.0,
 )
 
 
-def look(seen: ModelLoad, times: int = 1, history: History | None = None, pause: float = LOOK) -> tuple[Scaling, History]:
+def look(
+    seen: ModelLoad, times: int = 1, history: History | None = None, pause: float = LOOK
+) -> tuple[Scaling, History]:
     decision, history = decide(seen, history or History())
     for number in range(1, times):
         decision, history = decide(replace(seen, now=seen.now + number * pause), history)
@@ -43,7 +64,10 @@ def look(seen: ModelLoad, times: int = 1, history: History | None = None, pause:
         ({"failing": 1, "workers": 2}, (2, "")),
         ({"load_seconds": 30.0}, (1, "")),  # not yet
         ({"worker_memory": 100, "free_memory": 99}, (1, "memory")),
-        ({"cores": 2.0, "cores_of_worker": 0.9, "workers": 2, "working": 2, "waiting": 60}, (2, "cores")),
+        (
+            {"cores": 2.0, "cores_of_worker": 0.9, "workers": 2, "working": 2, "waiting": 60},
+            (2, "cores"),
+        ),
         (
             {"cores": 2.0, "cores_of_worker": 0.5, "workers": 2, "working": 2, "waiting": 60},
             (4, "queue"),
@@ -79,11 +103,26 @@ def test_workers_go_after_a_minute_in_which_fewer_had_sufficed():
 
 
 @given(
-    st.integers(0, 8), st.integers(0, 8), st.integers(0, 500), st.integers(0, 50), st.floats(0, 1e4), st.integers(1, 4), st.integers(0, 20)
+    st.integers(0, 8),
+    st.integers(0, 8),
+    st.integers(0, 500),
+    st.integers(0, 50),
+    st.floats(0, 1e4),
+    st.integers(1, 4),
+    st.integers(0, 20),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_decision_stays_in_the_range_at_most_doubles_and_has_a_reason(workers, working, waiting, refused, rate, minimum, more):
-    seen = replace(MODEL, workers=workers, working=min(workers, working), waiting=waiting, refused=refused, rate=rate)
+def test_a_decision_stays_in_the_range_at_most_doubles_and_has_a_reason(
+    workers, working, waiting, refused, rate, minimum, more
+):
+    seen = replace(
+        MODEL,
+        workers=workers,
+        working=min(workers, working),
+        waiting=waiting,
+        refused=refused,
+        rate=rate,
+    )
     seen = replace(seen, minimum=minimum, maximum=minimum + more)
     decision, _ = look(seen, 130)
     if decision.workers > workers:
@@ -95,8 +134,13 @@ def test_a_decision_stays_in_the_range_at_most_doubles_and_has_a_reason(workers,
 
 @given(st.floats(0.05, 7.5), st.floats(0.5, 500), st.floats(0.01, 3), st.integers(0, 2**16))
 @settings(max_examples=25, deadline=None)
-def test_under_a_constant_load_no_worker_is_started_again_once_one_was_stopped(load, rate, load_seconds, seed):
-    """`load`: of how many workers. Requests come evenly; at a look, a worker is at work with a probability."""
+def test_under_a_constant_load_no_worker_is_started_again_once_one_was_stopped(
+    load, rate, load_seconds, seed
+):
+    """`load`: of how many workers.
+
+    Requests come evenly; at a look, a worker is at work with a probability.
+    """
     dice, history, waiting, workers, changes = random.Random(seed), History(), 0.0, 1, []
     for number in range(2400):
         waiting += (load - workers) * LOOK * rate
@@ -104,7 +148,14 @@ def test_under_a_constant_load_no_worker_is_started_again_once_one_was_stopped(l
         waiting = min(max(0.0, waiting), 100.0)
         share = 1.0 if waiting else load / workers
         working = sum(dice.random() < share for _ in range(workers))
-        seen = replace(MODEL, now=number * LOOK, workers=workers, working=working, waiting=int(waiting), refused=refused)
+        seen = replace(
+            MODEL,
+            now=number * LOOK,
+            workers=workers,
+            working=working,
+            waiting=int(waiting),
+            refused=refused,
+        )
         decision, history = decide(replace(seen, rate=rate, load_seconds=load_seconds), history)
         if decision.workers != workers:
             changes.append(decision.workers - workers)
@@ -115,7 +166,9 @@ def test_under_a_constant_load_no_worker_is_started_again_once_one_was_stopped(l
 
 
 def bound_of(first: float, each: float, seconds: float) -> LatencyBound:
-    curve = LatencyCurve(0.99, [(size, first + each * (size - 1)) for size in (1, 2, 4, 8, 16, 32, 64, 128)])
+    curve = LatencyCurve(
+        0.99, [(size, first + each * (size - 1)) for size in (1, 2, 4, 8, 16, 32, 64, 128)]
+    )
     return LatencyBound(LatencyTarget("p99<50ms", 0.99, seconds), seconds, curve)
 
 
@@ -124,7 +177,9 @@ bounds = st.builds(bound_of, st.floats(0.001, 0.03), st.floats(0.0, 0.01), st.fl
 
 @given(bounds, st.floats(0.0, 1e4), st.floats(1.0, 3.0), st.integers(1, 30))
 @settings(max_examples=100, deadline=None)
-def test_a_latency_target_needs_no_fewer_workers_for_more_requests_and_no_more_than_are_busy(bound, rate, more, most):
+def test_a_latency_target_needs_no_fewer_workers_for_more_requests_and_no_more_than_are_busy(
+    bound, rate, more, most
+):
     needed = bound.workers(rate, SATURATED, most)
     assert 1 <= needed <= bound.workers(rate * more, SATURATED, most)
     assert needed == most or rate <= SATURATED * bound.capacity(rate, needed)[0]
@@ -160,14 +215,26 @@ BOUND = bound_of(0.01, 0.001, 0.05)
         ({"workers": 2, "arrived": 2500}, 3, (4, "slo")),  # at most as many again
         ({"workers": 4, "arrived": 2500}, 4, (6, "slo")),  # as many as it takes
         ({"workers": 2, "maximum": 3, "arrived": 2500}, 3, (3, "slo")),
-        ({"workers": 2, "arrived": 2500, "worker_memory": 100, "free_memory": 99}, 3, (2, "memory")),
+        (
+            {"workers": 2, "arrived": 2500, "worker_memory": 100, "free_memory": 99},
+            3,
+            (2, "memory"),
+        ),
         ({"workers": 5}, 9, (5, "")),
-        ({"arrived": 10, "waiting": 999}, 9, (1, "")),  # what waits is answered in time, or it would have been refused
+        (
+            {"arrived": 10, "waiting": 999},
+            9,
+            (1, ""),
+        ),  # what waits is answered in time, or it would have been refused
         ({"arrived": 10, "refused": 1}, 1, (2, "slo")),
         ({"arrived": 200, "refused": 1}, 2, (1, "")),  # the target allows as many to be late
         ({"arrived": 10, "refused": 9, "starting": 1}, 3, (1, "")),
         ({"arrived": 10, "workers": 4, "working": 4}, 120, (4, "")),
-        ({"arrived": 10, "workers": 4, "working": 4}, 121, (1, "quiet")),  # all are busy, with small batches
+        (
+            {"arrived": 10, "workers": 4, "working": 4},
+            121,
+            (1, "quiet"),
+        ),  # all are busy, with small batches
         ({"arrived": 900, "workers": 4, "working": 0}, 122, (4, "")),
     ],
 )
@@ -189,7 +256,14 @@ class Day:
         return sum(wait > bound for wait in self.waits)
 
 
-def simulate(arrivals: list[float], service: float, end: float, minimum: int, maximum: int, load: float = 0.02) -> Day:
+def simulate(
+    arrivals: list[float],
+    service: float,
+    end: float,
+    minimum: int,
+    maximum: int,
+    load: float = 0.02,
+) -> Day:
     """First come, first served; all that is decided is how many workers there are."""
     day, history, queue, coming = Day(), History(), deque(), deque(arrivals)
     free = [0.0] * minimum  # when each worker is next without work
@@ -204,7 +278,18 @@ def simulate(arrivals: list[float], service: float, end: float, minimum: int, ma
             heapq.heapreplace(free, begun + service)
         day.worker_seconds += LOOK * len(free)
         working = sum(each > now for each in free)
-        seen = ModelLoad(now, minimum, maximum, len(free), 0, 0, working, len(queue), rate=1 / service, load_seconds=load)
+        seen = ModelLoad(
+            now,
+            minimum,
+            maximum,
+            len(free),
+            0,
+            0,
+            working,
+            len(queue),
+            rate=1 / service,
+            load_seconds=load,
+        )
         decision, history = decide(seen, history)
         if decision.workers != len(free):
             day.changes += 1
@@ -225,8 +310,12 @@ def poisson(rate, end: float, most: float, seed: int) -> list[float]:
 
 def test_over_a_day_few_requests_wait_and_workers_run_only_while_they_are_needed():
     end, service = 2400.0, 0.1
-    arrivals = poisson(lambda now: 14 - 13 * math.cos(2 * math.pi * now / end), end, 27.0, seed=1)  # 0.1 to 2.7 workers
-    one, most, elastic = (simulate(arrivals, service, end, *bounds) for bounds in ((1, 1), (4, 4), (1, 4)))
+    arrivals = poisson(
+        lambda now: 14 - 13 * math.cos(2 * math.pi * now / end), end, 27.0, seed=1
+    )  # 0.1 to 2.7 workers
+    one, most, elastic = (
+        simulate(arrivals, service, end, *bounds) for bounds in ((1, 1), (4, 4), (1, 4))
+    )
     assert most.misses(1.0) == 0
     assert one.misses(1.0) > len(arrivals) / 2
     assert elastic.misses(1.0) < len(arrivals) / 200

@@ -1,4 +1,6 @@
-"""The budget of memory for all models: which are unloaded, and real workers that come and go under it."""
+"""The budget of memory for all models: which are unloaded, and real workers that come and go under
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadOutOfMemory
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), max_size=20), st.integers(-10, 300))
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), max_size=20), st.integers(-10, 300)
+)
 def test_no_more_than_the_least_recently_used_are_unloaded(models, excess):
     idle = [(used, memory, number) for number, (used, memory) in enumerate(models)]
     chosen = least_recently_used(idle, excess)
@@ -40,7 +44,13 @@ def test_of_200_models_the_20_that_fit_are_those_used_last(requests):
     expected: OrderedDict[int, None] = OrderedDict()
     for now, model in enumerate(requests):
         if model not in loaded:
-            for gone in least_recently_used([(used, 10, number) for number, used in loaded.items()], 10 * (len(loaded) + 1) - 200) or []:
+            for gone in (
+                least_recently_used(
+                    [(used, 10, number) for number, used in loaded.items()],
+                    10 * (len(loaded) + 1) - 200,
+                )
+                or []
+            ):
                 del loaded[gone]
         loaded[model] = now
         expected[model] = None
@@ -90,7 +100,9 @@ def test_of_200_models_that_load_at_once_all_load_and_20_stay(size, monkeypatch)
         assert budget.free() == 0
 
     asyncio.run(main())
-    assert {model for model in models if model.workers} == set(sorted(models, key=lambda model: model.last_used)[-20:])
+    assert {model for model in models if model.workers} == set(
+        sorted(models, key=lambda model: model.last_used)[-20:]
+    )
 
 
 class GpuModel(Rester):
@@ -105,16 +117,23 @@ class GpuModel(Rester):
 
     def start(self, pid: int) -> Worker:
         worker = Worker("1", (self.gpu,), 0.0)
-        worker.instance = SimpleNamespace(process=SimpleNamespace(members=lambda: [SimpleNamespace(pid=pid)]))  # type: ignore[assignment]  # all that is measured
+        worker.instance = SimpleNamespace(
+            process=SimpleNamespace(members=lambda: [SimpleNamespace(pid=pid)])
+        )  # type: ignore[assignment]  # all that is measured
         self.workers = [worker]
         return worker
 
 
-def gpu_budget(models: list[GpuModel], bound: int, *, host: int | None = None, known: bool = True) -> MemoryBudget:
+def gpu_budget(
+    models: list[GpuModel], bound: int, *, host: int | None = None, known: bool = True
+) -> MemoryBudget:
     """The driver names processes by the places of their models in the list."""
 
     async def read() -> dict[int, dict[int, int]]:
-        return {gpu: {pid: model.size for pid, model in enumerate(models) if model.gpu == gpu and known} for gpu in (0, 1)}
+        return {
+            gpu: {pid: model.size for pid, model in enumerate(models) if model.gpu == gpu and known}
+            for gpu in (0, 1)
+        }
 
     return MemoryBudget(host, lambda: models, lambda: models, bound, 2, read)
 
@@ -174,7 +193,10 @@ def test_one_that_has_loaded_does_not_wait_for_one_that_waits_for_its_gpu(monkey
         memory["now"] = 75
         models[0].workers[0].state = WorkerState.LOADING
         found = await asyncio.wait_for(
-            asyncio.gather(load_gpu(budget, models, 1), load_gpu(budget, models, 2), return_exceptions=True), TIMEOUT
+            asyncio.gather(
+                load_gpu(budget, models, 1), load_gpu(budget, models, 2), return_exceptions=True
+            ),
+            TIMEOUT,
         )
         assert [type(each) for each in found] == [LoadOutOfMemory, type(None)]
 
@@ -196,23 +218,36 @@ def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(monkeyp
 
     async def main():
         budget = gpu_budget(models, 150, host=250)
-        await asyncio.wait_for(asyncio.gather(*(load(budget, number) for number in range(200))), TIMEOUT)
+        await asyncio.wait_for(
+            asyncio.gather(*(load(budget, number) for number in range(200))), TIMEOUT
+        )
         assert budget.free() == 0
 
     asyncio.run(main())
 
 
 @pytest.mark.usefixtures("processes")
-def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(tmp_path, monkeypatch):
-    """The sizes are made up: what the system tells of processes that share memory depends on how many there are."""
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 100 * MEGA * len(list(workers)))
+def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
+    tmp_path, monkeypatch
+):
+    """The sizes are made up: what the system tells of processes that share memory depends on how
+    many there are.
+    """
+    monkeypatch.setattr(
+        "tsx_runtime.core.elastic.memory.memory_of", lambda workers: 100 * MEGA * len(list(workers))
+    )
     names = ["a", "b", "c", "d", "e", "f"]
 
     async def test(registry):
         def loaded() -> str:
             return "".join(name for name in names if registry.find(name).workers)
 
-        await asyncio.gather(*(registry.register_path(talker(tmp_path / name, name=name), order(model_name=name)) for name in names))
+        await asyncio.gather(
+            *(
+                registry.register_path(talker(tmp_path / name, name=name), order(model_name=name))
+                for name in names
+            )
+        )
         assert len(loaded()) == 2
         for name in names:
             assert await ask(registry.find(name), name) == name
@@ -240,19 +275,27 @@ def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
 
 
 @pytest.mark.usefixtures("processes")
-def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(tmp_path, monkeypatch):
+def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(
+    tmp_path, monkeypatch
+):
     """Processes are real, and their sizes are made up."""
-    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10 * MEGA * len(list(workers)))
+    monkeypatch.setattr(
+        "tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10 * MEGA * len(list(workers))
+    )
 
     async def test(registry):
         names = [f"m{number}" for number in range(200)]
         for name in names:
             config = RegisterOrder(url=name, model_name=name, initial_workers=0)
-            await registry.register_path(talker(tmp_path / name, name=name, config="scaleToZero: 1h\n"), config)
+            await registry.register_path(
+                talker(tmp_path / name, name=name, config="scaleToZero: 1h\n"), config
+            )
         models = [registry.find(name) for name in names]
         assert all(model.asleep and model.ready for model in models)
         asked = models[::8]
-        assert await asyncio.gather(*(ask(model, model.name) for model in asked)) == [model.name for model in asked]
+        assert await asyncio.gather(*(ask(model, model.name) for model in asked)) == [
+            model.name for model in asked
+        ]
         await until(lambda: sum(bool(model.workers) for model in models) == 20)
         assert await ask(models[199], "last") == "last"
         assert registry.memory.free() == 0
@@ -263,7 +306,8 @@ def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(t
 
 def test_a_process_that_takes_over_from_another_does_not_double_what_its_model_needs(monkeypatch):
     monkeypatch.setattr(
-        "tsx_runtime.core.elastic.memory.memory_of", lambda workers: sum(10 + 10 * bool(each.successor) for each in workers)
+        "tsx_runtime.core.elastic.memory.memory_of",
+        lambda workers: sum(10 + 10 * bool(each.successor) for each in workers),
     )
     monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 0)
     model, other = Rester(), Rester()
@@ -289,7 +333,9 @@ def test_a_process_that_takes_over_from_another_does_not_double_what_its_model_n
 @pytest.mark.usefixtures("processes")
 def test_a_model_for_which_no_request_may_wait_is_not_unloaded_for_others(tmp_path):
     async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m", config="useJobTicket: true\n"), order())
+        version = await registry.register_path(
+            talker(tmp_path / "m", config="useJobTicket: true\n"), order()
+        )
         assert not version.is_idle
 
     with_registry(test)

@@ -1,4 +1,6 @@
-"""What a requirements file of an archive may hold, before pip sees it: contract section 10, row 13."""
+"""What a requirements file of an archive may hold, before pip sees it: contract section 10, row
+13.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,10 @@ def test_no_path_leads_out_of_the_archive(tmp_path, line):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("a" + " " * 30_000 + "!", "not a requirement"),  # each took from seconds to years, in which the front end answered nobody
+        (
+            "a" + " " * 30_000 + "!",
+            "not a requirement",
+        ),  # each took from seconds to years, in which the front end answered nobody
         ("a" + " " * 30_000 + "#" + " " * 30_000 + "b", None),
         ("a" + " \\\n" * 15_000 + "!", "not a requirement"),
         ("a;" + " --hash=a:0" * 2_500 + "!", "not a requirement"),
@@ -104,7 +109,9 @@ def test_no_line_takes_long_to_be_read(tmp_path, line, text):
 
 
 def test_a_requirement_may_have_a_hundred_hashes(tmp_path):
-    text = "numpy==1.26.4; python_version < '3.13' \\\n    " + " \\\n    ".join(f"--hash=sha256:{number:064x}" for number in range(200))
+    text = "numpy==1.26.4; python_version < '3.13' \\\n    " + " \\\n    ".join(
+        f"--hash=sha256:{number:064x}" for number in range(200)
+    )
     assert read(tmp_path, text).inputs == (("requirements.txt", text),)
 
 
@@ -123,21 +130,32 @@ def test_what_is_taken_from_the_archive_decides_with_the_text_what_is_installed(
     package.mkdir()
     (package / "setup.py").write_text("")
     found = read(tmp_path, "-r more.txt\n./package\n")
-    assert [name for name, _ in found.inputs] == ["more.txt", "package/setup.py", "requirements.txt"]
+    assert [name for name, _ in found.inputs] == [
+        "more.txt",
+        "package/setup.py",
+        "requirements.txt",
+    ]
     (package / "setup.py").write_text("changed = True")
     assert read(tmp_path, "-r more.txt\n./package\n").inputs != found.inputs
 
 
 def test_wheels_of_the_archive_are_found_wherever_they_lie(tmp_path):
-    first, second = make_wheel(tmp_path, "one", "1.0"), make_wheel(tmp_path / "wheels", "two", "1.0")
+    first, second = (
+        make_wheel(tmp_path, "one", "1.0"),
+        make_wheel(tmp_path / "wheels", "two", "1.0"),
+    )
     found = read(tmp_path, "one\ntwo\n")
     assert found.wheel_places == (first.parent, second.parent)
-    assert {"one-1.0-py3-none-any.whl", "wheels/two-1.0-py3-none-any.whl"} < dict(found.inputs).keys()
+    assert {"one-1.0-py3-none-any.whl", "wheels/two-1.0-py3-none-any.whl"} < dict(
+        found.inputs
+    ).keys()
 
 
 def test_an_included_file_that_is_wrong_is_named_with_its_own_line(tmp_path):
     (tmp_path / "more.txt").write_text("six\nfoo | sh\n")
-    with pytest.raises(BadRequirements, match=r"^line 2 of more.txt, 'foo \| sh': it is not a requirement"):
+    with pytest.raises(
+        BadRequirements, match=r"^line 2 of more.txt, 'foo \| sh': it is not a requirement"
+    ):
         read(tmp_path, "numpy\n-r more.txt\n")
 
 

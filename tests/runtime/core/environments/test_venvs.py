@@ -1,4 +1,6 @@
-"""Packages of a model's own, with real pip, real wheels and real workers; no package index is asked."""
+"""Packages of a model's own, with real pip, real wheels and real workers; no package index is
+asked.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,14 @@ def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
 
 
-def model(directory: Path, requirements: str, *, handler: str = HANDLER, config: str = "", wheels: bool = True) -> Path:
+def model(
+    directory: Path,
+    requirements: str,
+    *,
+    handler: str = HANDLER,
+    config: str = "",
+    wheels: bool = True,
+) -> Path:
     make_model(directory, handler, config=config)
     manifest = directory / "MAR-INF" / "MANIFEST.json"
     reported = json.loads(manifest.read_text())
@@ -89,15 +98,21 @@ def built(cache: Path) -> list[Path]:
     return list((cache / "environments" / "entries").iterdir())
 
 
-def test_models_that_ask_alike_share_one_environment_and_get_their_own_packages_first(tmp_path, caplog):
-    """Two at once, one of them with an interpreter of its own; what the server has already is not installed again."""
+def test_models_that_ask_alike_share_one_environment_and_get_their_own_packages_first(
+    tmp_path, caplog
+):
+    """Two at once, one of them with an interpreter of its own; what the server has already is not
+    installed again.
+    """
     caplog.set_level("INFO", "tsx.environments")
     cache = tmp_path / "cache"
     one = model(tmp_path / "one", "iniconfig==99.0\npsutil\n")
     two = model(tmp_path / "two", "iniconfig==99.0\npsutil\n", config="useVenv: true\n")
 
     async def test(registry):
-        versions = await asyncio.gather(registry.register_path(one, order()), registry.register_path(two, order()))
+        versions = await asyncio.gather(
+            registry.register_path(one, order()), registry.register_path(two, order())
+        )
         first, second = [json.loads(await ask(version, "")) for version in versions]
         [entry] = built(cache)
         for reported in (first, second):
@@ -107,8 +122,20 @@ def test_models_that_ask_alike_share_one_environment_and_get_their_own_packages_
         assert (first["prefix"], first["environment"]) == (sys.prefix, None)
         assert second["prefix"] == second["environment"] == str(entry / "files")
         assert second["script"] == "99.0\n"
-        assert len([record for record in caplog.records if "its environment is ready" in record.message]) == 1
-        assert any("pip: Successfully installed iniconfig-99.0" in record.message for record in caplog.records)
+        assert (
+            len(
+                [
+                    record
+                    for record in caplog.records
+                    if "its environment is ready" in record.message
+                ]
+            )
+            == 1
+        )
+        assert any(
+            "pip: Successfully installed iniconfig-99.0" in record.message
+            for record in caplog.records
+        )
         pid = versions[0].workers[0].pid
         await registry.unregister("one")
         assert not psutil.pid_exists(pid)
@@ -129,7 +156,10 @@ def test_a_failed_installation_is_reported_in_pips_words_and_leaves_nothing(tmp_
         assert (failure.value.status, failure.value.type) == (400, "ModelException")
         assert not registry.models
         assert built(cache) == list((cache / "environments" / "partial").iterdir()) == []
-        assert await ask(await registry.register_path(talker(tmp_path / "other"), order()), "hello") == "hello"
+        assert (
+            await ask(await registry.register_path(talker(tmp_path / "other"), order()), "hello")
+            == "hello"
+        )
 
     served(test, cache)
 
@@ -138,7 +168,10 @@ def test_requirements_that_pip_must_not_see_are_refused_before_it_is_started(tmp
     directory = model(tmp_path / "m", "iniconfig; $(touch here)\n")
 
     async def test(registry):
-        with pytest.raises(InvalidModel, match=r"installation failed for model m\nline 1 of requirements.txt, .* it is not a requirement"):
+        with pytest.raises(
+            InvalidModel,
+            match=r"installation failed for model m\nline 1 of requirements.txt, .* it is not a requirement",
+        ):
             await registry.register_path(directory, order())
         assert not (directory / "here").exists()
 
@@ -162,7 +195,9 @@ def test_others_are_served_while_a_model_is_installed_and_a_stop_ends_it(tmp_pat
 
     async def main():
         registry = Registry(Settings(cache_dir=tmp_path / "cache", install_py_dep_per_model=True))
-        installing = asyncio.create_task(registry.register_path(hanging(tmp_path / "m", note), order()))
+        installing = asyncio.create_task(
+            registry.register_path(hanging(tmp_path / "m", note), order())
+        )
         other = await registry.register_path(talker(tmp_path / "other"), order())
         await until(lambda: note.exists() and note.read_text())
         assert await ask(other, "hello") == "hello"
@@ -175,7 +210,11 @@ def test_others_are_served_while_a_model_is_installed_and_a_stop_ends_it(tmp_pat
 
 
 def test_without_the_setting_nothing_is_installed_and_it_is_said(tmp_path, caplog):
-    directory = model(tmp_path / "m", "no-such-package\n", handler="def handle(data, context):\n    return data and ['served']\n")
+    directory = model(
+        tmp_path / "m",
+        "no-such-package\n",
+        handler="def handle(data, context):\n    return data and ['served']\n",
+    )
 
     async def main():
         registry = Registry(Settings(cache_dir=tmp_path / "cache"))
@@ -185,13 +224,21 @@ def test_without_the_setting_nothing_is_installed_and_it_is_said(tmp_path, caplo
             await registry.close()
 
     asyncio.run(main())
-    assert "the packages of requirements.txt are not installed, since install_py_dep_per_model is false" in caplog.text
+    assert (
+        "the packages of requirements.txt are not installed, since install_py_dep_per_model is false"
+        in caplog.text
+    )
 
 
 def test_the_key_is_of_all_that_decides_what_is_installed(tmp_path, monkeypatch):
     one = key_of(read_requirements(model(tmp_path / "a", "iniconfig\n"), "requirements.txt"))
-    assert key_of(read_requirements(model(tmp_path / "b", "iniconfig\n"), "requirements.txt")) == one
-    assert key_of(read_requirements(model(tmp_path / "c", "iniconfig==99.0\n"), "requirements.txt")) != one
+    assert (
+        key_of(read_requirements(model(tmp_path / "b", "iniconfig\n"), "requirements.txt")) == one
+    )
+    assert (
+        key_of(read_requirements(model(tmp_path / "c", "iniconfig==99.0\n"), "requirements.txt"))
+        != one
+    )
     make_wheel(tmp_path / "b" / "wheels", "iniconfig", "99.1")
     assert key_of(read_requirements(tmp_path / "b", "requirements.txt")) != one
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example.com/simple")

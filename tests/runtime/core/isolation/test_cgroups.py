@@ -1,4 +1,6 @@
-"""Groups that bound workers: what their files say, which group they are made in, and real ones where this system lets us make any."""
+"""Groups that bound workers: what their files say, which group they are made in, and real ones
+where this system lets us make any.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tsx_runtime.errors import OutOfResources
 
 BOUNDED = {"isolation_memory": 200, "isolation_processes": 60}
 NO_BOUNDS = "; ".join(lacking(Isolation(memory=200, processes=60)))
-bounded = pytest.mark.skipif(bool(NO_BOUNDS), reason=f"this system cannot bound workers: {NO_BOUNDS}")
+bounded = pytest.mark.skipif(
+    bool(NO_BOUNDS), reason=f"this system cannot bound workers: {NO_BOUNDS}"
+)
 
 
 def test_a_bound_is_said_in_the_kernels_words():
@@ -41,7 +45,11 @@ def test_a_bound_is_said_in_the_kernels_words():
             "0::/system.slice/tsx.service\n",
             "/sys/fs/cgroup/system.slice/tsx.service",
         ),
-        ("33 32 0:29 / /sys/fs/cgroup/unified rw - cgroup2 none rw\n", "4:memory:/docker/1\n0::/\n", "/sys/fs/cgroup/unified"),
+        (
+            "33 32 0:29 / /sys/fs/cgroup/unified rw - cgroup2 none rw\n",
+            "4:memory:/docker/1\n0::/\n",
+            "/sys/fs/cgroup/unified",
+        ),
         ("33 32 0:29 / /sys/fs/cgroup/memory rw - cgroup none rw\n", "4:memory:/docker/1\n", None),
     ],
 )
@@ -82,7 +90,10 @@ def test_a_group_that_the_administrator_names_is_taken_as_it_is(group):
 
 def test_a_group_with_processes_of_others_is_left_alone(group):
     (group / "cgroup.procs").write_text(f"{os.getpid()}\n{os.getppid()}\n")
-    with pytest.raises(cgroups.NoGroups, match=rf"contains processes that do not belong to the server \({os.getppid()}\).*Delegate=yes"):
+    with pytest.raises(
+        cgroups.NoGroups,
+        match=rf"contains processes that do not belong to the server \({os.getppid()}\).*Delegate=yes",
+    ):
         cgroups.prepare(None, {"memory.max": "1"})
 
 
@@ -118,7 +129,10 @@ def test_a_process_joins_its_group_before_it_is_restricted_and_is_ended_with_it(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
-        assert set((group.path / "cgroup.procs").read_text().split()) == {str(process.pid), str(child)}
+        assert set((group.path / "cgroup.procs").read_text().split()) == {
+            str(process.pid),
+            str(child),
+        }
         sandbox.remove()
         assert process.wait() < 0
     assert gone(child)
@@ -154,4 +168,6 @@ def test_a_worker_that_takes_more_memory_than_it_may_is_killed_alone(tmp_path, c
         assert int(await ask(version, "fork")) < 60
         assert "isolation_memory, 200 MB" in caplog.text
 
-    with_registry(test, worker_preload=False, isolation="on", cache_dir=tmp_path / "cache", **BOUNDED)
+    with_registry(
+        test, worker_preload=False, isolation="on", cache_dir=tmp_path / "cache", **BOUNDED
+    )

@@ -1,4 +1,6 @@
-"""Isolated workers: archives that attack their server, real ones, and an honest one that does not notice."""
+"""Isolated workers: archives that attack their server, real ones, and an honest one that does not
+notice.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import load_settings
 
 MISSING = "; ".join(lacking(Isolation()))
-pytestmark = [pytest.mark.skipif(bool(MISSING), reason=f"this system cannot isolate: {MISSING}"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=f"this system cannot isolate: {MISSING}"),
+    pytest.mark.slow,
+]
 
 # Runs what it is sent, and answers with what came of it.
 HANDLER = """
@@ -60,7 +65,8 @@ def handle(data, context):
     return [attempt((row.get("data") or row["body"]).decode()) for row in data]
 """
 
-# What the handler does with names that the fixture fills in. All of these work in a worker that is not isolated.
+# What the handler does with names that the fixture fills in. All of these work in a worker that is
+# not isolated.
 ATTACKS = {
     "reads a file beside the store": "open('{secret}').read()",
     "reads another model's archive": "open('{store}/other.mar', 'rb').read(2)",
@@ -117,7 +123,9 @@ ONLY_ISOLATED = {
     "becomes another user": "os.setuid(12345)",
 }
 NUMBERS = (
-    {"unshare": 272, "bpf": 321, "userfaultfd": 323} if os.uname().machine == "x86_64" else {"unshare": 97, "bpf": 280, "userfaultfd": 282}
+    {"unshare": 272, "bpf": 321, "userfaultfd": 323}
+    if os.uname().machine == "x86_64"
+    else {"unshare": 97, "bpf": 280, "userfaultfd": 282}
 )
 REFUSED = re.compile("PermissionError|KeyError: 'TSX_TEST_PRIVATE'")
 
@@ -168,7 +176,9 @@ def answers_of(directory: Path, questions: Mapping[str, str], **settings: object
     answers: dict[str, str] = {}
 
     async def test(registry):
-        version = await registry.register_path(make_model(directory / "hostile.mar", HANDLER), order())
+        version = await registry.register_path(
+            make_model(directory / "hostile.mar", HANDLER), order()
+        )
         for name, question in questions.items():
             answers[name] = await ask(version, question)
 
@@ -199,8 +209,11 @@ def free(names, isolated, tmp_path_factory) -> dict[str, str]:
     return answers_of(tmp_path_factory.mktemp("free"), questions)
 
 
-# A forked worker has the environment in which this process started its first server, maybe for another test.
-@pytest.mark.parametrize("attack", [name for name in ATTACKS if name != "finds a secret in its environment"])
+# A forked worker has the environment in which this process started its first server, maybe for
+# another test.
+@pytest.mark.parametrize(
+    "attack", [name for name in ATTACKS if name != "finds a secret in its environment"]
+)
 def test_without_isolation_the_same_attack_succeeds_when_it(attack, free):
     assert "Error" not in free[attack], free[attack]
 
@@ -217,7 +230,12 @@ enter.enter(json.loads(sys.argv[2]))
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    "attack", ["os.kill({neighbour}, 18)", "os.truncate('handler.py', 0)", "os.open('handler.py', os.O_RDONLY | os.O_TRUNC)"]
+    "attack",
+    [
+        "os.kill({neighbour}, 18)",
+        "os.truncate('handler.py', 0)",
+        "os.open('handler.py', os.O_RDONLY | os.O_TRUNC)",
+    ],
 )
 def test_an_older_kernel_refuses_it_too(attack, names, tmp_path):
     (tmp_path / "handler.py").write_text("whole")
@@ -234,7 +252,12 @@ def test_an_older_kernel_refuses_it_too(attack, names, tmp_path):
         "label": "",
     }
     root = Path(config.__file__).parents[3]
-    ended = subprocess.run([sys.executable, "-c", OLD_KERNEL, str(root), json.dumps(cell)], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", OLD_KERNEL, str(root), json.dumps(cell)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ended.stdout == "whole\n", ended.stderr
     assert "PermissionError: [Errno 1]" in ended.stderr
     assert (tmp_path / "handler.py").read_text() == "whole"
@@ -247,7 +270,9 @@ def test_an_isolated_worker_has_no_privileges_and_no_descriptors_but_its_socket(
     assert re.search(r"CapEff:\s0+\n", status)
     assert re.search(r"CapBnd:\s0+\n", status) or os.getuid()
     opened = json.loads(isolated_talk["descriptors"].replace("'", '"'))
-    assert len([name for name in opened if name.startswith("socket:")]) <= 3  # its own, and where it prints if that is one
+    assert (
+        len([name for name in opened if name.startswith("socket:")]) <= 3
+    )  # its own, and where it prints if that is one
     assert not [name for name in opened if str(Path.cwd()) in name]
 
 
@@ -307,13 +332,24 @@ def test_workers_stream_from_an_environment_of_their_own(tmp_path):
 def test_what_the_administrator_names_is_allowed(names, tmp_path):
     models = {
         "hostile": ModelSettings(
-            isolation="on", isolation_network=True, isolation_paths=[names["secret"]], isolation_variables=["TSX_TEST_PRIVATE"]
+            isolation="on",
+            isolation_network=True,
+            isolation_paths=[names["secret"]],
+            isolation_variables=["TSX_TEST_PRIVATE"],
         )
     }
-    questions = {"tcp": ATTACKS["connects by TCP"], "file": ATTACKS["reads a file beside the store"]}
-    questions |= {"variable": ATTACKS["finds a secret in its environment"], "packets": ONLY_ISOLATED["makes a packet socket"]}
+    questions = {
+        "tcp": ATTACKS["connects by TCP"],
+        "file": ATTACKS["reads a file beside the store"],
+    }
+    questions |= {
+        "variable": ATTACKS["finds a secret in its environment"],
+        "packets": ONLY_ISOLATED["makes a packet socket"],
+    }
     questions |= {"store": ATTACKS["lists the model store"]}
-    answers = answers_of(tmp_path, {name: code.format(**names) for name, code in questions.items()}, models=models)
+    answers = answers_of(
+        tmp_path, {name: code.format(**names) for name, code in questions.items()}, models=models
+    )
     assert "raddr" in answers["tcp"]
     assert answers["file"] == answers["variable"] == "the key"
     assert "PermissionError" in answers["packets"]
@@ -323,11 +359,16 @@ def test_what_the_administrator_names_is_allowed(names, tmp_path):
 @pytest.mark.usefixtures("processes")
 def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
     async def test(registry):
-        version = await registry.register_path(make_model(tmp_path / "hostile.mar", HANDLER, config="maxWorkerRequests: 3\n"), order())
+        version = await registry.register_path(
+            make_model(tmp_path / "hostile.mar", HANDLER, config="maxWorkerRequests: 3\n"), order()
+        )
         scratch = Path(await ask(version, HONEST["home"]))
         child = int(await ask(version, "subprocess.Popen(['sleep', '600']).pid"))
-        deep = "[os.mkdir('d') or os.chdir('d') for _ in range(3000)]"  # a path longer than any call takes
-        await ask(version, f"os.chdir(os.environ['HOME']) or open('big', 'w').write('x') and {deep}")
+        # a path longer than any call takes
+        deep = "[os.mkdir('d') or os.chdir('d') for _ in range(3000)]"
+        await ask(
+            version, f"os.chdir(os.environ['HOME']) or open('big', 'w').write('x') and {deep}"
+        )
         assert (scratch / "big").exists()
         await until(lambda: version.stats.recycled["requests"])
         await until(lambda: gone(child))
@@ -339,24 +380,36 @@ def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
 
 def test_a_description_says_what_holds(tmp_path):
     async def test(registry):
-        version = await registry.register_path(make_model(tmp_path / "m.mar", HANDLER), order(initial_workers=0))
+        version = await registry.register_path(
+            make_model(tmp_path / "m.mar", HANDLER), order(initial_workers=0)
+        )
         assert describe_version(version, {}, {}).isolation == version.isolation.describe()
         assert version.isolation.describe()["network"] is False
-        other = await registry.register_path(make_model(tmp_path / "n.mar", HANDLER), order(initial_workers=0))
+        other = await registry.register_path(
+            make_model(tmp_path / "n.mar", HANDLER), order(initial_workers=0)
+        )
         assert describe_version(other, {}, {}).isolation is None
 
     with_registry(test, models={"m": ModelSettings(isolation="on")}, cache_dir=tmp_path / "cache")
 
 
 def test_a_model_sets_again_what_is_set_for_all():
-    models = {"free": ModelSettings(isolation="off"), "online": ModelSettings(isolation_network=True, isolation_cpus=0.5)}
+    models = {
+        "free": ModelSettings(isolation="off"),
+        "online": ModelSettings(isolation_network=True, isolation_cpus=0.5),
+    }
     settings = Settings(isolation="on", isolation_memory=512, isolation_processes=64, models=models)
     assert isolation_of(settings, "free") is None
     assert isolation_of(settings, "other") == Isolation(memory=512, processes=64)
-    assert isolation_of(settings, "online") == Isolation(network=True, memory=512, cpus=0.5, processes=64)
+    assert isolation_of(settings, "online") == Isolation(
+        network=True, memory=512, cpus=0.5, processes=64
+    )
 
 
-@pytest.mark.parametrize(("part", "words"), [("landlock.abi", "Landlock"), ("seccomp.library", "apt-get install libseccomp2")])
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [("landlock.abi", "Landlock"), ("seccomp.library", "apt-get install libseccomp2")],
+)
 def test_a_server_that_cannot_isolate_does_not_start(part, words, monkeypatch):
     monkeypatch.setattr(f"tsx_runtime.sandbox.{part}", lambda: None)
     with pytest.raises(SettingError, match=words):
@@ -365,29 +418,44 @@ def test_a_server_that_cannot_isolate_does_not_start(part, words, monkeypatch):
 
 
 def test_a_bound_without_a_group_to_hold_it_is_refused_at_the_start(tmp_path):
-    with pytest.raises(SettingError, match=r"isolation_memory: cgroups cannot be created in .*systemd-run --user"):
-        config.check_isolation(Settings(isolation="on", isolation_memory=512, isolation_cgroup=tmp_path / "none"))
+    with pytest.raises(
+        SettingError, match=r"isolation_memory: cgroups cannot be created in .*systemd-run --user"
+    ):
+        config.check_isolation(
+            Settings(isolation="on", isolation_memory=512, isolation_cgroup=tmp_path / "none")
+        )
 
 
 def test_isolation_is_set_by_a_file_or_on_the_command_line(tmp_path):
-    (tmp_path / "tsx.toml").write_text('isolation_memory = 900\n[models.m]\nisolation = "on"\nisolation_paths = ["/usr"]\n')
+    (tmp_path / "tsx.toml").write_text(
+        'isolation_memory = 900\n[models.m]\nisolation = "on"\nisolation_paths = ["/usr"]\n'
+    )
     settings, _ = load_settings({"models.m.isolation_cpus": "1.5"}, {}, tmp_path / "tsx.toml")
     assert isolation_of(settings, "m") == Isolation(memory=900, cpus=1.5, paths=("/usr",))
-    settings, _ = load_settings({"models.m.isolation": "on", "models.m.isolation_paths": "/usr,/opt"}, {"TSX_ISOLATION_PROCESSES": "9"})
+    settings, _ = load_settings(
+        {"models.m.isolation": "on", "models.m.isolation_paths": "/usr,/opt"},
+        {"TSX_ISOLATION_PROCESSES": "9"},
+    )
     assert isolation_of(settings, "m") == Isolation(processes=9, paths=("/usr", "/opt"))
 
 
 def test_paths_that_isolated_workers_may_read_are_absolute_and_there(tmp_path):
-    with pytest.raises(SettingError, match=r"isolation_paths cannot be 'data' .*it takes absolute paths"):
+    with pytest.raises(
+        SettingError, match=r"isolation_paths cannot be 'data' .*it takes absolute paths"
+    ):
         load_settings({"isolation_paths": "data"}, {})
-    settings, _ = load_settings({"isolation": "on", "isolation_paths": f"{tmp_path},{tmp_path / 'none'}"}, {})
+    settings, _ = load_settings(
+        {"isolation": "on", "isolation_paths": f"{tmp_path},{tmp_path / 'none'}"}, {}
+    )
     with pytest.raises(SettingError, match="none of isolation_paths does not exist"):
         config.check_isolation(settings)
 
 
 def test_what_cannot_run_isolated_is_refused_with_the_reason(tmp_path):
     async def test(registry):
-        group = make_model(tmp_path / "group.mar", HANDLER, config="torchrun:\n  nproc-per-node: 2\n")
+        group = make_model(
+            tmp_path / "group.mar", HANDLER, config="torchrun:\n  nproc-per-node: 2\n"
+        )
         with pytest.raises(BadRequest, match="whose processes need the network"):
             await registry.register_path(group, order(initial_workers=0))
         needy = make_model(tmp_path / "needy.mar", HANDLER, requirementsFile="handler.py")
@@ -413,8 +481,14 @@ def test_a_real_model_answers_isolated_as_it_does_otherwise(tmp_path):
     picture = (DIGITS / "images" / "7.png").read_bytes()
 
     async def served(**settings: object) -> bytes:
-        async with open_model(archive, Settings(cache_dir=tmp_path / "cache", worker_preload=False, **settings)) as version:
-            job = WaitingJob(wire.request_meta("id", b"", [(b"Content-Type", b"image/png")]), picture, time.monotonic())
+        async with open_model(
+            archive, Settings(cache_dir=tmp_path / "cache", worker_preload=False, **settings)
+        ) as version:
+            job = WaitingJob(
+                wire.request_meta("id", b"", [(b"Content-Type", b"image/png")]),
+                picture,
+                time.monotonic(),
+            )
             version.submit(job)
             return (await asyncio.wait_for(job.done, 90)).body
 
@@ -426,7 +500,15 @@ def test_a_real_model_answers_isolated_as_it_does_otherwise(tmp_path):
 @pytest.mark.usefixtures("processes")
 def test_what_an_isolated_worker_prints_is_in_the_log(tmp_path):
     make_model(tmp_path / "loud.mar", "print('as loud as ever')\n" + HANDLER)
-    words = ["serve", tmp_path / "loud.mar", *FREE_PORTS, "--set", "isolation=on", "--set", f"log_location={tmp_path / 'logs'}"]
+    words = [
+        "serve",
+        tmp_path / "loud.mar",
+        *FREE_PORTS,
+        "--set",
+        "isolation=on",
+        "--set",
+        f"log_location={tmp_path / 'logs'}",
+    ]
     with serving(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache")}) as server:
         assert server.stop() == 0
     assert "as loud as ever" in (tmp_path / "logs" / "model_log.log").read_text()

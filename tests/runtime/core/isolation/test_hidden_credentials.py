@@ -1,4 +1,6 @@
-"""What a model's code finds of the server's secrets and cloud credentials, however its process was started."""
+"""What a model's code finds of the server's secrets and cloud credentials, however its process was
+started.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, environment_of, serving
-from tsx_runtime.core.isolation.hidden_credentials import CREDENTIALS, SERVERS, hidden_variables, passed_variables, starting_without
+from tsx_runtime.core.isolation.hidden_credentials import (
+    CREDENTIALS,
+    SERVERS,
+    hidden_variables,
+    passed_variables,
+    starting_without,
+)
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.subprocesses import start_program
 from tsx_runtime.metrics.host import System
@@ -25,10 +33,31 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 SECRET = "known-to-nobody"
 PLANTED = {
-    **{f"TSX_{name}": SECRET + "-token" for name in ("INFERENCE_TOKEN", "MANAGEMENT_TOKEN", "KEYSTORE_PASS")},
-    **dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_CONTAINER_CREDENTIALS_FULL_URI"), SECRET),
-    **dict.fromkeys(("AWS_WEB_IDENTITY_TOKEN_FILE", "GOOGLE_APPLICATION_CREDENTIALS", "AZURE_CLIENT_SECRET", "HF_TOKEN"), SECRET),
-    **dict.fromkeys(("GITHUB_TOKEN", "TS_MANAGEMENT_TOKEN", "KUBECONFIG", "OTEL_EXPORTER_OTLP_HEADERS"), SECRET),
+    **{
+        f"TSX_{name}": SECRET + "-token"
+        for name in ("INFERENCE_TOKEN", "MANAGEMENT_TOKEN", "KEYSTORE_PASS")
+    },
+    **dict.fromkeys(
+        (
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_SESSION_TOKEN",
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        ),
+        SECRET,
+    ),
+    **dict.fromkeys(
+        (
+            "AWS_WEB_IDENTITY_TOKEN_FILE",
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            "AZURE_CLIENT_SECRET",
+            "HF_TOKEN",
+        ),
+        SECRET,
+    ),
+    **dict.fromkeys(
+        ("GITHUB_TOKEN", "TS_MANAGEMENT_TOKEN", "KUBECONFIG", "OTEL_EXPORTER_OTLP_HEADERS"), SECRET
+    ),
 }
 SPY = """
 import json, os, subprocess
@@ -44,12 +73,18 @@ def handle(data, context):
 
 
 @pytest.mark.usefixtures("processes")
-def test_an_attackers_handler_finds_no_credential_in_its_process_and_where_it_came_from(tmp_path: Path) -> None:
+def test_an_attackers_handler_finds_no_credential_in_its_process_and_where_it_came_from(
+    tmp_path: Path,
+) -> None:
     for name in ("spy", "trusted"):
         make_model(tmp_path / f"{name}.mar", SPY)
-    (tmp_path / "tsx.toml").write_text('model_store = "."\n[models.trusted]\npass_env = ["HF_TOKEN"]\n')
+    (tmp_path / "tsx.toml").write_text(
+        'model_store = "."\n[models.trusted]\npass_env = ["HF_TOKEN"]\n'
+    )
     environment = {**PLANTED, "TSX_CACHE_DIR": str(tmp_path / "cache"), "HARMLESS": "seen"}
-    with serving(["serve", "spy.mar", "trusted.mar", *FREE_PORTS], tmp_path, environment) as running:
+    with serving(
+        ["serve", "spy.mar", "trusted.mar", *FREE_PORTS], tmp_path, environment
+    ) as running:
         found = {name: ask(running.address("predictions"), name) for name in ("spy", "trusted")}
         assert SECRET not in running.log
         assert "pass_env names them: AWS_ACCESS_KEY_ID, " in running.log
@@ -60,14 +95,20 @@ def test_an_attackers_handler_finds_no_credential_in_its_process_and_where_it_ca
 
 
 def ask(address: str, model: str) -> str:
-    request = urllib.request.Request(f"{address}/predictions/{model}", b"x", {"Authorization": f"Bearer {PLANTED['TSX_INFERENCE_TOKEN']}"})
+    request = urllib.request.Request(
+        f"{address}/predictions/{model}",
+        b"x",
+        {"Authorization": f"Bearer {PLANTED['TSX_INFERENCE_TOKEN']}"},
+    )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return str(answer.read(), "utf-8")
 
 
 @pytest.mark.usefixtures("processes")
 def test_a_program_of_its_own_is_started_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for an environment of its own and for torchrun, whose processes have the program's variables."""
+    """As for an environment of its own and for torchrun, whose processes have the program's
+    variables.
+    """
     plant(monkeypatch)
     program, front = start_program(Launch(), None, hidden_variables(Settings(), os.environ))
     with front:
@@ -94,7 +135,9 @@ def test_a_spawned_worker_is_started_without(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_program_of_the_machines_numbers_is_started_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_program_of_the_machines_numbers_is_started_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     plant(monkeypatch)
     system = System(Settings(system_metrics_cmd=f"sh -c 'env > {tmp_path}/env'"))
     asyncio.run(system._run(system._command or ""))
@@ -110,18 +153,38 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_patterns_let_models_have_credentials_and_never_the_servers_own() -> None:
     assert hidden_variables(Settings(), PLANTED) == list(PLANTED)
-    assert hidden_variables(Settings(), ["DB_PASSWORD", "OPENAI_API_KEY"]) == []  # there for the handler
-    assert hidden_variables(Settings(blacklist_env_vars="DB_.*"), ["DB_PASSWORD"]) == ["DB_PASSWORD"]
-    assert hidden_variables(Settings(pass_env=["*"]), PLANTED) == [name for name in PLANTED if name in SERVERS]
+    assert (
+        hidden_variables(Settings(), ["DB_PASSWORD", "OPENAI_API_KEY"]) == []
+    )  # there for the handler
+    assert hidden_variables(Settings(blacklist_env_vars="DB_.*"), ["DB_PASSWORD"]) == [
+        "DB_PASSWORD"
+    ]
+    assert hidden_variables(Settings(pass_env=["*"]), PLANTED) == [
+        name for name in PLANTED if name in SERVERS
+    ]
     assert "AWS_SESSION_TOKEN" not in hidden_variables(Settings(pass_env=["AWS_*"]), PLANTED)
-    assert "TSX_INFERENCE_TOKEN" not in hidden_variables(Settings(pass_env=["TSX_INFERENCE_TOKEN"]), PLANTED)
-    assert hidden_variables(Settings(pass_env=["*"], blacklist_env_vars="HF_.*"), ["HF_TOKEN"]) == ["HF_TOKEN"]
-    assert hidden_variables(Settings(), ["PATH", "MAX_NEW_TOKENS", "TOKENIZERS_PARALLELISM", "HF_HOME", "AWS_REGION"]) == []
+    assert "TSX_INFERENCE_TOKEN" not in hidden_variables(
+        Settings(pass_env=["TSX_INFERENCE_TOKEN"]), PLANTED
+    )
+    assert hidden_variables(Settings(pass_env=["*"], blacklist_env_vars="HF_.*"), ["HF_TOKEN"]) == [
+        "HF_TOKEN"
+    ]
+    assert (
+        hidden_variables(
+            Settings(),
+            ["PATH", "MAX_NEW_TOKENS", "TOKENIZERS_PARALLELISM", "HF_HOME", "AWS_REGION"],
+        )
+        == []
+    )
 
 
 def test_what_one_model_may_see_no_other_does() -> None:
-    settings = Settings.model_validate({"models": {"m": {"pass_env": ["AWS_*", "TSX_*"]}}, "blacklist_env_vars": "AWS_SESSION.*"})
-    assert passed_variables(settings, "m", PLANTED).keys() == {name for name in PLANTED if name.startswith("AWS_")} - {"AWS_SESSION_TOKEN"}
+    settings = Settings.model_validate(
+        {"models": {"m": {"pass_env": ["AWS_*", "TSX_*"]}}, "blacklist_env_vars": "AWS_SESSION.*"}
+    )
+    assert passed_variables(settings, "m", PLANTED).keys() == {
+        name for name in PLANTED if name.startswith("AWS_")
+    } - {"AWS_SESSION_TOKEN"}
     assert passed_variables(settings, "other", PLANTED) == {}
 
 

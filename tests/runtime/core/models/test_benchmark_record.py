@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.models.benchmark_record import FILE, LARGEST, BenchmarkRecord, parse_measured, read_benchmark_record
+from tsx_runtime.core.models.benchmark_record import (
+    FILE,
+    LARGEST,
+    BenchmarkRecord,
+    parse_measured,
+    read_benchmark_record,
+)
 from tsx_runtime.core.placement.hardware import Hardware, describe, hardware
 
 HERE = {"cpu": "Sort of a CPU", "cores": 2, "gpus": [], "fingerprint": hardware().fingerprint}
@@ -32,26 +38,46 @@ def test_figures_from_here_are_reported_as_such_and_others_as_others() -> None:
     assert str(parse_measured(json.dumps(KEPT).encode())) == (
         "measured 2026-11-21 on 2 cores of Sort of a CPU: 210 requests/s, p99 38.4 ms under p99<100ms, with cpu, 2 workers, batch 8"
     )
-    fast = parse_measured(json.dumps(KEPT | {"best": KEPT["best"] | {"throughput": 10243.17, "p99_ms": 1234.5}}).encode())
+    fast = parse_measured(
+        json.dumps(
+            KEPT | {"best": KEPT["best"] | {"throughput": 10243.17, "p99_ms": 1234.5}}
+        ).encode()
+    )
     assert ": 10,243 requests/s, p99 1,234 ms under" in str(fast)
-    elsewhere = parse_measured(json.dumps(KEPT | {"slo": None, "environment": HERE | {"fingerprint": "0"}}).encode())
+    elsewhere = parse_measured(
+        json.dumps(KEPT | {"slo": None, "environment": HERE | {"fingerprint": "0"}}).encode()
+    )
     assert elsewhere is not None
     assert not elsewhere.here
     assert "p99 38.4 ms, with" in str(elsewhere)
-    assert str(elsewhere).endswith("this machine is different, so expect different figures (run `tsx bench` to measure here)")
+    assert str(elsewhere).endswith(
+        "this machine is different, so expect different figures (run `tsx bench` to measure here)"
+    )
 
 
 @given(JSON, OUTER, INNER)
 def test_whatever_stands_there_is_read_or_left_out(value: Any, key: str, inner: str) -> None:
-    for damaged in (value, KEPT | {key: value}, KEPT | {"environment": HERE | {inner: value}, "best": KEPT["best"] | {inner: value}}):
+    for damaged in (
+        value,
+        KEPT | {key: value},
+        KEPT | {"environment": HERE | {inner: value}, "best": KEPT["best"] | {inner: value}},
+    ):
         found = parse_measured(json.dumps(damaged).encode(errors="surrogatepass"))
         assert found is None or str(found).isprintable()
 
 
-def test_what_is_no_measurement_is_reported_once_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_measurement_is_reported_once_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert read_benchmark_record(tmp_path) is None
     assert not caplog.records
-    for content in (b"", b"{}", b"[" * 100_000, json.dumps(KEPT | {"format": 2}).encode(), b" " * LARGEST + json.dumps(KEPT).encode()):
+    for content in (
+        b"",
+        b"{}",
+        b"[" * 100_000,
+        json.dumps(KEPT | {"format": 2}).encode(),
+        b" " * LARGEST + json.dumps(KEPT).encode(),
+    ):
         (tmp_path / FILE).write_bytes(content)
         caplog.clear()
         with caplog.at_level(logging.WARNING):
@@ -64,8 +90,20 @@ def test_what_is_no_measurement_is_reported_once_and_left_out(tmp_path: Path, ca
 def test_a_machine_is_reported_by_what_it_computes_with() -> None:
     one = Hardware("Some CPU", 2, ())
     assert one.fingerprint == Hardware("Some CPU", 2, ()).fingerprint
-    assert len({one.fingerprint, one._replace(cores=4).fingerprint, one._replace(gpus=("H100",)).fingerprint}) == 3
+    assert (
+        len(
+            {
+                one.fingerprint,
+                one._replace(cores=4).fingerprint,
+                one._replace(gpus=("H100",)).fingerprint,
+            }
+        )
+        == 3
+    )
     assert describe("Some CPU", 1) == "1 core of Some CPU"
-    assert str(Hardware("Some CPU", 16, ("H100", "H100", "A10"))) == "16 cores of Some CPU, 2 x H100, A10"
+    assert (
+        str(Hardware("Some CPU", 16, ("H100", "H100", "A10")))
+        == "16 cores of Some CPU, 2 x H100, A10"
+    )
     assert hardware().cpu
     assert hardware().cores >= 1

@@ -1,4 +1,6 @@
-"""Archives of TorchServe's C++ backend: TorchScript is served, anything else is refused with the reason."""
+"""Archives of TorchServe's C++ backend: TorchScript is served, anything else is refused with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ def archive(place: Path, handler: str = "TorchScriptHandler", *, script: bool = 
         torch.jit.save(torch.jit.script(Double()), buffer)
     else:
         torch.save({"weight": torch.zeros(2)}, buffer)
-    model = {"modelName": place.stem, "modelVersion": "1.0", "handler": handler, "serializedFile": "model.pt"}
+    model = {
+        "modelName": place.stem,
+        "modelVersion": "1.0",
+        "handler": handler,
+        "serializedFile": "model.pt",
+    }
     with zipfile.ZipFile(place, "w") as mar:
         mar.writestr("MAR-INF/MANIFEST.json", json.dumps({"runtime": "LSP", "model": model}))
         mar.writestr("model.pt", buffer.getvalue())
@@ -50,13 +57,21 @@ def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_saves_the
     async def test(registry):
         version = await registry.register_path(path, order(batch_size=4))
         assert version.runtime == "LSP"
-        bodies = [saved(torch.tensor([1.0, 2.0])), saved(torch.tensor([[3.0]])), b"no tensor", saved(torch.tensor([4.0, 5.0]))]
+        bodies = [
+            saved(torch.tensor([1.0, 2.0])),
+            saved(torch.tensor([[3.0]])),
+            b"no tensor",
+            saved(torch.tensor([4.0, 5.0])),
+        ]
         jobs = [WaitingJob(wire.request_meta("id", b"", []), body, 0.0) for body in bodies]
         for job in jobs:
             version.submit(job)
         answers = [await asyncio.wait_for(job.done, 30) for job in jobs]
         assert [answer.status for answer in answers] == [200, 200, 400, 200]
-        found = [torch.load(io.BytesIO(await answers[index].whole(1 << 20)), weights_only=True).tolist() for index in (0, 1, 3)]
+        found = [
+            torch.load(io.BytesIO(await answers[index].whole(1 << 20)), weights_only=True).tolist()
+            for index in (0, 1, 3)
+        ]
         assert found == [[2.0, 4.0], [[6.0]], [8.0, 10.0]]
         assert b"torch.save writes it" in await answers[2].whole(1 << 20)
 

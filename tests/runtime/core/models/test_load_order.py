@@ -1,4 +1,6 @@
-"""The load order of a worker: a directory's files may have changed since its manifest was written."""
+"""The load order of a worker: a directory's files may have changed since its manifest was
+written.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from tsx_runtime.settings.schema import Settings
 @pytest.mark.parametrize("unpacked", [False, True])
 def test_a_directorys_checksums_do_not_reach_the_worker(tmp_path: Path, unpacked: bool) -> None:
     (tmp_path / "handler.py").write_text("def handle(data, context):\n    return data\n")
-    path = write_archive(ArchiveSpec(model_name="m", version="1.0", handler=str(tmp_path / "handler.py")), tmp_path / "m.mar")
+    path = write_archive(
+        ArchiveSpec(model_name="m", version="1.0", handler=str(tmp_path / "handler.py")),
+        tmp_path / "m.mar",
+    )
     if unpacked:
         with zipfile.ZipFile(path) as mar:
             mar.extractall(path := tmp_path / "m")

@@ -24,9 +24,13 @@ from tsx_runtime.errors import InvalidModel
         ("image_classifier", "net.onnx", "onnx"),
     ],
 )
-def test_a_missing_extra_is_named_before_a_worker_starts(tmp_path, monkeypatch, handler, file, extra):
+def test_a_missing_extra_is_named_before_a_worker_starts(
+    tmp_path, monkeypatch, handler, file, extra
+):
     missing = {"transformers", "mlflow", "onnxruntime"}
-    monkeypatch.setattr(packages, "find_spec", lambda name: None if name in missing else find_spec(name))
+    monkeypatch.setattr(
+        packages, "find_spec", lambda name: None if name in missing else find_spec(name)
+    )
     more = {"serializedFile": file} if file else {}
 
     async def test(registry):

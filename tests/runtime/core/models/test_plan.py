@@ -1,11 +1,20 @@
-"""What holds for a model when registration, model-config.yaml and settings say different things; and on which device."""
+"""What holds for a model when registration, model-config.yaml and settings say different things;
+and on which device.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tsx_archiver import parse_model_config
-from tsx_runtime.core.models.plan import RegisterOrder, addable, check_workers, plan, task_workers, with_own_settings
+from tsx_runtime.core.models.plan import (
+    RegisterOrder,
+    addable,
+    check_workers,
+    plan,
+    task_workers,
+    with_own_settings,
+)
 from tsx_runtime.core.placement.hardware import visible_names
 from tsx_runtime.core.traffic.routing import choose
 from tsx_runtime.errors import BadRequest, ModelVersionNotFound
@@ -15,7 +24,9 @@ from tsx_runtime.settings.torchserve import VersionSettings
 
 def planned(order=None, yaml=None, settings=None, gpus=0):
     config, _ = parse_model_config(yaml or {})
-    return plan(RegisterOrder(url="m.mar", **(order or {})), config, Settings(**(settings or {})), gpus)
+    return plan(
+        RegisterOrder(url="m.mar", **(order or {})), config, Settings(**(settings or {})), gpus
+    )
 
 
 def test_registration_wins_over_the_archive_and_the_archive_over_the_settings():
@@ -23,7 +34,11 @@ def test_registration_wins_over_the_archive_and_the_archive_over_the_settings():
     assert planned(settings=settings).response_timeout == 7
     assert planned(yaml={"responseTimeout": 8}, settings=settings).response_timeout == 8
     assert planned({"response_timeout": 9}, {"responseTimeout": 8}, settings).response_timeout == 9
-    assert (planned().batch_size, planned(yaml={"batchSize": 4}).batch_size, planned({"batch_size": 2}, {"batchSize": 4}).batch_size) == (
+    assert (
+        planned().batch_size,
+        planned(yaml={"batchSize": 4}).batch_size,
+        planned({"batch_size": 2}, {"batchSize": 4}).batch_size,
+    ) == (
         1,
         4,
         2,
@@ -33,19 +48,36 @@ def test_registration_wins_over_the_archive_and_the_archive_over_the_settings():
 def test_hugging_face_models_have_batches_of_32_unless_something_else_is_said():
     def batch(order=None, yaml=None):
         return plan(
-            RegisterOrder(url="m.mar", **(order or {})), parse_model_config(yaml or {})[0], Settings(), 0, handler="huggingface"
+            RegisterOrder(url="m.mar", **(order or {})),
+            parse_model_config(yaml or {})[0],
+            Settings(),
+            0,
+            handler="huggingface",
         ).batch_size
 
-    assert (batch(), batch(yaml={"batchSize": 4}), batch({"batch_size": 1}, {"batchSize": 4})) == (32, 4, 1)
+    assert (batch(), batch(yaml={"batchSize": 4}), batch({"batch_size": 1}, {"batchSize": 4})) == (
+        32,
+        4,
+        1,
+    )
 
 
 def test_when_workers_are_replaced_is_weighed_for_each_limit_alone():
     settings = {"max_worker_requests": 10, "max_worker_memory": 20, "max_worker_age": 30}
     assert planned().recycling == (0, 0, 0)
     assert planned(settings=settings).recycling == (10, 20, 30)
-    assert planned(yaml={"maxWorkerRequests": 0, "maxWorkerAge": 31}, settings=settings).recycling == (0, 20, 31)
-    order = with_own_settings(RegisterOrder(url="m.mar", max_worker_age=5), ModelSettings(max_worker_age=6, max_worker_memory=7))
-    assert (order.max_worker_requests, order.max_worker_memory, order.max_worker_age) == (None, 7, 5)
+    assert planned(
+        yaml={"maxWorkerRequests": 0, "maxWorkerAge": 31}, settings=settings
+    ).recycling == (0, 20, 31)
+    order = with_own_settings(
+        RegisterOrder(url="m.mar", max_worker_age=5),
+        ModelSettings(max_worker_age=6, max_worker_memory=7),
+    )
+    assert (order.max_worker_requests, order.max_worker_memory, order.max_worker_age) == (
+        None,
+        7,
+        5,
+    )
 
 
 def test_more_workers_than_any_machine_has_room_for_are_refused_whatever_the_model_allows():
@@ -53,14 +85,20 @@ def test_more_workers_than_any_machine_has_room_for_are_refused_whatever_the_mod
         check_workers(1025, "m", 2, 10**7)
 
 
-@pytest.mark.parametrize(("count", "cores", "allowed"), [(64, 2, 0), (160, 10, 0), (65, 2, 65), (1024, 2, 10**7)])
+@pytest.mark.parametrize(
+    ("count", "cores", "allowed"), [(64, 2, 0), (160, 10, 0), (65, 2, 65), (1024, 2, 10**7)]
+)
 def test_workers_that_fit_the_cores_or_that_the_model_allows_may_start(count, cores, allowed):
     check_workers(count, "m", cores, allowed)
 
 
 @pytest.mark.parametrize(("count", "cores", "allowed"), [(65, 2, 0), (161, 10, 0), (66, 2, 65)])
-def test_a_slip_in_the_number_of_workers_is_refused_and_the_error_says_how_to_allow_it(count, cores, allowed):
-    with pytest.raises(BadRequest, match=rf"maxWorkers: {count} .*max_workers = {count} in \[models\.m\]"):
+def test_a_slip_in_the_number_of_workers_is_refused_and_the_error_says_how_to_allow_it(
+    count, cores, allowed
+):
+    with pytest.raises(
+        BadRequest, match=rf"maxWorkers: {count} .*max_workers = {count} in \[models\.m\]"
+    ):
         check_workers(count, "m", cores, allowed)
 
 
@@ -99,7 +137,12 @@ def test_a_server_says_for_a_model_how_many_workers_it_may_have_and_when_it_is_u
     config, _ = parse_model_config({"scaleToZero": 30})
     chosen = plan(with_own_settings(RegisterOrder(url="m.mar"), own), config, Settings(), 0)
     assert (chosen.min_workers, chosen.max_workers, chosen.scale_to_zero) == (1, 4, 600.0)
-    never = plan(with_own_settings(RegisterOrder(url="m.mar"), ModelSettings(scale_to_zero=0)), config, Settings(), 0)
+    never = plan(
+        with_own_settings(RegisterOrder(url="m.mar"), ModelSettings(scale_to_zero=0)),
+        config,
+        Settings(),
+        0,
+    )
     assert never.scale_to_zero == 0
     assert Settings(model_memory="8GB").model_memory == 8 * 10**9
     for wrong in ({"model_memory": "much"}, {"models": {"m": {"scale_to_zero": "soon"}}}):
@@ -145,13 +188,23 @@ def test_the_first_source_that_says_anything_chooses_between_a_target_and_knobs(
         ({"slo": "p99<1s", "batch_size": 2, "max_batch_delay": 3}, {}, "batchSize, maxBatchDelay"),
         ({}, {"slo": "p99<1s", "jobQueueSize": 2}, "jobQueueSize"),
         ({"slo": "p99<1s"}, {"batchPolicy": "wait"}, "batchPolicy"),
-        ({"slo": "p99<1s"}, {"sequenceBatching": True, "sequenceMaxIdleMSec": 1000}, "sequenceBatching"),
-        ({"slo": "p99<1s"}, {"continuousBatching": True}, "continuousBatching or asyncCommunication"),
+        (
+            {"slo": "p99<1s"},
+            {"sequenceBatching": True, "sequenceMaxIdleMSec": 1000},
+            "sequenceBatching",
+        ),
+        (
+            {"slo": "p99<1s"},
+            {"continuousBatching": True},
+            "continuousBatching or asyncCommunication",
+        ),
         ({"slo": "p99<1s"}, {"useJobTicket": True}, "useJobTicket"),
     ],
 )
 def test_a_target_and_what_it_stands_in_place_of_are_refused_together(order, yaml, named):
-    with pytest.raises(BadRequest, match=f"slo: p99<1s stands in place of {named}: .* Remove one of the two"):
+    with pytest.raises(
+        BadRequest, match=f"slo: p99<1s stands in place of {named}: .* Remove one of the two"
+    ):
         planned(order, yaml)
 
 
@@ -159,12 +212,22 @@ def test_a_registration_with_a_target_takes_no_knobs_of_the_settings_and_the_oth
     own = ModelSettings(batch_size=4, max_batch_delay=5)
     assert with_own_settings(RegisterOrder(url="m.mar", slo="p99<1s"), own).batch_size is None
     assert with_own_settings(RegisterOrder(url="m.mar", batch_size=2), own).max_batch_delay == 5
-    assert with_own_settings(RegisterOrder(url="m.mar", batch_size=2), ModelSettings(slo="p99<1s")).slo is None
-    assert with_own_settings(RegisterOrder(url="m.mar"), ModelSettings(slo="p99<1s")).slo == "p99<1s"
-    assert addable(RegisterOrder(url="m.mar", slo="p99<1s"), {"batch_size": 4, "response_timeout": 9}) == {"response_timeout": 9}
+    assert (
+        with_own_settings(RegisterOrder(url="m.mar", batch_size=2), ModelSettings(slo="p99<1s")).slo
+        is None
+    )
+    assert (
+        with_own_settings(RegisterOrder(url="m.mar"), ModelSettings(slo="p99<1s")).slo == "p99<1s"
+    )
+    assert addable(
+        RegisterOrder(url="m.mar", slo="p99<1s"), {"batch_size": 4, "response_timeout": 9}
+    ) == {"response_timeout": 9}
 
 
-@pytest.mark.parametrize(("value", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,1", 2), ("1,-1,2", 1), ("GPU-8f,GPU-9e", 2), ("0,,1", 1)])
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [("", 0), ("-1", 0), ("0", 1), ("0,1", 2), ("1,-1,2", 1), ("GPU-8f,GPU-9e", 2), ("0,,1", 1)],
+)
 def test_visible_devices_are_counted_as_cuda_counts_them(value, count):
     assert len(visible_names(value)) == count
 
@@ -173,22 +236,55 @@ def test_the_default_version_answers_unless_one_is_asked_for():
     versions = {"1.0": "one", "2.0": "two"}
     assert choose("m", versions, "1.0", None) == "one"
     assert choose("m", versions, "1.0", "2.0") == "two"
-    with pytest.raises(ModelVersionNotFound, match=r"Model version: 3\.0 does not exist for model: m"):
+    with pytest.raises(
+        ModelVersionNotFound, match=r"Model version: 3\.0 does not exist for model: m"
+    ):
         choose("m", versions, "1.0", "3.0")
 
 
 def test_what_a_config_properties_says_of_a_version_stands_below_the_archive_and_above_the_defaults():
-    own = VersionSettings(min_workers=2, max_workers=3, batch_size=4, max_batch_delay=5, response_timeout=6, startup_timeout=7)
+    own = VersionSettings(
+        min_workers=2,
+        max_workers=3,
+        batch_size=4,
+        max_batch_delay=5,
+        response_timeout=6,
+        startup_timeout=7,
+    )
 
     def reported(order=None, yaml=None):
         config, _ = parse_model_config(yaml or {})
-        made = plan(RegisterOrder(url="m.mar", **(order or {})), config, Settings(default_workers_per_model=9), 0, own)
-        return made.min_workers, made.max_workers, made.batch_size, made.max_batch_delay, made.response_timeout, made.startup_timeout
+        made = plan(
+            RegisterOrder(url="m.mar", **(order or {})),
+            config,
+            Settings(default_workers_per_model=9),
+            0,
+            own,
+        )
+        return (
+            made.min_workers,
+            made.max_workers,
+            made.batch_size,
+            made.max_batch_delay,
+            made.response_timeout,
+            made.startup_timeout,
+        )
 
     assert reported() == (2, 3, 4, 5, 6, 7)
-    yaml = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8, "maxBatchDelay": 8, "responseTimeout": 8, "startupTimeout": 8}
+    yaml = {
+        "minWorkers": 1,
+        "maxWorkers": 1,
+        "batchSize": 8,
+        "maxBatchDelay": 8,
+        "responseTimeout": 8,
+        "startupTimeout": 8,
+    }
     assert reported(yaml=yaml) == (1, 1, 8, 8, 8, 8)
-    assert reported({"initial_workers": 0, "max_workers": 2, "batch_size": 1}, yaml)[:3] == (0, 2, 1)
+    assert reported({"initial_workers": 0, "max_workers": 2, "batch_size": 1}, yaml)[:3] == (
+        0,
+        2,
+        1,
+    )
 
 
 def test_a_start_may_bring_a_number_of_workers_for_models_that_ask_for_none():

@@ -1,4 +1,6 @@
-"""The reply cache in front of a dispatcher that the test moves: nothing is lost, nothing is answered twice, and it keeps to its size."""
+"""The reply cache in front of a dispatcher that the test moves: nothing is lost, nothing is
+answered twice, and it keeps to its size.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,12 @@ class Model:
 
     def answer(self, status: int = 200, headers: bytes = b"", body: bytes | None = None) -> None:
         job = self.running.pop(0)
-        job.answer(status, headers, body if body is not None else b"of " + bytes(cast(bytes, job.body)), BATCH)
+        job.answer(
+            status,
+            headers,
+            body if body is not None else b"of " + bytes(cast(bytes, job.body)),
+            BATCH,
+        )
 
 
 def model(size: int = 1 << 20, ttl: float = 60.0, key: tuple[str, ...] = ()) -> Model:
@@ -170,7 +177,9 @@ def test_some_requests_are_neither_answered_nor_stored(request_: dict[str, Any])
         (200, b"vary: *\r\n"),
     ],
 )
-def test_some_answers_are_not_stored_and_those_who_waited_run_for_themselves(status: int, headers: bytes) -> None:
+def test_some_answers_are_not_stored_and_those_who_waited_run_for_themselves(
+    status: int, headers: bytes
+) -> None:
     made = model()
     first, waits = Client(), Client()
     made.send(first, waits)
@@ -178,11 +187,19 @@ def test_some_answers_are_not_stored_and_those_who_waited_run_for_themselves(sta
     made.answer(status, headers)
     assert made.running == [waits]
     made.answer()
-    assert (first.answers[0][0], waits.answers, made.cache.size) == (status, [(200, b"", b"of x")], 0)
+    assert (first.answers[0][0], waits.answers, made.cache.size) == (
+        status,
+        [(200, b"", b"of x")],
+        0,
+    )
 
 
-@pytest.mark.parametrize("vary", [b"Vary: X-User, Accept\r\n", b"vary:\r\n", b"vary: x-user,\r\nx-own: 1\r\n"])
-def test_an_answer_that_varies_by_headers_of_the_key_is_stored_for_each_of_them(vary: bytes) -> None:
+@pytest.mark.parametrize(
+    "vary", [b"Vary: X-User, Accept\r\n", b"vary:\r\n", b"vary: x-user,\r\nx-own: 1\r\n"]
+)
+def test_an_answer_that_varies_by_headers_of_the_key_is_stored_for_each_of_them(
+    vary: bytes,
+) -> None:
     made = model(key=("x-user",))
     first, same, other = (Client(headers=[(b"x-user", name)]) for name in (b"ada", b"ada", b"bob"))
     made.send(first)
@@ -200,7 +217,12 @@ def test_a_stream_is_for_its_own_client() -> None:
     assert made.running[1:] == [waits]
     made.answer(body=b"end")
     made.send(Client())
-    assert (first.pieces, first.answers[0][2], made.cache.size, len(made.running)) == ([b"part"], b"end", 0, 2)
+    assert (first.pieces, first.answers[0][2], made.cache.size, len(made.running)) == (
+        [b"part"],
+        b"end",
+        0,
+        2,
+    )
 
 
 def test_equal_requests_that_run_share_one_answer() -> None:
@@ -215,8 +237,18 @@ def test_equal_requests_that_run_share_one_answer() -> None:
 
 def test_a_request_waits_only_for_one_that_is_as_urgent() -> None:
     made = model()
-    made.send(Client(deadline=10.0), Client(deadline=11.0), Client(), Client(priority=1), Client(deadline=9.0))
-    assert [(job.deadline, job.priority) for job in made.running] == [(10.0, 0), (None, 1), (9.0, 0)]
+    made.send(
+        Client(deadline=10.0),
+        Client(deadline=11.0),
+        Client(),
+        Client(priority=1),
+        Client(deadline=9.0),
+    )
+    assert [(job.deadline, job.priority) for job in made.running] == [
+        (10.0, 0),
+        (None, 1),
+        (9.0, 0),
+    ]
 
 
 def test_a_request_goes_on_while_anybody_waits_for_it() -> None:
@@ -235,8 +267,12 @@ def test_a_request_goes_on_while_anybody_waits_for_it() -> None:
     assert made.left == made.running
 
 
-@pytest.mark.parametrize("error", [WorkerDied("x"), DeadlinePassed("x"), AnswerLate("x"), ClientLeft("x")])
-def test_who_waits_is_refused_with_what_is_refused_unless_that_concerned_the_other_alone(error: TsxError) -> None:
+@pytest.mark.parametrize(
+    "error", [WorkerDied("x"), DeadlinePassed("x"), AnswerLate("x"), ClientLeft("x")]
+)
+def test_who_waits_is_refused_with_what_is_refused_unless_that_concerned_the_other_alone(
+    error: TsxError,
+) -> None:
     made = model()
     first, second = Client(), Client()
     made.send(first, second)
@@ -269,20 +305,32 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["send", "answer", "fail", "stream", "refuse", "leave", "wait", "clear"]), st.integers(0, 5)), max_size=60
+    st.tuples(
+        st.sampled_from(["send", "answer", "fail", "stream", "refuse", "leave", "wait", "clear"]),
+        st.integers(0, 5),
+    ),
+    max_size=60,
 )
 
 
 @given(STEPS)
 @settings(max_examples=200, deadline=None)
-def test_whatever_happens_each_request_is_answered_once_and_rightly(steps: list[tuple[str, int]]) -> None:
+def test_whatever_happens_each_request_is_answered_once_and_rightly(
+    steps: list[tuple[str, int]],
+) -> None:
     made = model(size=3 * (OVERHEAD + 5), ttl=3)
     clients: list[Client] = []
 
     def act(what: str, number: int) -> None:
-        job = made.running.pop(number % len(made.running)) if made.running and what in ("answer", "fail", "refuse") else None
+        job = (
+            made.running.pop(number % len(made.running))
+            if made.running and what in ("answer", "fail", "refuse")
+            else None
+        )
         if what == "send":
-            clients.append(Client(b"%d" % (number % 3), deadline=None if number < 3 else float(number)))
+            clients.append(
+                Client(b"%d" % (number % 3), deadline=None if number < 3 else float(number))
+            )
             made.send(clients[-1])
         elif what == "wait":
             made.now += number
@@ -295,7 +343,9 @@ def test_whatever_happens_each_request_is_answered_once_and_rightly(steps: list[
         elif job is not None and what == "refuse":
             job.refuse(WorkerDied("x") if number % 2 else DeadlinePassed("x"))
         elif job is not None:
-            job.answer(200 if what == "answer" else 500, b"", b"of " + bytes(cast(bytes, job.body)), BATCH)
+            job.answer(
+                200 if what == "answer" else 500, b"", b"of " + bytes(cast(bytes, job.body)), BATCH
+            )
         assert 0 <= made.cache.size <= made.cache.config.size
 
     for step in steps:
@@ -304,7 +354,9 @@ def test_whatever_happens_each_request_is_answered_once_and_rightly(steps: list[
         act("answer", 0)
     for client in clients:
         assert len(client.answers) + len(client.refusals) == 1
-        assert all(body == b"of " + bytes(cast(bytes, client.body)) for _, _, body in client.answers)
+        assert all(
+            body == b"of " + bytes(cast(bytes, client.body)) for _, _, body in client.answers
+        )
     assert not made.cache._waiting
     assert not made.cache._running
 

@@ -6,14 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning, check_pinning, choose_cores, parse_cores, parse_pinning, read_cpus
+from tsx_runtime.core.placement.cpu_pinning import (
+    Cpu,
+    Pinning,
+    check_pinning,
+    choose_cores,
+    parse_cores,
+    parse_pinning,
+    read_cpus,
+)
 
 # Two packages of four cores, two threads a core, numbered as Linux does: first threads first.
 SERVER = [Cpu(number, number % 8 % 4, number % 8 // 4, number % 8 // 4) for number in range(16)]
 
 
 def cores(arguments: str, workers: int) -> list[tuple[int, ...]]:
-    return [choose_cores(parse_pinning(arguments), SERVER, worker, workers) for worker in range(workers)]
+    return [
+        choose_cores(parse_pinning(arguments), SERVER, worker, workers) for worker in range(workers)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +40,11 @@ def cores(arguments: str, workers: int) -> list[tuple[int, ...]]:
         ("--latency-mode", 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
         ("--throughput-mode", 3, [(0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 3)]),
         ("--ninstances 4", 2, [(0, 1), (2, 3)]),
-        ("--ncores_per_instance 4", 3, [(0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 3)]),  # more workers than room: they share
+        (
+            "--ncores_per_instance 4",
+            3,
+            [(0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 3)],
+        ),  # more workers than room: they share
         ("--ncores_per_instance 99", 1, [(0, 1, 2, 3, 4, 5, 6, 7)]),
         ("--disable-numactl --disable-taskset", 1, [()]),
     ],
@@ -76,7 +90,9 @@ def test_lists_of_cores_are_read_as_linux_writes_them():
 
 
 @given(st.integers(1, 20), st.integers(1, 16), st.booleans(), st.booleans())
-def test_workers_that_fit_share_no_core_and_each_has_as_many_as_were_asked_for(workers, size, logical, skip):
+def test_workers_that_fit_share_no_core_and_each_has_as_many_as_were_asked_for(
+    workers, size, logical, skip
+):
     pinning = Pinning(cores_per_instance=size, logical=logical, skip_cross_node=skip)
     places = [choose_cores(pinning, SERVER, worker, workers) for worker in range(workers)]
     room = 1 + max(index for index in range(workers) if places[index] not in places[:index])

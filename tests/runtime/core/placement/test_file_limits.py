@@ -16,7 +16,9 @@ import pytest
 from tests.runtime.targets.server.test_server import TIMEOUT, call, ready, server
 from tests.support.models import make_model
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets the limits of another process")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="sets the limits of another process"
+)
 
 HANDLER = """
 import json, resource
@@ -50,7 +52,10 @@ def test_it_allows_itself_what_the_system_allows_and_leaves_its_workers_as_they_
         with server(make_model(tmp_path / "one", HANDLER)) as process:
             started = ready(process)
             assert psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
-            assert json.loads(call(started["inference"], "POST", "/predictions/one")[1]) == [before, hard]
+            assert json.loads(call(started["inference"], "POST", "/predictions/one")[1]) == [
+                before,
+                hard,
+            ]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -62,7 +67,10 @@ def test_more_connections_than_it_may_have_cost_it_nothing_but_those_connections
         seen = psutil.Process(process.pid)
         seen.rlimit(psutil.RLIMIT_NOFILE, (FILES, FILES))
         parts = urlsplit(started["inference"])
-        held = [stack.enter_context(socket.create_connection((parts.hostname, parts.port))) for _ in range(2 * FILES)]
+        held = [
+            stack.enter_context(socket.create_connection((parts.hostname, parts.port)))
+            for _ in range(2 * FILES)
+        ]
         until(lambda: seen.num_fds() >= FILES)
         before = sum(seen.cpu_times()[:2])
         held[0].settimeout(1.0)

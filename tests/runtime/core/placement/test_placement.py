@@ -1,4 +1,6 @@
-"""GPUs, threads and processes of a worker: decisions about machines with GPUs, which are not here."""
+"""GPUs, threads and processes of a worker: decisions about machines with GPUs, which are not
+here.
+"""
 
 from __future__ import annotations
 
@@ -78,16 +80,34 @@ def test_a_model_has_the_gpus_that_it_names_unless_they_are_not_there(caplog):
 
 
 def test_devices_that_only_torch_knows_are_given_to_who_asks_for_them_by_name(monkeypatch):
-    assert (gpus_for(None, 0), gpus_for("gpu", 0), gpus_for("xpu", 0), gpus_for("cpu", 4), gpus_for("cuda", 4)) == (0, 0, 1, 0, 4)
+    assert (
+        gpus_for(None, 0),
+        gpus_for("gpu", 0),
+        gpus_for("xpu", 0),
+        gpus_for("cpu", 4),
+        gpus_for("cuda", 4),
+    ) == (0, 0, 1, 0, 4)
     monkeypatch.setattr(placement, "has_mps", lambda: True)
-    assert (gpus_for(None, 0), gpus_for("gpu", 0), gpus_for("mps", 0), gpus_for("cpu", 0)) == (0, 1, 1, 0)
+    assert (gpus_for(None, 0), gpus_for("gpu", 0), gpus_for("mps", 0), gpus_for("cpu", 0)) == (
+        0,
+        1,
+        1,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
     ("setting", "numbers", "visible"),
-    [(None, [0, 2], "0,2"), ("3,5,7", [0, 2], "3,7"), ("GPU-8f,GPU-9e", [1], "GPU-9e"), ("MIG-1, MIG-2", [0, 1], "MIG-1,MIG-2")],
+    [
+        (None, [0, 2], "0,2"),
+        ("3,5,7", [0, 2], "3,7"),
+        ("GPU-8f,GPU-9e", [1], "GPU-9e"),
+        ("MIG-1, MIG-2", [0, 1], "MIG-1,MIG-2"),
+    ],
 )
-def test_a_process_sees_devices_by_the_names_that_the_server_has_for_them(setting, numbers, visible):
+def test_a_process_sees_devices_by_the_names_that_the_server_has_for_them(
+    setting, numbers, visible
+):
     assert visible_devices(setting, numbers) == visible
 
 
@@ -105,12 +125,20 @@ def test_amds_devices_are_counted_by_their_driver(tmp_path):
         ({"parallelType": "tp", "torchrun": {"nproc-per-node": 4}}, 8, (4, 4, True, True)),
         ({"parallelType": "pp", "torchrun": {"nproc-per-node": 2}}, 0, (2, 2, False, True)),
         ({"parallelType": "pptp", "parallelLevel": 4}, 4, (4, 4, True, True)),
-        ({"parallelType": "tp", "parallelLevel": 4, "torchrun": {"nproc-per-node": 2}}, 4, (2, 4, True, True)),
+        (
+            {"parallelType": "tp", "parallelLevel": 4, "torchrun": {"nproc-per-node": 2}},
+            4,
+            (2, 4, True, True),
+        ),
         ({"parallelType": "custom", "parallelLevel": 4}, 4, (1, 4, True, False)),
         ({"parallelType": "tp"}, 4, (1, 1, True, False)),
         ({"torchrun": {"nproc-per-node": "gpu"}}, 3, (3, 3, True, True)),
         ({"torchrun": {"nproc-per-node": "2"}}, 0, (2, 2, True, True)),
-        ({"torchrun": {"nproc-per-node": 2}, "parallelType": "pp", "asyncCommunication": True}, 0, (2, 2, False, True)),
+        (
+            {"torchrun": {"nproc-per-node": 2}, "parallelType": "pp", "asyncCommunication": True},
+            0,
+            (2, 2, False, True),
+        ),
     ],
 )
 def test_processes_and_gpus_of_a_worker(yaml, gpus, expected):
@@ -121,12 +149,28 @@ def test_processes_and_gpus_of_a_worker(yaml, gpus, expected):
 @pytest.mark.parametrize(
     ("yaml", "gpus", "text"),
     [
-        ({"parallelType": "tp", "torchrun": {"nproc-per-node": 4}}, 2, "takes 4 GPUs, and this server has 2"),
+        (
+            {"parallelType": "tp", "torchrun": {"nproc-per-node": 4}},
+            2,
+            "takes 4 GPUs, and this server has 2",
+        ),
         ({"torchrun": {"nproc-per-node": "gpu"}}, 0, "this server has no GPU"),
         ({"torchrun": {"nproc-per-node": "many"}}, 0, "must be a number, cpu, gpu or auto"),
-        ({"torchrun": {"nnodes": 2}}, 0, "set rdzv-endpoint as well, the HOST:PORT where they meet."),
-        ({"torchrun": {"nproc-per-node": 2}, "continuousBatching": True}, 0, "continuousBatching .* would get out of sync"),
-        ({"torchrun": {"nproc-per-node": 2}, "asyncCommunication": True}, 0, "asyncCommunication .* would get out of sync"),
+        (
+            {"torchrun": {"nnodes": 2}},
+            0,
+            "set rdzv-endpoint as well, the HOST:PORT where they meet.",
+        ),
+        (
+            {"torchrun": {"nproc-per-node": 2}, "continuousBatching": True},
+            0,
+            "continuousBatching .* would get out of sync",
+        ),
+        (
+            {"torchrun": {"nproc-per-node": 2}, "asyncCommunication": True},
+            0,
+            "asyncCommunication .* would get out of sync",
+        ),
     ],
 )
 def test_a_group_that_cannot_be_is_refused(yaml, gpus, text):
@@ -136,9 +180,22 @@ def test_a_group_that_cannot_be_is_refused(yaml, gpus, text):
 
 def test_torchruns_keys_are_its_arguments():
     one = parallel({"torchrun": {"nproc-per-node": 2}}).arguments("m_9000")
-    assert one == ("--nnodes=1", "--nproc-per-node=2", "--node-rank=0", "--max-restarts=0", "--rdzv-id=m_9000")
-    told = {"nproc-per-node": 2, "rdzv-backend": "c10d", "rdzv-endpoint": "0.0.0.0:29500", "rdzv-conf": "a=b"}
-    assert parallel({"torchrun": told}).arguments("m_9000") == one  # on one machine nobody else is to meet them
+    assert one == (
+        "--nnodes=1",
+        "--nproc-per-node=2",
+        "--node-rank=0",
+        "--max-restarts=0",
+        "--rdzv-id=m_9000",
+    )
+    told = {
+        "nproc-per-node": 2,
+        "rdzv-backend": "c10d",
+        "rdzv-endpoint": "0.0.0.0:29500",
+        "rdzv-conf": "a=b",
+    }
+    assert (
+        parallel({"torchrun": told}).arguments("m_9000") == one
+    )  # on one machine nobody else is to meet them
     keys = {
         "nnodes": 2,
         "node-rank": 1,
@@ -148,7 +205,13 @@ def test_torchruns_keys_are_its_arguments():
         "nproc-per-node": 1,
     }
     two = parallel({"torchrun": keys}).arguments("m_9000")
-    assert {"--nnodes=2", "--node-rank=1", "--monitor-interval=5", "--rdzv-backend=c10d", "--rdzv-endpoint=host:29500"} < set(two)
+    assert {
+        "--nnodes=2",
+        "--node-rank=1",
+        "--monitor-interval=5",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=host:29500",
+    } < set(two)
     assert "--rdzv-conf=timeout=60" in two
 
 
@@ -156,32 +219,78 @@ def test_a_gpu_worker_has_its_own_number_and_one_of_several_sees_only_its_own():
     here = Machine(8, visible="4,5,6,7")
     alone = placement_of(here, Parallel(), threads=None, worker=0, workers=2, gpus=(2,))
     assert (alone.gpu_id, alone.variables, alone.threads) == (2, {}, 4)
-    group = placement_of(here, parallel({"torchrun": {"nproc-per-node": 2}}, 4), threads=None, worker=1, workers=2, gpus=(2, 3))
+    group = placement_of(
+        here,
+        parallel({"torchrun": {"nproc-per-node": 2}}, 4),
+        threads=None,
+        worker=1,
+        workers=2,
+        gpus=(2, 3),
+    )
     assert (group.gpu_id, group.variables, group.threads) == (0, {"CUDA_VISIBLE_DEVICES": "6,7"}, 2)
-    several = placement_of(here, parallel({"parallelType": "custom", "parallelLevel": 2}, 4), threads=3, worker=0, workers=1, gpus=(0, 1))
-    assert (several.gpu_id, several.variables, several.threads) == (0, {"CUDA_VISIBLE_DEVICES": "4,5"}, 3)
+    several = placement_of(
+        here,
+        parallel({"parallelType": "custom", "parallelLevel": 2}, 4),
+        threads=3,
+        worker=0,
+        workers=1,
+        gpus=(0, 1),
+    )
+    assert (several.gpu_id, several.variables, several.threads) == (
+        0,
+        {"CUDA_VISIBLE_DEVICES": "4,5"},
+        3,
+    )
 
 
 def test_a_pinned_worker_has_as_many_threads_as_cores_unless_its_model_says_otherwise():
     here = Machine(4, None, FOUR, Pinning())
-    assert placement_of(here, Parallel(), threads=None, worker=1, workers=2, gpus=())[:2] == ((2, 3), 2)
-    assert placement_of(here, Parallel(), threads=1, worker=1, workers=2, gpus=())[:2] == ((2, 3), 1)
-    assert placement_of(Machine(4), Parallel(), threads=None, worker=0, workers=0, gpus=(), sharing=0).threads == 4  # one that ends
-    assert placement_of(Machine(4), Parallel(), threads=None, worker=0, workers=1, gpus=(), sharing=2)[1::3] == (2, True)
-    by_environment = placement_of(machine(False, "", {"OMP_NUM_THREADS": "3,2"}), Parallel(), threads=None, worker=0, workers=1, gpus=())
+    assert placement_of(here, Parallel(), threads=None, worker=1, workers=2, gpus=())[:2] == (
+        (2, 3),
+        2,
+    )
+    assert placement_of(here, Parallel(), threads=1, worker=1, workers=2, gpus=())[:2] == (
+        (2, 3),
+        1,
+    )
+    assert (
+        placement_of(
+            Machine(4), Parallel(), threads=None, worker=0, workers=0, gpus=(), sharing=0
+        ).threads
+        == 4
+    )  # one that ends
+    assert placement_of(
+        Machine(4), Parallel(), threads=None, worker=0, workers=1, gpus=(), sharing=2
+    )[1::3] == (2, True)
+    by_environment = placement_of(
+        machine(False, "", {"OMP_NUM_THREADS": "3,2"}),
+        Parallel(),
+        threads=None,
+        worker=0,
+        workers=1,
+        gpus=(),
+    )
     assert by_environment[1::3] == (3, False)
     assert placement_of(here, Parallel(), threads=None, worker=0, workers=1, gpus=(0,)).cores == ()
     openmp = {"torchrun": {"nproc-per-node": 2, "OMP_NUMBER_THREADS": 3}}
-    assert placement_of(here, parallel(openmp), threads=None, worker=0, workers=1, gpus=())[:2] == ((0, 1, 2, 3), 3)
+    assert placement_of(here, parallel(openmp), threads=None, worker=0, workers=1, gpus=())[:2] == (
+        (0, 1, 2, 3),
+        3,
+    )
 
 
 def test_launcher_arguments_that_cannot_be_followed_stop_the_server():
-    with pytest.raises(SettingError, match="cpu_launcher_args cannot be '--core-list 4096': core 4096 is not available to this process"):
+    with pytest.raises(
+        SettingError,
+        match="cpu_launcher_args cannot be '--core-list 4096': core 4096 is not available to this process",
+    ):
         machine(True, "--core-list 4096", {})
     assert machine(False, "--core-list 4096", {}).pinning is None
 
 
-def test_where_a_process_cannot_choose_its_cores_the_launchers_arguments_are_passed_over(monkeypatch, caplog):
+def test_where_a_process_cannot_choose_its_cores_the_launchers_arguments_are_passed_over(
+    monkeypatch, caplog
+):
     monkeypatch.setattr("tsx_runtime.core.placement.placement.read_cpus", list)
     here = machine(True, "--core-list 0,1", {})
     assert placement_of(here, Parallel(), threads=None, worker=0, workers=1, gpus=()).cores == ()
@@ -190,14 +299,18 @@ def test_where_a_process_cannot_choose_its_cores_the_launchers_arguments_are_pas
 
 def test_only_who_needs_it_is_a_program_of_its_own():
     assert launch_of(Parallel(gpus=4), None, use_venv=False, threads=1, group="m_1") is None
-    group = launch_of(parallel({"torchrun": {"nproc-per-node": 2}}), None, use_venv=False, threads=3, group="m_1")
+    group = launch_of(
+        parallel({"torchrun": {"nproc-per-node": 2}}), None, use_venv=False, threads=3, group="m_1"
+    )
     assert group is not None
     assert (group.ranks, group.variables, group.packages) == (2, {"OMP_NUM_THREADS": "3"}, None)
 
 
 def test_a_model_over_several_gpus_starts_with_as_many_workers_as_fit():
     config, _ = parse_model_config({"parallelType": "tp", "torchrun": {"nproc-per-node": 2}})
-    assert plan(RegisterOrder(url="m", loaded_at_startup=True), config, Settings(), 5).min_workers == 2
+    assert (
+        plan(RegisterOrder(url="m", loaded_at_startup=True), config, Settings(), 5).min_workers == 2
+    )
 
 
 def test_a_number_of_cores_that_is_set_goes_before_those_of_the_machine():

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.clients.talker import until
-from tsx_runtime.core.recording.recorder import MOST_WAITING, CapturedRequest, HeaderFilter, Recorder, RecordingConfig
+from tsx_runtime.core.recording.recorder import (
+    MOST_WAITING,
+    CapturedRequest,
+    HeaderFilter,
+    Recorder,
+    RecordingConfig,
+)
 from tsx_runtime.core.recording.segments import PARTS, Segments
 from tsx_runtime.recordings import Recorded, encode, file_head, read
 
@@ -26,10 +32,26 @@ def block(*names: str) -> str:
 
 
 def test_headers_that_tell_who_asked_or_belong_to_the_connection_are_not_kept() -> None:
-    names = [*SECRETS.split(), "Host", "Content-Length", "Transfer-Encoding", "Connection", "Expect", ":workflow-node"]
-    kept = ["Content-Type", "X-Request-Kind", "ts_request_sequence_id", "Accept-Language", "x-tsx-priority"]
+    names = [
+        *SECRETS.split(),
+        "Host",
+        "Content-Length",
+        "Transfer-Encoding",
+        "Connection",
+        "Expect",
+        ":workflow-node",
+    ]
+    kept = [
+        "Content-Type",
+        "X-Request-Kind",
+        "ts_request_sequence_id",
+        "Accept-Language",
+        "x-tsx-priority",
+    ]
     assert HeaderFilter(None).headers(block(*names, *kept)) == [(name, "v") for name in kept]
-    only = HeaderFilter(["accept-language", "Authorization"])  # which is none of those that can be asked for
+    only = HeaderFilter(
+        ["accept-language", "Authorization"]
+    )  # which is none of those that can be asked for
     assert only.headers(block(*names, *kept)) == [("Content-Type", "v"), ("Accept-Language", "v")]
 
 
@@ -39,7 +61,10 @@ def test_secrets_of_a_url_in_a_header_are_not_recorded() -> None:
 
 
 def test_parameters_that_tell_who_asked_are_not_kept() -> None:
-    assert HeaderFilter(None).query("a=1&access_token=x&b=2&api%5Fkey=y&api-key=z&&Signature=s") == "a=1&b=2&"
+    assert (
+        HeaderFilter(None).query("a=1&access_token=x&b=2&api%5Fkey=y&api-key=z&&Signature=s")
+        == "a=1&b=2&"
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,14 +76,25 @@ def test_parameters_that_tell_who_asked_are_not_kept() -> None:
         ({"share": "12.5", "max_size": "0.1 mb", "max_age": "1.5h"}, 12.5, 100_000, 5400),
     ],
 )
-def test_terms_are_numbers_or_texts_for_people(given: dict[str, object], share: float, size: int, age: float) -> None:
+def test_terms_are_numbers_or_texts_for_people(
+    given: dict[str, object], share: float, size: int, age: float
+) -> None:
     terms = RecordingConfig.model_validate(given)
     assert (terms.share, terms.max_size, terms.max_age) == (share, size, age)
     assert RecordingConfig.model_validate(terms.model_dump()) == terms
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"share": 0}, {"share": "101%"}, {"max_size": "1 horse"}, {"max_size": 3}, {"max_age": "soon"}, {"max_age": 0}, {"shar": 1}]
+    "wrong",
+    [
+        {"share": 0},
+        {"share": "101%"},
+        {"max_size": "1 horse"},
+        {"max_size": 3},
+        {"max_age": "soon"},
+        {"max_age": 0},
+        {"shar": 1},
+    ],
 )
 def test_terms_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
@@ -69,7 +105,9 @@ def entry(at: float, size: int) -> Recorded:
     return Recorded(at, "1.0", "", (), b"x" * size)
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9000)), max_size=60), st.integers(0, 3))
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9000)), max_size=60), st.integers(0, 3)
+)
 def test_files_never_hold_more_than_they_may_and_lose_the_oldest_first(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]], restart: int
 ) -> None:
@@ -101,7 +139,9 @@ def test_files_are_the_users_own_and_go_when_they_are_old(tmp_path: Path) -> Non
     (file,) = (tmp_path / "m").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "m").stat().st_mode) == 0o700
-    segments.write(encode(entry(now + 11, 10)), now + 11)  # an eighth of the age later: another file
+    segments.write(
+        encode(entry(now + 11, 10)), now + 11
+    )  # an eighth of the age later: another file
     assert segments.kept().files == 2
     assert segments.kept().oldest == now
     segments.sweep(file.stat().st_mtime + 200)
@@ -113,13 +153,24 @@ def test_files_are_the_users_own_and_go_when_they_are_old(tmp_path: Path) -> Non
 
 def note(recorder: Recorder, body: bytes = b"x", at: float = 1.0) -> None:
     recorder.note(
-        CapturedRequest(at, "1.0", b"id\r\na=1\r\nX-A: b\r\nCookie: c\r\n", body, 200, 0.5, b"x-c: d\r\nset-cookie: e\r\n", b"yes")
+        CapturedRequest(
+            at,
+            "1.0",
+            b"id\r\na=1\r\nX-A: b\r\nCookie: c\r\n",
+            body,
+            200,
+            0.5,
+            b"x-c: d\r\nset-cookie: e\r\n",
+            b"yes",
+        )
     )
 
 
 def with_recorder(directory: Path, test, **terms: object) -> None:  # type: ignore[no-untyped-def]
     async def main() -> None:
-        recorder = Recorder("m", RecordingConfig.model_validate(terms), directory, HeaderFilter(None))
+        recorder = Recorder(
+            "m", RecordingConfig.model_validate(terms), directory, HeaderFilter(None)
+        )
         try:
             await test(recorder)
         finally:
@@ -138,10 +189,14 @@ def test_what_was_noted_is_written_when_it_ends_and_nothing_afterwards(tmp_path:
     with_recorder(tmp_path / "m", test)
     entries = list(read(tmp_path))
     assert [entry.body for entry in entries] == [b"1", b"2", b"3"]
-    assert entries[0] == Recorded(1.0, "1.0", "a=1", (("X-A", "b"),), b"1", 200, 0.5, (("x-c", "d"),), b"yes", "m")
+    assert entries[0] == Recorded(
+        1.0, "1.0", "a=1", (("X-A", "b"),), b"1", 200, 0.5, (("x-c", "d"),), b"yes", "m"
+    )
 
 
-def test_where_the_disk_is_slow_requests_are_not_recorded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_disk_is_slow_requests_are_not_recorded_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go = threading.Event()
     write = Segments.write
     monkeypatch.setattr(Segments, "write", lambda *what: go.wait(30) and write(*what))

@@ -1,4 +1,6 @@
-"""Registrations of hf:ORG/NAME: what is allowed, what a server remembers, and that it answers while it downloads."""
+"""Registrations of hf:ORG/NAME: what is allowed, what a server remembers, and that it answers while
+it downloads.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,18 @@ FILES = {
 
 
 @pytest.fixture(scope="module")
-def served(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, Hub]]:
+def served(
+    start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RunningServer, Hub]]:
     with pytest.MonkeyPatch.context() as monkeypatch, hub_double() as hub:
         hub.use(monkeypatch, tmp_path_factory.mktemp("hf"))
         hub.repos |= {"org/tiny": HubRepo(), "org/other": HubRepo(), "org/secret": HubRepo()}
         for repo in hub.repos.values():
             repo.commit(FILES)
         with start_server(
-            allowed_urls=["https?://.*", "hf:org/(tiny|other)"], max_archive_size=1 << 20, trust_remote_code=["trusted"]
+            allowed_urls=["https?://.*", "hf:org/(tiny|other)"],
+            max_archive_size=1 << 20,
+            trust_remote_code=["trusted"],
         ) as server:
             yield server, hub
 
@@ -44,7 +50,9 @@ def register(server: RunningServer, url: str, **order: Any) -> httpx.Response:
     return server.management.post("/models", params={"url": url, "initial_workers": 0, **order})
 
 
-def test_a_client_registers_what_is_allowed_and_the_commit_is_remembered(served: tuple[RunningServer, Hub]) -> None:
+def test_a_client_registers_what_is_allowed_and_the_commit_is_remembered(
+    served: tuple[RunningServer, Hub],
+) -> None:
     server, hub = served
     assert register(server, "hf:org/tiny").status_code == 200
     commit = hub.repos["org/tiny"].refs["main"]
@@ -60,11 +68,15 @@ def test_a_client_registers_what_is_allowed_and_the_commit_is_remembered(served:
     weights = version.archive.directory / "huggingface_model" / "model.safetensors"
     assert not weights.is_symlink()  # an isolated worker may read it
     assert weights.stat().st_nlink == 2  # it takes no room of its own
-    assert (version.archive.directory / "huggingface_model" / "modeling_own.py").stat().st_nlink == 1
+    assert (
+        version.archive.directory / "huggingface_model" / "modeling_own.py"
+    ).stat().st_nlink == 1
     saved = json.loads(describe(server.registry.models.values(), "x.cfg", 0, None, {}))
     restored = saved["models"]["tiny"]["1.0"]["marName"]
     assert restored == f"hf:org/tiny@{commit}"
-    (start,) = models_from_settings(server.settings.model_copy(update={"load_models": [f"mine={restored}"]}))
+    (start,) = models_from_settings(
+        server.settings.model_copy(update={"load_models": [f"mine={restored}"]})
+    )
     assert (start.path, start.order.url, start.order.model_name) == (None, restored, "mine")
     hub.repos["org/tiny"].commit({**FILES, "vocab.txt": b"later"})
     server.call(lambda: server.registry.unregister("tiny"))
@@ -73,7 +85,9 @@ def test_a_client_registers_what_is_allowed_and_the_commit_is_remembered(served:
     server.call(lambda: server.registry.unregister("again"))
 
 
-def test_a_model_that_may_run_its_own_code_has_no_batches_unless_they_are_set(served: tuple[RunningServer, Hub]) -> None:
+def test_a_model_that_may_run_its_own_code_has_no_batches_unless_they_are_set(
+    served: tuple[RunningServer, Hub],
+) -> None:
     server, _ = served
     sizes = []
     for name, order in (("plain", {}), ("trusted", {}), ("trusted", {"batch_size": 4})):
@@ -88,26 +102,42 @@ def test_what_is_not_allowed_or_would_run_code_is_refused(
 ) -> None:
     server, hub = served
     kind, text = error_of(register(server, "hf:org/secret"))
-    assert (kind, "Add hf:org/secret, or a pattern that begins with hf:" in text) == ("ModelNotFoundException", True)
+    assert (kind, "Add hf:org/secret, or a pattern that begins with hf:" in text) == (
+        "ModelNotFoundException",
+        True,
+    )
     assert error_of(register(server, "hf:nothing"))[0] == "BadRequestException"
-    kind, text = error_of(register(server, "hf:org/other", handler="huggingface_model/modeling_own.py"))
-    assert (kind, text.startswith("The handler of hf:org/other must be one that comes with tsx")) == ("BadRequestException", True)
-    hub.repos["org/other"].commit({"config.json": b'{"model_type": "own"}', "model.safetensors": b"w"})
+    kind, text = error_of(
+        register(server, "hf:org/other", handler="huggingface_model/modeling_own.py")
+    )
+    assert (
+        kind,
+        text.startswith("The handler of hf:org/other must be one that comes with tsx"),
+    ) == ("BadRequestException", True)
+    hub.repos["org/other"].commit(
+        {"config.json": b'{"model_type": "own"}', "model.safetensors": b"w"}
+    )
     kind, text = error_of(register(server, "hf:org/other"))
     assert (kind, "does not tell its task" in text) == ("BadRequestException", True)
     hub.repos["org/other"].commit({**FILES, "model.safetensors": b"w" * (1 << 21)})
     kind, text = error_of(register(server, "hf:org/other"))
     assert (kind, "max_archive_size is 1048576" in text) == ("DownloadArchiveException", True)
     secret = RegisterOrder(url="hf:org/secret", initial_workers=0)
-    server.call(lambda: server.registry.register(secret, trust=Trust.OPERATOR))  # load_models, the command line
+    server.call(
+        lambda: server.registry.register(secret, trust=Trust.OPERATOR)
+    )  # load_models, the command line
     server.call(lambda: server.registry.unregister("secret"))
 
 
 def test_the_server_answers_while_it_downloads(
-    served: tuple[RunningServer, Hub], until: Callable[[Callable[[], object]], None], caplog: pytest.LogCaptureFixture
+    served: tuple[RunningServer, Hub],
+    until: Callable[[Callable[[], object]], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server, hub = served
-    assert register(server, "hf:org/tiny").status_code == 200  # so that all but one file is in the cache, whatever ran before
+    assert (
+        register(server, "hf:org/tiny").status_code == 200
+    )  # so that all but one file is in the cache, whatever ran before
     server.call(lambda: server.registry.unregister("tiny"))
     hub.repos["org/tiny"].commit({**FILES, "vocab.txt": os.urandom(1000)})
     caplog.set_level(logging.INFO, "tsx.registry")
@@ -126,7 +156,9 @@ def test_the_server_answers_while_it_downloads(
             hub.go_on.set()
         assert registering.result(60).status_code == 200
     assert "downloading hf:org/tiny" in caplog.text
-    assert f"hf:org/tiny is commit {hub.repos['org/tiny'].refs['main']}, downloaded in" in caplog.text
+    assert (
+        f"hf:org/tiny is commit {hub.repos['org/tiny'].refs['main']}, downloaded in" in caplog.text
+    )
     assert "modeling_own.py is code of the model's author" in caplog.text
     assert server.registry.opening == {}
     server.call(lambda: server.registry.unregister("tiny"))

@@ -10,7 +10,16 @@ import threading
 import psutil
 import pytest
 
-from tests.support.clients.talker import TIMEOUT, ask, gone, order, submit, talker, until, with_registry
+from tests.support.clients.talker import (
+    TIMEOUT,
+    ask,
+    gone,
+    order,
+    submit,
+    talker,
+    until,
+    with_registry,
+)
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.errors import (
@@ -28,7 +37,9 @@ from tsx_runtime.errors import (
 pytestmark = pytest.mark.usefixtures("processes")
 
 
-def test_a_model_that_does_not_load_is_reported_with_the_workers_own_traceback_and_is_not_registered(tmp_path):
+def test_a_model_that_does_not_load_is_reported_with_the_workers_own_traceback_and_is_not_registered(
+    tmp_path,
+):
     async def test(registry):
         path = talker(tmp_path / "m", "import nothing_of_that_name\n")
         with pytest.raises(LoadFailed, match="nothing_of_that_name") as caught:
@@ -40,9 +51,7 @@ def test_a_model_that_does_not_load_is_reported_with_the_workers_own_traceback_a
 
 
 def test_workers_do_not_see_variables_that_are_none_of_their_business(tmp_path):
-    handler = (
-        "import os\n\ndef handle(data, context):\n    return [os.environ.get(bytes(row['body']).decode(), '') for row in data or []]\n"
-    )
+    handler = "import os\n\ndef handle(data, context):\n    return [os.environ.get(bytes(row['body']).decode(), '') for row in data or []]\n"
 
     async def test(registry):
         version = await registry.register_path(make_model(tmp_path / "m", handler), order())
@@ -60,11 +69,15 @@ def test_versions_stand_side_by_side(tmp_path):
         registry.set_default("talker", "2.0")
         assert registry.find("talker") is two
         assert registry.find("talker", "1.0") is one
-        with pytest.raises(Conflict, match=r"Model version 2.0 is already registered for model talker"):
+        with pytest.raises(
+            Conflict, match=r"Model version 2.0 is already registered for model talker"
+        ):
             await registry.register_path(tmp_path / "2", order())
         with pytest.raises(CannotRemoveDefault):
             await registry.unregister("talker")
-        with pytest.raises(ModelVersionNotFound, match=r"Model version 9 does not exist for model talker"):
+        with pytest.raises(
+            ModelVersionNotFound, match=r"Model version 9 does not exist for model talker"
+        ):
             registry.set_default("talker", "9")
         await registry.unregister("talker", "1.0")
         await registry.unregister("talker")
@@ -130,7 +143,9 @@ def test_a_model_whose_client_leaves_while_it_loads_is_not_registered(tmp_path):
     hanging = "import time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(600)\n"
 
     async def test(registry):
-        registering = asyncio.create_task(registry.register_path(talker(tmp_path / "m", hanging), order()))
+        registering = asyncio.create_task(
+            registry.register_path(talker(tmp_path / "m", hanging), order())
+        )
         await until((tmp_path / "m" / "began").exists)
         pid = registry.find("talker").workers[0].pid
         registering.cancel()
@@ -156,7 +171,9 @@ def test_what_is_downloaded_for_a_client_that_has_left_stands_in_nobodys_way(tmp
     async def test(registry):
         monkeypatch.setattr(registry._downloads._fetcher, "local_file", lambda *what: None)
         monkeypatch.setattr(registry._downloads._fetcher, "fetch", fetch)
-        registering = asyncio.create_task(registry.register(RegisterOrder(url="https://models.example/m.mar")))
+        registering = asyncio.create_task(
+            registry.register(RegisterOrder(url="https://models.example/m.mar"))
+        )
         await until(began.is_set)
         registering.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -231,7 +248,11 @@ def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(t
     ("url", "error", "text"),
     [
         ("", BadRequest, "Parameter url is required"),
-        ("missing.mar", ModelNotFound, "Model not found at: missing.mar.*Copy the file into this server's store, /"),
+        (
+            "missing.mar",
+            ModelNotFound,
+            "Model not found at: missing.mar.*Copy the file into this server's store, /",
+        ),
         ("../fake.mar", ModelNotFound, "Relative path is not allowed in url: ../fake.mar"),
         ("a\\..\\b.mar", ModelNotFound, "Relative path is not allowed"),
         ("/etc/passwd", ModelNotFound, "/etc/passwd is not in the store. Copy the file"),
@@ -261,8 +282,12 @@ def test_names_that_could_leave_their_place_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["r.txt", ""])
-def test_a_missing_module_that_the_requirements_may_bring_names_the_setting_that_installs_them(tmp_path, file):
-    place = make_model(tmp_path / "own", "import not_there", **({"requirementsFile": file} if file else {}))
+def test_a_missing_module_that_the_requirements_may_bring_names_the_setting_that_installs_them(
+    tmp_path, file
+):
+    place = make_model(
+        tmp_path / "own", "import not_there", **({"requirementsFile": file} if file else {})
+    )
     (place / "r.txt").write_text("not-there")
 
     async def test(registry):
@@ -295,7 +320,9 @@ def test_the_own_max_workers_of_a_model_allow_more(tmp_path, place):
     }
 
     async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m", **config), order(initial_workers=0))
+        version = await registry.register_path(
+            talker(tmp_path / "m", **config), order(initial_workers=0)
+        )
         version._check_workers(70)
         with pytest.raises(BadRequest, match="71 workers are too many"):
             version._check_workers(71)

@@ -6,7 +6,16 @@ import asyncio
 
 import pytest
 
-from tests.support.clients.talker import TIMEOUT, ask, gone, order, submit, talker, until, with_registry
+from tests.support.clients.talker import (
+    TIMEOUT,
+    ask,
+    gone,
+    order,
+    submit,
+    talker,
+    until,
+    with_registry,
+)
 from tests.support.models import STATEFUL, make_model
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
@@ -32,7 +41,9 @@ def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_what_it
         old = await registry.register_path(talker(tmp_path / "1"), order(initial_workers=2))
         pids = [worker.pid for worker in old.workers]
         under_way = submit(old, f"until {tmp_path / 'go'}")
-        new = await registry.register_path(talker(tmp_path / "2", WHO.format(who="new")), replaces())
+        new = await registry.register_path(
+            talker(tmp_path / "2", WHO.format(who="new")), replaces()
+        )
         assert registry.find("talker") is registry.find("talker", "1.0") is new
         assert (new.replaced, new.min_workers, len(new.workers)) == ("1.0", 2, 2)
         assert await ask(new, "x") == "new"
@@ -70,19 +81,27 @@ def test_one_that_does_not_load_leaves_everything_as_it_was(tmp_path):
 
 def test_a_version_is_warm_before_it_takes_over(tmp_path):
     notes = tmp_path / "notes"
-    handler = (
-        f"def handle(data, context):\n    print(len(data or []), file=open({str(notes)!r}, 'a'))\n    return ['new'] * len(data or [])\n"
-    )
+    handler = f"def handle(data, context):\n    print(len(data or []), file=open({str(notes)!r}, 'a'))\n    return ['new'] * len(data or [])\n"
     fails = "def handle(data, context):\n    if data:\n        raise ValueError('too cold')\n"
 
     async def test(registry):
         old = await registry.register_path(talker(tmp_path / "1"), order())
-        cold = make_model(tmp_path / "2", fails, name="talker", config="warmup: [{file: handler.py, strict: true}]")
-        with pytest.raises(LoadFailed, match=r"warm-up of the model failed: a request of handler\.py was answered with 500"):
+        cold = make_model(
+            tmp_path / "2",
+            fails,
+            name="talker",
+            config="warmup: [{file: handler.py, strict: true}]",
+        )
+        with pytest.raises(
+            LoadFailed,
+            match=r"warm-up of the model failed: a request of handler\.py was answered with 500",
+        ):
             await registry.register_path(cold, replaces())
         assert registry.find("talker") is old
         config = "warmup: [{file: handler.py, count: 8}, gone.txt]\nbatchSize: 4\n"
-        new = await registry.register_path(make_model(tmp_path / "3", handler, name="talker", config=config), replaces())
+        new = await registry.register_path(
+            make_model(tmp_path / "3", handler, name="talker", config=config), replaces()
+        )
         assert new.archive.problems == ["warmup: gone.txt is not in the archive"]
         assert notes.read_text().split() == ["0", "4", "4"]  # the first is the call that loads it
 
@@ -102,7 +121,11 @@ def test_another_number_takes_the_place_of_the_default_version_with_all_that_nam
     async def test(registry):
         await registry.register_path(talker(tmp_path / "1"), order())
         await registry.register_path(talker(tmp_path / "2", version="2.0"), order())
-        said = {"weights": {"1.0": 90, "2.0": 10}, "labels": {"stable": "1.0"}, "rules": [{"header": "X", "equals": "1", "to": "1.0"}]}
+        said = {
+            "weights": {"1.0": 90, "2.0": 10},
+            "labels": {"stable": "1.0"},
+            "rules": [{"header": "X", "equals": "1", "to": "1.0"}],
+        }
         registry.set_traffic("talker", parse_traffic({}))
         registry.set_traffic("talker", parse_traffic(said))
         new = await registry.register_path(talker(tmp_path / "3", version="3.0"), replaces())
@@ -114,7 +137,9 @@ def test_another_number_takes_the_place_of_the_default_version_with_all_that_nam
             registry.find("talker", "1.0")
         registry.rollback("talker")
         assert registry.shares("talker") == {"3.0": 1.0}
-        same = await registry.register_path(talker(tmp_path / "4", WHO.format(who="new"), version="2.0"), replaces())
+        same = await registry.register_path(
+            talker(tmp_path / "4", WHO.format(who="new"), version="2.0"), replaces()
+        )
         assert registry.find("talker", "2.0") is same
         assert registry.find("talker") is new
         await until(lambda: not registry._background)
@@ -128,7 +153,12 @@ def test_limits_and_workers_that_were_set_stay(tmp_path):
         await registry.register_path(talker(tmp_path / "1"), order(job_queue_size=7, batch_size=3))
         registry.change("talker", None, {"batch_size": 5, "client_timeout": 900})
         await registry.scale("talker", None, 2)
-        waits = make_model(tmp_path / "2", WAITS + WHO.format(who="new"), name="talker", config="batchSize: 9\nminWorkers: 1\n")
+        waits = make_model(
+            tmp_path / "2",
+            WAITS + WHO.format(who="new"),
+            name="talker",
+            config="batchSize: 9\nminWorkers: 1\n",
+        )
         replacing = asyncio.create_task(registry.register_path(waits, replaces(batch_size=4)))
         await until((waits / "began").exists)
         registry.change("talker", None, {"client_timeout": 800})  # while the new one loads
@@ -138,8 +168,14 @@ def test_limits_and_workers_that_were_set_stay(tmp_path):
         plan = new.plan
         assert (plan.batch_size, plan.job_queue_size, plan.client_timeout) == (4, 7, 800)
         await until(lambda: len(new.workers) == 1)
-        third = await registry.register_path(make_model(tmp_path / "3", WHO.format(who="3"), name="talker"), replaces())
-        assert (third.plan.batch_size, third.plan.job_queue_size, third.plan.client_timeout) == (4, 7, 800)
+        third = await registry.register_path(
+            make_model(tmp_path / "3", WHO.format(who="3"), name="talker"), replaces()
+        )
+        assert (third.plan.batch_size, third.plan.job_queue_size, third.plan.client_timeout) == (
+            4,
+            7,
+            800,
+        )
 
     with_registry(test)
 
@@ -150,7 +186,9 @@ def test_what_a_latency_target_is_in_place_of_does_not_follow_to_a_version_that_
         waits = make_model(tmp_path / "2", WAITS + WHO.format(who="new"), name="talker")
         replacing = asyncio.create_task(registry.register_path(waits, replaces(slo="p99<60s")))
         await until((waits / "began").exists)
-        registry.change("talker", None, {"batch_size": 5, "client_timeout": 800})  # while the new one loads
+        registry.change(
+            "talker", None, {"batch_size": 5, "client_timeout": 800}
+        )  # while the new one loads
         (waits / "go").touch()
         new = await asyncio.wait_for(replacing, TIMEOUT)
         assert (new.plan.slo, new.plan.client_timeout) == ("p99<60s", 800)
@@ -162,11 +200,23 @@ def test_what_a_latency_target_is_in_place_of_does_not_follow_to_a_version_that_
 def test_an_archive_says_its_own_where_nobody_else_did(tmp_path):
     async def test(registry):
         one = await registry.register_path(
-            make_model(tmp_path / "1", WHO.format(who="1"), name="talker", config="minWorkers: 1\nbatchSize: 2\n"), replaces()
+            make_model(
+                tmp_path / "1",
+                WHO.format(who="1"),
+                name="talker",
+                config="minWorkers: 1\nbatchSize: 2\n",
+            ),
+            replaces(),
         )
         assert (one.min_workers, one.batch_size, one.plan.response_timeout) == (1, 2, 77)
         two = await registry.register_path(
-            make_model(tmp_path / "2", WHO.format(who="2"), name="talker", config="minWorkers: 2\nbatchSize: 4\n"), replaces()
+            make_model(
+                tmp_path / "2",
+                WHO.format(who="2"),
+                name="talker",
+                config="minWorkers: 2\nbatchSize: 4\n",
+            ),
+            replaces(),
         )
         assert (two.min_workers, two.batch_size, two.plan.response_timeout) == (2, 4, 77)
 
@@ -212,7 +262,9 @@ def test_counts_go_on_where_the_old_version_left_them(tmp_path):
 async def add(version: ModelVersion, id: str, word: str) -> int | str:
     """The total of the sequence, or why there is none."""
     job = WaitingJob(
-        wire.request_meta("r", b"", [(b"ts_request_sequence_id", id.encode())]), word.encode(), asyncio.get_running_loop().time()
+        wire.request_meta("r", b"", [(b"ts_request_sequence_id", id.encode())]),
+        word.encode(),
+        asyncio.get_running_loop().time(),
     )
     version.submit(job)
     try:
@@ -228,7 +280,12 @@ assert SUMS != STATEFUL
 
 
 def sums(place, start: int, idle: int = 60_000):
-    return make_model(place, SUMS.replace("{start}", str(start)), name="talker", config=SEQUENCES.format(idle=idle))
+    return make_model(
+        place,
+        SUMS.replace("{start}", str(start)),
+        name="talker",
+        config=SEQUENCES.format(idle=idle),
+    )
 
 
 def test_sequences_stay_with_the_version_that_has_their_state_until_they_end(tmp_path):

@@ -28,7 +28,9 @@ def test_a_line_that_did_not_come_whole_costs_no_other(tmp_path: Path) -> None:
     logs.close()
 
 
-def test_nothing_is_read_once_the_server_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_once_the_server_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logs = DecisionLog(tmp_path)
     monkeypatch.setattr("tsx_runtime.core.rollouts.decision_log._read_lines", None)
     logs.add("digits", {"step": 1})
@@ -36,7 +38,9 @@ def test_nothing_is_read_once_the_server_runs(tmp_path: Path, monkeypatch: pytes
     logs.close()
 
 
-def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_link_in_the_place_of_a_log_is_not_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "digits.jsonl").symlink_to(tmp_path / "victim")
     logs = DecisionLog(tmp_path)

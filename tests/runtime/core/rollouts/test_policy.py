@@ -14,7 +14,14 @@ from pydantic import ValidationError
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.rollouts.controller import _failure
-from tsx_runtime.core.rollouts.policy import Action, Counts, RolloutPlan, StepObservation, decide, slower
+from tsx_runtime.core.rollouts.policy import (
+    Action,
+    Counts,
+    RolloutPlan,
+    StepObservation,
+    decide,
+    slower,
+)
 from tsx_runtime.core.telemetry.histogram import FINE, quantile
 
 pytestmark = pytest.mark.slow
@@ -32,7 +39,10 @@ def counted(seconds: list[float], errors: int = 0) -> Counts:
 
 def drawn(count: int, rate: float, scale: float, seed: int) -> Counts:
     source = random.Random(seed)
-    return counted([source.lognormvariate(0, 0.4) * scale for _ in range(count)], sum(source.random() < rate for _ in range(count)))
+    return counted(
+        [source.lognormvariate(0, 0.4) * scale for _ in range(count)],
+        sum(source.random() < rate for _ in range(count)),
+    )
 
 
 def seen(new: Counts, old: Counts, seconds: float = 60, step: int = 0) -> StepObservation:
@@ -60,12 +70,18 @@ def test_many_errors_send_it_back_at_once() -> None:
 
 def test_more_errors_than_the_old_version_send_it_back_although_no_rate_was_named() -> None:
     plan = RolloutPlan(version="2", bake=60)
-    assert decide(plan, seen(drawn(2000, 0.03, 0.01, 1), drawn(50_000, 0.01, 0.01, 2))).action is Action.BACK
+    assert (
+        decide(plan, seen(drawn(2000, 0.03, 0.01, 1), drawn(50_000, 0.01, 0.01, 2))).action
+        is Action.BACK
+    )
 
 
 def test_errors_that_the_old_version_has_too_are_no_reason_without_a_bound() -> None:
     plan = RolloutPlan(version="2", bake=60)
-    assert decide(plan, seen(drawn(2000, 0.05, 0.01, 1), drawn(50_000, 0.05, 0.01, 2))).action is Action.ADVANCE
+    assert (
+        decide(plan, seen(drawn(2000, 0.05, 0.01, 1), drawn(50_000, 0.05, 0.01, 2))).action
+        is Action.ADVANCE
+    )
 
 
 def test_a_slower_version_goes_back() -> None:
@@ -90,9 +106,16 @@ def test_a_version_that_nothing_is_compared_with_has_kept_no_bound() -> None:
 
 def test_a_p99_of_few_requests_is_no_hard_bound() -> None:
     plan = RolloutPlan(version="2", bake=60, max_p99_ratio=1.0, max_error_rate=0.5)
-    back = sum(decide(plan, seen(drawn(5000, 0, 0.01, seed), drawn(500, 0, 0.01, seed + 99))).action is Action.BACK for seed in range(40))
+    back = sum(
+        decide(plan, seen(drawn(5000, 0, 0.01, seed), drawn(500, 0, 0.01, seed + 99))).action
+        is Action.BACK
+        for seed in range(40)
+    )
     assert back <= 6
-    assert "too few for a comparison" in decide(plan, seen(drawn(5000, 0, 0.01, 1), drawn(399, 0, 0.01, 2))).reason
+    assert (
+        "too few for a comparison"
+        in decide(plan, seen(drawn(5000, 0, 0.01, 1), drawn(399, 0, 0.01, 2))).reason
+    )
 
 
 def test_counts_in_other_buckets_are_added_without_them() -> None:
@@ -118,8 +141,15 @@ def test_a_step_without_requests_ends_when_patience_is_over() -> None:
 
 
 def test_a_version_that_does_not_serve_any_more_goes_back_at_once() -> None:
-    decision = decide(PLAN, StepObservation(0, 1, Counts(), Counts(), new_serves=False, new_failed="it was unregistered"))
-    assert decision == (decision.__class__(Action.BACK, "version 2 no longer serves: it was unregistered"))
+    decision = decide(
+        PLAN,
+        StepObservation(
+            0, 1, Counts(), Counts(), new_serves=False, new_failed="it was unregistered"
+        ),
+    )
+    assert decision == (
+        decision.__class__(Action.BACK, "version 2 no longer serves: it was unregistered")
+    )
 
 
 def test_chance_alone_seldom_sends_a_good_version_back() -> None:
@@ -138,10 +168,14 @@ def test_chance_alone_seldom_sends_a_good_version_back() -> None:
 
 
 @given(
-    counts=st.lists(st.integers(0, 1000), min_size=len(FINE) + 1, max_size=len(FINE) + 1).map(tuple),
+    counts=st.lists(st.integers(0, 1000), min_size=len(FINE) + 1, max_size=len(FINE) + 1).map(
+        tuple
+    ),
     seconds=st.floats(0.0001, 100.0),
 )
-def test_as_many_are_slower_than_a_quantile_as_it_says(counts: tuple[int, ...], seconds: float) -> None:
+def test_as_many_are_slower_than_a_quantile_as_it_says(
+    counts: tuple[int, ...], seconds: float
+) -> None:
     assert 0 <= slower(counts, seconds) <= sum(counts)
     middle = quantile(counts, 0.5)
     if middle is not None:
@@ -149,7 +183,9 @@ def test_as_many_are_slower_than_a_quantile_as_it_says(counts: tuple[int, ...], 
 
 
 @given(first=st.integers(0, 100), then=st.integers(0, 100))
-def test_counters_that_began_again_lose_nothing_that_was_counted_since(first: int, then: int) -> None:
+def test_counters_that_began_again_lose_nothing_that_was_counted_since(
+    first: int, then: int
+) -> None:
     before, later = Counts(first, 0, (first, 0)), Counts(then, 0, (then, 0))
     assert later.since(before).requests == (then - first if then >= first else then)
 

@@ -18,15 +18,24 @@ def stats() -> Any:
 
 
 @given(count=st.integers(1, 5000), share=st.floats(0, 1), rate=st.floats(0.0001, 0.5))
-def test_more_than_a_rate_is_as_likely_as_scipy_says(stats: Any, count: int, share: float, rate: float) -> None:
+def test_more_than_a_rate_is_as_likely_as_scipy_says(
+    stats: Any, count: int, share: float, rate: float
+) -> None:
     hits = round(count * share)
     if hits <= count * rate:
         assert above(hits, count, rate) == 1.0
     else:
-        assert above(hits, count, rate) == pytest.approx(stats.binom.sf(hits - 1, count, rate), rel=1e-6, abs=1e-250)
+        assert above(hits, count, rate) == pytest.approx(
+            stats.binom.sf(hits - 1, count, rate), rel=1e-6, abs=1e-250
+        )
 
 
-@given(count=st.integers(1, 3000), base_count=st.integers(1, 3000), share=st.floats(0, 1), base_share=st.floats(0, 1))
+@given(
+    count=st.integers(1, 3000),
+    base_count=st.integers(1, 3000),
+    share=st.floats(0, 1),
+    base_share=st.floats(0, 1),
+)
 def test_a_difference_of_two_samples_is_as_likely_as_fishers_test_says(
     stats: Any, count: int, base_count: int, share: float, base_share: float
 ) -> None:
@@ -53,7 +62,9 @@ def test_nothing_seen_is_no_difference() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
-def test_a_rate_lies_in_its_interval_and_more_requests_make_it_narrower(first: int, second: int) -> None:
+def test_a_rate_lies_in_its_interval_and_more_requests_make_it_narrower(
+    first: int, second: int
+) -> None:
     hits, count = min(first, second), max(first, second)
     low, high = interval(hits, count)
     assert 0 <= low <= (hits / count if count else 0) <= high <= 1

@@ -42,14 +42,30 @@ class FakeWorker:
 
 
 def make_jobs(**kinds):
-    return st.builds(FakeJob, body=st.binary(max_size=20), arrived=st.floats(NOW - 10, NOW), **kinds)
+    return st.builds(
+        FakeJob, body=st.binary(max_size=20), arrived=st.floats(NOW - 10, NOW), **kinds
+    )
 
 
 plain = make_jobs(gone=st.booleans())
-urgent = make_jobs(gone=st.booleans(), deadline=st.none() | st.floats(NOW - 1, NOW + 1), priority=st.sampled_from([0, 0, 0, -1, 2]))
+urgent = make_jobs(
+    gone=st.booleans(),
+    deadline=st.none() | st.floats(NOW - 1, NOW + 1),
+    priority=st.sampled_from([0, 0, 0, -1, 2]),
+)
 queues = st.lists(plain, max_size=40) | st.lists(urgent, max_size=40)
-workers = st.lists(st.builds(FakeWorker, batches=st.integers(0, 2), prefetch=st.booleans(), suspected=st.booleans()), max_size=5)
-limits = st.builds(BatchLimits, max_items=st.integers(1, 8), max_bytes=st.integers(1, 60), wait=st.none() | st.floats(0, 10))
+workers = st.lists(
+    st.builds(
+        FakeWorker, batches=st.integers(0, 2), prefetch=st.booleans(), suspected=st.booleans()
+    ),
+    max_size=5,
+)
+limits = st.builds(
+    BatchLimits,
+    max_items=st.integers(1, 8),
+    max_bytes=st.integers(1, 60),
+    wait=st.none() | st.floats(0, 10),
+)
 
 
 def waiting(jobs) -> RequestQueue:
@@ -75,7 +91,9 @@ def test_every_job_is_in_exactly_one_place_afterwards_and_served_in_order(queued
     result = assign(queue, idle, NOW, caps)
     sent = [job for _, batch in result.batches for job in batch]
     assert ids([*sent, *result.skipped, *queue.jobs]) == ids(queued)
-    assert [*sent, *queue.jobs] == sorted((job for job in queued if not is_over(job)), key=urgency)  # stable: ties as they came
+    assert [*sent, *queue.jobs] == sorted(
+        (job for job in queued if not is_over(job)), key=urgency
+    )  # stable: ties as they came
     assert queue.size == sum(len(job.body) for job in queue.jobs)
 
 
@@ -96,7 +114,9 @@ def test_who_is_gone_or_too_late_is_skipped_at_once_and_nobody_else(queued, some
 def test_it_is_asked_again_by_the_earliest_deadline_that_is_left(queued, some, caps):
     queue = waiting(queued)
     result = assign(queue, some, NOW, caps)
-    assert result.wake <= min((job.deadline for job in queue.jobs if job.deadline is not None), default=NEVER)
+    assert result.wake <= min(
+        (job.deadline for job in queue.jobs if job.deadline is not None), default=NEVER
+    )
     assert result.wake > NOW
 
 
@@ -105,26 +125,41 @@ def test_no_request_waits_while_a_worker_is_idle(queued, idle, size):
     queue = waiting(queued)
     result = assign(queue, idle, NOW, BatchLimits(size))
     busy = {id(worker) for worker, _ in result.batches}
-    assert not (queue.jobs and any(worker.batches == 0 and id(worker) not in busy for worker in idle))
+    assert not (
+        queue.jobs and any(worker.batches == 0 and id(worker) not in busy for worker in idle)
+    )
 
 
-@given(queues, st.lists(st.builds(FakeWorker, batches=st.integers(1, 3)), min_size=2, max_size=5), limits)
+@given(
+    queues,
+    st.lists(st.builds(FakeWorker, batches=st.integers(1, 3)), min_size=2, max_size=5),
+    limits,
+)
 def test_with_several_workers_a_busy_one_gets_nothing_early(queued, busy, caps):
     assert not assign(waiting(queued), busy, NOW, caps).batches
 
 
 @given(queues, workers.filter(lambda some: len(some) > 1), limits)
-def test_a_busy_worker_that_prepares_ahead_gets_a_full_batch_once_no_other_is_idle(queued, some, caps):
+def test_a_busy_worker_that_prepares_ahead_gets_a_full_batch_once_no_other_is_idle(
+    queued, some, caps
+):
     queue = waiting(queued)
     batches = assign(queue, some, NOW, caps).batches
-    early = [(place, worker, batch) for place, (worker, batch) in enumerate(batches) if worker.batches]
+    early = [
+        (place, worker, batch) for place, (worker, batch) in enumerate(batches) if worker.batches
+    ]
     for place, worker, batch in early:
         assert (worker.batches, worker.prefetch, worker.suspected) == (1, True, False)
         rest = [*(job for _, later in batches[place + 1 :] for job in later), *queue.jobs]
         following = len(rest[0].body) if rest else 1
-        assert len(batch) == caps.max_items or sum(len(job.body) for job in batch) + following > caps.max_bytes
+        assert (
+            len(batch) == caps.max_items
+            or sum(len(job.body) for job in batch) + following > caps.max_bytes
+        )
     if early:
-        assert all(any(worker is user for user, _ in batches) for worker in some if not worker.batches)
+        assert all(
+            any(worker is user for user, _ in batches) for worker in some if not worker.batches
+        )
     assert len({id(worker) for worker, _ in batches}) == len(batches)
 
 
@@ -148,11 +183,16 @@ def test_a_single_busy_worker_gets_one_more_batch_only_when_nobody_could_join_it
     queue = waiting(queued)
     for _, batch in assign(queue, [FakeWorker(batches=1)], NOW, caps).batches:
         following = len(queue.jobs[0].body) if queue.jobs else 1
-        assert len(batch) == caps.max_items or sum(len(job.body) for job in batch) + following > caps.max_bytes
+        assert (
+            len(batch) == caps.max_items
+            or sum(len(job.body) for job in batch) + following > caps.max_bytes
+        )
     assert not assign(waiting(queued), [FakeWorker(batches=2)], NOW, caps).batches
 
 
-@given(st.lists(st.floats(NOW - 10, NOW), min_size=1, max_size=20), st.integers(1, 8), st.floats(0, 10))
+@given(
+    st.lists(st.floats(NOW - 10, NOW), min_size=1, max_size=20), st.integers(1, 8), st.floats(0, 10)
+)
 def test_a_model_that_waits_for_company_never_waits_longer_than_it_said(arrivals, size, wait):
     queue = waiting([FakeJob(arrived=at) for at in sorted(arrivals)])
     result = assign(queue, [FakeWorker()], NOW, BatchLimits(size, wait=wait))
@@ -174,7 +214,9 @@ def test_waiting_for_company_leaves_each_request_half_of_its_time(queued, wait):
 
 def test_a_batch_that_is_full_by_bytes_does_not_wait_for_company():
     queue = waiting([FakeJob(body=b"12345"), FakeJob(body=b"67890")])
-    [(_, batch)] = assign(queue, [FakeWorker()], NOW, BatchLimits(8, max_bytes=7, wait=10.0)).batches
+    [(_, batch)] = assign(
+        queue, [FakeWorker()], NOW, BatchLimits(8, max_bytes=7, wait=10.0)
+    ).batches
     assert len(batch) == 1
 
 
@@ -187,7 +229,9 @@ def test_what_is_put_back_gets_its_old_place(early, late, size):
     queue.put_back(taken)
     assert list(queue.jobs) == sorted([*early, *late], key=urgency)
     assert queue.size == sum(len(job.body) for job in queue.jobs)
-    assert queue.earliest <= min((job.deadline for job in queue.jobs if job.deadline is not None), default=NEVER)
+    assert queue.earliest <= min(
+        (job.deadline for job in queue.jobs if job.deadline is not None), default=NEVER
+    )
 
 
 @given(st.lists(plain, max_size=30), st.integers(1, 8))
@@ -208,7 +252,9 @@ def test_the_queue_is_plain_again_once_it_was_empty():
 
 
 @given(queues, workers, limits, st.booleans())
-def test_nothing_is_sent_early_while_a_request_has_a_deadline_or_a_priority(queued, some, caps, early):
+def test_nothing_is_sent_early_while_a_request_has_a_deadline_or_a_priority(
+    queued, some, caps, early
+):
     batches = assign(waiting(queued), some, NOW, caps, early).batches
     if any(job.deadline is not None or job.priority for job in queued):
         assert all(worker.batches == 0 for worker, _ in batches)
@@ -216,8 +262,13 @@ def test_nothing_is_sent_early_while_a_request_has_a_deadline_or_a_priority(queu
 
 
 @given(queues, workers, limits)
-def test_where_batches_are_long_only_a_worker_that_prepares_ahead_gets_one_early(queued, some, caps):
-    assert all(worker.batches == 0 or worker.prefetch for worker, _ in assign(waiting(queued), some, NOW, caps, early=False).batches)
+def test_where_batches_are_long_only_a_worker_that_prepares_ahead_gets_one_early(
+    queued, some, caps
+):
+    assert all(
+        worker.batches == 0 or worker.prefetch
+        for worker, _ in assign(waiting(queued), some, NOW, caps, early=False).batches
+    )
 
 
 @given(st.lists(st.lists(urgent, min_size=1, max_size=5), max_size=4), queues, workers)
@@ -228,11 +279,18 @@ def test_suspects_go_first_to_idle_workers_and_among_themselves(groups, queued, 
         queue.leave(job)
     result = assign(queue, idle, NOW, BatchLimits(4))
     left = [job for group in queue.suspects for job in group.jobs]
-    sent = [job for _, group in result.retries for job in group.jobs] + [job for _, batch in result.batches for job in batch]
-    assert ids([*sent, *result.skipped, *queue.jobs, *left]) == ids([*queued, *(job for group in groups for job in group)])
+    sent = [job for _, group in result.retries for job in group.jobs] + [
+        job for _, batch in result.batches for job in batch
+    ]
+    assert ids([*sent, *result.skipped, *queue.jobs, *left]) == ids(
+        [*queued, *(job for group in groups for job in group)]
+    )
     assert not any(is_over(job) for job in [*sent, *left])
     assert all(worker.batches == 0 for worker, _ in result.retries)
-    assert all(any(set(map(id, group.jobs)) <= set(map(id, origin)) for origin in groups) for _, group in result.retries)
+    assert all(
+        any(set(map(id, group.jobs)) <= set(map(id, origin)) for origin in groups)
+        for _, group in result.retries
+    )
     used = [worker for worker, _ in (*result.retries, *result.batches)]
     assert len(set(map(id, used))) == len(used)
     if queue.suspects:
@@ -272,19 +330,34 @@ class Worker:
     st.lists(st.tuples(st.floats(0, 0.5), urgent), max_size=40),
     st.lists(st.booleans(), min_size=1, max_size=3),
     st.floats(0.01, 2),
-    st.builds(BatchLimits, max_items=st.integers(1, 4), max_bytes=st.integers(10, 60), wait=st.none() | st.floats(0, 1)),
+    st.builds(
+        BatchLimits,
+        max_items=st.integers(1, 4),
+        max_bytes=st.integers(10, 60),
+        wait=st.none() | st.floats(0, 1),
+    ),
 )
-def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_and_in_time(arrivals, kinds, seconds, caps):
-    """A whole run on a fake clock: the next event is an arrival, a reply, or what `assign` asked to be woken for."""
+def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_and_in_time(
+    arrivals, kinds, seconds, caps
+):
+    """A whole run on a fake clock: the next event is an arrival, a reply, or what `assign` asked to
+    be woken for.
+    """
     queue, pool = RequestQueue(), [Worker(prefetch) for prefetch in kinds]
     now, wake, ended, todo = NOW, NEVER, [], []
     for gap, job in arrivals:
         job.arrived = (todo[-1].arrived if todo else NOW) + gap
-        job.deadline = None if job.deadline is None else job.arrived + abs(job.deadline - NOW) + 0.001
+        job.deadline = (
+            None if job.deadline is None else job.arrived + abs(job.deadline - NOW) + 0.001
+        )
         todo.append(job)
     todo = deque(todo)
     while todo or queue.jobs or any(worker.free_at for worker in pool):
-        events = [worker.free_at[0] for worker in pool if worker.free_at] + [wake] + ([todo[0].arrived] if todo else [])
+        events = (
+            [worker.free_at[0] for worker in pool if worker.free_at]
+            + [wake]
+            + ([todo[0].arrived] if todo else [])
+        )
         now = min(events)
         assert not math.isinf(now), "requests wait, and nothing will ever happen"
         while todo and todo[0].arrived <= now:
@@ -308,7 +381,9 @@ def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_a
 def test_idle_worker_takes_what_is_there():
     first, second = FakeJob(), FakeJob()
     worker = FakeWorker()
-    assert assign(RequestQueue([first, second]), [worker], NOW, BatchLimits(8)).batches == [(worker, [first, second])]
+    assert assign(RequestQueue([first, second]), [worker], NOW, BatchLimits(8)).batches == [
+        (worker, [first, second])
+    ]
 
 
 def test_two_idle_workers_share_in_order_of_arrival():
@@ -319,9 +394,14 @@ def test_two_idle_workers_share_in_order_of_arrival():
 
 
 def test_priority_goes_before_deadline_and_deadline_before_arrival():
-    first, hurried, soon, important = FakeJob(), FakeJob(deadline=NOW + 5), FakeJob(deadline=NOW + 1), FakeJob(priority=1)
+    first, hurried, soon, important = (
+        FakeJob(),
+        FakeJob(deadline=NOW + 5),
+        FakeJob(deadline=NOW + 1),
+        FakeJob(priority=1),
+    )
     last = FakeJob(priority=-1, deadline=NOW + 0.1)
     worker = FakeWorker()
-    assert assign(RequestQueue([last, first, hurried, soon, important]), [worker], NOW, BatchLimits(8)).batches == [
-        (worker, [important, soon, hurried, first, last])
-    ]
+    assert assign(
+        RequestQueue([last, first, hurried, soon, important]), [worker], NOW, BatchLimits(8)
+    ).batches == [(worker, [important, soon, hurried, first, last])]

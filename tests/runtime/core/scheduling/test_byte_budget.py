@@ -53,12 +53,16 @@ def test_what_a_client_has_to_read_is_counted_once_whatever_it_was_before() -> N
         assert (budget.used, budget.unread) == (size, size)
 
 
-def test_memory_is_returned_once_most_of_what_was_held_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_returned_once_most_of_what_was_held_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main() -> None:
         returned = asyncio.Event()
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(byte_budget, "RETURN_AFTER", 0.0)
-        monkeypatch.setattr(byte_budget, "return_freed_memory", lambda: loop.call_soon_threadsafe(returned.set))
+        monkeypatch.setattr(
+            byte_budget, "return_freed_memory", lambda: loop.call_soon_threadsafe(returned.set)
+        )
         budget = ByteBudget(1 << 30)
         budget.take(LARGE - 1)
         budget.give(LARGE - 1)

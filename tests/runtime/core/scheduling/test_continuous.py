@@ -1,4 +1,7 @@
-"""`join` as properties: requests that come to a worker which works on others. Its dispatcher against a peer on a real socket."""
+"""`join` as properties: requests that come to a worker which works on others.
+
+Its dispatcher against a peer on a real socket.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.core.scheduling.test_batching import NOW, FakeJob, FakeWorker, ids, is_over, queues, waiting
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker, answer, counts, soon, submit
+from tests.runtime.core.scheduling.test_batching import (
+    NOW,
+    FakeJob,
+    FakeWorker,
+    ids,
+    is_over,
+    queues,
+    waiting,
+)
+from tests.runtime.core.scheduling.test_dispatcher import (
+    TIMEOUT,
+    Peer,
+    add_worker,
+    answer,
+    counts,
+    soon,
+    submit,
+)
 from tests.runtime.core.scheduling.test_dispatcher import job as new_job
 from tests.support.clients.talker import until
 from tsx_runtime import wire
@@ -20,7 +39,9 @@ from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
 from tsx_runtime.core.scheduling.queue import BatchLimits, Suspects, urgency
 from tsx_runtime.errors import AnswerLate, DeadlinePassed, WorkerDied
 
-workers = st.lists(st.builds(FakeWorker, batches=st.integers(0, 4), suspected=st.just(False)), max_size=4)
+workers = st.lists(
+    st.builds(FakeWorker, batches=st.integers(0, 4), suspected=st.just(False)), max_size=4
+)
 limits = st.builds(BatchLimits, max_items=st.integers(1, 4))
 
 
@@ -47,7 +68,9 @@ def test_no_request_waits_while_a_worker_has_room_and_none_gets_more_than_fits(q
 def test_requests_spread_over_the_workers_with_the_fewest_under_way():
     busy, idle = FakeWorker(2), FakeWorker(0)
     jobs = [FakeJob() for _ in range(4)]
-    assert sorted(len(taken) for _, taken in join(waiting(jobs), [busy, idle], NOW, BatchLimits(8)).batches) == [1, 3]
+    assert sorted(
+        len(taken) for _, taken in join(waiting(jobs), [busy, idle], NOW, BatchLimits(8)).batches
+    ) == [1, 3]
 
 
 def test_nobody_joins_suspects_while_they_are_in_quarantine():
@@ -58,7 +81,9 @@ def test_nobody_joins_suspects_while_they_are_in_quarantine():
     result = join(queue, [free, busy], NOW, BatchLimits(4))
     assert result.retries == [(free, Suspects(suspects, 1))]
     assert result.batches == [(busy, [other])]
-    assert not join(waiting([FakeJob()]), [FakeWorker(1, suspected=True)], NOW, BatchLimits(4)).batches
+    assert not join(
+        waiting([FakeJob()]), [FakeWorker(1, suspected=True)], NOW, BatchLimits(4)
+    ).batches
 
 
 def test_while_suspects_wait_for_room_the_least_busy_worker_makes_some():
@@ -66,7 +91,9 @@ def test_while_suspects_wait_for_room_the_least_busy_worker_makes_some():
     group = Suspects([FakeJob(), FakeJob()], 1)
     queue.suspect([group])
     least, most = FakeWorker(2), FakeWorker(2)
-    assert [worker for worker, _ in join(queue, [least, most], NOW, BatchLimits(3)).batches] == [most]
+    assert [worker for worker, _ in join(queue, [least, most], NOW, BatchLimits(3)).batches] == [
+        most
+    ]
     assert not join(queue, [least], NOW, BatchLimits(3)).batches
     least.batches = 1
     assert join(queue, [least], NOW, BatchLimits(3)).retries == [(least, group)]

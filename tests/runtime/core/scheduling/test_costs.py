@@ -44,16 +44,22 @@ def waiting(*jobs: FakeJob, rate: float = 1.0) -> CostQueue:
 
 
 def measured(cost: float) -> list[MetricDelta]:
-    return [{"name": BATCH_COST, "type": "counter", "unit": "count", "value": cost, "dimensions": {}}]
+    return [
+        {"name": BATCH_COST, "type": "counter", "unit": "count", "value": cost, "dimensions": {}}
+    ]
 
 
 @given(st.lists(jobs_of_cost, max_size=40), bounds)
-def test_each_batch_has_the_first_keeps_the_bounds_and_nothing_is_lost(jobs: list[FakeJob], limits: BatchLimits) -> None:
+def test_each_batch_has_the_first_keeps_the_bounds_and_nothing_is_lost(
+    jobs: list[FakeJob], limits: BatchLimits
+) -> None:
     queue = waiting(*jobs)
     left = list(queue.jobs)
     while queue.jobs:
         batch = queue.take(limits)
-        assert batch[0] is left[0], "so a request waits for no more batches than requests stood before it"
+        assert batch[0] is left[0], (
+            "so a request waits for no more batches than requests stood before it"
+        )
         assert len(batch) <= limits.max_items
         assert len(batch) == 1 or sum(map(queue.cost, batch)) <= limits.max_cost
         assert len(batch) == 1 or sum(len(job.body) for job in batch) <= limits.max_bytes
@@ -64,7 +70,9 @@ def test_each_batch_has_the_first_keeps_the_bounds_and_nothing_is_lost(jobs: lis
 
 
 @given(st.lists(jobs_of_cost, min_size=1, max_size=40), bounds)
-def test_a_full_batch_is_one_that_nothing_could_join(jobs: list[FakeJob], limits: BatchLimits) -> None:
+def test_a_full_batch_is_one_that_nothing_could_join(
+    jobs: list[FakeJob], limits: BatchLimits
+) -> None:
     limits = limits._replace(buckets=())
     queue = waiting(*jobs)
     if not queue.fills(limits):
@@ -72,21 +80,33 @@ def test_a_full_batch_is_one_that_nothing_could_join(jobs: list[FakeJob], limits
 
 
 @given(st.lists(jobs_of_cost, max_size=40), bounds)
-def test_an_idle_worker_gets_what_the_bounds_allow(jobs: list[FakeJob], limits: BatchLimits) -> None:
+def test_an_idle_worker_gets_what_the_bounds_allow(
+    jobs: list[FakeJob], limits: BatchLimits
+) -> None:
     queue = waiting(*jobs)
-    assert len(assign(queue, [FakeWorker()], NOW, limits._replace(wait=None)).batches) == min(len(jobs), 1)
+    assert len(assign(queue, [FakeWorker()], NOW, limits._replace(wait=None)).batches) == min(
+        len(jobs), 1
+    )
 
 
 def test_requests_of_like_cost_go_together() -> None:
     costs = [10, 90, 12, 95, 9]
     queue = waiting(*(FakeJob(meta_of(cost)) for cost in costs))
     limits = BatchLimits(max_items=3, max_cost=300.0)
-    assert [[queue.cost(job) for job in queue.take(limits)] for _ in range(2)] == [[10, 12, 9], [90, 95]]
+    assert [[queue.cost(job) for job in queue.take(limits)] for _ in range(2)] == [
+        [10, 12, 9],
+        [90, 95],
+    ]
 
 
 def test_a_more_urgent_request_goes_before_one_of_like_cost() -> None:
-    queue = waiting(FakeJob(meta_of(10)), FakeJob(meta_of(90), priority=1), FakeJob(meta_of(80), priority=1))
-    assert [queue.cost(job) for job in queue.take(BatchLimits(max_items=2, max_cost=1000.0))] == [90, 80]
+    queue = waiting(
+        FakeJob(meta_of(10)), FakeJob(meta_of(90), priority=1), FakeJob(meta_of(80), priority=1)
+    )
+    assert [queue.cost(job) for job in queue.take(BatchLimits(max_items=2, max_cost=1000.0))] == [
+        90,
+        80,
+    ]
 
 
 def test_the_cost_of_a_byte_is_what_workers_have_measured() -> None:
@@ -102,13 +122,20 @@ def test_the_cost_of_a_byte_is_what_workers_have_measured() -> None:
     assert queue.cost(replace(job, meta=meta_of(7))) == 7, "a client that says it knows better"
 
 
-@pytest.mark.parametrize(("most", "said", "cost"), [(MOST, 10**15 - 1, MOST), (MOST, 0, 1), (0, 10**15 - 1, 2)])
+@pytest.mark.parametrize(
+    ("most", "said", "cost"), [(MOST, 10**15 - 1, MOST), (MOST, 0, 1), (0, 10**15 - 1, 2)]
+)
 def test_a_client_is_believed_up_to_what_fills_a_batch(most: int, said: int, cost: float) -> None:
     assert CostQueue(1.0, most).cost(FakeJob(meta_of(said), b"xy")) == cost
 
 
 def test_tokens_are_not_guessed_from_bytes() -> None:
-    jobs = [FakeJob(meta_of(), b"x"), FakeJob(meta_of(), b"y"), FakeJob(meta_of(3)), FakeJob(meta_of(4))]
+    jobs = [
+        FakeJob(meta_of(), b"x"),
+        FakeJob(meta_of(), b"y"),
+        FakeJob(meta_of(3)),
+        FakeJob(meta_of(4)),
+    ]
     queue = waiting(*jobs, rate=math.inf)
     limits = BatchLimits(max_items=8, max_cost=100.0)
     assert queue.fills(limits)
@@ -119,7 +146,9 @@ def test_tokens_are_not_guessed_from_bytes() -> None:
 
 
 @given(st.integers(1, 20), st.integers(0, 20), st.lists(st.integers(1, 16), max_size=6))
-def test_a_preferred_size_leaves_nobody_waiting_for_more_than_the_next_batch(count: int, left: int, buckets: list[int]) -> None:
+def test_a_preferred_size_leaves_nobody_waiting_for_more_than_the_next_batch(
+    count: int, left: int, buckets: list[int]
+) -> None:
     size = preferred(count, left, buckets)
     assert 0 < size <= count
     assert size == count or size in buckets
@@ -127,7 +156,10 @@ def test_a_preferred_size_leaves_nobody_waiting_for_more_than_the_next_batch(cou
         assert preferred(count - size, 0, buckets) == count - size
 
 
-@pytest.mark.parametrize(("count", "sizes"), [(8, [8]), (5, [4, 1]), (6, [4, 2]), (7, [7]), (19, [8, 8, 2, 1]), (3, [2, 1])])
+@pytest.mark.parametrize(
+    ("count", "sizes"),
+    [(8, [8]), (5, [4, 1]), (6, [4, 2]), (7, [7]), (19, [8, 8, 2, 1]), (3, [2, 1])],
+)
 def test_batches_of_preferred_sizes(count: int, sizes: list[int]) -> None:
     queue = waiting(*(FakeJob() for _ in range(count)))
     limits = BatchLimits(max_items=8, buckets=(1, 2, 4, 8))

@@ -1,4 +1,6 @@
-"""The dispatcher and its channels against a peer that speaks the wire format from the other end of a real socket."""
+"""The dispatcher and its channels against a peer that speaks the wire format from the other end of
+a real socket.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class Peer:
     async def _exactly(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            part = await asyncio.wait_for(self._loop.sock_recv(self._sock, size - len(data)), TIMEOUT)
+            part = await asyncio.wait_for(
+                self._loop.sock_recv(self._sock, size - len(data)), TIMEOUT
+            )
             assert part, "the channel was closed"
             data += part
         return data
@@ -77,7 +81,10 @@ async def add_worker(dispatcher: Dispatcher) -> tuple[Channel, Peer]:
     return channel, peer
 
 
-async def started(limits: BatchLimits = BatchLimits(4), bounds: Bounds = Bounds()) -> tuple[Dispatcher, Channel, Peer]:  # noqa: B008  # an immutable tuple
+async def started(
+    limits: BatchLimits = BatchLimits(4),  # noqa: B008  # an immutable tuple
+    bounds: Bounds = Bounds(),  # noqa: B008  # an immutable tuple
+) -> tuple[Dispatcher, Channel, Peer]:
     dispatcher = Dispatcher('Model "m" [Version 1.0]', limits, bounds)
     dispatcher.service_rate.short = True  # as measured, until it is: a batch may be sent early
     dispatcher.accept(True)
@@ -88,7 +95,10 @@ def job(body: bytes = b"x", deadline: float | None = None, priority: int = 0) ->
     return WaitingJob(wire.request_meta("id", b"", []), body, time.monotonic(), deadline, priority)
 
 
-async def busy(limits: BatchLimits = BatchLimits(2), bounds: Bounds = Bounds()) -> tuple[Dispatcher, Channel, Peer]:  # noqa: B008  # immutable tuples
+async def busy(
+    limits: BatchLimits = BatchLimits(2),  # noqa: B008  # an immutable tuple
+    bounds: Bounds = Bounds(),  # noqa: B008  # an immutable tuple
+) -> tuple[Dispatcher, Channel, Peer]:
     """Its only worker holds all that it takes."""
     dispatcher, channel, peer = await started(limits, bounds)
     for _ in range(2):
@@ -145,7 +155,9 @@ def test_a_full_queue_refuses_at_once():
         await peer.read()
         submit(dispatcher, b"3", b"4")
         [refused] = submit(dispatcher, b"5")
-        with pytest.raises(QueueFull, match=r"has no worker to serve inference request.*2 requests wait"):
+        with pytest.raises(
+            QueueFull, match=r"has no worker to serve inference request.*2 requests wait"
+        ):
             await answer(refused)
         assert not first[0].done.done()
         assert not early[0].done.done()
@@ -240,12 +252,16 @@ def test_after_a_death_requests_are_tried_in_halves_then_alone_and_the_one_that_
                 if any(body == b"\x05" for _, _, body in frame.items):
                     peer.close()
                     await channel.closed
-                    dispatcher.retry_lost(channel.sent.popleft(), channel.streaming, WorkerDied("Worker died."))
+                    dispatcher.retry_lost(
+                        channel.sent.popleft(), channel.streaming, WorkerDied("Worker died.")
+                    )
                 else:
                     await peer.reply(frame)
                     await asyncio.wait_for(jobs[frame.items[0][2][0]].done, TIMEOUT)
         assert sizes == [8, 4, 4, 1, 1, 1, 1]
-        assert [each.done.exception() is None for each in jobs] == [number != 5 for number in range(8)]
+        assert [each.done.exception() is None for each in jobs] == [
+            number != 5 for number in range(8)
+        ]
         await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
 
     asyncio.run(main())
@@ -324,7 +340,9 @@ def test_a_turn_of_the_loop_reads_a_few_pieces_of_a_stream_however_many_have_com
         dispatcher.submit(streaming)
         frame = await peer.read()
         bodies = [b"%d " % number for number in range(20_000)]
-        pieces = [b"".join(wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", body)])) for body in bodies]
+        pieces = [
+            b"".join(wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", body)])) for body in bodies
+        ]
         end = wire.encode(wire.Kind.REPLY, frame.batch, [(200, b"", b"end")])
         writing = asyncio.ensure_future(peer.write(*pieces, *end))
         reading = asyncio.ensure_future(read(streaming))
@@ -366,7 +384,9 @@ def test_a_stream_that_fails_in_the_middle_ends_with_the_error_and_not_with_its_
         [each] = submit(dispatcher, b"x")
         frame = await peer.read()
         await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", b"one ")]))
-        await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, [(503, b"", b"Prediction failed")]))
+        await peer.write(
+            *wire.encode(wire.Kind.REPLY, frame.batch, [(503, b"", b"Prediction failed")])
+        )
         parts = (await asyncio.wait_for(each.done, TIMEOUT)).parts()
         assert await anext(parts) == b"one "
         with pytest.raises(PredictionFailed, match="Prediction failed"):
@@ -391,7 +411,13 @@ def test_a_model_that_waits_for_company_sends_when_the_wait_is_over():
 def test_metric_deltas_are_added_up():
     async def main():
         dispatcher, _, peer = await started()
-        delta = {"name": "Tokens", "type": "counter", "unit": "count", "value": 2.0, "dimensions": {"ModelName": "m"}}
+        delta = {
+            "name": "Tokens",
+            "type": "counter",
+            "unit": "count",
+            "value": 2.0,
+            "dimensions": {"ModelName": "m"},
+        }
         for _ in range(2):
             [each] = submit(dispatcher, b"x")
             await peer.reply(await peer.read(), NOTHING + json.dumps([delta]).encode())
@@ -435,7 +461,11 @@ def test_a_worker_reports_that_it_has_loaded_or_why_not():
         await peer.write(*wire.encode(wire.Kind.LOADED, 0, extra=b'{"device": "cpu"}'))
         assert await asyncio.wait_for(channel.loaded, TIMEOUT) == {"device": "cpu"}
         channel, peer = await connect(dispatcher)
-        await peer.write(*wire.encode(wire.Kind.FAILED, 0, extra=b'{"message": "no weights", "traceback": "Traceback"}'))
+        await peer.write(
+            *wire.encode(
+                wire.Kind.FAILED, 0, extra=b'{"message": "no weights", "traceback": "Traceback"}'
+            )
+        )
         with pytest.raises(LoadFailed, match="no weights"):
             await asyncio.wait_for(channel.loaded, TIMEOUT)
         channel, peer = await connect(dispatcher)
@@ -469,7 +499,11 @@ def test_who_is_refused_while_workers_load_is_notified_when_one_will_serve():
         dispatcher = Dispatcher('Model "m" [Version 1.0]', BatchLimits(1), Bounds(1))
         dispatcher.accept(True)
         submit(dispatcher, b"waits")
-        for left, reported in ((41.2, 42), (3.0, 3), (None, 1)):  # what was said is not said again when it holds no more
+        for left, reported in (
+            (41.2, 42),
+            (3.0, 3),
+            (None, 1),
+        ):  # what was said is not said again when it holds no more
             dispatcher.seconds_until_ready = lambda left=left: left
             [refused] = submit(dispatcher, b"too many")
             with pytest.raises(QueueFull, match=f"try again in {reported} s") as caught:
@@ -494,7 +528,11 @@ def test_a_dispatcher_that_is_closed_leaves_no_timer_behind():
         dispatcher, _, peer = await busy()
         dispatcher.submit(job(b"late", time.monotonic() + 600))
         await asyncio.sleep(0)
-        timers = [handle for handle in asyncio.get_running_loop()._scheduled if handle._callback == dispatcher._on_timer]
+        timers = [
+            handle
+            for handle in asyncio.get_running_loop()._scheduled
+            if handle._callback == dispatcher._on_timer
+        ]
         assert timers
         dispatcher.close()
         assert all(handle.cancelled() for handle in timers)
@@ -507,12 +545,17 @@ def test_all_deadlines_of_a_version_share_one_timer():
     async def main():
         dispatcher, _, _ = await busy()
         set_for = []
-        original, dispatcher._set_timer = dispatcher._set_timer, lambda at, now: (set_for.append(at), original(at, now))
+        original, dispatcher._set_timer = (
+            dispatcher._set_timer,
+            lambda at, now: (set_for.append(at), original(at, now)),
+        )
         now = time.monotonic()
         jobs = [job(deadline=now + 0.02 + number / 10_000) for number in range(50)]
         for each in jobs:
             dispatcher.submit(each)
-            dispatcher._flush()  # as at the end of a turn of the loop; in none of these can the timer go off, however long they take
+            # as at the end of a turn of the loop; in none of these can the timer go off, however
+            # long they take
+            dispatcher._flush()
         assert set_for == [jobs[0].deadline]
         for each in jobs:
             with pytest.raises(DeadlinePassed):
@@ -527,7 +570,13 @@ def test_the_more_urgent_is_served_first():
         now = time.monotonic()
         submit(dispatcher, b"before")
         frames = [await peer.read()]
-        for each in (job(b"3"), job(b"2", now + 90), job(b"1", now + 60), job(b"0", priority=1), job(b"4", now + 30, -1)):
+        for each in (
+            job(b"3"),
+            job(b"2", now + 90),
+            job(b"1", now + 60),
+            job(b"0", priority=1),
+            job(b"4", now + 30, -1),
+        ):
             dispatcher.submit(each)
         order = []
         for _ in range(5):
@@ -549,7 +598,9 @@ def test_a_request_is_begun_early_enough_for_its_answer_to_be_in_time():
             dispatcher.submit(each)
         with pytest.raises(DeadlinePassed):
             await answer(soon)
-        assert time.monotonic() >= (arrived + given) / 2  # an answer takes 10 s, but half of its time it may hope
+        assert (
+            time.monotonic() >= (arrived + given) / 2
+        )  # an answer takes 10 s, but half of its time it may hope
         assert far.deadline == pytest.approx(far.arrived + 50, abs=0.1)
 
     asyncio.run(main())
@@ -613,7 +664,11 @@ def test_nothing_is_sent_early_where_it_would_escape_the_queues_rules():
         dispatcher, channel, peer = await started(BatchLimits(1))
         submit(dispatcher, b"running")
         frame = await peer.read()
-        patient, hurried, important = job(b"patient"), job(b"hurried", time.monotonic() + 600), job(b"important", priority=1)
+        patient, hurried, important = (
+            job(b"patient"),
+            job(b"hurried", time.monotonic() + 600),
+            job(b"important", priority=1),
+        )
         for each in (patient, hurried, important):
             dispatcher.submit(each)
         dispatcher._flush()
@@ -642,7 +697,9 @@ def soon() -> float:
 
 
 @pytest.mark.parametrize("retired", [False, True])
-def test_a_request_that_runs_past_its_deadline_is_refused_then_and_the_others_of_its_batch_answered(retired):
+def test_a_request_that_runs_past_its_deadline_is_refused_then_and_the_others_of_its_batch_answered(
+    retired,
+):
     async def main():
         dispatcher, channel, peer = await started()
         late, patient = job(b"late", soon()), job(b"patient")
@@ -651,7 +708,9 @@ def test_a_request_that_runs_past_its_deadline_is_refused_then_and_the_others_of
         frame = await peer.read()
         if retired:
             dispatcher.remove(channel)
-        with pytest.raises(DeadlinePassed, match="did not answer the request before its deadline; try again in 1 s") as refused:
+        with pytest.raises(
+            DeadlinePassed, match="did not answer the request before its deadline; try again in 1 s"
+        ) as refused:
             await answer(late)
         assert refused.value.retry_after == 1
         assert not patient.done.done()
@@ -679,7 +738,10 @@ def test_a_batch_for_which_no_client_waits_any_more_is_called_off():
         called_off = await peer.read()
         assert (called_off.kind, called_off.batch) == (wire.Kind.CANCEL, frame.batch)
         await peer.reply(frame)
-        assert (await answer(leaving), counts(dispatcher)) == (b"leaving", (2, {200: 1}, {"AnswerLate": 1}))
+        assert (await answer(leaving), counts(dispatcher)) == (
+            b"leaving",
+            (2, {200: 1}, {"AnswerLate": 1}),
+        )
         dispatcher.submit(alone := job(b"alone", soon()))
         frame = await peer.read()
         with pytest.raises(DeadlinePassed):
@@ -689,7 +751,9 @@ def test_a_batch_for_which_no_client_waits_any_more_is_called_off():
         await peer.reply(frame)
         await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
         assert counts(dispatcher) == (3, {200: 1}, {"AnswerLate": 2})
-        assert dispatcher.stats.busy_seconds > before  # the worker was, and the pace is learned from it
+        assert (
+            dispatcher.stats.busy_seconds > before
+        )  # the worker was, and the pace is learned from it
         assert dispatcher.service_rate.answer_time > 0
 
     asyncio.run(main())
@@ -707,14 +771,25 @@ def test_an_answer_that_has_begun_to_stream_is_not_broken_off_at_the_deadline():
         with pytest.raises(DeadlinePassed):
             await answer(late)
         await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(1, b"", b"to nobody")]))
-        await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, [(200, b"", b"two"), (200, b"", b"to nobody")]))
+        await peer.write(
+            *wire.encode(
+                wire.Kind.REPLY, frame.batch, [(200, b"", b"two"), (200, b"", b"to nobody")]
+            )
+        )
         assert [part async for part in first.parts()] == [b"one ", b"two"]
         assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("dies", ["before the deadline", "after the deadline", "and its requests wait again before the deadline"])
+@pytest.mark.parametrize(
+    "dies",
+    [
+        "before the deadline",
+        "after the deadline",
+        "and its requests wait again before the deadline",
+    ],
+)
 @pytest.mark.parametrize("end", ["retry_lost", "requeue"])
 def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(dies, end):
     async def main():
@@ -727,21 +802,29 @@ def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(dies, 
             peer.close()
             await channel.closed
         if dies.startswith("and"):
-            getattr(dispatcher, end)(channel.sent.popleft(), channel.streaming, WorkerDied("Worker died."))
-        with pytest.raises(AnswerLate, match="did not answer the request before its deadline"):  # it may have had an effect
+            getattr(dispatcher, end)(
+                channel.sent.popleft(), channel.streaming, WorkerDied("Worker died.")
+            )
+        with pytest.raises(
+            AnswerLate, match="did not answer the request before its deadline"
+        ):  # it may have had an effect
             await answer(late)
         if dies == "after the deadline":
             peer.close()
             await channel.closed
         if not dies.startswith("and"):
-            getattr(dispatcher, end)(channel.sent.popleft(), channel.streaming, WorkerDied("Worker died."))
+            getattr(dispatcher, end)(
+                channel.sent.popleft(), channel.streaming, WorkerDied("Worker died.")
+            )
         _, peer = await add_worker(dispatcher)
         seen = []
         while not (first.done.done() and second.done.done()):
             frame = await peer.read()
             seen += [bytes(body) for _, _, body in frame.items]
             await peer.reply(frame)
-            await asyncio.wait([first.done, second.done], timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [first.done, second.done], timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED
+            )
         assert seen == [b"first", b"second"]
         await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
         assert counts(dispatcher) == (3, {200: 2}, {"AnswerLate": 1})
@@ -769,7 +852,9 @@ def test_bytes_that_wait_are_bounded_and_one_request_alone_may_exceed_the_bound(
         assert dispatcher.queue.size == 100
         submit(dispatcher, *[b""] * 8)
         [refused] = submit(dispatcher, b"")
-        with pytest.raises(QueueFull, match="10 requests wait"):  # the words are those of this refusal, not of the last one
+        with pytest.raises(
+            QueueFull, match="10 requests wait"
+        ):  # the words are those of this refusal, not of the last one
             await answer(refused)
 
     asyncio.run(main())
@@ -778,11 +863,19 @@ def test_bytes_that_wait_are_bounded_and_one_request_alone_may_exceed_the_bound(
 def test_a_refusal_says_when_to_come_again_by_what_workers_were_measured_to_do():
     async def main():
         dispatcher, _, _ = await busy(BatchLimits(2), Bounds(6, overload_status=429))
-        dispatcher.service_rate.add(2, 1.0, 1.0)  # 2 requests a second of one worker: 6 take 3 seconds
+        dispatcher.service_rate.add(
+            2, 1.0, 1.0
+        )  # 2 requests a second of one worker: 6 take 3 seconds
         [*_, refused] = submit(dispatcher, *[b"x"] * 7)
-        with pytest.raises(QueueFull, match=r"6 requests wait \(jobQueueSize\); try again in 3 s") as caught:
+        with pytest.raises(
+            QueueFull, match=r"6 requests wait \(jobQueueSize\); try again in 3 s"
+        ) as caught:
             await answer(refused)
-        assert (caught.value.status, caught.value.type, caught.value.retry_after) == (429, "TooManyRequestsException", 3)
+        assert (caught.value.status, caught.value.type, caught.value.retry_after) == (
+            429,
+            "TooManyRequestsException",
+            3,
+        )
 
     asyncio.run(main())
 
@@ -848,7 +941,9 @@ def test_who_left_while_its_batch_was_with_a_worker_that_died_is_not_run():
         dispatcher.leave(begun)
         dispatcher.leave(early)
         await asyncio.sleep(0)
-        submit(dispatcher, b"3")  # a flush that looks for who has left, and finds nobody in the queue
+        submit(
+            dispatcher, b"3"
+        )  # a flush that looks for who has left, and finds nobody in the queue
         await asyncio.sleep(0)
         peer.close()
         await channel.closed
@@ -889,7 +984,9 @@ def test_an_aborted_channel_gets_nothing_more():
 
 
 def test_a_request_is_answered_with_the_times_of_its_batch():
-    """The queue ends where a worker is free, and what the worker says of its steps is taken over."""
+    """The queue ends where a worker is free, and what the worker says of its steps is taken
+    over.
+    """
 
     class Curious(WaitingJob):
         __slots__ = ("batch",)
@@ -904,7 +1001,9 @@ def test_a_request_is_answered_with_the_times_of_its_batch():
         first = Curious(wire.request_meta("first", b"", []), b"", time.monotonic())
         dispatcher.submit(first)
         frame = await peer.read()
-        behind = [Curious(wire.request_meta("behind", b"", []), b"", time.monotonic()) for _ in range(2)]
+        behind = [
+            Curious(wire.request_meta("behind", b"", []), b"", time.monotonic()) for _ in range(2)
+        ]
         for each in behind:
             dispatcher.submit(each)
         early = await peer.read()  # the only worker may hold one more full batch
@@ -928,7 +1027,11 @@ def test_a_request_is_answered_with_the_times_of_its_batch():
         assert sum(parts.values()) == pytest.approx(2 * parts["total"])
         stats = dispatcher.stats
         assert [each.count for each in (stats.latency, stats.queue, stats.batch_wait)] == [3, 3, 3]
-        assert [each.count for each in (stats.preprocess, stats.inference, stats.postprocess)] == [1, 1, 0]
+        assert [each.count for each in (stats.preprocess, stats.inference, stats.postprocess)] == [
+            1,
+            1,
+            0,
+        ]
         assert stats.recent.find(b"behind").times.seconds(behind[0].arrived) == parts
         assert stats.recent.find(b"nobody") is None
 
@@ -954,7 +1057,11 @@ def test_what_is_refused_is_an_error_unless_its_client_left():
         await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, [(500, b"", b"")]))
         await answer(failed)
         assert dispatcher.stats.errors == 2
-        assert [seen.error or seen.status for seen in dispatcher.stats.recent.newest()] == [500, "ClientLeft", "QueueFull"]
+        assert [seen.error or seen.status for seen in dispatcher.stats.recent.newest()] == [
+            500,
+            "ClientLeft",
+            "QueueFull",
+        ]
 
     asyncio.run(main())
 
@@ -962,7 +1069,9 @@ def test_what_is_refused_is_an_error_unless_its_client_left():
 def test_a_worker_that_reports_more_than_any_worker_does_is_ended() -> None:
     async def scenario() -> None:
         _, channel, peer = await started(BatchLimits(1))
-        await peer.write(*wire.encode(wire.Kind.REPORT, 0, extra=b'{"lost": "' + b"x" * MOST_FACTS + b'"}'))
+        await peer.write(
+            *wire.encode(wire.Kind.REPORT, 0, extra=b'{"lost": "' + b"x" * MOST_FACTS + b'"}')
+        )
         await asyncio.wait_for(channel.closed, TIMEOUT)
 
     asyncio.run(scenario())
@@ -975,7 +1084,9 @@ def test_a_connection_that_is_closed_is_not_asked_for_a_sign_of_life():
         ours, theirs = socket.socketpair()
         with theirs:
             channel = Channel(None)
-            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(asyncio.Protocol, ours)
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
+                asyncio.Protocol, ours
+            )
             channel._transport, written = transport, []
             transport.writelines = written.extend
             channel.ping()

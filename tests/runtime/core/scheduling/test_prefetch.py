@@ -1,4 +1,6 @@
-"""Workers that prepare the next batch while the model runs: they hold two, and what was only prepared is not lost with them."""
+"""Workers that prepare the next batch while the model runs: they hold two, and what was only
+prepared is not lost with them.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def held(version) -> list[int]:
 @pytest.mark.usefixtures("processes")
 def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(tmp_path):
     async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m", HANDLER, config=CONFIG), order(initial_workers=2, batch_size=2))
+        version = await registry.register_path(
+            talker(tmp_path / "m", HANDLER, config=CONFIG), order(initial_workers=2, batch_size=2)
+        )
         gate = tmp_path / "gate"
         jobs = [submit(version, f"until {gate}") for _ in range(4)]
         await until(lambda: held(version) == [1, 1])
@@ -61,7 +65,10 @@ def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(tmp_path):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_one_that_kills_its_worker_while_it_is_prepared_takes_no_other_with_it(tmp_path, workers):
     async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m", HANDLER, config=CONFIG), order(initial_workers=workers, batch_size=4))
+        version = await registry.register_path(
+            talker(tmp_path / "m", HANDLER, config=CONFIG),
+            order(initial_workers=workers, batch_size=4),
+        )
         gate = tmp_path / "gate"
         running = [submit(version, f"until {gate}") for _ in range(4 * workers)]
         await until(lambda: held(version) == [1] * workers)

@@ -1,4 +1,6 @@
-"""The dispatcher of stateful models against a peer on a real socket; `test_sequences.py` has its decisions."""
+"""The dispatcher of stateful models against a peer on a real socket; `test_sequences.py` has its
+decisions.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,16 @@ import asyncio
 
 import pytest
 
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker, answer, counts, job, soon, submit
+from tests.runtime.core.scheduling.test_dispatcher import (
+    TIMEOUT,
+    Peer,
+    add_worker,
+    answer,
+    counts,
+    job,
+    soon,
+    submit,
+)
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds
@@ -17,7 +28,9 @@ from tsx_runtime.errors import DeadlinePassed
 
 
 async def serving() -> tuple[SequenceDispatcher, Channel, Peer]:
-    dispatcher = SequenceDispatcher('Model "m" [Version 1.0]', BatchLimits(4), Bounds(), SequenceConfig(60.0, most=4))
+    dispatcher = SequenceDispatcher(
+        'Model "m" [Version 1.0]', BatchLimits(4), Bounds(), SequenceConfig(60.0, most=4)
+    )
     dispatcher.accept(True)
     return dispatcher, *await add_worker(dispatcher)
 
@@ -38,7 +51,9 @@ def test_a_process_that_retires_is_let_go_where_its_worker_is_taken_away():
     async def main():
         dispatcher, channel, peer = await serving()
         first = job(b"a")
-        first.meta += wire.header_block([(b"ts_request_sequence_id", b"a"), (b"ts_request_sequence_start", b"true")])
+        first.meta += wire.header_block(
+            [(b"ts_request_sequence_id", b"a"), (b"ts_request_sequence_start", b"true")]
+        )
         dispatcher.submit(first)
         await peer.reply(await peer.read())
         assert await answer(first) == b"a"

@@ -1,4 +1,6 @@
-"""Sequences as properties: a model that is played with random requests, workers and a clock that the test turns."""
+"""Sequences as properties: a model that is played with random requests, workers and a clock that
+the test turns.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def started(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences, FakeWo
 
 
 class Play(RuleBasedStateMachine):
-    """Each accepted request is sent once, or refused once; of a sequence one at a time, in order, to one worker."""
+    """Each accepted request is sent once, or refused once; of a sequence one at a time, in order,
+    to one worker.
+    """
 
     terms = TERMS
 
@@ -54,16 +58,28 @@ class Play(RuleBasedStateMachine):
         self.under_way: list[tuple[FakeWorker, FakeJob, str]] = []
         self.place: dict[str, FakeWorker] = {}
 
-    @rule(id=st.sampled_from("abcde"), start=st.booleans(), end=st.booleans(), late=st.none() | st.floats(1, 20))
+    @rule(
+        id=st.sampled_from("abcde"),
+        start=st.booleans(),
+        end=st.booleans(),
+        late=st.none() | st.floats(1, 20),
+    )
     def request(self, id: str, start: bool, end: bool, late: float | None) -> None:
         self.expire()
-        job = FakeJob(meta=id.encode(), arrived=self.now, deadline=None if late is None else self.now + late)
+        job = FakeJob(
+            meta=id.encode(), arrived=self.now, deadline=None if late is None else self.now + late
+        )
         known = self.sequences._chains.get(id)
         why = self.sequences.admit(job, mark(id, start=start, end=end), self.now)
         if why is None:
             self.waiting.setdefault(id, []).append(job)
         else:
-            assert not known or known.ending or len(known.waiting) == TERMS.queue or self.now >= known.began + 60
+            assert (
+                not known
+                or known.ending
+                or len(known.waiting) == TERMS.queue
+                or self.now >= known.began + 60
+            )
             assert known or not start or self.sequences.active == TERMS.most
             assert known or self.sequences.active == TERMS.most or why.startswith(f"Sequence {id} ")
 
@@ -81,10 +97,17 @@ class Play(RuleBasedStateMachine):
                 assert self.place.setdefault(id, worker) is worker
                 self.under_way.append((worker, job, id))
             worker.batches += len(jobs) if joining else 1
-            assert len({id for each, _, id in self.under_way if each is worker}) <= LIMITS.max_items or not joining
+            assert (
+                len({id for each, _, id in self.under_way if each is worker}) <= LIMITS.max_items
+                or not joining
+            )
         for worker in self.workers:  # nobody waits who could be served
             if worker.batches == 0:
-                assert not [chain for chain in self.sequences._chains.values() if chain.ready and chain.worker in (None, worker)]
+                assert not [
+                    chain
+                    for chain in self.sequences._chains.values()
+                    if chain.ready and chain.worker in (None, worker)
+                ]
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data(), last=st.booleans())
@@ -130,20 +153,28 @@ class Play(RuleBasedStateMachine):
             self.waiting[job.meta.decode()].remove(job)
 
     def forget_ended(self) -> None:
-        self.place = {id: worker for id, worker in self.place.items() if id in self.sequences._chains}
+        self.place = {
+            id: worker for id, worker in self.place.items() if id in self.sequences._chains
+        }
 
     @invariant()
     def what_waits_here_waits_there(self) -> None:
         assert {id: jobs for id, jobs in self.waiting.items() if jobs} == {
-            chain.id: list(chain.waiting) for chain in self.sequences._chains.values() if chain.waiting
+            chain.id: list(chain.waiting)
+            for chain in self.sequences._chains.values()
+            if chain.waiting
         }
         assert len(self.sequences) == sum(map(len, self.waiting.values()))
-        assert self.sequences.size == sum(len(job.body) for jobs in self.waiting.values() for job in jobs)
+        assert self.sequences.size == sum(
+            len(job.body) for jobs in self.waiting.values() for job in jobs
+        )
         assert self.sequences.active <= TERMS.most
 
 
 class PlayOverlapping(Play):
-    """Where requests of a sequence overlap, the next one is sent once those before it stream, though its worker has no other place."""
+    """Where requests of a sequence overlap, the next one is sent once those before it stream,
+    though its worker has no other place.
+    """
 
     terms = TERMS._replace(overlap=True)
 
@@ -170,7 +201,9 @@ def test_a_later_request_is_sent_while_the_one_before_it_streams_and_takes_no_pl
     worker.batches = 1
     assert sequences.admit(cancel, mark("a"), 0.0) is None
     assert sequences.admit(other, mark("b"), 0.0) is None
-    assert sequences.assign([worker], 0.0, one, joining=True) == [], "its first call may still be running"
+    assert sequences.assign([worker], 0.0, one, joining=True) == [], (
+        "its first call may still be running"
+    )
     assert sequences.begun(stream)
     assert sequences.assign([worker], 0.0, one, joining=True) == [(worker, [cancel])]
     worker.batches = 2
@@ -231,7 +264,9 @@ def test_an_idle_sequence_expires_and_says_so_to_who_asks_again():
 
 
 def test_many_that_expire_at_once_are_ended_in_several_calls():
-    sequences, _ = started(SequenceConfig(max_idle=10, timeout=None, most=2500, queue=1), *map(str, range(2500)))
+    sequences, _ = started(
+        SequenceConfig(max_idle=10, timeout=None, most=2500, queue=1), *map(str, range(2500))
+    )
     left = []
     while sequences.next_end <= 10.0:
         sequences.expire(10.0)
@@ -252,7 +287,10 @@ def test_a_sequence_is_over_after_its_time_however_busy_it_is():
         assert sequences.admit(job, mark(), now) is None
         sequences.assign([worker], now, LIMITS)
         sequences.answered(job, now)
-    assert sequences.admit(FakeJob(), mark(), 60.0) == "Sequence a is over: it was started more than 60 s ago (sequenceTimeoutMSec)"
+    assert (
+        sequences.admit(FakeJob(), mark(), 60.0)
+        == "Sequence a is over: it was started more than 60 s ago (sequenceTimeoutMSec)"
+    )
 
 
 def test_the_sequence_of_a_request_that_is_under_way_does_not_expire():
@@ -279,7 +317,10 @@ def test_the_last_request_closes_its_sequence_once_it_is_answered():
 
 def test_no_more_sequences_than_the_model_says_and_no_longer_queues():
     sequences, _ = started(SequenceConfig(10, None, most=1, queue=1))
-    assert sequences.admit(FakeJob(), mark("b", start=True), 1.0) == "1 sequences are active, which is the limit (maxNumSequence)"
+    assert (
+        sequences.admit(FakeJob(), mark("b", start=True), 1.0)
+        == "1 sequences are active, which is the limit (maxNumSequence)"
+    )
     sequences.admit(FakeJob(), mark(), 1.0)
     too_many = "1 requests of sequence a wait, which is the limit (maxSequenceJobQueueSize)"
     assert sequences.admit(FakeJob(), mark(), 1.0) == too_many
@@ -291,7 +332,9 @@ def test_a_lost_worker_ends_its_sequences_and_no_others():
     sequences.admit(job, mark("b", start=True), 1.0)
     sequences.assign([other], 1.0, LIMITS)
     sequences.admit(waits, mark(), 1.0)
-    assert sequences.lost(worker, "is over: its worker has died") == [(waits, "Sequence a is over: its worker has died")]
+    assert sequences.lost(worker, "is over: its worker has died") == [
+        (waits, "Sequence a is over: its worker has died")
+    ]
     assert sequences.active == 1
 
 
@@ -311,7 +354,9 @@ def test_what_a_request_costs_does_not_grow_with_the_sequences_that_live() -> No
 
 
 def calls_of_a_turn(count: int) -> int:
-    sequences, worker = started(SequenceConfig(max_idle=10, timeout=60, most=count, queue=1), *map(str, range(count)))
+    sequences, worker = started(
+        SequenceConfig(max_idle=10, timeout=60, most=count, queue=1), *map(str, range(count))
+    )
     seen = 0
 
     def count_call(frame: object, event: str, argument: object) -> None:
@@ -341,7 +386,10 @@ def test_sequences_that_ended_leave_nothing_behind() -> None:
         sequences.assign([worker], number, LIMITS)
         sequences.answered(job, number)
     assert sequences.active == 0
-    assert sum(len(kept) for kept in vars(sequences).values() if isinstance(kept, dict | list | set)) < 100
+    assert (
+        sum(len(kept) for kept in vars(sequences).values() if isinstance(kept, dict | list | set))
+        < 100
+    )
 
 
 def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_notified_so() -> None:

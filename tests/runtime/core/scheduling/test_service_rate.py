@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.scheduling.service_rate import LONGEST, MEMORY, SHORT, ServiceRate, latest_start, retry_after
+from tsx_runtime.core.scheduling.service_rate import (
+    LONGEST,
+    MEMORY,
+    SHORT,
+    ServiceRate,
+    latest_start,
+    retry_after,
+)
 
 seconds = st.floats(0.0001, 100)
 batches = st.lists(st.tuples(st.integers(1, 64), seconds), min_size=1, max_size=30)
@@ -24,7 +31,13 @@ def test_batches_are_short_where_the_worker_needs_less_than_the_bound_for_one(me
     for items, busy in measured:
         pace.add(items, busy, busy)
     longest, shortest = max(busy for _, busy in measured), min(busy for _, busy in measured)
-    assert pace.short if longest < SHORT * 0.999 else not pace.short if shortest > SHORT * 1.001 else True
+    assert (
+        pace.short
+        if longest < SHORT * 0.999
+        else not pace.short
+        if shortest > SHORT * 1.001
+        else True
+    )
 
 
 @given(batches)
@@ -67,7 +80,11 @@ def test_retry_after_is_whole_seconds_in_which_the_queue_empties(waiting, rate):
 
 @given(st.integers(0, 10**6), st.floats(0, 10**6), st.floats(0, 1000))
 def test_what_comes_before_the_first_request_is_begun_counts_as_well(waiting, rate, before):
-    assert before <= retry_after(waiting, rate, before) <= retry_after(waiting, rate) + math.ceil(before)
+    assert (
+        before
+        <= retry_after(waiting, rate, before)
+        <= retry_after(waiting, rate) + math.ceil(before)
+    )
 
 
 @given(st.integers(0, 10**4), st.integers(0, 10**4), st.floats(0.01, 10**4), st.floats(0.01, 10**4))
@@ -77,7 +94,9 @@ def test_a_longer_queue_is_never_promised_sooner_nor_a_faster_worker_later(one, 
 
 
 @given(st.floats(0, 1000), st.floats(0.001, 1000), st.floats(0, 1000))
-def test_a_request_may_wait_for_half_of_its_time_and_leaves_the_time_for_an_answer_if_it_can(arrived, given_time, answer_time):
+def test_a_request_may_wait_for_half_of_its_time_and_leaves_the_time_for_an_answer_if_it_can(
+    arrived, given_time, answer_time
+):
     deadline = arrived + given_time
     start = latest_start(arrived, deadline, answer_time)
     assert (arrived + deadline) / 2 <= start <= deadline

@@ -1,4 +1,6 @@
-"""When two answers agree: exactly, within a tolerance, by their best labels, and as a plugin says."""
+"""When two answers agree: exactly, within a tolerance, by their best labels, and as a plugin
+says.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.shadowing.comparison import Closeness, compare, differing, same_exactly, tolerance_of, without
+from tsx_runtime.core.shadowing.comparison import (
+    Closeness,
+    compare,
+    differing,
+    same_exactly,
+    tolerance_of,
+    without,
+)
 from tsx_runtime.core.shadowing.response_body import NO_JSON, read_answer
 from tsx_runtime.core.shadowing.top_k import agree, first_difference, ranking_of
 from tsx_runtime.plugins import ComparedAnswer, Comparison
@@ -20,7 +29,9 @@ from tsx_runtime.settings.traffic_policy import Compare
 numbers = st.integers() | st.floats()
 json_values = st.recursive(
     st.none() | st.booleans() | numbers | st.text(),
-    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(st.text(max_size=3), inside, max_size=4),
+    lambda inside: (
+        st.lists(inside, max_size=4) | st.dictionaries(st.text(max_size=3), inside, max_size=4)
+    ),
     max_leaves=20,
 )
 rankings = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 4) | st.floats(), min_size=1)
@@ -38,11 +49,15 @@ ways = st.sampled_from(
 
 def answer(body: bytes | object, status: int = 200, **headers: str) -> ComparedAnswer:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return ComparedAnswer(status, {name.replace("_", "-"): value for name, value in headers.items()}, content)
+    return ComparedAnswer(
+        status, {name.replace("_", "-"): value for name, value in headers.items()}, content
+    )
 
 
 def reported(how: Compare, first: Any, second: Any, plugin: Comparison | None = None) -> str | None:
-    one, other = (value if isinstance(value, ComparedAnswer) else answer(value) for value in (first, second))
+    one, other = (
+        value if isinstance(value, ComparedAnswer) else answer(value) for value in (first, second)
+    )
     found = compare(how, b"asked", one, other, plugin).difference
     return None if found is None else found.between("client", "shadow")
 
@@ -61,7 +76,9 @@ def test_a_value_differs_nowhere_from_its_copy(value: Any) -> None:
 
 
 @given(ways, bodies, bodies)
-def test_whether_two_agree_does_not_depend_on_whose_is_first_where_nothing_is_relative(how: Compare, first: bytes, second: bytes) -> None:
+def test_whether_two_agree_does_not_depend_on_whose_is_first_where_nothing_is_relative(
+    how: Compare, first: bytes, second: bytes
+) -> None:
     if how.kind != "numeric" or how.rtol == 0:
         assert (reported(how, first, second) is None) == (reported(how, second, first) is None)
 
@@ -73,13 +90,19 @@ def test_what_agrees_exactly_agrees_within_a_tolerance(first: bytes, second: byt
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 0.1), st.floats(0, 1), st.data())
-def test_numbers_agree_up_to_the_tolerance_and_not_beyond(values: list[float], rtol: float, atol: float, data: st.DataObject) -> None:
+def test_numbers_agree_up_to_the_tolerance_and_not_beyond(
+    values: list[float], rtol: float, atol: float, data: st.DataObject
+) -> None:
     place = data.draw(st.integers(0, len(values) - 1))
     room = atol + rtol * abs(values[place])
     how = Compare(kind="numeric", rtol=rtol, atol=atol)
 
     def moved(by: float) -> dict[str, Any]:
-        return {"scores": [value + by if place == index else value for index, value in enumerate(values)]}
+        return {
+            "scores": [
+                value + by if place == index else value for index, value in enumerate(values)
+            ]
+        }
 
     if abs(values[place] + room * 0.99 - values[place]) <= room:  # a sum is rounded
         assert reported(how, moved(0), moved(room * 0.99)) is None
@@ -94,7 +117,11 @@ def test_numbers_agree_up_to_the_tolerance_and_not_beyond(values: list[float], r
         ({"a": [1, {"b": 2.0}]}, {"a": [1, {"b": 2.00001}]}, None),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
         ({"a": 1}, {"a": 1.0}, None),
-        ({"a": math.nan, "b": math.inf}, {"a": math.nan, "b": math.inf, "c": 1}, "c: absent (client), present (shadow)"),
+        (
+            {"a": math.nan, "b": math.inf},
+            {"a": math.nan, "b": math.inf, "c": 1},
+            "c: absent (client), present (shadow)",
+        ),
         ([math.nan], [1], "0: NaN (client), 1 (shadow)"),
         ([math.inf], [1e308], "0: Infinity (client), 1e+308 (shadow)"),
         ([math.inf], [-math.inf], "0: Infinity (client), -Infinity (shadow)"),
@@ -105,7 +132,11 @@ def test_numbers_agree_up_to_the_tolerance_and_not_beyond(values: list[float], r
         ([1, 2], [1], "the answer: 2 items (client), 1 item (shadow)"),
         ([[1, 2], "x"], [[1, 2], "y"], '1: "x" (client), "y" (shadow)'),
         ({"a": [1]}, {"a": {}}, "a: a list (client), an object (shadow)"),
-        (b"plain", b"plain text", "body: 5 bytes (client), 10 bytes (shadow); they differ from byte 5 on"),
+        (
+            b"plain",
+            b"plain text",
+            "body: 5 bytes (client), 10 bytes (shadow); they differ from byte 5 on",
+        ),
         (b"{}", b"plain", "the answer: JSON (client), not JSON (shadow)"),
     ],
 )
@@ -115,15 +146,28 @@ def test_where_numbers_differ_is_reported(first: Any, second: Any, why: str | No
 
 
 def test_identical_models_agree_and_the_largest_difference_is_known() -> None:
-    one, other = answer([5.00095e-07, 0.25, {"a": [1.0, 3.0]}]), answer([5.00096e-07, 0.25001, {"a": [1.0, 3.0]}])
+    one, other = (
+        answer([5.00095e-07, 0.25, {"a": [1.0, 3.0]}]),
+        answer([5.00096e-07, 0.25001, {"a": [1.0, 3.0]}]),
+    )
     found = compare(Compare(), b"", one, other)
     assert found.difference is None
     assert found.largest == pytest.approx(1e-5)
     assert compare(Compare(kind="exact"), b"", one, other).largest == pytest.approx(1e-5)
-    apart = compare(Compare(), b"", answer({"a": [1.0, 9.0], "b": 2.0}), answer({"a": [3.0, 4.0], "b": 2.5}))  # not only up to the first
+    apart = compare(
+        Compare(), b"", answer({"a": [1.0, 9.0], "b": 2.0}), answer({"a": [3.0, 4.0], "b": 2.5})
+    )  # not only up to the first
     assert apart.difference is not None
     assert apart.largest == 5
-    assert compare(Compare(ignore=["a.*"]), b"", answer({"a": [1.0], "b": 2.0}), answer({"a": [3.0], "b": 2.5})).largest == 0.5
+    assert (
+        compare(
+            Compare(ignore=["a.*"]),
+            b"",
+            answer({"a": [1.0], "b": 2.0}),
+            answer({"a": [3.0], "b": 2.5}),
+        ).largest
+        == 0.5
+    )
 
 
 def test_of_a_list_the_first_difference_is_reported() -> None:
@@ -132,14 +176,22 @@ def test_of_a_list_the_first_difference_is_reported() -> None:
 
 def test_the_coarser_precision_decides_unless_a_tolerance_is_given() -> None:
     assert tolerance_of(Compare()) == tolerance_of(Compare(), "fp32", None) == (1e-4, 1e-6)
-    assert tolerance_of(Compare(), None, "BF16") == tolerance_of(Compare(), "fp16", "fp32") == (1e-2, 1e-3)
-    assert tolerance_of(Compare(), "bf16", "int8") == tolerance_of(Compare(), "pruned") == (1e-1, 1e-2)
+    assert (
+        tolerance_of(Compare(), None, "BF16")
+        == tolerance_of(Compare(), "fp16", "fp32")
+        == (1e-2, 1e-3)
+    )
+    assert (
+        tolerance_of(Compare(), "bf16", "int8") == tolerance_of(Compare(), "pruned") == (1e-1, 1e-2)
+    )
     assert tolerance_of(Compare(rtol=0.5), "bf16") == (0.5, 1e-3)
     one, other = answer([0.5]), answer([0.502])
     assert compare(Compare(), b"", one, other).difference is not None
     assert compare(Compare(), b"", one, other, precisions=["fp32", "bf16"]).difference is None
     halves = [
-        answer({"outputs": [{"name": "y", "datatype": kind, "shape": [1], "data": [x]}]}) for kind in ("FP16", "FP32") for x in (0.5, 0.502)
+        answer({"outputs": [{"name": "y", "datatype": kind, "shape": [1], "data": [x]}]})
+        for kind in ("FP16", "FP32")
+        for x in (0.5, 0.502)
     ]
     assert compare(Compare(), b"", *halves[:2]).difference is None
     assert compare(Compare(), b"", *halves[2:]).difference is not None
@@ -148,7 +200,8 @@ def test_the_coarser_precision_decides_unless_a_tolerance_is_given() -> None:
 
 def test_exactly_means_each_byte() -> None:
     assert (
-        reported(Compare(kind="exact"), b'{"a": 1}', b'{"a":1}') == "body: 8 bytes (client), 7 bytes (shadow); they differ from byte 5 on"
+        reported(Compare(kind="exact"), b'{"a": 1}', b'{"a":1}')
+        == "body: 8 bytes (client), 7 bytes (shadow); they differ from byte 5 on"
     )
     assert reported(Compare(kind="exact"), {"a": 1}, {"a": 2}) == "a: 1 (client), 2 (shadow)"
     image = bytes(range(256)) * 100
@@ -160,7 +213,9 @@ def test_exactly_means_each_byte() -> None:
 
 def test_statuses_come_first() -> None:
     for how in (Compare(kind="exact"), Compare(kind="top-k"), Compare(kind="numeric")):
-        assert reported(how, answer(b"x"), answer(b"x", 404)) == "status: 200 (client), 404 (shadow)"
+        assert (
+            reported(how, answer(b"x"), answer(b"x", 404)) == "status: 200 (client), 404 (shadow)"
+        )
         assert reported(how, answer(b"one error", 500), answer(b"another", 500)) is None
         assert reported(how, answer(b"no", 404), answer(b"not", 404)) is not None
 
@@ -172,15 +227,25 @@ def test_fields_that_are_ignored_do_not_count() -> None:
     assert reported(Compare(kind="exact", ignore=both), first, second) is None
     assert reported(Compare(kind="numeric", ignore=both), first, second) is None
     assert reported(Compare(kind="top-k", ignore=both), first, second) is None
-    assert reported(Compare(kind="numeric", ignore=["id", "outputs.0.took"]), first, second) == "outputs.1.took: 6 (client), 8 (shadow)"
+    assert (
+        reported(Compare(kind="numeric", ignore=["id", "outputs.0.took"]), first, second)
+        == "outputs.1.took: 6 (client), 8 (shadow)"
+    )
     assert reported(Compare(kind="exact", ignore=["id"]), {"id": 1}, {}) is None
-    assert without({"a": {"b": 1, "c": [1, 2]}}, [("a", "c", "1"), ("a", "x"), ("b", "c")]) == {"a": {"b": 1, "c": [1]}}
+    assert without({"a": {"b": 1, "c": [1, 2]}}, [("a", "c", "1"), ("a", "x"), ("b", "c")]) == {
+        "a": {"b": 1, "c": [1]}
+    }
 
 
 def tensors(version: str, values: list[float], *, name: str = "scores") -> ComparedAnswer:
     """As an answer of the Open Inference Protocol has them: JSON, and behind it bytes."""
     raw = struct.pack(f"<{len(values)}f", *values)
-    output = {"name": name, "datatype": "FP32", "shape": [1, len(values)], "parameters": {"binary_data_size": len(raw)}}
+    output = {
+        "name": name,
+        "datatype": "FP32",
+        "shape": [1, len(values)],
+        "parameters": {"binary_data_size": len(raw)},
+    }
     head = json.dumps({"model_name": "m", "model_version": version, "outputs": [output]}).encode()
     return answer(head + raw, inference_header_content_length=str(len(head)))
 
@@ -199,16 +264,26 @@ def test_tensors_are_compared_by_their_numbers_and_not_by_the_version_that_they_
 def chat(number: int, text: str, *, stream: bool) -> ComparedAnswer:
     """As `/v1/chat/completions` has it: each answer has an identifier of its own, and its time."""
     head = {"id": f"chatcmpl-{number}", "created": number}
-    call = {"role": "assistant", "tool_calls": [{"id": f"call_{number}", "function": {"name": text}}]}
+    call = {
+        "role": "assistant",
+        "tool_calls": [{"id": f"call_{number}", "function": {"name": text}}],
+    }
     if not stream:
         return answer(head | {"object": "chat.completion", "choices": [{"message": call}]})
     event = json.dumps(head | {"object": "chat.completion.chunk", "choices": [{"delta": call}]})
-    return answer(f"data: {event}\n\ndata: {event}\n\ndata: [DONE]\n\n".encode(), content_type="text/event-stream; charset=utf-8")
+    return answer(
+        f"data: {event}\n\ndata: {event}\n\ndata: [DONE]\n\n".encode(),
+        content_type="text/event-stream; charset=utf-8",
+    )
 
 
-@pytest.mark.parametrize("how", [Compare(kind="exact"), Compare(kind="numeric"), Compare(kind="top-k")])
+@pytest.mark.parametrize(
+    "how", [Compare(kind="exact"), Compare(kind="numeric"), Compare(kind="top-k")]
+)
 @pytest.mark.parametrize("stream", [False, True])
-def test_chats_are_compared_by_what_they_say_and_not_by_their_identifiers(how: Compare, stream: bool) -> None:
+def test_chats_are_compared_by_what_they_say_and_not_by_their_identifiers(
+    how: Compare, stream: bool
+) -> None:
     assert reported(how, chat(1, "yes", stream=stream), chat(2, "yes", stream=stream)) is None
     assert "name" in str(reported(how, chat(1, "yes", stream=stream), chat(2, "no", stream=stream)))
 
@@ -219,16 +294,37 @@ def events(*given: Any) -> ComparedAnswer:
 
 
 def response(number: int, text: str) -> dict[str, Any]:
-    return {"id": f"resp_{number}", "object": "response", "created_at": number, "output": [{"id": f"msg_{number}", "text": text}]}
+    return {
+        "id": f"resp_{number}",
+        "object": "response",
+        "created_at": number,
+        "output": [{"id": f"msg_{number}", "text": text}],
+    }
 
 
 def response_events(number: int, text: str) -> ComparedAnswer:
-    """As `/v1/responses` streams them: only some have the response, and only with its identifier and time."""
+    """As `/v1/responses` streams them: only some have the response, and only with its identifier
+    and time.
+    """
     item = {"id": f"msg_{number}", "text": text}
     return events(
-        {"type": "response.created", "sequence_number": 0, "response": response(number, "") | {"output": []}},
-        {"type": "response.output_item.added", "sequence_number": 1, "output_index": 0, "item": item | {"text": ""}},
-        {"type": "response.output_text.delta", "sequence_number": 2, "item_id": f"msg_{number}", "delta": text},
+        {
+            "type": "response.created",
+            "sequence_number": 0,
+            "response": response(number, "") | {"output": []},
+        },
+        {
+            "type": "response.output_item.added",
+            "sequence_number": 1,
+            "output_index": 0,
+            "item": item | {"text": ""},
+        },
+        {
+            "type": "response.output_text.delta",
+            "sequence_number": 2,
+            "item_id": f"msg_{number}",
+            "delta": text,
+        },
         {"type": "response.completed", "sequence_number": 3, "response": response(number, text)},
     )
 
@@ -236,34 +332,60 @@ def response_events(number: int, text: str) -> ComparedAnswer:
 def ranking(number: int, text: str) -> dict[str, Any]:
     """As `/v1/rerank` has it."""
     results = [{"index": 0, "relevance_score": 0.5, "document": {"text": text}}]
-    return {"id": str(number), "object": "list", "results": results, "meta": {"api_version": {"version": "2"}}}
+    return {
+        "id": str(number),
+        "object": "list",
+        "results": results,
+        "meta": {"api_version": {"version": "2"}},
+    }
 
 
 @pytest.mark.parametrize("kind", ["exact", "numeric", "top-k"])
 @pytest.mark.parametrize("shape", [response, response_events, ranking])
-def test_responses_and_rankings_are_compared_without_their_identifiers(kind: Any, shape: Any) -> None:
+def test_responses_and_rankings_are_compared_without_their_identifiers(
+    kind: Any, shape: Any
+) -> None:
     assert reported(Compare(kind=kind), shape(1, "yes"), shape(2, "yes")) is None
     assert reported(Compare(kind=kind), shape(1, "yes"), shape(2, "no")) is not None
 
 
 def test_an_answer_that_only_looks_like_openais_is_compared_with_its_identifier() -> None:
-    first, second = ({"id": number, "object": "cat", "created": 7, "results": []} for number in (1, 2))
+    first, second = (
+        {"id": number, "object": "cat", "created": 7, "results": []} for number in (1, 2)
+    )
     assert reported(Compare(kind="exact"), first, second) == "id: 1 (client), 2 (shadow)"
 
 
 def test_an_event_may_hold_any_character_of_json() -> None:
     text = "a\u2028b\u0085c"
     assert read_answer(events({"text": text})) == [{"text": text}]
-    assert read_answer(answer(b"data: 1\r\n\rdata: [2]\n", content_type="text/event-stream")) == [1, [2]]
+    assert read_answer(answer(b"data: 1\r\n\rdata: [2]\n", content_type="text/event-stream")) == [
+        1,
+        [2],
+    ]
 
 
 @pytest.mark.parametrize("length", ["9999999", "0", "-1", "x", "10", ""])
 def test_tensors_that_cannot_be_read_are_compared_as_bytes(length: str) -> None:
     whole = tensors("1.0", [1.0, 2.0])
     broken = ComparedAnswer(200, {"inference-header-content-length": length}, whole.body)
-    assert reported(Compare(kind="numeric"), broken, broken._replace(body=broken.body + b"x")) is not None
-    for body in (b"{}", b"[]", b"1", b'{"outputs": [1]}', b'{"outputs": [{"parameters": {"binary_data_size": 7}, "datatype": "FP32"}]}'):
-        assert read_answer(ComparedAnswer(200, {"inference-header-content-length": str(len(body))}, body)) is NO_JSON
+    assert (
+        reported(Compare(kind="numeric"), broken, broken._replace(body=broken.body + b"x"))
+        is not None
+    )
+    for body in (
+        b"{}",
+        b"[]",
+        b"1",
+        b'{"outputs": [1]}',
+        b'{"outputs": [{"parameters": {"binary_data_size": 7}, "datatype": "FP32"}]}',
+    ):
+        assert (
+            read_answer(
+                ComparedAnswer(200, {"inference-header-content-length": str(len(body))}, body)
+            )
+            is NO_JSON
+        )
 
 
 @given(rankings, st.integers(1, 9))
@@ -272,19 +394,31 @@ def test_a_ranking_agrees_with_itself_in_any_order(ranking: dict[str, float], k:
 
 
 @given(rankings, rankings, st.integers(1, 9))
-def test_rankings_agree_where_some_k_labels_are_the_best_of_both(first: dict[str, float], second: dict[str, float], k: int) -> None:
+def test_rankings_agree_where_some_k_labels_are_the_best_of_both(
+    first: dict[str, float], second: dict[str, float], k: int
+) -> None:
     def bests(ranking: dict[str, float], count: int) -> list[set[str]]:
         """Every choice of so many labels of which no other label is better, found by trying all."""
-        order = {label: -math.inf if math.isnan(value) else value for label, value in ranking.items()}
-        choices = [{label for index, label in enumerate(order) if bits >> index & 1} for bits in range(1 << len(order))]
+        order = {
+            label: -math.inf if math.isnan(value) else value for label, value in ranking.items()
+        }
+        choices = [
+            {label for index, label in enumerate(order) if bits >> index & 1}
+            for bits in range(1 << len(order))
+        ]
         return [
             chosen
             for chosen in choices
-            if len(chosen) == count and all(order[inside] >= order[out] for inside in chosen for out in order.keys() - chosen)
+            if len(chosen) == count
+            and all(
+                order[inside] >= order[out] for inside in chosen for out in order.keys() - chosen
+            )
         ]
 
     count = min(k, len(first))
-    expected = count == min(k, len(second)) and any(chosen in bests(second, count) for chosen in bests(first, count))
+    expected = count == min(k, len(second)) and any(
+        chosen in bests(second, count) for chosen in bests(first, count)
+    )
     assert agree(first, second, k) == agree(second, first, k) == expected
 
 
@@ -292,26 +426,63 @@ def test_rankings_agree_where_some_k_labels_are_the_best_of_both(first: dict[str
     ("k", "first", "second", "why"),
     [
         (1, {"cat": 0.9, "dog": 0.1}, {"cat": 0.6, "dog": 0.4}, None),
-        (1, {"cat": 0.9, "dog": 0.1}, {"cat": 0.4, "dog": 0.6}, "top labels: cat (client), dog (shadow)"),
+        (
+            1,
+            {"cat": 0.9, "dog": 0.1},
+            {"cat": 0.4, "dog": 0.6},
+            "top labels: cat (client), dog (shadow)",
+        ),
         (2, {"cat": 0.9, "dog": 0.1, "cow": 0}, {"dog": 0.6, "cat": 0.4, "cow": 0}, None),
-        (3, {"cat": 0.9, "dog": 0, "cow": 0, "elk": 0}, {"cat": 0.9, "elk": 0, "cow": 0, "dog": 0}, None),
+        (
+            3,
+            {"cat": 0.9, "dog": 0, "cow": 0, "elk": 0},
+            {"cat": 0.9, "elk": 0, "cow": 0, "dog": 0},
+            None,
+        ),
         (1, [0.1, 0.9], [0.2, 0.8], None),
         (1, [[0.1, 0.9], [1, 0]], [[0.2, 0.8], [0, 1]], "1: 0 (client), 1 (shadow)"),
         (2, ["a", "b", "c"], ["b", "a", "d"], None),
         (1, ["a", "b"], ["b", "a"], "top labels: a (client), b (shadow)"),
-        (1, [{"label": "x", "score": 0.9}, {"label": "y", "score": 0.1}], [{"label": "x", "score": 0.7}], None),
+        (
+            1,
+            [{"label": "x", "score": 0.9}, {"label": "y", "score": 0.1}],
+            [{"label": "x", "score": 0.7}],
+            None,
+        ),
         (1, {"label": "x", "score": 0.9}, {"label": "x", "score": 0.7}, None),
-        (1, {"label": "x", "score": 0.9}, {"label": "y", "score": 0.7}, "top labels: x (client), y (shadow)"),
-        (1, {"predictions": [{"cat": 1, "dog": 0}]}, {"predictions": [{"cat": 0, "dog": 1}]}, "predictions.0: cat (client), dog (shadow)"),
+        (
+            1,
+            {"label": "x", "score": 0.9},
+            {"label": "y", "score": 0.7},
+            "top labels: x (client), y (shadow)",
+        ),
+        (
+            1,
+            {"predictions": [{"cat": 1, "dog": 0}]},
+            {"predictions": [{"cat": 0, "dog": 1}]},
+            "predictions.0: cat (client), dog (shadow)",
+        ),
         (1, {"predictions": [1]}, {"predictions": [1]}, None),
-        (1, {"predictions": [1]}, {"predictions": [2]}, "predictions.0: 1 (client), 2 (shadow); neither equal nor both ranked labels"),
-        (1, {"a": {"x": 1}}, {"b": {"x": 1}}, "the answer: an object (client), an object (shadow); neither equal nor both ranked labels"),
+        (
+            1,
+            {"predictions": [1]},
+            {"predictions": [2]},
+            "predictions.0: 1 (client), 2 (shadow); neither equal nor both ranked labels",
+        ),
+        (
+            1,
+            {"a": {"x": 1}},
+            {"b": {"x": 1}},
+            "the answer: an object (client), an object (shadow); neither equal nor both ranked labels",
+        ),
         (1, [], [], None),
         (1, b"cat", b"dog", "body: 3 bytes (client), 3 bytes (shadow); they differ from byte 0 on"),
         (2, {"cat": math.nan, "dog": 1}, {"dog": 1, "cat": 0}, None),
     ],
 )
-def test_the_best_labels_are_found_wherever_they_are(k: int, first: Any, second: Any, why: str | None) -> None:
+def test_the_best_labels_are_found_wherever_they_are(
+    k: int, first: Any, second: Any, why: str | None
+) -> None:
     assert reported(Compare(kind="top-k", k=k), first, second) == why
 
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.shadowing.report import CUT, NEWEST, Excerpt, ShadowReport, excerpt_of, side_of, without_secrets
+from tsx_runtime.core.shadowing.report import (
+    CUT,
+    NEWEST,
+    Excerpt,
+    ShadowReport,
+    excerpt_of,
+    side_of,
+    without_secrets,
+)
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.shared.quantiles import nearest_rank
 from tsx_runtime.wire import Parts
 
 
 @given(st.lists(st.floats(0, 100), min_size=1), st.floats(0.01, 1))
-def test_a_quantile_is_one_of_the_values_that_enough_others_do_not_exceed(values: list[float], part: float) -> None:
+def test_a_quantile_is_one_of_the_values_that_enough_others_do_not_exceed(
+    values: list[float], part: float
+) -> None:
     found = nearest_rank(sorted(values), part)
     assert found in values
     assert sum(value <= found for value in values) >= part * len(values)
@@ -21,7 +31,10 @@ def test_a_quantile_is_one_of_the_values_that_enough_others_do_not_exceed(values
 def test_latencies_are_those_of_the_newest_pairs() -> None:
     tally = ShadowReport()
     assert tally.latencies() == []
-    fast, slow = (side_of(version, ComparedAnswer(200, {}, b""), seconds) for version, seconds in (("1.0", 0.1), ("2.0", 0.3)))
+    fast, slow = (
+        side_of(version, ComparedAnswer(200, {}, b""), seconds)
+        for version, seconds in (("1.0", 0.1), ("2.0", 0.3))
+    )
     failed = side_of("2.0", ComparedAnswer(500, {}, b""), 9.0)
     tally.add_pair(fast, failed)
     for _ in range(NEWEST):
@@ -56,5 +69,7 @@ def test_secrets_of_a_url_in_a_header_are_not_shown() -> None:
 def test_of_a_body_the_beginning_is_kept() -> None:
     assert excerpt_of(b"abc") == Excerpt(b"abc", 3)
     assert excerpt_of(memoryview(b"x" * 5000)) == Excerpt(b"x" * CUT, 5000)
-    assert excerpt_of(Parts([b"a" * 2000, memoryview(b"b" * 2000), b"c"], 4001)) == Excerpt(b"a" * 2000 + b"b" * 48, 4001)
+    assert excerpt_of(Parts([b"a" * 2000, memoryview(b"b" * 2000), b"c"], 4001)) == Excerpt(
+        b"a" * 2000 + b"b" * 48, 4001
+    )
     assert excerpt_of(Parts([b"a", b"b"], 2)) == Excerpt(b"ab", 2)

@@ -19,7 +19,9 @@ QUANTILE = 0.99
 TURNS = (
     "deadline",
     "first come",
-)  # rules by which one batch runs at a time; "at once": all run, each as much slower as there are; "shares": each has its part
+    # rules by which one batch runs at a time; "at once": all run, each as much slower as there are;
+    # "shares": each has its part
+)
 
 
 class SharingModel:
@@ -40,7 +42,9 @@ class SharingModel:
         return Claim(now, self.case.bound, self.control.aim.ahead)
 
     def end(self, now: float) -> float:
-        return self.control.end(HeldBatches(self.began, [len(self.batch)] if self.batch else []), now)
+        return self.control.end(
+            HeldBatches(self.began, [len(self.batch)] if self.batch else []), now
+        )
 
 
 class SharedDevice:
@@ -68,7 +72,9 @@ class SharedDevice:
                 self.now, place, number = heapq.heappop(coming)
                 self._arrive(self.models[place])
                 if number + 1 < len(self.models[place].arrivals):
-                    heapq.heappush(coming, (self.models[place].arrivals[number + 1], place, number + 1))
+                    heapq.heappush(
+                        coming, (self.models[place].arrivals[number + 1], place, number + 1)
+                    )
 
     def _pass(self, running: list[SharingModel], work: float, slower: int) -> None:
         for model in running:
@@ -89,7 +95,11 @@ class SharedDevice:
     def _arrive(self, model: SharingModel) -> None:
         model.control.offered()
         model.offered += self.now > self.end / 4
-        outlook = (lambda now: self._outlook(model, now)) if self.rule in TURNS else (lambda now: (now, 0.0))
+        outlook = (
+            (lambda now: self._outlook(model, now))
+            if self.rule in TURNS
+            else (lambda now: (now, 0.0))
+        )
         held = HeldBatches(model.began, [len(model.batch)] if model.batch else [])
         if model.control.admits(model.waiting, [held], self.now, outlook=outlook):
             model.waiting.append(self.now)
@@ -105,25 +115,35 @@ class SharedDevice:
             return start + sum(claim.ahead for claim in waiting), between
         if not waiting and not any(each.batch for each in others):
             return now, between
-        return start + expected_wait(model.next_batch(now), waiting, idle, max(each.control.caution for each in self.models)), between
+        return start + expected_wait(
+            model.next_batch(now), waiting, idle, max(each.control.caution for each in self.models)
+        ), between
 
     def _start(self) -> None:
         while ready := [model for model in self.models if model.waiting and not model.batch]:
             if self.rule in TURNS and any(model.batch for model in self.models):
                 return
             claims = [model.claim(model.waiting[0]) for model in ready]
-            keys = turn_order(claims, self.now) if self.rule == "deadline" else [claim.arrived for claim in claims]
+            keys = (
+                turn_order(claims, self.now)
+                if self.rule == "deadline"
+                else [claim.arrived for claim in claims]
+            )
             model = ready[keys.index(min(keys))]
             size = model.control.batch_size(model.waiting, self.now, 1024)
             model.batch = model.waiting[:size]
             del model.waiting[:size]
             model.began = self.now
-            model.left = model.service(len(model.batch), self.now) * (len(self.models) if self.rule == "shares" else 1)
+            model.left = model.service(len(model.batch), self.now) * (
+                len(self.models) if self.rule == "shares" else 1
+            )
             model.control.sent(len(model.batch), cut=False)
 
 
 def fleet(load: float, seed: int) -> list[Case]:
-    """Two to four models with bounds from 50 to 500 ms, which together have `load` times what the device can do."""
+    """Two to four models with bounds from 50 to 500 ms, which together have `load` times what the
+    device can do.
+    """
     chance = np.random.default_rng(seed)
     count = int(chance.choice([2, 3, 4]))
     cases = []

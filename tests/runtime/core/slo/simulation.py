@@ -1,4 +1,6 @@
-"""Simulates workers that take batches of a synthetic model: with a latency target, and with fixed batch sizes, queue lengths and delays."""
+"""Simulates workers that take batches of a synthetic model: with a latency target, and with fixed
+batch sizes, queue lengths and delays.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Case(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Requests a second: `load` times what all workers can do with half of the bound for a batch: the other half is for the queue."""
+        """Requests a second: `load` times what all workers can do with half of the bound for a
+        batch: the other half is for the queue.
+        """
         half = self._largest(self.bound / 2)
         return self.load * self.workers * half / self.typical(half)
 
@@ -89,8 +93,12 @@ class Outcome(NamedTuple):
         return self.kept / max(1, self.accepted)
 
 
-def static(case: Case, arrivals: list[float], size: int, queue: int, delay: float, warm: float) -> Outcome:
-    """Batches of up to `size`, for which a worker waits up to `delay`, and a queue of `queue`: what comes beyond is refused."""
+def static(
+    case: Case, arrivals: list[float], size: int, queue: int, delay: float, warm: float
+) -> Outcome:
+    """Batches of up to `size`, for which a worker waits up to `delay`, and a queue of `queue`: what
+    comes beyond is refused.
+    """
     service = case.service()
     free = [0.0] * case.workers
     waiting: list[float] = []
@@ -110,7 +118,12 @@ def static(case: Case, arrivals: list[float], size: int, queue: int, delay: floa
             waiting.append(start)
             position += 1
         if len(waiting) < size and waiting[0] + delay > start:
-            more = bisect_right(arrivals, waiting[0] + delay, position, min(len(arrivals), position + size - len(waiting)))
+            more = bisect_right(
+                arrivals,
+                waiting[0] + delay,
+                position,
+                min(len(arrivals), position + size - len(waiting)),
+            )
             waiting += arrivals[position:more]
             position = more
             start = waiting[-1] if len(waiting) >= size else waiting[0] + delay
@@ -126,16 +139,24 @@ def static(case: Case, arrivals: list[float], size: int, queue: int, delay: floa
 
 
 def with_target(
-    case: Case, arrivals: list[float], quantile: float, warm: float, costs: Sequence[float] = (), known: bool = True, matters: bool = True
+    case: Case,
+    arrivals: list[float],
+    quantile: float,
+    warm: float,
+    costs: Sequence[float] = (),
+    known: bool = True,
+    matters: bool = True,
 ) -> Outcome:
     """As `SloDispatcher` does it, but for batches that leave early.
 
-    `costs`: of the requests, on average 1; `known`: whether the control is told of them; `matters`: whether batches take their time by
-    them, and not by the number of requests.
+    `costs`: of the requests, on average 1; `known`: whether the control is told of them; `matters`:
+    whether batches take their time by them, and not by the number of requests.
     """
     control = SloControl(LatencyTarget("", quantile, case.bound), LatencyCurve(quantile))
     service = case.service()
-    workers: list[tuple[float, float, float, int, int, float]] = []  # busy ones: end, begin, size, requests, that will be late, cost
+    workers: list[
+        tuple[float, float, float, int, int, float]
+    ] = []  # busy ones: end, begin, size, requests, that will be late, cost
     waiting: list[float] = []
     theirs: list[float] = []  # costs
     accepted = kept = 0
@@ -154,7 +175,9 @@ def with_target(
             del waiting[:count], theirs[:count]
             done = now + service(cost if costs and matters else count, now)
             weight = control.weights.weigh(count, cost)
-            heapq.heappush(workers, (done, now, weight, count, bisect_left(batch, done - case.bound), cost))
+            heapq.heappush(
+                workers, (done, now, weight, count, bisect_left(batch, done - case.bound), cost)
+            )
             control.sent(weight, cut=count < size and bool(waiting))
             if warm <= done <= end:
                 accepted += count
@@ -171,7 +194,9 @@ def with_target(
         cost = costs[number] if costs else 0.0
         weight = control.weights.weigh(1, cost)
         control.offered(weight)
-        held = [HeldBatches(each[1], [each[2]]) for each in workers] + [HeldBatches(0.0, [])] * (case.workers - len(workers))
+        held = [HeldBatches(each[1], [each[2]]) for each in workers] + [HeldBatches(0.0, [])] * (
+            case.workers - len(workers)
+        )
         if control.admits(waiting, held, now, weights, weight):
             waiting.append(now)
             theirs.append(cost)

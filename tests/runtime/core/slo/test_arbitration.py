@@ -1,4 +1,6 @@
-"""Models with latency targets on one device: who is nearest to missing goes first, and none waits for what has gone."""
+"""Models with latency targets on one device: who is nearest to missing goes first, and none waits
+for what has gone.
+"""
 
 from __future__ import annotations
 
@@ -21,47 +23,84 @@ from tsx_runtime.core.slo import arbitration
 from tsx_runtime.core.slo.arbitration import Claim, DeviceArbiter, turn_order
 from tsx_runtime.core.slo.dispatcher import SloDispatcher
 
-CLAIMS = st.lists(st.builds(Claim, st.floats(0, 10), st.floats(0.01, 5), st.floats(0, 5)), min_size=1, max_size=8)
+CLAIMS = st.lists(
+    st.builds(Claim, st.floats(0, 10), st.floats(0.01, 5), st.floats(0, 5)), min_size=1, max_size=8
+)
 
 
 @given(CLAIMS, st.floats(0, 20))
 def test_of_those_that_can_be_in_time_the_one_with_the_earliest_deadline_is_first(claims, now):
     keys = turn_order(claims, now)
-    in_time = [(claim.deadline, key) for claim, key in zip(claims, keys, strict=True) if claim.deadline - claim.ahead >= now]
+    in_time = [
+        (claim.deadline, key)
+        for claim, key in zip(claims, keys, strict=True)
+        if claim.deadline - claim.ahead >= now
+    ]
     assert sorted(in_time) == sorted(in_time, key=lambda pair: pair[1])
 
 
 @given(CLAIMS, st.floats(0, 20), st.floats(0.01, 5), st.floats(0, 5))
 def test_one_that_is_late_in_any_case_has_its_turn_in_the_end(claims, now, target, ahead):
     longest = max(target, *(claim.target for claim in claims))
-    old = Claim(now - 2 * longest - max(claim.ahead for claim in claims) - 0.001, target, max(ahead, 0.01))
+    old = Claim(
+        now - 2 * longest - max(claim.ahead for claim in claims) - 0.001, target, max(ahead, 0.01)
+    )
     fresh = [claim._replace(arrived=now) for claim in claims]
     keys = turn_order([old, *fresh], now)
     assert keys[0] == min(keys)
 
 
 @pytest.mark.parametrize("load", [0.5, 1.0, 2.0])
-def test_more_requests_are_answered_in_time_than_by_other_rules_and_the_accepted_ones_keep_their_targets(load):
+def test_more_requests_are_answered_in_time_than_by_other_rules_and_the_accepted_ones_keep_their_targets(
+    load,
+):
     found: dict[str, list[tuple[float, float]]] = {}
     for rule in ("deadline", "first come", "shares", "at once"):
         for seed in (21, 22):
             models = SharedDevice(fleet(load, seed), rule, 12).run()
-            accepted, kept = sum(model.accepted for model in models), sum(model.kept for model in models)
-            found.setdefault(rule, []).append((1 - kept / accepted, float(np.mean([model.kept / model.offered for model in models]))))
-    late, in_time = ({rule: float(np.mean(each, axis=0)[column]) for rule, each in found.items()} for column in (0, 1))
-    print(load, *(f"{rule}: late {late[rule]:.4f}, in time {in_time[rule]:.3f}" for rule in found), sep="  ")
+            accepted, kept = (
+                sum(model.accepted for model in models),
+                sum(model.kept for model in models),
+            )
+            found.setdefault(rule, []).append(
+                (
+                    1 - kept / accepted,
+                    float(np.mean([model.kept / model.offered for model in models])),
+                )
+            )
+    late, in_time = (
+        {rule: float(np.mean(each, axis=0)[column]) for rule, each in found.items()}
+        for column in (0, 1)
+    )
+    print(
+        load,
+        *(f"{rule}: late {late[rule]:.4f}, in time {in_time[rule]:.3f}" for rule in found),
+        sep="  ",
+    )
     assert late["deadline"] < 0.02
     assert in_time["deadline"] > max(in_time["shares"], in_time["at once"])
     assert in_time["deadline"] > 0.94 * in_time["first come"]
 
 
-async def sharing(count: int = 2, *, gpu: int | None = 0, seconds: float = 1.0, cores: int = 1) -> list[tuple[SloDispatcher, Peer]]:
-    """Models of which each has a longer target than the one before it, with one worker each on the same device."""
+async def sharing(
+    count: int = 2, *, gpu: int | None = 0, seconds: float = 1.0, cores: int = 1
+) -> list[tuple[SloDispatcher, Peer]]:
+    """Models of which each has a longer target than the one before it, with one worker each on the
+    same device.
+    """
     arbiter, made = DeviceArbiter(cores), []
     for number in range(count):
         target = latency_target(f"p99<{60 * (number + 1)}s")
         points = [(1, seconds), (8, 2 * seconds)]
-        dispatcher = SloDispatcher(f'Model "{number}" [Version 1.0]', BatchLimits(1024), Bounds(), target, points, None, arbiter)
+        dispatcher = SloDispatcher(
+            f'Model "{number}" [Version 1.0]',
+            BatchLimits(1024),
+            Bounds(),
+            target,
+            points,
+            None,
+            arbiter,
+        )
         dispatcher.accept(True)
         channel, peer = await add_worker(dispatcher)
         channel.devices, channel.threads = (gpu,), 1
@@ -157,8 +196,12 @@ def test_no_model_waits_for_a_request_whose_client_leaves_before_its_batch_start
 class Stub:
     """Has a batch to start, or runs one that is overdue at `until`, on a GPU."""
 
-    def __init__(self, arbiter: DeviceArbiter, started: asyncio.Event | None = None, until: float = 0.0) -> None:
-        self.channels = [SimpleNamespace(devices=(0,), batches=int(until > 0), replied=time.monotonic())]
+    def __init__(
+        self, arbiter: DeviceArbiter, started: asyncio.Event | None = None, until: float = 0.0
+    ) -> None:
+        self.channels = [
+            SimpleNamespace(devices=(0,), batches=int(until > 0), replied=time.monotonic())
+        ]
         self._started, self._until = started, until
         arbiter.join(self)
 

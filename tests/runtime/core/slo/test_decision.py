@@ -1,4 +1,6 @@
-"""What holds for every curve, queue and moment: batches keep the target where they can, and no request waits in vain."""
+"""What holds for every curve, queue and moment: batches keep the target where they can, and no
+request waits in vain.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ SECONDS = st.floats(1e-4, 0.2)
 def curves(draw: st.DrawFn) -> LatencyCurve:
     curve = LatencyCurve(0.99)
     now = 0.0
-    for size, seconds, pause in draw(st.lists(st.tuples(st.integers(1, 200), SECONDS, st.sampled_from([0.01, 20.0])), max_size=40)):
+    for size, seconds, pause in draw(
+        st.lists(
+            st.tuples(st.integers(1, 200), SECONDS, st.sampled_from([0.01, 20.0])), max_size=40
+        )
+    ):
         now += pause
         curve.add(size, seconds, now)
     return curve
@@ -41,25 +47,47 @@ def test_no_batch_breaks_the_target_where_a_smaller_one_keeps_it(curve, arrivals
     if curve.known and curve.typical(1) * curve.mean <= slack:
         assert curve.typical(size) * curve.mean <= slack * 1.000001
         assert size <= aimed or curve.typical(size) * factor(curve, TARGET) <= slack * 1.000001
-        assert size == curve.most or curve.typical(size + 1) * factor(curve, TARGET) > slack * 0.999999
+        assert (
+            size == curve.most or curve.typical(size + 1) * factor(curve, TARGET) > slack * 0.999999
+        )
 
 
 @given(curves(), st.floats(0, TARGET), st.floats(0, TARGET), st.integers(1, 200))
 def test_more_time_never_makes_a_smaller_batch(curve, one, other, aimed):
     less, more = sorted([one, other])
     if curve.known and TARGET - more >= curve.typical(1) * factor(curve, TARGET):
-        assert batch_size(curve, TARGET, [0.0], less, aimed) >= batch_size(curve, TARGET, [0.0], more, aimed)
+        assert batch_size(curve, TARGET, [0.0], less, aimed) >= batch_size(
+            curve, TARGET, [0.0], more, aimed
+        )
 
 
-@given(curves(), st.floats(0, 1e6), st.integers(1, 8), st.integers(0, 100), st.lists(st.floats(0, 1), max_size=8))
-def test_who_arrives_later_or_finds_workers_sooner_free_is_not_worse_off(curve, rate, workers, waiting, left):
+@given(
+    curves(),
+    st.floats(0, 1e6),
+    st.integers(1, 8),
+    st.integers(0, 100),
+    st.lists(st.floats(0, 1), max_size=8),
+)
+def test_who_arrives_later_or_finds_workers_sooner_free_is_not_worse_off(
+    curve, rate, workers, waiting, left
+):
     aimed = aim(curve, TARGET, rate, workers)
     assert 1 <= aimed.size <= curve.most
     arrivals = [0.0] * waiting
     found = admission(curve, TARGET, aimed, arrivals, left, 0.0)
     if found.waiting <= waiting and waiting == 0:
         assert found.opens > 0
-        assert admission(curve, TARGET, aimed, arrivals, [max(end, found.opens) for end in left], found.opens + 1e-9).waiting > waiting
+        assert (
+            admission(
+                curve,
+                TARGET,
+                aimed,
+                arrivals,
+                [max(end, found.opens) for end in left],
+                found.opens + 1e-9,
+            ).waiting
+            > waiting
+        )
         assert admission(curve, TARGET, aimed, arrivals, [0.0 for _ in left], 0.0).waiting > waiting
 
 
@@ -84,9 +112,17 @@ def test_a_larger_batch_never_takes_less_time(curve, one, other):
 
 
 @pytest.mark.parametrize(
-    "measured", [{1: 1.0, 100: 50.0}, {1: 1.0, 11: 11.0, 100: 100.0}, {1: 1.0, 2048: 1000.0}, {8: 8.0, 9: 9.0, 10: 10.0}]
+    "measured",
+    [
+        {1: 1.0, 100: 50.0},
+        {1: 1.0, 11: 11.0, 100: 100.0},
+        {1: 1.0, 2048: 1000.0},
+        {8: 8.0, 9: 9.0, 10: 10.0},
+    ],
 )
-def test_a_measured_size_takes_as_long_as_was_measured_also_where_no_times_are_kept_for_it(measured: dict[int, float]) -> None:
+def test_a_measured_size_takes_as_long_as_was_measured_also_where_no_times_are_kept_for_it(
+    measured: dict[int, float],
+) -> None:
     curve = LatencyCurve(0.5, measured.items())
     assert {size: curve.typical(size) for size in measured} == pytest.approx(measured)
 
@@ -160,11 +196,15 @@ def test_times_that_a_clock_did_not_see_are_short_ones(points):
 
 
 def test_refusals_say_when_there_will_be_room():
-    control = SloControl(LatencyTarget("p99<50ms", 0.99, 0.05), LatencyCurve(0.99, [(1, 0.04), (8, 0.045)]))
+    control = SloControl(
+        LatencyTarget("p99<50ms", 0.99, 0.05), LatencyCurve(0.99, [(1, 0.04), (8, 0.045)])
+    )
     busy = [HeldBatches(10.0, [8])]
     assert not control.admits([], busy, 10.0)
     assert 10.0 < control.opens < 10.1
-    assert not control.admits([], busy, (10.0 + control.opens) / 2, pytest.fail)  # what waits is not weighed for each
+    assert not control.admits(
+        [], busy, (10.0 + control.opens) / 2, pytest.fail
+    )  # what waits is not weighed for each
     assert control.admits([], busy, control.opens + 0.001)
 
 
@@ -185,19 +225,28 @@ def test_attainment_is_of_the_last_minutes_and_the_budget_of_the_hour():
     now = 30 * 60.0
     counts.add(105, 0)
     found = counts.report(target, 1, 1)
-    assert (found.attained, found.missed, found.attainment, found.budget_left) == (195, 5, 1.0, pytest.approx(0.75))
+    assert (found.attained, found.missed, found.attainment, found.budget_left) == (
+        195,
+        5,
+        1.0,
+        pytest.approx(0.75),
+    )
     now = 80 * 60.0
     assert counts.report(target, 1, 1).budget_left == 1
     assert math.isclose(SIZES[-1], 1024)
 
 
 def test_a_limit_of_bytes_that_cuts_batches_is_learned_and_forgotten():
-    control = SloControl(LatencyTarget("p99<50ms", 0.99, 0.05), LatencyCurve(0.99, [(1, 0.001), (64, 0.002)]))
+    control = SloControl(
+        LatencyTarget("p99<50ms", 0.99, 0.05), LatencyCurve(0.99, [(1, 0.001), (64, 0.002)])
+    )
     assert control.batch_size([0.0] * 100, 0.0, 1024) > 64
     for _ in range(10):
         control.sent(12, cut=True)
     assert control.curve.most == 12
-    assert control.batch_size([0.0] * 100, 0.0, 1024) == 14  # a little more is asked for, in case it passes now
+    assert (
+        control.batch_size([0.0] * 100, 0.0, 1024) == 14
+    )  # a little more is asked for, in case it passes now
     control.sent(14, cut=False)
     assert control.curve.most == 14
 
@@ -230,14 +279,25 @@ def test_a_target_that_is_always_kept_is_expected_to_take_the_median_at_least(te
     assert 0.8 < control.curve.mean < 1.1
 
 
-@given(curves(), st.lists(st.floats(0.1, 20), min_size=1, max_size=30), st.floats(0.1, 20), st.integers(0, 3), st.floats(0, TARGET))
-def test_room_for_requests_of_any_weight_is_found_and_a_lone_one_always_has_it(curve, weights, weight, busy, left):
+@given(
+    curves(),
+    st.lists(st.floats(0.1, 20), min_size=1, max_size=30),
+    st.floats(0.1, 20),
+    st.integers(0, 3),
+    st.floats(0, TARGET),
+)
+def test_room_for_requests_of_any_weight_is_found_and_a_lone_one_always_has_it(
+    curve, weights, weight, busy, left
+):
     aimed = aim(curve, TARGET, 100.0, busy + 1)
     arrivals = [0.0] * len(weights)
     found = admission(curve, TARGET, aimed, arrivals, [left] * (busy + 1), 0.0, weights, weight)
     assert found.waiting >= len(weights)
     assert found.waiting >= len(weights) + weight or found.opens > 0
-    assert admission(curve, TARGET, aimed, [], [left] * busy + [0.0], 0.0, [], weight).waiting >= weight
+    assert (
+        admission(curve, TARGET, aimed, [], [left] * busy + [0.0], 0.0, [], weight).waiting
+        >= weight
+    )
     count, total = fill(5.0, weights, 0, len(weights))
     assert count == 1 or total <= 5.0
     assert count == len(weights) or total + weights[count] > 5.0

@@ -1,4 +1,6 @@
-"""The dispatcher of a version with a latency target, against a peer at the other end of a real socket."""
+"""The dispatcher of a version with a latency target, against a peer at the other end of a real
+socket.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import time
 import pytest
 
 from tests.runtime.core.scheduling.test_costs import measured
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker, answer, job, submit
+from tests.runtime.core.scheduling.test_dispatcher import (
+    TIMEOUT,
+    Peer,
+    add_worker,
+    answer,
+    job,
+    submit,
+)
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.costs import CostQueue
@@ -23,8 +32,12 @@ PATIENT = latency_target("p99<60s")
 KNOWN = [(1, 1.0), (8, 2.0), (64, 4.0)]  # seconds of a benchmark
 
 
-async def started(target=PATIENT, points=KNOWN, workers=1, queue=None) -> tuple[SloDispatcher, list[Peer]]:
-    dispatcher = SloDispatcher('Model "m" [Version 1.0]', BatchLimits(1024), Bounds(), target, points, queue)
+async def started(
+    target=PATIENT, points=KNOWN, workers=1, queue=None
+) -> tuple[SloDispatcher, list[Peer]]:
+    dispatcher = SloDispatcher(
+        'Model "m" [Version 1.0]', BatchLimits(1024), Bounds(), target, points, queue
+    )
     dispatcher.accept(True)
     return dispatcher, [(await add_worker(dispatcher))[1] for _ in range(workers)]
 
@@ -43,7 +56,9 @@ async def sizes(dispatcher, peer, count: int, body: bytes = b"x") -> list[int]:
         frame = await peer.read()
         found.append(len(frame.items))
         await peer.reply(frame)
-        await asyncio.wait([each.done for each in waiting], timeout=0.05, return_when=asyncio.ALL_COMPLETED)
+        await asyncio.wait(
+            [each.done for each in waiting], timeout=0.05, return_when=asyncio.ALL_COMPLETED
+        )
     [each.done.exception() for each in waiting]
     return found
 

@@ -1,4 +1,6 @@
-"""A latency target against the best fixed batch size, queue length and delay, which are found by trying all."""
+"""A latency target against the best fixed batch size, queue length and delay, which are found by
+trying all.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ LOADS = (0.5, 1.0, 1.5, 2.0)
 QUANTILE = 0.99
 CURVES = int(os.environ.get("TSX_SLO_CURVES", "28"))
 THOROUGH = CURVES >= 280  # all fixed settings, longer runs, and each load by itself
-SHARES = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0) if THOROUGH else (0.25, 0.5, 0.75, 1.0)  # of the largest batch that keeps the bound
+SHARES = (
+    (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0) if THOROUGH else (0.25, 0.5, 0.75, 1.0)
+)  # of the largest batch that keeps the bound
 DELAYS = (0.0, 0.1, 0.25) if THOROUGH else (0.0,)  # of the bound
 WARM = 0.25  # of a run, in which the curve is learned
 
@@ -27,10 +31,23 @@ def cases(count: int) -> list[Case]:
         first = float(chance.choice([0.005, 0.01, 0.02]))
         kind = KINDS[number % len(KINDS)]
         each = first * float(chance.uniform(0.02, 0.5))
-        each = {"constant": 0.0, "linear": first, "concave": float(chance.uniform(0.3, 0.9))}.get(kind, each)
+        each = {"constant": 0.0, "linear": first, "concave": float(chance.uniform(0.3, 0.9))}.get(
+            kind, each
+        )
         bound = first * float(chance.uniform(4, 12))
         limit = 16 if kind == "constant" else 1024
-        made.append(Case(kind, first, each, limit, bound, int(chance.choice([1, 2, 4])), LOADS[number // len(KINDS) % 4], number))
+        made.append(
+            Case(
+                kind,
+                first,
+                each,
+                limit,
+                bound,
+                int(chance.choice([1, 2, 4])),
+                LOADS[number // len(KINDS) % 4],
+                number,
+            )
+        )
     return made
 
 
@@ -41,15 +58,22 @@ def arrivals_of(case: Case) -> list[float]:
 
 
 def best_static(case: Case, arrivals: list[float], warm: float) -> Outcome:
-    """Of the fixed settings that keep the target, if there is one, the one with the most goodput."""
+    """Of the fixed settings that keep the target, if there is one, the one with the most
+    goodput.
+    """
     sizes = sorted({max(1, round(case.largest * share)) for share in SHARES})
     found = [
         static(case, arrivals, size, queue, delay * case.bound, warm)
         for size in sizes
-        for queue in sorted({max(1, round(size * share * case.workers)) for share in (0.5, 0.75, 1, 1.5, 2.5)})
+        for queue in sorted(
+            {max(1, round(size * share * case.workers)) for share in (0.5, 0.75, 1, 1.5, 2.5)}
+        )
         for delay in DELAYS
     ]
-    return max([each for each in found if each.attainment >= QUANTILE] or found, key=lambda each: each.goodput)
+    return max(
+        [each for each in found if each.attainment >= QUANTILE] or found,
+        key=lambda each: each.goodput,
+    )
 
 
 def test_accepted_requests_keep_the_target_and_goodput_is_that_of_the_best_fixed_setting() -> None:
@@ -72,21 +96,39 @@ def test_accepted_requests_keep_the_target_and_goodput_is_that_of_the_best_fixed
 
 
 @pytest.mark.parametrize("spread", ["lognormal", "few large ones", "none", "says nothing"])
-def test_where_costs_explain_the_times_fewer_requests_are_late_and_more_are_answered_in_time(spread) -> None:
+def test_where_costs_explain_the_times_fewer_requests_are_late_and_more_are_answered_in_time(
+    spread,
+) -> None:
     gains, misses = [], []
-    for case in [case for case in cases(4 * len(KINDS)) if case.kind in ("linear", "affine") and case.load > 1]:
+    for case in [
+        case
+        for case in cases(4 * len(KINDS))
+        if case.kind in ("linear", "affine") and case.load > 1
+    ]:
         chance = np.random.default_rng(case.seed)
         arrivals = case.arrivals(4000)
-        drawn = chance.lognormal(0, 1, 4000) if spread in ("lognormal", "says nothing") else np.where(chance.random(4000) < 0.1, 20.0, 1.0)
+        drawn = (
+            chance.lognormal(0, 1, 4000)
+            if spread in ("lognormal", "says nothing")
+            else np.where(chance.random(4000) < 0.1, 20.0, 1.0)
+        )
         costs = [1.0] * 4000 if spread == "none" else (drawn / drawn.mean()).tolist()
         warm, matters = arrivals[-1] * WARM, spread != "says nothing"
-        plain, told = (with_target(case, arrivals, QUANTILE, warm, costs, known, matters) for known in (False, True))
+        plain, told = (
+            with_target(case, arrivals, QUANTILE, warm, costs, known, matters)
+            for known in (False, True)
+        )
         if spread in ("none", "says nothing"):
             assert told == plain
         else:
             gains.append(told.goodput / plain.goodput)
             misses.append((1 - plain.attainment, 1 - told.attainment))
-            print(spread, case.kind, case.load, f"goodput {gains[-1]:.3f} misses {misses[-1][0]:.4f} {misses[-1][1]:.4f}")
+            print(
+                spread,
+                case.kind,
+                case.load,
+                f"goodput {gains[-1]:.3f} misses {misses[-1][0]:.4f} {misses[-1][1]:.4f}",
+            )
             assert gains[-1] > 1
             assert misses[-1][1] <= max(misses[-1][0], 1 - QUANTILE)
     if gains:

@@ -1,11 +1,22 @@
-"""What is kept of a version's errors and output: bounded, the newest errors first, the same one counted."""
+"""What is kept of a version's errors and output: bounded, the newest errors first, the same one
+counted.
+"""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.telemetry.error_log import KEPT_ALIKE, KEPT_ERRORS, KEPT_IDS, KEPT_LINES, LONGEST, LONGEST_ID, ErrorLog, kind_of
+from tsx_runtime.core.telemetry.error_log import (
+    KEPT_ALIKE,
+    KEPT_ERRORS,
+    KEPT_IDS,
+    KEPT_LINES,
+    LONGEST,
+    LONGEST_ID,
+    ErrorLog,
+    kind_of,
+)
 
 
 class Clock:
@@ -45,9 +56,13 @@ def test_errors_that_only_say_something_else_are_counted_together_and_push_out_n
 def test_a_kind_is_the_exception_and_its_place_whatever_it_says() -> None:
     frames = "Traceback\n  File a, line 7\n    row[key]\n"
     assert kind_of("a", f"{frames}KeyError: 1") == kind_of("b", f"{frames}KeyError: 2: 3\n")
-    assert kind_of("a", f"{frames}RuntimeError: of\n\tmany lines: 1") == kind_of("a", f"{frames}RuntimeError: of\n\tother lines")
+    assert kind_of("a", f"{frames}RuntimeError: of\n\tmany lines: 1") == kind_of(
+        "a", f"{frames}RuntimeError: of\n\tother lines"
+    )
     assert kind_of("a", f"{frames}KeyError: 1") != kind_of("a", f"{frames}IndexError: 1")
-    assert kind_of("a", f"{frames}KeyError: 1") != kind_of("a", frames.replace("7", "8") + "KeyError: 1")
+    assert kind_of("a", f"{frames}KeyError: 1") != kind_of(
+        "a", frames.replace("7", "8") + "KeyError: 1"
+    )
     assert kind_of("worker 1 ended", "") != kind_of("worker 2 ended", "")
 
 
@@ -55,7 +70,14 @@ def test_an_error_names_the_newest_requests_that_met_it() -> None:
     kept = ErrorLog(Clock())
     error = {"message": "failed", "traceback": "Traceback", "count": 1}
     for number in range(KEPT_IDS + 5):
-        kept.add_report("9000", {"errors": [error | {"request_ids": [f"id-{number}", "x" * 2 * LONGEST_ID]}], "lost": 0, "lines": []})
+        kept.add_report(
+            "9000",
+            {
+                "errors": [error | {"request_ids": [f"id-{number}", "x" * 2 * LONGEST_ID]}],
+                "lost": 0,
+                "lines": [],
+            },
+        )
     (found,) = kept.errors
     assert len(found.request_ids) == KEPT_IDS
     assert found.request_ids[-2:] == (f"id-{KEPT_IDS + 4}", "x" * LONGEST_ID)
@@ -66,11 +88,16 @@ def test_messages_without_a_traceback_are_keptapart() -> None:
     kept.add_error("worker 9000 ended")
     kept.add_error("worker 9001 ended")
     kept.add_error("worker 9001 ended")
-    assert [(error.message, error.times) for error in kept.errors] == [("worker 9001 ended", 2), ("worker 9000 ended", 1)]
+    assert [(error.message, error.times) for error in kept.errors] == [
+        ("worker 9001 ended", 2),
+        ("worker 9000 ended", 1),
+    ]
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=3 * KEPT_ERRORS))
-def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(reported: list[tuple[str, str]]) -> None:
+def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(
+    reported: list[tuple[str, str]],
+) -> None:
     kept = ErrorLog(Clock())
     for message, trace in reported:
         kept.add_error(message, trace)
@@ -96,13 +123,21 @@ def test_lines_have_numbers_and_only_the_newest_are_kept() -> None:
         lines = [[1.0, "stdout", f"line {number}", []] for number in range(start, start + 100)]
         kept.add_report("9000", {"errors": [], "lost": 0, "lines": lines})
     assert len(kept.lines) == KEPT_LINES
-    assert (kept.lines[-1].number, kept.lines[-1].text) == (KEPT_LINES + 200, f"line {KEPT_LINES + 199}")
+    assert (kept.lines[-1].number, kept.lines[-1].text) == (
+        KEPT_LINES + 200,
+        f"line {KEPT_LINES + 199}",
+    )
 
 
 def test_a_report_says_what_it_left_out() -> None:
     kept = ErrorLog(Clock())
     error = {"message": "failed", "traceback": "Traceback", "count": 2, "request_ids": []}
-    kept.add_report("9000", {"errors": [error], "lost": 7, "lines": [[5.0, "stderr", "last", ["id-1"]]]})
-    assert [(line.worker, line.text) for line in kept.lines] == [("9000", "[7 lines omitted]"), ("9000", "last")]
+    kept.add_report(
+        "9000", {"errors": [error], "lost": 7, "lines": [[5.0, "stderr", "last", ["id-1"]]]}
+    )
+    assert [(line.worker, line.text) for line in kept.lines] == [
+        ("9000", "[7 lines omitted]"),
+        ("9000", "last"),
+    ]
     assert [line.request_ids for line in kept.lines] == [[], ["id-1"]]
     assert (kept.total, kept.errors[0].times) == (2, 2)

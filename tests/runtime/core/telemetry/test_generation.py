@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_runtime.core.telemetry.generation import GenerationPoint, generation_between, read_generation
+from tsx_runtime.core.telemetry.generation import (
+    GenerationPoint,
+    generation_between,
+    read_generation,
+)
 from tsx_runtime.core.telemetry.version_stats import Stats
 
 
@@ -37,7 +41,15 @@ def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
     report(stats, "cache_use_ratio", "gauge", 0.25)
     after = read_generation(stats.handler_metrics)
     assert generation_between(before, after, 2.0) == GenerationPoint(
-        pytest.approx(0.175), pytest.approx(0.2485), None, None, prompt_tokens=7.0, tokens=30.0, running=2, waiting=0, cache_use=0.25
+        pytest.approx(0.175),
+        pytest.approx(0.2485),
+        None,
+        None,
+        prompt_tokens=7.0,
+        tokens=30.0,
+        running=2,
+        waiting=0,
+        cache_use=0.25,
     )
     first = generation_between(None, after, 1.0)  # the metrics of a first answer are of that second
     assert first is not None
@@ -50,7 +62,15 @@ def test_each_worker_has_an_engine() -> None:
         labels = {"worker": worker}
         for name, part in (("running_sequences", value), ("cache_use_ratio", value / 10)):
             stats.add_handler_metrics(
-                [{"name": f"tsx_generation_{name}", "type": "gauge", "unit": "", "value": part, "dimensions": labels}]
+                [
+                    {
+                        "name": f"tsx_generation_{name}",
+                        "type": "gauge",
+                        "unit": "",
+                        "value": part,
+                        "dimensions": labels,
+                    }
+                ]
             )
     found = read_generation(stats.handler_metrics)
     assert found is not None

@@ -18,14 +18,21 @@ def test_a_quantile_is_within_a_bucket_of_the_exact_one(lasted: list[float], q: 
     durations = Durations(FINE)
     durations.add(lasted)
     ranked = sorted(lasted)
-    exact = next(value for rank, value in enumerate(ranked, start=1) if rank >= q * len(ranked) - 1e-9)
+    exact = next(
+        value for rank, value in enumerate(ranked, start=1) if rank >= q * len(ranked) - 1e-9
+    )
     found = durations.quantile(q)
     assert found is not None
     assert exact / 1.26 <= found <= exact * 1.26
 
 
-@pytest.mark.parametrize(("lasted", "q", "found"), [([0.004], 0.5, 0.00375), ([150.0], 0.99, 100.0), ([0.3, 0.3, 0.6], 0.5, 0.4375)])
-def test_a_quantile_lies_evenly_in_its_bucket_and_is_no_longer_than_the_last_bound(lasted: list[float], q: float, found: float) -> None:
+@pytest.mark.parametrize(
+    ("lasted", "q", "found"),
+    [([0.004], 0.5, 0.00375), ([150.0], 0.99, 100.0), ([0.3, 0.3, 0.6], 0.5, 0.4375)],
+)
+def test_a_quantile_lies_evenly_in_its_bucket_and_is_no_longer_than_the_last_bound(
+    lasted: list[float], q: float, found: float
+) -> None:
     durations = Durations(SHOWN)
     durations.add(lasted)
     assert quantile(durations.counts(), q, SHOWN) == pytest.approx(found)
@@ -51,14 +58,23 @@ def test_the_difference_of_two_snapshots_is_what_happened_between_them() -> None
 
 
 @given(some, st.sampled_from([FINE, SHOWN]))
-def test_prometheus_is_shown_how_many_were_not_longer(lasted: list[float], bounds: tuple[float, ...]) -> None:
+def test_prometheus_is_shown_how_many_were_not_longer(
+    lasted: list[float], bounds: tuple[float, ...]
+) -> None:
     durations = Durations(bounds)
     durations.add(lasted)
     assert list(durations.shown()) == [sum(each <= bound for each in lasted) for bound in SHOWN]
 
 
 @given(st.lists(st.floats(allow_nan=False), min_size=1), st.sampled_from([FINE, SHOWN]))
-def test_a_bucket_is_found_as_a_search_finds_it(lasted: list[float], bounds: tuple[float, ...]) -> None:
-    around = [step(bound, towards) for bound in bounds for step in (lambda bound, _: bound, np.nextafter) for towards in (0.0, 1e9)]
+def test_a_bucket_is_found_as_a_search_finds_it(
+    lasted: list[float], bounds: tuple[float, ...]
+) -> None:
+    around = [
+        step(bound, towards)
+        for bound in bounds
+        for step in (lambda bound, _: bound, np.nextafter)
+        for towards in (0.0, 1e9)
+    ]
     both = np.array([*lasted, *around])
     assert Buckets(bounds).of(both).tolist() == np.searchsorted(bounds, both).tolist()

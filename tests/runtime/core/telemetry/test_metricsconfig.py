@@ -49,7 +49,12 @@ def test_the_usual_file_says_what_there_is(tmp_path: Path) -> None:
     assert config.declares("HandlerTime", "gauge")
     assert not config.declares("HandlerTime", "counter")
     assert config.model == (
-        {"name": "HandlerTime", "type": "gauge", "unit": "ms", "dimensions": ["ModelName", "Level"]},
+        {
+            "name": "HandlerTime",
+            "type": "gauge",
+            "unit": "ms",
+            "dimensions": ["ModelName", "Level"],
+        },
         {"name": "Size", "type": "histogram", "unit": "count", "dimensions": []},
     )
 
@@ -69,12 +74,17 @@ def test_without_a_file_everything_is_shown() -> None:
         ("ts_metrics: {timer: []}", "'timer', which is none of"),
         ("model_metrics: {gauge: 5}", "model_metrics.gauge must be a list of metrics, not 5"),
         ("model_metrics: {gauge: [{unit: ms}]}", "which is not a mapping with a name,"),
-        ("model_metrics: {gauge: [{name: A, dimensions: Level}]}", "dimensions of model_metrics.gauge.A"),
+        (
+            "model_metrics: {gauge: [{name: A, dimensions: Level}]}",
+            "dimensions of model_metrics.gauge.A",
+        ),
         ("a: !!python/object/apply:os.system [echo]", "cannot be read as YAML"),
         ("a: [", "cannot be read as YAML"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named_with_its_reason(tmp_path: Path, text: str, why: str) -> None:
+def test_a_file_that_cannot_be_used_is_named_with_its_reason(
+    tmp_path: Path, text: str, why: str
+) -> None:
     file = write(tmp_path, text)
     with pytest.raises(SettingError, match="metrics_config") as caught:
         read_metrics_config(file)

@@ -8,15 +8,32 @@ from hypothesis import strategies as st
 
 from tests.support.batches import FakeJob, batch_of, count
 from tsx_runtime.core.telemetry.batch_times import times_of
-from tsx_runtime.core.telemetry.recent_requests import NEWEST, PERIOD, SLOWEST, RecentRequests, RequestRecord
+from tsx_runtime.core.telemetry.recent_requests import (
+    NEWEST,
+    PERIOD,
+    SLOWEST,
+    RecentRequests,
+    RequestRecord,
+)
 from tsx_runtime.core.telemetry.version_stats import Stats
 
 
-def add(recent: RecentRequests, number: int, took: list[float], now: float, statuses: list[int] | None = None) -> None:
+def add(
+    recent: RecentRequests,
+    number: int,
+    took: list[float],
+    now: float,
+    statuses: list[int] | None = None,
+) -> None:
     """As `Stats` does."""
-    jobs = [FakeJob(now - each, b"%d-%d" % (number, position)) for position, each in enumerate(took)]
+    jobs = [
+        FakeJob(now - each, b"%d-%d" % (number, position)) for position, each in enumerate(took)
+    ]
     if now >= recent.due or max(took) > recent.threshold:
-        recent.add(batch_of((now, now, now), jobs, statuses=statuses), b"\n".join([job.request_id for job in jobs]))
+        recent.add(
+            batch_of((now, now, now), jobs, statuses=statuses),
+            b"\n".join([job.request_id for job in jobs]),
+        )
 
 
 @given(st.lists(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), min_size=1, max_size=20))
@@ -51,7 +68,9 @@ def test_a_batch_larger_than_the_ring_is_there_until_the_next_one() -> None:
 def test_of_a_torrent_a_part_is_kept_and_the_slowest_all_the_same() -> None:
     recent = RecentRequests()
     for number in range(12000):
-        add(recent, number, [0.001] * 50 + [5.0 if number == 777 else 0.002], 1000.0 + number * 1e-3)
+        add(
+            recent, number, [0.001] * 50 + [5.0 if number == 777 else 0.002], 1000.0 + number * 1e-3
+        )
     kept = {seen.request_id.split(b"-")[0] for seen in recent.newest()}
     assert len(kept) == NEWEST // 51
     first = min(map(int, kept))
@@ -72,7 +91,9 @@ def test_who_asked_is_remembered_in_any_case() -> None:
     assert (found.status, found.took) == (418, 0.5)
 
 
-@pytest.mark.parametrize("urgent", [FakeJob(99.9, b"urgent", priority=1), FakeJob(99.9, b"urgent", deadline=101.0)])
+@pytest.mark.parametrize(
+    "urgent", [FakeJob(99.9, b"urgent", priority=1), FakeJob(99.9, b"urgent", deadline=101.0)]
+)
 def test_who_waited_behind_more_urgent_ones_is_among_the_slowest(urgent: FakeJob) -> None:
     stats = Stats()
     count(stats, (99.0, 99.0, 99.5), [FakeJob(98.0)] * NEWEST)

@@ -1,4 +1,6 @@
-"""Points of charts: rates from counters, a bounded ring, what takes the place of a version goes on."""
+"""Points of charts: rates from counters, a bounded ring, what takes the place of a version goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Server:
         self.series = TimeSeries(lambda: [self.model], lambda: self.now)
 
     def renew(self) -> None:
-        self.version: Any = SimpleNamespace(name="m", version="1.0", stats=Stats(), pending=0, batch_places=8)
+        self.version: Any = SimpleNamespace(
+            name="m", version="1.0", stats=Stats(), pending=0, batch_places=8
+        )
         self.model.versions["1.0"] = self.version
 
     def second(self, seconds: float = 1.0) -> None:
@@ -40,12 +44,22 @@ def test_a_rate_is_what_came_in_the_time_that_passed() -> None:
     server.second()
     server.version.stats.answers.update({200: 30, 503: 6})
     job: Any = SimpleNamespace(request_id=b"id", arrived=0.0)
-    for error in [QueueFull("full", status=429)] * 3 + [BadRequest("of its client's")] * 5 + [ClientLeft("gone")] * 100:
+    for error in (
+        [QueueFull("full", status=429)] * 3
+        + [BadRequest("of its client's")] * 5
+        + [ClientLeft("gone")] * 100
+    ):
         server.version.stats.add_refusal(job, error, 1.0)
     server.version.pending = 7
     server.second(1.5)
     (point,) = server.points()
-    assert (point.number, point.rate, point.failures, point.waiting, point.refused) == (2, 24.0, 6.0, 7, 2.0)
+    assert (point.number, point.rate, point.failures, point.waiting, point.refused) == (
+        2,
+        24.0,
+        6.0,
+        7,
+        2.0,
+    )
     assert server.version.stats.errors == 6 + 3
 
 
@@ -66,10 +80,18 @@ def test_a_second_without_answers_has_no_latency() -> None:
     stats = Stats()
     reading = read(stats, 1.0)
     point = between(reading, read(stats, 2.0), 1, 0)
-    assert (point.rate, point.p50, point.p99, point.places, point.stages) == (0.0, None, None, 0.0, None)
+    assert (point.rate, point.p50, point.p99, point.places, point.stages) == (
+        0.0,
+        None,
+        None,
+        0.0,
+        None,
+    )
 
 
-def test_the_time_of_a_second_is_divided_among_the_stages_and_its_batches_are_as_full_as_they_were() -> None:
+def test_the_time_of_a_second_is_divided_among_the_stages_and_its_batches_are_as_full_as_they_were() -> (
+    None
+):
     server = Server()
     add_batches(server.version.stats, 2)
     server.second()
@@ -80,12 +102,18 @@ def test_the_time_of_a_second_is_divided_among_the_stages_and_its_batches_are_as
     queue, batch, preprocess, inference, postprocess, other = point.stages
     assert (queue, batch) == pytest.approx((0.01, 0.02), abs=1e-6)
     assert (preprocess, inference, postprocess) == pytest.approx((0.001, 0.005, 0.002), abs=1e-6)
-    assert queue + batch + preprocess + inference + postprocess + other == pytest.approx(0.042, abs=1e-5)
+    assert queue + batch + preprocess + inference + postprocess + other == pytest.approx(
+        0.042, abs=1e-5
+    )
 
 
 def add_batches(stats: Stats, count: int) -> None:
-    """Of four requests: 10 ms until a worker is free, 20 ms until it begins, 12 ms in the worker."""
-    jobs: list[Any] = [SimpleNamespace(request_id=b"id", arrived=1.0, deadline=None, priority=0)] * 4
+    """Of four requests: 10 ms until a worker is free, 20 ms until it begins, 12 ms in the
+    worker.
+    """
+    jobs: list[Any] = [
+        SimpleNamespace(request_id=b"id", arrived=1.0, deadline=None, priority=0)
+    ] * 4
     for _ in range(count):
         times = TIMES.pack(1.03, 0.012, 0.001, 0.005, 0.002)
         stats.add_batch((1.01, 1.02, 1.042, 4, times, struct.pack("4d", *[1.0] * 4), None), jobs)
@@ -100,7 +128,9 @@ def test_only_what_is_newer_is_reported_and_ten_minutes_are_kept() -> None:
     assert server.points(server.series.number) == []
 
 
-def test_what_takes_the_place_of_a_version_goes_on_with_its_points_though_its_counters_start_again() -> None:
+def test_what_takes_the_place_of_a_version_goes_on_with_its_points_though_its_counters_start_again() -> (
+    None
+):
     server = Server()
     server.second()
     server.version.stats.answers[200] = 1000

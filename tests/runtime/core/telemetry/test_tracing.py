@@ -20,18 +20,33 @@ NAN = float("nan")
 
 
 def read(traceparent: str, *states: str) -> Parent | None:
-    return parent_of([(b"traceparent", traceparent.encode()), *((b"tracestate", state.encode()) for state in states)])
+    return parent_of(
+        [
+            (b"traceparent", traceparent.encode()),
+            *((b"tracestate", state.encode()) for state in states),
+        ]
+    )
 
 
 def test_a_traceparent_is_read_as_w3c_says() -> None:
-    assert read(f"00-{TRACE}-{SPAN}-01", "a=1", "b=2") == Parent(int(TRACE, 16), int(SPAN, 16), True, "a=1,b=2")
+    assert read(f"00-{TRACE}-{SPAN}-01", "a=1", "b=2") == Parent(
+        int(TRACE, 16), int(SPAN, 16), True, "a=1,b=2"
+    )
     assert read(f"00-{TRACE}-{SPAN}-00") == Parent(int(TRACE, 16), int(SPAN, 16), False, "")
     assert read(f"01-{TRACE}-{SPAN}-03-more") is not None  # of a later version
 
 
 @pytest.mark.parametrize(
     "value",
-    ["", "x", f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE}-{SPAN}-01-more", TRACE],
+    [
+        "",
+        "x",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE}-{SPAN}-01-more",
+        TRACE,
+    ],
 )
 def test_what_is_no_traceparent_is_as_none(value: str) -> None:
     assert read(value) is None
@@ -50,17 +65,31 @@ def test_the_client_s_word_goes_before_the_share(share: float, drawn: float) -> 
 
 
 HEADERS = st.lists(
-    st.sampled_from([(b"Host", b"x"), (b"TraceParent", b"old"), (b"X-traceparent", b"kept"), (b"traceparent", b"older")]), max_size=6
+    st.sampled_from(
+        [
+            (b"Host", b"x"),
+            (b"TraceParent", b"old"),
+            (b"X-traceparent", b"kept"),
+            (b"traceparent", b"older"),
+        ]
+    ),
+    max_size=6,
 )
 
 
 @given(st.sampled_from([b"", b"a=b"]), HEADERS)
-def test_the_handler_is_reported_one_traceparent(query: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+def test_the_handler_is_reported_one_traceparent(
+    query: bytes, headers: list[tuple[bytes, bytes]]
+) -> None:
     above = Tracer(1, lambda make: None).begin(None, 1.0)
-    request_id, reported_query, block = parse_request_meta(JobTrace(above).with_traceparent(request_meta("id-1", query, headers)))
+    request_id, reported_query, block = parse_request_meta(
+        JobTrace(above).with_traceparent(request_meta("id-1", query, headers))
+    )
     assert (request_id, reported_query) == ("id-1", query.decode())
     reported = list(parse_header_block(block))
-    others = [(name.decode(), value.decode()) for name, value in headers if name.lower() != b"traceparent"]
+    others = [
+        (name.decode(), value.decode()) for name, value in headers if name.lower() != b"traceparent"
+    ]
     assert reported[:-1] == others
     assert reported[-1][0] == "traceparent"
     assert re.fullmatch(f"00-{above.trace_id:032x}-[0-9a-f]{{16}}-01", reported[-1][1])
@@ -70,7 +99,9 @@ def passed(*arrivals: float, times: BatchTimes, status: int = 200) -> tuple[list
     """The spans of requests of one batch."""
     spans: list[Span] = []
     tracer = Tracer(1, lambda make: spans.extend(make()))
-    stats = SimpleNamespace(times=lambda batch: times, point_out=lambda trace_id, arrived, times: None)
+    stats = SimpleNamespace(
+        times=lambda batch: times, point_out=lambda trace_id, arrived, times: None
+    )
     version = SimpleNamespace(name="m", version="1.0", stats=stats)
     for arrived in arrivals:
         above = tracer.begin(None, arrived)
@@ -78,7 +109,17 @@ def passed(*arrivals: float, times: BatchTimes, status: int = 200) -> tuple[list
     return spans, above
 
 
-TIMES = BatchTimes(free=2.0, sent=2.5, began=3.0, done=6.0, answered=7.0, size=2, preprocess=0.5, inference=1.0, postprocess=0.25)
+TIMES = BatchTimes(
+    free=2.0,
+    sent=2.5,
+    began=3.0,
+    done=6.0,
+    answered=7.0,
+    size=2,
+    preprocess=0.5,
+    inference=1.0,
+    postprocess=0.25,
+)
 
 
 def test_where_the_time_went() -> None:
@@ -95,7 +136,9 @@ def test_where_the_time_went() -> None:
 
 
 def test_who_found_a_worker_did_not_queue_and_steps_that_are_not_known_are_left_out() -> None:
-    spans, _ = passed(2.25, times=TIMES._replace(preprocess=NAN, postprocess=NAN, inference=3.0), status=500)
+    spans, _ = passed(
+        2.25, times=TIMES._replace(preprocess=NAN, postprocess=NAN, inference=3.0), status=500
+    )
     assert [(span.name, span.start, span.end) for span in spans] == [
         ("queue", 2.25, 2.25),
         ("batch wait", 2.25, 3.0),
@@ -119,4 +162,9 @@ def test_what_was_refused_has_waited_and_no_more() -> None:
     above.finish(2.0, "QueueFull")
     queue, request = spans
     assert (queue.name, queue.parent_id, queue.error) == ("queue", request.span_id, "QueueFull")
-    assert (request.trace_id, request.parent_id, request.is_remote, request.state) == (5, 6, True, "a=1")
+    assert (request.trace_id, request.parent_id, request.is_remote, request.state) == (
+        5,
+        6,
+        True,
+        "a=1",
+    )

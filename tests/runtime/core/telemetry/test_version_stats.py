@@ -26,12 +26,26 @@ moments = st.floats(0, 3)
 steps = st.sampled_from([NAN, 0.0, 0.25, 7.0])
 
 
-@given(st.lists(moments, min_size=2, max_size=8), st.tuples(moments, moments, moments), moments, st.tuples(steps, steps, steps), st.data())
+@given(
+    st.lists(moments, min_size=2, max_size=8),
+    st.tuples(moments, moments, moments),
+    moments,
+    st.tuples(steps, steps, steps),
+    st.data(),
+)
 def test_a_request_counts_the_same_alone_and_in_company(
-    arrived: list[float], after: tuple[float, float, float], began: float, reported: tuple[float, float, float], data: st.DataObject
+    arrived: list[float],
+    after: tuple[float, float, float],
+    began: float,
+    reported: tuple[float, float, float],
+    data: st.DataObject,
 ) -> None:
     points = _, sent, answered = 100 + after[0], 103 + after[1], 106 + after[2]
-    statuses = data.draw(st.lists(st.sampled_from([200, 200, 418, 503]), min_size=len(arrived), max_size=len(arrived)))
+    statuses = data.draw(
+        st.lists(
+            st.sampled_from([200, 200, 418, 503]), min_size=len(arrived), max_size=len(arrived)
+        )
+    )
     jobs = [FakeJob(100 + at, b"%d" % number) for number, at in enumerate(arrived)]
     together, apart = Stats(), Stats()
     of_worker = TIMES.pack(sent + began / 3, 0.5, *reported)
@@ -50,7 +64,9 @@ def test_a_request_counts_the_same_alone_and_in_company(
     assert together.inference.count * len(jobs) == apart.inference.count
     for job, status in zip(jobs, statuses, strict=True):
         found = together.recent.find(job.request_id), apart.recent.find(job.request_id)
-        assert [(seen.status, seen.took) for seen in found if seen is not None] == [(status, answered - job.arrived)] * 2
+        assert [(seen.status, seen.took) for seen in found if seen is not None] == [
+            (status, answered - job.arrived)
+        ] * 2
 
 
 anything = st.floats(allow_nan=True, allow_infinity=True)
@@ -89,11 +105,15 @@ def test_many_batches_are_counted_as_each_would_be_whatever_their_workers_tell(
     assert stats.busy_seconds == pytest.approx(sum(seconds["busy"]))
 
 
-urgencies = st.sampled_from([(None, 0), (None, 0), (None, 1), (None, -1), (101.0, 0), (102.0, 0), (101.0, 1)])
+urgencies = st.sampled_from(
+    [(None, 0), (None, 0), (None, 1), (None, -1), (101.0, 0), (102.0, 0), (101.0, 1)]
+)
 
 
 @given(st.lists(st.tuples(moments, urgencies), min_size=1, max_size=12), st.integers(1, 6))
-def test_whoever_came_first_is_seen_to_be_slow_wherever_the_queue_has_put_it(waiting: list[tuple[float, Any]], most: int) -> None:
+def test_whoever_came_first_is_seen_to_be_slow_wherever_the_queue_has_put_it(
+    waiting: list[tuple[float, Any]], most: int
+) -> None:
     queue = RequestQueue()
     for at, (deadline, priority) in sorted(waiting, key=itemgetter(0)):
         queue.put(cast("Job", FakeJob(at, deadline=deadline, priority=priority)), 1)
@@ -110,7 +130,9 @@ def test_whoever_came_first_is_seen_to_be_slow_wherever_the_queue_has_put_it(wai
 def test_the_time_of_a_workers_thread_is_what_a_batch_takes_beside_the_worker() -> None:
     stats = Stats()
     assert stats.last_worker_seconds == 0
-    count(stats, (10.0, 10.0, 12.0), [FakeJob(9.0)], TIMES.pack(10.5, 1.25, math.nan, 1.25, math.nan))
+    count(
+        stats, (10.0, 10.0, 12.0), [FakeJob(9.0)], TIMES.pack(10.5, 1.25, math.nan, 1.25, math.nan)
+    )
     assert stats.last_worker_seconds == 0.75
 
 

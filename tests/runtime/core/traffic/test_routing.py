@@ -1,4 +1,6 @@
-"""Routing as pure functions: shares converge, keys stick, and nothing goes to a version that is not ready."""
+"""Routing as pure functions: shares converge, keys stick, and nothing goes to a version that is not
+ready.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,21 @@ from tsx_runtime.settings.traffic_policy import Rule, Traffic, parse_traffic
 from tsx_runtime.wire import COPIED
 
 NUMBERS = ("1.0", "2.0", "3.0", "4.0")
-weights = st.dictionaries(st.sampled_from(NUMBERS), st.one_of(st.integers(0, 1000), st.floats(0, 1e9)), max_size=4)
+weights = st.dictionaries(
+    st.sampled_from(NUMBERS), st.one_of(st.integers(0, 1000), st.floats(0, 1e9)), max_size=4
+)
 versions = st.sets(st.sampled_from(NUMBERS), min_size=1)
 points = st.floats(0, 1, exclude_max=True)
 keys = st.binary(max_size=40)
 
 
-def table(traffic: Traffic, *, registered: tuple[str, ...] = NUMBERS, ready: tuple[str, ...] = NUMBERS, default: str = "1.0") -> Table:
+def table(
+    traffic: Traffic,
+    *,
+    registered: tuple[str, ...] = NUMBERS,
+    ready: tuple[str, ...] = NUMBERS,
+    default: str = "1.0",
+) -> Table:
     return make_table("digits", traffic, registered, ready, default)
 
 
@@ -48,7 +58,9 @@ def test_nothing_goes_to_a_version_that_is_not_ready(
     shares: dict[str, float], registered: set[str], up: set[str], point: float, key: bytes
 ) -> None:
     ready, default = registered & up, min(registered)
-    traffic = Traffic(weights=shares, rules=[Rule(header="x-to", equals=number, to=number) for number in NUMBERS])
+    traffic = Traffic(
+        weights=shares, rules=[Rule(header="x-to", equals=number, to=number) for number in NUMBERS]
+    )
     made = make_table("digits", traffic, registered, ready, default)
     possible = {number for number in ready if shares.get(number, 0) > 0}
     for chosen in (draw(made, point), pick_sticky(made, key)):
@@ -59,20 +71,35 @@ def test_nothing_goes_to_a_version_that_is_not_ready(
     assert math.isclose(sum(made.shares().values()), 1)
 
 
-def test_the_versions_that_answer_are_those_that_are_named_and_registered_else_the_default_one() -> None:
+def test_the_versions_that_answer_are_those_that_are_named_and_registered_else_the_default_one() -> (
+    None
+):
     said = {"weights": {"canary": 1, "3.0": 0, "9.0": 5}, "labels": {"canary": "2.0"}}
-    ruled = said | {"rules": [{"header": "a", "equals": "1", "to": "4.0"}, {"header": "a", "equals": "2", "to": "8.0"}]}
+    ruled = said | {
+        "rules": [
+            {"header": "a", "equals": "1", "to": "4.0"},
+            {"header": "a", "equals": "2", "to": "8.0"},
+        ]
+    }
     assert serving_versions(parse_traffic(said), NUMBERS, "1.0") == {"2.0"}
     assert serving_versions(parse_traffic(ruled), NUMBERS, "1.0") == {"2.0", "4.0"}
     assert serving_versions(Traffic(weights={"9.0": 1}), NUMBERS, "1.0") == {"1.0"}
 
 
-words = st.text(st.characters(exclude_categories=()), max_size=5)  # half surrogate pairs as well, which JSON can say
+words = st.text(
+    st.characters(exclude_categories=()), max_size=5
+)  # half surrogate pairs as well, which JSON can say
 
 
 @given(words, words, words)
-def test_whatever_is_taken_for_traffic_can_be_routed_by(value: str, field: str, header: str) -> None:
-    said = {"weights": {"1.0": 1, "2.0": 1}, "sticky": f"field:{field}", "rules": [{"header": header or "a", "equals": value, "to": "2.0"}]}
+def test_whatever_is_taken_for_traffic_can_be_routed_by(
+    value: str, field: str, header: str
+) -> None:
+    said = {
+        "weights": {"1.0": 1, "2.0": 1},
+        "sticky": f"field:{field}",
+        "rules": [{"header": header or "a", "equals": value, "to": "2.0"}],
+    }
     try:
         traffic = parse_traffic(said)
     except ValueError:
@@ -86,12 +113,16 @@ def test_whatever_is_taken_for_traffic_can_be_routed_by(value: str, field: str, 
 def test_shares_of_draws_are_the_weights(shares: dict[str, float]) -> None:
     made = table(Traffic(weights=shares))
     count = 2000
-    drawn = [draw(made, (number + 0.5) / count) for number in range(count)]  # every part of the range alike
+    drawn = [
+        draw(made, (number + 0.5) / count) for number in range(count)
+    ]  # every part of the range alike
     for number, share in made.shares().items():
         assert abs(drawn.count(number) / count - share) <= 2 / count
 
 
-@pytest.mark.parametrize("shares", [{"1.0": 90, "2.0": 10}, {"1.0": 1, "2.0": 2, "3.0": 7}, {"1.0": 0.5, "2.0": 0.5}])
+@pytest.mark.parametrize(
+    "shares", [{"1.0": 90, "2.0": 10}, {"1.0": 1, "2.0": 2, "3.0": 7}, {"1.0": 0.5, "2.0": 0.5}]
+)
 def test_shares_of_sticky_keys_converge_to_the_weights(shares: dict[str, float]) -> None:
     made = table(Traffic(weights=shares, sticky="header:x-user"))
     count = 20_000
@@ -110,7 +141,10 @@ def test_shares_of_sticky_keys_converge_to_the_weights(shares: dict[str, float])
 def test_a_weight_that_changes_moves_only_keys_to_or_from_its_version(
     shares: dict[str, int], changed: str, weight: int, sticking: list[bytes]
 ) -> None:
-    before, after = table(Traffic(weights=shares)), table(Traffic(weights=shares | {changed: weight}))
+    before, after = (
+        table(Traffic(weights=shares)),
+        table(Traffic(weights=shares | {changed: weight})),
+    )
     for key in sticking:
         old, new = pick_sticky(before, key), pick_sticky(after, key)
         if old != new and after.versions:
@@ -123,13 +157,20 @@ def test_a_version_that_is_not_ready_for_a_while_gets_its_keys_back() -> None:
     sticking = [b"%d" % number for number in range(300)]
     whole, without = table(traffic), table(traffic, ready=("1.0", "3.0"))
     for key in sticking:
-        assert pick_sticky(without, key) == pick_sticky(whole, key) or pick_sticky(whole, key) == "2.0"
+        assert (
+            pick_sticky(without, key) == pick_sticky(whole, key) or pick_sticky(whole, key) == "2.0"
+        )
 
 
 def test_two_models_share_their_keys_out_independently() -> None:
     traffic = Traffic(weights={"1.0": 1, "2.0": 1})
-    one, other = (make_table(name, traffic, NUMBERS, NUMBERS, "1.0") for name in ("digits", "faces"))
-    alike = sum(pick_sticky(one, b"%d" % number) == pick_sticky(other, b"%d" % number) for number in range(2000))
+    one, other = (
+        make_table(name, traffic, NUMBERS, NUMBERS, "1.0") for name in ("digits", "faces")
+    )
+    alike = sum(
+        pick_sticky(one, b"%d" % number) == pick_sticky(other, b"%d" % number)
+        for number in range(2000)
+    )
     assert 850 < alike < 1150
 
 
@@ -142,7 +183,12 @@ def test_without_a_weight_that_counts_the_default_version_answers(shares: dict[s
 
 
 def test_a_label_and_its_version_share_one_weight() -> None:
-    made = table(Traffic(weights={"2.0": 10, "canary": 20, "stable": 70}, labels={"canary": "2.0", "stable": "1.0"}))
+    made = table(
+        Traffic(
+            weights={"2.0": 10, "canary": 20, "stable": 70},
+            labels={"canary": "2.0", "stable": "1.0"},
+        )
+    )
     assert made.shares() == {"2.0": 0.3, "1.0": 0.7}
 
 
@@ -231,7 +277,12 @@ def test_a_key_comes_from_a_field_of_a_json_body(body: bytes, key: bytes | None)
 
 
 def test_a_key_comes_from_a_field_inside_of_a_list() -> None:
-    assert key_in_body(sticking("field:instances.0.user"), memoryview(b'{"instances": [{"user": "ann"}]}')) == b"ann"
+    assert (
+        key_in_body(
+            sticking("field:instances.0.user"), memoryview(b'{"instances": [{"user": "ann"}]}')
+        )
+        == b"ann"
+    )
 
 
 def test_where_there_is_nothing_to_choose_nobody_looks_for_a_key() -> None:
@@ -252,9 +303,14 @@ def test_a_label_is_found_where_no_version_has_its_name() -> None:
     assert choose("digits", versions, "1.0", "canary", labels) == "two"
     assert choose("digits", versions, "1.0", "1.0", labels) == "one"
     assert choose("digits", versions, "1.0", None, labels) == "one"
-    with pytest.raises(ModelVersionNotFound, match=r"3\.0 does not exist for model: digits, and the label gone means it"):
+    with pytest.raises(
+        ModelVersionNotFound,
+        match=r"3\.0 does not exist for model: digits, and the label gone means it",
+    ):
         choose("digits", versions, "1.0", "gone", labels)
-    with pytest.raises(ModelVersionNotFound, match="Model version: other does not exist for model: digits"):
+    with pytest.raises(
+        ModelVersionNotFound, match="Model version: other does not exist for model: digits"
+    ):
         choose("digits", versions, "1.0", "other", labels)
 
 

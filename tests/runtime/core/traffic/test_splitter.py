@@ -1,4 +1,6 @@
-"""Splits without a server: what they hand on, what an observer's job passes on, and what cannot be changed."""
+"""Splits without a server: what they hand on, what an observer's job passes on, and what cannot be
+changed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ def stand_in(number: str, client_timeout: float = 0.0) -> Any:
     """A version that keeps what is submitted."""
     plan = SimpleNamespace(strategy=SimpleNamespace(sequences=None))
     jobs: list[Job] = []
-    return SimpleNamespace(version=number, client_timeout=client_timeout, plan=plan, jobs=jobs, submit=jobs.append, leave=jobs.remove)
+    return SimpleNamespace(
+        version=number,
+        client_timeout=client_timeout,
+        plan=plan,
+        jobs=jobs,
+        submit=jobs.append,
+        leave=jobs.remove,
+    )
 
 
 def in_loop(test: Callable[[], None]) -> None:
@@ -54,7 +63,12 @@ def test_each_observer_has_a_draw_of_its_own_and_the_versions_another() -> None:
     def test() -> None:
         versions = {"1.0": stand_in("1.0"), "2.0": stand_in("2.0")}
         split = Splitter("digits", lambda: next(draws))
-        split.set(make_table("digits", Traffic(weights={"1.0": 60, "2.0": 40}), versions, versions, "1.0"), versions)
+        split.set(
+            make_table(
+                "digits", Traffic(weights={"1.0": 60, "2.0": 40}), versions, versions, "1.0"
+            ),
+            versions,
+        )
         split.observers = [Observer(), Observer()]
         job = WaitingJob(b"", b"x", time.monotonic())
         split.submit(job)
@@ -69,7 +83,10 @@ def test_each_observer_has_a_draw_of_its_own_and_the_versions_another() -> None:
     in_loop(test)
 
 
-@pytest.mark.parametrize(("own", "of_version", "due"), [(None, 0.0, None), (None, 5.0, 105.0), (103.0, 5.0, 103.0), (107.0, 5.0, 105.0)])
+@pytest.mark.parametrize(
+    ("own", "of_version", "due"),
+    [(None, 0.0, None), (None, 5.0, 105.0), (103.0, 5.0, 103.0), (107.0, 5.0, 105.0)],
+)
 def test_the_sooner_deadline_holds(own: float | None, of_version: float, due: float | None) -> None:
     def test() -> None:
         versions = {"1.0": stand_in("1.0", of_version)}
@@ -113,13 +130,19 @@ def with_registry(tmp_path: Path, test: Callable[[Registry], None], workflow: st
         make_model(tmp_path / f"digits-{number}.mar", SILENT, name="digits", version=number)
 
     async def run() -> None:
-        registry = Registry(Settings(model_store=tmp_path, cache_dir=tmp_path / "cache", worker_preload=False))
+        registry = Registry(
+            Settings(model_store=tmp_path, cache_dir=tmp_path / "cache", worker_preload=False)
+        )
         try:
             for number in ("1.0", "2.0"):
-                await registry.register(RegisterOrder(url=f"digits-{number}.mar", initial_workers=0, workflow=workflow))
+                await registry.register(
+                    RegisterOrder(url=f"digits-{number}.mar", initial_workers=0, workflow=workflow)
+                )
             test(registry)
             if not workflow:
-                await registry.unregister("digits", "1.0" if registry.find("digits").version == "2.0" else "2.0")
+                await registry.unregister(
+                    "digits", "1.0" if registry.find("digits").version == "2.0" else "2.0"
+                )
                 with pytest.raises(Conflict, match="is no longer registered"):
                     registry.rollback("digits")
         finally:

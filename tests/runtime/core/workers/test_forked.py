@@ -1,4 +1,6 @@
-"""Processes that workers come from, and what a Ctrl-C at the terminal, which reaches all of them, does there."""
+"""Processes that workers come from, and what a Ctrl-C at the terminal, which reaches all of them,
+does there.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +84,21 @@ def test_workers_start_however_long_the_path_of_tmpdir_is(tmp_path):
     (tmp_path / "model" / "handler.py").write_text(HANDLER)
     place = tmp_path / ("long" * 30)
     place.mkdir()
-    words = [sys.executable, "-c", LONG_TMPDIR, str(Path(__file__).parents[4]), str(tmp_path / "model")]
-    ended = subprocess.run(words, env=os.environ | {"TMPDIR": str(place)}, capture_output=True, text=True, timeout=120, check=False)
+    words = [
+        sys.executable,
+        "-c",
+        LONG_TMPDIR,
+        str(Path(__file__).parents[4]),
+        str(tmp_path / "model"),
+    ]
+    ended = subprocess.run(
+        words,
+        env=os.environ | {"TMPDIR": str(place)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ended.stdout == "True\n", ended.stderr
 
 
@@ -99,7 +114,14 @@ def test_sockets_lie_in_no_directory_of_another_user(tmp_path, short_path, monke
     (tmp_path / "model" / "handler.py").write_text(HANDLER)
     source = LONG_TMPDIR + "from multiprocessing import util\nprint(util.get_temp_dir())\n"
     words = [sys.executable, "-c", source, str(Path(__file__).parents[4]), str(tmp_path / "model")]
-    ended = subprocess.run(words, env=os.environ | {"TMPDIR": str(theirs)}, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        words,
+        env=os.environ | {"TMPDIR": str(theirs)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     started, place = ended.stdout.splitlines()
     assert started == "True", ended.stderr
     assert not place.startswith(str(theirs))
@@ -112,5 +134,8 @@ def test_sockets_lie_in_no_directory_of_another_user(tmp_path, short_path, monke
 def test_where_no_socket_can_be_it_is_said_what_to_do(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/" + "long" * 30)
     monkeypatch.setattr(socket_paths, "SHORT", ("/absent",))
-    with pytest.raises(SettingError, match=r"^TMPDIR is /long.*path is too long.* Set TMPDIR to .* of at most 64 characters\.$"):
+    with pytest.raises(
+        SettingError,
+        match=r"^TMPDIR is /long.*path is too long.* Set TMPDIR to .* of at most 64 characters\.$",
+    ):
         ProcessStarter()

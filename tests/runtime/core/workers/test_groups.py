@@ -1,4 +1,6 @@
-"""Workers of two processes under torchrun, on the CPU with gloo: who gets requests, who answers, and what a death does."""
+"""Workers of two processes under torchrun, on the CPU with gloo: who gets requests, who answers,
+and what a death does.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,22 @@ import psutil
 import pytest
 
 from tests.support import forked
-from tests.support.clients.talker import TIMEOUT, ask, gone, order, submit, talker, until, with_registry
+from tests.support.clients.talker import (
+    TIMEOUT,
+    ask,
+    gone,
+    order,
+    submit,
+    talker,
+    until,
+    with_registry,
+)
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, OutOfResources
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="torchrun workers need sockets that are passed on")
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="torchrun workers need sockets that are passed on"
+)
 
 HANDLER = """
 import datetime, json, os
@@ -50,7 +63,9 @@ TENSOR = "parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n  OMP_NUMBER_THREADS
 
 @pytest.fixture(autouse=True)
 def forked_agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun's own process has torch imported; the ranks that it starts import it as ever, by their own environment."""
+    """torchrun's own process has torch imported; the ranks that it starts import it as ever, by
+    their own environment.
+    """
     monkeypatch.setattr("tsx_runtime.core.workers.subprocesses.subprocess", forked.SUBPROCESS)
 
 
@@ -81,11 +96,15 @@ def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_n
         [worker] = version.workers
         assert worker.memory() > sum(psutil.Process(pid).memory_info().rss for pid in first["pids"])
 
-        os.kill(first["pids"][1], signal.SIGSTOP)  # so that the batch is under way when the rank dies
+        os.kill(
+            first["pids"][1], signal.SIGSTOP
+        )  # so that the batch is under way when the rank dies
         lost = submit(version, "")
         await until(lambda: worker.channel.batches)
         os.kill(first["pids"][1], signal.SIGKILL)
-        with pytest.raises(OutOfResources):  # and not what the collective of rank 0 said when its peer was gone
+        with pytest.raises(
+            OutOfResources
+        ):  # and not what the collective of rank 0 said when its peer was gone
             await asyncio.wait_for(lost.done, TIMEOUT)
         await until(lambda: worker.restarts == 1 and worker.state is WorkerState.READY)
         second = await reported(version)
@@ -101,13 +120,24 @@ def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_n
 
 @pytest.mark.usefixtures("processes")
 def test_a_group_on_one_machine_listens_at_loopback_alone(tmp_path):
-    """torch's stores ask for no password, and its own rendezvous unpickles what anybody writes into one."""
-    directory = talker(tmp_path / "m", handler(), config=f"{TENSOR}  rdzv-backend: c10d\n  rdzv-endpoint: 0.0.0.0:0\n")
+    """torch's stores ask for no password, and its own rendezvous unpickles what anybody writes into
+    one.
+    """
+    directory = talker(
+        tmp_path / "m",
+        handler(),
+        config=f"{TENSOR}  rdzv-backend: c10d\n  rdzv-endpoint: 0.0.0.0:0\n",
+    )
 
     async def test(registry):
         version = await registry.register_path(directory, order())
         agent = psutil.Process((await reported(version))["pids"][0]).parent()
-        sockets = [each for process in (agent, *agent.children()) for each in process.net_connections("inet") if each.status == "LISTEN"]
+        sockets = [
+            each
+            for process in (agent, *agent.children())
+            for each in process.net_connections("inet")
+            if each.status == "LISTEN"
+        ]
         assert sockets
         assert {each.laddr.ip for each in sockets} == {"127.0.0.1"}
 
@@ -116,8 +146,12 @@ def test_a_group_on_one_machine_listens_at_loopback_alone(tmp_path):
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("mode", ["", "continuousBatching: true\n"])
-def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_behind(tmp_path, mode):
-    directory = talker(tmp_path / "m", handler(pipeline=True), config=f"parallelType: pp\nparallelLevel: 2\n{mode}")
+def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_behind(
+    tmp_path, mode
+):
+    directory = talker(
+        tmp_path / "m", handler(pipeline=True), config=f"parallelType: pp\nparallelLevel: 2\n{mode}"
+    )
 
     async def test(registry):
         version = await registry.register_path(directory, order())

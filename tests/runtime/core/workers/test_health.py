@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from tsx_runtime.core.workers.health import JITTER, MEGA, Heartbeat, Recycling, Verdict
 
 
-def look(heartbeat: Heartbeat, *, stopped: bool = False, busy: bool = False, answered: int = 0, pings: int = 0) -> Verdict:
+def look(
+    heartbeat: Heartbeat,
+    *,
+    stopped: bool = False,
+    busy: bool = False,
+    answered: int = 0,
+    pings: int = 0,
+) -> Verdict:
     return heartbeat.look(stopped=stopped, busy=busy, answered=answered, pings=pings)
 
 
@@ -23,7 +30,11 @@ def test_an_idle_worker_is_asked_and_a_busy_or_lively_one_is_not():
 
 def test_one_that_does_not_answer_is_silent_once_the_bound_is_over_and_not_before():
     heartbeat = Heartbeat(2, 6)
-    assert [look(heartbeat, pings=1, busy=busy) for busy in (False, True, False)] == [Verdict.FINE, Verdict.FINE, Verdict.SILENT]
+    assert [look(heartbeat, pings=1, busy=busy) for busy in (False, True, False)] == [
+        Verdict.FINE,
+        Verdict.FINE,
+        Verdict.SILENT,
+    ]
 
 
 def test_an_answer_begins_the_wait_again():
@@ -52,9 +63,17 @@ def test_a_stopped_process_is_reported_at_the_second_look_in_a_row_also_at_work(
 )
 def test_a_limit_counts_from_its_jitter_on_and_0_is_no_limit(limits, early, requests, memory, age):
     reason = limits.reason(early, requests=requests, memory=memory * MEGA, age=age)
-    values = {"requests": (limits.requests, requests), "memory": (limits.memory, memory), "age": (limits.age, age)}
+    values = {
+        "requests": (limits.requests, requests),
+        "memory": (limits.memory, memory),
+        "age": (limits.age, age),
+    }
     reached = {name for name, (limit, value) in values.items() if limit and value >= limit}
-    near = {name for name, (limit, value) in values.items() if limit and value >= limit * (1 - JITTER) * 0.999}
+    near = {
+        name
+        for name, (limit, value) in values.items()
+        if limit and value >= limit * (1 - JITTER) * 0.999
+    }
     assert reason in near if reason else not reached
 
 

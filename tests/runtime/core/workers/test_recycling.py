@@ -9,7 +9,16 @@ import signal
 import psutil
 import pytest
 
-from tests.support.clients.talker import HANDLER, TIMEOUT, ask, order, submit, talker, until, with_registry
+from tests.support.clients.talker import (
+    HANDLER,
+    TIMEOUT,
+    ask,
+    order,
+    submit,
+    talker,
+    until,
+    with_registry,
+)
 from tsx_runtime.api.management.describe import describe_version
 from tsx_runtime.core.workers.worker import WorkerState
 
@@ -83,7 +92,9 @@ def test_a_batch_that_the_old_worker_holds_is_answered_by_it_after_the_new_one_t
     with_registry(test, heartbeat=0.2, max_worker_age=1)
 
 
-def test_what_an_old_process_still_holds_is_answered_also_where_its_worker_is_taken_away_while_another_loads(tmp_path):
+def test_what_an_old_process_still_holds_is_answered_also_where_its_worker_is_taken_away_while_another_loads(
+    tmp_path,
+):
     async def test(registry):
         go, directory = tmp_path / "go", talker(tmp_path / "m", HANGING + HANDLER)
         version = await registry.register_path(directory, order())
@@ -102,15 +113,23 @@ def test_what_an_old_process_still_holds_is_answered_also_where_its_worker_is_ta
     with_registry(test, heartbeat=0.2, max_worker_age=1)
 
 
-def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_models_own_size_is_reported(tmp_path, caplog):
+def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_models_own_size_is_reported(
+    tmp_path, caplog
+):
     async def test(registry):
-        small = await registry.register_path(talker(tmp_path / "s", LEAK, name="small"), order(max_worker_memory=1))
+        small = await registry.register_path(
+            talker(tmp_path / "s", LEAK, name="small"), order(max_worker_memory=1)
+        )
         assert "more than maxWorkerMemory, which is 1" in caplog.text
         pid = await ask(small, "x")
         await until(lambda: small.workers[0].channel.pings)  # it was looked at
         assert await ask(small, "x") == pid
-        more = small.workers[0].memory() // (1 << 20) + 100  # than a worker has by itself; up to a tenth of it earlier, by chance
-        version = await registry.register_path(talker(tmp_path / "m", LEAK), order(max_worker_memory=more))
+        more = (
+            small.workers[0].memory() // (1 << 20) + 100
+        )  # than a worker has by itself; up to a tenth of it earlier, by chance
+        version = await registry.register_path(
+            talker(tmp_path / "m", LEAK), order(max_worker_memory=more)
+        )
         first = await ask(version, "leak")
         await until(lambda: version.stats.recycled)
         assert await ask(version, "x") != first
@@ -140,7 +159,9 @@ def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, monkeypa
 @pytest.mark.parametrize("drain", [True, False])
 def test_a_server_that_stops_while_a_worker_is_replaced_leaves_no_process(tmp_path, drain):
     async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m", HANGING + WITH_STATE), order())
+        version = await registry.register_path(
+            talker(tmp_path / "m", HANGING + WITH_STATE), order()
+        )
         (tmp_path / "m" / "hang").touch()
         await until((tmp_path / "m" / "began").exists)
         assert await ask(version, "x") == str(version.workers[0].pid)

@@ -1,4 +1,6 @@
-"""Workers that are stuck, and processes that die beside them: found from outside, replaced, and nothing lost."""
+"""Workers that are stuck, and processes that die beside them: found from outside, replaced, and
+nothing lost.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def handle(data, context):
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_worker_that_is_stopped_while_it_works_is_replaced_and_its_batch_answered_as_it_is(tmp_path):
+def test_a_worker_that_is_stopped_while_it_works_is_replaced_and_its_batch_answered_as_it_is(
+    tmp_path,
+):
     async def test(registry):
         go = tmp_path / "go"
         version = await registry.register_path(talker(tmp_path / "m"), order(batch_size=4))
@@ -148,7 +152,9 @@ def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(tmp_path, monkeypa
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(tmp_path, monkeypatch):
+def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0.1))
 
     async def test(registry):
@@ -224,13 +230,17 @@ def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
         good = await registry.register_path(talker(tmp_path / "good"), order(initial_workers=2))
         bad = [
             await registry.register_path(
-                talker(tmp_path / f"bad{number}", "import os\nos._exit(7)\n", name=f"bad{number}"), order(), wait=False
+                talker(tmp_path / f"bad{number}", "import os\nos._exit(7)\n", name=f"bad{number}"),
+                order(),
+                wait=False,
             )
             for number in range(4)
         ]
         asked = 0
         while any(version.workers[0].state is not WorkerState.FAILED for version in bad):
-            assert await asyncio.gather(*(ask(good, f"{number}") for number in range(8))) == [f"{number}" for number in range(8)]
+            assert await asyncio.gather(*(ask(good, f"{number}") for number in range(8))) == [
+                f"{number}" for number in range(8)
+            ]
             asked += 8
         assert asked
         assert good.stats.answers == {200: asked}

@@ -59,7 +59,9 @@ asyncio.run(main())
 
 @pytest.fixture
 def own_fork_server(monkeypatch):
-    """As a front end starts it: that of the other tests comes from a process that has imported all that they need."""
+    """As a front end starts it: that of the other tests comes from a process that has imported all
+    that they need.
+    """
     server = forkserver._forkserver
     before = dict(vars(server))
     monkeypatch.setattr(hidden_credentials, "Popen", line_coverage.Popen)
@@ -78,7 +80,11 @@ def test_a_model_answers_and_its_worker_knows_nothing_of_the_front_end(own_fork_
             assert worker.state is WorkerState.READY
             assert worker.memory() > 0
             modules = json.loads(await ask(version, "modules"))
-            assert not [name for name in modules if name.startswith(("tsx_runtime.core", "tsx_runtime.http", "tsx_cli", "pytest"))]
+            assert not [
+                name
+                for name in modules
+                if name.startswith(("tsx_runtime.core", "tsx_runtime.http", "tsx_cli", "pytest"))
+            ]
             assert "ts" not in sys.modules
         assert not psutil.pid_exists(worker.pid)
 
@@ -91,7 +97,10 @@ def test_torch_threads_are_the_cores_shared_out_over_the_workers(tmp_path):
         async with open_model(talker(tmp_path / "m"), Settings(), workers=2) as version:
             assert int(await ask(version, "threads")) <= max(1, cores // 2)
         async with open_model(talker(tmp_path / "n", config="threads: 3\n"), Settings()) as version:
-            assert await ask(version, "threads") in {"3", str(cores)}  # MKL gives no more than there are cores, where nobody came before it
+            assert await ask(version, "threads") in {
+                "3",
+                str(cores),
+            }  # MKL gives no more than there are cores, where nobody came before it
 
     asyncio.run(main())
 
@@ -101,7 +110,9 @@ def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_wait_sl
     async def test(registry):
         first = await registry.register_path(talker(tmp_path / "m"), order())
         assert await ask(first, "threads") == str(cpu_count())
-        second = await registry.register_path(talker(tmp_path / "n", name="other"), order(model_name="other"))
+        second = await registry.register_path(
+            talker(tmp_path / "n", name="other"), order(model_name="other")
+        )
         assert await ask(second, "threads") == str(max(1, cpu_count() // 2))
         registry.cores.share()
         assert await ask(first, "threads") == str(max(1, cpu_count() // 2))
@@ -115,9 +126,15 @@ def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_wait_sl
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "text"), [("exit", WorkerDied, "Worker died.*exit code 3"), ("kill", OutOfResources, "Out of resources")]
+    ("how", "error", "text"),
+    [
+        ("exit", WorkerDied, "Worker died.*exit code 3"),
+        ("kill", OutOfResources, "Out of resources"),
+    ],
 )
-def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(tmp_path, how, error, text):
+def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(
+    tmp_path, how, error, text
+):
     async def main():
         async with open_model(talker(tmp_path / "m"), Settings()) as version:
             job = submit(version, "exit" if how == "exit" else "hang")
@@ -137,11 +154,14 @@ def test_a_request_that_kills_its_worker_does_not_take_its_batch_along(tmp_path)
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order(batch_size=8))
         jobs = [submit(version, "exit" if number == 2 else f"{number}") for number in range(8)]
-        answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs), return_exceptions=True), TIMEOUT)
+        answers = await asyncio.wait_for(
+            asyncio.gather(*(job.done for job in jobs), return_exceptions=True), TIMEOUT
+        )
         guilty = answers.pop(2)
         assert isinstance(guilty, WorkerDied)
         assert (
-            "The request was retried without the others of its batch, and a worker died again: this request is the cause." in guilty.message
+            "The request was retried without the others of its batch, and a worker died again: this request is the cause."
+            in guilty.message
         )
         assert [answer.body.decode() for answer in answers] == ["0", "1", "3", "4", "5", "6", "7"]
         assert version.workers[0].restarts == 3
@@ -153,7 +173,10 @@ def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(tmp_pa
     async def test(registry):
         gate = tmp_path / "gate"
         version = await registry.register_path(talker(tmp_path / "m"), order(batch_size=2))
-        late, other = submit(version, f"until {gate}", timeout=0.5), submit(version, f"until {gate}")
+        late, other = (
+            submit(version, f"until {gate}", timeout=0.5),
+            submit(version, f"until {gate}"),
+        )
         with pytest.raises(DeadlinePassed, match="did not answer the request before its deadline"):
             await asyncio.wait_for(late.done, TIMEOUT)
         os.kill(version.workers[0].pid, signal.SIGKILL)
@@ -161,12 +184,19 @@ def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(tmp_pa
         gate.touch()
         assert (await asyncio.wait_for(other.done, TIMEOUT)).body.decode() == f"until {gate}"
         stats = version.stats
-        assert (stats.requests, stats.answers, stats.batch_sizes, stats.refusals) == (2, {200: 1}, {1: 1}, {"AnswerLate": 1})
+        assert (stats.requests, stats.answers, stats.batch_sizes, stats.refusals) == (
+            2,
+            {200: 1},
+            {1: 1},
+            {"AnswerLate": 1},
+        )
 
     with_registry(test)
 
 
-def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(tmp_path, monkeypatch):
+def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(
         "tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 250)
     )  # longer than this test, shorter than after which a worker is given up
@@ -199,7 +229,9 @@ def test_a_worker_that_does_not_answer_in_time_is_killed_and_replaced(tmp_path):
 
 def test_a_load_error_that_stays_the_same_is_given_up_visibly(tmp_path):
     async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m", "1 / 0\n"), order(), wait=False)
+        version = await registry.register_path(
+            talker(tmp_path / "m", "1 / 0\n"), order(), wait=False
+        )
         waiting = submit(version, "x")
         await until(lambda: version.workers[0].state is WorkerState.FAILED)
         assert "ZeroDivisionError" in version.last_error
@@ -231,7 +263,9 @@ def test_scaling_is_the_way_back_of_workers_that_were_given_up(tmp_path, monkeyp
     with_registry(test)
 
 
-def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cause_is_gone(tmp_path, monkeypatch):
+def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cause_is_gone(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.SAME_LOAD_ERROR", 1)
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.GIVEN_UP_PAUSES", (0.01,))
     flag = tmp_path / "weights"
@@ -267,7 +301,9 @@ def test_whoever_asks_for_workers_does_not_wait_for_one_that_backs_off(tmp_path,
     with_registry(test)
 
 
-def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no_fault_of_the_model(tmp_path, monkeypatch):
+def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no_fault_of_the_model(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0))
 
     async def test(registry):
@@ -294,14 +330,18 @@ def test_how_workers_died_that_were_given_up_is_reported(tmp_path, monkeypatch):
     crashing = "import os, threading\ndef handle(data, context): ...\nthreading.Timer(0.01, os._exit, [9]).start()\n"
 
     async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m", crashing), order(), wait=False)
+        version = await registry.register_path(
+            talker(tmp_path / "m", crashing), order(), wait=False
+        )
         await until(lambda: version.workers[0].state is WorkerState.FAILED)
         assert "exit code 9" in version.last_error
 
     with_registry(test)
 
 
-def test_who_is_refused_while_a_worker_backs_off_or_loads_is_notified_how_long_that_takes(tmp_path, monkeypatch):
+def test_who_is_refused_while_a_worker_backs_off_or_loads_is_notified_how_long_that_takes(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (200,))
 
     async def test(registry):
@@ -334,7 +374,9 @@ def test_who_is_refused_while_a_worker_backs_off_or_loads_is_notified_how_long_t
 def test_a_worker_that_dies_while_it_loads_is_reported_with_how_it_ended(tmp_path):
     async def test(registry):
         with pytest.raises(LoadFailed, match="ended while it loaded the model: exit code 7"):
-            await registry.register_path(talker(tmp_path / "m", "import os\nos._exit(7)\n"), order())
+            await registry.register_path(
+                talker(tmp_path / "m", "import os\nos._exit(7)\n"), order()
+            )
 
     with_registry(test)
 
@@ -389,10 +431,14 @@ def test_a_worker_that_closes_its_connection_and_lives_on_is_as_good_as_dead(tmp
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 600)
 
     async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m", UNHEARD, config="batchSize: 2\n"), order())
+        version = await registry.register_path(
+            talker(tmp_path / "m", UNHEARD, config="batchSize: 2\n"), order()
+        )
         jobs = [submit(version, "hang up"), submit(version, "good")]
         assert (await asyncio.wait_for(jobs[1].done, TIMEOUT)).body == b"good"
-        with pytest.raises(WorkerDied, match="it closed its connection to the server, but did not exit"):
+        with pytest.raises(
+            WorkerDied, match="it closed its connection to the server, but did not exit"
+        ):
             await asyncio.wait_for(jobs[0].done, TIMEOUT)
 
     with_registry(test)
@@ -413,7 +459,9 @@ def test_workers_are_added_and_taken_away_and_none_means_refusal(tmp_path):
         first = version.workers[0].pid
         await registry.scale("talker", None, 3)
         assert len({worker.pid for worker in version.workers}) == 3
-        await registry.scale("talker", None, 1, 2)  # the maximum caps, the minimum does not take away
+        await registry.scale(
+            "talker", None, 1, 2
+        )  # the maximum caps, the minimum does not take away
         assert len(version.workers) == 2
         await registry.scale("talker", None, 1)
         assert [worker.pid for worker in version.workers] == [first]
@@ -448,7 +496,9 @@ def test_workers_end_when_the_front_end_is_killed_even_one_whose_handler_never_r
         pids = [int(pid) for pid in front.stdout.readline().split()]
         front.kill()
     assert len(pids) == 2
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=TIMEOUT)
+    _, alive = psutil.wait_procs(
+        [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=TIMEOUT
+    )
     assert not alive
 
 
@@ -458,7 +508,9 @@ def test_exits_are_reported_in_words():
     assert "out of memory" in describe_exit(-9)
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or os.cpu_count() == 1, reason="needs two cores and Linux")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity") or os.cpu_count() == 1, reason="needs two cores and Linux"
+)
 def test_pinned_workers_keep_to_their_cores_and_are_replaced_when_these_change(tmp_path):
     pinned = Settings(cpu_launcher_enable=True, cpu_launcher_args="--use-logical-core")
 

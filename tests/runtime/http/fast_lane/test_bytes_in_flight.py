@@ -1,4 +1,6 @@
-"""The budget of bytes under way, over real sockets: who is refused, what is given back, and the bodies that stop coming."""
+"""The budget of bytes under way, over real sockets: who is refused, what is given back, and the
+bodies that stop coming.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ BYTES = (b"x-do", b"bytes")
 @pytest.fixture(scope="module")
 def tight(start_server: Callable[..., object]) -> Iterator[RunningServer]:
     """There is room for one large body, and a half of a second one."""
-    values = {"max_request_size": LARGE, "max_response_size": LARGE, "max_inflight_bytes": 1, "job_queue_size": 8}
+    values = {
+        "max_request_size": LARGE,
+        "max_response_size": LARGE,
+        "max_inflight_bytes": 1,
+        "job_queue_size": 8,
+    }
     with start_server(**values, body_idle_timeout=1, write_timeout=2) as server:  # type: ignore[attr-defined]
         server.register("talker.mar", initial_workers=1)
         yield server
@@ -34,7 +41,9 @@ def connect(tight: RunningServer) -> Iterator[Callable[[], RawConnection]]:
     parts = urlsplit(tight.addresses["inference"])
 
     def connect() -> RawConnection:
-        made.append(RawConnection((parts.hostname or "", parts.port or 0), lambda: tight.call(lambda: None)))
+        made.append(
+            RawConnection((parts.hostname or "", parts.port or 0), lambda: tight.call(lambda: None))
+        )
         return made[-1]
 
     yield connect
@@ -47,11 +56,19 @@ def used(server: RunningServer) -> int:
     return number
 
 
-def begin(lane: str, size: int, *, whole: bool = False, headers: tuple[tuple[bytes, bytes], ...] = (BYTES,)) -> bytes:
+def begin(
+    lane: str,
+    size: int,
+    *,
+    whole: bool = False,
+    headers: tuple[tuple[bytes, bytes], ...] = (BYTES,),
+) -> bytes:
     """A request for so many bytes, of which one is missing, or none."""
     if lane == "fast":
         return request(target=PATH, headers=headers, body=bytes(size))[: None if whole else -1]
-    sent = request(target=PATH, headers=[*headers, (b"Transfer-Encoding", b"chunked")]) + chunked([bytes(size)])
+    sent = request(target=PATH, headers=[*headers, (b"Transfer-Encoding", b"chunked")]) + chunked(
+        [bytes(size)]
+    )
     return sent if whole else sent[:-8]
 
 
@@ -67,7 +84,11 @@ LANES = ("fast", "other")
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("other", LANES)
 def test_bodies_that_do_not_fit_are_refused_until_others_have_gone_and_small_ones_pass(
-    lane: str, other: str, tight: RunningServer, connect: Callable[[], RawConnection], until: Callable[[Callable[[], object]], None]
+    lane: str,
+    other: str,
+    tight: RunningServer,
+    connect: Callable[[], RawConnection],
+    until: Callable[[Callable[[], object]], None],
 ) -> None:
     first, second = connect(), connect()
     first.send(begin(lane, LARGE))
@@ -109,7 +130,10 @@ def test_what_was_refused_when_all_of_it_was_there_leaves_its_connection_open(
 
 @pytest.mark.parametrize("lane", LANES)
 def test_a_body_that_stops_coming_is_answered_408_and_gives_back_what_came(
-    lane: str, tight: RunningServer, connect: Callable[[], RawConnection], until: Callable[[Callable[[], object]], None]
+    lane: str,
+    tight: RunningServer,
+    connect: Callable[[], RawConnection],
+    until: Callable[[Callable[[], object]], None],
 ) -> None:
     connection = connect()
     connection.send(begin(lane, LARGE))
@@ -121,7 +145,17 @@ def test_a_body_that_stops_coming_is_answered_408_and_gives_back_what_came(
     until(lambda: used(tight) == 0)
 
 
-ENDINGS = ("answered", "raise", "exit", "stream", "break", "refused late", "left in the body", "left while queued", "left while running")
+ENDINGS = (
+    "answered",
+    "raise",
+    "exit",
+    "stream",
+    "break",
+    "refused late",
+    "left in the body",
+    "left while queued",
+    "left while running",
+)
 
 
 @pytest.mark.parametrize("lane", LANES)
@@ -209,7 +243,11 @@ def test_metrics_tell_what_is_taken(tight: RunningServer) -> None:
         tight.call(lambda: budget.take(budget.limit))
     text = tight.metrics.get("/metrics").text
     tight.call(lambda: budget.give(123))
-    lines = {line.split("{")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith("tsx_")}
+    lines = {
+        line.split("{")[0]: float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith("tsx_")
+    }
     assert lines["tsx_bytes_in_flight"] == 123
     assert lines["tsx_unread_bytes"] == 0
     assert lines["tsx_bodies_refused_total"] == budget.refused > 0

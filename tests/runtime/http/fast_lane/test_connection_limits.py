@@ -1,4 +1,6 @@
-"""Clients that are slow or say too much, over raw sockets, on both ways through the server: the fast lane and FastAPI."""
+"""Clients that are slow or say too much, over raw sockets, on both ways through the server: the
+fast lane and FastAPI.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ PING = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 @pytest.fixture(scope="module")
 def impatient(start_server):
     """All that can wait waits for a second."""
-    with start_server(header_timeout=1, body_timeout=1, keep_alive_timeout=1, max_header_size=2000) as server:
+    with start_server(
+        header_timeout=1, body_timeout=1, keep_alive_timeout=1, max_header_size=2000
+    ) as server:
         server.register("talker.mar", initial_workers=1)
         yield server
 
@@ -87,13 +91,18 @@ TOO_LARGE = {
 }
 
 
-HEADS = {"inference": PREDICT, "management": b"POST /models HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"}
+HEADS = {
+    "inference": PREDICT,
+    "management": b"POST /models HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n",
+}
 
 
 def test_who_is_answered_while_a_body_is_still_coming_gets_no_second_answer(connect):
     """Closed after body_timeout: all of them wait at the same time."""
     unknown = connect()
-    unknown.send(b"POST /predictions/nobody HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
+    unknown.send(
+        b"POST /predictions/nobody HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
+    )
     assert unknown.answer().status == 404
     refused = []
     for role, head in HEADS.items():
@@ -132,7 +141,9 @@ def test_a_connection_that_waits_for_nothing_is_closed(connect):
         connection.send(before)
         if before:
             assert connection.answer().status == 200
-            connection.send(b"\r", b"\n")  # old clients end a body so: nothing that would be the begin of a request
+            connection.send(
+                b"\r", b"\n"
+            )  # old clients end a body so: nothing that would be the begin of a request
     assert [connection.answer() for connection in waiting] == [None] * 4
 
 
@@ -143,7 +154,11 @@ def test_headers_that_are_too_large_are_answered_431(connect, target, kind):
     if kind == "a long URL":
         connection.send(request(target=target + b"?" + b"x" * 3000))
     else:
-        headers = [(b"X-A", b"b" * 3000)] if kind == "one long header" else [(b"X-%d" % number, b"b" * 90) for number in range(30)]
+        headers = (
+            [(b"X-A", b"b" * 3000)]
+            if kind == "one long header"
+            else [(b"X-%d" % number, b"b" * 90) for number in range(30)]
+        )
         sent = request(target=target, headers=headers, body=b"x")
         connection.send(*([sent[:1500], sent[1500:2500]] if kind == "no end" else [sent]))
     check_refusal(connection.answer(), 431, "max_header_size")
@@ -155,7 +170,10 @@ def test_headers_behind_a_request_that_fastapi_reads_are_bounded_as_well(connect
     gone_on = b"".join(b"X-%d: %b\r\n" % (number, b"b" * 90) for number in range(200))
     first = PREDICT + b"Transfer-Encoding: chunked\r\n\r\n" + chunked([b"x"])[:-2]
     connection.send(first)
-    connection.send(b"\r\nGET /ping HTTP/1.1\r\n", *[gone_on[at : at + 500] for at in range(0, len(gone_on), 500)])
+    connection.send(
+        b"\r\nGET /ping HTTP/1.1\r\n",
+        *[gone_on[at : at + 500] for at in range(0, len(gone_on), 500)],
+    )
     statuses = []
     while (answer := connection.answer()) is not None:
         statuses.append(answer.status)
@@ -166,9 +184,13 @@ def test_headers_of_just_the_right_size_pass(connect):
     for target in (b"/predictions/talker", b"/ping"):
         bare = request(target=target, headers=[(b"X-A", b"")], body=b"")
         connection = connect()
-        connection.send(request(target=target, headers=[(b"X-A", b"b" * (2000 - len(bare)))], body=b""))
+        connection.send(
+            request(target=target, headers=[(b"X-A", b"b" * (2000 - len(bare)))], body=b"")
+        )
         assert connection.answer().status == 200
-        connection.send(request(target=target, headers=[(b"X-A", b"b" * (2001 - len(bare)))], body=b""))
+        connection.send(
+            request(target=target, headers=[(b"X-A", b"b" * (2001 - len(bare)))], body=b"")
+        )
         check_refusal(connection.answer(), 431, "max_header_size")
 
 
@@ -180,11 +202,22 @@ def test_a_client_that_takes_nothing_of_its_answer_loses_its_connection(start_se
         with RawConnection((host, int(port))) as connection:
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
             own = connection.sock.getsockname()
-            connection.send(request(target=b"/predictions/talker", headers=[(b"x-do", b"bytes")], body=bytes(size)))
-            until(lambda: own not in [each.raddr for each in psutil.Process().net_connections("tcp")])  # the server's end
+            connection.send(
+                request(
+                    target=b"/predictions/talker", headers=[(b"x-do", b"bytes")], body=bytes(size)
+                )
+            )
+            until(
+                lambda: own not in [each.raddr for each in psutil.Process().net_connections("tcp")]
+            )  # the server's end
             answer = connection.answer()
         assert (answer.status, answer.whole) == (200, False)
-        assert server.inference.post("/predictions/talker", content=b"next", headers={"x-do": "bytes"}).text == "next"
+        assert (
+            server.inference.post(
+                "/predictions/talker", content=b"next", headers={"x-do": "bytes"}
+            ).text
+            == "next"
+        )
 
 
 def test_who_is_slow_costs_nobody_else_anything(connect, impatient):

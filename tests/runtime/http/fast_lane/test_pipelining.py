@@ -1,4 +1,6 @@
-"""Clients that send ahead of the answers that they wait for: what is held for them, in which order they are answered, and who waits."""
+"""Clients that send ahead of the answers that they wait for: what is held for them, in which order
+they are answered, and who waits.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def connected(data: bytes, app: Any = None) -> tuple[FastLane, Transport, Model]
     return connection, transport, model
 
 
-def test_a_client_that_sends_far_ahead_is_read_from_when_little_is_left_and_not_at_each_answer() -> None:
+def test_a_client_that_sends_far_ahead_is_read_from_when_little_is_left_and_not_at_each_answer() -> (
+    None
+):
     async def main() -> None:
         connection, transport, model = connected(PREDICT * 20_000)  # 1.6 MB
         held = 0
@@ -137,7 +141,9 @@ def test_a_large_body_is_read_piece_by_piece_each_in_another_turn_of_the_loop() 
         body = bytes(10 * READ)
         head = PREDICT[:-10].replace(b"Content-Length: 10", b"Content-Length: %d" % len(body))
         connection, transport, model = connected(head + body)
-        large = Head(Target("talker", None), b"", len(body), True, 0, None, False, "", [], None, None)
+        large = Head(
+            Target("talker", None), b"", len(body), True, 0, None, False, "", [], None, None
+        )
         connection.lane.heads.known[head] = (large, model)  # type: ignore[index, union-attr]
         connection.lane.heads.find_again = lambda head: model  # type: ignore[assignment, union-attr]
         turns = 0
@@ -159,7 +165,13 @@ async def ok(scope: Any, receive: Any, send: Any) -> None:
         if not message["more_body"]:
             break
     answer = b"%b %d" % (scope["path"].encode(), len(body))
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(answer))]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-length", b"%d" % len(answer))],
+        }
+    )
     await send({"type": "http.response.body", "body": answer})
 
 
@@ -177,13 +189,18 @@ AHEAD_OF_UVICORN = {
         (CHUNKED + chunked([END * 500]) + LIVEZ * 30) * 20,
         ([b"/sum 2000"] + [b"/livez 0"] * 30) * 20,
     ),
-    "empty lines between requests": (b"\r\n\r\n" * 40_000 + LIVEZ + b"\r\n" * 40_000 + LIVEZ, [b"/livez 0"] * 2),
+    "empty lines between requests": (
+        b"\r\n\r\n" * 40_000 + LIVEZ + b"\r\n" * 40_000 + LIVEZ,
+        [b"/livez 0"] * 2,
+    ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("data", "answers"), AHEAD_OF_UVICORN.values(), ids=AHEAD_OF_UVICORN)
-def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(data: bytes, answers: list[bytes]) -> None:
+def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(
+    data: bytes, answers: list[bytes]
+) -> None:
     async def main() -> None:
         connection, transport, _ = connected(data, OtherApp("other", ResponseCounts(), Settings()))
         queued = turns = 0
@@ -194,7 +211,10 @@ def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(data: byte
             await asyncio.sleep(0)
             turns += 1
             assert turns < 100 * len(answers) + 1000
-        lines = [part.rpartition(b"\r\n\r\n")[2] for part in bytes(transport.written).split(b"HTTP/1.1 200 OK")[1:]]
+        lines = [
+            part.rpartition(b"\r\n\r\n")[2]
+            for part in bytes(transport.written).split(b"HTTP/1.1 200 OK")[1:]
+        ]
         assert lines == answers
         assert queued <= SLICE // len(LIVEZ) + 2
 
@@ -216,7 +236,9 @@ class HeldApp(OtherApp):
 def test_a_turn_of_the_loop_parses_a_few_hundred_small_chunks_of_a_connection() -> None:
     async def main() -> None:
         chunks, size = 100_000, 1
-        connection, transport, _ = connected(CHUNKED + chunked([bytes(size)] * chunks) + LIVEZ, HeldApp())
+        connection, transport, _ = connected(
+            CHUNKED + chunked([bytes(size)] * chunks) + LIVEZ, HeldApp()
+        )
         turns = 0
         while transport.written.count(b"HTTP/1.1 200") < 2:
             filled = connection._filled
@@ -254,7 +276,9 @@ def test_a_chunked_body_that_is_hardly_content_is_refused(body: bytes) -> None:
 
 def test_a_chunked_body_behind_a_large_one_is_not_taken_for_its_framing() -> None:
     async def main() -> None:
-        sizes = range(200_000, 200_000 + 20 * (SLICE // 2), SLICE // 2)  # so that a few requests begin in the piece that ends another
+        sizes = range(
+            200_000, 200_000 + 20 * (SLICE // 2), SLICE // 2
+        )  # so that a few requests begin in the piece that ends another
         data = b"".join(CHUNKED + chunked([bytes(size)]) for size in sizes)
         connection, transport, _ = connected(data, HeldApp())
         while transport.written.count(b"HTTP/1.1 ") < len(sizes) and not transport.closing:
@@ -265,9 +289,13 @@ def test_a_chunked_body_behind_a_large_one_is_not_taken_for_its_framing() -> Non
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_an_answer_is_not_written_once_what_came_behind_its_request_has_ended_the_connection() -> None:
+def test_an_answer_is_not_written_once_what_came_behind_its_request_has_ended_the_connection() -> (
+    None
+):
     async def main() -> None:
-        connection, transport, _ = connected(CHUNKED + chunked([b"x"]) + b"no HTTP" + END, HeldApp())
+        connection, transport, _ = connected(
+            CHUNKED + chunked([b"x"]) + b"no HTTP" + END, HeldApp()
+        )
         transport.deliver(connection)
         assert transport.closing
         before = bytes(transport.written)
@@ -300,7 +328,9 @@ def test_trailers_do_not_become_headers_of_their_request(protocol: type[CasedPro
 def test_headers_beyond_their_number_are_refused_before_they_are_parsed() -> None:
     async def main() -> None:
         app = HeldApp()
-        connection, transport, _ = connected(b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 10_000 + b"\r\n", app)
+        connection, transport, _ = connected(
+            b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 10_000 + b"\r\n", app
+        )
         transport.deliver(connection)
         assert transport.written.startswith(b"HTTP/1.1 431 ")
         assert b"The request has 10000 headers; the limit is 200." in transport.written
@@ -354,13 +384,18 @@ def test_a_websocket_is_not_read_from_while_what_came_with_its_handshake_waits()
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 5000])
-def test_answers_of_both_lanes_keep_the_order_of_their_requests(server: RunningServer, size: int) -> None:
+def test_answers_of_both_lanes_keep_the_order_of_their_requests(
+    server: RunningServer, size: int
+) -> None:
     sent, expected = [], []
     for number in range(60):
         body = b"%d " % number * (1 + number % 5)
         do = (b"x-do", b"bytes")
         sent.append(request(target=b"/predictions/talker", headers=[do], body=body))
-        sent.append(request(target=b"/predictions/talker", headers=[do, (b"Transfer-Encoding", b"chunked")]) + chunked([body, b"."]))
+        sent.append(
+            request(target=b"/predictions/talker", headers=[do, (b"Transfer-Encoding", b"chunked")])
+            + chunked([body, b"."])
+        )
         sent.append(request(b"GET", b"/ping" if number % 3 else b"/livez"))
         expected += [body, body + b"."]
     data = b"".join(sent)
@@ -376,17 +411,27 @@ def test_answers_of_both_lanes_keep_the_order_of_their_requests(server: RunningS
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_server_neither_grows_nor_stands_still_while_forty_clients_pipeline(tmp_path: Path) -> None:
+def test_the_server_neither_grows_nor_stands_still_while_forty_clients_pipeline(
+    tmp_path: Path,
+) -> None:
     """Without a bound it grew by hundreds of megabytes and answered nobody for seconds."""
     archive = make_model(tmp_path / "talker.mar", TALKER)
-    environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_STATE_DIR": str(tmp_path / "state")}
+    environment = {
+        "TSX_CACHE_DIR": str(tmp_path / "cache"),
+        "TSX_STATE_DIR": str(tmp_path / "state"),
+    }
     with serving(["serve", archive, *FREE_PORTS], tmp_path, environment) as running:
         address = running.address("predictions")
         parts, process = urlsplit(address), psutil.Process(running.process.pid)
         with httpx.Client(base_url=address, timeout=60) as other, ExitStack() as stack:
             assert other.get("/livez").status_code == 200
             before = process.memory_info().rss
-            clients = [stack.enter_context(socket.create_connection((parts.hostname or "", parts.port or 0))) for _ in range(40)]
+            clients = [
+                stack.enter_context(
+                    socket.create_connection((parts.hostname or "", parts.port or 0))
+                )
+                for _ in range(40)
+            ]
             data, sent, answered = LIVEZ * 100_000, dict.fromkeys(clients, 0), 0
             for client in clients:
                 client.setblocking(False)

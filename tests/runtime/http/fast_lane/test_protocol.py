@@ -1,4 +1,6 @@
-"""What the fast lane does beyond answering as the other lane does: heads, bodies in pieces, slow clients, clients that leave."""
+"""What the fast lane does beyond answering as the other lane does: heads, bodies in pieces, slow
+clients, clients that leave.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,12 @@ def connect(server: RunningServer) -> socket.socket:
 
 def request(body: bytes, path: str = PATH, extra: bytes = b"", length: int | None = None) -> bytes:
     size = len(body) if length is None else length
-    return b"POST %b HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n%b" % (path.encode(), extra, size, body)
+    return b"POST %b HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n%b" % (
+        path.encode(),
+        extra,
+        size,
+        body,
+    )
 
 
 def read_answer(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
@@ -88,7 +95,9 @@ class Version:
 
 
 def make_heads(
-    guard: Guard | None = None, limit: int = 100, missing: Callable[[str], ResourceNotFound | None] = lambda path: None
+    guard: Guard | None = None,
+    limit: int = 100,
+    missing: Callable[[str], ResourceNotFound | None] = lambda path: None,
 ) -> tuple[Heads, dict[str, object], Any]:
     versions: dict[str, object] = {"digits": Version()}
 
@@ -97,7 +106,9 @@ def make_heads(
             raise ModelNotFound(name)
         return versions[name]
 
-    registry: Any = SimpleNamespace(route=route, on_change=[], models=versions, hidden_headers=HiddenHeaders(Settings()))
+    registry: Any = SimpleNamespace(
+        route=route, on_change=[], models=versions, hidden_headers=HiddenHeaders(Settings())
+    )
     return Heads(registry, guard, limit, 64 << 10, missing=missing), versions, registry
 
 
@@ -108,13 +119,20 @@ def test_a_head_is_read_once() -> None:
     assert heads.known[raw] == (head, version)
     assert version is versions["digits"]
     assert (head.length, head.keep_alive) == (7, True)
-    assert head.meta == b"\r\n\r\nHost: localhost\r\nX-Own: 1\r\nContent-Length: 7\r\nurl_path: \r\nexplain: False\r\n"
+    assert (
+        head.meta
+        == b"\r\n\r\nHost: localhost\r\nX-Own: 1\r\nContent-Length: 7\r\nurl_path: \r\nexplain: False\r\n"
+    )
 
 
-@pytest.mark.parametrize(("value", "waits"), [(b"100-continue", True), (b"100-Continue", True), (b"a-miracle", False)])
+@pytest.mark.parametrize(
+    ("value", "waits"), [(b"100-continue", True), (b"100-Continue", True), (b"a-miracle", False)]
+)
 def test_a_head_says_whether_its_body_waits_for_a_go_ahead(value: bytes, waits: bool) -> None:
     heads, _, _ = make_heads()
-    head, _ = heads.read(request(b"", "/predictions/digits", b"Expect: %b\r\n" % value, 7)) or pytest.fail("not for this lane")
+    head, _ = heads.read(
+        request(b"", "/predictions/digits", b"Expect: %b\r\n" % value, 7)
+    ) or pytest.fail("not for this lane")
     assert head.waits_for_go == waits
 
 
@@ -162,7 +180,9 @@ def test_few_heads_are_remembered_and_none_that_is_long() -> None:
         b"junk\r\n\r\n",
         b"POST /predictions/nobody HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n",
         b"GET http://host HTTP/1.1\r\nHost: a\r\n\r\n",
-        b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\nContent-Length: " + b"0" * 5000 + b"5\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\nContent-Length: "
+        + b"0" * 5000
+        + b"5\r\n\r\n",
         b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Type: multipart/form-data; boundary=a\r\n\r\n",
     ],
 )
@@ -182,8 +202,12 @@ def test_what_is_not_plain_is_left_to_the_other_lane(raw: bytes) -> None:
         ("/nowhere", b"X-TSX-Priority: urgent\r\n", 404),
     ],
 )
-def test_a_head_that_no_model_answers_is_remembered_with_its_refusal(path: str, header: bytes, status: int) -> None:
-    heads, _, _ = make_heads(missing=lambda path: ResourceNotFound("Nothing.") if path == "/nowhere" else None)
+def test_a_head_that_no_model_answers_is_remembered_with_its_refusal(
+    path: str, header: bytes, status: int
+) -> None:
+    heads, _, _ = make_heads(
+        missing=lambda path: ResourceNotFound("Nothing.") if path == "/nowhere" else None
+    )
     raw = request(b"", path, header)
     _, route = heads.read(raw) or pytest.fail("not for this lane")
     assert isinstance(route, RefusalRoute)
@@ -198,7 +222,9 @@ def test_a_head_without_its_token_is_refused_whatever_else_is_wrong_with_it() ->
             _, route = heads.read(request(b"", path, header)) or pytest.fail("not for this lane")
             assert isinstance(route, RefusalRoute)
             assert isinstance(route.error, InvalidToken)
-    _, route = heads.read(request(b"", "/predictions/digits", b"Authorization: Bearer secret\r\n")) or pytest.fail("not for this lane")
+    _, route = heads.read(
+        request(b"", "/predictions/digits", b"Authorization: Bearer secret\r\n")
+    ) or pytest.fail("not for this lane")
     assert isinstance(route, Version)
 
 
@@ -217,7 +243,12 @@ def test_a_flood_of_refusals_pushes_no_head_out() -> None:
 
 @given(
     st.binary(max_size=60),
-    st.lists(st.sampled_from([b"\r\n", b"\n", b": ", b"Content-Length: 1", b"GET / HTTP/1.1", b"\x00", b"a"]), max_size=12),
+    st.lists(
+        st.sampled_from(
+            [b"\r\n", b"\n", b": ", b"Content-Length: 1", b"GET / HTTP/1.1", b"\x00", b"a"]
+        ),
+        max_size=12,
+    ),
 )
 def test_one_head_or_none_is_read_from_any_bytes(first: bytes, parts: list[bytes]) -> None:
     found = parse(b"POST /predictions/digits HTTP/1.1\r\n" + first + b"".join(parts) + b"\r\n\r\n")
@@ -270,22 +301,39 @@ def test_a_body_may_come_byte_by_byte(server: RunningServer) -> None:
 # Order
 
 
-def test_requests_that_are_sent_ahead_are_answered_in_order_by_whichever_lane(server: RunningServer) -> None:
+def test_requests_that_are_sent_ahead_are_answered_in_order_by_whichever_lane(
+    server: RunningServer,
+) -> None:
     ping = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
     plain = request(b"p", extra=b"x-do: bytes\r\n")
-    chunked = b"POST %b HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nc\r\n0\r\n\r\n" % PATH.encode()
+    chunked = (
+        b"POST %b HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nc\r\n0\r\n\r\n"
+        % PATH.encode()
+    )
     last = request(b"e", extra=b"x-do: bytes\r\nConnection: close\r\n")
     with connect(server) as sock:
         sock.sendall(plain + ping + plain + chunked + chunked + plain + ping + ping + last + plain)
         received = b"".join(iter(lambda: sock.recv(65536), b""))
     bodies = re.findall(rb"\r\n\r\n(p|c|e|\{)", received)
-    assert bodies == [b"p", b"{", b"p", b"c", b"c", b"p", b"{", b"{", b"e"]  # and nothing after the client's word to close
+    assert bodies == [
+        b"p",
+        b"{",
+        b"p",
+        b"c",
+        b"c",
+        b"p",
+        b"{",
+        b"{",
+        b"e",
+    ]  # and nothing after the client's word to close
 
 
 def test_a_client_may_send_very_many_requests_ahead(server: RunningServer) -> None:
     count = 3000
     with connect(server) as sock:
-        sender = threading.Thread(target=sock.sendall, args=(request(b"1", extra=b"x-do: bytes\r\n") * count,))
+        sender = threading.Thread(
+            target=sock.sendall, args=(request(b"1", extra=b"x-do: bytes\r\n") * count,)
+        )
         sender.start()
         received = b""
         while received.count(b"HTTP/1.1 200 OK") < count or not received.endswith(b"\r\n\r\n1"):
@@ -297,7 +345,9 @@ def test_a_client_may_send_very_many_requests_ahead(server: RunningServer) -> No
 # Clients that leave, or are slow
 
 
-def test_a_client_that_leaves_takes_its_request_out_of_the_queue(start_server: Any, tmp_path: Any, until: Any) -> None:
+def test_a_client_that_leaves_takes_its_request_out_of_the_queue(
+    start_server: Any, tmp_path: Any, until: Any
+) -> None:
     gate = tmp_path / "open"
     with start_server() as server:
         server.register("talker.mar", initial_workers=1, batch_size=1)
@@ -319,7 +369,9 @@ def test_a_client_that_leaves_takes_its_request_out_of_the_queue(start_server: A
         socks[0].close()
 
 
-def test_a_client_that_does_not_read_its_stream_holds_the_worker_not_the_memory(start_server: Any, until: Any) -> None:
+def test_a_client_that_does_not_read_its_stream_holds_the_worker_not_the_memory(
+    start_server: Any, until: Any
+) -> None:
     with start_server(max_response_size=1_000_000) as server:
         server.write_mar("flood.mar", handler=FLOOD.replace("COUNT", "2000"))  # 131 MB
         server.register("flood.mar", initial_workers=1)
@@ -340,7 +392,9 @@ def test_a_client_that_does_not_read_its_stream_holds_the_worker_not_the_memory(
         assert psutil.Process().memory_info().rss - before < 60_000_000
 
 
-def test_a_client_that_leaves_a_stream_it_did_not_read_frees_the_worker(start_server: Any, until: Any) -> None:
+def test_a_client_that_leaves_a_stream_it_did_not_read_frees_the_worker(
+    start_server: Any, until: Any
+) -> None:
     with start_server() as server:
         server.write_mar("flood.mar", handler=FLOOD.replace("COUNT", "500"))
         server.register("flood.mar", initial_workers=1)
@@ -350,18 +404,34 @@ def test_a_client_that_leaves_a_stream_it_did_not_read_frees_the_worker(start_se
             (worker,) = version.workers
             until(lambda: worker.channel is not None and worker.channel.held)
         until(lambda: version.stats.answers)  # it had come to its end, or was stopped before it
-        assert httpx.post(f"{server.inference.base_url}/predictions/flood", timeout=60).text.endswith("end")
+        assert httpx.post(
+            f"{server.inference.base_url}/predictions/flood", timeout=60
+        ).text.endswith("end")
 
 
-@pytest.mark.parametrize(("last", "end"), [("return ['end']", b"3\r\nend\r\n0\r\n\r\n"), ("raise ValueError('broken')", b"")])
-def test_a_stream_that_ended_while_its_client_was_slow_leaves_the_worker_free(start_server: Any, until: Any, last: str, end: bytes) -> None:
-    """The last frames of the worker come in one read: the client is behind, and the answer is over."""
-    handler = FLOOD.replace("COUNT", "int(context.get_request_header(0, 'x-flood') or 0)").replace('return ["end"]', last)
+@pytest.mark.parametrize(
+    ("last", "end"),
+    [("return ['end']", b"3\r\nend\r\n0\r\n\r\n"), ("raise ValueError('broken')", b"")],
+)
+def test_a_stream_that_ended_while_its_client_was_slow_leaves_the_worker_free(
+    start_server: Any, until: Any, last: str, end: bytes
+) -> None:
+    """The last frames of the worker come in one read: the client is behind, and the answer is
+    over.
+    """
+    handler = FLOOD.replace("COUNT", "int(context.get_request_header(0, 'x-flood') or 0)").replace(
+        'return ["end"]', last
+    )
     with start_server() as server:
         server.write_mar("flood.mar", handler=handler)
         server.register("flood.mar", initial_workers=1, response_timeout=60)
         (worker,) = server.registry.find("flood").workers
-        for count in range(200, 210):  # how many frames the last read holds is up to the kernel: one of these ends behind a held one
+        for count in range(
+            200,
+            210,
+            # how many frames the last read holds is up to the kernel: one of these ends behind a
+            # held one
+        ):
             with socket.socket() as sock:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 parts = urlsplit(str(server.inference.base_url))
@@ -375,7 +445,9 @@ def test_a_stream_that_ended_while_its_client_was_slow_leaves_the_worker_free(st
                         break
                     received = received[-100:] + part
                 assert received.endswith(end)
-            assert httpx.post(f"{server.inference.base_url}/predictions/flood", timeout=90).status_code in (200, 500)
+            assert httpx.post(
+                f"{server.inference.base_url}/predictions/flood", timeout=90
+            ).status_code in (200, 500)
 
 
 class Unread(asyncio.Transport):
@@ -456,14 +528,21 @@ class Written(Unread):
     def resume_reading(self) -> None: ...
 
 
-@pytest.mark.parametrize(("each", "rate", "seconds"), [(1, 10, 3), (9, 10, 30), (10, 20, 6), (10, 10, None)])
-def test_a_body_must_come_at_a_rate_however_steadily_it_comes(each: int, rate: int, seconds: int | None) -> None:
+@pytest.mark.parametrize(
+    ("each", "rate", "seconds"), [(1, 10, 3), (9, 10, 30), (10, 20, 6), (10, 10, None)]
+)
+def test_a_body_must_come_at_a_rate_however_steadily_it_comes(
+    each: int, rate: int, seconds: int | None
+) -> None:
     """After 3 s, which each may take, and the time that what came takes at that rate."""
 
     async def main() -> None:
         app = ServerApp("slow", ResponseCounts(), Settings(body_timeout=3))
         app.timeouts = app.timeouts._replace(body_rate=rate)
-        connection, transport = FastLane(uvicorn.Config(app, lifespan="off", log_config=None), ServerState(), {}), Written()
+        connection, transport = (
+            FastLane(uvicorn.Config(app, lifespan="off", log_config=None), ServerState(), {}),
+            Written(),
+        )
         connection.connection_made(transport)
         connection.data_received(b"POST /nowhere HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")
         came = 0
@@ -471,7 +550,9 @@ def test_a_body_must_come_at_a_rate_however_steadily_it_comes(each: int, rate: i
             came += 1
             connection.data_received(b"x" * each)
             connection.on_tick()
-        assert (came < 100 and b"408" in transport.written and b"body_timeout" in transport.written) == (seconds is not None)
+        assert (
+            came < 100 and b"408" in transport.written and b"body_timeout" in transport.written
+        ) == (seconds is not None)
         assert seconds is None or seconds <= came <= seconds + 2
 
     asyncio.run(main())
@@ -479,13 +560,22 @@ def test_a_body_must_come_at_a_rate_however_steadily_it_comes(each: int, rate: i
 
 @pytest.mark.parametrize(
     ("framing", "rest"),
-    [(b"Content-Length: 4\r\n\r\nab", b"cd"), (b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n", b"2\r\ncd\r\n0\r\n\r\n")],
+    [
+        (b"Content-Length: 4\r\n\r\nab", b"cd"),
+        (b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n", b"2\r\ncd\r\n0\r\n\r\n"),
+    ],
 )
-def test_a_model_that_goes_while_the_body_comes_is_not_found_by_either_lane(empty: RunningServer, framing: bytes, rest: bytes) -> None:
+def test_a_model_that_goes_while_the_body_comes_is_not_found_by_either_lane(
+    empty: RunningServer, framing: bytes, rest: bytes
+) -> None:
     empty.register("talker.mar", initial_workers=1)
     with connect(empty) as sock:
-        sock.sendall(b"POST %b HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\n" % PATH.encode() + framing)
-        assert empty.inference.post(PATH, content=b"x", headers={"x-do": "bytes"}).text == "x"  # by now the server has read what came
+        sock.sendall(
+            b"POST %b HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\n" % PATH.encode() + framing
+        )
+        assert (
+            empty.inference.post(PATH, content=b"x", headers={"x-do": "bytes"}).text == "x"
+        )  # by now the server has read what came
         empty.call(lambda: empty.registry.unregister("talker"))
         sock.sendall(rest)
         status, _, body = read_answer(sock)

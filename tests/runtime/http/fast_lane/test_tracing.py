@@ -1,4 +1,6 @@
-"""Spans of requests that stream, whose clients leave, that are refused, and that a split sends on; of the share that is traced."""
+"""Spans of requests that stream, whose clients leave, that are refused, and that a split sends on;
+of the share that is traced.
+"""
 
 from __future__ import annotations
 
@@ -34,53 +36,78 @@ def traced(processes: None, store: Path) -> Iterator[tuple[RunningServer, Kept]]
 
 
 def headers(trace: int, **more: str) -> dict[str, str]:
-    return {"traceparent": f"00-{trace:032x}-00f067aa0ba902b7-01", **{name.replace("_", "-"): value for name, value in more.items()}}
+    return {
+        "traceparent": f"00-{trace:032x}-00f067aa0ba902b7-01",
+        **{name.replace("_", "-"): value for name, value in more.items()},
+    }
 
 
 REQUEST = "POST /predictions/{model}"
 
 
 def wait_for_worker(server: RunningServer, until: Callable[..., None]) -> None:
-    """The one of an earlier test may have ended with it; while there is none, requests are refused."""
+    """The one of an earlier test may have ended with it; while there is none, requests are
+    refused.
+    """
     until(lambda: server.registry.find("talker", "1.0").workers[0].state is WorkerState.READY)
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["the fast lane", "the other lane"])
-def test_a_stream_is_one_request_and_one_that_breaks_off_is_an_error(traced: Any, until: Callable[..., None], chunked: bool) -> None:
+def test_a_stream_is_one_request_and_one_that_breaks_off_is_an_error(
+    traced: Any, until: Callable[..., None], chunked: bool
+) -> None:
     server, kept = traced
     wait_for_worker(server, until)
     first = 100 + 10 * chunked
     body: Any = iter([b"x"]) if chunked else b"x"
-    answer = server.inference.post("/predictions/talker", content=body, headers=headers(first, x_do="stream"))
+    answer = server.inference.post(
+        "/predictions/talker", content=body, headers=headers(first, x_do="stream")
+    )
     assert answer.text == "abc"
     until(lambda: REQUEST in kept.of(first))
     spans = kept.of(first)
     assert {REQUEST, "queue", "batch wait", "handler"} <= set(spans)
-    assert (spans[REQUEST].error, spans[REQUEST].attributes["http.response.status_code"]) == ("", 200)
+    assert (spans[REQUEST].error, spans[REQUEST].attributes["http.response.status_code"]) == (
+        "",
+        200,
+    )
     assert spans["handler"].end <= spans[REQUEST].end
     body = iter([b"x"]) if chunked else b"x"
     with pytest.raises(Exception, match=r"peer closed|incomplete"):
-        server.inference.post("/predictions/talker", content=body, headers=headers(first + 1, x_do="break"))
+        server.inference.post(
+            "/predictions/talker", content=body, headers=headers(first + 1, x_do="break")
+        )
     until(lambda: REQUEST in kept.of(first + 1))
     assert kept.of(first + 1)[REQUEST].error
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["the fast lane", "the other lane"])
-def test_a_client_that_leaves_is_reported(traced: Any, until: Callable[..., None], tmp_path: Path, chunked: bool) -> None:
+def test_a_client_that_leaves_is_reported(
+    traced: Any, until: Callable[..., None], tmp_path: Path, chunked: bool
+) -> None:
     server, kept = traced
     wait_for_worker(server, until)
     trace = 200 + chunked
     host, port = server.inference.base_url.host, server.inference.base_url.port
     file = tmp_path / "go"
-    framing = "transfer-encoding: chunked\r\n\r\n0\r\n\r\n" if chunked else "content-length: 0\r\n\r\n"
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers(trace, x_do="wait", x_file=str(file)).items())
+    framing = (
+        "transfer-encoding: chunked\r\n\r\n0\r\n\r\n" if chunked else "content-length: 0\r\n\r\n"
+    )
+    lines = "".join(
+        f"{name}: {value}\r\n"
+        for name, value in headers(trace, x_do="wait", x_file=str(file)).items()
+    )
     with socket.create_connection((host, port)) as client:
-        client.sendall(f"POST /predictions/talker HTTP/1.1\r\nhost: {host}\r\n{lines}{framing}".encode())
+        client.sendall(
+            f"POST /predictions/talker HTTP/1.1\r\nhost: {host}\r\n{lines}{framing}".encode()
+        )
         version = server.registry.find("talker", "1.0")
         # the end of the worker before it may not be known yet
         until(lambda: (channel := version.workers[0].channel) is not None and channel.sent)
         channel = version.workers[0].channel
-    until(lambda: all(job.gone for sent in channel.sent for job in sent.jobs))  # the answer must not come first
+    until(
+        lambda: all(job.gone for sent in channel.sent for job in sent.jobs)
+    )  # the answer must not come first
     file.touch()
     until(lambda: REQUEST in kept.of(trace))
     request = kept.of(trace)[REQUEST]
@@ -88,11 +115,16 @@ def test_a_client_that_leaves_is_reported(traced: Any, until: Callable[..., None
     assert "http.response.status_code" not in request.attributes
 
 
-def test_the_version_that_a_split_has_picked_is_reported(traced: Any, until: Callable[..., None]) -> None:
+def test_the_version_that_a_split_has_picked_is_reported(
+    traced: Any, until: Callable[..., None]
+) -> None:
     server, kept = traced
     server.call(lambda: server.registry.set_traffic("talker", Traffic(weights={"2.0": 1})))
     try:
-        assert server.inference.post("/predictions/talker", headers=headers(300)).json()["version"] == "2.0"
+        assert (
+            server.inference.post("/predictions/talker", headers=headers(300)).json()["version"]
+            == "2.0"
+        )
     finally:
         server.call(lambda: server.registry.set_traffic("talker", Traffic()))
     until(lambda: REQUEST in kept.of(300))
@@ -100,11 +132,18 @@ def test_the_version_that_a_split_has_picked_is_reported(traced: Any, until: Cal
 
 
 @pytest.mark.usefixtures("processes")
-def test_of_requests_without_a_trace_the_share_begins_one_of_its_own(store: Path, until: Callable[..., None]) -> None:
+def test_of_requests_without_a_trace_the_share_begins_one_of_its_own(
+    store: Path, until: Callable[..., None]
+) -> None:
     kept = Kept()
-    with running_server(make_settings(store), tracer=Tracer(1.0, lambda make: kept.spans.extend(make()))) as server:
+    with running_server(
+        make_settings(store), tracer=Tracer(1.0, lambda make: kept.spans.extend(make()))
+    ) as server:
         server.register("talker.mar", initial_workers=1)
-        reported = [server.inference.post("/predictions/talker").json()["headers"]["traceparent"] for _ in range(2)]
+        reported = [
+            server.inference.post("/predictions/talker").json()["headers"]["traceparent"]
+            for _ in range(2)
+        ]
         until(lambda: sum(span.name == REQUEST for span in kept.spans) == 2)
     requests = {f"{span.trace_id:032x}": span for span in kept.spans if span.name == REQUEST}
     assert {text.split("-")[1] for text in reported} == set(requests)

@@ -1,4 +1,6 @@
-"""A whole server with a uvicorn that is not as the fast lane knows it: one warning, and FastAPI's lane serves everything."""
+"""A whole server with a uvicorn that is not as the fast lane knows it: one warning, and FastAPI's
+lane serves everything.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,26 @@ def test_a_server_with_an_unknown_uvicorn_warns_once_and_answers_by_fastapi(tmp_
     (tmp_path / "newer" / "sitecustomize.py").write_text(NEWER)
     paths = [str(tmp_path / "newer"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(paths)}
-    with serving(["serve", "echo", *FREE_PORTS, "--set=worker_preload=false"], tmp_path, environment) as server:
+    with serving(
+        ["serve", "echo", *FREE_PORTS, "--set=worker_preload=false"], tmp_path, environment
+    ) as server:
         host, _, port = server.address("predictions").removeprefix("http://").partition(":")
         with RawConnection((host, int(port))) as connection:
-            connection.send(request(target=b"/predictions/echo", headers=[(b"Expect", b"100-continue")], body=b"at once"))
+            connection.send(
+                request(
+                    target=b"/predictions/echo",
+                    headers=[(b"Expect", b"100-continue")],
+                    body=b"at once",
+                )
+            )
             answers = [connection.answer(), connection.answer()]
         assert server.stop() == 0
         assert "Traceback" not in server.log
         warnings = [line for line in server.log.splitlines() if "fast lane" in line]
-    assert [answer and answer.status for answer in answers] == [100, 200]  # uvicorn's own lane says "go on" though all is there
+    assert [answer and answer.status for answer in answers] == [
+        100,
+        200,
+    ]  # uvicorn's own lane says "go on" though all is there
     assert answers[1] is not None
     assert answers[1].body == b"at once"
     assert len(warnings) == 1

@@ -1,4 +1,6 @@
-"""What the fast lane relies on in uvicorn, pinned; and what happens with a uvicorn that is not like that."""
+"""What the fast lane relies on in uvicorn, pinned; and what happens with a uvicorn that is not like
+that.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,23 @@ import uvicorn
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
-from tsx_runtime.http.fast_lane import connection_limits, exchange, lane, observed_exchange, pipelining, protocol, uvicorn_compat
+from tsx_runtime.http.fast_lane import (
+    connection_limits,
+    exchange,
+    lane,
+    observed_exchange,
+    pipelining,
+    protocol,
+    uvicorn_compat,
+)
 from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
 from tsx_runtime.http.fast_lane.protocol import FastLane
-from tsx_runtime.http.fast_lane.uvicorn_compat import RELIED_ON, http_protocol, missing_parts, parts_of
+from tsx_runtime.http.fast_lane.uvicorn_compat import (
+    RELIED_ON,
+    http_protocol,
+    missing_parts,
+    parts_of,
+)
 
 MODULES = [protocol, connection_limits, pipelining]
 LANE = (FastLane, connection_limits.LimitedConnection, pipelining.PipeliningProtocol)
@@ -33,7 +48,11 @@ def source_of(file: str | None) -> str:
 def names_used(source: str, *owners: str) -> set[str]:
     """Names of attributes that the source takes from these: `self`, `connection.flow`."""
     nodes = ast.walk(ast.parse(source))
-    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) in owners}
+    return {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in owners
+    }
 
 
 def own_parts() -> set[str]:
@@ -44,9 +63,20 @@ def own_parts() -> set[str]:
 
 def code_names(kind: type) -> set[str]:
     tree = ast.parse(source_of(inspect.getfile(kind)))
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
-    targets = [target for node in ast.walk(body) if isinstance(node, (ast.Assign, ast.AnnAssign)) for target in ast.walk(node)]
-    own = {node.attr for node in targets if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and _stored(node)}
+    body = next(
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__
+    )
+    targets = [
+        target
+        for node in ast.walk(body)
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
+        for target in ast.walk(node)
+    ]
+    own = {
+        node.attr
+        for node in targets
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and _stored(node)
+    }
     return own - parts_of(httptools_impl.HttpToolsProtocol)
 
 
@@ -86,7 +116,12 @@ def test_parts_that_are_gone_are_named() -> None:
     module = types.ModuleType("other")
     module.HttpToolsProtocol = Protocol  # type: ignore[attr-defined]
     missing = missing_parts(module)
-    assert {"FlowControl", "RequestResponseCycle", "HttpToolsProtocol.cycle", "HttpToolsProtocol.on_body"} <= set(missing)
+    assert {
+        "FlowControl",
+        "RequestResponseCycle",
+        "HttpToolsProtocol.cycle",
+        "HttpToolsProtocol.on_body",
+    } <= set(missing)
     assert not {"HttpToolsProtocol.flow", "HttpToolsProtocol.shutdown"} & set(missing)
     assert missing[-1] == "HttpToolsProtocol(config, server_state, app_state, _loop)"
 
@@ -151,7 +186,9 @@ class Sink(asyncio.Transport):
 
 async def ok(scope: Any, receive: Any, send: Any) -> None:
     await receive()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
+    )
     await send({"type": "http.response.body", "body": b""})
 
 

@@ -17,14 +17,19 @@ ASYNC = "minWorkers: 1\nmaxWorkers: 1\nasyncCommunication: true\n"
 TOKEN = "sesame"
 WEATHER = {
     "type": "function",
-    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
 }
 
 
 @pytest.fixture(scope="module")
 def served(store: Path, start_server: Any) -> Iterator[Any]:
     for version in ("1.0", "2.0"):
-        make_model(store / f"writer{version}.mar", WRITER, name="writer", version=version, config=ASYNC)
+        make_model(
+            store / f"writer{version}.mar", WRITER, name="writer", version=version, config=ASYNC
+        )
     make_model(store / "counter.mar", COUNTER)
     with start_server(inference_token=TOKEN, access_log=True, log_format="json") as server:
         server.register("writer1.0.mar", initial_workers=1)
@@ -35,7 +40,10 @@ def served(store: Path, start_server: Any) -> Iterator[Any]:
 
 @contextmanager
 def client_of(server: Any, **options: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.addresses['inference']}/v1", **{"api_key": TOKEN, "max_retries": 0} | options) as client:
+    with openai.OpenAI(
+        base_url=f"{server.addresses['inference']}/v1",
+        **{"api_key": TOKEN, "max_retries": 0} | options,
+    ) as client:
         yield client
 
 

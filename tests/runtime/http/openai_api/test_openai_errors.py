@@ -18,7 +18,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "robot"),
     ({"messages": [{"role": "assistant", "content": "x"}]}, "template refuses"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]}, "image_url"),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+            ]
+        },
+        "image_url",
+    ),
     ({"messages": said("x" * 3000)}, "Shorten the prompt"),
     ({"max_tokens": 1990}, "11 tokens, and 1990 may follow, but the model's context has 2000"),
     ({"n": 17}, "'n' is 17"),
@@ -36,9 +43,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "logprobs"),
     ({"stop": ["a"] * 99}, "stop"),
     ({"tools": [{"type": "custom"}]}, "tools"),
-    ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+    (
+        {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+        "tool_choice",
+    ),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "schema"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nonsense"}}}}, "nonsense"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"type": "nonsense"}},
+            }
+        },
+        "nonsense",
+    ),
     ({"extra_body": {"made_up": 1}}, "made_up"),
 ]
 
@@ -48,8 +66,16 @@ def test_what_cannot_be_done_is_a_400_that_names_it(client, wrong, words):
     with pytest.raises(openai.BadRequestError, match=words) as caught:
         client.chat.completions.create(**{"model": "writer", "messages": said("x")} | wrong)
     assert isinstance(caught.value.body, dict)
-    assert (caught.value.body["type"], caught.value.body["message"][-1]) == ("invalid_request_error", ".")
-    assert client.chat.completions.create(model="writer", messages=said("ok")).choices[0].message.content == "ok"
+    assert (caught.value.body["type"], caught.value.body["message"][-1]) == (
+        "invalid_request_error",
+        ".",
+    )
+    assert (
+        client.chat.completions.create(model="writer", messages=said("ok"))
+        .choices[0]
+        .message.content
+        == "ok"
+    )
 
 
 HOSTILE = [
@@ -83,21 +109,46 @@ HOSTILE = [
 @pytest.mark.parametrize("lane", ["fast", "other"])
 def test_hostile_bodies_are_refused_in_openais_shape(served, client, lane):
     for body in HOSTILE:
-        named = body if b'"model"' in body or b"{" not in body else body.replace(b"{", b'{"model": "writer", ', 1)
-        answer = served.ask(named, "/v1/chat/completions", lane=lane, authorization=f"Bearer {TOKEN}", content_type="application/json")
+        named = (
+            body
+            if b'"model"' in body or b"{" not in body
+            else body.replace(b"{", b'{"model": "writer", ', 1)
+        )
+        answer = served.ask(
+            named,
+            "/v1/chat/completions",
+            lane=lane,
+            authorization=f"Bearer {TOKEN}",
+            content_type="application/json",
+        )
         error = answer.json()["error"]
         assert 400 <= answer.status_code < 500, (named, answer.text)
-        assert (set(error), error["type"]) == ({"message", "type", "param", "code"}, "invalid_request_error")
-    assert client.chat.completions.create(model="writer", messages=said("ok")).choices[0].message.content == "ok"
+        assert (set(error), error["type"]) == (
+            {"message", "type", "param", "code"},
+            "invalid_request_error",
+        )
+    assert (
+        client.chat.completions.create(model="writer", messages=said("ok"))
+        .choices[0]
+        .message.content
+        == "ok"
+    )
 
 
 def test_a_missing_model_is_404_and_a_wrong_key_401(served, client):
-    for name, words in (("wrtier", "did you mean 'writer'.*counter, writer"), ("writer:9", "version"), ("writer/ada", "It has loud")):
+    for name, words in (
+        ("wrtier", "did you mean 'writer'.*counter, writer"),
+        ("writer:9", "version"),
+        ("writer/ada", "It has loud"),
+    ):
         with pytest.raises(openai.NotFoundError, match=words) as missing:
             client.chat.completions.create(model=name, messages=said("x"))
         assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     with client_of(served, api_key="wrong") as stranger:
-        for call in (lambda: stranger.models.list(), lambda: stranger.completions.create(model="writer", prompt="x")):
+        for call in (
+            lambda: stranger.models.list(),
+            lambda: stranger.completions.create(model="writer", prompt="x"),
+        ):
             with pytest.raises(openai.AuthenticationError) as refused:
                 call()
             assert refused.value.code == "invalid_api_key"
@@ -109,7 +160,10 @@ def test_a_busy_model_is_asked_again_when_it_says(served, client):
     assert (busy.value.status_code, busy.value.response.headers["retry-after"]) == (503, "1")
     asked: list[Any] = []
     http = httpx.Client(event_hooks={"request": [asked.append]})
-    with client_of(served, max_retries=1, http_client=http) as patient, pytest.raises(openai.InternalServerError):
+    with (
+        client_of(served, max_retries=1, http_client=http) as patient,
+        pytest.raises(openai.InternalServerError),
+    ):
         patient.chat.completions.create(model="writer", messages=said("full"))
     assert len(asked) == 2
 
@@ -132,7 +186,12 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(served, client, words
         text = answer.read().decode()  # raises where the body has no end
     assert answer.status_code == 200
     *events, last, end = text.split("\n\n")
-    assert "".join(json.loads(event[6:])["choices"][0]["delta"]["content"] for event in events if event) == words[:4]
+    assert (
+        "".join(
+            json.loads(event[6:])["choices"][0]["delta"]["content"] for event in events if event
+        )
+        == words[:4]
+    )
     assert told in json.loads(last.removeprefix("data: "))["error"]["message"]
     assert end == ""
 
@@ -146,16 +205,28 @@ def test_the_openai_client_raises_the_error_of_a_stream(client):
     ("body", "content_type", "status", "words"),
     [
         (b'{"model": "counter", "input": ["a"]}', "application/json", 200, "embedding"),
-        (b'{"model": "nobody", "input": ["a"]}', "application/json", 404, "Models here: counter, writer."),
+        (
+            b'{"model": "nobody", "input": ["a"]}',
+            "application/json",
+            404,
+            "Models here: counter, writer.",
+        ),
         (b'{"input": ["a"]}', "application/json", 400, "Models here: counter, writer."),
         (b'{"model": "counter"}', "application/json", 400, "input"),
         (b"no", "application/json", 400, "JSON"),
-        (b'{"model": "counter"}', "application/x-www-form-urlencoded", 400, "Content-Type: application/json"),
+        (
+            b'{"model": "counter"}',
+            "application/x-www-form-urlencoded",
+            400,
+            "Content-Type: application/json",
+        ),
     ],
 )
 def test_both_lanes_answer_alike(served, body, content_type, status, words):
     headers = {"authorization": f"Bearer {TOKEN}", "content-type": content_type}
-    answers = [served.ask(body, "/v1/embeddings", lane=lane, **headers) for lane in ("fast", "other")]
+    answers = [
+        served.ask(body, "/v1/embeddings", lane=lane, **headers) for lane in ("fast", "other")
+    ]
     assert [answer.status_code for answer in answers] == [status] * 2
     assert answers[0].json() == answers[1].json()
     assert words in answers[0].text
@@ -165,7 +236,17 @@ def test_both_lanes_answer_alike(served, body, content_type, status, words):
 def test_other_methods_and_addresses_say_where_to_go(served):
     headers = {"authorization": f"Bearer {TOKEN}"}
     answer = served.inference.get("/v1/embeddings", headers=headers)
-    assert (answer.status_code, answer.headers["allow"], answer.json()["error"]["type"]) == (405, "POST", "invalid_request_error")
+    assert (answer.status_code, answer.headers["allow"], answer.json()["error"]["type"]) == (
+        405,
+        "POST",
+        "invalid_request_error",
+    )
     elsewhere = served.management.post("/v1/embeddings", json={}, headers=headers)
-    assert (elsewhere.status_code, "inference address" in elsewhere.json()["error"]["message"]) == (404, True)
-    assert served.inference.post("/v1/audio/transcriptions", json={}, headers=headers).status_code == 400
+    assert (elsewhere.status_code, "inference address" in elsewhere.json()["error"]["message"]) == (
+        404,
+        True,
+    )
+    assert (
+        served.inference.post("/v1/audio/transcriptions", json={}, headers=headers).status_code
+        == 400
+    )

@@ -11,16 +11,25 @@ PATH = "/predictions/talker"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARTS = ["queue", "batch", "inference", "total"]  # the handler is a function
 
-both_lanes = pytest.mark.parametrize("content", [b"x", [b"x"]], ids=["fast lane", "other lane"])  # of chunks, its length is not told before
+both_lanes = pytest.mark.parametrize(
+    "content", [b"x", [b"x"]], ids=["fast lane", "other lane"]
+)  # of chunks, its length is not told before
 
 
 def post(server, content=b"x", **headers):
     body = iter(content) if isinstance(content, list) else content
-    return server.inference.post(PATH, content=body, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    return server.inference.post(
+        PATH,
+        content=body,
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+    )
 
 
 def durations(answer):
-    entries = [re.fullmatch(r"([a-z]+);dur=(\d+\.\d{3})", entry) for entry in answer.headers["server-timing"].split(", ")]
+    entries = [
+        re.fullmatch(r"([a-z]+);dur=(\d+\.\d{3})", entry)
+        for entry in answer.headers["server-timing"].split(", ")
+    ]
     return {entry[1]: float(entry[2]) for entry in entries}
 
 
@@ -29,7 +38,11 @@ def test_an_answer_says_where_its_time_went_when_it_is_asked(server, content):
     answer = post(server, content, x_tsx_timing="1", x_do="headers")
     reported = durations(answer)
     assert [*reported] == PARTS
-    assert 0 < reported["queue"] + reported["batch"] + reported["inference"] <= reported["total"] + 0.01
+    assert (
+        0
+        < reported["queue"] + reported["batch"] + reported["inference"]
+        <= reported["total"] + 0.01
+    )
     assert (answer.text, answer.headers["x-own"]) == ("a,b", "1")
 
 
@@ -63,10 +76,17 @@ def test_a_share_of_the_answers_says_it_unasked(start_server):
 def test_a_request_is_found_under_its_id(server, content):
     answer = post(server, content, x_do="status", x_status="418", x_tsx_timing="1")
     reported = server.management.get(f"/debug/requests/{answer.headers['x-request-id']}").json()
-    assert (reported["modelName"], reported["modelVersion"], reported["status"], reported["batchSize"]) == ("talker", "1.0", 418, 1)
+    assert (
+        reported["modelName"],
+        reported["modelVersion"],
+        reported["status"],
+        reported["batchSize"],
+    ) == ("talker", "1.0", 418, 1)
     assert [*reported["milliseconds"]] == [*PARTS[:-1], "other", "total"]
     header = durations(answer)
-    assert {name: reported["milliseconds"][name] for name in PARTS} == pytest.approx(header, abs=0.002)
+    assert {name: reported["milliseconds"][name] for name in PARTS} == pytest.approx(
+        header, abs=0.002
+    )
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", reported["arrived"])
     assert "error" not in reported
 
@@ -82,7 +102,11 @@ def test_a_request_that_nobody_knows_is_not_found(server, request_id):
 def test_a_refusal_is_found_and_says_why(server):
     refused = server.inference.post(f"{PATH}/2.0")
     reported = server.management.get(f"/debug/requests/{refused.headers['x-request-id']}").json()
-    assert (reported["status"], reported["error"], [*reported["milliseconds"]]) == (503, "NoWorker", ["total"])
+    assert (reported["status"], reported["error"], [*reported["milliseconds"]]) == (
+        503,
+        "NoWorker",
+        ["total"],
+    )
 
 
 def test_the_slowest_come_first(server):
@@ -92,7 +116,9 @@ def test_the_slowest_come_first(server):
     took = [each["milliseconds"]["total"] for each in reported]
     assert len(took) >= 5
     assert took == sorted(took, reverse=True)
-    fewer = server.management.get("/debug/slowest", params={"model": "talker", "count": 2}).json()["requests"]
+    fewer = server.management.get("/debug/slowest", params={"model": "talker", "count": 2}).json()[
+        "requests"
+    ]
     assert fewer == reported[:2]
     assert server.management.get("/debug/slowest", params={"model": "nobody"}).status_code == 404
     assert server.management.get("/debug/slowest", params={"count": 0}).status_code == 400
@@ -100,7 +126,11 @@ def test_the_slowest_come_first(server):
 
 def test_debug_is_where_models_are_managed_and_behind_the_same_guard(server):
     assert server.inference.get("/debug/slowest").status_code == 404
-    foreign = httpx.get(f"{server.addresses['management']}/debug/slowest", headers={"Origin": "https://elsewhere.example"}, timeout=60)
+    foreign = httpx.get(
+        f"{server.addresses['management']}/debug/slowest",
+        headers={"Origin": "https://elsewhere.example"},
+        timeout=60,
+    )
     assert foreign.status_code == 403
 
 
@@ -111,7 +141,10 @@ def test_a_bucket_points_to_the_trace_of_a_request_in_it(server, content):
     assert "server-timing" not in answer.headers
     text = server.metrics.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
     pointing = [line for line in text.splitlines() if f'trace_id="{trace}"' in line]
-    assert {line.partition("{")[0] for line in pointing} >= {"tsx_request_seconds_bucket", "tsx_inference_seconds_bucket"}
+    assert {line.partition("{")[0] for line in pointing} >= {
+        "tsx_request_seconds_bucket",
+        "tsx_inference_seconds_bucket",
+    }
 
 
 def test_of_a_model_whose_requests_are_shared_out_whoever_answered_tells(start_server):
@@ -121,11 +154,17 @@ def test_of_a_model_whose_requests_are_shared_out_whoever_answered_tells(start_s
         weights = {"weights": {"1.0": 0, "2.0": 1}}
         assert server.management.put("/models/talker/traffic", json=weights).status_code == 200
         for content in (b"x", [b"x"]):
-            answer = post(server, content, x_tsx_timing="1", traceparent=f"00-{TRACE}-00f067aa0ba902b7-01")
+            answer = post(
+                server, content, x_tsx_timing="1", traceparent=f"00-{TRACE}-00f067aa0ba902b7-01"
+            )
             assert answer.headers["x-tsx-model-version"] == "2.0"
             assert [*durations(answer)] == PARTS
-            reported = server.management.get(f"/debug/requests/{answer.headers['x-request-id']}").json()
+            reported = server.management.get(
+                f"/debug/requests/{answer.headers['x-request-id']}"
+            ).json()
             assert reported["modelVersion"] == "2.0"
-        text = server.metrics.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
+        text = server.metrics.get(
+            "/metrics", headers={"Accept": "application/openmetrics-text"}
+        ).text
         assert all('model_version="2.0"' in line for line in text.splitlines() if TRACE in line)
         assert TRACE in text

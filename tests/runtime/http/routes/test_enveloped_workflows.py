@@ -65,10 +65,14 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module", params=["body", "json", "kserve", "kservev2"])
-def flows(request: pytest.FixtureRequest, processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def flows(
+    request: pytest.FixtureRequest, processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
     store = tmp_path_factory.mktemp(request.param)
     make_model(store / "model.mar", MODEL)
-    with running_server(make_settings(store, service_envelope=request.param, handler_error_status=500)) as server:
+    with running_server(
+        make_settings(store, service_envelope=request.param, handler_error_status=500)
+    ) as server:
         for name, edges in FLOWS.items():
             models = {"model": {"url": "model.mar"}} if "model" in str(edges) else {}
             make_war(store / f"{name}.war", json.dumps({"models": models, "dag": edges}), FUNCTIONS)
@@ -82,7 +86,10 @@ def ask(server: RunningServer, flow: str, rows: list[str]) -> httpx.Response:
     if envelope == "body":
         return server.inference.post(f"/wfpredict/{flow}", content=rows[0].encode())
     if envelope == "kservev2":
-        inputs = [{"name": f"in{idx}", "shape": [1], "datatype": "BYTES", "data": [row]} for idx, row in enumerate(rows)]
+        inputs = [
+            {"name": f"in{idx}", "shape": [1], "datatype": "BYTES", "data": [row]}
+            for idx, row in enumerate(rows)
+        ]
         return server.inference.post(f"/wfpredict/{flow}", json={"id": "7", "inputs": inputs})
     instances: list[Any] = [{"b64": base64.b64encode(rows[0].encode()).decode()}, *rows[1:]]
     return server.inference.post(f"/wfpredict/{flow}", json={"instances": instances})
@@ -93,7 +100,10 @@ def enveloped(server: RunningServer, node: str, rows: list[str]) -> Any:
     if envelope == "body":
         return rows[0]
     if envelope == "kservev2":
-        outputs = [{"name": f"in{idx}", "shape": [1], "datatype": "BYTES", "data": [row]} for idx, row in enumerate(rows)]
+        outputs = [
+            {"name": f"in{idx}", "shape": [1], "datatype": "BYTES", "data": [row]}
+            for idx, row in enumerate(rows)
+        ]
         return {"id": "7", "model_name": node, "model_version": None, "outputs": outputs}
     return {"predictions": rows}
 
@@ -128,7 +138,10 @@ def test_each_of_several_leaves_has_the_envelope(flows: RunningServer) -> None:
             "right": {"predictions": ["21", "43"]},
         }
     elif flows.settings.service_envelope == "kservev2":
-        data = {leaf: [tensor["data"] for tensor in response["outputs"]] for leaf, response in answer.json().items()}
+        data = {
+            leaf: [tensor["data"] for tensor in response["outputs"]]
+            for leaf, response in answer.json().items()
+        }
         assert data == {"left": [["<12>"], ["<34>"]], "right": [["21"], ["43"]]}
     else:
         assert "left: its output is not JSON" in answer.json()["message"]

@@ -49,11 +49,19 @@ def test_it_is_ready_when_every_default_version_has_a_ready_worker(empty, tmp_pa
     empty.write_mar("slow.mar", handler=SLOW.format(go=str(go)))
     empty.register("talker.mar", initial_workers=0)  # serves nothing, as was asked for
     assert ready_of(empty.inference)["status"] == "Ready"
-    answer = empty.management.post("/models", params={"url": "slow.mar", "initial_workers": 1, "synchronous": "false"})
+    answer = empty.management.post(
+        "/models", params={"url": "slow.mar", "initial_workers": 1, "synchronous": "false"}
+    )
     assert answer.status_code == 202
-    reason = {"modelName": "slow", "modelVersion": "1.0", "reason": "no worker is ready; workers: 1 LOADING"}
+    reason = {
+        "modelName": "slow",
+        "modelVersion": "1.0",
+        "reason": "no worker is ready; workers: 1 LOADING",
+    }
     assert ready_of(empty.inference) == {"status": "Not ready", "notReady": [reason]}
-    assert empty.inference.get("/livez").status_code == empty.inference.get("/ping").status_code == 200
+    assert (
+        empty.inference.get("/livez").status_code == empty.inference.get("/ping").status_code == 200
+    )
     described = empty.management.get("/models/slow", params={"customized": "true"})
     assert (described.status_code, described.headers["retry-after"].isdigit()) == (503, True)
     described = empty.management.get("/models/talker", params={"customized": "true"})
@@ -78,10 +86,14 @@ def test_it_is_not_ready_while_its_only_worker_is_started_again(empty, tmp_path,
 
 def test_a_model_whose_workers_are_given_up_is_neither_ready_nor_healthy(empty, until):
     empty.write_mar("ends.mar", handler=ENDS)
-    empty.management.post("/models", params={"url": "ends.mar", "initial_workers": 1, "synchronous": "false"})
+    empty.management.post(
+        "/models", params={"url": "ends.mar", "initial_workers": 1, "synchronous": "false"}
+    )
     until(lambda: empty.registry.find("ends").workers[0].state is WorkerState.FAILED)
     reason = ready_of(empty.inference)["notReady"][0]["reason"]
-    assert re.fullmatch(r"no worker is ready; workers: 1 FAILED; the next attempt is in \d+ s", reason)
+    assert re.fullmatch(
+        r"no worker is ready; workers: 1 FAILED; the next attempt is in \d+ s", reason
+    )
     assert empty.inference.get("/ping").status_code == 500
     assert empty.inference.get("/livez").status_code == 200
 
@@ -90,7 +102,9 @@ def test_a_server_with_a_dead_model_is_restarted_where_that_is_wanted(start_serv
     with start_server(restart_when_dead=True) as server:
         assert server.inference.get("/livez").status_code == 200
         server.write_mar("ends.mar", handler=ENDS)
-        server.management.post("/models", params={"url": "ends.mar", "initial_workers": 1, "synchronous": "false"})
+        server.management.post(
+            "/models", params={"url": "ends.mar", "initial_workers": 1, "synchronous": "false"}
+        )
         until(lambda: server.registry.find("ends").workers[0].state is WorkerState.FAILED)
         answer = server.management.get("/livez")
         assert (answer.status_code, answer.json()) == (503, {"status": "Dead"})
@@ -102,16 +116,28 @@ def test_an_unloaded_model_is_ready_and_says_how_long_its_first_request_waited(e
         handler="def handle(data, context):\n    return data and ['x'] * len(data)\n",
         config="scaleToZero: 5m\ncache: {size: 1MiB, ttl: 10m}\n",
     )
-    empty.management.post("/models", params={"url": "rests.mar", "initial_workers": 0, "max_workers": 2}).raise_for_status()
+    empty.management.post(
+        "/models", params={"url": "rests.mar", "initial_workers": 0, "max_workers": 2}
+    ).raise_for_status()
     assert ready_of(empty.inference)["status"] == "Ready"
     described = empty.management.get("/models/rests").json()[0]
-    assert (described["asleep"], described["scaleToZero"], described["maxWorkers"], described["workers"]) == (True, 300.0, 2, [])
+    assert (
+        described["asleep"],
+        described["scaleToZero"],
+        described["maxWorkers"],
+        described["workers"],
+    ) == (True, 300.0, 2, [])
     answer = empty.inference.post("/predictions/rests", content=b"x")
     assert answer.status_code == 200
     assert float(answer.headers["x-tsx-cold-start"]) > 0
-    assert "x-tsx-cold-start" not in empty.inference.post("/predictions/rests", content=b"y").headers
+    assert (
+        "x-tsx-cold-start" not in empty.inference.post("/predictions/rests", content=b"y").headers
+    )
     hit = empty.inference.post("/predictions/rests", content=b"x").headers
-    assert (hit["x-cache"], "x-tsx-cold-start" in hit) == ("hit", False)  # another client did not wait
+    assert (hit["x-cache"], "x-tsx-cold-start" in hit) == (
+        "hit",
+        False,
+    )  # another client did not wait
     described = empty.management.get("/models/rests").json()[0]
     assert described["lastScaling"] == "from 0 to 1 workers (request): the model was not loaded"
     metrics = empty.metrics.get("/metrics").text

@@ -1,4 +1,6 @@
-"""KServe's two protocols, SageMaker's and TorchServe's older paths: which model they mean, and what they answer besides."""
+"""KServe's two protocols, SageMaker's and TorchServe's older paths: which model they mean, and what
+they answer besides.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +53,27 @@ def test_a_model_is_ready_when_a_worker_is(server, path, status, ready):
 
 def test_v1_is_also_where_torchserve_has_it(server):
     answer = server.management.get("/v1/models/talker")
-    assert (answer.status_code, answer.json()["name"], answer.json()["ready"]) == (200, "talker", True)
+    assert (answer.status_code, answer.json()["name"], answer.json()["ready"]) == (
+        200,
+        "talker",
+        True,
+    )
     assert server.management.get("/v1/models").json()["models"] == ["talker"]
 
 
 def test_models_tell_what_they_are(server):
-    reported = {"name": "talker", "versions": ["1.0", "2.0"], "platform": "", "inputs": [], "outputs": [], "parameters": {}}
+    reported = {
+        "name": "talker",
+        "versions": ["1.0", "2.0"],
+        "platform": "",
+        "inputs": [],
+        "outputs": [],
+        "parameters": {},
+    }
     assert server.inference.get("/v2/models/talker").json() == reported
-    assert server.inference.get("/v2/models/talker/versions/2.0").json() == reported | {"versions": ["2.0"]}
+    assert server.inference.get("/v2/models/talker/versions/2.0").json() == reported | {
+        "versions": ["2.0"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -97,17 +112,27 @@ def test_other_names_of_a_prediction_run_the_model(server, method, path, version
 
 
 def test_query_parameters_are_inputs(server):
-    row = server.inference.get("/talker/predict", params={"data": "test", "more": "1"}).json()["row"]
+    row = server.inference.get("/talker/predict", params={"data": "test", "more": "1"}).json()[
+        "row"
+    ]
     assert row == {"data": {"bytes": "test"}, "more": {"bytes": "1"}, "body": {"bytes": ""}}
 
 
-@pytest.mark.parametrize("path", ["/nobody/predict", "/models/nobody/invoke", "/nobody/1.0/predict"])
+@pytest.mark.parametrize(
+    "path", ["/nobody/predict", "/models/nobody/invoke", "/nobody/1.0/predict"]
+)
 def test_a_model_that_is_not_there_is_not_found_by_other_names_either(server, error_of, path):
     answer = server.inference.get(path)
-    assert (answer.status_code, error_of(answer)) == (404, ("ModelNotFoundException", "Model not found: nobody"))
+    assert (answer.status_code, error_of(answer)) == (
+        404,
+        ("ModelNotFoundException", "Model not found: nobody"),
+    )
 
 
-@pytest.mark.parametrize("path", ["/predict", "/a/b/c/predict", "/models/invoke", "/models//invoke", "/models/a/b/invoke"])
+@pytest.mark.parametrize(
+    "path",
+    ["/predict", "/a/b/c/predict", "/models/invoke", "/models//invoke", "/models/a/b/invoke"],
+)
 def test_what_only_looks_like_one_is_nothing(server, error_of, path):
     answer = server.inference.get(path)
     assert (answer.status_code, error_of(answer)[0]) == (404, "ResourceNotFoundException")
@@ -117,7 +142,10 @@ def test_on_one_address_a_model_called_predict_is_managed_and_one_called_token_s
     with start_server(ALL, inference_token="in", management_token="man") as server:
         server.register("talker.mar", initial_workers=1, model_name="predict")
         manage, infer = {"authorization": "Bearer man"}, {"authorization": "Bearer in"}
-        assert server.inference.get("/models/predict", headers=manage).json()[0]["modelName"] == "predict"
+        assert (
+            server.inference.get("/models/predict", headers=manage).json()[0]["modelName"]
+            == "predict"
+        )
         assert server.inference.post("/models/predict/invoke", headers=infer).status_code == 200
         assert server.inference.post("/models/predict/invoke", headers=manage).status_code == 400
         assert server.inference.post("/predict/predict", headers=infer).status_code == 200
@@ -126,7 +154,12 @@ def test_on_one_address_a_model_called_predict_is_managed_and_one_called_token_s
 
 def test_a_models_options_are_reported_for_every_name_that_it_has(server):
     paths = server.inference.options("/predictions/talker").json()["paths"]
-    assert {"/predictions/talker", "/v1/models/talker:predict", "/v2/models/talker/infer", "/talker/predict"} <= set(paths)
+    assert {
+        "/predictions/talker",
+        "/v1/models/talker:predict",
+        "/v2/models/talker/infer",
+        "/talker/predict",
+    } <= set(paths)
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["fast lane", "other lane"])
@@ -140,7 +173,9 @@ def test_a_models_options_are_reported_for_every_name_that_it_has(server):
 )
 def test_errors_of_v2_are_where_its_clients_look(server, chunked, path, word, message):
     headers = {"x-tsx-priority": "high"} if word == "bad priority" else {"x-do": "raise"}
-    answer = server.inference.post(path, headers=headers, content=iter([b"{}"]) if chunked else b"{}")
+    answer = server.inference.post(
+        path, headers=headers, content=iter([b"{}"]) if chunked else b"{}"
+    )
     body = answer.json()
     assert answer.status_code >= 400
     assert message in body["error"] == body["message"]

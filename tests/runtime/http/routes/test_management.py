@@ -26,11 +26,26 @@ def status_of(response):
 def test_options_describe_all_that_manages_one_model(server):
     document = server.management.options("/models/talker").json()
     paths = document["paths"]
-    assert {"/models/talker", "/models/talker/{version}", "/models/talker/{version}/set-default", "/models/talker/traffic"} <= paths.keys()
+    assert {
+        "/models/talker",
+        "/models/talker/{version}",
+        "/models/talker/{version}/set-default",
+        "/models/talker/traffic",
+    } <= paths.keys()
     assert paths["/models/talker"].keys() == {"get", "put", "delete"}
     named = {one["name"] for one in paths["/models/talker"]["put"]["parameters"]}
-    assert {"min_worker", "max_worker", "synchronous", "number_gpu", "timeout", "model_version", "batch_size"} <= named
-    assert [one["name"] for one in paths["/models/talker/{version}/set-default"]["put"]["parameters"]] == ["version"]
+    assert {
+        "min_worker",
+        "max_worker",
+        "synchronous",
+        "number_gpu",
+        "timeout",
+        "model_version",
+        "batch_size",
+    } <= named
+    assert [
+        one["name"] for one in paths["/models/talker/{version}/set-default"]["put"]["parameters"]
+    ] == ["version"]
     referred = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
     assert referred == document["components"]["schemas"].keys()
 
@@ -48,12 +63,17 @@ def test_a_model_without_workers_says_how_to_add_some(empty):
 
 def test_a_model_is_ready_when_its_registration_is_answered(empty):
     answer = empty.management.post("/models", params={"url": "talker.mar", "initial_workers": "1"})
-    assert (answer.status_code, status_of(answer)) == (200, 'Model "talker" Version: 1.0 registered with 1 initial workers')
+    assert (answer.status_code, status_of(answer)) == (
+        200,
+        'Model "talker" Version: 1.0 registered with 1 initial workers',
+    )
     assert empty.inference.post("/predictions/talker").status_code == 200
 
 
 def test_a_registration_that_is_not_awaited_is_accepted(empty):
-    answer = empty.management.post("/models", params={"url": "talker.mar", "initial_workers": 1, "synchronous": "False"})
+    answer = empty.management.post(
+        "/models", params={"url": "talker.mar", "initial_workers": 1, "synchronous": "False"}
+    )
     assert (answer.status_code, status_of(answer)) == (202, "Processing worker updates...")
     assert empty.inference.post("/predictions/talker").status_code == 200  # it waits for the worker
 
@@ -67,16 +87,25 @@ def test_a_json_body_takes_the_same_parameters(empty):
         "response_timeout": 11,
         "startup_timeout": 12,
     }
-    answer = empty.management.post("/models", json=order | {"initial_workers": 0}, params={"batch_size": 99})
+    answer = empty.management.post(
+        "/models", json=order | {"initial_workers": 0}, params={"batch_size": 99}
+    )
     assert answer.status_code == 200
     (described,) = empty.management.get("/models/mine").json()
-    assert [described[key] for key in ("batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")] == [3, 7, 11, 12]
+    assert [
+        described[key]
+        for key in ("batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout")
+    ] == [3, 7, 11, 12]
 
 
 def test_the_archives_own_configuration_holds_where_nothing_is_asked(empty):
     empty.management.post("/models", params={"url": "other.mar", "initial_workers": 0})
     (described,) = empty.management.get("/models/other").json()
-    assert [described[key] for key in ("batchSize", "maxBatchDelay", "responseTimeout")] == [4, 50, 9]
+    assert [described[key] for key in ("batchSize", "maxBatchDelay", "responseTimeout")] == [
+        4,
+        50,
+        9,
+    ]
 
 
 def test_the_url_is_required(empty, error_of):
@@ -118,43 +147,77 @@ def test_a_parameter_that_cannot_be_used_is_named_with_its_value(empty, name, va
     ],
 )
 def test_a_json_body_that_cannot_be_used_is_refused(empty, body, text, error_of):
-    answer = empty.management.post("/models", content=body, headers={"content-type": "application/json"})
+    answer = empty.management.post(
+        "/models", content=body, headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 400
     assert text in error_of(answer)[1]
 
 
 def test_half_a_surrogate_pair_is_no_name_of_a_file_and_no_error_of_the_server(empty, error_of):
-    for half in (b"\\ud800", b"\\udc80"):  # the second one is what Python makes of a byte in a file's name
-        answer = empty.management.post("/models", content=b'{"url": "%b.mar"}' % half, headers={"content-type": "application/json"})
+    for half in (
+        b"\\ud800",
+        b"\\udc80",
+    ):  # the second one is what Python makes of a byte in a file's name
+        answer = empty.management.post(
+            "/models",
+            content=b'{"url": "%b.mar"}' % half,
+            headers={"content-type": "application/json"},
+        )
         assert (answer.status_code, error_of(answer)[0]) == (404, "ModelNotFoundException")
 
 
 def test_a_json_body_over_the_limit_is_refused(empty):
-    answer = empty.management.post("/models", content=b" " * 100_001, headers={"content-type": "application/json"})
+    answer = empty.management.post(
+        "/models", content=b" " * 100_001, headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 413
 
 
 def test_an_unknown_runtime_is_refused(empty, error_of):
     answer = empty.management.post("/models", params={"url": "talker.mar", "runtime": "java"})
-    assert (answer.status_code, error_of(answer)) == (400, ("BadRequestException", "Invalid RuntimeType value: java"))
-
-
-@pytest.mark.parametrize("url", ["../talker.mar", "a/../../talker.mar", "..%2ftalker.mar", "..\\talker.mar"])
-def test_a_path_out_of_the_store_is_refused(empty, url, error_of):
-    for answer in (empty.management.post("/models", params={"url": url}), empty.management.post("/models", json={"url": url})):
-        assert answer.status_code == 404
-        assert error_of(answer) == ("ModelNotFoundException", f"Relative path is not allowed in url: {url}")
+    assert (answer.status_code, error_of(answer)) == (
+        400,
+        ("BadRequestException", "Invalid RuntimeType value: java"),
+    )
 
 
 @pytest.mark.parametrize(
-    "query", ["url=%2e%2e/talker.mar", "url=%2E%2E%2Ftalker.mar", "url=%252e%252e%252ftalker.mar", "url=..%5ctalker.mar"]
+    "url", ["../talker.mar", "a/../../talker.mar", "..%2ftalker.mar", "..\\talker.mar"]
+)
+def test_a_path_out_of_the_store_is_refused(empty, url, error_of):
+    for answer in (
+        empty.management.post("/models", params={"url": url}),
+        empty.management.post("/models", json={"url": url}),
+    ):
+        assert answer.status_code == 404
+        assert error_of(answer) == (
+            "ModelNotFoundException",
+            f"Relative path is not allowed in url: {url}",
+        )
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "url=%2e%2e/talker.mar",
+        "url=%2E%2E%2Ftalker.mar",
+        "url=%252e%252e%252ftalker.mar",
+        "url=..%5ctalker.mar",
+    ],
 )
 def test_an_encoded_path_out_of_the_store_is_refused(empty, query):
     assert empty.management.post(f"/models?{query}").status_code == 404
 
 
 @pytest.mark.parametrize(
-    "url", ["http://169.254.169.254/talker.mar", "https://example.org/talker.mar", "file:///etc/passwd", "s3://bucket/talker.mar"]
+    "url",
+    [
+        "http://169.254.169.254/talker.mar",
+        "https://example.org/talker.mar",
+        "file:///etc/passwd",
+        "s3://bucket/talker.mar",
+    ],
 )
 def test_a_remote_address_is_refused(empty, url, error_of):
     answer = empty.management.post("/models", params={"url": url})
@@ -165,7 +228,15 @@ def test_a_remote_address_is_refused(empty, url, error_of):
     assert "store" in message
 
 
-@pytest.mark.parametrize("name", ["nobody.mar", "x" * 300 + ".mar", "junk.mar/x.mar", "\udcff.mar".encode("utf-8", "surrogateescape")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nobody.mar",
+        "x" * 300 + ".mar",
+        "junk.mar/x.mar",
+        "\udcff.mar".encode("utf-8", "surrogateescape"),
+    ],
+)
 def test_a_file_that_is_not_there_is_not_found(empty, name, error_of):
     answer = empty.management.post("/models", params={"url": name})
     assert answer.status_code == 404
@@ -181,7 +252,9 @@ def test_a_file_that_is_no_archive_is_refused(empty, error_of):
 
 @pytest.mark.parametrize("name", ["../../x", "a b", "a/b", "", "-x"])
 def test_a_name_that_is_no_name_is_refused(empty, name):
-    answer = empty.management.post("/models", params={"url": "talker.mar", "model_name": name, "initial_workers": 0})
+    answer = empty.management.post(
+        "/models", params={"url": "talker.mar", "model_name": name, "initial_workers": 0}
+    )
     assert (answer.status_code == 400) == bool(name)
 
 
@@ -189,7 +262,10 @@ def test_a_version_is_registered_once(empty, error_of):
     empty.register("talker.mar", initial_workers=0)
     answer = empty.management.post("/models", params={"url": "talker.mar"})
     assert answer.status_code == 409
-    assert error_of(answer) == ("ConflictStatusException", "Model version 1.0 is already registered for model talker")
+    assert error_of(answer) == (
+        "ConflictStatusException",
+        "Model version 1.0 is already registered for model talker",
+    )
 
 
 def test_an_archive_decides_on_its_number_of_workers_before_the_registration(empty):
@@ -197,49 +273,86 @@ def test_an_archive_decides_on_its_number_of_workers_before_the_registration(emp
     config = "minWorkers: 1\nmaxWorkers: 2\n"
     for version in ("1.0", "2.0"):
         empty.write_mar(
-            f"decided-{version}.mar", handler=NO_MEMORY.replace("raise {error}", "pass"), config=config, name="decided", version=version
+            f"decided-{version}.mar",
+            handler=NO_MEMORY.replace("raise {error}", "pass"),
+            config=config,
+            name="decided",
+            version=version,
         )
-    answer = empty.management.post("/models", params={"url": "decided-1.0.mar", "initial_workers": 0})
+    answer = empty.management.post(
+        "/models", params={"url": "decided-1.0.mar", "initial_workers": 0}
+    )
     assert status_of(answer) == 'Model "decided" Version: 1.0 registered with 1 initial workers'
     (described,) = empty.management.get("/models/decided").json()
-    assert (described["minWorkers"], described["maxWorkers"], len(described["workers"])) == (1, 2, 1)
-    empty.management.post("/models", params={"url": "decided-2.0.mar", "initial_workers": 0, "replace": "true"})
+    assert (described["minWorkers"], described["maxWorkers"], len(described["workers"])) == (
+        1,
+        2,
+        1,
+    )
+    empty.management.post(
+        "/models", params={"url": "decided-2.0.mar", "initial_workers": 0, "replace": "true"}
+    )
     (described,) = empty.management.get("/models/decided").json()
     assert (described["modelVersion"], described["minWorkers"]) == ("2.0", 0)
 
 
 def test_empty_parameters_count_as_not_given(empty, error_of):
-    names = ("model_name", "runtime", "handler", "batch_size", "max_batch_delay", "initial_workers", "synchronous", "response_timeout")
+    names = (
+        "model_name",
+        "runtime",
+        "handler",
+        "batch_size",
+        "max_batch_delay",
+        "initial_workers",
+        "synchronous",
+        "response_timeout",
+    )
     query = "&".join(f"{name}=" for name in names)
     answer = empty.management.post(f"/models?url=talker.mar&{query}&startup_timeout")
     assert status_of(answer).startswith('Model "talker" Version: 1.0 registered with')
-    assert empty.management.get("/models?limit=&next_page_token=").json()["models"] == [{"modelName": "talker", "modelUrl": "talker.mar"}]
+    assert empty.management.get("/models?limit=&next_page_token=").json()["models"] == [
+        {"modelName": "talker", "modelUrl": "talker.mar"}
+    ]
     assert empty.management.get("/models/talker?customized=").status_code == 200
-    answer = empty.management.put("/models/talker?min_worker=&max_worker=&model_version=&synchronous=true&number_gpu=")
+    answer = empty.management.put(
+        "/models/talker?min_worker=&max_worker=&model_version=&synchronous=true&number_gpu="
+    )
     assert (answer.status_code, status_of(answer)) == (200, "Workers scaled to 1 for model: talker")
     assert error_of(empty.management.post("/models?url="))[1] == "Parameter url is required."
 
 
 def test_a_batch_size_of_zero_is_one(empty):
-    empty.management.post("/models", params={"url": "talker.mar", "initial_workers": 1, "batch_size": 0})
-    assert empty.management.get("/models/talker").json()[0]["batchSize"] == 0  # as TorchServe describes it
+    empty.management.post(
+        "/models", params={"url": "talker.mar", "initial_workers": 1, "batch_size": 0}
+    )
+    assert (
+        empty.management.get("/models/talker").json()[0]["batchSize"] == 0
+    )  # as TorchServe describes it
     assert [empty.inference.post("/predictions/talker").status_code for _ in range(2)] == [200, 200]
 
 
 def test_with_no_time_to_answer_every_request_fails_until_there_is_some(empty, error_of):
-    empty.management.post("/models", params={"url": "talker.mar", "initial_workers": 1, "response_timeout": 0})
+    empty.management.post(
+        "/models", params={"url": "talker.mar", "initial_workers": 1, "response_timeout": 0}
+    )
     answer = empty.inference.post("/predictions/talker")
     assert answer.status_code == 500
     assert error_of(answer)[1].startswith("Worker died. ")
     assert empty.management.get("/models/talker").json()[0]["workerRestarts"] == 0
-    assert empty.management.put("/models/talker", params={"response_timeout": 60}).status_code == 200
+    assert (
+        empty.management.put("/models/talker", params={"response_timeout": 60}).status_code == 200
+    )
     assert empty.inference.post("/predictions/talker").status_code == 200
 
 
 def test_with_no_time_to_load_a_model_is_not_registered(empty, error_of):
-    answer = empty.management.post("/models", params={"url": "talker.mar", "initial_workers": 1, "startup_timeout": 0})
+    answer = empty.management.post(
+        "/models", params={"url": "talker.mar", "initial_workers": 1, "startup_timeout": 0}
+    )
     assert answer.status_code == 500
-    assert error_of(answer)[1].startswith("Failed to start workers for model talker version: 1.0. the model was not loaded within 0 s")
+    assert error_of(answer)[1].startswith(
+        "Failed to start workers for model talker version: 1.0. the model was not loaded within 0 s"
+    )
     assert empty.management.get("/models/talker").status_code == 404
 
 
@@ -247,7 +360,10 @@ def test_with_no_time_to_unregister_a_model_is_gone_once_its_workers_are(start_s
     with start_server(unregister_model_timeout=0) as server:
         server.register("talker.mar", initial_workers=1)
         answer = server.management.delete("/models/talker")
-        assert (answer.status_code, error_of(answer)) == (408, ("RequestTimeoutException", "Timed out while cleaning resources: talker"))
+        assert (answer.status_code, error_of(answer)) == (
+            408,
+            ("RequestTimeoutException", "Timed out while cleaning resources: talker"),
+        )
         assert server.management.get("/models/talker").json()[0]["minWorkers"] == 0
         assert server.management.delete("/models/talker").status_code == 200
 
@@ -262,16 +378,25 @@ class Model:
 """
 
 
-@pytest.mark.parametrize("error", ["MemoryError('all gone')", 'RuntimeError("DefaultCPUAllocator: can\'t allocate memory")'])
+@pytest.mark.parametrize(
+    "error",
+    ["MemoryError('all gone')", 'RuntimeError("DefaultCPUAllocator: can\'t allocate memory")'],
+)
 def test_a_model_for_which_there_is_no_memory_is_507(empty, error_of, error):
     empty.write_mar("large.mar", handler=NO_MEMORY.format(error=error))
     answer = empty.management.post("/models", params={"url": "large.mar", "initial_workers": 1})
     assert answer.status_code == 507
     kind, message = error_of(answer)
-    assert (kind, message.startswith("Failed to start workers for model large version: 1.0. ")) == ("InternalServerException", True)
+    assert (kind, message.startswith("Failed to start workers for model large version: 1.0. ")) == (
+        "InternalServerException",
+        True,
+    )
     empty.management.post("/models", params={"url": "large.mar", "initial_workers": 0})
     answer = empty.management.put("/models/large", params={"min_worker": 1, "synchronous": "true"})
-    assert (answer.status_code, error_of(answer)[1].partition(". ")[0]) == (507, "Failed to start workers for model large version: null")
+    assert (answer.status_code, error_of(answer)[1].partition(". ")[0]) == (
+        507,
+        "Failed to start workers for model large version: null",
+    )
 
 
 def test_a_model_that_does_not_load_answers_with_its_traceback(empty, error_of):
@@ -292,7 +417,9 @@ def test_a_model_that_does_not_load_is_described_with_its_traceback(empty, error
     assert answer.status_code == 500
     assert error_of(answer)[1].startswith("Failed to start workers for model broken version: null")
     (described,) = empty.management.get("/models/broken").json()
-    assert "ModuleNotFoundError: No module named 'no_such_module_anywhere'" in described["lastError"]
+    assert (
+        "ModuleNotFoundError: No module named 'no_such_module_anywhere'" in described["lastError"]
+    )
     until(lambda: empty.management.get("/models/broken").json()[0]["workerRestarts"] > 0)
 
 
@@ -303,11 +430,16 @@ def test_models_are_listed_by_name_and_page(empty):
     for name in ("c", "a", "b"):
         empty.register("talker.mar", model_name=name, initial_workers=0)
     answer = empty.management.get("/models")
-    assert answer.json() == {"models": [{"modelName": name, "modelUrl": "talker.mar"} for name in "abc"]}
+    assert answer.json() == {
+        "models": [{"modelName": name, "modelUrl": "talker.mar"} for name in "abc"]
+    }
     assert answer.text == json.dumps(answer.json(), indent=2) + "\n"
     page = empty.management.get("/models", params={"limit": 2}).json()
     assert list(page) == ["nextPageToken", "models"]
-    assert (page["nextPageToken"], [model["modelName"] for model in page["models"]]) == ("2", ["a", "b"])
+    assert (page["nextPageToken"], [model["modelName"] for model in page["models"]]) == (
+        "2",
+        ["a", "b"],
+    )
     last = empty.management.get("/models", params={"limit": 2, "next_page_token": 2}).json()
     assert last == {"models": [{"modelName": "c", "modelUrl": "talker.mar"}]}
     for odd in ({"limit": -1}, {"limit": 0}, {"limit": 101}, {"next_page_token": -5}):
@@ -332,13 +464,36 @@ def test_a_model_is_described_as_torchserve_does(server):
         "maxBatchBytes jobQueueSize maxQueueBytes overloadStatus workerRestarts"
     )
     assert list(described) == fields.split()
-    assert (described["modelName"], described["modelVersion"], described["modelUrl"]) == ("talker", "1.0", "talker.mar")
-    assert (described["minWorkers"], described["maxWorkers"], described["batchSize"], described["maxBatchDelay"]) == (1, 1, 1, 100)
+    assert (described["modelName"], described["modelVersion"], described["modelUrl"]) == (
+        "talker",
+        "1.0",
+        "talker.mar",
+    )
+    assert (
+        described["minWorkers"],
+        described["maxWorkers"],
+        described["batchSize"],
+        described["maxBatchDelay"],
+    ) == (1, 1, 1, 100)
     assert described["loadedAtStartup"] is False
     assert described["jobQueueStatus"] == {"remainingCapacity": 100, "pendingRequests": 0}
     (worker,) = described["workers"]
-    assert list(worker) == ["id", "startTime", "status", "memoryUsage", "pid", "gpu", "gpuUsage", "restarts"]
-    assert (worker["id"], worker["status"], worker["gpu"], worker["gpuUsage"]) == ("9000", "READY", False, "N/A")
+    assert list(worker) == [
+        "id",
+        "startTime",
+        "status",
+        "memoryUsage",
+        "pid",
+        "gpu",
+        "gpuUsage",
+        "restarts",
+    ]
+    assert (worker["id"], worker["status"], worker["gpu"], worker["gpuUsage"]) == (
+        "9000",
+        "READY",
+        False,
+        "N/A",
+    )
     assert worker["startTime"][10] == "T"
     assert worker["startTime"].endswith("Z")
     assert worker["memoryUsage"] > 1 << 20
@@ -348,16 +503,25 @@ def test_a_model_is_described_as_torchserve_does(server):
 def test_one_version_or_all_are_described(server):
     (described,) = server.management.get("/models/talker/2.0").json()
     assert (described["modelVersion"], described["workers"]) == ("2.0", [])
-    assert [one["modelVersion"] for one in server.management.get("/models/talker/all").json()] == ["1.0", "2.0"]
+    assert [one["modelVersion"] for one in server.management.get("/models/talker/all").json()] == [
+        "1.0",
+        "2.0",
+    ]
 
 
 @pytest.mark.parametrize("verb", ["GET", "PUT", "DELETE"])
 def test_what_is_not_there_is_not_found(server, verb, error_of):
     answer = server.management.request(verb, "/models/nobody")
-    assert (answer.status_code, error_of(answer)) == (404, ("ModelNotFoundException", "Model not found: nobody"))
+    assert (answer.status_code, error_of(answer)) == (
+        404,
+        ("ModelNotFoundException", "Model not found: nobody"),
+    )
     answer = server.management.request(verb, "/models/talker/1.3.1")
     assert answer.status_code == 404
-    assert error_of(answer) == ("ModelVersionNotFoundException", "Model version: 1.3.1 does not exist for model: talker")
+    assert error_of(answer) == (
+        "ModelVersionNotFoundException",
+        "Model version: 1.3.1 does not exist for model: talker",
+    )
 
 
 def test_the_handler_is_asked_for_its_own_description(server):
@@ -366,7 +530,9 @@ def test_the_handler_is_asked_for_its_own_description(server):
 
 
 def test_of_all_versions_those_with_workers_are_asked_for_their_own_description(server):
-    first, second = server.management.get("/models/talker/all", params={"customized": "true"}).json()
+    first, second = server.management.get(
+        "/models/talker/all", params={"customized": "true"}
+    ).json()
     assert (first["modelVersion"], first["customizedMetadata"]) == ("1.0", {"labels": 10})
     assert second["modelVersion"] == "2.0"
     assert "customizedMetadata" not in second
@@ -389,28 +555,45 @@ def test_workers_are_scaled_up_and_down(empty):
     assert (answer.status_code, status_of(answer)) == (200, "Workers scaled to 2 for model: talker")
     (described,) = empty.management.get("/models/talker").json()
     assert [worker["status"] for worker in described["workers"]] == ["READY", "READY"]
-    answer = empty.management.put("/models/talker/1.0", params={"min_worker": 0, "synchronous": "true"})
-    assert (answer.status_code, status_of(answer)) == (200, "Workers scaled to 0 for model: talker, version: 1.0")
+    answer = empty.management.put(
+        "/models/talker/1.0", params={"min_worker": 0, "synchronous": "true"}
+    )
+    assert (answer.status_code, status_of(answer)) == (
+        200,
+        "Workers scaled to 0 for model: talker, version: 1.0",
+    )
     assert empty.management.get("/models/talker").json()[0]["workers"] == []
 
 
 def test_scaling_is_not_awaited_unless_asked(empty, until):
     empty.register("talker.mar", initial_workers=0)
     for path, params in (("/models/talker", {"model_version": "1.0"}), ("/models/talker/1.0", {})):
-        answer = empty.management.put(path, params={"min_worker": 1, "max_worker": 1, "number_gpu": 0, "timeout": 1} | params)
+        answer = empty.management.put(
+            path, params={"min_worker": 1, "max_worker": 1, "number_gpu": 0, "timeout": 1} | params
+        )
         assert (answer.status_code, status_of(answer)) == (202, "Processing worker updates...")
-    until(lambda: [one["status"] for one in empty.management.get("/models/talker").json()[0]["workers"]] == ["READY"])
+    until(
+        lambda: (
+            [one["status"] for one in empty.management.get("/models/talker").json()[0]["workers"]]
+            == ["READY"]
+        )
+    )
 
 
 def test_the_most_cannot_be_less_than_the_least(server, error_of):
     answer = server.management.put("/models/talker", params={"min_worker": 2, "max_worker": 1})
-    assert (answer.status_code, error_of(answer)) == (400, ("BadRequestException", "max_worker cannot be less than min_worker."))
+    assert (answer.status_code, error_of(answer)) == (
+        400,
+        ("BadRequestException", "max_worker cannot be less than min_worker."),
+    )
 
 
 def test_more_workers_than_any_machine_has_room_for_are_refused(server, error_of):
     before = server.management.get("/models/talker").json()[0]["minWorkers"]
     answer = server.management.put("/models/talker", params={"min_worker": 10**20})
-    message = f"{10**20} workers are too many: the limit is 1024 per version of a model. Request fewer."
+    message = (
+        f"{10**20} workers are too many: the limit is 1024 per version of a model. Request fewer."
+    )
     assert (answer.status_code, error_of(answer)) == (400, ("BadRequestException", message))
     assert server.management.get("/models/talker").json()[0]["minWorkers"] == before
 
@@ -428,12 +611,17 @@ def test_the_default_version_can_be_set(empty, error_of):
     assert status_of(answer) == 'Default version successfully updated for model "talker" to "2.0"'
     assert empty.management.get("/models/talker").json()[0]["modelVersion"] == "2.0"
     answer = empty.management.put("/models/talker/3.3.3/set-default")
-    assert error_of(answer) == ("ModelVersionNotFoundException", "Model version 3.3.3 does not exist for model talker")
+    assert error_of(answer) == (
+        "ModelVersionNotFoundException",
+        "Model version 3.3.3 does not exist for model talker",
+    )
 
 
 def test_a_model_is_unregistered(empty):
     empty.register("talker.mar", initial_workers=1)
-    answer = empty.management.delete("/models/talker", params={"synchronous": "true", "timeout": "-1"})
+    answer = empty.management.delete(
+        "/models/talker", params={"synchronous": "true", "timeout": "-1"}
+    )
     assert (answer.status_code, status_of(answer)) == (200, 'Model "talker" unregistered')
     assert empty.management.get("/models/talker").status_code == 404
     assert empty.inference.post("/predictions/talker").status_code == 404
@@ -450,7 +638,10 @@ def test_the_default_version_is_not_removed_before_the_others(empty, error_of):
         assert message.startswith("Cannot remove default version for model talker. ")
         assert "`tsx models set-default talker 2.0`" in message
     answer = empty.management.delete("/models/talker/2.0")
-    assert (answer.status_code, status_of(answer)) == (200, 'Model "talker" unregistered: version 2.0')
+    assert (answer.status_code, status_of(answer)) == (
+        200,
+        'Model "talker" unregistered: version 2.0',
+    )
 
 
 # Routes
@@ -458,16 +649,26 @@ def test_the_default_version_is_not_removed_before_the_others(empty, error_of):
 
 @pytest.mark.parametrize(
     ("verb", "path"),
-    [("DELETE", "/models"), ("POST", "/models/talker"), ("PATCH", "/models/talker/1.0"), ("GET", "/models/a/1/set-default")],
+    [
+        ("DELETE", "/models"),
+        ("POST", "/models/talker"),
+        ("PATCH", "/models/talker/1.0"),
+        ("GET", "/models/a/1/set-default"),
+    ],
 )
 def test_a_verb_that_a_route_does_not_take_is_named_so(server, verb, path, error_of):
     answer = server.management.request(verb, path)
     assert answer.status_code == 405
-    assert error_of(answer) == ("MethodNotAllowedException", "Requested method is not allowed, please refer to API document.")
+    assert error_of(answer) == (
+        "MethodNotAllowedException",
+        "Requested method is not allowed, please refer to API document.",
+    )
     assert answer.headers["allow"]
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/models/talker/1.0/what", "/predictions/talker", "/ping", "/metrics"])
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/models/talker/1.0/what", "/predictions/talker", "/ping", "/metrics"]
+)
 def test_an_unknown_route_is_not_found(server, path, error_of):
     answer = server.management.get(path)
     assert answer.status_code in (404, 405)
@@ -485,20 +686,37 @@ def test_options_describe_a_models_management(server):
 
 
 def test_a_handler_may_describe_itself_in_words_or_fail(empty, error_of):
-    empty.write_mar("wordy.mar", name="wordy", handler="def handle(data, context):\n    return data and ['a plain text']\n")
-    empty.write_mar("silent.mar", name="silent", handler="def handle(data, context):\n    if data: raise ValueError('no idea')\n")
+    empty.write_mar(
+        "wordy.mar",
+        name="wordy",
+        handler="def handle(data, context):\n    return data and ['a plain text']\n",
+    )
+    empty.write_mar(
+        "silent.mar",
+        name="silent",
+        handler="def handle(data, context):\n    if data: raise ValueError('no idea')\n",
+    )
     empty.register("wordy.mar", initial_workers=1)
     empty.register("silent.mar", initial_workers=1)
-    assert empty.management.get("/models/wordy", params={"customized": "true"}).json()[0]["customizedMetadata"] == "a plain text"
+    assert (
+        empty.management.get("/models/wordy", params={"customized": "true"}).json()[0][
+            "customizedMetadata"
+        ]
+        == "a plain text"
+    )
     answer = empty.management.get("/models/silent", params={"customized": "true"})
     assert answer.status_code == 500
-    assert error_of(answer)[1].startswith('The handler of model "silent" could not describe it: Prediction failed')
+    assert error_of(answer)[1].startswith(
+        'The handler of model "silent" could not describe it: Prediction failed'
+    )
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_order_does_no_harm(server):
     parts = urlsplit(str(server.management.base_url))
     with socket.create_connection((parts.hostname, parts.port)) as sock:
-        sock.sendall(b"POST /models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{")
+        sock.sendall(
+            b"POST /models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{"
+        )
     assert server.management.get("/models").status_code == 200
 
 
@@ -525,7 +743,9 @@ LIMITS = {
 def described_limits(server, model):
     (reported,) = server.management.get(f"/models/{model}").json()
     names = {name: to_camel(name) for name in LIMITS} | {"client_timeout": "clientTimeoutInMills"}
-    return {name: reported[camel] for name, camel in names.items()} | {"workers": len(reported["workers"])}
+    return {name: reported[camel] for name, camel in names.items()} | {
+        "workers": len(reported["workers"])
+    }
 
 
 @pytest.mark.parametrize("path", ["/models/talker", "/models/talker/1.0"])
@@ -534,7 +754,10 @@ def test_one_limit_is_changed_and_nothing_else(empty, path, name):
     empty.register("talker.mar", initial_workers=0, client_timeout=1)
     before = described_limits(empty, "talker")
     answer = empty.management.put(path, params={name: LIMITS[name]})
-    assert (answer.status_code, status_of(answer)) == (200, f'Changed for model "talker" Version: 1.0: {name} = {LIMITS[name]}')
+    assert (answer.status_code, status_of(answer)) == (
+        200,
+        f'Changed for model "talker" Version: 1.0: {name} = {LIMITS[name]}',
+    )
     assert described_limits(empty, "talker") == before | {name: LIMITS[name]}
 
 
@@ -544,18 +767,30 @@ def test_a_registration_sets_the_same_limits(empty):
 
 
 def test_a_limit_may_have_its_name_in_the_archive(empty):
-    empty.management.post("/models", json={"url": "talker.mar", "initial_workers": 0, "batchSize": 5}).raise_for_status()
+    empty.management.post(
+        "/models", json={"url": "talker.mar", "initial_workers": 0, "batchSize": 5}
+    ).raise_for_status()
     assert described_limits(empty, "talker")["batch_size"] == 5
-    changed = empty.management.put("/models/talker", params={"batchSize": 6, "clientTimeoutInMills": 70})
-    assert (changed.status_code, changed.json()["status"].endswith("batch_size = 6, client_timeout = 70")) == (200, True)
+    changed = empty.management.put(
+        "/models/talker", params={"batchSize": 6, "clientTimeoutInMills": 70}
+    )
+    assert (
+        changed.status_code,
+        changed.json()["status"].endswith("batch_size = 6, client_timeout = 70"),
+    ) == (200, True)
 
 
 def test_limits_and_workers_change_together(empty):
     empty.register("talker.mar", initial_workers=0)
-    answer = empty.management.put("/models/talker", params={"min_worker": 1, "batch_size": 4, "synchronous": "true"})
+    answer = empty.management.put(
+        "/models/talker", params={"min_worker": 1, "batch_size": 4, "synchronous": "true"}
+    )
     assert (answer.status_code, status_of(answer)) == (200, "Workers scaled to 1 for model: talker")
     assert described_limits(empty, "talker")["batch_size"] == 4
-    assert empty.inference.post("/predictions/talker", content=b"a", headers={"x-do": "bytes"}).text == "a"
+    assert (
+        empty.inference.post("/predictions/talker", content=b"a", headers={"x-do": "bytes"}).text
+        == "a"
+    )
 
 
 @pytest.mark.parametrize(
@@ -565,7 +800,10 @@ def test_limits_and_workers_change_together(empty):
         ({"job_queue_size": "many"}, "Parameter job_queue_size is 'many'"),
         ({"overload_status": 500}, "Parameter overload_status is '500'"),
         ({"batchsize": 4}, "Parameter batchsize is not known; did you mean 'batch_size'?"),
-        ({"min_worker": 2, "max_worker": 1, "batch_size": 4}, "max_worker cannot be less than min_worker."),
+        (
+            {"min_worker": 2, "max_worker": 1, "batch_size": 4},
+            "max_worker cannot be less than min_worker.",
+        ),
         ({"min_worker": 100_000, "batch_size": 4}, "100000 workers are too many"),
         ({"min_worker": 1000, "batch_size": 4}, "or max_workers = 1000 in [models.talker]"),
     ],
@@ -581,7 +819,10 @@ def test_a_limit_that_cannot_be_is_named_and_nothing_is_changed(empty, given, wo
 
 def test_a_parameter_that_is_like_none_of_ours_is_passed_over_as_torchserve_does(empty):
     empty.register("talker.mar", initial_workers=0)
-    assert empty.management.put("/models/talker", params={"min_worker": 0, "zone": "b"}).status_code == 202
+    assert (
+        empty.management.put("/models/talker", params={"min_worker": 0, "zone": "b"}).status_code
+        == 202
+    )
 
 
 def test_a_shorter_response_timeout_holds_for_what_has_begun(empty, tmp_path, until):
@@ -589,7 +830,9 @@ def test_a_shorter_response_timeout_holds_for_what_has_begun(empty, tmp_path, un
     version = empty.registry.find("talker")
     answers = []
     headers = {"x-do": "wait", "x-file": str(tmp_path / "never")}
-    asking = threading.Thread(target=lambda: answers.append(empty.inference.post("/predictions/talker", headers=headers)))
+    asking = threading.Thread(
+        target=lambda: answers.append(empty.inference.post("/predictions/talker", headers=headers))
+    )
     asking.start()
     until(lambda: version.stats.requests == 1)
     empty.management.put("/models/talker", params={"response_timeout": 1})
@@ -600,7 +843,11 @@ def test_a_shorter_response_timeout_holds_for_what_has_begun(empty, tmp_path, un
 
 def test_no_worker_is_measured_on_the_event_loop(server, monkeypatch):
     threads, measure = [], Worker.memory
-    monkeypatch.setattr(Worker, "memory", lambda worker: threads.append(threading.current_thread().name) or measure(worker))
+    monkeypatch.setattr(
+        Worker,
+        "memory",
+        lambda worker: threads.append(threading.current_thread().name) or measure(worker),
+    )
     (described,) = server.management.get("/models/talker").json()
     assert described["workers"][0]["memoryUsage"] > 1 << 20
     assert threads

@@ -26,12 +26,16 @@ def put(server: RunningServer, **terms: Any) -> Any:
 
 
 def recorded(server: RunningServer, place: Path) -> list[Recorded]:
-    reported = server.management.get("/models/talker/record").json()  # once all before it is on the disk
+    reported = server.management.get(
+        "/models/talker/record"
+    ).json()  # once all before it is on the disk
     return list(read(Path(reported["directory"]))) if reported["files"] else []
 
 
 @pytest.mark.usefixtures("processes")
-def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(place: Path, error_of: Any) -> None:
+def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(
+    place: Path, error_of: Any
+) -> None:
     settings = make_settings(place, state_dir=place / "state")
     with running_server(settings) as server:
         server.register("talker.mar", initial_workers=1)
@@ -39,7 +43,13 @@ def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(pla
         reported = put(server, share="100%", max_size="1MB", max_age="1d")
         assert reported["directory"] == str(place / "state" / "recordings" / "talker")
         for lane in ("fast", "other"):
-            server.ask(b"body " + lane.encode(), "/models/talker/invoke?a=1&token=x", lane=lane, authorization="Bearer s3cret", x_own="1")
+            server.ask(
+                b"body " + lane.encode(),
+                "/models/talker/invoke?a=1&token=x",
+                lane=lane,
+                authorization="Bearer s3cret",
+                x_own="1",
+            )
         server.ask(b"none", "/predictions/talker/1.0")  # who names a version is not recorded
         assert server.ask(b"", x_do="raise").status_code == 500
         assert server.ask(b"s", x_do="stream").text == "abc"
@@ -74,9 +84,18 @@ def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(pla
         assert "x-tsx-model-version" not in server.ask(b"unrecorded").headers
         assert len(recorded(server, place)) == 7
         assert server.management.delete("/models/talker/record?remove=true").json()["files"] == 0
-        assert error_of(server.management.get("/models/other/record")) == ("ModelNotFoundException", "Model not found: other")
-        for wrong, words in (({"shar": 1}, "shar"), ({"max_size": "1 horse"}, "100MB"), ({"share": 0}, "share")):
-            kind, text = error_of(server.management.put("/models/talker/record", content=json.dumps(wrong)))
+        assert error_of(server.management.get("/models/other/record")) == (
+            "ModelNotFoundException",
+            "Model not found: other",
+        )
+        for wrong, words in (
+            ({"shar": 1}, "shar"),
+            ({"max_size": "1 horse"}, "100MB"),
+            ({"share": 0}, "share"),
+        ):
+            kind, text = error_of(
+                server.management.put("/models/talker/record", content=json.dumps(wrong))
+            )
             assert kind == "BadRequestException"
             assert words in text
 
@@ -90,7 +109,10 @@ def test_a_share_of_the_requests_is_recorded_and_only_named_headers(place: Path)
             server.ask(b"x", x_own="1", x_other="2")
         entries = recorded(server, place)
         assert 60 - 39 < len(entries) < 60 + 39  # six deviations
-        assert {name.lower() for entry in entries for name, _ in entry.headers} - {"explain", "url_path"} == {"x-own"}
+        assert {name.lower() for entry in entries for name, _ in entry.headers} - {
+            "explain",
+            "url_path",
+        } == {"x-own"}
         server.call(lambda: server.registry.unregister("talker"))
         server.register("talker.mar", initial_workers=1)
         assert server.management.get("/models/talker/record").json()["recording"] is False

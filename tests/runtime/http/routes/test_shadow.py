@@ -1,4 +1,6 @@
-"""A shadow gets copies, and clients see nothing of it: not its answers, not its errors, not that it hangs, crashes or is killed."""
+"""A shadow gets copies, and clients see nothing of it: not its answers, not its errors, not that it
+hangs, crashes or is killed.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,12 @@ def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     store, packages = tmp_path_factory.mktemp("twins"), tmp_path_factory.mktemp("packages")
     for number in ("1.0", "2.0"):
         make_model(store / f"twin-{number}.mar", TWINS, name="twin", version=number)
-    install_plugins(packages, "plugin_that_judges", PLUGIN, {"comparisons": {"mine": "plugin_that_judges:judge"}})
+    install_plugins(
+        packages,
+        "plugin_that_judges",
+        PLUGIN,
+        {"comparisons": {"mine": "plugin_that_judges:judge"}},
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(packages))
         with running_server(make_settings(store, plugins=["mine"], job_queue_size=1000)) as running:
@@ -133,7 +140,9 @@ def settled(server: RunningServer, until: Until, count: int = 1) -> Any:
     def is_settled() -> bool:
         report = reported(server)
         requests = report["requests"]
-        dealt = requests["copied"] + sum(number for reason, number in requests["shed"].items() if reason != "refused")
+        dealt = requests["copied"] + sum(
+            number for reason, number in requests["shed"].items() if reason != "refused"
+        )
         return bool(dealt >= count and not requests["under_way"])
 
     until(is_settled)
@@ -147,13 +156,20 @@ def ask(server: RunningServer, word: str, *, lane: str = "fast", **headers: str)
 
 
 @pytest.mark.parametrize("lane", ["fast", "other"])
-def test_clients_get_the_answers_of_the_primary_and_both_are_compared(twins: RunningServer, lane: str, until: Until) -> None:
+def test_clients_get_the_answers_of_the_primary_and_both_are_compared(
+    twins: RunningServer, lane: str, until: Until
+) -> None:
     begin(twins, {"kind": "top-k", "k": 1})
     assert ask(twins, "same", lane=lane).json() == {"cat": 0.75, "dog": 0.25}
     report = settled(twins, until)
     assert (report["agreed"], report["disagreed"], report["disagreement"]["rate"]) == (1, 0, 0.0)
     assert report["disagreement"]["high"] > 0.5  # nobody is sure after one
-    headers = {"authorization": "Bearer s3cret", "cookie": "session=s3cret", "x_api_key": "s3cret", "x_user": "ann"}
+    headers = {
+        "authorization": "Bearer s3cret",
+        "cookie": "session=s3cret",
+        "x_api_key": "s3cret",
+        "x_user": "ann",
+    }
     assert ask(twins, "other", lane=lane, **headers).json() == {"cat": 1, "dog": 0.5}
     report = settled(twins, until, 2)
     assert (report["agreed"], report["disagreed"], report["disagreement"]["rate"]) == (1, 1, 0.5)
@@ -169,7 +185,9 @@ def test_clients_get_the_answers_of_the_primary_and_both_are_compared(twins: Run
     assert "s3cret" not in str(report)
 
 
-def test_a_copy_has_an_id_of_its_own_and_says_what_it_is(twins: RunningServer, tmp_path: Path, until: Until) -> None:
+def test_a_copy_has_an_id_of_its_own_and_says_what_it_is(
+    twins: RunningServer, tmp_path: Path, until: Until
+) -> None:
     begin(twins)
     answer = ask(twins, "other", x_notes=str(tmp_path / "notes"))
     report = settled(twins, until)
@@ -197,7 +215,9 @@ def test_a_copy_has_an_id_of_its_own_and_says_what_it_is(twins: RunningServer, t
         ({"kind": "plugin", "name": "mine"}, "wrong", False),
     ],
 )
-def test_answers_agree_as_the_comparison_says(twins: RunningServer, compare: dict[str, Any], word: str, agrees: bool, until: Until) -> None:
+def test_answers_agree_as_the_comparison_says(
+    twins: RunningServer, compare: dict[str, Any], word: str, agrees: bool, until: Until
+) -> None:
     begin(twins, compare)
     status = ask(twins, word).status_code
     assert status == (500 if word == "both" else 200)
@@ -207,12 +227,18 @@ def test_answers_agree_as_the_comparison_says(twins: RunningServer, compare: dic
     assert (report["errors"]["primary"], report["errors"]["shadow"]) == expected
 
 
-def test_numbers_are_compared_within_a_tolerance_and_their_largest_difference_is_shown(twins: RunningServer, until: Until) -> None:
+def test_numbers_are_compared_within_a_tolerance_and_their_largest_difference_is_shown(
+    twins: RunningServer, until: Until
+) -> None:
     twins.management.put("/models/twin/shadow", json={"to": "2.0", "share": 100}).raise_for_status()
     assert "largest_difference" not in reported(twins)  # nothing was compared
     ask(twins, "same")
     report = settled(twins, until)
-    assert (report["agreed"], report["shadow"]["compare"], report["tolerance"]) == (1, {"kind": "numeric"}, {"rtol": 1e-4, "atol": 1e-6})
+    assert (report["agreed"], report["shadow"]["compare"], report["tolerance"]) == (
+        1,
+        {"kind": "numeric"},
+        {"rtol": 1e-4, "atol": 1e-6},
+    )
     assert report["largest_difference"] == pytest.approx(1e-5)
     ask(twins, "other")
     report = settled(twins, until, 2)
@@ -224,7 +250,10 @@ def test_a_shadow_that_crashes_fails_alone(twins: RunningServer, until: Until) -
     begin(twins)
     assert ask(twins, "exit").status_code == 200
     report = settled(twins, until)
-    assert (report["disagreed"], report["errors"]) == (1, {"primary": 0, "shadow": 1, "comparison": 0})
+    assert (report["disagreed"], report["errors"]) == (
+        1,
+        {"primary": 0, "shadow": 1, "comparison": 0},
+    )
     assert report["examples"][0]["why"] == "status: 200 (primary), 500 (shadow)"
     until(lambda: reported(twins)["state"] == "running")
 
@@ -239,13 +268,19 @@ def test_what_is_too_large_is_not_compared(twins: RunningServer, until: Until) -
     assert report["last_problem"] == f"an answer of the shadow has more than {LONGEST} bytes"
 
 
-def test_a_shadow_that_hangs_keeps_nobody_waiting(twins: RunningServer, tmp_path: Path, until: Until) -> None:
+def test_a_shadow_that_hangs_keeps_nobody_waiting(
+    twins: RunningServer, tmp_path: Path, until: Until
+) -> None:
     begin(twins)
     go = tmp_path / "go"
     for _ in range(10):
-        assert ask(twins, str(go)).status_code == 200  # while the shadow works on the first of them, all are answered
+        assert (
+            ask(twins, str(go)).status_code == 200
+        )  # while the shadow works on the first of them, all are answered
     report = reported(twins)
-    assert report["requests"]["under_way"] <= 3  # one that it works on, one that it has, and one that waits
+    assert (
+        report["requests"]["under_way"] <= 3
+    )  # one that it works on, one that it has, and one that waits
     assert report["requests"]["shed"]["shadow-busy"] >= 7
     go.touch()
     report = settled(twins, until, 10)
@@ -263,10 +298,15 @@ def test_a_shadow_may_take_longer_to_answer_than_a_copy_may_wait_for_it(
     time.sleep(0.6)
     (tmp_path / "go").touch()
     report = settled(twins, until)
-    assert (report["requests"]["shed"], report["requests"]["copied"]) == ({}, report["agreed"] + report["disagreed"])
+    assert (report["requests"]["shed"], report["requests"]["copied"]) == (
+        {},
+        report["agreed"] + report["disagreed"],
+    )
 
 
-def test_copies_that_hang_are_let_go_when_the_shadow_is_turned_off(twins: RunningServer, tmp_path: Path, until: Until) -> None:
+def test_copies_that_hang_are_let_go_when_the_shadow_is_turned_off(
+    twins: RunningServer, tmp_path: Path, until: Until
+) -> None:
     begin(twins)
     for _ in range(3):
         ask(twins, str(tmp_path / "go"))
@@ -274,14 +314,21 @@ def test_copies_that_hang_are_let_go_when_the_shadow_is_turned_off(twins: Runnin
     off = twins.management.patch("/models/twin/traffic", json={"shadow": None})
     assert off.json()["traffic"] == {}
     assert reported(twins)["state"] == "off"  # and what was seen stays
-    assert "x-tsx-model-version" not in twins.inference.post("/predictions/twin", content=b"same").headers
+    assert (
+        "x-tsx-model-version"
+        not in twins.inference.post("/predictions/twin", content=b"same").headers
+    )
     (tmp_path / "go").touch()
     until(lambda: not reported(twins)["requests"]["under_way"])
     assert reported(twins)["requests"]["copied"] >= 1
 
 
-def test_only_so_many_copies_are_under_way(twins: RunningServer, tmp_path: Path, until: Until) -> None:
-    twins.call(lambda: twins.registry.change("twin", "2.0", {"batch_size": 100}))  # so that its queue is not what stops them
+def test_only_so_many_copies_are_under_way(
+    twins: RunningServer, tmp_path: Path, until: Until
+) -> None:
+    twins.call(
+        lambda: twins.registry.change("twin", "2.0", {"batch_size": 100})
+    )  # so that its queue is not what stops them
     begin(twins)
     try:
         for _ in range(MOST_COPIES + 5):
@@ -294,7 +341,9 @@ def test_only_so_many_copies_are_under_way(twins: RunningServer, tmp_path: Path,
         twins.call(lambda: twins.registry.change("twin", "2.0", {"batch_size": 1}))
 
 
-def test_a_shadow_gives_way_while_requests_wait_for_the_primary(twins: RunningServer, until: Until) -> None:
+def test_a_shadow_gives_way_while_requests_wait_for_the_primary(
+    twins: RunningServer, until: Until
+) -> None:
     begin(twins)
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: ask(twins, "same"), range(200)))
@@ -308,7 +357,10 @@ def test_what_cannot_be_copied_is_reported(twins: RunningServer, until: Until) -
     begin(twins)
     twins.call(lambda: twins.registry.scale("twin", "2.0", 0))
     try:
-        assert (reported(twins)["state"], reported(twins)["why"]) == ("waiting", "No worker serves version 2.0 now.")
+        assert (reported(twins)["state"], reported(twins)["why"]) == (
+            "waiting",
+            "No worker serves version 2.0 now.",
+        )
         ask(twins, "same")
         assert settled(twins, until)["requests"]["shed"] == {"not-ready": 1}
     finally:
@@ -319,24 +371,36 @@ def test_what_cannot_be_copied_is_reported(twins: RunningServer, until: Until) -
     assert (report["state"], report["why"]) == ("waiting", "Version 3.0 is not registered.")
 
 
-def test_a_version_that_answers_everything_is_no_shadow(twins: RunningServer, until: Until, error_of: Any) -> None:
+def test_a_version_that_answers_everything_is_no_shadow(
+    twins: RunningServer, until: Until, error_of: Any
+) -> None:
     """Nothing would ever be copied to it."""
     why = "Version 1.0 of model twin already answers all requests, so no requests can be copied to it."
     said = {"to": "1.0", "share": 100}
     refused = error_of(twins.management.put("/models/twin/shadow", json=said))
     assert refused == ("BadRequestException", f"{why} Name another version, such as 2.0.")
-    labelled = {"weights": {"1.0": 1, "2.0": 0}, "labels": {"live": "1.0"}, "shadow": {"to": "live", "share": 5}}
+    labelled = {
+        "weights": {"1.0": 1, "2.0": 0},
+        "labels": {"live": "1.0"},
+        "shadow": {"to": "live", "share": 5},
+    }
     assert error_of(twins.management.put("/models/twin/traffic", json=labelled))[1].startswith(why)
     assert reported(twins)["state"] == "off"
-    twins.management.put("/models/twin/traffic", json={"weights": {"2.0": 1}, "shadow": said}).raise_for_status()
+    twins.management.put(
+        "/models/twin/traffic", json={"weights": {"2.0": 1}, "shadow": said}
+    ).raise_for_status()
     assert reported(twins)["state"] == "running"
-    twins.management.patch("/models/twin/traffic", json={"weights": None}).raise_for_status()  # it has become the one that answers
+    twins.management.patch(
+        "/models/twin/traffic", json={"weights": None}
+    ).raise_for_status()  # it has become the one that answers
     assert (reported(twins)["state"], reported(twins)["why"]) == ("waiting", why)
     ask(twins, "same")
     assert settled(twins, until)["requests"]["shed"] == {"same-version": 1}
 
 
-def test_who_names_a_version_is_not_copied_and_a_share_is_a_share(twins: RunningServer, until: Until) -> None:
+def test_who_names_a_version_is_not_copied_and_a_share_is_a_share(
+    twins: RunningServer, until: Until
+) -> None:
     begin(twins, share=30)
     for _ in range(20):
         assert twins.inference.post("/predictions/twin/1.0", content=b"same").status_code == 200
@@ -344,21 +408,31 @@ def test_who_names_a_version_is_not_copied_and_a_share_is_a_share(twins: Running
     for _ in range(200):
         ask(twins, "same")
     report = settled(twins, until, 20)
-    assert 60 - 40 < report["requests"]["copied"] + sum(report["requests"]["shed"].values()) < 60 + 40  # six deviations
+    assert (
+        60 - 40 < report["requests"]["copied"] + sum(report["requests"]["shed"].values()) < 60 + 40
+    )  # six deviations
 
 
-def test_a_plugin_that_fails_or_hangs_is_reported_and_holds_nothing_up(twins: RunningServer, until: Until) -> None:
+def test_a_plugin_that_fails_or_hangs_is_reported_and_holds_nothing_up(
+    twins: RunningServer, until: Until
+) -> None:
     module = sys.modules["plugin_that_judges"]
     begin(twins, {"kind": "plugin", "name": "mine"})
     ask(twins, "fail")
     report = settled(twins, until)
-    assert (report["errors"]["comparison"], report["last_problem"]) == (1, "the plugin 'mine' failed: RuntimeError: broken on purpose")
+    assert (report["errors"]["comparison"], report["last_problem"]) == (
+        1,
+        "the plugin 'mine' failed: RuntimeError: broken on purpose",
+    )
     begin(twins, {"kind": "plugin", "name": "mine", "timeout": 0.05})
     for count in range(1, 7):  # more than there are threads
         ask(twins, "hang")
         report = settled(twins, until, count)
     assert report["errors"]["comparison"] == 6
-    assert report["last_problem"] == "4 comparisons that exceeded their time limit are still running, so no more are started"
+    assert (
+        report["last_problem"]
+        == "4 comparisons that exceeded their time limit are still running, so no more are started"
+    )
     module.go.set()
 
     def compares_again() -> bool:
@@ -368,10 +442,17 @@ def test_a_plugin_that_fails_or_hangs_is_reported_and_holds_nothing_up(twins: Ru
 
     until(compares_again)
     request, first, second = module.seen[-1]
-    assert (request, first.status, second.status, first.body) == (b"right", 200, 200, b'{"cat": 0.75, "dog": 0.25}')
+    assert (request, first.status, second.status, first.body) == (
+        b"right",
+        200,
+        200,
+        b'{"cat": 0.75, "dog": 0.25}',
+    )
 
 
-def test_the_numbers_are_metrics_and_are_counted_again_on_request(twins: RunningServer, until: Until) -> None:
+def test_the_numbers_are_metrics_and_are_counted_again_on_request(
+    twins: RunningServer, until: Until
+) -> None:
     begin(twins, examples=1)
     for word in ("image", "same", "image"):
         ask(twins, word)
@@ -381,7 +462,10 @@ def test_the_numbers_are_metrics_and_are_counted_again_on_request(twins: Running
     assert report["examples"][0]["primary"]["body"] == {"size": 9, "base64": "+vv8/f7/MS4w"}
     text = twins.metrics.get("/metrics").text
     lines = [line for line in text.splitlines() if line.startswith("tsx_shadow_")]
-    assert any('result="disagreed"' in line and 'model_version="2.0"' in line and line.endswith(" 3.0") for line in lines)
+    assert any(
+        'result="disagreed"' in line and 'model_version="2.0"' in line and line.endswith(" 3.0")
+        for line in lines
+    )
     assert any('side="shadow"' in line and line.endswith(" 0.0") for line in lines)
     begin(twins, examples=0)
     ask(twins, "image")
@@ -390,9 +474,15 @@ def test_the_numbers_are_metrics_and_are_counted_again_on_request(twins: Running
     begin(twins, {"kind": "numeric"})
     ask(twins, "same")
     settled(twins, until)
-    twins.management.put("/models/twin/shadow", json={"to": "2.0", "share": 50, "compare": {"kind": "numeric"}})
-    assert reported(twins)["agreed"] == 1  # another share goes on counting, another comparison begins anew
-    twins.management.put("/models/twin/shadow", json={"to": "2.0", "share": 50, "compare": {"kind": "exact"}})
+    twins.management.put(
+        "/models/twin/shadow", json={"to": "2.0", "share": 50, "compare": {"kind": "numeric"}}
+    )
+    assert (
+        reported(twins)["agreed"] == 1
+    )  # another share goes on counting, another comparison begins anew
+    twins.management.put(
+        "/models/twin/shadow", json={"to": "2.0", "share": 50, "compare": {"kind": "exact"}}
+    )
     assert reported(twins)["agreed"] == 0
 
 
@@ -400,9 +490,27 @@ def test_the_numbers_are_metrics_and_are_counted_again_on_request(twins: Running
     ("method", "path", "body", "kind", "words"),
     [
         ("GET", "/models/nobody/shadow", None, "ModelNotFoundException", "Model not found: nobody"),
-        ("DELETE", "/models/nobody/shadow", None, "ModelNotFoundException", "Model not found: nobody"),
-        ("PUT", "/models/nobody/shadow", {"to": "2.0", "share": 1}, "ModelNotFoundException", "Model not found: nobody"),
-        ("PUT", "/models/twin/shadow", {"to": "2.0"}, "BadRequestException", "shadow.share: Field required."),
+        (
+            "DELETE",
+            "/models/nobody/shadow",
+            None,
+            "ModelNotFoundException",
+            "Model not found: nobody",
+        ),
+        (
+            "PUT",
+            "/models/nobody/shadow",
+            {"to": "2.0", "share": 1},
+            "ModelNotFoundException",
+            "Model not found: nobody",
+        ),
+        (
+            "PUT",
+            "/models/twin/shadow",
+            {"to": "2.0"},
+            "BadRequestException",
+            "shadow.share: Field required.",
+        ),
         (
             "PUT",
             "/models/twin/shadow",
@@ -429,13 +537,24 @@ def test_what_cannot_be_a_shadow_is_refused_in_words(
 
 def test_a_stateful_model_has_no_shadow(twins: RunningServer, error_of: Any) -> None:
     assert twins.settings.model_store is not None
-    make_model(twins.settings.model_store / "adder.mar", STATEFUL, config="sequenceBatching: true\nsequenceMaxIdleMSec: 60000\n")
+    make_model(
+        twins.settings.model_store / "adder.mar",
+        STATEFUL,
+        config="sequenceBatching: true\nsequenceMaxIdleMSec: 60000\n",
+    )
     twins.register("adder.mar", initial_workers=0)
     try:
-        kind, text = error_of(twins.management.put("/models/adder/shadow", json={"to": "2.0", "share": 10}))
+        kind, text = error_of(
+            twins.management.put("/models/adder/shadow", json={"to": "2.0", "share": 10})
+        )
         assert kind == "ConflictStatusException"
-        assert text.startswith("Model adder cannot have a shadow: version 1.0 is stateful (sequenceBatching)")
-        assert twins.management.get("/models/adder/shadow").json() == {"model": "adder", "state": "off"}
+        assert text.startswith(
+            "Model adder cannot have a shadow: version 1.0 is stateful (sequenceBatching)"
+        )
+        assert twins.management.get("/models/adder/shadow").json() == {
+            "model": "adder",
+            "state": "off",
+        }
     finally:
         twins.call(lambda: twins.registry.unregister("adder"))
     assert twins.registry.shadows.get("adder") is None
@@ -449,16 +568,24 @@ def test_a_shadow_that_is_unregistered_comes_back(twins: RunningServer, until: U
     assert settled(twins, until)["requests"]["shed"] == {"not-ready": 1}
     twins.register("twin-2.0.mar", initial_workers=1)
     ask(twins, "same")
-    assert settled(twins, until)["requests"] == {"copied": 1, "under_way": 0, "shed": {}}  # it may be another one: the counters are reset
+    assert settled(twins, until)["requests"] == {
+        "copied": 1,
+        "under_way": 0,
+        "shed": {},
+    }  # it may be another one: the counters are reset
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_shadow_that_is_replaced_while_a_copy_hangs_counts_from_nothing(twins: RunningServer, tmp_path: Path, until: Until) -> None:
+def test_a_shadow_that_is_replaced_while_a_copy_hangs_counts_from_nothing(
+    twins: RunningServer, tmp_path: Path, until: Until
+) -> None:
     begin(twins)
     for _ in range(3):
         ask(twins, str(tmp_path / "go"))
     until(lambda: reported(twins)["requests"]["under_way"])
-    replaced = twins.management.post("/models", params={"url": "twin-2.0.mar", "replace": "true", "initial_workers": "1"})
+    replaced = twins.management.post(
+        "/models", params={"url": "twin-2.0.mar", "replace": "true", "initial_workers": "1"}
+    )
     assert replaced.status_code == 200, replaced.text
     ask(twins, "same")  # the old process still hangs, and the new one has this
     until(lambda: reported(twins)["agreed"] + reported(twins)["disagreed"] == 1)
@@ -468,10 +595,16 @@ def test_a_shadow_that_is_replaced_while_a_copy_hangs_counts_from_nothing(twins:
 
 
 @pytest.mark.usefixtures("processes")
-def test_under_load_clients_see_the_primary_alone_while_the_shadow_is_killed(twins: RunningServer, tmp_path: Path, until: Until) -> None:
+def test_under_load_clients_see_the_primary_alone_while_the_shadow_is_killed(
+    twins: RunningServer, tmp_path: Path, until: Until
+) -> None:
     begin(twins, {"kind": "top-k"})
     notes, asked = tmp_path / "notes", []
-    parts, numbers, enough = urlsplit(str(twins.inference.base_url)), itertools.count(), threading.Event()
+    parts, numbers, enough = (
+        urlsplit(str(twins.inference.base_url)),
+        itertools.count(),
+        threading.Event(),
+    )
 
     def run(client: int) -> None:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 0, timeout=60)
@@ -482,10 +615,22 @@ def test_under_load_clients_see_the_primary_alone_while_the_shadow_is_killed(twi
             body = ("exit" if number % 25 == 7 else f"request {number}").encode()
             chunked = turn % 3 == 0
             headers = {"X-Notes": str(notes), "X-Number": str(number)}
-            connection.request("POST", "/predictions/twin", iter([body]) if chunked else body, headers, encode_chunked=chunked)
+            connection.request(
+                "POST",
+                "/predictions/twin",
+                iter([body]) if chunked else body,
+                headers,
+                encode_chunked=chunked,
+            )
             answer = connection.getresponse()
             asked.append(
-                (body.decode(), answer.status, answer.read(), answer.headers["x-tsx-model-version"], answer.headers["x-request-id"])
+                (
+                    body.decode(),
+                    answer.status,
+                    answer.read(),
+                    answer.headers["x-tsx-model-version"],
+                    answer.headers["x-request-id"],
+                )
             )
         connection.close()
 
@@ -514,7 +659,14 @@ def test_under_load_clients_see_the_primary_alone_while_the_shadow_is_killed(twi
     assert primary == Counter(id for *_, id in asked)  # each once
     assert all(line[-2] == "1" for line in noted if line[0] == "2.0")
     report = settled(twins, until, len(asked))
-    dealt = report["requests"]["copied"] + sum(number for reason, number in report["requests"]["shed"].items() if reason != "refused")
+    dealt = report["requests"]["copied"] + sum(
+        number for reason, number in report["requests"]["shed"].items() if reason != "refused"
+    )
     assert dealt == len(asked)
-    counted = report["agreed"] + report["disagreed"] + report["errors"]["comparison"] + report["requests"]["shed"].get("refused", 0)
+    counted = (
+        report["agreed"]
+        + report["disagreed"]
+        + report["errors"]["comparison"]
+        + report["requests"]["shed"].get("refused", 0)
+    )
     assert counted == report["requests"]["copied"]

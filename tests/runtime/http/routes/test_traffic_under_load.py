@@ -1,4 +1,6 @@
-"""Weights, labels, defaults and versions change under load: each request is answered with 200 by one worker, once."""
+"""Weights, labels, defaults and versions change under load: each request is answered with 200 by
+one worker, once.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def handle(data, context):
 
 
 class Load:
-    """Clients that ask until they are told to stop, on connections that they keep, by both lanes."""
+    """Clients that ask until they are told to stop, on connections that they keep, by both
+    lanes.
+    """
 
     def __init__(self, server: RunningServer) -> None:
         parts = urlsplit(str(server.inference.base_url))
@@ -55,7 +59,9 @@ class Load:
             headers = {"X-User": f"user-{(client * 31 + turn) % 50}"}
             body = str(number).encode()
             chunked = turn % 3 == 0
-            connection.request("POST", path, iter([body]) if chunked else body, headers, encode_chunked=chunked)
+            connection.request(
+                "POST", path, iter([body]) if chunked else body, headers, encode_chunked=chunked
+            )
             answer = connection.getresponse()
             self.asked.append((number, answer.status, answer.read().decode()))
         connection.close()
@@ -67,14 +73,21 @@ class Load:
 @pytest.fixture
 def served(processes: None, tmp_path: Path) -> Iterator[RunningServer]:
     for number in ("1.0", "2.0", "3.0"):
-        make_model(tmp_path / f"notes-{number}.mar", NOTES.format(notes=str(tmp_path / "notes")), name="notes", version=number)
+        make_model(
+            tmp_path / f"notes-{number}.mar",
+            NOTES.format(notes=str(tmp_path / "notes")),
+            name="notes",
+            version=number,
+        )
     with running_server(make_settings(tmp_path, job_queue_size=1000)) as running:
         for number in ("1.0", "2.0"):
             running.register(f"notes-{number}.mar", initial_workers=1, batch_size=8)
         yield running
 
 
-def test_nothing_is_lost_while_traffic_changes_and_versions_come_and_go(served: RunningServer, tmp_path: Path) -> None:
+def test_nothing_is_lost_while_traffic_changes_and_versions_come_and_go(
+    served: RunningServer, tmp_path: Path
+) -> None:
     management, load = served.management, Load(served)
 
     def call(method: str, path: str, json: object = None) -> None:
@@ -89,7 +102,10 @@ def test_nothing_is_lost_while_traffic_changes_and_versions_come_and_go(served: 
                 call(
                     "PATCH",
                     "/notes/traffic",
-                    {"weights": {"1.0": 100 - share, "2.0": share}, "sticky": "header:X-User" if share % 20 else None},
+                    {
+                        "weights": {"1.0": 100 - share, "2.0": share},
+                        "sticky": "header:X-User" if share % 20 else None,
+                    },
                 )
             call("PUT", "/notes/labels/stable", {"version": "2.0"})
             call("PUT", "/notes/2.0/set-default")
@@ -100,7 +116,10 @@ def test_nothing_is_lost_while_traffic_changes_and_versions_come_and_go(served: 
             call(
                 "PATCH",
                 "/notes/traffic",
-                {"weights": {"2.0": 50, "3.0": 50}, "rules": [{"header": "X-User", "matches": "user-1.", "to": "3.0"}]},
+                {
+                    "weights": {"2.0": 50, "3.0": 50},
+                    "rules": [{"header": "X-User", "matches": "user-1.", "to": "3.0"}],
+                },
             )
             call("DELETE", "/notes/3.0")  # it has, and they go to the others
             call("POST", "?url=notes-1.0.mar&initial_workers=1&batch_size=8")
@@ -113,10 +132,16 @@ def test_nothing_is_lost_while_traffic_changes_and_versions_come_and_go(served: 
         for client in clients:
             client.result()
     assert Counter(status for _, status, _ in load.asked) == {200: len(load.asked)}
-    assert [answer.split()[1] for _, _, answer in load.asked] == [str(number) for number, _, _ in load.asked]
+    assert [answer.split()[1] for _, _, answer in load.asked] == [
+        str(number) for number, _, _ in load.asked
+    ]
     noted = (tmp_path / "notes").read_text().splitlines()
-    assert sorted(noted) == sorted(answer for _, _, answer in load.asked)  # the workers have seen each once
+    assert sorted(noted) == sorted(
+        answer for _, _, answer in load.asked
+    )  # the workers have seen each once
     assert len(load.asked) >= CLIENTS * LEAST
     assert {answer.split()[0] for answer in noted} == {"1.0", "2.0", "3.0"}
     table = served.management.get("/models/notes/traffic").json()["table"]
-    assert [(share["version"], share["share"], share["errors"]) for share in table] == [("1.0", 1.0, 0)]
+    assert [(share["version"], share["share"], share["errors"]) for share in table] == [
+        ("1.0", 1.0, 0)
+    ]

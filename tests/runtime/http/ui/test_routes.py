@@ -1,4 +1,6 @@
-"""The web page as HTTP: files that hold no secret, calls that ask for the token, predictions by way of the management address."""
+"""The web page as HTTP: files that hold no secret, calls that ask for the token, predictions by way
+of the management address.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,10 @@ def test_the_page_is_open_and_everything_that_tells_something_is_not(locked: Any
     for call in CALLS:
         answer = locked.management.get(f"/ui/api/{call}")
         assert (answer.status_code, answer.json()["type"]) == (400, "InvalidKeyException"), call
-    assert locked.management.post("/ui/api/predict/talker", content=b"x").json()["type"] == "InvalidKeyException"
+    assert (
+        locked.management.post("/ui/api/predict/talker", content=b"x").json()["type"]
+        == "InvalidKeyException"
+    )
     assert locked.management.get("/ui/api/state", headers=BEARER).status_code == 200
 
 
@@ -85,7 +90,10 @@ def test_no_page_of_another_site_gets_anything(server: Any, header: str) -> None
     foreign = {header: "evil.example" if header == "host" else "http://evil.example"}
     for path in ("/ui/", "/ui/app.js", "/ui/api/state"):
         assert server.management.get(path, headers=foreign).status_code == 403
-    assert server.management.post("/ui/api/predict/talker", content=b"x", headers=foreign).status_code == 403
+    assert (
+        server.management.post("/ui/api/predict/talker", content=b"x", headers=foreign).status_code
+        == 403
+    )
 
 
 def test_the_page_is_at_one_address_from_which_its_parts_are_found(server: Any) -> None:
@@ -103,25 +111,44 @@ def test_its_files_are_sent_packed_to_those_that_can_read_them(server: Any) -> N
         plain = server.management.get(f"/ui/{name}", headers={"accept-encoding": "identity"})
         packed = server.management.get(f"/ui/{name}", headers={"accept-encoding": "gzip, br"})
         assert plain.content == packed.content == file.body
-        assert ("content-encoding" in plain.headers, packed.headers["content-encoding"]) == (False, "gzip")
+        assert ("content-encoding" in plain.headers, packed.headers["content-encoding"]) == (
+            False,
+            "gzip",
+        )
         assert plain.headers["vary"] == packed.headers["vary"] == "accept-encoding"
         sizes.append(int(packed.headers["content-length"]))
     assert sum(sizes) < 84_000
 
 
-@pytest.mark.parametrize("name", ["nothing.js", "..%2fwire.py", "%2e%2e/wire.py", "..%5cwire.py", "app.js%00", "__pycache__", "http"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nothing.js",
+        "..%2fwire.py",
+        "%2e%2e/wire.py",
+        "..%5cwire.py",
+        "app.js%00",
+        "__pycache__",
+        "http",
+    ],
+)
 def test_nothing_but_its_files_is_served(server: Any, name: str) -> None:
     assert server.management.get(f"/ui/{name}").status_code == 404
 
 
 def test_the_policy_allows_this_server_and_nothing_else(server: Any) -> None:
     headers = server.management.get("/ui/").headers
-    policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
+    policy = dict(
+        part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";")
+    )
     assert policy["default-src"] == "'none'"
     assert {policy[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
     assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
     assert headers["x-content-type-options"] == "nosniff"
-    assert server.management.get("/ui/app.js").headers["content-security-policy"] == headers["content-security-policy"]
+    assert (
+        server.management.get("/ui/app.js").headers["content-security-policy"]
+        == headers["content-security-policy"]
+    )
 
 
 class _Inline(HTMLParser):
@@ -129,7 +156,12 @@ class _Inline(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         names = dict(attrs)
-        if tag == "style" or (tag == "script" and "src" not in names) or "style" in names or any(name.startswith("on") for name in names):
+        if (
+            tag == "style"
+            or (tag == "script" and "src" not in names)
+            or "style" in names
+            or any(name.startswith("on") for name in names)
+        ):
             self.found.append(tag)
 
 
@@ -139,10 +171,14 @@ def test_no_file_needs_what_the_policy_forbids_nor_another_host() -> None:
     reader.feed((FOLDER / "index.html").read_text())
     assert reader.found == []
     for path in FOLDER.iterdir():
-        text = path.read_text().replace("http://www.w3.org/", "")  # names of SVG, which nobody fetches
+        text = path.read_text().replace(
+            "http://www.w3.org/", ""
+        )  # names of SVG, which nobody fetches
         text = re.sub(r'<a href="https://[^"]*"', "", text)  # only a click follows a link
         assert re.findall(r"https?://(?!localhost\b)[^\s\"'`$]*", text) == [], path.name
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), path.name
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
+        ), path.name
 
 
 def test_the_state_tells_models_versions_and_workers(server: Any) -> None:
@@ -151,7 +187,12 @@ def test_the_state_tells_models_versions_and_workers(server: Any) -> None:
     (model,) = [model for model in reported["models"] if model["name"] == "talker"]
     assert model["default"] == "1.0"
     first, second = model["versions"]
-    assert (first["version"], first["state"], second["version"], second["state"]) == ("1.0", "ready", "2.0", "idle")
+    assert (first["version"], first["state"], second["version"], second["state"]) == (
+        "1.0",
+        "ready",
+        "2.0",
+        "idle",
+    )
     (worker,) = first["workers"]
     assert worker["state"] == "READY"
     assert worker["device"] == "cpu"
@@ -169,15 +210,22 @@ def test_versions_are_reported_in_their_own_order_with_the_labels_of_the_model(e
     for version in ("10.0", "9.0"):
         empty.write_mar(f"grown{version}.mar", name="grown", version=version, handler=SEEING)
         empty.register(f"grown{version}.mar", initial_workers=0)
-    assert empty.management.put("/models/grown/labels/canary", json={"version": "10.0"}).status_code == 200
+    assert (
+        empty.management.put("/models/grown/labels/canary", json={"version": "10.0"}).status_code
+        == 200
+    )
     (model,) = empty.management.get("/ui/api/state").json()["models"]
     assert [version["version"] for version in model["versions"]] == ["9.0", "10.0"]
     assert model["labels"] == {"canary": "10.0"}
 
 
-def test_the_memory_of_workers_is_not_read_on_the_event_loop(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_workers_is_not_read_on_the_event_loop(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, threads = Worker.memory, []
-    monkeypatch.setattr(Worker, "memory", lambda worker: threads.append(threading.get_ident()) or read(worker))
+    monkeypatch.setattr(
+        Worker, "memory", lambda worker: threads.append(threading.get_ident()) or read(worker)
+    )
     assert server.management.get("/ui/api/state").status_code == 200
     assert threads
     assert server.call(threading.get_ident) not in threads
@@ -202,23 +250,36 @@ def test_points_are_reported_once(own_server: Any, empty: Any) -> None:
     (point,) = batched["models"][0]["versions"][0]["points"]
     assert point[7] == pytest.approx(4 * point[1], rel=0.01)
     reported = batched
-    assert empty.management.get("/ui/api/state", params={"since": reported["newest"]}).json()["models"][0]["versions"][0]["points"] == []
+    assert (
+        empty.management.get("/ui/api/state", params={"since": reported["newest"]}).json()[
+            "models"
+        ][0]["versions"][0]["points"]
+        == []
+    )
 
 
 def test_the_handler_says_what_it_takes(empty: Any) -> None:
     empty.write_mar("seeing.mar", handler=SEEING)
     empty.register("seeing.mar", initial_workers=1)
     empty.register("talker.mar", initial_workers=1)
-    reported = {model["name"]: model["versions"][0]["input"] for model in empty.management.get("/ui/api/state").json()["models"]}
+    reported = {
+        model["name"]: model["versions"][0]["input"]
+        for model in empty.management.get("/ui/api/state").json()["models"]
+    }
     assert reported == {"seeing": "image", "talker": None}
 
 
-def test_a_prediction_by_the_management_address_is_the_one_of_the_inference_address(server: Any) -> None:
+def test_a_prediction_by_the_management_address_is_the_one_of_the_inference_address(
+    server: Any,
+) -> None:
     body, headers = b'{"a": 1}', {"content-type": "application/json", "X-Mine": "yes"}
     for suffix in ("", "/1.0"):
         here, there = (
             client.post(f"{prefix}/talker{suffix}", content=body, headers=headers)
-            for client, prefix in ((server.management, "/ui/api/predict"), (server.inference, "/predictions"))
+            for client, prefix in (
+                (server.management, "/ui/api/predict"),
+                (server.inference, "/predictions"),
+            )
         )
         assert here.status_code == there.status_code == 200
         mine, theirs = here.json(), there.json()
@@ -226,12 +287,19 @@ def test_a_prediction_by_the_management_address_is_the_one_of_the_inference_addr
         assert mine["headers"]["X-Mine"] == "yes"
         assert mine["headers"].keys() == theirs["headers"].keys()
     assert server.management.post("/ui/api/predict/nothing").status_code == 404
-    assert server.management.post("/ui/api/predict/talker", headers={"x-do": "raise"}).status_code == 500
-    assert server.management.post("/ui/api/predict/talker", headers={"x-do": "stream"}).text == "abc"
+    assert (
+        server.management.post("/ui/api/predict/talker", headers={"x-do": "raise"}).status_code
+        == 500
+    )
+    assert (
+        server.management.post("/ui/api/predict/talker", headers={"x-do": "stream"}).text == "abc"
+    )
 
 
 def test_no_handler_sees_the_management_token(locked: Any) -> None:
-    answer = locked.management.post("/ui/api/predict/talker", content=b"x", headers={**BEARER, "Cookie": "a=b", "X-Mine": "yes"})
+    answer = locked.management.post(
+        "/ui/api/predict/talker", content=b"x", headers={**BEARER, "Cookie": "a=b", "X-Mine": "yes"}
+    )
     assert answer.status_code == 200
     assert SECRET not in answer.text
     names = {name.lower() for name in answer.json()["headers"]}
@@ -239,20 +307,28 @@ def test_no_handler_sees_the_management_token(locked: Any) -> None:
     assert "X-Mine" in answer.json()["headers"]
 
 
-def test_no_credential_of_the_page_reaches_a_handler(start_server: Callable[..., AbstractContextManager[Any]]) -> None:
+def test_no_credential_of_the_page_reaches_a_handler(
+    start_server: Callable[..., AbstractContextManager[Any]],
+) -> None:
     names = ["authorization", "proxy-authorization", "cookie"]
     with start_server(pass_headers=names) as server:
         server.register("talker.mar", initial_workers=1)
         sent = dict.fromkeys((*names, "X-Mine"), "a=b")
-        seen = server.management.post("/ui/api/predict/talker", content=b"x", headers=sent).json()["headers"]
+        seen = server.management.post("/ui/api/predict/talker", content=b"x", headers=sent).json()[
+            "headers"
+        ]
         assert {name for name in seen if name.lower() in {*names, "x-mine"}} == {"X-Mine"}
 
 
 @pytest.mark.parametrize("piecewise", [False, True])
-def test_what_a_handler_answers_is_no_page_of_the_management_address(empty: Any, piecewise: bool) -> None:
+def test_what_a_handler_answers_is_no_page_of_the_management_address(
+    empty: Any, piecewise: bool
+) -> None:
     empty.write_mar("paging.mar", handler=PAGING)
     empty.register("paging.mar", initial_workers=1)
-    answer = empty.management.post("/ui/api/predict/paging", headers={"x-piecewise": str(piecewise)})
+    answer = empty.management.post(
+        "/ui/api/predict/paging", headers={"x-piecewise": str(piecewise)}
+    )
     assert answer.status_code == 200
     assert answer.text.endswith("<script>alert(1)</script>")
     reported = answer.headers
@@ -263,11 +339,15 @@ def test_what_a_handler_answers_is_no_page_of_the_management_address(empty: Any,
     assert not reported.keys() & {"set-cookie", "clear-site-data", "strict-transport-security"}
 
 
-def test_only_a_script_of_this_server_gets_predictions_by_the_management_address(server: Any) -> None:
+def test_only_a_script_of_this_server_gets_predictions_by_the_management_address(
+    server: Any,
+) -> None:
     path = "/ui/api/predict/talker"
     for method in ("GET", "HEAD", "PATCH", "DELETE", "OPTIONS"):
         answer = server.management.request(method, path)
-        assert (answer.status_code, answer.headers["content-type"]) == (405, "application/json"), method
+        assert (answer.status_code, answer.headers["content-type"]) == (405, "application/json"), (
+            method
+        )
         assert answer.headers["allow"] == "POST, PUT"
     for foreign in ({"sec-fetch-mode": "navigate"}, {"sec-fetch-site": "cross-site"}):
         refused = server.management.post(path, content=b"x", headers=foreign)
@@ -278,9 +358,14 @@ def test_only_a_script_of_this_server_gets_predictions_by_the_management_address
 
 
 def test_the_access_log_tells_which_model_the_playground_asked(
-    start_server: Callable[..., AbstractContextManager[Any]], until: Any, caplog: pytest.LogCaptureFixture
+    start_server: Callable[..., AbstractContextManager[Any]],
+    until: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with start_server(access_log=True, log_format="text") as server, caplog.at_level(logging.INFO, "ACCESS_LOG"):
+    with (
+        start_server(access_log=True, log_format="text") as server,
+        caplog.at_level(logging.INFO, "ACCESS_LOG"),
+    ):
         server.register("talker.mar", initial_workers=1)
         assert server.management.post("/ui/api/predict/talker", content=b"x").status_code == 200
         until(lambda: "/ui/api/predict/talker" in caplog.text)
@@ -290,15 +375,24 @@ def test_the_access_log_tells_which_model_the_playground_asked(
 
 
 def test_too_large_a_body_is_refused_as_elsewhere(server: Any) -> None:
-    assert server.management.post("/ui/api/predict/talker", content=b"x" * 200_000).status_code == 413
+    assert (
+        server.management.post("/ui/api/predict/talker", content=b"x" * 200_000).status_code == 413
+    )
 
 
 def test_errors_of_handlers_are_reported_with_their_traceback(empty: Any, until: Any) -> None:
     empty.register("talker.mar", initial_workers=1)
     assert empty.management.get("/ui/api/errors/talker").json() == []
-    asked = [empty.inference.post("/predictions/talker", headers={"x-do": "raise"}) for _ in range(3)]
+    asked = [
+        empty.inference.post("/predictions/talker", headers={"x-do": "raise"}) for _ in range(3)
+    ]
     assert {answer.status_code for answer in asked} == {500}
-    until(lambda: sum(error["times"] for error in empty.management.get("/ui/api/errors/talker").json()) == 3)
+    until(
+        lambda: (
+            sum(error["times"] for error in empty.management.get("/ui/api/errors/talker").json())
+            == 3
+        )
+    )
     (error,) = empty.management.get("/ui/api/errors/talker").json()
     assert error["version"] == "1.0"
     assert error["traceback"].rstrip().endswith("RuntimeError: no such image")
@@ -311,13 +405,18 @@ def test_errors_of_handlers_are_reported_with_their_traceback(empty: Any, until:
 
 
 def test_what_handlers_print_is_reported_with_the_worker_that_did(empty: Any, until: Any) -> None:
-    empty.write_mar("printing.mar", handler="def handle(data, context):\n    print('got', data)\n    return data and ['x'] * len(data)\n")
+    empty.write_mar(
+        "printing.mar",
+        handler="def handle(data, context):\n    print('got', data)\n    return data and ['x'] * len(data)\n",
+    )
     empty.register("printing.mar", initial_workers=1)
     assert empty.inference.post("/predictions/printing", content=b"abc").status_code == 200
     until(lambda: "abc" in empty.management.get("/ui/api/log/printing").text)
     reported = empty.management.get("/ui/api/log/printing").json()
     (worker,) = empty.management.get("/models/printing").json()[0]["workers"]
-    assert {(line["worker"], line["stream"], line["version"]) for line in reported} == {(worker["id"], "stdout", "1.0")}
+    assert {(line["worker"], line["stream"], line["version"]) for line in reported} == {
+        (worker["id"], "stdout", "1.0")
+    }
 
 
 def test_the_log_of_all_models_is_their_newest_lines() -> None:
@@ -326,7 +425,9 @@ def test_the_log_of_all_models_is_their_newest_lines() -> None:
         log = ErrorLog()
         for number in range(400):
             log.add_line(start + number, "9000", "stdout", f"{name} {number}")
-        versions.append(SimpleNamespace(name=name, version="1.0", stats=SimpleNamespace(error_log=log)))
+        versions.append(
+            SimpleNamespace(name=name, version="1.0", stats=SimpleNamespace(error_log=log))
+        )
     lines = log_of(cast(Any, versions))
     assert [line["at"] for line in lines] == [1150 + place // 2 for place in range(500)]
     assert {line["model"] for line in lines} == {"one", "two"}
@@ -337,7 +438,12 @@ def test_the_server_tells_its_memory_and_its_settings_without_secrets(locked: An
     assert 1_000_000 < reported["memory"] < reported["total"]
     assert 0 < reported["free"] <= reported["total"]
     settings = {setting["name"]: setting for setting in reported["settings"]}
-    assert settings["management_token"] | {"about": ""} == {"name": "management_token", "value": "(hidden)", "set": True, "about": ""}
+    assert settings["management_token"] | {"about": ""} == {
+        "name": "management_token",
+        "value": "(hidden)",
+        "set": True,
+        "about": "",
+    }
     assert settings["job_queue_size"] == {
         "name": "job_queue_size",
         "value": 100,
@@ -348,18 +454,28 @@ def test_the_server_tells_its_memory_and_its_settings_without_secrets(locked: An
 
 
 def test_a_model_that_does_not_load_says_why(empty: Any, until: Any) -> None:
-    empty.management.post("/models", params={"url": "broken.mar", "initial_workers": 1, "synchronous": "false"})
+    empty.management.post(
+        "/models", params={"url": "broken.mar", "initial_workers": 1, "synchronous": "false"}
+    )
     until(lambda: empty.management.get("/ui/api/errors/broken").json())
     error = empty.management.get("/ui/api/errors/broken").json()[0]
     assert "no_such_module_anywhere" in error["message"] + error["traceback"]
-    until(lambda: empty.management.get("/ui/api/state").json()["models"][0]["versions"][0]["state"] == "failed")
+    until(
+        lambda: (
+            empty.management.get("/ui/api/state").json()["models"][0]["versions"][0]["state"]
+            == "failed"
+        )
+    )
 
 
 def test_metrics_of_one_model_are_values_with_labels(server: Any) -> None:
     server.inference.post("/predictions/talker")
     reported = server.management.get("/ui/api/metrics/talker").json()
     (requests,) = [
-        each for each in reported if each["name"] == "ts_inference_requests_total" and each["labels"] == {"model_version": "1.0"}
+        each
+        for each in reported
+        if each["name"] == "ts_inference_requests_total"
+        and each["labels"] == {"model_version": "1.0"}
     ]
     assert requests["value"] >= 1
     assert not [each for each in reported if each["name"].endswith("_bucket")]
@@ -367,7 +483,9 @@ def test_metrics_of_one_model_are_values_with_labels(server: Any) -> None:
 
 
 def test_samples_are_files_of_the_archive_and_no_others(empty: Any, store: Path) -> None:
-    place = make_model(store / "sampled", "def handle(data, context):\n    return data and ['x'] * len(data)\n")
+    place = make_model(
+        store / "sampled", "def handle(data, context):\n    return data and ['x'] * len(data)\n"
+    )
     (place / "samples").mkdir(exist_ok=True)
     (place / "samples" / "a.png").write_bytes(b"picture")
     (place / "samples" / "page.html").write_text("<script>alert(1)</script>")
@@ -375,7 +493,10 @@ def test_samples_are_files_of_the_archive_and_no_others(empty: Any, store: Path)
         (place / "samples" / "out.txt").symlink_to("/etc/hostname")
     empty.register("sampled", initial_workers=0)
     reported = empty.management.get("/ui/api/samples/sampled/1.0").json()
-    assert [(each["name"], each["type"]) for each in reported] == [("a.png", "image/png"), ("page.html", "text/html")]
+    assert [(each["name"], each["type"]) for each in reported] == [
+        ("a.png", "image/png"),
+        ("page.html", "text/html"),
+    ]
     assert empty.management.get("/ui/api/samples/sampled/1.0/a.png").content == b"picture"
     page = empty.management.get("/ui/api/samples/sampled/1.0/page.html")
     assert page.headers["content-type"] == "application/octet-stream"
@@ -383,8 +504,12 @@ def test_samples_are_files_of_the_archive_and_no_others(empty: Any, store: Path)
         assert empty.management.get(f"/ui/api/samples/sampled/1.0/{name}").status_code == 404
 
 
-def test_samples_that_go_while_they_are_looked_at_are_none(empty: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = make_model(store / "going", "def handle(data, context):\n    return data and ['x'] * len(data)\n")
+def test_samples_that_go_while_they_are_looked_at_are_none(
+    empty: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make_model(
+        store / "going", "def handle(data, context):\n    return data and ['x'] * len(data)\n"
+    )
     (place / "samples").mkdir(exist_ok=True)
     sample = place / "samples" / "a.png"
     sample.write_bytes(b"picture")
@@ -403,7 +528,11 @@ def test_samples_that_go_while_they_are_looked_at_are_none(empty: Any, store: Pa
         assert empty.management.get("/ui/api/samples/going/1.0").json()[0]["size"] == 7
         sample.write_bytes(b"picture")
         patch.setattr(samples, "samples_of", find)
-        patch.setattr(Path, "is_file", lambda path: is_file(path) and (path.name != sample.name or path.unlink() is None))
+        patch.setattr(
+            Path,
+            "is_file",
+            lambda path: is_file(path) and (path.name != sample.name or path.unlink() is None),
+        )
         answer = empty.management.get("/ui/api/samples/going/1.0")
         assert (answer.status_code, answer.json()) == (200, [])
 

@@ -1,4 +1,6 @@
-"""A model as a Lambda function, by AWS's own client and by tsx's: the entry of the image in front of a Runtime API."""
+"""A model as a Lambda function, by AWS's own client and by tsx's: the entry of the image in front
+of a Runtime API.
+"""
 
 from __future__ import annotations
 
@@ -81,9 +83,13 @@ def lay(directory: Path, handler: str = ECHO, config: str = CONFIG) -> Path:
 
 
 @pytest.fixture(scope="module", params=["awslambdaric", "tsx"])
-def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[Host, None, None]:
+def host(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Host, None, None]:
     """Both clients; what runs is stopped between two invocations, as Lambda freezes it."""
-    with function(lay(tmp_path_factory.mktemp(request.param)), {"TSX_LAMBDA_RUNTIME": request.param}) as running:
+    with function(
+        lay(tmp_path_factory.mktemp(request.param)), {"TSX_LAMBDA_RUNTIME": request.param}
+    ) as running:
         yield running
 
 
@@ -99,31 +105,54 @@ def test_a_request_of_any_service_is_answered_in_its_form(host: Host, kind: str)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_binary_comes_and_goes_as_it_is(host: Host, kind: str) -> None:
-    answered = host.invoke(KINDS[kind]("/invocations", bytes(range(256)), headers={"content-type": "application/octet-stream"})).json()
+    answered = host.invoke(
+        KINDS[kind](
+            "/invocations", bytes(range(256)), headers={"content-type": "application/octet-stream"}
+        )
+    ).json()
     assert answered["isBase64Encoded"]
     assert answer_of(answered) == bytes(reversed(range(256)))
 
 
 def test_a_request_does_not_wait_for_company(host: Host) -> None:
     """The archive asks for a batch of 8 and would wait an hour for it: here nobody could come."""
-    assert host.invoke(function_url("/predictions/echo", '"a"', headers=JSON)).json()["statusCode"] == 200
+    assert (
+        host.invoke(function_url("/predictions/echo", '"a"', headers=JSON)).json()["statusCode"]
+        == 200
+    )
 
 
 def test_the_stage_of_an_api_is_no_part_of_the_path(host: Host) -> None:
-    assert host.invoke(function_url("/v1/models/echo:predict", "{}", headers=JSON, stage="beta")).json()["statusCode"] == 200
+    assert (
+        host.invoke(
+            function_url("/v1/models/echo:predict", "{}", headers=JSON, stage="beta")
+        ).json()["statusCode"]
+        == 200
+    )
 
 
 def test_an_idempotency_key_is_refused_as_no_answer_is_stored(host: Host) -> None:
-    refused = host.invoke(function_url("/predictions/echo", "{}", headers={**JSON, "idempotency-key": "a"}, stage="beta")).json()
+    refused = host.invoke(
+        function_url(
+            "/predictions/echo", "{}", headers={**JSON, "idempotency-key": "a"}, stage="beta"
+        )
+    ).json()
     assert refused["statusCode"] == 400
     assert "takes no Idempotency-Key" in json.loads(answer_of(refused))["message"]
 
 
 def test_other_routes_are_those_of_the_server(host: Host) -> None:
-    assert json.loads(answer_of(host.invoke(function_url("/ping", method="GET")).json())) == {"status": "Healthy"}
+    assert json.loads(answer_of(host.invoke(function_url("/ping", method="GET")).json())) == {
+        "status": "Healthy"
+    }
     missing = host.invoke(function_url("/predictions/nobody", "{}")).json()
-    assert (missing["statusCode"], json.loads(answer_of(missing))["type"]) == (404, "ModelNotFoundException")
-    assert host.invoke(function_url("/models", method="GET")).json()["statusCode"] == 404  # nobody manages it from outside
+    assert (missing["statusCode"], json.loads(answer_of(missing))["type"]) == (
+        404,
+        "ModelNotFoundException",
+    )
+    assert (
+        host.invoke(function_url("/models", method="GET")).json()["statusCode"] == 404
+    )  # nobody manages it from outside
 
 
 def test_an_invocation_is_the_input_of_the_model(host: Host) -> None:
@@ -140,7 +169,9 @@ def test_an_invocation_is_the_input_of_the_model(host: Host) -> None:
 
 
 @pytest.mark.parametrize("headers", [{"x-said": "a\r\nx-other: b"}, {":x": "a"}])
-def test_headers_of_an_event_that_http_does_not_allow_are_refused(host: Host, headers: dict[str, str]) -> None:
+def test_headers_of_an_event_that_http_does_not_allow_are_refused(
+    host: Host, headers: dict[str, str]
+) -> None:
     failed = host.invoke({"body": {"a": 1}, "headers": headers})
     assert failed.error
     assert "HTTP does not allow" in failed.json()["errorMessage"]
@@ -153,9 +184,16 @@ def test_headers_of_an_event_that_differ_only_in_underscores_are_refused(host: H
 
 
 def test_many_requests_of_one_invocation_are_one_batch(host: Host) -> None:
-    reported = host.invoke({"requests": [{"a": 1}, {"body": "fail", "headers": {"content-type": "text/plain"}}, 3]}).json()
+    reported = host.invoke(
+        {"requests": [{"a": 1}, {"body": "fail", "headers": {"content-type": "text/plain"}}, 3]}
+    ).json()
     assert [each["status"] for each in reported] == [200, 500, 200]
-    assert host.invoke({"requests": [{"n": number} for number in range(8)]}).json()[7]["answer"]["together"] == 8
+    assert (
+        host.invoke({"requests": [{"n": number} for number in range(8)]}).json()[7]["answer"][
+            "together"
+        ]
+        == 8
+    )
 
 
 def test_what_fails_is_a_failed_invocation(host: Host) -> None:
@@ -168,7 +206,9 @@ def test_what_fails_is_a_failed_invocation(host: Host) -> None:
     assert (answered.error, answered.json()["statusCode"]) == (None, 500)
 
 
-@pytest.mark.parametrize("event", [schedule(), {"warmup": True}, {"source": "serverless-plugin-warmup"}])
+@pytest.mark.parametrize(
+    "event", [schedule(), {"warmup": True}, {"source": "serverless-plugin-warmup"}]
+)
 def test_a_wish_for_warmth_asks_the_model_nothing(host: Host, event: Any) -> None:
     assert host.invoke(event).json() == {"warm": True}
 
@@ -182,15 +222,22 @@ def test_a_wish_for_warmth_asks_the_model_nothing(host: Host, event: Any) -> Non
         ({"triggerSource": "PreSignUp_SignUp"}, "Cognito"),
     ],
 )
-def test_an_event_that_asks_nothing_of_a_model_says_what_does(host: Host, event: Any, what: str) -> None:
+def test_an_event_that_asks_nothing_of_a_model_says_what_does(
+    host: Host, event: Any, what: str
+) -> None:
     reported = host.invoke(event)
     assert reported.error
     assert reported.json()["errorType"] == "UnknownEvent"
-    assert f"not support events of {what}. It takes HTTP requests" in reported.json()["errorMessage"]
+    assert (
+        f"not support events of {what}. It takes HTTP requests" in reported.json()["errorMessage"]
+    )
 
 
 def test_half_a_request_is_reported(host: Host) -> None:
-    for event in ({"version": "2.0", "requestContext": {"http": {"method": "POST"}}}, {"requestContext": {"elb": {}}}):
+    for event in (
+        {"version": "2.0", "requestContext": {"http": {"method": "POST"}}},
+        {"requestContext": {"elb": {}}},
+    ):
         reported = host.invoke(event).json()
         assert reported["errorType"] == "UnknownEvent"
         assert "looks like an HTTP request" in reported["errorMessage"]
@@ -200,12 +247,18 @@ def test_messages_of_a_queue_are_one_batch_and_the_bad_ones_come_again(host: Hos
     assert host.invoke(messages(['{"n": 1}', '{"fail": 1}', "text", '{"n": 2}'])).json() == {
         "batchItemFailures": [{"itemIdentifier": "message-1"}]
     }
-    assert host.invoke(messages([f'{{"n": {number}}}' for number in range(150)])).json() == {"batchItemFailures": []}
+    assert host.invoke(messages([f'{{"n": {number}}}' for number in range(150)])).json() == {
+        "batchItemFailures": []
+    }
 
 
 def test_of_a_group_of_a_fifo_queue_none_overtakes_one_that_failed(host: Host) -> None:
-    event = messages(['{"n": 1}', '{"fail": 1}', '{"n": 2}', '{"n": 3}'], groups=["a", "b", "b", "a"])
-    assert host.invoke(event).json() == {"batchItemFailures": [{"itemIdentifier": "message-1"}, {"itemIdentifier": "message-2"}]}
+    event = messages(
+        ['{"n": 1}', '{"fail": 1}', '{"n": 2}', '{"n": 3}'], groups=["a", "b", "b", "a"]
+    )
+    assert host.invoke(event).json() == {
+        "batchItemFailures": [{"itemIdentifier": "message-1"}, {"itemIdentifier": "message-2"}]
+    }
 
 
 def test_six_megabytes_go_through_and_more_is_reported(host: Host) -> None:
@@ -226,7 +279,12 @@ def test_what_runs_too_long_is_reported_and_a_fresh_environment_takes_over(tmp_p
     with function(lay(tmp_path), given, timeout=2.0, freezes=False) as running:
         assert running.invoke({"a": 1}).error is None
         body = json.dumps({"wait": str(tmp_path / "never")})
-        assert running.invoke(function_url("/predictions/echo", body, headers=JSON)).json()["statusCode"] == 400
+        assert (
+            running.invoke(function_url("/predictions/echo", body, headers=JSON)).json()[
+                "statusCode"
+            ]
+            == 400
+        )
         known = {**JSON, "authorization": "Bearer secret"}
         late = running.invoke(function_url("/predictions/echo", body, headers=known)).json()
         assert late["statusCode"] == 504
@@ -235,7 +293,9 @@ def test_what_runs_too_long_is_reported_and_a_fresh_environment_takes_over(tmp_p
         (tmp_path / "never").touch()
         assert running.invoke({"a": 1}).error is None
         assert running.started == 2
-        late = running.invoke(messages(['{"n": 1}', json.dumps({"wait": str(tmp_path / "nor this")})])).json()
+        late = running.invoke(
+            messages(['{"n": 1}', json.dumps({"wait": str(tmp_path / "nor this")})])
+        ).json()
         assert {"itemIdentifier": "message-1"} in late["batchItemFailures"]
         assert running.ended(DEADLINE) == 1
 
@@ -243,4 +303,7 @@ def test_what_runs_too_long_is_reported_and_a_fresh_environment_takes_over(tmp_p
 def test_a_model_runs_in_the_form_that_fits_as_it_does_in_a_server(tmp_path: Path) -> None:
     doubling(tmp_path / "model")
     with function(tmp_path) as running:
-        assert answer_of(running.invoke(function_url("/invocations", "21", headers=JSON)).json()) == b"42 by channels-last"
+        assert (
+            answer_of(running.invoke(function_url("/invocations", "21", headers=JSON)).json())
+            == b"42 by channels-last"
+        )

@@ -1,4 +1,6 @@
-"""A text generator of Hugging Face as a Lambda function: its engine in a thread of the function's process, and answers that stream."""
+"""A text generator of Hugging Face as a Lambda function: its engine in a thread of the function's
+process, and answers that stream.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,22 @@ def test_a_text_generator_answers_events_and_streams_to_clients_of_its_url(tmp_p
     (tmp_path / "model").mkdir()
     spec, _ = pretrained_spec(tiny_llama(tmp_path / "tiny"), source="tiny")
     write_archive(spec, tmp_path / "model")
-    chat = {"model": "tiny", "messages": [{"role": "user", "content": "Now"}], "max_tokens": 5, "temperature": 0, "stream": True}
+    chat = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Now"}],
+        "max_tokens": 5,
+        "temperature": 0,
+        "stream": True,
+    }
     with function(tmp_path, {"TSX_LAMBDA_ANSWERS": "streamed"}) as running:
-        answered = running.invoke({"inputs": "Now is better", "parameters": {"max_new_tokens": 5, "details": True}}).json()
+        answered = running.invoke(
+            {"inputs": "Now is better", "parameters": {"max_new_tokens": 5, "details": True}}
+        ).json()
         assert answered[0]["details"]["generated_tokens"] == 5
         json_body = {"content-type": "application/json"}
-        prelude, _, body = running.invoke(function_url("/v1/chat/completions", json.dumps(chat), headers=json_body)).answer.partition(
-            b"\0" * 8
-        )
+        prelude, _, body = running.invoke(
+            function_url("/v1/chat/completions", json.dumps(chat), headers=json_body)
+        ).answer.partition(b"\0" * 8)
     assert json.loads(prelude)["statusCode"] == 200
     assert body.count(b"data: ") > 3
     assert body.endswith(b"data: [DONE]\n\n")

@@ -1,4 +1,6 @@
-"""A container of one's own: what it serves, how it is asked for its health, and KServe's layout of its models."""
+"""A container of one's own: what it serves, how it is asked for its health, and KServe's layout of
+its models.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,19 @@ HANDLER = "def handle(data, context):\n    return data and [{'model': context.mo
 
 
 @contextmanager
-def container(directory: Path, ports: list[int], **more: str) -> Generator[tuple[Running, dict[str, str]], None, None]:
+def container(
+    directory: Path, ports: list[int], **more: str
+) -> Generator[tuple[Running, dict[str, str]], None, None]:
     """The entry of the image; `serving ... at` is its last word."""
-    environment = {"TSX_INFERENCE_ADDRESS": f"http://0.0.0.0:{ports[0]}", "TSX_METRICS_ADDRESS": f"http://0.0.0.0:{ports[0]}"}
-    environment |= {"TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{ports[1]}", "TSX_DISABLE_TOKEN_AUTHORIZATION": "true", **more}
+    environment = {
+        "TSX_INFERENCE_ADDRESS": f"http://0.0.0.0:{ports[0]}",
+        "TSX_METRICS_ADDRESS": f"http://0.0.0.0:{ports[0]}",
+    }
+    environment |= {
+        "TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{ports[1]}",
+        "TSX_DISABLE_TOKEN_AUTHORIZATION": "true",
+        **more,
+    }
     command = [
         sys.executable,
         "-c",
@@ -62,17 +73,31 @@ def container(directory: Path, ports: list[int], **more: str) -> Generator[tuple
 
 def health(directory: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tsx_runtime.targets.health"]
-    return subprocess.run(command, cwd=directory, env=clean(environment), capture_output=True, text=True, timeout=DEADLINE, check=False)
+    return subprocess.run(
+        command,
+        cwd=directory,
+        env=clean(environment),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
 
 
 def predict(port: int, path: str, **body: object) -> Any:
-    request = Request(f"http://127.0.0.1:{port}{path}", data=json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+    request = Request(
+        f"http://127.0.0.1:{port}{path}",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
     with urlopen(request) as answer:
         return json.loads(answer.read())
 
 
 @pytest.mark.usefixtures("processes")
-def test_kserves_layout_of_torchserve_is_served_and_its_health_reported(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+def test_kserves_layout_of_torchserve_is_served_and_its_health_reported(
+    short_path: Path, free_ports: Callable[[int], list[int]]
+) -> None:
     make_model(short_path / "store.mar", HANDLER, name="digits").rename(short_path / "digits.mar")
     (short_path / "model-store").mkdir()
     (short_path / "digits.mar").rename(short_path / "model-store" / "digits.mar")
@@ -80,8 +105,13 @@ def test_kserves_layout_of_torchserve_is_served_and_its_health_reported(short_pa
     properties = "inference_address=http://0.0.0.0:8085\nmodel_store=/elsewhere\nenable_metrics_api=true\nservice_envelope=kserve\n"
     (short_path / "config" / "config.properties").write_text(properties)
     ports = free_ports(2)
-    with container(short_path, ports, TSX_MODEL_DIR=str(short_path), TSX_MODEL_NAME="service") as (running, environment):
-        assert predict(ports[0], "/v1/models/digits:predict", instances=[1]) == {"predictions": [{"model": "digits"}]}
+    with container(short_path, ports, TSX_MODEL_DIR=str(short_path), TSX_MODEL_NAME="service") as (
+        running,
+        environment,
+    ):
+        assert predict(ports[0], "/v1/models/digits:predict", instances=[1]) == {
+            "predictions": [{"model": "digits"}]
+        }
         done = health(short_path, environment)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert running.stop() == 0
@@ -95,17 +125,37 @@ def test_a_server_on_a_spot_machine_answers_what_it_accepted_within_the_notice(
     tmp_path: Path, free_ports: Callable[[int], list[int]]
 ) -> None:
     notice = 120
-    given = {"name": "patient", "target": "container", "model": "patient.mar", "container": {"grace": f"{notice}s"}}
+    given = {
+        "name": "patient",
+        "target": "container",
+        "model": "patient.mar",
+        "container": {"grace": f"{notice}s"},
+    }
     ports, go = free_ports(2), tmp_path / "go"
-    more = {"TSX_MODEL_DIR": str(make_model(tmp_path / "patient", PATIENT)), **environment_of(DeploySpec.model_validate(given))}
+    more = {
+        "TSX_MODEL_DIR": str(make_model(tmp_path / "patient", PATIENT)),
+        **environment_of(DeploySpec.model_validate(given)),
+    }
     with container(tmp_path, ports, **more) as (running, environment), ExitStack() as held:
         address = ("127.0.0.1", ports[0])
         stream, queued, late, idle = (held.enter_context(RawConnection(address)) for _ in range(4))
         body, target = str(go).encode(), b"/predictions/patient"
-        stream.send(request(target=target, headers=[(b"Content-Type", b"application/octet-stream")], body=body))
+        stream.send(
+            request(
+                target=target, headers=[(b"Content-Type", b"application/octet-stream")], body=body
+            )
+        )
         wait_for(tmp_path / "go.begun")
-        queued.send(request(target=target, headers=[(b"Content-Type", b"application/octet-stream")], body=body))
-        late.send(request(target=target, headers=[(b"Content-Type", b"application/octet-stream")], body=body)[:-4])
+        queued.send(
+            request(
+                target=target, headers=[(b"Content-Type", b"application/octet-stream")], body=body
+            )
+        )
+        late.send(
+            request(
+                target=target, headers=[(b"Content-Type", b"application/octet-stream")], body=body
+            )[:-4]
+        )
         idle.send(request(b"GET", b"/ping"))
         assert idle.answer(b"GET").status == 200  # so the server has read what was sent before
         running.process.send_signal(signal.SIGTERM)
@@ -135,28 +185,51 @@ def test_one_archive_is_called_as_kserve_calls_its_service(tmp_path: Path) -> No
     assert locate_model({}).directory == Path("/opt/ml/model")
 
 
-def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(tmp_path: Path) -> None:
+def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(
+    tmp_path: Path,
+) -> None:
     usual = settings_of({}, locate_model({}), None, [])
     assert usual.inference_address == "http://0.0.0.0:8080"
     assert usual.management_address == "http://127.0.0.1:8081"
     file = tmp_path / "tsx.toml"
     file.write_text('inference_address = "http://0.0.0.0:9000"\n')
     said = settings_of({"TSX_METRICS_ADDRESS": "http://0.0.0.0:9001"}, locate_model({}), file, [])
-    assert (said.inference_address, said.metrics_address) == ("http://0.0.0.0:9000", "http://0.0.0.0:9001")
+    assert (said.inference_address, said.metrics_address) == (
+        "http://0.0.0.0:9000",
+        "http://0.0.0.0:9001",
+    )
     notices: list[str] = []
-    settings_of({"TSX_MODEL_DIRECTORY": "x", "TSX_SERVICE_HOST": "10.0.0.1"}, locate_model({}), None, notices)
-    assert notices == ["the environment variable TSX_MODEL_DIRECTORY is no setting and is ignored; `tsx config show` lists all settings"]
+    settings_of(
+        {"TSX_MODEL_DIRECTORY": "x", "TSX_SERVICE_HOST": "10.0.0.1"},
+        locate_model({}),
+        None,
+        notices,
+    )
+    assert notices == [
+        "the environment variable TSX_MODEL_DIRECTORY is no setting and is ignored; `tsx config show` lists all settings"
+    ]
 
 
-def test_the_defaults_of_whoever_starts_a_container_are_below_variables_and_files(tmp_path: Path) -> None:
+def test_the_defaults_of_whoever_starts_a_container_are_below_variables_and_files(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "tsx.toml"
     file.write_text("drain_timeout = 40\ndisable_token_authorization = false\n")
     given = {"TSX_DEFAULTS": "drain_timeout=25 shutdown_delay=5 disable_token_authorization=true"}
     alone = settings_of(given, locate_model({}), None, [])
-    assert (alone.drain_timeout, alone.shutdown_delay, alone.disable_token_authorization) == (25, 5, True)
+    assert (alone.drain_timeout, alone.shutdown_delay, alone.disable_token_authorization) == (
+        25,
+        5,
+        True,
+    )
     notices: list[str] = []
     said = settings_of({**given, "TSX_SHUTDOWN_DELAY": "1"}, locate_model({}), file, notices)
-    assert (said.drain_timeout, said.shutdown_delay, said.disable_token_authorization, notices) == (40, 1, False, [])
+    assert (said.drain_timeout, said.shutdown_delay, said.disable_token_authorization, notices) == (
+        40,
+        1,
+        False,
+        [],
+    )
     with pytest.raises(SettingError, match="TSX_DEFAULTS is 'drain_timeout'; it takes NAME=VALUE"):
         settings_of({"TSX_DEFAULTS": "drain_timeout"}, locate_model({}), None, [])
 
@@ -170,4 +243,6 @@ def test_a_wrong_default_is_reported_with_the_variable_that_holds_it() -> None:
             settings_of(given, locate_model({}), None, [])
     notices: list[str] = []
     settings_of({"TSX_DEFAULTS": "cpuz=2"}, locate_model({}), None, notices)
-    assert notices == ["the entry 'cpuz' of TSX_DEFAULTS is no setting and is ignored; did you mean TSX_CPUS?"]
+    assert notices == [
+        "the entry 'cpuz' of TSX_DEFAULTS is no setting and is ignored; did you mean TSX_CPUS?"
+    ]

@@ -14,7 +14,9 @@ import pytest
 
 from tsx_runtime.targets.observability.log_file import CALM, LogFile
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="an open file is neither moved nor deleted there")
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="an open file is neither moved nor deleted there"
+)
 
 
 @pytest.fixture
@@ -100,7 +102,9 @@ def test_a_large_file_is_renamed(open_log, kept):
     log = open_log(20, kept)
     say(log, *(f"line {number}" for number in range(10)))
     reported = {path.name: path.read_text() for path in log.path.parent.iterdir()}
-    expected = ["line 8\nline 9\n", "line 6\nline 7\n", "line 4\nline 5\n", "line 2\nline 3\n"][: kept + 1]
+    expected = ["line 8\nline 9\n", "line 6\nline 7\n", "line 4\nline 5\n", "line 2\nline 3\n"][
+        : kept + 1
+    ]
     assert reported == dict(zip(["a.log", "a.log.1", "a.log.2", "a.log.3"], expected, strict=False))
 
 
@@ -132,13 +136,18 @@ def test_what_cannot_be_formatted_costs_nothing_else(open_log, monkeypatch):
     assert log.path.read_text() == "after \\ud800\n"
 
 
-def test_under_any_umask_nobody_else_can_write_the_log_or_its_new_directories(open_log: Callable[..., LogFile], tmp_path: Path) -> None:
+def test_under_any_umask_nobody_else_can_write_the_log_or_its_new_directories(
+    open_log: Callable[..., LogFile], tmp_path: Path
+) -> None:
     before = os.umask(0)
     try:
         open_log()
     finally:
         os.umask(before)
-    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("logs", "logs/a.log")] == [0o755, 0o644]
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("logs", "logs/a.log")] == [
+        0o755,
+        0o644,
+    ]
 
 
 def test_a_link_of_our_own_is_followed(open_log: Callable[..., LogFile], tmp_path: Path) -> None:
@@ -150,8 +159,12 @@ def test_a_link_of_our_own_is_followed(open_log: Callable[..., LogFile], tmp_pat
 
 
 @pytest.mark.parametrize("whose", ["link", "directory"])
-@pytest.mark.skipif(sys.platform != "win32" and os.geteuid() != 0, reason="only root can give files to another user")
-def test_a_link_that_another_user_has_put_there_is_not_followed(open_log: Callable[..., LogFile], tmp_path: Path, whose: str) -> None:
+@pytest.mark.skipif(
+    sys.platform != "win32" and os.geteuid() != 0, reason="only root can give files to another user"
+)
+def test_a_link_that_another_user_has_put_there_is_not_followed(
+    open_log: Callable[..., LogFile], tmp_path: Path, whose: str
+) -> None:
     (tmp_path / "logs").mkdir()
     link = tmp_path / "logs" / "a.log"
     link.symlink_to(tmp_path / "victim")

@@ -1,4 +1,6 @@
-"""Log files as a person finds them: a real server, its workers' output, its lines, their renaming."""
+"""Log files as a person finds them: a real server, its workers' output, its lines, their
+renaming.
+"""
 
 from __future__ import annotations
 
@@ -76,22 +78,38 @@ def logs(processes: None, tmp_path_factory, until):
         "metrics_mode=log",
         "generate_tokens=true",
     ]
-    words = ["serve", "printer.mar", *FREE_PORTS, *(word for setting in settings for word in ("--set", setting))]
+    words = [
+        "serve",
+        "printer.mar",
+        *FREE_PORTS,
+        *(word for setting in settings for word in ("--set", setting)),
+    ]
     with serving(words, directory, {"TSX_WORKER_PRELOAD": "false"}) as running:
         keys = json.loads((directory / "key_file.json").read_text())
         token = keys["inference"]["key"]
         assert (directory / "key_file.json").stat().st_mode & 0o777 == 0o600
         address, bearer = running.address("predictions"), {"authorization": f"Bearer {token}"}
-        answer, bad = (httpx.post(f"{address}/predictions/printer", content=body, headers=bearer, timeout=60) for body in (b"", b"bad"))
+        answer, bad = (
+            httpx.post(f"{address}/predictions/printer", content=body, headers=bearer, timeout=60)
+            for body in (b"", b"bad")
+        )
         assert (answer.text, bad.status_code) == ("ok", 500)
         url = f"{running.address('models')}/models?url=failing.mar&initial_workers=1&synchronous=false"
-        registered = httpx.post(url, headers={"authorization": f"Bearer {keys['management']['key']}"}, timeout=60)
+        registered = httpx.post(
+            url, headers={"authorization": f"Bearer {keys['management']['key']}"}, timeout=60
+        )
         assert registered.status_code == 202, registered.text
-        until(lambda: (directory / "logs" / SERVER_LOG).read_text().count("there are no weights") > 1)
+        until(
+            lambda: (directory / "logs" / SERVER_LOG).read_text().count("there are no weights") > 1
+        )
         assert running.stop() == 0
         console = running.log
     assert not (directory / "key_file.json").exists()
-    files = {path.name: path.read_text() for place in ("logs", "numbers") for path in (directory / place).iterdir()}
+    files = {
+        path.name: path.read_text()
+        for place in ("logs", "numbers")
+        for path in (directory / place).iterdir()
+    }
     return {"console": console, "token": token, "bad": bad.headers["x-request-id"], **files}
 
 
@@ -101,14 +119,26 @@ def test_there_are_torchserves_files(logs):
 
 def test_the_access_log_has_the_request(logs):
     line, failed, _ = logs["access_log.log"].splitlines()
-    assert re.fullmatch(STAMP + r' - /127\.0\.0\.1:\d+ "POST /predictions/printer HTTP/1\.1" 200 \d+', line)
+    assert re.fullmatch(
+        STAMP + r' - /127\.0\.0\.1:\d+ "POST /predictions/printer HTTP/1\.1" 200 \d+', line
+    )
     assert '"POST /predictions/printer HTTP/1.1" 500 ' in failed
 
 
 def test_what_workers_print_is_in_the_model_log_under_their_names(logs):
-    lines = {line.partition(" MODEL_LOG - ")[2]: line for line in logs["model_log.log"].splitlines()}
-    assert {"loading aloud", "a line of the handler", "an error of the handler", "as native code writes"} <= set(lines)
-    assert re.match(STAMP + r" \[INFO \] W-9000-printer_1\.0-stdout MODEL_LOG - loading aloud", lines["loading aloud"])
+    lines = {
+        line.partition(" MODEL_LOG - ")[2]: line for line in logs["model_log.log"].splitlines()
+    }
+    assert {
+        "loading aloud",
+        "a line of the handler",
+        "an error of the handler",
+        "as native code writes",
+    } <= set(lines)
+    assert re.match(
+        STAMP + r" \[INFO \] W-9000-printer_1\.0-stdout MODEL_LOG - loading aloud",
+        lines["loading aloud"],
+    )
     assert " W-9000-printer_1.0-stdout MODEL_LOG - " in lines["as native code writes"]
 
 
@@ -123,14 +153,22 @@ def test_what_workers_print_is_in_the_model_log_under_their_names(logs):
     ],
 )
 def test_lines_of_handlers_have_torchserves_form_and_their_level(logs, level, stream, text):
-    """As scripts find them: while requests run, too, nothing stands between the stream and the logger."""
+    """As scripts find them: while requests run, too, nothing stands between the stream and the
+    logger.
+    """
     line = next(line for line in logs["model_log.log"].splitlines() if line.endswith(f" - {text}"))
-    assert re.fullmatch(STAMP + rf" \[{level}\] W-9000-printer_1\.0-{stream} MODEL_LOG - {text}", line)
+    assert re.fullmatch(
+        STAMP + rf" \[{level}\] W-9000-printer_1\.0-{stream} MODEL_LOG - {text}", line
+    )
 
 
 def test_a_failed_request_has_its_id_once_and_the_traceback_in_pythons_form(logs):
-    failed = [line for line in logs["model_log.log"].splitlines() if "[ERROR] W-9000-printer" in line]
-    first, start, *frames, place, quoted, words = [line.partition("-stdout MODEL_LOG - ")[2] for line in failed]
+    failed = [
+        line for line in logs["model_log.log"].splitlines() if "[ERROR] W-9000-printer" in line
+    ]
+    first, start, *frames, place, quoted, words = [
+        line.partition("-stdout MODEL_LOG - ")[2] for line in failed
+    ]
     assert first == f"the handler failed for the request {logs['bad']}"
     assert start == "Traceback (most recent call last):"
     assert all(frame.startswith('  File "') for frame in frames), "of tsx, no line is quoted"
@@ -140,7 +178,11 @@ def test_a_failed_request_has_its_id_once_and_the_traceback_in_pythons_form(logs
 
 
 def test_a_model_that_fails_to_load_leaves_its_traceback_in_both_logs_though_nobody_waits(logs):
-    lines = [line.partition("-stdout MODEL_LOG - ")[2] for line in logs["model_log.log"].splitlines() if "-failing_1.0-" in line]
+    lines = [
+        line.partition("-stdout MODEL_LOG - ")[2]
+        for line in logs["model_log.log"].splitlines()
+        if "-failing_1.0-" in line
+    ]
     first, *trace = lines[: lines.index("ValueError: there are no weights") + 1]
     assert first == "Handler handler.py could not load the model: ValueError: there are no weights"
     assert trace[0] == "Traceback (most recent call last):"
@@ -151,7 +193,9 @@ def test_a_model_that_fails_to_load_leaves_its_traceback_in_both_logs_though_nob
     assert '    raise ValueError(f"there are no {name}")' in trace
     _, _, behind = logs[SERVER_LOG].partition(first + "\n")
     assert behind.splitlines()[: len(trace)] == trace
-    assert logs[SERVER_LOG].count("line 7, in load") == 1, "of the next attempts, which fail alike, the reason is enough"
+    assert logs[SERVER_LOG].count("line 7, in load") == 1, (
+        "of the next attempts, which fail alike, the reason is enough"
+    )
 
 
 def test_the_console_has_what_the_files_have(logs):
@@ -161,7 +205,9 @@ def test_the_console_has_what_the_files_have(logs):
 
 def test_the_metrics_logs_have_the_batch(logs):
     assert " - QueueTime.Milliseconds:" in logs["ts_metrics.log"]
-    assert re.search(r" - Requests2XX\.Count:[12]\.0\|#Level:Host\|#hostname:", logs["ts_metrics.log"])
+    assert re.search(
+        r" - Requests2XX\.Count:[12]\.0\|#Level:Host\|#hostname:", logs["ts_metrics.log"]
+    )
     assert " - PredictionTime.ms:" in logs["model_metrics.log"]
     for line in [*logs["ts_metrics.log"].splitlines(), *logs["model_metrics.log"].splitlines()]:
         float(line.split("|")[0].split(":")[3])
@@ -208,7 +254,13 @@ def test_of_a_log4j2_file_levels_and_sizes_are_taken(tmp_path):
 
 @pytest.mark.usefixtures("logging_as_it_was")
 @pytest.mark.parametrize(
-    ("name", "text"), [("a.xml", "<a"), ("a.properties", "a=b"), ("a.yaml", "handlers: {x: {class: no.such}}"), ("a.json", "[]")]
+    ("name", "text"),
+    [
+        ("a.xml", "<a"),
+        ("a.properties", "a=b"),
+        ("a.yaml", "handlers: {x: {class: no.such}}"),
+        ("a.json", "[]"),
+    ],
 )
 def test_a_log_configuration_that_cannot_be_used_stops_the_start(tmp_path, name, text):
     file = tmp_path / name
@@ -243,7 +295,9 @@ if "metrics_location" in sys.argv[1]:
 
 def log_by(directory: Path, **settings: object) -> str:
     command = [sys.executable, "-c", LOGS, repr(settings)]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=True).stderr
+    return subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=60, check=True
+    ).stderr
 
 
 @pytest.mark.usefixtures("processes")
@@ -254,7 +308,10 @@ def test_large_files_are_renamed_and_the_oldest_go(tmp_path):
     assert files == ["access_log.log", "access_log.log.1", "access_log.log.2", "access_log.log.3"]
     assert all(path.stat().st_size <= 4096 for path in (tmp_path / "logs").glob("access_log*"))
     assert "a detail" in (tmp_path / "logs" / SERVER_LOG).read_text()
-    assert re.search(STAMP + r" \[WARN \] MainThread tsx\.server - of the server 1\n", (tmp_path / "logs" / SERVER_LOG).read_text())
+    assert re.search(
+        STAMP + r" \[WARN \] MainThread tsx\.server - of the server 1\n",
+        (tmp_path / "logs" / SERVER_LOG).read_text(),
+    )
 
 
 @pytest.mark.usefixtures("processes")
@@ -278,13 +335,18 @@ def test_metrics_have_their_files_where_the_rest_goes_to_stderr(tmp_path):
 
 @pytest.mark.usefixtures("processes")
 def test_a_place_for_metrics_that_nobody_writes_to_is_reported(tmp_path):
-    assert "metrics_location: has no effect while metrics_mode is prometheus" in log_by(tmp_path, metrics_location="numbers")
+    assert "metrics_location: has no effect while metrics_mode is prometheus" in log_by(
+        tmp_path, metrics_location="numbers"
+    )
 
 
 @pytest.mark.usefixtures("processes")
 def test_where_stderr_is_no_terminal_each_line_is_json(tmp_path):
     lines = [json.loads(line) for line in log_by(tmp_path).splitlines()]
-    assert lines[0].items() >= {"level": "warning", "logger": "tsx.server", "message": "of the server 1"}.items()
+    assert (
+        lines[0].items()
+        >= {"level": "warning", "logger": "tsx.server", "message": "of the server 1"}.items()
+    )
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", lines[0]["time"])
     assert (len(lines), lines[-1]["logger"]) == (301, "ACCESS_LOG")
 
@@ -298,9 +360,14 @@ def test_log_files_are_json_only_where_that_is_asked_for(tmp_path):
 
 
 def test_a_person_at_a_terminal_reads_short_lines():
-    record = logging.LogRecord("tsx.http", logging.WARNING, "", 0, "request %s: broken", ("id-1",), None)
+    record = logging.LogRecord(
+        "tsx.http", logging.WARNING, "", 0, "request %s: broken", ("id-1",), None
+    )
     record.request_id, record.model = "id-1", "digits"
-    assert re.fullmatch(r"\d\d:\d\d:\d\d warning request id-1: broken \[model=digits\]", ShortFormatter(colour=False).format(record))
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d warning request id-1: broken \[model=digits\]",
+        ShortFormatter(colour=False).format(record),
+    )
     assert "\x1b[33mwarning \x1b[0m" in ShortFormatter(colour=True).format(record)
 
 
@@ -308,13 +375,21 @@ def test_a_line_of_json_names_the_request_the_model_and_the_traceback():
     try:
         raise ValueError("why")
     except ValueError:
-        record = logging.LogRecord("x", logging.ERROR, "", 0, 'Model "m" [Version 2.0]: it\nfailed', None, sys.exc_info())
+        record = logging.LogRecord(
+            "x", logging.ERROR, "", 0, 'Model "m" [Version 2.0]: it\nfailed', None, sys.exc_info()
+        )
     record.request_id = "id-1"
     line = ServerJsonFormatter().format(record)
     assert "\n" not in line
     reported = json.loads(line)
     assert (
-        reported.items() >= {"model": "m", "version": "2.0", "request_id": "id-1", "message": 'Model "m" [Version 2.0]: it\nfailed'}.items()
+        reported.items()
+        >= {
+            "model": "m",
+            "version": "2.0",
+            "request_id": "id-1",
+            "message": 'Model "m" [Version 2.0]: it\nfailed',
+        }.items()
     )
     assert reported["exception"].endswith("ValueError: why\n")
 
@@ -340,13 +415,23 @@ def test_a_whole_line_stays_as_it_is():
 
 
 def test_output_of_workers_comes_in_lines_whatever_its_pieces(caplog):
-    with caplog.at_level(logging.INFO, "MODEL_LOG"), worker_output() as path, socket.socket(socket.AF_UNIX) as sock:
+    with (
+        caplog.at_level(logging.INFO, "MODEL_LOG"),
+        worker_output() as path,
+        socket.socket(socket.AF_UNIX) as sock,
+    ):
         sock.connect(path)
         for piece in (b"W-1-m_1.0-std", b"out\nfir", b"st\nsecond\r\n\nwithout an e", b"nd \xff"):
             sock.sendall(piece)
-    texts = [line.partition(" MODEL_LOG - ")[2] for record in caplog.records for line in record.getMessage().splitlines()]
+    texts = [
+        line.partition(" MODEL_LOG - ")[2]
+        for record in caplog.records
+        for line in record.getMessage().splitlines()
+    ]
     assert texts[:3] == ["first", "second", ""]
-    names = {line.split()[3] for record in caplog.records for line in record.getMessage().splitlines()}
+    names = {
+        line.split()[3] for record in caplog.records for line in record.getMessage().splitlines()
+    }
     assert names == {"W-1-m_1.0-stdout"}
 
 
@@ -362,17 +447,29 @@ def test_each_line_of_workers_is_json_whatever_native_code_prints(caplog):
         b"y" * (2 << 20),
         b"[" * 9999,
     ]
-    with caplog.at_level(logging.INFO, "MODEL_LOG"), worker_output(is_json=True) as path, socket.socket(socket.AF_UNIX) as sock:
+    with (
+        caplog.at_level(logging.INFO, "MODEL_LOG"),
+        worker_output(is_json=True) as path,
+        socket.socket(socket.AF_UNIX) as sock,
+    ):
         sock.connect(path)
         sock.sendall(b"W-1-m_1.0-stdout\n" + b"\n".join(printed))
-    reported = [json.loads(line) for record in caplog.records for line in record.getMessage().split("\n")]
+    reported = [
+        json.loads(line) for record in caplog.records for line in record.getMessage().split("\n")
+    ]
     assert reported[0] == json.loads(own)
-    assert [line["message"] for line in reported[1:6]] == [line.decode(errors="replace") for line in printed[1:6]]
+    assert [line["message"] for line in reported[1:6]] == [
+        line.decode(errors="replace") for line in printed[1:6]
+    ]
     assert "".join(line["message"] for line in reported[6:-1]) == "y" * (2 << 20)
-    assert {(line["model"], line["version"], line["stream"]) for line in reported[1:]} == {("m", "1.0", "stdout")}
+    assert {(line["model"], line["version"], line["stream"]) for line in reported[1:]} == {
+        ("m", "1.0", "stdout")
+    }
 
 
-def test_a_server_without_descriptors_reads_its_workers_output_once_it_has_some(caplog, monkeypatch):
+def test_a_server_without_descriptors_reads_its_workers_output_once_it_has_some(
+    caplog, monkeypatch
+):
     taken, refused = socket.socket.accept, []
 
     def accept(listening):
@@ -382,11 +479,17 @@ def test_a_server_without_descriptors_reads_its_workers_output_once_it_has_some(
         return taken(listening)
 
     monkeypatch.setattr(socket.socket, "accept", accept)
-    with caplog.at_level(logging.INFO, "MODEL_LOG"), worker_output() as path, socket.socket(socket.AF_UNIX) as sock:
+    with (
+        caplog.at_level(logging.INFO, "MODEL_LOG"),
+        worker_output() as path,
+        socket.socket(socket.AF_UNIX) as sock,
+    ):
         sock.connect(path)
         sock.sendall(b"W-1-m_1.0-stdout\nsaid meanwhile\n")
     assert len(refused) == 2
-    assert [record.getMessage().partition(" MODEL_LOG - ")[2] for record in caplog.records] == ["said meanwhile"]
+    assert [record.getMessage().partition(" MODEL_LOG - ")[2] for record in caplog.records] == [
+        "said meanwhile"
+    ]
 
 
 def test_output_cannot_be_sent_to_where_nobody_is(tmp_path):
@@ -411,9 +514,13 @@ async def handle(data, context):
 
 
 @pytest.mark.usefixtures("processes")
-def test_on_a_console_that_is_no_terminal_what_handlers_print_and_log_is_json_with_their_requests(tmp_path):
+def test_on_a_console_that_is_no_terminal_what_handlers_print_and_log_is_json_with_their_requests(
+    tmp_path,
+):
     make_model(tmp_path / "talker.mar", TALKER, config="asyncCommunication: true\n")
-    with serving(["serve", "talker.mar", *FREE_PORTS, "--set", "access_log=true"], tmp_path, {}) as running:
+    with serving(
+        ["serve", "talker.mar", *FREE_PORTS, "--set", "access_log=true"], tmp_path, {}
+    ) as running:
         url = f"{running.address('predictions')}/predictions/talker"
         answers = {body: httpx.post(url, content=body, timeout=60) for body in ("a", "b", "bad")}
         assert running.stop() == 0
@@ -423,9 +530,18 @@ def test_on_a_console_that_is_no_terminal_what_handlers_print_and_log_is_json_wi
     for body, request_id in ids.items():
         logged = next(line for line in reported if line["message"] == f"logged {body}")
         assert logged["request_ids"] == [request_id]
-        assert (logged["logger"], logged["level"], logged["model"], logged["version"]) == ("own", "warning", "talker", "1.0")
+        assert (logged["logger"], logged["level"], logged["model"], logged["version"]) == (
+            "own",
+            "warning",
+            "talker",
+            "1.0",
+        )
         printed = next(line for line in reported if line["message"] == f"printed {body}")
-        assert (printed["request_ids"], printed["logger"], printed["stream"]) == ([request_id], "handler", "stdout")
+        assert (printed["request_ids"], printed["logger"], printed["stream"]) == (
+            [request_id],
+            "handler",
+            "stdout",
+        )
     native = [line for line in reported if line["message"] == "native code prints"]
     whose = [(line["model"], line["version"], line["worker"], line["stream"]) for line in native]
     assert whose == [("talker", "1.0", "9000", "stdout")] * 3
@@ -436,4 +552,8 @@ def test_on_a_console_that_is_no_terminal_what_handlers_print_and_log_is_json_wi
     ]
     assert ids["bad"] in failed["message"]
     answered = [line for line in reported if line["logger"] == "ACCESS_LOG"]
-    assert {line["request_id"]: line["status"] for line in answered} == {ids["a"]: 200, ids["b"]: 200, ids["bad"]: 500}
+    assert {line["request_id"]: line["status"] for line in answered} == {
+        ids["a"]: 200,
+        ids["b"]: 200,
+        ids["bad"]: 500,
+    }

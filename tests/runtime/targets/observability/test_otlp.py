@@ -1,4 +1,6 @@
-"""Traces as a collector gets them: a real server, its workers, a real endpoint of OTLP, and a handler with spans of its own."""
+"""Traces as a collector gets them: a real server, its workers, a real endpoint of OTLP, and a
+handler with spans of its own.
+"""
 
 from __future__ import annotations
 
@@ -79,31 +81,58 @@ def ask_by_grpc(target: str, model: str, metadata: dict[str, str]) -> str:
             PredictionsRequest.SerializeToString,
             PredictionResponse.FromString,
         )
-        answer = call(PredictionsRequest(model_name=model, input={"data": b"x"}), metadata=list(metadata.items()), timeout=60)
+        answer = call(
+            PredictionsRequest(model_name=model, input={"data": b"x"}),
+            metadata=list(metadata.items()),
+            timeout=60,
+        )
         return bytes(answer.prediction).decode()
 
 
 @pytest.fixture(scope="module")
-def reported(processes: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Collector, dict[str, Any]]:
+def reported(
+    processes: None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Collector, dict[str, Any]]:
     """What came to the collector by the server's end, and what clients were answered."""
     directory = tmp_path_factory.mktemp("otlp")
     make_model(directory / "mine.mar", HANDLER, version="2.5")
-    make_war(directory / "flow.war", "models: {say: {url: mine.mar}}\ndag: {say: [shout]}", FUNCTIONS)
+    make_war(
+        directory / "flow.war", "models: {say: {url: mine.mar}}\ndag: {say: [shout]}", FUNCTIONS
+    )
     answers: dict[str, Any] = {}
     with collector() as kept:
         sets = [f"otlp_endpoint={kept.url}", "trace_share=0", f"model_store={directory}"]
-        words = ["serve", "mine.mar", "flow.war", *FREE_PORTS, *FREE_GRPC_PORTS, *(word for each in sets for word in ("--set", each))]
-        with serving(words, directory, {"COLLECTOR": kept.url, "TSX_CACHE_DIR": str(directory / "cache")}) as server:
+        words = [
+            "serve",
+            "mine.mar",
+            "flow.war",
+            *FREE_PORTS,
+            *FREE_GRPC_PORTS,
+            *(word for each in sets for word in ("--set", each)),
+        ]
+        with serving(
+            words, directory, {"COLLECTOR": kept.url, "TSX_CACHE_DIR": str(directory / "cache")}
+        ) as server:
             url = f"{server.address('predictions')}/predictions/mine"
             with httpx.Client(timeout=60) as client:
                 answers["before"] = time.time_ns()
-                answers["fast"] = client.post(url + "?a=b", content=b"x", headers={"traceparent": PARENT, "tracestate": "a=1,b=2"})
+                answers["fast"] = client.post(
+                    url + "?a=b",
+                    content=b"x",
+                    headers={"traceparent": PARENT, "tracestate": "a=1,b=2"},
+                )
                 answers["chunked"] = client.post(url, content=iter([b"x"]), headers=parent(2))
                 answers["unsampled"] = client.post(url, content=b"x", headers=parent(3, "00"))
                 answers["untraced"] = client.post(url, content=b"x")
                 answers["bad"] = client.post(url, content=b"bad", headers=parent(4))
-                answers["unknown"] = client.post(f"{server.address('predictions')}/predictions/nobody", headers=parent(5))
-                answers["flow"] = client.post(f"{server.address('predictions')}/wfpredict/flow", content=b"x", headers=parent(6))
+                answers["unknown"] = client.post(
+                    f"{server.address('predictions')}/predictions/nobody", headers=parent(5)
+                )
+                answers["flow"] = client.post(
+                    f"{server.address('predictions')}/wfpredict/flow",
+                    content=b"x",
+                    headers=parent(6),
+                )
             answers["grpc"] = ask_by_grpc(server.address("gRPC predictions"), "mine", parent(7))
             assert server.stop() == 0
             answers["log"] = server.log
@@ -115,35 +144,49 @@ def by_name(spans: list[Span]) -> dict[str, Span]:
     return {span.name: span for span in spans}
 
 
-def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(reported: tuple[Collector, dict[str, Any]]) -> None:
+def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(
+    reported: tuple[Collector, dict[str, Any]],
+) -> None:
     kept, answers = reported
     spans = by_name(kept.trace(TRACE))
     request, handler = spans["POST /predictions/{model}"], spans["handler"]
     assert set(spans) == {request.name, "queue", "batch wait", "handler", *STEPS, "my step"}
     assert (request.parent_id, request.kind, request.service) == (SPAN, 2, "tsx")
-    assert all(spans[name].parent_id == request.span_id for name in ("queue", "batch wait", "handler"))
+    assert all(
+        spans[name].parent_id == request.span_id for name in ("queue", "batch wait", "handler")
+    )
     assert all(spans[name].parent_id == handler.span_id for name in STEPS)
     order = [spans[name] for name in ("queue", "batch wait", "handler")]
     assert request.start == order[0].start
     assert all(first.end == then.start for first, then in pairwise(order))
     assert order[-1].end <= request.end
-    steps = [handler.start, *(time for name in STEPS for time in (spans[name].start, spans[name].end)), handler.end]
+    steps = [
+        handler.start,
+        *(time for name in STEPS for time in (spans[name].start, spans[name].end)),
+        handler.end,
+    ]
     assert steps == sorted(steps)
     assert answers["before"] < request.start < request.end < answers["before"] + 60e9
     assert {span.state for span in spans.values() if span.service == "tsx"} == {"a=1,b=2"}
     assert not any(span.is_error for span in spans.values())
 
 
-def test_the_handler_s_own_span_joins_the_trace_across_the_process_boundary(reported: tuple[Collector, dict[str, Any]]) -> None:
+def test_the_handler_s_own_span_joins_the_trace_across_the_process_boundary(
+    reported: tuple[Collector, dict[str, Any]],
+) -> None:
     kept, answers = reported
     spans = by_name(kept.trace(TRACE))
     assert answers["fast"].text == f"00-{TRACE}-{spans['handler'].span_id}-01"
     own, inference = spans["my step"], spans["inference"]
     assert (own.parent_id, own.service) == (spans["handler"].span_id, "mine")
-    assert inference.start - 1_000_000 <= own.start <= own.end <= inference.end + 1_000_000  # two clocks are read in two processes
+    assert (
+        inference.start - 1_000_000 <= own.start <= own.end <= inference.end + 1_000_000
+    )  # two clocks are read in two processes
 
 
-def test_a_span_says_what_was_asked_and_who_answered(reported: tuple[Collector, dict[str, Any]]) -> None:
+def test_a_span_says_what_was_asked_and_who_answered(
+    reported: tuple[Collector, dict[str, Any]],
+) -> None:
     kept, answers = reported
     spans = by_name(kept.trace(TRACE))
     attributes = spans["POST /predictions/{model}"].attributes
@@ -174,19 +217,26 @@ def test_both_lanes_tell_alike(reported: tuple[Collector, dict[str, Any]]) -> No
         assert {key: value for key, value in mine.items() if key not in passing} == {
             key: value for key, value in others.items() if key not in passing
         }
-    assert other["POST /predictions/{model}"].attributes["tsx.request.id"] == answers["chunked"].headers["x-request-id"]
+    assert (
+        other["POST /predictions/{model}"].attributes["tsx.request.id"]
+        == answers["chunked"].headers["x-request-id"]
+    )
 
 
 def test_who_traces_not_is_not_traced(reported: tuple[Collector, dict[str, Any]]) -> None:
     kept, answers = reported
-    assert answers["unsampled"].text == parent(3, "00")["traceparent"]  # as it came: what the handler calls is not traced either
+    assert (
+        answers["unsampled"].text == parent(3, "00")["traceparent"]
+    )  # as it came: what the handler calls is not traced either
     assert [span.service for span in kept.trace(trace_id(3))] in ([], ["mine"])
     assert answers["untraced"].text == "x"
     known = {TRACE, *map(trace_id, (2, 4, 5, 6, 7))}
     assert {span.trace_id for span in kept.spans if span.service == "tsx"} == known
 
 
-def test_errors_are_errors_of_the_spans_in_which_they_happened(reported: tuple[Collector, dict[str, Any]]) -> None:
+def test_errors_are_errors_of_the_spans_in_which_they_happened(
+    reported: tuple[Collector, dict[str, Any]],
+) -> None:
     kept, answers = reported
     spans = {span.name: span for span in kept.trace(trace_id(4))}
     assert answers["bad"].status_code == 500
@@ -197,7 +247,9 @@ def test_errors_are_errors_of_the_spans_in_which_they_happened(reported: tuple[C
     assert (span.attributes["http.response.status_code"], span.is_error) == (404, False)
 
 
-def test_the_nodes_of_a_workflow_are_below_its_request(reported: tuple[Collector, dict[str, Any]]) -> None:
+def test_the_nodes_of_a_workflow_are_below_its_request(
+    reported: tuple[Collector, dict[str, Any]],
+) -> None:
     kept, answers = reported
     spans = kept.trace(trace_id(6))
     request = next(span for span in spans if span.name == "POST /wfpredict/{workflow}")
@@ -206,7 +258,10 @@ def test_the_nodes_of_a_workflow_are_below_its_request(reported: tuple[Collector
     assert set(nodes) == {"node say", "node shout"}
     handlers = {span.parent_id: span for span in spans if span.name == "handler"}
     assert set(handlers) == {node.span_id for node in nodes.values()}
-    assert answers["flow"].text == f"00-{trace_id(6)}-{handlers[nodes['node say'].span_id].span_id}-01!"
+    assert (
+        answers["flow"].text
+        == f"00-{trace_id(6)}-{handlers[nodes['node say'].span_id].span_id}-01!"
+    )
     assert nodes["node say"].end <= nodes["node shout"].start
     assert nodes["node say"].attributes["tsx.model.name"] == "flow__say"
 
@@ -216,8 +271,14 @@ def test_a_call_of_grpc_is_a_span_by_its_names(reported: tuple[Collector, dict[s
     spans = by_name(kept.trace(trace_id(7)))
     call = spans["org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"]
     assert (call.parent_id, call.kind) == (SPAN, 2)
-    assert call.attributes.items() >= {"rpc.system": "grpc", "rpc.method": "Predictions", "rpc.grpc.status_code": 0}.items()
-    assert (call.attributes["tsx.model.name"], call.attributes["tsx.model.version"]) == ("mine", "2.5")
+    assert (
+        call.attributes.items()
+        >= {"rpc.system": "grpc", "rpc.method": "Predictions", "rpc.grpc.status_code": 0}.items()
+    )
+    assert (call.attributes["tsx.model.name"], call.attributes["tsx.model.version"]) == (
+        "mine",
+        "2.5",
+    )
     assert set(spans) == {call.name, "queue", "batch wait", "handler", *STEPS, "my step"}
     assert answers["grpc"] == f"00-{trace_id(7)}-{spans['handler'].span_id}-01"
 
@@ -228,7 +289,9 @@ def test_the_log_says_where_traces_go(reported: tuple[Collector, dict[str, Any]]
     assert f"requests are traced to {kept.url}" in answers["log"]
 
 
-SPAN_OF_OURS = OwnSpan(1, 2, 0, False, "a", "server", time.monotonic(), time.monotonic(), {}, "", "")
+SPAN_OF_OURS = OwnSpan(
+    1, 2, 0, False, "a", "server", time.monotonic(), time.monotonic(), {}, "", ""
+)
 
 
 def test_opentelemetry_s_own_variables_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,19 +318,31 @@ def test_without_the_extra_the_setting_ends_the_start_and_a_variable_does_not(
         raise ModuleNotFoundError("No module named 'opentelemetry'", name="opentelemetry")
 
     monkeypatch.setattr(otlp, "Sender", absent)
-    with pytest.raises(SettingError, match="pip install 'tsx-serve\\[otel\\]'"), otlp.tracing(Settings(otlp_endpoint="http://a:1"), {}):
+    with (
+        pytest.raises(SettingError, match="pip install 'tsx-serve\\[otel\\]'"),
+        otlp.tracing(Settings(otlp_endpoint="http://a:1"), {}),
+    ):
         pass
-    with caplog.at_level(logging.WARNING), otlp.tracing(Settings(), {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1"}) as tracer:
+    with (
+        caplog.at_level(logging.WARNING),
+        otlp.tracing(Settings(), {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:1"}) as tracer,
+    ):
         assert tracer is None
     assert "pip install 'tsx-serve[otel]'" in caplog.text
 
 
 def test_the_path_of_traces_is_added_once() -> None:
-    assert otlp.endpoint_of("http://host:4318/") == otlp.endpoint_of("http://host:4318/v1/traces") == "http://host:4318/v1/traces"
+    assert (
+        otlp.endpoint_of("http://host:4318/")
+        == otlp.endpoint_of("http://host:4318/v1/traces")
+        == "http://host:4318/v1/traces"
+    )
     assert otlp.endpoint_of("https://host/some/base") == "https://host/some/base/v1/traces"
 
 
-def test_a_collector_that_is_not_there_holds_up_neither_spans_nor_the_end(free_ports: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_that_is_not_there_holds_up_neither_spans_nor_the_end(
+    free_ports: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(otlp, "LAST_SPANS", 0.1)
     (port,) = free_ports(1)
     sender = otlp.Sender(otlp.endpoint_of(f"http://127.0.0.1:{port}"))

@@ -15,7 +15,9 @@ def test_lines_about_a_version_are_kept_without_secrets_and_no_others() -> None:
     model = SimpleNamespace(versions={"1.0": SimpleNamespace(stats=SimpleNamespace(error_log=log))})
     with server_log(cast(Any, {"cats": model})):
         logger = logging.getLogger("tsx.supervisor")
-        logger.warning('Model "cats" [Version 1.0]: no weights at http://me:hunter2@host/m?token=hunter2')
+        logger.warning(
+            'Model "cats" [Version 1.0]: no weights at http://me:hunter2@host/m?token=hunter2'
+        )
         logger.warning('Model "dogs" [Version 1.0]: no weights')
         logger.warning("no model at all")
     logging.getLogger("tsx.supervisor").warning('Model "cats" [Version 1.0]: too late')

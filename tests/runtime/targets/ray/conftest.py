@@ -1,4 +1,6 @@
-"""A Ray cluster of three nodes on this machine, with Ray Serve and applications of tsx, and `tsx serve` beside it."""
+"""A Ray cluster of three nodes on this machine, with Ray Serve and applications of tsx, and `tsx
+serve` beside it.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +91,18 @@ class RayServe:
     settings: dict[str, Any]
 
     def target(self, name: str, models: list[dict[str, Any]], **more: Any) -> serve.RunTarget:
-        args = {"name": name, "models": models, "settings": self.settings, "replica": {"num_cpus": 0.1}, "ingress_replicas": 1}
-        return serve.RunTarget(build({**args, "ingress_resources": ON_HEAD, **more}), name=name, route_prefix=f"/{name}")
+        args = {
+            "name": name,
+            "models": models,
+            "settings": self.settings,
+            "replica": {"num_cpus": 0.1},
+            "ingress_replicas": 1,
+        }
+        return serve.RunTarget(
+            build({**args, "ingress_resources": ON_HEAD, **more}),
+            name=name,
+            route_prefix=f"/{name}",
+        )
 
     def post(self, path: str, **headers: str) -> httpx.Response:
         words = {name.replace("_", "-"): word for name, word in headers.items()}
@@ -101,33 +113,76 @@ class RayServe:
 
 
 @pytest.fixture(scope="module")
-def ray_serve(processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[RayServe]:
+def ray_serve(
+    processes: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_ports: Callable[[int], list[int]],
+) -> Iterator[RayServe]:
     place = tmp_path_factory.mktemp("ray")
     archive = make_model(place / "talker.mar", HANDLER)
     http, grpc = free_ports(2)
-    settings = {"cache_dir": str(place / "cache"), "worker_preload": False, "max_request_size": 100_000}
+    settings = {
+        "cache_dir": str(place / "cache"),
+        "worker_preload": False,
+        "max_request_size": 100_000,
+    }
     with pytest.MonkeyPatch.context() as patch, ExitStack() as held:
-        short = held.enter_context(tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))  # Ray has sockets in it
-        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_TMPDIR": short, "TMPDIR": str(place)}
+        short = held.enter_context(
+            tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+        )  # Ray has sockets in it
+        own = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_TMPDIR": short,
+            "TMPDIR": str(place),
+        }
         for name, value in own.items():
             patch.setenv(name, value)
         node = {"num_cpus": 1, "object_store_memory": 80 << 20}
-        system = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
-        cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False, "_system_config": system})
+        system = {
+            "health_check_initial_delay_ms": 1000,
+            "health_check_period_ms": 500,
+            "health_check_failure_threshold": 3,
+        }
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={**node, "include_dashboard": False, "_system_config": system},
+        )
         held.callback(cluster.shutdown)
         for _ in range(2):
             cluster.add_node(**node, resources={"slot": 1})
-        ray.init(cluster.address, namespace="tests", log_to_driver=bool(os.environ.get("TSX_TEST_RAY_LOG")))
+        ray.init(
+            cluster.address,
+            namespace="tests",
+            log_to_driver=bool(os.environ.get("TSX_TEST_RAY_LOG")),
+        )
         held.callback(ray.shutdown)
         options = {"port": grpc, "grpc_servicer_functions": GRPC}
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": http}, grpc_options=options)
-        words = ["serve", archive, *FREE_PORTS, *FREE_GRPC_PORTS, "--set", "max_request_size=100000"]
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": "127.0.0.1", "port": http},
+            grpc_options=options,
+        )
+        words = [
+            "serve",
+            archive,
+            *FREE_PORTS,
+            *FREE_GRPC_PORTS,
+            "--set",
+            "max_request_size=100000",
+        ]
         tsx = held.enter_context(serving(words, place, {"TSX_CACHE_DIR": settings["cache_dir"]}))
         address = f"http://127.0.0.1:{http}"
         started = RayServe(cluster, address, f"127.0.0.1:{grpc}", tsx, place, settings)
-        models = [{"name": name, "source": str(make_model(place / f"{name}.mar", HANDLER))} for name in MANY]
+        models = [
+            {"name": name, "source": str(make_model(place / f"{name}.mar", HANDLER))}
+            for name in MANY
+        ]
         resources = {"num_cpus": 0.1, "resources": {"slot": 1.0}}  # a replica on each of two nodes
         talker = [{"name": "talker", "source": f"object://{upload(archive)}"}]
-        targets = [started.target("talker", talker, replica=resources, replicas=2), started.target("many", models, multiplexed=2)]
+        targets = [
+            started.target("talker", talker, replica=resources, replicas=2),
+            started.target("many", models, multiplexed=2),
+        ]
         serve.run_many(targets)
         yield started

@@ -1,4 +1,6 @@
-"""Applications of tsx in a Ray cluster: their answers are those of `tsx serve`, and no request is lost. One file, for one cluster."""
+"""Applications of tsx in a Ray cluster: their answers are those of `tsx serve`, and no request is
+lost. One file, for one cluster.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ import pytest
 import ray
 
 from tests.runtime.targets.ray.conftest import DEADLINE, MANY, RayServe
-from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest, ModelReadyRequest, ServerLiveRequest
+from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import (
+    ModelInferRequest,
+    ModelReadyRequest,
+    ServerLiveRequest,
+)
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionsRequest
 from tsx_runtime.targets.ray.grpc_bridge import INFERENCE
 
@@ -67,14 +73,23 @@ def test_http_answers_are_those_of_tsx_serve(ray_serve: RayServe, name: str) -> 
 
 
 def comparable(answer: httpx.Response) -> list[tuple[str, str]]:
-    return sorted((name.lower(), value) for name, value in answer.headers.multi_items() if name.lower() not in OWN)
+    return sorted(
+        (name.lower(), value)
+        for name, value in answer.headers.multi_items()
+        if name.lower() not in OWN
+    )
 
 
 def test_the_requests_id_and_trace_context_reach_the_handler(ray_serve: RayServe) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
-    answer = ray_serve.post("/talker/predictions/talker", x_show="1", x_request_id="order-66", traceparent=trace)
+    answer = ray_serve.post(
+        "/talker/predictions/talker", x_show="1", x_request_id="order-66", traceparent=trace
+    )
     assert answer.headers["x-request-id"] == "order-66"
-    assert {name: answer.json()[name] for name in ("id", "trace")} == {"id": "order-66", "trace": trace}
+    assert {name: answer.json()[name] for name in ("id", "trace")} == {
+        "id": "order-66",
+        "trace": trace,
+    }
 
 
 CALLS: dict[str, tuple[str, bytes, dict[str, str]]] = {
@@ -83,19 +98,54 @@ CALLS: dict[str, tuple[str, bytes, dict[str, str]]] = {
         PredictionsRequest(model_name="talker", input={"data": b"abc"}).SerializeToString(),
         {},
     ),
-    "own status": ("InferenceAPIsService/Predictions", PredictionsRequest(model_name="talker").SerializeToString(), {"x-do": "status"}),
-    "handler raises": ("InferenceAPIsService/Predictions", PredictionsRequest(model_name="talker").SerializeToString(), {"x-do": "raise"}),
-    "unknown model": ("InferenceAPIsService/Predictions", PredictionsRequest(model_name="nobody").SerializeToString(), {}),
+    "own status": (
+        "InferenceAPIsService/Predictions",
+        PredictionsRequest(model_name="talker").SerializeToString(),
+        {"x-do": "status"},
+    ),
+    "handler raises": (
+        "InferenceAPIsService/Predictions",
+        PredictionsRequest(model_name="talker").SerializeToString(),
+        {"x-do": "raise"},
+    ),
+    "unknown model": (
+        "InferenceAPIsService/Predictions",
+        PredictionsRequest(model_name="nobody").SerializeToString(),
+        {},
+    ),
     "not a message": ("InferenceAPIsService/Predictions", b"\xff\xff", {}),
     "ping": ("InferenceAPIsService/Ping", b"", {}),
-    "stream": ("InferenceAPIsService/StreamPredictions", PredictionsRequest(model_name="talker").SerializeToString(), {"x-do": "stream"}),
-    "stream of nobody": ("InferenceAPIsService/StreamPredictions", PredictionsRequest(model_name="nobody").SerializeToString(), {}),
+    "stream": (
+        "InferenceAPIsService/StreamPredictions",
+        PredictionsRequest(model_name="talker").SerializeToString(),
+        {"x-do": "stream"},
+    ),
+    "stream of nobody": (
+        "InferenceAPIsService/StreamPredictions",
+        PredictionsRequest(model_name="nobody").SerializeToString(),
+        {},
+    ),
     "live": ("GRPCInferenceService/ServerLive", ServerLiveRequest().SerializeToString(), {}),
-    "model ready": ("GRPCInferenceService/ModelReady", ModelReadyRequest(name="talker").SerializeToString(), {}),
-    "infer": ("GRPCInferenceService/ModelInfer", ModelInferRequest(model_name="talker", id="1").SerializeToString(), {}),
-    "stream infer": ("GRPCInferenceService/ModelStreamInfer", ModelInferRequest(model_name="nobody", id="1").SerializeToString(), {}),
+    "model ready": (
+        "GRPCInferenceService/ModelReady",
+        ModelReadyRequest(name="talker").SerializeToString(),
+        {},
+    ),
+    "infer": (
+        "GRPCInferenceService/ModelInfer",
+        ModelInferRequest(model_name="talker", id="1").SerializeToString(),
+        {},
+    ),
+    "stream infer": (
+        "GRPCInferenceService/ModelStreamInfer",
+        ModelInferRequest(model_name="nobody", id="1").SerializeToString(),
+        {},
+    ),
 }
-PACKAGES = {"InferenceAPIsService": "org.pytorch.serve.grpc.inference", "GRPCInferenceService": "inference"}
+PACKAGES = {
+    "InferenceAPIsService": "org.pytorch.serve.grpc.inference",
+    "GRPCInferenceService": "inference",
+}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -106,7 +156,9 @@ def test_grpc_answers_are_those_of_tsx_serve(ray_serve: RayServe, name: str) -> 
     assert call(ray_serve.grpc, path, request, {**metadata, "application": "talker"}) == other
 
 
-def call(target: str, path: str, request: bytes, metadata: dict[str, str]) -> tuple[list[bytes], grpc.StatusCode, str]:
+def call(
+    target: str, path: str, request: bytes, metadata: dict[str, str]
+) -> tuple[list[bytes], grpc.StatusCode, str]:
     """The messages of the answer, its status and details."""
     with grpc.insecure_channel(target) as channel:
         is_stream = "Stream" in path
@@ -134,7 +186,9 @@ def until(holds: Callable[[], bool]) -> None:
 def test_a_client_that_leaves_stops_its_stream(ray_serve: RayServe) -> None:
     file = ray_serve.place / "left"
     headers = {"x-do": "forever", "x-file": str(file)}
-    with httpx.stream("POST", f"{ray_serve.address}/talker/predictions/talker", headers=headers) as answer:
+    with httpx.stream(
+        "POST", f"{ray_serve.address}/talker/predictions/talker", headers=headers
+    ) as answer:
         next(answer.iter_raw())
         assert not file.exists()
     until(file.exists)
@@ -144,11 +198,21 @@ def test_models_share_replicas_and_the_one_used_longest_ago_makes_room(ray_serve
     for name in [*MANY, *MANY[:2]]:
         answer = ray_serve.post(f"/many/predictions/{name}")
         assert (answer.status_code, answer.json()["name"]) == (200, name)
-    assert ray_serve.get("/many/v1/models").json()["models"] == MANY  # whichever replica answers: each has loaded two at most
-    unknown = httpx.post(f"{ray_serve.address}/many/v1/embeddings", json={"model": "nobody", "input": "a"}, timeout=DEADLINE)
+    assert (
+        ray_serve.get("/many/v1/models").json()["models"] == MANY
+    )  # whichever replica answers: each has loaded two at most
+    unknown = httpx.post(
+        f"{ray_serve.address}/many/v1/embeddings",
+        json={"model": "nobody", "input": "a"},
+        timeout=DEADLINE,
+    )
     assert f"Models here: {', '.join(MANY)}." in unknown.json()["error"]["message"]
     assert ray_serve.post("/many/predictions/nobody").status_code == 404
-    form = httpx.post(f"{ray_serve.address}/many/invocations", data={"model_name": MANY[2], "data": "1"}, timeout=DEADLINE)
+    form = httpx.post(
+        f"{ray_serve.address}/many/invocations",
+        data={"model_name": MANY[2], "data": "1"},
+        timeout=DEADLINE,
+    )
     assert form.json()["name"] == MANY[2]
     assert ray_serve.get(f"/many/v2/models/{MANY[3]}/ready").status_code == 200
     with ThreadPoolExecutor(8) as clients:
@@ -164,12 +228,19 @@ def test_grpc_reaches_a_model_that_shares_its_replica(ray_serve: RayServe) -> No
 
 
 def test_a_lost_node_fails_only_requests_that_may_not_be_repeated(ray_serve: RayServe) -> None:
-    """Each request of the lost node is answered: by the other replica, or by an error that says whether it may be repeated."""
+    """Each request of the lost node is answered: by the other replica, or by an error that says
+    whether it may be repeated.
+    """
     file = ray_serve.place / "gate"
 
     def ask(method: str) -> httpx.Response:
         words = {"x-do": "wait", "x-file": str(file)}
-        return httpx.request(method, f"{ray_serve.address}/talker/predictions/talker", headers=words, timeout=DEADLINE)
+        return httpx.request(
+            method,
+            f"{ray_serve.address}/talker/predictions/talker",
+            headers=words,
+            timeout=DEADLINE,
+        )
 
     with ThreadPoolExecutor(8) as clients:
         plain = [clients.submit(ask, "POST") for _ in range(4)]

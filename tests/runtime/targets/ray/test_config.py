@@ -1,4 +1,6 @@
-"""The arguments of an application, and the settings that a replica derives from them and from what Ray gives it."""
+"""The arguments of an application, and the settings that a replica derives from them and from what
+Ray gives it.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,15 @@ def test_what_changes_in_place_changes_no_replica() -> None:
         return [ingress.version, ingress.init_args[3]._bound_deployment.version]
 
     same = versions()
-    assert versions(release={"id": 2}, canary={"app": "b", "percent": 5}, repeat="all", autoscaling={"max_replicas": 4}) == same
+    assert (
+        versions(
+            release={"id": 2},
+            canary={"app": "b", "percent": 5},
+            repeat="all",
+            autoscaling={"max_replicas": 4},
+        )
+        == same
+    )
     ingress, model = versions(settings={"job_queue_size": 7})
     assert ingress == same[0]
     assert model != same[1]
@@ -76,7 +86,10 @@ def test_a_replica_uses_what_ray_has_given_it(tmp_path: Path) -> None:
 
 
 def test_an_archive_is_checked_against_its_sha256(tmp_path: Path) -> None:
-    path, settings = make_model(tmp_path / "m.mar", "def handle(data, context): ..."), Settings(cache_dir=tmp_path / "cache")
+    path, settings = (
+        make_model(tmp_path / "m.mar", "def handle(data, context): ..."),
+        Settings(cache_dir=tmp_path / "cache"),
+    )
     with path.open("rb") as file:
         digest = content_digest(file)
     with open_model(RayModel(name="m", source=str(path), sha256=digest), settings) as archive:
@@ -84,18 +97,24 @@ def test_an_archive_is_checked_against_its_sha256(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="changed since it was deployed"):
         open_model(RayModel(name="m", source=str(path), sha256=DIGEST), settings)
     with pytest.raises(InvalidModel, match="is a directory"):
-        open_model(RayModel(name="m", source=str(make_model(tmp_path / "d", "")), sha256=DIGEST), settings)
+        open_model(
+            RayModel(name="m", source=str(make_model(tmp_path / "d", "")), sha256=DIGEST), settings
+        )
 
 
 @pytest.mark.parametrize("source", ["object://{}", "s3://bucket/models/m.mar"])
-def test_a_node_fetches_an_archive_once_and_checks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+def test_a_node_fetches_an_archive_once_and_checks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
     content = make_model(tmp_path / "m.mar", "def handle(data, context): ...").read_bytes()
     sent: list[bytes] = []  # what is fetched next
 
     def download(url: ModelUrl, part: Path, *_: object) -> None:
         part.write_bytes(sent.pop())
 
-    monkeypatch.setattr("tsx_runtime.targets.ray.archives._pieces", lambda digest: iter([sent.pop()]))
+    monkeypatch.setattr(
+        "tsx_runtime.targets.ray.archives._pieces", lambda digest: iter([sent.pop()])
+    )
     monkeypatch.setattr("tsx_runtime.sources.s3.download", download)
     digest = hashlib.sha256(content).hexdigest()
     model = RayModel(name="m", source=source.format(digest), sha256=digest)
@@ -109,10 +128,17 @@ def test_a_node_fetches_an_archive_once_and_checks_it(tmp_path: Path, monkeypatc
             assert (archive.digest, archive.manifest.model_name) == (digest, "m")
 
 
-def test_an_archive_is_kept_once_all_its_pieces_are_there_whoever_sent_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_is_kept_once_all_its_pieces_are_there_whoever_sent_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("ray.put", lambda piece: piece)
     holder = ArchiveHolder()
-    for number, piece in [(0, b"a"), (0, b"a"), (1, b"b"), (1, b"b")]:  # of two that upload it at the same time
+    for number, piece in [
+        (0, b"a"),
+        (0, b"a"),
+        (1, b"b"),
+        (1, b"b"),
+    ]:  # of two that upload it at the same time
         holder.add(DIGEST, number, piece)
     holder.finish(DIGEST, 2)
     holder.add(DIGEST, 1, b"b")
@@ -128,9 +154,16 @@ def test_an_archive_is_kept_once_all_its_pieces_are_there_whoever_sent_them(monk
     assert holder.pieces(DIGEST) == []
 
 
-@pytest.mark.parametrize(("state", "healthy"), [(WorkerState.READY, True), (WorkerState.FAILED, False), (WorkerState.LOADING, True)])
-def test_a_replica_whose_workers_are_all_given_up_is_replaced(state: WorkerState, healthy: bool) -> None:
-    version = SimpleNamespace(name="m", min_workers=1, workers=[SimpleNamespace(state=state)], last_error="no GPU")
+@pytest.mark.parametrize(
+    ("state", "healthy"),
+    [(WorkerState.READY, True), (WorkerState.FAILED, False), (WorkerState.LOADING, True)],
+)
+def test_a_replica_whose_workers_are_all_given_up_is_replaced(
+    state: WorkerState, healthy: bool
+) -> None:
+    version = SimpleNamespace(
+        name="m", min_workers=1, workers=[SimpleNamespace(state=state)], last_error="no GPU"
+    )
     model = cast("Any", object.__new__(ModelReplica))
     model._registry = SimpleNamespace(models={"m": SimpleNamespace(versions={"1": version})})
     if healthy:

@@ -1,4 +1,6 @@
-"""What the ingress does where replicas are lost or busy: a script stands in for Ray Serve's handle."""
+"""What the ingress does where replicas are lost or busy: a script stands in for Ray Serve's
+handle.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ HALF: list[Message] = [WHOLE[0], {"type": "http.response.body", "body": b"half",
 
 
 class ScriptedHandle:
-    """Each call plays the next script: lists of messages to answer with, then perhaps an error to raise."""
+    """Each call plays the next script: lists of messages to answer with, then perhaps an error to
+    raise.
+    """
 
     def __init__(self, *scripts: list[Any]) -> None:
         self.scripts = list(scripts)
@@ -56,7 +60,10 @@ class Context:
     """What Ray Serve gives for the context of a gRPC call."""
 
     def __init__(self, **metadata: str) -> None:
-        self.metadata, self.trailing = [(name.replace("_", "-"), value) for name, value in metadata.items()], []
+        self.metadata, self.trailing = (
+            [(name.replace("_", "-"), value) for name, value in metadata.items()],
+            [],
+        )
         self.status, self.text = None, ""
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
@@ -85,10 +92,19 @@ def ingress(handle: ScriptedHandle, models: tuple[str, ...] = (), **user_config:
     return made
 
 
-def ask(to: Ingress, method: str = "POST", path: str = "/app/predictions/m", **headers: str) -> tuple[int, dict[bytes, bytes], bytes]:
+def ask(
+    to: Ingress, method: str = "POST", path: str = "/app/predictions/m", **headers: str
+) -> tuple[int, dict[bytes, bytes], bytes]:
     """Status, headers and body."""
     pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "method": method, "path": path, "root_path": "/app", "query_string": b"", "headers": pairs}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "root_path": "/app",
+        "query_string": b"",
+        "headers": pairs,
+    }
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -98,14 +114,20 @@ def ask(to: Ingress, method: str = "POST", path: str = "/app/predictions/m", **h
         sent.append(message)
 
     asyncio.run(to.answer(scope, receive, send))
-    return sent[0]["status"], dict(sent[0]["headers"]), b"".join(message.get("body", b"") for message in sent)
+    return (
+        sent[0]["status"],
+        dict(sent[0]["headers"]),
+        b"".join(message.get("body", b"") for message in sent),
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "user_config"),
     [("GET", {}), ("PUT", {}), ("POST", {"repeat": "all"})],
 )
-def test_what_may_be_repeated_is_repeated_on_another_replica(method: str, user_config: dict[str, str]) -> None:
+def test_what_may_be_repeated_is_repeated_on_another_replica(
+    method: str, user_config: dict[str, str]
+) -> None:
     handle = ScriptedHandle([lost()], [lost()], [WHOLE])
     assert ask(ingress(handle, **user_config), method)[::2] == (200, b"answer")
 
@@ -138,10 +160,15 @@ def test_a_stream_of_events_that_loses_its_replica_ends_with_an_error_event() ->
 
 def test_where_no_replica_takes_it_the_error_is_in_the_servers_form() -> None:
     status, _, body = ask(ingress(ScriptedHandle([UNAVAILABLE])), path="/app/v2/models/m/infer")
-    assert (status, "do not start" in json.loads(body)["error"]) == (503, True)  # the protocol's own field
+    assert (status, "do not start" in json.loads(body)["error"]) == (
+        503,
+        True,
+    )  # the protocol's own field
 
 
-def test_a_canary_whose_replicas_do_not_start_takes_no_request_from_the_stable_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_canary_whose_replicas_do_not_start_takes_no_request_from_the_stable_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("ray.serve.get_deployment_handle", lambda *_: ScriptedHandle([UNAVAILABLE]))
     to = ingress(ScriptedHandle([WHOLE]), canary={"app": "m-canary", "percent": 100})
     assert ask(to)[::2] == (200, b"answer")
@@ -182,5 +209,11 @@ def test_a_lost_call_gets_a_status_that_says_whether_it_may_be_repeated() -> Non
     asyncio.run(ingress(ScriptedHandle([lost()])).Predictions(b"", plain))
     assert (plain.status, "may have run" in plain.text) == ("UNAVAILABLE", True)
     answered = [GrpcAnswer(b"answer"), GrpcAnswer(None, metadata=[("x-request-id", "1")])]
-    answer = asyncio.run(ingress(ScriptedHandle([lost()], answered), repeat="all").Predictions(b"", repeated))
-    assert (answer.SerializeToString(), repeated.status, repeated.trailing) == (b"answer", None, [("x-request-id", "1")])
+    answer = asyncio.run(
+        ingress(ScriptedHandle([lost()], answered), repeat="all").Predictions(b"", repeated)
+    )
+    assert (answer.SerializeToString(), repeated.status, repeated.trailing) == (
+        b"answer",
+        None,
+        [("x-request-id", "1")],
+    )

@@ -27,13 +27,27 @@ def test_each_sample_is_a_gauge_with_its_labels(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(RecordedGauge, "values", {}, raising=False)
     monkeypatch.setattr(replica, "Gauge", RecordedGauge)
     sink = replica.RayMetrics()
-    first = [Sample("requests", "counter", {"model": "a", "version": "1"}, 1.0), Sample("up", "gauge", {}, 1.0)]
+    first = [
+        Sample("requests", "counter", {"model": "a", "version": "1"}, 1.0),
+        Sample("up", "gauge", {}, 1.0),
+    ]
     sink(first)
-    sink([Sample("requests", "counter", {"model": "a", "version": "1"}, 3.0), Sample("requests", "counter", {"model": "b"}, 2.0)])
-    assert RecordedGauge.values == {("requests", "a", "1"): 3.0, ("requests", "b", ""): 2.0, ("up",): 1.0}
+    sink(
+        [
+            Sample("requests", "counter", {"model": "a", "version": "1"}, 3.0),
+            Sample("requests", "counter", {"model": "b"}, 2.0),
+        ]
+    )
+    assert RecordedGauge.values == {
+        ("requests", "a", "1"): 3.0,
+        ("requests", "b", ""): 2.0,
+        ("up",): 1.0,
+    }
 
 
-def test_a_model_with_an_endless_stream_makes_room_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_an_endless_stream_makes_room_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(replica, "UNLOADING", 0.01)
     removed: list[str] = []
 

@@ -1,4 +1,6 @@
-"""The lines of one request: each is answered, none is left out, and all that a request holds is given back."""
+"""The lines of one request: each is answered, none is left out, and all that a request holds is
+given back.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import InvalidToken
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.targets.sagemaker.app import MultiModel
-from tsx_runtime.targets.sagemaker.batch_transform import CSV, JSON_LINES, LineAnswer, LineFormat, accepted_form, answer_each
+from tsx_runtime.targets.sagemaker.batch_transform import (
+    CSV,
+    JSON_LINES,
+    LineAnswer,
+    LineFormat,
+    accepted_form,
+    answer_each,
+)
 from tsx_runtime.targets.sagemaker.environment import read_environment
 
 LINES = [(1, b"a"), (3, b"b"), (4, b"c")]
@@ -51,8 +60,19 @@ class Echo:
 def test_a_line_is_written_as_it_comes_and_not_with_all_others_at_the_end() -> None:
     async def run() -> None:
         echo = Echo()
-        assert [(each.number, each.body) for each in await echo.answers()] == [(1, b"A"), (3, b"B"), (4, b"C")]
-        assert echo.events == ["asked a", "written a", "asked b", "written b", "asked c", "written c"]
+        assert [(each.number, each.body) for each in await echo.answers()] == [
+            (1, b"A"),
+            (3, b"B"),
+            (4, b"C"),
+        ]
+        assert echo.events == [
+            "asked a",
+            "written a",
+            "asked b",
+            "written b",
+            "asked c",
+            "written c",
+        ]
 
     asyncio.run(run())
 
@@ -75,8 +95,13 @@ def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_request() ->
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/models"), ("DELETE", "/models/a"), ("POST", "/models/a b/invoke")])
-def test_routes_of_the_platforms_ask_for_a_token_where_one_is_wanted(method: str, path: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/models"), ("DELETE", "/models/a"), ("POST", "/models/a b/invoke")],
+)
+def test_routes_of_the_platforms_ask_for_a_token_where_one_is_wanted(
+    method: str, path: str
+) -> None:
     said = read_environment({"SAGEMAKER_MULTI_MODEL": "true"})
     predictions = SimpleNamespace(guard=Guard(BearerToken("right")), limit=1000)
     app = SimpleNamespace(counts=ResponseCounts(), predictions=predictions)
@@ -86,8 +111,21 @@ def test_routes_of_the_platforms_ask_for_a_token_where_one_is_wanted(method: str
         sent.append(message)
 
     async def run(path: str) -> None:
-        platform = MultiModel(said, cast("Any", SimpleNamespace(stopping=False, models={})), cast("Any", app), bool, cast("Any", None))
-        scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": [], "query_string": b""}
+        platform = MultiModel(
+            said,
+            cast("Any", SimpleNamespace(stopping=False, models={})),
+            cast("Any", app),
+            bool,
+            cast("Any", None),
+        )
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "headers": [],
+            "query_string": b"",
+        }
         await platform(scope, cast("Any", None), send)
 
     asyncio.run(run(path))

@@ -1,4 +1,6 @@
-"""A container as SageMaker runs it: the real entry below a double of the host, asked by boto3's own client of the runtime."""
+"""A container as SageMaker runs it: the real entry below a double of the host, asked by boto3's own
+client of the runtime.
+"""
 
 from __future__ import annotations
 
@@ -68,12 +70,17 @@ def answer(idx, body, together, context):
         return [body.upper(), together]
     return {"got": body if not isinstance(body, (bytes, bytearray)) else len(body), "together": together}
 """
-LARGE, ROOM = 260 << 20, 450  # bytes of a large model; MB that all may take: one of these, and some that are small
+LARGE, ROOM = (
+    260 << 20,
+    450,
+)  # bytes of a large model; MB that all may take: one of these, and some that are small
 
 
 @pytest.fixture(scope="module")
 def endpoint(
-    processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]
+    processes: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_ports: Callable[[int], list[int]],
 ) -> Iterator[tuple[Host, Any, Path]]:
     place = tmp_path_factory.mktemp("e")
     unpack(make_model(place / "echo.mar", HANDLER, config="batchSize: 4\n"), place)
@@ -92,7 +99,9 @@ def invoke(client: Any, body: bytes, content_type: str = "application/json", **m
     return client.invoke_endpoint(EndpointName="e", Body=body, ContentType=content_type, **more)
 
 
-def test_boto3_gets_what_the_handler_answers_with_its_attributes_and_its_session(endpoint: tuple[Host, Any, Path]) -> None:
+def test_boto3_gets_what_the_handler_answers_with_its_attributes_and_its_session(
+    endpoint: tuple[Host, Any, Path],
+) -> None:
     answered = invoke(endpoint[1], b'"a"', CustomAttributes="trace=1", SessionId="NEW_SESSION")
     assert json.loads(answered["Body"].read()) == ["A", 1]
     assert answered["CustomAttributes"] == "seen trace=1"
@@ -100,7 +109,12 @@ def test_boto3_gets_what_the_handler_answers_with_its_attributes_and_its_session
 
 
 @pytest.mark.parametrize(
-    ("body", "content_type"), [(b'"a"', "application/json"), (b'"hello"', "text/plain; charset=utf-8"), (b'"image"', "image/png")]
+    ("body", "content_type"),
+    [
+        (b'"a"', "application/json"),
+        (b'"hello"', "text/plain; charset=utf-8"),
+        (b'"image"', "image/png"),
+    ],
 )
 def test_an_answer_has_the_content_type_of_the_handler_or_of_its_content(
     endpoint: tuple[Host, Any, Path], body: bytes, content_type: str
@@ -110,7 +124,9 @@ def test_an_answer_has_the_content_type_of_the_handler_or_of_its_content(
     assert endpoint[1].invoke_endpoint_with_response_stream(**given)["ContentType"] == content_type
 
 
-def test_a_refusal_of_the_model_is_a_model_error_with_its_status_and_words(endpoint: tuple[Host, Any, Path]) -> None:
+def test_a_refusal_of_the_model_is_a_model_error_with_its_status_and_words(
+    endpoint: tuple[Host, Any, Path],
+) -> None:
     with pytest.raises(ClientError) as caught:
         invoke(endpoint[1], b'"bad"')
     assert caught.value.response["Error"]["Code"] == "ModelError"
@@ -119,53 +135,91 @@ def test_a_refusal_of_the_model_is_a_model_error_with_its_status_and_words(endpo
 
 
 def test_a_streamed_answer_comes_in_its_parts(endpoint: tuple[Host, Any, Path]) -> None:
-    answered = endpoint[1].invoke_endpoint_with_response_stream(EndpointName="e", Body=b'{"stream": 1}', ContentType="application/json")
-    assert b"".join(event["PayloadPart"]["Bytes"] for event in answered["Body"]) == b"part 0;part 1;part 2;end"
+    answered = endpoint[1].invoke_endpoint_with_response_stream(
+        EndpointName="e", Body=b'{"stream": 1}', ContentType="application/json"
+    )
+    assert (
+        b"".join(event["PayloadPart"]["Bytes"] for event in answered["Body"])
+        == b"part 0;part 1;part 2;end"
+    )
     assert answered["ContentType"] == "text/plain; charset=utf-8"
 
 
 def test_a_stream_that_breaks_off_is_reported(endpoint: tuple[Host, Any, Path]) -> None:
-    given = {"EndpointName": "e", "Body": b'{"stream": "broken"}', "ContentType": "application/json"}
+    given = {
+        "EndpointName": "e",
+        "Body": b'{"stream": "broken"}',
+        "ContentType": "application/json",
+    }
     events = iter(endpoint[1].invoke_endpoint_with_response_stream(**given)["Body"])
     with pytest.raises(EventStreamError, match="ModelStreamError"):
         list(events)
 
 
-def test_json_lines_are_requests_of_real_batches_and_their_answers_are_lines_in_order(endpoint: tuple[Host, Any, Path]) -> None:
+def test_json_lines_are_requests_of_real_batches_and_their_answers_are_lines_in_order(
+    endpoint: tuple[Host, Any, Path],
+) -> None:
     body = b"\n".join(b'{"n": %d}' % number for number in range(40)) + b"\n\n"
     answered = invoke(endpoint[1], body, "application/jsonlines", CustomAttributes="job")
     lines = [json.loads(line) for line in answered["Body"].read().decode().splitlines()]
     assert [line["got"] for line in lines] == [{"n": number} for number in range(40)]
     assert max(line["together"] for line in lines) == 4
-    assert (answered["ContentType"], answered["CustomAttributes"]) == ("application/jsonlines", "seen job")
+    assert (answered["ContentType"], answered["CustomAttributes"]) == (
+        "application/jsonlines",
+        "seen job",
+    )
 
 
-def test_csv_is_answered_as_csv_or_as_the_client_accepts_it(endpoint: tuple[Host, Any, Path]) -> None:
+def test_csv_is_answered_as_csv_or_as_the_client_accepts_it(
+    endpoint: tuple[Host, Any, Path],
+) -> None:
     answered = invoke(endpoint[1], b"a,1\r\nb,2\r\n", "text/csv; charset=utf-8")
-    assert [line.rpartition(b",")[0] for line in answered["Body"].read().splitlines()] == [b'"A,1"', b'"B,2"']
+    assert [line.rpartition(b",")[0] for line in answered["Body"].read().splitlines()] == [
+        b'"A,1"',
+        b'"B,2"',
+    ]
     assert answered["ContentType"] == "text/csv"
     answered = invoke(endpoint[1], b"a,1\nb,2\n", "text/csv", Accept="application/jsonlines")
     assert [json.loads(line)[0] for line in answered["Body"].read().splitlines()] == ["A,1", "B,2"]
 
 
 def test_the_model_of_a_line_does_not_see_hidden_headers(endpoint: tuple[Host, Any, Path]) -> None:
-    sent = {"Content-Type": "application/jsonlines", "Cookie": "a=1", "Proxy_Authorization": "b", "X-Own": "1"}
-    assert json.loads(endpoint[0].post("/invocations", b'"cookie"\n', sent).body) == [None, None, "1"]
+    sent = {
+        "Content-Type": "application/jsonlines",
+        "Cookie": "a=1",
+        "Proxy_Authorization": "b",
+        "X-Own": "1",
+    }
+    assert json.loads(endpoint[0].post("/invocations", b'"cookie"\n', sent).body) == [
+        None,
+        None,
+        "1",
+    ]
 
 
 def test_a_bad_line_fails_the_request_and_is_named(endpoint: tuple[Host, Any, Path]) -> None:
     with pytest.raises(ClientError) as caught:
         invoke(endpoint[1], b"a,1\n\nbad,1\nb,2\n", "text/csv")
     assert caught.value.response["OriginalStatusCode"] == 422
-    assert json.loads(caught.value.response["OriginalMessage"])["message"].startswith("Line 3: this is bad No line was processed")
-    with pytest.raises(ClientError, match=r"The body is empty: each of its lines must be one input of the model\."):
+    assert json.loads(caught.value.response["OriginalMessage"])["message"].startswith(
+        "Line 3: this is bad No line was processed"
+    )
+    with pytest.raises(
+        ClientError, match=r"The body is empty: each of its lines must be one input of the model\."
+    ):
         invoke(endpoint[1], b"\n \n", "application/jsonlines")
 
 
-def test_it_is_well_while_its_worker_is_busy(endpoint: tuple[Host, Any, Path], tmp_path: Path) -> None:
+def test_it_is_well_while_its_worker_is_busy(
+    endpoint: tuple[Host, Any, Path], tmp_path: Path
+) -> None:
     host = endpoint[0]
     word = tmp_path / "go"
-    with host.begun("/invocations", json.dumps({"wait": str(word)}).encode(), {"Content-Type": "application/json"}) as answer:
+    with host.begun(
+        "/invocations",
+        json.dumps({"wait": str(word)}).encode(),
+        {"Content-Type": "application/json"},
+    ) as answer:
         host.wait_until(lambda: word.with_suffix(".begun").exists())
         ping = host.get("/ping")
         assert (ping.status, ping.body) == (200, b"")
@@ -175,41 +229,67 @@ def test_it_is_well_while_its_worker_is_busy(endpoint: tuple[Host, Any, Path], t
 
 def test_a_job_is_reported_how_to_send_its_records(endpoint: tuple[Host, Any, Path]) -> None:
     reported = json.loads(endpoint[0].get("/execution-parameters").body)
-    assert reported == {"MaxConcurrentTransforms": 2, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 6}
+    assert reported == {
+        "MaxConcurrentTransforms": 2,
+        "BatchStrategy": "MULTI_RECORD",
+        "MaxPayloadInMB": 6,
+    }
 
 
-def test_metrics_are_where_requests_are_and_management_is_not(endpoint: tuple[Host, Any, Path]) -> None:
+def test_metrics_are_where_requests_are_and_management_is_not(
+    endpoint: tuple[Host, Any, Path],
+) -> None:
     assert b"ts_inference_requests_total" in endpoint[0].get("/metrics").body
     assert endpoint[0].get("/models").status == 404
 
 
-def test_an_asynchronous_request_goes_from_s3_to_s3(account: Account, endpoint: tuple[Host, Any, Path]) -> None:
+def test_an_asynchronous_request_goes_from_s3_to_s3(
+    account: Account, endpoint: tuple[Host, Any, Path]
+) -> None:
     account.emptied()
     s3 = boto3.client("s3")
     for bucket in ("inputs", "answers"):
-        s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+        s3.create_bucket(
+            Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"}
+        )
     s3.put_object(Bucket="inputs", Key="a", Body=b"x" * (7 << 20))
     with runtime(endpoint[0], output="s3://answers/out") as client:
-        given = {"InputLocation": "s3://inputs/a", "ContentType": "application/octet-stream", "InferenceId": "one"}
+        given = {
+            "InputLocation": "s3://inputs/a",
+            "ContentType": "application/octet-stream",
+            "InferenceId": "one",
+        }
         reported = client.invoke_endpoint_async(EndpointName="e", **given)
         assert reported["OutputLocation"] == "s3://answers/out/one.out"
     found = s3.get_object(Bucket="answers", Key="out/one.out")
-    assert (json.loads(found["Body"].read()), found["ContentType"]) == ({"got": 7 << 20, "together": 1}, "application/json")
+    assert (json.loads(found["Body"].read()), found["ContentType"]) == (
+        {"got": 7 << 20, "together": 1},
+        "application/json",
+    )
 
 
 @pytest.fixture(scope="module")
 def many(
-    processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]
+    processes: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_ports: Callable[[int], list[int]],
 ) -> Iterator[tuple[Host, Loader, Any]]:
     place = tmp_path_factory.mktemp("m")
     for name in ("a", "b", "c", "broken", "large1", "large2"):
-        text = HANDLER.replace("answer(idx, row", "take(idx, row") + f"\n\ndef take(idx, body, together, context):\n    return '{name}'\n"
+        text = (
+            HANDLER.replace("answer(idx, row", "take(idx, row")
+            + f"\n\ndef take(idx, body, together, context):\n    return '{name}'\n"
+        )
         text += f"\nheld = b'x' * {LARGE}\n" if name.startswith("large") else ""
         model = make_model(place / f"{name}.mar", "1 / 0" if name == "broken" else text)
         with tarfile.open(place / f"{name}.tar.gz", "w:gz") as packed:
             packed.add(model, model.name)
     (place / "held").touch()
-    given = {"SAGEMAKER_MULTI_MODEL": "true", "TSX_SAGEMAKER_MODELS_MEMORY": str(ROOM), "HELD": str(place / "held")}
+    given = {
+        "SAGEMAKER_MULTI_MODEL": "true",
+        "TSX_SAGEMAKER_MODELS_MEMORY": str(ROOM),
+        "HELD": str(place / "held"),
+    }
     with container(place, *free_ports(1), given) as host:
         host.wait_until_healthy()
         loader = Loader(host, place, place / "models")
@@ -227,7 +307,9 @@ def test_many_models_are_loaded_as_they_are_asked_for(many: tuple[Host, Loader, 
     host, loader, client = many
     assert [ask(client, f"{name}.tar.gz") for name in "aba"] == [b"a", b"b", b"a"]
     listed = json.loads(host.get("/models").body)["models"]
-    assert [each["modelName"] for each in listed] == sorted(loader.loaded, key=[each["modelName"] for each in listed].index)
+    assert [each["modelName"] for each in listed] == sorted(
+        loader.loaded, key=[each["modelName"] for each in listed].index
+    )
     name = loader.loaded[0]
     assert json.loads(host.get(f"/models/{name}").body)["modelName"] == name
     assert host.load(name, listed[0]["modelUrl"]).status == 409
@@ -238,7 +320,9 @@ def test_many_models_are_loaded_as_they_are_asked_for(many: tuple[Host, Loader, 
     assert host.post(f"/models/{name}/invoke", b"{}", {}).status == 404
 
 
-def test_a_model_that_does_not_load_is_refused_and_another_may_come(many: tuple[Host, Loader, Any]) -> None:
+def test_a_model_that_does_not_load_is_refused_and_another_may_come(
+    many: tuple[Host, Loader, Any],
+) -> None:
     _, _, client = many
     with pytest.raises(ClientError) as caught:
         ask(client, "broken.tar.gz")
@@ -254,13 +338,17 @@ def test_any_text_is_a_name(many: tuple[Host, Loader, Any]) -> None:
     assert host.load("_ a/b?%", url).status == 200
     name = "_%20a%2Fb%3F%25"
     assert host.post(f"/models/{name}/invoke", b"{}", {}).body == b"a"
-    lines = host.post(f"/models/{name}/invoke", b"1\n2\n", {"Content-Type": "application/jsonlines"})
+    lines = host.post(
+        f"/models/{name}/invoke", b"1\n2\n", {"Content-Type": "application/jsonlines"}
+    )
     assert lines.body == b'"a"\n"a"\n'
     assert host.delete(f"/models/{name}").status == 200
     assert host.load("x", "/nowhere").status == host.post("/models", b"[]", {}).status == 400
 
 
-def test_a_model_without_room_is_refused_with_507_and_comes_in_the_place_of_others(many: tuple[Host, Loader, Any], tmp_path: Path) -> None:
+def test_a_model_without_room_is_refused_with_507_and_comes_in_the_place_of_others(
+    many: tuple[Host, Loader, Any], tmp_path: Path
+) -> None:
     host, loader, client = many
     (tmp_path / "huge").touch()
     os.truncate(tmp_path / "huge", (ROOM << 20) + 1)
@@ -277,7 +365,9 @@ def test_a_model_without_room_is_refused_with_507_and_comes_in_the_place_of_othe
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_directory_of_the_toolkit_is_served_in_real_batches(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+def test_a_directory_of_the_toolkit_is_served_in_real_batches(
+    short_path: Path, free_ports: Callable[[int], list[int]]
+) -> None:
     code = short_path / "model" / "code"
     code.mkdir(parents=True)
     (code / "inference.py").write_text(
@@ -290,15 +380,29 @@ def test_a_directory_of_the_toolkit_is_served_in_real_batches(short_path: Path, 
         "def output_fn(prediction, accept): return prediction, 'text/plain'\n"
         f"place = {str(short_path)!r}\n"
     )
-    with container(short_path, *free_ports(1), {"TSX_TARGET": "sagemaker", "TSX_SAGEMAKER_LINES": "true"}) as host:
+    with container(
+        short_path, *free_ports(1), {"TSX_TARGET": "sagemaker", "TSX_SAGEMAKER_LINES": "true"}
+    ) as host:
         host.wait_until_healthy()
         kind = {"Content-Type": "text/plain"}
         with host.begun("/invocations", b"first", kind) as first:
             host.wait_until((short_path / "begun").exists)
-            with host.begun("/invocations", b"a", kind) as one, host.begun("/invocations", b"b", kind) as other:
-                host.wait_until(lambda: re.search(rb"\ntsx_queue_depth{[^}]*} 2\.0\n", host.get("/metrics").body) is not None)
+            with (
+                host.begun("/invocations", b"a", kind) as one,
+                host.begun("/invocations", b"b", kind) as other,
+            ):
+                host.wait_until(
+                    lambda: (
+                        re.search(rb"\ntsx_queue_depth{[^}]*} 2\.0\n", host.get("/metrics").body)
+                        is not None
+                    )
+                )
                 (short_path / "go").touch()
-                assert [each().body for each in (first, one, other)] == [b"first of 1", b"a of 2", b"b of 2"]
+                assert [each().body for each in (first, one, other)] == [
+                    b"first of 1",
+                    b"a of 2",
+                    b"b of 2",
+                ]
         lines = host.invoke(b"x\ny\n", "text/csv").body.splitlines()
         assert [line.partition(b" ")[0] for line in lines] == [b"x", b"y"]
         (short_path / "go").unlink()

@@ -1,4 +1,6 @@
-"""The pure parts of SageMaker's runtime: variables, lines, layouts, what a job is told, how many models find room."""
+"""The pure parts of SageMaker's runtime: variables, lines, layouts, what a job is told, how many
+models find room.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,23 @@ from tsx_runtime.api.management.describe import is_given_up
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, SettingError
-from tsx_runtime.targets.image.model_discovery import HANDLER, found_model, runs_together, toolkit_model
+from tsx_runtime.targets.image.model_discovery import (
+    HANDLER,
+    found_model,
+    runs_together,
+    toolkit_model,
+)
 from tsx_runtime.targets.sagemaker.app import parameters
-from tsx_runtime.targets.sagemaker.batch_transform import CSV, JSON_LINES, accepted_form, as_line, form_of, joined, lines_of, room
+from tsx_runtime.targets.sagemaker.batch_transform import (
+    CSV,
+    JSON_LINES,
+    accepted_form,
+    as_line,
+    form_of,
+    joined,
+    lines_of,
+    room,
+)
 from tsx_runtime.targets.sagemaker.endpoint import settings_of
 from tsx_runtime.targets.sagemaker.environment import read_environment
 from tsx_runtime.targets.sagemaker.multi_model import Models, registry_name, size_of
@@ -41,7 +57,11 @@ def test_any_answers_are_as_many_json_lines_that_say_the_same(values: list[Any])
 
 @given(st.text("a ,\r\n\t", max_size=30).map(str.encode))
 def test_the_lines_of_a_body_are_those_that_hold_anything(body: bytes) -> None:
-    reported = [(number, line.rstrip(b"\r")) for number, line in enumerate(body.split(b"\n"), start=1) if line.strip()]
+    reported = [
+        (number, line.rstrip(b"\r"))
+        for number, line in enumerate(body.split(b"\n"), start=1)
+        if line.strip()
+    ]
     assert list(lines_of(body)) == reported
 
 
@@ -51,10 +71,19 @@ def test_millions_of_lines_are_found_one_by_one() -> None:
     assert accepted_form(b"text/html, text/csv;q=0.5", JSON_LINES) == CSV
 
 
-@given(st.lists(st.lists(st.integers() | st.text(st.characters(exclude_categories=["C"])), min_size=1, max_size=4), max_size=8))
+@given(
+    st.lists(
+        st.lists(
+            st.integers() | st.text(st.characters(exclude_categories=["C"])), min_size=1, max_size=4
+        ),
+        max_size=8,
+    )
+)
 def test_rows_are_as_many_lines_of_csv_with_the_same_fields(rows: list[list[Any]]) -> None:
     lines = [as_line(json.dumps(row).encode(), CSV).decode() for row in rows]
-    assert [list(next(csv.reader([line]), [""])) for line in lines] == [[str(field) for field in row] for row in rows]
+    assert [list(next(csv.reader([line]), [""])) for line in lines] == [
+        [str(field) for field in row] for row in rows
+    ]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +109,12 @@ def test_half_of_a_pair_is_written_as_json_has_it() -> None:
 def test_forms_are_reported_by_types_and_the_first_that_is_accepted_counts() -> None:
     assert form_of(b"Text/CSV; charset=utf-8") is CSV
     assert form_of(b"application/json") is None
-    assert accepted_form(b"", CSV) is accepted_form(b"*/*", CSV) is accepted_form(b"image/png", CSV) is CSV
+    assert (
+        accepted_form(b"", CSV)
+        is accepted_form(b"*/*", CSV)
+        is accepted_form(b"image/png", CSV)
+        is CSV
+    )
     assert accepted_form(b"application/json, text/csv", CSV) is JSON_LINES
 
 
@@ -89,9 +123,17 @@ def test_the_port_of_management_lies_in_the_range_that_is_this_containers() -> N
         return read_environment(env).variables["TSX_MANAGEMENT_ADDRESS"]
 
     assert management() == "http://127.0.0.1:8081"
-    assert management(SAGEMAKER_BIND_TO_PORT="7000", SAGEMAKER_SAFE_PORT_RANGE="7000-7009") == "http://127.0.0.1:7009"
-    assert management(SAGEMAKER_BIND_TO_PORT="7000", SAGEMAKER_SAFE_PORT_RANGE="7000-7000") == "http://127.0.0.1:0"
-    assert management(SAGEMAKER_BIND_TO_PORT="7000") == "http://127.0.0.1:0"  # 8081 may be the port of a neighbour
+    assert (
+        management(SAGEMAKER_BIND_TO_PORT="7000", SAGEMAKER_SAFE_PORT_RANGE="7000-7009")
+        == "http://127.0.0.1:7009"
+    )
+    assert (
+        management(SAGEMAKER_BIND_TO_PORT="7000", SAGEMAKER_SAFE_PORT_RANGE="7000-7000")
+        == "http://127.0.0.1:0"
+    )
+    assert (
+        management(SAGEMAKER_BIND_TO_PORT="7000") == "http://127.0.0.1:0"
+    )  # 8081 may be the port of a neighbour
     with pytest.raises(SettingError, match="SAGEMAKER_SAFE_PORT_RANGE is 'a'"):
         management(SAGEMAKER_SAFE_PORT_RANGE="a-b")
 
@@ -105,30 +147,58 @@ def test_each_kind_of_endpoint_has_its_own_times_and_workers() -> None:
     assert said(SAGEMAKER_BATCH="true") == ("transform", "600", {})
     assert said(TSX_SAGEMAKER_MODE="Asynchronous") == ("asynchronous", "3600", {})
     assert said(TSX_SAGEMAKER_MODE="serverless") == ("serverless", "60", {"initial_workers": 1})
-    assert read_environment({"TSX_SAGEMAKER_MODE": "serverless"}).variables["TSX_DEFAULT_STARTUP_TIMEOUT"] == "180"
+    assert (
+        read_environment({"TSX_SAGEMAKER_MODE": "serverless"}).variables[
+            "TSX_DEFAULT_STARTUP_TIMEOUT"
+        ]
+        == "180"
+    )
     with pytest.raises(SettingError, match="did you mean 'serverless'"):
         said(TSX_SAGEMAKER_MODE="serverles")
-    with pytest.raises(SettingError, match="TSX_SAGEMAKER_LINES is 'maybe'; it takes true or false"):
+    with pytest.raises(
+        SettingError, match="TSX_SAGEMAKER_LINES is 'maybe'; it takes true or false"
+    ):
         said(TSX_SAGEMAKER_LINES="maybe")
     with pytest.raises(SettingError, match="SAGEMAKER_CONTAINER_LOG_LEVEL is 'LOUD'"):
         said(SAGEMAKER_CONTAINER_LOG_LEVEL="loud")
-    assert [read_environment({"SAGEMAKER_CONTAINER_LOG_LEVEL": text}).log_level for text in ("30", "warning", "")] == [30, 30, None]
-    with pytest.raises(SettingError, match="unknown variable 'TSX_SAGEMAKER_LINE'; did you mean 'TSX_SAGEMAKER_LINES'"):
+    assert [
+        read_environment({"SAGEMAKER_CONTAINER_LOG_LEVEL": text}).log_level
+        for text in ("30", "warning", "")
+    ] == [30, 30, None]
+    with pytest.raises(
+        SettingError,
+        match="unknown variable 'TSX_SAGEMAKER_LINE'; did you mean 'TSX_SAGEMAKER_LINES'",
+    ):
         settings_of({"TSX_SAGEMAKER_LINE": "true"})
-    with pytest.raises(SettingError, match=r"unknown variable 'TSX_SAGEMAKER_BUCKET_PREFIX'\. There are "):
+    with pytest.raises(
+        SettingError, match=r"unknown variable 'TSX_SAGEMAKER_BUCKET_PREFIX'\. There are "
+    ):
         settings_of({"TSX_SAGEMAKER_BUCKET_PREFIX": "true"})
 
 
 def test_variables_and_a_file_in_the_image_go_before_the_platforms_defaults(tmp_path: Path) -> None:
     (tmp_path / "tsx.toml").write_text("default_response_timeout = 30\ndrain_timeout = 7\n")
-    _, settings = settings_of({"TSX_CONFIG": str(tmp_path / "tsx.toml"), "TSX_DRAIN_TIMEOUT": "9", "SAGEMAKER_BIND_TO_PORT": "7000"})
-    assert (settings.default_response_timeout, settings.drain_timeout, settings.default_startup_timeout) == (30, 9, 600)
+    _, settings = settings_of(
+        {
+            "TSX_CONFIG": str(tmp_path / "tsx.toml"),
+            "TSX_DRAIN_TIMEOUT": "9",
+            "SAGEMAKER_BIND_TO_PORT": "7000",
+        }
+    )
+    assert (
+        settings.default_response_timeout,
+        settings.drain_timeout,
+        settings.default_startup_timeout,
+    ) == (30, 9, 600)
     assert settings.inference_address == "http://0.0.0.0:7000"
 
 
 def version(workers: int = 1, batch: int = 1, queue: int = 100) -> ModelVersion:
     plan = SimpleNamespace(batch_size=batch, job_queue_size=queue)
-    return cast("ModelVersion", SimpleNamespace(min_workers=workers, batch_size=batch, workers=[None] * workers, plan=plan))
+    return cast(
+        "ModelVersion",
+        SimpleNamespace(min_workers=workers, batch_size=batch, workers=[None] * workers, plan=plan),
+    )
 
 
 def test_a_job_is_reported_what_keeps_the_workers_busy_unless_it_was_reported_itself() -> None:
@@ -147,18 +217,28 @@ def test_a_job_is_reported_what_keeps_the_workers_busy_unless_it_was_reported_it
     ("states", "given_up"),
     [
         ([WorkerState.READY, WorkerState.FAILED], False),  # one still serves
-        ([WorkerState.BACKING_OFF], False),  # another process is on its way, and requests wait for it
+        (
+            [WorkerState.BACKING_OFF],
+            False,
+        ),  # another process is on its way, and requests wait for it
         ([WorkerState.FAILED, WorkerState.FAILED], True),
         ([], False),
     ],
 )
-def test_an_instance_is_given_back_only_when_nobody_serves_and_nobody_will(states: list[WorkerState], given_up: bool) -> None:
+def test_an_instance_is_given_back_only_when_nobody_serves_and_nobody_will(
+    states: list[WorkerState], given_up: bool
+) -> None:
     workers = [SimpleNamespace(state=state) for state in states]
-    assert is_given_up(cast("ModelVersion", SimpleNamespace(min_workers=1, workers=workers))) is given_up
+    assert (
+        is_given_up(cast("ModelVersion", SimpleNamespace(min_workers=1, workers=workers)))
+        is given_up
+    )
 
 
 @given(st.integers(0, 8), st.integers(1, 512), st.integers(1, 1000))
-def test_lines_fill_batches_and_never_more_than_the_queue(workers: int, batch: int, queue: int) -> None:
+def test_lines_fill_batches_and_never_more_than_the_queue(
+    workers: int, batch: int, queue: int
+) -> None:
     lines = room(version(workers, batch, queue))
     assert 1 <= lines <= queue
     assert lines >= min(queue, 2 * batch * workers)
@@ -186,10 +266,17 @@ def test_the_toolkits_layout_is_a_model(tmp_path: Path) -> None:
     (code / "serve.py").write_text("def model_fn(d): ...")
     (code / "requirements.txt").write_text("six")
     assert toolkit_model(tmp_path, {}) is None
-    found = found_model(tmp_path, {"SAGEMAKER_PROGRAM": "serve.py", "SAGEMAKER_SUBMIT_DIRECTORY": "s3://bucket/code"})
+    found = found_model(
+        tmp_path,
+        {"SAGEMAKER_PROGRAM": "serve.py", "SAGEMAKER_SUBMIT_DIRECTORY": "s3://bucket/code"},
+    )
     assert found.archive is not None
     assert found.archive.manifest.data == {
-        "model": {"modelName": "model", "handler": HANDLER, "requirementsFile": "code/requirements.txt"},
+        "model": {
+            "modelName": "model",
+            "handler": HANDLER,
+            "requirementsFile": "code/requirements.txt",
+        },
         "sagemaker": {"code": "code", "program": "serve.py"},
     }
     assert found.order.batch_size is None
@@ -198,7 +285,11 @@ def test_the_toolkits_layout_is_a_model(tmp_path: Path) -> None:
     (tmp_path / "model-config.yaml").write_text("independentRows: true\nbatchSize: 3\n")
     own = found_model(tmp_path, {"SAGEMAKER_PROGRAM": "serve.py"}, "mine")
     assert own.archive is not None
-    assert (own.order.batch_size, own.archive.config.batch_size, own.order.model_name) == (None, 3, "mine")
+    assert (own.order.batch_size, own.archive.config.batch_size, own.order.model_name) == (
+        None,
+        3,
+        "mine",
+    )
     with pytest.raises(SettingError, match=r"SAGEMAKER_PROGRAM is 'other.py', but .* is not there"):
         found_model(tmp_path, {"SAGEMAKER_PROGRAM": "other.py"})
     (tmp_path / "model-config.yaml").write_text("batchSize: [\n")
@@ -212,7 +303,9 @@ def test_weights_alone_are_a_model_and_two_of_them_are_none(tmp_path: Path) -> N
     assert found.archive is not None
     assert found.archive.manifest.data["sagemaker"] == {"code": "code", "program": ""}
     (tmp_path / "b.pt").touch()
-    with pytest.raises(SettingError, match=r"no archive, but a\.pth, b\.pt; it must hold one \.mar"):
+    with pytest.raises(
+        SettingError, match=r"no archive, but a\.pth, b\.pt; it must hold one \.mar"
+    ):
         found_model(tmp_path, {})
 
 

@@ -1,4 +1,6 @@
-"""One server replaces another at the same addresses while clients go on, and a server that systemd passes its sockets to."""
+"""One server replaces another at the same addresses while clients go on, and a server that systemd
+passes its sockets to.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ from tsx_runtime.targets.server.listeners import Listener, PassedSocket, bind_un
 from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
 
 STRANGER = 54321
-as_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to another user")
+as_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0,
+    reason="only root can give files to another user",
+)
 
 ECHO = "def handle(data, context):\n    return None if data is None else [%r] * len(data)\n"
 AS_SYSTEMD = """
@@ -76,8 +81,20 @@ class Server:
         }
         ports: list[object] = ["--port", self.ports[0], "--management-port", self.ports[1]]
         if len(self.ports) > 2:
-            ports += ["--set=enable_grpc=true", "--grpc-port", self.ports[2], "--grpc-management-port", self.ports[2]]
-        return ["serve", place / "echo", *ports, *more, *(f"--set={name}={value}" for name, value in settings.items())], place
+            ports += [
+                "--set=enable_grpc=true",
+                "--grpc-port",
+                self.ports[2],
+                "--grpc-management-port",
+                self.ports[2],
+            ]
+        return [
+            "serve",
+            place / "echo",
+            *ports,
+            *more,
+            *(f"--set={name}={value}" for name, value in settings.items()),
+        ], place
 
     def start(self, handler: str, *more: str) -> Running:
         words, place = self.words(handler, *more)
@@ -101,7 +118,9 @@ class Server:
         method: str = "POST",
         **headers: str,
     ) -> tuple[int, bytes]:
-        connection = connection or http.client.HTTPConnection("127.0.0.1", self.ports[0], timeout=DEADLINE)
+        connection = connection or http.client.HTTPConnection(
+            "127.0.0.1", self.ports[0], timeout=DEADLINE
+        )
         connection.request(method, path, body, {"Authorization": f"Bearer {self.token}", **headers})
         answer = connection.getresponse()
         return answer.status, answer.read()
@@ -112,13 +131,17 @@ class Server:
 
 
 @pytest.fixture
-def server(processes: None, short_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[Server]:
+def server(
+    processes: None, short_path: Path, free_ports: Callable[[int], list[int]]
+) -> Iterator[Server]:
     with ExitStack() as held:
         yield Server(short_path, free_ports(2), held)
 
 
 class Load(threading.Thread):
-    """Requests one after the other, over connections that are kept or over one each, and what came of them."""
+    """Requests one after the other, over connections that are kept or over one each, and what came
+    of them.
+    """
 
     def __init__(self, port: int, method: str, path: str, token: str, *, keep: bool) -> None:
         super().__init__()
@@ -132,11 +155,17 @@ class Load(threading.Thread):
         while not self.over.wait(0.005):
             try:
                 if connection is None or not self.keep:
-                    connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE)
-                connection.request(self.method, self.path, b"x" if self.method == "POST" else None, self.headers)
+                    connection = http.client.HTTPConnection(
+                        "127.0.0.1", self.port, timeout=DEADLINE
+                    )
+                connection.request(
+                    self.method, self.path, b"x" if self.method == "POST" else None, self.headers
+                )
                 answer = connection.getresponse()
                 body = answer.read()
-                self.outcomes[f"{answer.status} {body.decode() if self.method == 'POST' else ''}".strip()] += 1
+                self.outcomes[
+                    f"{answer.status} {body.decode() if self.method == 'POST' else ''}".strip()
+                ] += 1
             except (OSError, http.client.HTTPException) as error:
                 self.outcomes[repr(error)] += 1
                 connection = None
@@ -149,40 +178,64 @@ class GrpcLoad(Load):
 
     def run(self) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
-            ping = channel.unary_unary("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Ping")
+            ping = channel.unary_unary(
+                "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Ping"
+            )
             while not self.over.wait(0.001):
                 try:
                     ping(b"", timeout=DEADLINE, wait_for_ready=True)
                     self.outcomes["OK"] += 1
                 except grpc.RpcError as error:
-                    self.outcomes["CANCELLED" if error.code() is grpc.StatusCode.CANCELLED else str(error)] += 1
+                    self.outcomes[
+                        "CANCELLED" if error.code() is grpc.StatusCode.CANCELLED else str(error)
+                    ] += 1
 
 
 def test_a_server_is_replaced_under_load_and_no_request_fails(
-    server: Server, free_ports: Callable[[int], list[int]], until: Callable[[Callable[[], object]], None]
+    server: Server,
+    free_ports: Callable[[int], list[int]],
+    until: Callable[[Callable[[], object]], None],
 ) -> None:
     server.ports += free_ports(1)
     old = server.start("old")
     token = server.token
     idle = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=DEADLINE)
     assert server.ask(idle) == (200, b"old")
-    load = [Load(server.ports[0], "POST", "/predictions/echo", token, keep=keep) for keep in (True, True, False, False)]
+    load = [
+        Load(server.ports[0], "POST", "/predictions/echo", token, keep=keep)
+        for keep in (True, True, False, False)
+    ]
     load += [Load(server.ports[0], "GET", "/readyz", token, keep=keep) for keep in (True, False)]
     load.append(GrpcLoad(server.ports[2], "", "", "", keep=True))
     for each in load:
         each.start()
     try:
         server.start("new", "--replace")
-        assert server.ask(idle) == (200, b"old")  # the one request that a connection of the old server still has
+        assert server.ask(idle) == (
+            200,
+            b"old",
+        )  # the one request that a connection of the old server still has
         assert old.process.wait(DEADLINE) == 0
         after = [sum(each.outcomes.values()) for each in load]
-        until(lambda: all(sum(each.outcomes.values()) >= count + 5 for each, count in zip(load, after, strict=True)))
+        until(
+            lambda: all(
+                sum(each.outcomes.values()) >= count + 5
+                for each, count in zip(load, after, strict=True)
+            )
+        )
     finally:
         for each in load:
             each.over.set()
             each.join()
-    assert load[-1].outcomes.pop("CANCELLED", 0) <= 1  # what gRPC answers to a call that comes in the moment in which its server stops
-    assert {outcome for each in load for outcome in each.outcomes} == {"200 old", "200 new", "200", "OK"}
+    assert (
+        load[-1].outcomes.pop("CANCELLED", 0) <= 1
+    )  # what gRPC answers to a call that comes in the moment in which its server stops
+    assert {outcome for each in load for outcome in each.outcomes} == {
+        "200 old",
+        "200 new",
+        "200",
+        "OK",
+    }
     assert all(each.outcomes["200 new"] >= 5 for each in load[:4])
     assert "Traceback" not in old.log
     assert server.token == token
@@ -193,7 +246,9 @@ def test_a_server_is_replaced_under_load_and_no_request_fails(
         assert connection.recv(12) == b"HTTP/1.1 200"
 
 
-def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced_can_be_replaced_again(server: Server) -> None:
+def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced_can_be_replaced_again(
+    server: Server,
+) -> None:
     server.more = {"drain_timeout": 1}
     first = server.start("first")
     error = server.fails_to_start("broken", "--replace")
@@ -222,7 +277,11 @@ def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced
     assert third.stop() == 0
     assert not server.metrics.exists()
     assert not server.key_file.exists()
-    assert list((server.place / "state").glob("*.sock")) == list((server.place / "state").glob("*.key")) == []
+    assert (
+        list((server.place / "state").glob("*.sock"))
+        == list((server.place / "state").glob("*.key"))
+        == []
+    )
 
 
 def test_one_that_is_stopped_while_the_other_loads_ends_its_job_and_leaves_the_other_its_store_and_its_tokens_at_once(
@@ -244,14 +303,19 @@ def test_one_that_is_stopped_while_the_other_loads_ends_its_job_and_leaves_the_o
             assert old.process.poll() is None
             assert server.ask() == (200, b"new")
             assert server.ask(Prefer="respond-async, wait=60") == (200, b"new")
-            assert json.loads(server.ask(path=f"{job}?wait=0", body=b"", method="GET")[1])["state"] == "running"
+            assert (
+                json.loads(server.ask(path=f"{job}?wait=0", body=b"", method="GET")[1])["state"]
+                == "running"
+            )
         assert old.process.wait(DEADLINE) == 0
     assert server.ask(path=job, body=b"", method="GET") == (200, b"held")
     assert server.key_file.exists()
 
 
 @pytest.mark.parametrize("becomes_ready", [True, False])
-def test_the_tokens_are_valid_and_in_their_file_as_long_as_any_of_the_two_servers(server: Server, becomes_ready: bool) -> None:
+def test_the_tokens_are_valid_and_in_their_file_as_long_as_any_of_the_two_servers(
+    server: Server, becomes_ready: bool
+) -> None:
     loading = server.gate("loading")
     server.code = {"new": GATED % loading + (ECHO % "new" if becomes_ready else BROKEN)}
     old = server.start("old")
@@ -260,7 +324,12 @@ def test_the_tokens_are_valid_and_in_their_file_as_long_as_any_of_the_two_server
         with loading.open("w"):
             before, api = server.token, json.loads(server.key_file.read_text())["API"]["key"]
             management = http.client.HTTPConnection("127.0.0.1", server.ports[1], timeout=DEADLINE)
-            assert server.ask(management, "/token?type=inference", b"", "GET", Authorization=f"Bearer {api}")[0] == 200
+            assert (
+                server.ask(
+                    management, "/token?type=inference", b"", "GET", Authorization=f"Bearer {api}"
+                )[0]
+                == 200
+            )
             assert server.token != before
             assert old.stop() == 0
             assert server.key_file.exists()
@@ -282,12 +351,19 @@ def test_without_a_running_server_it_starts_as_usual(server: Server) -> None:
 
 def test_a_free_port_cannot_be_replaced(server: Server) -> None:
     server.ports[0] = 0
-    assert "--replace finds the running server by its inference_address" in server.fails_to_start("free", "--replace")
+    assert "--replace finds the running server by its inference_address" in server.fails_to_start(
+        "free", "--replace"
+    )
 
 
-def test_sockets_of_systemd_are_used_and_clients_wait_in_their_backlog_while_models_load(processes: None, short_path: Path) -> None:
+def test_sockets_of_systemd_are_used_and_clients_wait_in_their_backlog_while_models_load(
+    processes: None, short_path: Path
+) -> None:
     make_model(short_path / "echo", ECHO % "hello")
-    with socket.create_server(("127.0.0.1", 0)) as inference, socket.socket(socket.AF_UNIX) as management:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as inference,
+        socket.socket(socket.AF_UNIX) as management,
+    ):
         management.bind(str(short_path / "m.sock"))
         management.listen()
         early = RawConnection(inference.getsockname())
@@ -319,16 +395,26 @@ def test_sockets_of_systemd_are_used_and_clients_wait_in_their_backlog_while_mod
 
 
 def test_a_role_with_the_same_address_as_a_passed_socket_goes_with_it() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as inference, socket.create_server(("127.0.0.1", 0)) as metrics:
-        same = Settings(inference_address="https://10.0.0.1:443", management_address="https://10.0.0.1:443")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as inference,
+        socket.create_server(("127.0.0.1", 0)) as metrics,
+    ):
+        same = Settings(
+            inference_address="https://10.0.0.1:443", management_address="https://10.0.0.1:443"
+        )
         settings, passed = use_sockets(same, {"inference": inference, "metrics": metrics})
         addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in (inference, metrics)]
-        assert settings.inference_address == settings.management_address == f"https://{addresses[0]}"
+        assert (
+            settings.inference_address == settings.management_address == f"https://{addresses[0]}"
+        )
         assert settings.metrics_address == f"http://{addresses[1]}"
         assert list(passed) == addresses
 
 
-@pytest.mark.parametrize(("name", "error"), [("tsx.socket", "a socket named 'tsx.socket'.*FileDescriptorName"), ("", "FileDescriptorName")])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("tsx.socket", "a socket named 'tsx.socket'.*FileDescriptorName"), ("", "FileDescriptorName")],
+)
 def test_a_passed_socket_without_a_role_is_an_error(name: str, error: str) -> None:
     environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": name}
     with pytest.raises(SettingError, match=error):
@@ -342,13 +428,17 @@ def test_sockets_that_are_passed_to_another_process_are_left_alone() -> None:
     assert len(environment) == 3
 
 
-def test_the_tokens_that_are_handed_over_are_those_of_the_moment_and_then_those_that_were_renewed_since(short_path: Path) -> None:
+def test_the_tokens_that_are_handed_over_are_those_of_the_moment_and_then_those_that_were_renewed_since(
+    short_path: Path,
+) -> None:
     settings = Settings(generate_tokens=True, key_file=short_path / "keys.json")
     keys, path = build_keys(settings), short_path / "state" / "m.sock"
 
     async def main() -> None:
         taken = asyncio.Event()
-        async with replaceable(path, [], partial(made_up_tokens, keys, settings), taken.set) as handover:
+        async with replaceable(
+            path, [], partial(made_up_tokens, keys, settings), taken.set
+        ) as handover:
             keys.renew("inference")
             successor = await asyncio.to_thread(_connect, path)
             assert successor is not None
@@ -365,9 +455,14 @@ def test_the_tokens_that_are_handed_over_are_those_of_the_moment_and_then_those_
             handover.confirm()
             await asked
             following.follow(successor.tokens)
-            assert made_up_tokens(following, settings).keys() == made_up_tokens(keys, settings).keys()
+            assert (
+                made_up_tokens(following, settings).keys() == made_up_tokens(keys, settings).keys()
+            )
             assert following.inference.token == keys.inference.token
-            assert json.loads(settings.key_file.read_text())["inference"]["key"] == keys.inference.token
+            assert (
+                json.loads(settings.key_file.read_text())["inference"]["key"]
+                == keys.inference.token
+            )
             successor.close()
 
     asyncio.run(main())
@@ -387,7 +482,10 @@ def test_nothing_of_another_users_server_is_taken_over(short_path: Path, theirs:
             listening.listen()
         finally:
             os.seteuid(0)
-        with pytest.raises(SettingError, match=rf"cannot be replaced: .* belongs to another user \(uid {STRANGER}\).*Set state_dir"):
+        with pytest.raises(
+            SettingError,
+            match=rf"cannot be replaced: .* belongs to another user \(uid {STRANGER}\).*Set state_dir",
+        ):
             _connect(path)
         listening.setblocking(False)
         try:
@@ -401,7 +499,14 @@ def test_nothing_of_another_users_server_is_taken_over(short_path: Path, theirs:
 
 @pytest.mark.parametrize(
     "answer",
-    ["1", "[]", '{"format": 1}', '{"format": 1, "version": "1", "sockets": [["a"]]}', '{"tokens": []}', '{"tokens": {"api": "x"}}'],
+    [
+        "1",
+        "[]",
+        '{"format": 1}',
+        '{"format": 1, "version": "1", "sockets": [["a"]]}',
+        '{"tokens": []}',
+        '{"tokens": {"api": "x"}}',
+    ],
 )
 def test_an_answer_that_is_no_servers_is_an_error(short_path: Path, answer: str) -> None:
     path = short_path / "m.sock"
@@ -419,7 +524,9 @@ def test_an_answer_that_is_no_servers_is_an_error(short_path: Path, answer: str)
                 connected.result()
 
 
-def test_the_file_of_a_unix_socket_is_made_again_where_the_other_server_was_stopped_meanwhile(short_path: Path) -> None:
+def test_the_file_of_a_unix_socket_is_made_again_where_the_other_server_was_stopped_meanwhile(
+    short_path: Path,
+) -> None:
     address = Address("", 0, "unix", str(short_path / "i.sock"))
     old = Listener(address, ["inference"])
     old.listen()

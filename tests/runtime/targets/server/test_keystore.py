@@ -27,16 +27,47 @@ def place(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs Java's keytool")
     place = tmp_path_factory.mktemp("keystores")
     for form in FORMS:
-        make = ["-genkeypair", "-alias", "ts", "-keyalg", "RSA", "-keysize", "2048", "-dname", "CN=localhost", "-ext", "SAN=dns:localhost"]
+        make = [
+            "-genkeypair",
+            "-alias",
+            "ts",
+            "-keyalg",
+            "RSA",
+            "-keysize",
+            "2048",
+            "-dname",
+            "CN=localhost",
+            "-ext",
+            "SAN=dns:localhost",
+        ]
         keytool(place / form, form, *make, "-keypass", "changeit")
-        keytool(place / f"{form}-without-key", form, "-importcert", "-noprompt", "-alias", "c", "-file", exported(place / form, form))
+        keytool(
+            place / f"{form}-without-key",
+            form,
+            "-importcert",
+            "-noprompt",
+            "-alias",
+            "c",
+            "-file",
+            exported(place / form, form),
+        )
     keytool(place / "JCEKS", "JCEKS", *make, "-keypass", "changeit")
     keytool(place / "other-key-password", "JKS", *make, "-keypass", "something")
     return place
 
 
 def keytool(path: Path, form: str, *words: str | Path) -> None:
-    command = ["keytool", *QUICK, *words, "-keystore", path, "-storetype", form, "-storepass", "changeit"]
+    command = [
+        "keytool",
+        *QUICK,
+        *words,
+        "-keystore",
+        path,
+        "-storetype",
+        form,
+        "-storepass",
+        "changeit",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -71,7 +102,9 @@ def test_a_keystore_speaks_tls_with_its_own_certificate(place: Path, form: str) 
 
 def test_the_kind_is_reported_by_its_bytes(place: Path) -> None:
     assert read_keystore(place / "JKS", "changeit").key.startswith(b"-----BEGIN PRIVATE KEY-----\n")
-    assert read_keystore(place / "PKCS12", "changeit").certificates.startswith(b"-----BEGIN CERTIFICATE-----\n")
+    assert read_keystore(place / "PKCS12", "changeit").certificates.startswith(
+        b"-----BEGIN CERTIFICATE-----\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,11 +115,21 @@ def test_the_kind_is_reported_by_its_bytes(place: Path) -> None:
         ("PKCS12", "wrong", "Is keystore_pass right?"),
         ("JKS-without-key", "changeit", "contains no private key"),
         ("PKCS12-without-key", "changeit", "contains no private key"),
-        ("other-key-password", "changeit", "the password of its key differs from that of the keystore"),
-        ("JCEKS", "changeit", "has the type JCEKS, which tsx does not read. keytool -importkeystore"),
+        (
+            "other-key-password",
+            "changeit",
+            "the password of its key differs from that of the keystore",
+        ),
+        (
+            "JCEKS",
+            "changeit",
+            "has the type JCEKS, which tsx does not read. keytool -importkeystore",
+        ),
     ],
 )
-def test_a_keystore_that_gives_no_key_is_named_with_the_reason(place: Path, name: str, password: str, reason: str) -> None:
+def test_a_keystore_that_gives_no_key_is_named_with_the_reason(
+    place: Path, name: str, password: str, reason: str
+) -> None:
     with pytest.raises(SettingError, match=r"^keystore: ") as caught:
         read_keystore(place / name, password)
     assert reason in caught.value.message

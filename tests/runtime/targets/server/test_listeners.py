@@ -29,15 +29,31 @@ def unix(path: Path) -> Address:
 
 
 def test_roles_with_the_same_address_share_one_socket_and_free_ports_are_never_shared():
-    same = Settings(inference_address="unix:/a", management_address="unix:/a", metrics_address="https://127.0.0.1:9")
+    same = Settings(
+        inference_address="unix:/a",
+        management_address="unix:/a",
+        metrics_address="https://127.0.0.1:9",
+    )
     assert [roles for _, roles in addresses(same)] == [["inference", "management"], ["metrics"]]
-    mixed = Settings(inference_address="http://127.0.0.1:9", management_address="http://127.0.0.1:9", metrics_address="https://127.0.0.1:9")
+    mixed = Settings(
+        inference_address="http://127.0.0.1:9",
+        management_address="http://127.0.0.1:9",
+        metrics_address="https://127.0.0.1:9",
+    )
     assert [roles for _, roles in addresses(mixed)] == [["inference", "management"], ["metrics"]]
     unmeasured = Settings(enable_metrics_api=False)
     assert [roles for _, roles in addresses(unmeasured)] == [["inference"], ["management"]]
-    free = Settings(inference_address="http://127.0.0.1:0", management_address="http://127.0.0.1:0", metrics_address="http://127.0.0.1:0")
+    free = Settings(
+        inference_address="http://127.0.0.1:0",
+        management_address="http://127.0.0.1:0",
+        metrics_address="http://127.0.0.1:0",
+    )
     with listeners(free) as bound:
-        assert [listener.roles for listener in bound] == [["inference"], ["management"], ["metrics"]]
+        assert [listener.roles for listener in bound] == [
+            ["inference"],
+            ["management"],
+            ["metrics"],
+        ]
         assert len({listener.address.port for listener in bound} - {0}) == 3
 
 
@@ -46,7 +62,10 @@ def test_a_port_in_use_is_an_error_that_names_port_and_setting():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(SettingError, match=f"Port {port} on 127.0.0.1 is in use.*management_address.*choose another port"):
+        with pytest.raises(
+            SettingError,
+            match=f"Port {port} on 127.0.0.1 is in use.*management_address.*choose another port",
+        ):
             Listener(Address("127.0.0.1", port), ["management"])
 
 
@@ -57,8 +76,13 @@ def test_all_ports_in_use_are_named_at_once_with_what_changes_them():
             taken.listen()
         ports = [taken.getsockname()[1] for taken in (first, second, third)]
         http, metrics = (f"http://127.0.0.1:{port}" for port in ports[:2])
-        settings = Settings(inference_address=http, management_address=http, metrics_address=metrics)
-        grpc = [(Address("127.0.0.1", ports[2], "grpc"), ["grpc_inference"]), (FREE, ["grpc_management"])]
+        settings = Settings(
+            inference_address=http, management_address=http, metrics_address=metrics
+        )
+        grpc = [
+            (Address("127.0.0.1", ports[2], "grpc"), ["grpc_inference"]),
+            (FREE, ["grpc_management"]),
+        ]
         with pytest.raises(SettingError) as caught, listeners(settings, grpc=grpc):
             pass
     both, alone, grpc_port = caught.value.message.splitlines()
@@ -74,8 +98,13 @@ def test_all_ports_in_use_are_named_at_once_with_what_changes_them():
 def test_of_two_servers_that_start_side_by_side_the_second_is_reported_that_the_port_is_taken():
     with closing(Listener(FREE, ["inference"])) as first:
         address = first.address
-        in_use = pytest.raises(SettingError, match=f"Port {address.port} on 127.0.0.1 is in use.*inference_address")
-        with in_use, closing(Listener(address, ["inference"])) as second:  # some systems allow it while neither listens
+        in_use = pytest.raises(
+            SettingError, match=f"Port {address.port} on 127.0.0.1 is in use.*inference_address"
+        )
+        with (
+            in_use,
+            closing(Listener(address, ["inference"])) as second,
+        ):  # some systems allow it while neither listens
             first.listen()
             second.listen()
 
@@ -115,13 +144,18 @@ def test_what_a_killed_server_left_is_replaced(tmp_path):
 def test_where_somebody_listens_nothing_is_replaced(tmp_path):
     path = tmp_path / "tsx.sock"
     with listening(unix(path)):
-        with pytest.raises(SettingError, match=f"Another program listens at {path}.*metrics_address.*choose another path"):
+        with pytest.raises(
+            SettingError,
+            match=f"Another program listens at {path}.*metrics_address.*choose another path",
+        ):
             Listener(unix(path), ["metrics"])
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
 
 
-def test_a_server_that_lost_its_path_while_it_loaded_is_reported_and_leaves_the_file_of_the_other(tmp_path):
+def test_a_server_that_lost_its_path_while_it_loaded_is_reported_and_leaves_the_file_of_the_other(
+    tmp_path,
+):
     path = tmp_path / "tsx.sock"
     with closing(Listener(unix(path), ["inference"])) as slow, listening(unix(path)):
         with pytest.raises(SettingError, match="Another program listens"):
@@ -130,7 +164,9 @@ def test_a_server_that_lost_its_path_while_it_loaded_is_reported_and_leaves_the_
         assert path.exists()
 
 
-@pytest.mark.parametrize("what", ["a file", "a directory", "a path without a directory", "a path that is too long"])
+@pytest.mark.parametrize(
+    "what", ["a file", "a directory", "a path without a directory", "a path that is too long"]
+)
 def test_a_path_that_no_socket_can_have_is_reported_and_nothing_is_removed(tmp_path, what):
     path = tmp_path / "here"
     if what == "a file":

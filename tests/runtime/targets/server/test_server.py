@@ -68,7 +68,9 @@ def handle(data, context):
 @contextlib.contextmanager
 def server(*models: Path, **settings: object) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", SERVER, json.dumps(settings, default=str), *map(str, models)]
-    with forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with forked.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -104,7 +106,12 @@ def wait_until_refused(address: str) -> None:
 
 def wait_until_accepted(metrics: str, count: int) -> None:
     end = time.monotonic() + TIMEOUT
-    while re.search(rb"\ntsx_requests_in_flight{[^}]*} %d\.0\n" % count, call(metrics, "GET", "/metrics")[1]) is None:
+    while (
+        re.search(
+            rb"\ntsx_requests_in_flight{[^}]*} %d\.0\n" % count, call(metrics, "GET", "/metrics")[1]
+        )
+        is None
+    ):
         assert time.monotonic() < end
 
 
@@ -128,14 +135,22 @@ def test_a_server_that_cannot_listen_ends_the_start_instead_of_keeping_it_waitin
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("to", ["the front end", "all its processes"])  # as a terminal and a service manager do
-def test_on_a_signal_it_answers_what_it_accepted_and_ends_with_all_its_processes(tmp_path, number, to):
+@pytest.mark.parametrize(
+    "to", ["the front end", "all its processes"]
+)  # as a terminal and a service manager do
+def test_on_a_signal_it_answers_what_it_accepted_and_ends_with_all_its_processes(
+    tmp_path, number, to
+):
     with server(make_model(tmp_path / "waiter", HANDLER)) as process:
         started = ready(process)
         assert started["models"] == ["waiter"]
         answers: list[tuple[int, bytes]] = []
         go = tmp_path / "go"
-        client = threading.Thread(target=lambda: answers.append(call(started["inference"], "POST", "/predictions/waiter", str(go))))
+        client = threading.Thread(
+            target=lambda: answers.append(
+                call(started["inference"], "POST", "/predictions/waiter", str(go))
+            )
+        )
         client.start()
         wait_for(tmp_path / "go.begun", process)
         children = psutil.Process(process.pid).children(recursive=True)
@@ -143,7 +158,9 @@ def test_on_a_signal_it_answers_what_it_accepted_and_ends_with_all_its_processes
         for child in children if to == "all its processes" else []:
             child.send_signal(number)
         wait_until_refused(started["inference"])
-        assert all(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+        assert all(
+            child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children
+        )
         go.touch()
         client.join(TIMEOUT)
         assert answers == [(200, b"OK")]
@@ -152,7 +169,9 @@ def test_on_a_signal_it_answers_what_it_accepted_and_ends_with_all_its_processes
         assert not alive
 
 
-def test_a_server_that_is_to_stop_takes_requests_until_balancers_have_seen_that_it_is_not_ready(tmp_path):
+def test_a_server_that_is_to_stop_takes_requests_until_balancers_have_seen_that_it_is_not_ready(
+    tmp_path,
+):
     with server(make_model(tmp_path / "waiter", HANDLER), shutdown_delay=600) as process:
         started = ready(process)
         assert call(started["inference"], "GET", "/readyz")[0] == 200
@@ -172,7 +191,11 @@ def test_whether_it_is_alive_can_be_asked_until_the_last_prediction_is_answered(
         started = ready(process)
         answers: list[tuple[int, bytes]] = []
         go = tmp_path / "go"
-        client = threading.Thread(target=lambda: answers.append(call(started["inference"], "POST", "/predictions/waiter", str(go))))
+        client = threading.Thread(
+            target=lambda: answers.append(
+                call(started["inference"], "POST", "/predictions/waiter", str(go))
+            )
+        )
         client.start()
         wait_for(tmp_path / "go.begun", process)
         process.send_signal(signal.SIGTERM)
@@ -193,7 +216,11 @@ def test_what_does_not_end_in_time_is_refused_and_the_server_ends_all_the_same(t
         answers: list[tuple[int, bytes]] = []
         clients = [
             threading.Thread(
-                target=lambda: answers.append(call(started["inference"], "POST", "/predictions/waiter", str(tmp_path / "never")))
+                target=lambda: answers.append(
+                    call(
+                        started["inference"], "POST", "/predictions/waiter", str(tmp_path / "never")
+                    )
+                )
             )
             for _ in range(3)
         ]
@@ -208,7 +235,10 @@ def test_what_does_not_end_in_time_is_refused_and_the_server_ends_all_the_same(t
         assert process.wait(TIMEOUT) == 0
         for client in clients:
             client.join(TIMEOUT)
-        assert sorted({status for status, _ in answers}) in ([500], [500, 503])  # begun, and perhaps still waiting
+        assert sorted({status for status, _ in answers}) in (
+            [500],
+            [500, 503],
+        )  # begun, and perhaps still waiting
         assert all(json.loads(body)["message"] for _, body in answers)
         assert len(answers) == 3
         assert "Traceback" not in process.stderr.read()
@@ -219,7 +249,12 @@ def test_one_address_for_all_roles_serves_all_of_them(tmp_path, free_ports):
     same = {f"{role}_address": address for role in ("inference", "management", "metrics")}
     make_model(tmp_path / "store" / "one", HANDLER)
     with server(model_store=tmp_path / "store", load_models=["all"], **same) as process:
-        assert ready(process) == {"inference": address, "management": address, "metrics": address, "models": ["one"]}
+        assert ready(process) == {
+            "inference": address,
+            "management": address,
+            "metrics": address,
+            "models": ["one"],
+        }
         assert call(address, "POST", "/predictions/one") == (200, b"OK")
         assert call(address, "GET", "/models")[0] == 200
         assert call(address, "GET", "/metrics")[0] == 200
@@ -227,7 +262,9 @@ def test_one_address_for_all_roles_serves_all_of_them(tmp_path, free_ports):
 
 def test_a_stop_while_a_model_loads_ends_it_at_once(tmp_path):
     marker = tmp_path / "loading"
-    path = make_model(tmp_path / "slow", f"import time\nopen({str(marker)!r}, 'w').close()\ntime.sleep(600)\n")
+    path = make_model(
+        tmp_path / "slow", f"import time\nopen({str(marker)!r}, 'w').close()\ntime.sleep(600)\n"
+    )
     with server(path) as process:
         wait_for(marker, process)
         process.terminate()
@@ -235,7 +272,9 @@ def test_a_stop_while_a_model_loads_ends_it_at_once(tmp_path):
 
 
 def test_a_model_that_does_not_load_ends_the_start_with_its_reason(tmp_path):
-    with server(make_model(tmp_path / "good", HANDLER), make_model(tmp_path / "bad", "import not_there\n")) as process:
+    with server(
+        make_model(tmp_path / "good", HANDLER), make_model(tmp_path / "bad", "import not_there\n")
+    ) as process:
         _, errors = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 1
         assert "LoadFailed" in errors

@@ -26,8 +26,18 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.settings.torchserve import Snapshot
 from tsx_runtime.settings.traffic_policy import parse_traffic
-from tsx_runtime.targets.server.snapshots import KEPT, Snapshots, last_snapshot, snapshot_to_start_from
-from tsx_runtime.targets.server.startup import load_all, models_from_settings, register_all, start_model
+from tsx_runtime.targets.server.snapshots import (
+    KEPT,
+    Snapshots,
+    last_snapshot,
+    snapshot_to_start_from,
+)
+from tsx_runtime.targets.server.startup import (
+    load_all,
+    models_from_settings,
+    register_all,
+    start_model,
+)
 from tsx_runtime.wire import request_meta
 
 NOOP = "def handle(data, context):\n    return data\n"
@@ -61,7 +71,9 @@ def test_what_was_served_is_what_the_next_server_serves(tmp_path: Path) -> None:
     snapshots = Snapshots(place, {"job_queue_size": "7", "model_snapshot": "old"}, store)
 
     async def serve(registry: Registry) -> None:
-        await registry.register(RegisterOrder(url="noop1.0.mar", initial_workers=0, batch_size=4, response_timeout=5))
+        await registry.register(
+            RegisterOrder(url="noop1.0.mar", initial_workers=0, batch_size=4, response_timeout=5)
+        )
         snapshots.begin(registry)
         await registry.register(RegisterOrder(url="noop2.0.mar", initial_workers=0))
         with pytest.raises(ModelNotFound):
@@ -89,7 +101,13 @@ def test_what_was_served_is_what_the_next_server_serves(tmp_path: Path) -> None:
         described = {(each.name, each.version): each for each in versions}
         assert set(described) == {("noop", "1.0"), ("noop", "2.0"), ("elsewhere", "1.0")}
         first = described["noop", "1.0"]
-        assert (first.min_workers, first.max_workers, first.batch_size, first.plan.max_batch_delay, first.plan.response_timeout) == (
+        assert (
+            first.min_workers,
+            first.max_workers,
+            first.batch_size,
+            first.plan.max_batch_delay,
+            first.plan.response_timeout,
+        ) == (
             0,
             3,
             4,
@@ -110,7 +128,9 @@ def restored(place: Path, store: Path) -> Settings:
 
 
 def written(place: Path) -> dict[tuple[str, str], tuple[bool, int | None]]:
-    """By model and version of the last snapshot: whether it is the default one, and its batch size."""
+    """By model and version of the last snapshot: whether it is the default one, and its batch
+    size.
+    """
     snapshot = restored(place, place).model_snapshot
     assert snapshot is not None
     return {
@@ -131,9 +151,13 @@ def test_what_cannot_be_loaded_stays_written_until_it_is_unregistered(tmp_path: 
     async def serve(registry: Registry) -> None:
         snapshots.begin(registry)
         for name in names:
-            await registry.register(RegisterOrder(url=f"{name}.mar", initial_workers=0, batch_size=4))
+            await registry.register(
+                RegisterOrder(url=f"{name}.mar", initial_workers=0, batch_size=4)
+            )
         registry.set_default("noop", "2.0")
-        registry.set_traffic("noop", parse_traffic({"labels": {"stable": "2.0"}, "weights": {"1.0": 1, "2.0": 3}}))
+        registry.set_traffic(
+            "noop", parse_traffic({"labels": {"stable": "2.0"}, "weights": {"1.0": 1, "2.0": 3}})
+        )
 
     with_registry(Settings(model_store=store), serve)
     all_of_them = {
@@ -154,7 +178,10 @@ def test_what_cannot_be_loaded_stays_written_until_it_is_unregistered(tmp_path: 
         assert written(place) == all_of_them
         assert sorted(model.model_name for model in not_ready(registry)) == ["other", "third"]
         executor = RequestExecutor(registry, 1, unread)
-        assert [executor.places(target) for target in (("other", ""), ("noop", "2.0"), ("noop", "3.0"), ("none", ""))] == [0, 0, None, None]
+        assert [
+            executor.places(target)
+            for target in (("other", ""), ("noop", "2.0"), ("noop", "3.0"), ("none", ""))
+        ] == [0, 0, None, None]
         with pytest.raises(ModelNotFound, match=r"version 1\.0 could not be loaded at the start"):
             await ManagementService(registry).describe("other", None, customized=False)
         await registry.unregister("other")
@@ -165,7 +192,9 @@ def test_what_cannot_be_loaded_stays_written_until_it_is_unregistered(tmp_path: 
         await registry.register(RegisterOrder(url="third1.0.mar", initial_workers=0))
         await registry.unregister("third")
         registry.set_traffic("noop", parse_traffic({"labels": {"stable": "2.0"}}))
-        assert written(place) == {key: value for key, value in all_of_them.items() if key[0] == "noop"}
+        assert written(place) == {
+            key: value for key, value in all_of_them.items() if key[0] == "noop"
+        }
 
     with_registry(restored(place, store), serve_what_is_left)
     (store / "noop2.0.mar").unlink()
@@ -173,7 +202,10 @@ def test_what_cannot_be_loaded_stays_written_until_it_is_unregistered(tmp_path: 
 
     async def serve_again(registry: Registry) -> None:
         await register_all(registry, models_from_settings(registry.settings))
-        assert (registry.find("noop").version, registry.find("noop", "stable").version) == ("2.0", "2.0")
+        assert (registry.find("noop").version, registry.find("noop", "stable").version) == (
+            "2.0",
+            "2.0",
+        )
 
     with_registry(restored(place, store), serve_again)
 
@@ -184,9 +216,18 @@ def test_a_default_version_that_is_chosen_while_another_is_away_stays(tmp_path: 
     for version in ("1.0", "2.0"):
         make_model(store / f"noop{version}.mar", NOOP, name="noop", version=version)
     address = "http://127.0.0.1:9/away.mar"  # nobody listens there
-    versions = {number: {"marName": f"noop{number}.mar", "minWorkers": 0} for number in ("1.0", "2.0")}
+    versions = {
+        number: {"marName": f"noop{number}.mar", "minWorkers": 0} for number in ("1.0", "2.0")
+    }
     snapshot = Snapshot.model_validate(
-        {"models": {"noop": {**versions, "3.0": {"marName": address, "minWorkers": 0, "defaultVersion": True}}}}
+        {
+            "models": {
+                "noop": {
+                    **versions,
+                    "3.0": {"marName": address, "minWorkers": 0, "defaultVersion": True},
+                }
+            }
+        }
     )
 
     async def serve(registry: Registry) -> None:
@@ -200,14 +241,20 @@ def test_a_default_version_that_is_chosen_while_another_is_away_stays(tmp_path: 
 
 
 @pytest.mark.parametrize("saved", ["2.0", None])
-def test_a_chosen_default_version_survives_a_start_without_it(tmp_path: Path, saved: str | None) -> None:
-    """Changes of the traffic keep the choice, though another version is the default one meanwhile."""
+def test_a_chosen_default_version_survives_a_start_without_it(
+    tmp_path: Path, saved: str | None
+) -> None:
+    """Changes of the traffic keep the choice, though another version is the default one
+    meanwhile.
+    """
     for version in ("1.0", "2.0"):
         make_model(tmp_path / f"noop{version}.mar", NOOP, name="noop", version=version)
     settings = Settings(model_store=tmp_path, state_dir=tmp_path / "state")
 
     async def serve(registry: Registry, *versions: str) -> None:
-        await load_all(registry, [start_model(tmp_path / f"noop{version}.mar") for version in versions])
+        await load_all(
+            registry, [start_model(tmp_path / f"noop{version}.mar") for version in versions]
+        )
 
     async def choose(registry: Registry) -> None:
         await serve(registry, "1.0", "2.0")
@@ -231,7 +278,12 @@ def test_a_default_version_that_came_by_a_rollout_or_a_rollback_is_kept(tmp_path
     store, place = tmp_path / "store", tmp_path / "config"
     store.mkdir()
     for version in ("1.0", "2.0"):
-        make_model(store / f"noop{version}.mar", "def handle(data, context):\n    return ['x']\n", name="noop", version=version)
+        make_model(
+            store / f"noop{version}.mar",
+            "def handle(data, context):\n    return ['x']\n",
+            name="noop",
+            version=version,
+        )
     snapshots = Snapshots(place, {}, store)
 
     def kept() -> str:
@@ -239,7 +291,11 @@ def test_a_default_version_that_came_by_a_rollout_or_a_rollback_is_kept(tmp_path
         assert last is not None
         settings, _ = load_settings({"model_store": store}, {}, last)
         assert settings.model_snapshot is not None
-        return next(number for number, each in settings.model_snapshot.models["noop"].items() if each.default_version)
+        return next(
+            number
+            for number, each in settings.model_snapshot.models["noop"].items()
+            if each.default_version
+        )
 
     async def serve(registry: Registry) -> None:
         for version in ("1.0", "2.0"):
@@ -247,7 +303,9 @@ def test_a_default_version_that_came_by_a_rollout_or_a_rollback_is_kept(tmp_path
         snapshots.begin(registry)
         finished = asyncio.Event()
         registry.on_managed.append(finished.set)
-        plan = RolloutPlan(version="2.0", steps=(100,), bake=0.1, max_error_rate=0.5, min_requests=1)
+        plan = RolloutPlan(
+            version="2.0", steps=(100,), bake=0.1, max_error_rate=0.5, min_requests=1
+        )
         registry.rollouts.start("noop", plan)
         job = WaitingJob(request_meta("1", b"", []), b"", time.monotonic())
         registry.route("noop").submit(job)
@@ -261,7 +319,9 @@ def test_a_default_version_that_came_by_a_rollout_or_a_rollback_is_kept(tmp_path
     with_registry(Settings(model_store=store, worker_preload=False), serve)
 
 
-def test_two_changes_of_one_millisecond_have_files_of_their_own_and_old_ones_go(tmp_path: Path) -> None:
+def test_two_changes_of_one_millisecond_have_files_of_their_own_and_old_ones_go(
+    tmp_path: Path,
+) -> None:
     snapshots = Snapshots(tmp_path, {}, None, clock=lambda: 1700000000.5)
     registry = Registry(Settings())
     for _ in range(KEPT + 5):
@@ -275,12 +335,19 @@ def test_two_changes_of_one_millisecond_have_files_of_their_own_and_old_ones_go(
 
 def test_the_last_is_the_one_whose_name_is_of_the_latest_time(tmp_path: Path) -> None:
     assert last_snapshot(tmp_path / "none") is None
-    for name in ("20260101000000000-startup.cfg", "20260101000000001-snapshot.cfg", "20250101000000000-shutdown.cfg", "zzz.cfg"):
+    for name in (
+        "20260101000000000-startup.cfg",
+        "20260101000000001-snapshot.cfg",
+        "20250101000000000-shutdown.cfg",
+        "zzz.cfg",
+    ):
         (tmp_path / name).touch()
     assert last_snapshot(tmp_path) == tmp_path / "20260101000000001-snapshot.cfg"
 
 
-def test_a_place_that_cannot_be_written_fails_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_place_that_cannot_be_written_fails_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").touch()
     Snapshots(tmp_path / "file" / "config", {}, None).write("startup", Registry(Settings()))
     assert "no snapshot was written" in caplog.text
@@ -294,7 +361,9 @@ def test_load_models_names_files_directories_urls_and_all(tmp_path: Path) -> Non
     for name in (".cache", "lost+found"):
         (tmp_path / name).mkdir()
 
-    def found(*words: str, store: Path | None = tmp_path) -> list[tuple[Path | None, str, str | None]]:
+    def found(
+        *words: str, store: Path | None = tmp_path
+    ) -> list[tuple[Path | None, str, str | None]]:
         starts = models_from_settings(Settings(model_store=store, load_models=list(words)))
         return [(start.path, start.order.url, start.order.model_name) for start in starts]
 
@@ -321,7 +390,9 @@ def test_a_snapshot_without_a_file_is_named() -> None:
 
 
 @pytest.mark.parametrize("what", ["directory", "file", "link"])
-def test_a_snapshot_that_another_user_could_have_written_starts_no_server(tmp_path: Path, what: str) -> None:
+def test_a_snapshot_that_another_user_could_have_written_starts_no_server(
+    tmp_path: Path, what: str
+) -> None:
     place = tmp_path / "config"
     Snapshots(place, {}, None).write("startup", Registry(Settings()))
     last = snapshot_to_start_from(place)
@@ -331,7 +402,10 @@ def test_a_snapshot_that_another_user_could_have_written_starts_no_server(tmp_pa
         last.symlink_to(tmp_path / "elsewhere")
     else:
         (place if what == "directory" else last).chmod(0o777)
-    with pytest.raises(SettingError, match=r"is not used: .* cannot be trusted\. Remove it, start without snapshots \(--ncs\)"):
+    with pytest.raises(
+        SettingError,
+        match=r"is not used: .* cannot be trusted\. Remove it, start without snapshots \(--ncs\)",
+    ):
         snapshot_to_start_from(place)
 
 
@@ -348,7 +422,9 @@ def test_a_damaged_snapshot_is_no_start_without_models(tmp_path: Path, content: 
         snapshot_to_start_from(tmp_path)
 
 
-def test_where_others_can_write_no_snapshot_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_others_can_write_no_snapshot_is_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tmp_path.chmod(0o777)
     Snapshots(tmp_path, {}, None).write("startup", Registry(Settings()))
     assert list(tmp_path.iterdir()) == []

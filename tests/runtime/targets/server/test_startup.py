@@ -40,7 +40,9 @@ def stores(tmp_path: Path) -> tuple[Path, Path]:
     return models, workflows
 
 
-def test_a_server_has_the_workflows_that_its_settings_name(stores: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_server_has_the_workflows_that_its_settings_name(
+    stores: tuple[Path, Path], tmp_path: Path
+) -> None:
     models, workflows = stores
     words = [
         "serve",
@@ -53,15 +55,24 @@ def test_a_server_has_the_workflows_that_its_settings_name(stores: tuple[Path, P
         "--set",
         "load_workflows=all",
     ]
-    with serving(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"}) as server:
+    with serving(
+        words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"}
+    ) as server:
         assert "workflow loud is loaded: POST /wfpredict/loud" in server.log
-        assert httpx.post(f"{server.address('predictions')}/wfpredict/loud", content=b"hello", timeout=60).text == "hello!!"
+        assert (
+            httpx.post(
+                f"{server.address('predictions')}/wfpredict/loud", content=b"hello", timeout=60
+            ).text
+            == "hello!!"
+        )
         (node,) = httpx.get(f"{server.address('models')}/models/loud__say", timeout=60).json()
         assert node["loadedAtStartup"]
         assert server.stop() == 0
 
 
-def test_one_that_cannot_be_registered_ends_the_start(stores: tuple[Path, Path], tmp_path: Path) -> None:
+def test_one_that_cannot_be_registered_ends_the_start(
+    stores: tuple[Path, Path], tmp_path: Path
+) -> None:
     models, workflows = stores
     write_war(workflows / "silent.war", "none.mar")
     words = [
@@ -75,9 +86,14 @@ def test_one_that_cannot_be_registered_ends_the_start(stores: tuple[Path, Path],
         "--set",
         "load_workflows=silent.war",
     ]
-    ended = tsx(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"})
+    ended = tsx(
+        words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"}
+    )
     assert ended.returncode != 0
-    assert "Workflow silent has failed to register. Failures: [Workflow Node silent__say failed to register." in ended.stderr
+    assert (
+        "Workflow silent has failed to register. Failures: [Workflow Node silent__say failed to register."
+        in ended.stderr
+    )
 
 
 def test_entries_name_a_file_and_maybe_a_name(tmp_path: Path) -> None:
@@ -86,12 +102,25 @@ def test_entries_name_a_file_and_maybe_a_name(tmp_path: Path) -> None:
 
     def orders(*entries: str, **settings: Path) -> list[tuple[str, str | None]]:
         found = workflows_from_settings(Settings(load_workflows=list(entries), **settings))
-        assert all(start.order.loaded_at_startup and (start.path is None) == is_url(start.order.url) for start in found)
+        assert all(
+            start.order.loaded_at_startup and (start.path is None) == is_url(start.order.url)
+            for start in found
+        )
         return [(start.order.url, start.order.name) for start in found]
 
-    assert orders("all", workflow_store=tmp_path) == orders("ALL", model_store=tmp_path) == [("a.war", None), ("b.war", None)]
-    assert orders("mine=a.war", "b.war", model_store=tmp_path) == [("a.war", "mine"), ("b.war", None)]
-    assert orders("https://host/a.war?x=1", "n=https://host/a.war") == [("https://host/a.war?x=1", None), ("https://host/a.war", "n")]
+    assert (
+        orders("all", workflow_store=tmp_path)
+        == orders("ALL", model_store=tmp_path)
+        == [("a.war", None), ("b.war", None)]
+    )
+    assert orders("mine=a.war", "b.war", model_store=tmp_path) == [
+        ("a.war", "mine"),
+        ("b.war", None),
+    ]
+    assert orders("https://host/a.war?x=1", "n=https://host/a.war") == [
+        ("https://host/a.war?x=1", None),
+        ("https://host/a.war", "n"),
+    ]
     assert orders(f"{tmp_path}/a.war") == [(f"{tmp_path}/a.war", None)]
     assert orders() == []
     for word in ("a.war", "all"):
@@ -99,13 +128,26 @@ def test_entries_name_a_file_and_maybe_a_name(tmp_path: Path) -> None:
             orders(word)
 
 
-def test_a_workflow_may_be_named_on_the_command_line_wherever_it_lies(stores: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_workflow_may_be_named_on_the_command_line_wherever_it_lies(
+    stores: tuple[Path, Path], tmp_path: Path
+) -> None:
     models, workflows = stores
     words = ["serve", f"shouted={workflows / 'loud.war'}", "--model-store", models, *FREE_PORTS]
-    with serving(words, tmp_path, {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_LOAD_WORKFLOWS": "none.war"}) as server:
+    with serving(
+        words,
+        tmp_path,
+        {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_LOAD_WORKFLOWS": "none.war"},
+    ) as server:
         assert "serving workflow shouted: say, shout" in server.lines
-        assert f"try: curl {server.address('predictions')}/wfpredict/shouted -T FILE" in server.lines
-        assert httpx.post(f"{server.address('predictions')}/wfpredict/shouted", content=b"hello", timeout=60).text == "hello!!"
+        assert (
+            f"try: curl {server.address('predictions')}/wfpredict/shouted -T FILE" in server.lines
+        )
+        assert (
+            httpx.post(
+                f"{server.address('predictions')}/wfpredict/shouted", content=b"hello", timeout=60
+            ).text
+            == "hello!!"
+        )
         assert server.stop() == 0
     ended = tsx(
         ["serve", workflows / "loud.war", "--workers", "2", *FREE_PORTS],

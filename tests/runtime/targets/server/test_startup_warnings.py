@@ -12,9 +12,16 @@ from tsx_runtime.targets.server.startup import log_privileges, warn_of_unknown_m
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX users")
 
 
-@pytest.mark.parametrize(("user", "platform_decides", "warns"), [(0, False, True), (0, True, False), (1000, False, False)])
+@pytest.mark.parametrize(
+    ("user", "platform_decides", "warns"),
+    [(0, False, True), (0, True, False), (1000, False, False)],
+)
 def test_a_server_of_root_warns_unless_the_platform_chose_the_user(
-    user: int, platform_decides: bool, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    user: int,
+    platform_decides: bool,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
     log_privileges(Settings(), {}, platform_decides=platform_decides)
@@ -23,15 +30,23 @@ def test_a_server_of_root_warns_unless_the_platform_chose_the_user(
 
 def test_variables_that_models_do_not_see_are_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "tsx.server"):
-        log_privileges(Settings(), {"HF_TOKEN": "value", "TSX_MANAGEMENT_TOKEN": "secret", "PATH": "/bin"}, platform_decides=True)
+        log_privileges(
+            Settings(),
+            {"HF_TOKEN": "value", "TSX_MANAGEMENT_TOKEN": "secret", "PATH": "/bin"},
+            platform_decides=True,
+        )
     assert "pass_env names them: HF_TOKEN" in caplog.text
     assert "value" not in caplog.text
     assert "TSX_MANAGEMENT_TOKEN" not in caplog.text
 
 
-def test_settings_for_a_model_that_is_not_served_are_named_with_the_nearest_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_for_a_model_that_is_not_served_are_named_with_the_nearest_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     models = {"digit": ModelSettings(), "digits": ModelSettings()}
-    settings = Settings(models=models, model_versions={"other": {}}, trust_remote_code=["digits", "bart"])
+    settings = Settings(
+        models=models, model_versions={"other": {}}, trust_remote_code=["digits", "bart"]
+    )
     warn_of_unknown_models(settings, ["digits", "bert"])
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
     named, other, bart = (record.getMessage() for record in caplog.records)

@@ -19,7 +19,9 @@ def pair(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
-def settings(certificate: Path | None, key: Path | None, address: str = "https://127.0.0.1:8443") -> Settings:
+def settings(
+    certificate: Path | None, key: Path | None, address: str = "https://127.0.0.1:8443"
+) -> Settings:
     return Settings(management_address=address, certificate_file=certificate, private_key_file=key)
 
 
@@ -45,42 +47,63 @@ def test_without_an_https_address_there_is_none_and_a_pair_that_does_nothing_is_
 
 
 def test_an_https_address_needs_both_files_and_the_error_makes_them(pair: Pair) -> None:
-    assert "management_address is https://127.0.0.1:8443, so certificate_file and private_key_file must be set" in refusal(None, None)
+    assert (
+        "management_address is https://127.0.0.1:8443, so certificate_file and private_key_file must be set"
+        in refusal(None, None)
+    )
     message = refusal(pair.certificate, None)
     assert "so private_key_file must be set" in message
     assert "openssl req -x509" in message
 
 
-def test_each_file_that_cannot_be_used_is_reported_with_what_to_do(pair: Pair, tmp_path: Path) -> None:
+def test_each_file_that_cannot_be_used_is_reported_with_what_to_do(
+    pair: Pair, tmp_path: Path
+) -> None:
     other = make_certificate(tmp_path, "other")
     locked = make_certificate(tmp_path, "locked", password="secret")
     junk = tmp_path / "junk"
     junk.write_bytes(b"\x30\x82\x00\xff")
     torn = tmp_path / "torn"
     torn.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n")
-    assert refusal(tmp_path / "none", pair.key) == f"certificate_file: cannot read {tmp_path / 'none'}: No such file or directory."
-    assert refusal(pair.certificate, tmp_path).startswith(f"private_key_file: cannot read {tmp_path}: ")
+    assert (
+        refusal(tmp_path / "none", pair.key)
+        == f"certificate_file: cannot read {tmp_path / 'none'}: No such file or directory."
+    )
+    assert refusal(pair.certificate, tmp_path).startswith(
+        f"private_key_file: cannot read {tmp_path}: "
+    )
     assert "is not PEM" in refusal(junk, pair.key)
     assert "openssl pkey -inform DER" in refusal(pair.certificate, junk)
-    assert "Are certificate_file and private_key_file swapped?" in refusal(pair.key, pair.certificate)
+    assert "Are certificate_file and private_key_file swapped?" in refusal(
+        pair.key, pair.certificate
+    )
     assert "does not belong to the first certificate" in refusal(other.certificate, pair.key)
-    assert "is encrypted. Write it without a password: openssl pkey" in refusal(locked.certificate, locked.key)
+    assert "is encrypted. Write it without a password: openssl pkey" in refusal(
+        locked.certificate, locked.key
+    )
     assert "cannot be used" in refusal(torn, pair.key)
 
 
-def test_a_key_that_is_too_small_is_reported_with_its_size_the_bound_and_a_command(pair: Pair, tmp_path: Path) -> None:
+def test_a_key_that_is_too_small_is_reported_with_its_size_the_bound_and_a_command(
+    pair: Pair, tmp_path: Path
+) -> None:
     if ssl.create_default_context().security_level != 2:
         pytest.skip("this OpenSSL takes other keys")
     small = make_certificate(tmp_path, "small", rsa=1024)
     message = refusal(small.certificate, small.key)
-    assert f"{small.key} cannot be used: the key of the certificate has 1024 bits; OpenSSL requires 2048 of an RSA key here" in message
+    assert (
+        f"{small.key} cannot be used: the key of the certificate has 1024 bits; OpenSSL requires 2048 of an RSA key here"
+        in message
+    )
     assert "openssl req -x509 -newkey rsa:2048" in message
     chain = tmp_path / "chain.pem"
     chain.write_bytes(pair.certificate.read_bytes() + small.certificate.read_bytes())
     assert "the key of a certificate of the chain has 1024 bits" in refusal(chain, pair.key)
 
 
-def test_a_key_that_every_user_can_read_is_reported(pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_that_every_user_can_read_is_reported(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     tls_context(settings(*pair))
     assert not caplog.records

@@ -1,4 +1,6 @@
-"""TLS connections: every byte arrives once, at the connection that it was meant for, whatever the other connections do."""
+"""TLS connections: every byte arrives once, at the connection that it was meant for, whatever the
+other connections do.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +80,15 @@ class Server:
         self.port = 0
 
     @asynccontextmanager
-    async def run(self, kind: type[Echo] = Echo, handshake_timeout: float = 60.0, goodbye: float = 2.0) -> AsyncIterator[TlsListener]:
+    async def run(
+        self, kind: type[Echo] = Echo, handshake_timeout: float = 60.0, goodbye: float = 2.0
+    ) -> AsyncIterator[TlsListener]:
         context = tls_context(
-            Settings(inference_address="https://127.0.0.1:1", certificate_file=self.pair.certificate, private_key_file=self.pair.key)
+            Settings(
+                inference_address="https://127.0.0.1:1",
+                certificate_file=self.pair.certificate,
+                private_key_file=self.pair.key,
+            )
         )
         assert context is not None
         listener = TlsListener(context, lambda: kind(self.made), handshake_timeout, goodbye)
@@ -99,7 +107,9 @@ class Server:
         context.minimum_version = context.maximum_version = version
         return context
 
-    async def connect(self, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(
+        self, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=self.trust(version))
 
 
@@ -108,7 +118,9 @@ class RawClient:
 
     def __init__(self, server: Server) -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = server.trust().wrap_bio(self.incoming, self.outgoing, server_hostname="127.0.0.1")
+        self.tls = server.trust().wrap_bio(
+            self.incoming, self.outgoing, server_hostname="127.0.0.1"
+        )
         self.server = server
 
     async def connect(self) -> RawClient:
@@ -126,7 +138,9 @@ class RawClient:
                 break
         if send_last:
             self.writer.write(self.outgoing.read())
-            self.incoming.write(await self.reader.read(65536))  # session tickets: the server has shaken hands as well
+            self.incoming.write(
+                await self.reader.read(65536)
+            )  # session tickets: the server has shaken hands as well
 
     def encrypt(self, data: bytes) -> bytes:
         self.tls.write(data)
@@ -212,11 +226,15 @@ async def test_records_that_come_in_bits_are_put_together(server: Server) -> Non
 
 
 @on_both_loops
-async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(server: Server) -> None:
+async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
+    server: Server,
+) -> None:
     async with server.run():
         client = await RawClient(server).connect()
         await client.shake_hands(send_last=False)
-        client.writer.write(client.encrypt(b"first") + client.encrypt(b"second")[:7])  # with the client's Finished before it
+        client.writer.write(
+            client.encrypt(b"first") + client.encrypt(b"second")[:7]
+        )  # with the client's Finished before it
         assert await client.read_exactly(5) == b"first"
         client.writer.close()
 
@@ -251,7 +269,13 @@ async def test_what_tls_answers_by_itself_reaches_no_other_connection(server: Se
     async with server.run():
         address = f"127.0.0.1:{server.port}"
         client = await asyncio.create_subprocess_exec(
-            openssl, "s_client", "-connect", address, "-tls1_2", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            openssl,
+            "s_client",
+            "-connect",
+            address,
+            "-tls1_2",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
         )
         assert client.stdin is not None
         assert client.stdout is not None
@@ -282,7 +306,9 @@ class Recorder(asyncio.Transport):
 
 @on_both_loops
 async def test_a_large_answer_passes_the_shared_buffers_in_pieces(server: Server) -> None:
-    """A BIO never gives memory back: one that held a whole answer would weigh as much until the server ends."""
+    """A BIO never gives memory back: one that held a whole answer would weigh as much until the
+    server ends.
+    """
     async with server.run() as listener:
         client, plain = RawClient(server), Recorder()
         connection = listener()
@@ -315,7 +341,9 @@ async def test_close_sends_what_is_unsent_and_the_end_of_tls(server: Server) -> 
         assert transport.is_closing()
         transport.write(b"too late")
         assert await client.read_exactly(3 << 20) == bytes(3 << 20)
-        while more := await client.reader.read(65536):  # the client does not answer, so it ends after a while
+        while more := await client.reader.read(
+            65536
+        ):  # the client does not answer, so it ends after a while
             client.incoming.write(more)
         assert client.tls.read(1) == b""  # close_notify: without it, this would raise
         assert await server.made[0].lost is None
@@ -337,7 +365,9 @@ async def test_a_client_of_asyncio_gets_all_of_the_last_answer(server: Server) -
 
 
 @on_both_loops
-async def test_what_comes_after_the_close_is_thrown_away_and_a_client_that_agrees_ends_it(server: Server) -> None:
+async def test_what_comes_after_the_close_is_thrown_away_and_a_client_that_agrees_ends_it(
+    server: Server,
+) -> None:
     async with server.run(goodbye=60):
         client = await RawClient(server).connect()
         await client.shake_hands()
@@ -383,7 +413,9 @@ async def test_a_client_that_does_not_shake_hands_is_let_go(server: Server) -> N
 
 
 @on_both_loops
-async def test_a_client_that_reads_nothing_stops_the_protocol_which_goes_on_later(server: Server) -> None:
+async def test_a_client_that_reads_nothing_stops_the_protocol_which_goes_on_later(
+    server: Server,
+) -> None:
     async with server.run():
         client = await RawClient(server).connect()
         await client.shake_hands()
@@ -402,7 +434,9 @@ async def test_a_client_that_reads_nothing_stops_the_protocol_which_goes_on_late
 
 
 @on_both_loops
-async def test_a_protocol_may_end_the_connection_where_it_is_paused_within_a_write(server: Server) -> None:
+async def test_a_protocol_may_end_the_connection_where_it_is_paused_within_a_write(
+    server: Server,
+) -> None:
     class Ends(Echo):
         def data_received(self, data: bytes) -> None:
             self.transport.write(bytes(32 << 20))

@@ -23,7 +23,9 @@ LATE = 20
 
 
 class ClosingServer:
-    """A listening server to which clients connect in the moment in which it closes: they wait in its backlog."""
+    """A listening server to which clients connect in the moment in which it closes: they wait in
+    its backlog.
+    """
 
     def __init__(self, server: Any, clients: list[socket.socket]) -> None:
         self._server, self._clients = server, clients
@@ -37,7 +39,9 @@ class ClosingServer:
         self._server.close()
 
 
-@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+@pytest.mark.parametrize(
+    "loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"]
+)
 def test_connections_in_the_backlog_of_a_server_that_ends_are_answered(loop: Any) -> None:
     async def main() -> list[bytes]:
         settings = Settings()

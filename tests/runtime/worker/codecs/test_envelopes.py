@@ -1,4 +1,7 @@
-"""What a protocol wraps around requests is off before the handler and on again after it. Contract section 5.5."""
+"""What a protocol wraps around requests is off before the handler and on again after it.
+
+Contract section 5.5.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,12 @@ def a_context(count: int, **headers: str) -> Context:
     return context
 
 
-def run(name: str, bodies: list[Any], act: Callable[[list[Any], Context], Any] | None = None, **headers: str) -> tuple[Any, Seen]:
+def run(
+    name: str,
+    bodies: list[Any],
+    act: Callable[[list[Any], Context], Any] | None = None,
+    **headers: str,
+) -> tuple[Any, Seen]:
     """What comes out, and what the handler saw in each of its calls."""
     seen: Seen = []
 
@@ -41,24 +49,37 @@ def run(name: str, bodies: list[Any], act: Callable[[list[Any], Context], Any] |
         seen.append(list(data))
         return act(data, context) if act else list(data)
 
-    return ENVELOPES[name](handler).handle([{"body": body} for body in bodies], a_context(len(bodies), **headers)), seen
+    return ENVELOPES[name](handler).handle(
+        [{"body": body} for body in bodies], a_context(len(bodies), **headers)
+    ), seen
 
 
 def test_body_hands_over_what_is_in_the_rows() -> None:
     context = a_context(2)
-    answers = ENVELOPES["body"](lambda data, context: [data]).handle([{"data": b"a"}, {"body": {"b": 1}}], context)
+    answers = ENVELOPES["body"](lambda data, context: [data]).handle(
+        [{"data": b"a"}, {"body": {"b": 1}}], context
+    )
     assert answers == [[b"a", {"b": 1}]]
 
 
 def test_json_calls_the_handler_once_for_the_instances_of_all_requests() -> None:
-    answers, seen = run("json", [{"instances": [1, {"x": 2}]}, b'{"instances": [[3]]}', {"instances": []}])
+    answers, seen = run(
+        "json", [{"instances": [1, {"x": 2}]}, b'{"instances": [[3]]}', {"instances": []}]
+    )
     assert seen == [[1, {"x": 2}, [3]]]
-    assert answers == ['{"predictions": [1, {"x": 2}]}', '{"predictions": [[3]]}', '{"predictions": []}']
+    assert answers == [
+        '{"predictions": [1, {"x": 2}]}',
+        '{"predictions": [[3]]}',
+        '{"predictions": []}',
+    ]
 
 
 def test_base64_entries_come_as_bytes() -> None:
     text = base64.b64encode(b"\x00\xff").decode()
-    _, seen = run("kserve", [{"instances": [{"b64": text}, {"data": {"b64": text}, "n": 1}, [{"b64": text}], [1, 2]]}])
+    _, seen = run(
+        "kserve",
+        [{"instances": [{"b64": text}, {"data": {"b64": text}, "n": 1}, [{"b64": text}], [1, 2]]}],
+    )
     assert seen == [[b"\x00\xff", {"data": b"\x00\xff", "n": 1}, [b"\x00\xff"], [1, 2]]]
 
 
@@ -67,14 +88,23 @@ def test_kserve_answers_every_request_of_a_batch_each_under_its_own_number() -> 
         return [[value, context.get_request_id(idx)] for idx, value in enumerate(data)]
 
     single, seen = run("kserve", [{"instances": [1]}, {"instances": [2]}], ids)
-    assert (single, len(seen)) == ([{"predictions": [[1, "id-0"]]}, {"predictions": [[2, "id-1"]]}], 1)
+    assert (single, len(seen)) == (
+        [{"predictions": [[1, "id-0"]]}, {"predictions": [[2, "id-1"]]}],
+        1,
+    )
 
     def first_id(data: Any, context: Context) -> Any:
         context.set_response_header(0, "X-Id", context.get_request_id(0))
         return [[value, context.get_request_id(0)] for value in data]
 
-    many, seen = run("kserve", [{"instances": [1, 2]}, {"instances": [3]}, {"instances": []}], first_id)
-    assert many == [{"predictions": [[1, "id-0"], [2, "id-0"]]}, {"predictions": [[3, "id-1"]]}, {"predictions": []}]
+    many, seen = run(
+        "kserve", [{"instances": [1, 2]}, {"instances": [3]}, {"instances": []}], first_id
+    )
+    assert many == [
+        {"predictions": [[1, "id-0"], [2, "id-0"]]},
+        {"predictions": [[3, "id-1"]]},
+        {"predictions": []},
+    ]
     assert len(seen) == 2
 
 
@@ -86,7 +116,9 @@ def test_a_call_for_one_request_leaves_its_headers_with_that_request() -> None:
         context.set_response_status(200 + len(data), "", 0)
         return data
 
-    ENVELOPES["kserve"](mark).handle([{"body": {"instances": [1, 2]}}, {"body": {"instances": [3]}}], context)
+    ENVELOPES["kserve"](mark).handle(
+        [{"body": {"instances": [1, 2]}}, {"body": {"instances": [3]}}], context
+    )
     assert [context.get_response_headers(idx)["x-id"] for idx in range(2)] == ["id-0", "id-1"]
     assert [context.get_response_status(idx)[0] for idx in range(2)] == [202, 201]
 
@@ -107,7 +139,11 @@ def test_open_inference_tensors_come_nested_and_go_flat() -> None:
         {"name": "c", "shape": [-1, 1], "datatype": "INT64", "data": [[1], [2]]},
     ]
     given = [[[1.5], [2]], {"k": 1}, 3]
-    ((answer,), seen) = run("kservev2", [{"id": "7", "inputs": inputs}], lambda data, context: [context.input_names, *given])
+    ((answer,), seen) = run(
+        "kservev2",
+        [{"id": "7", "inputs": inputs}],
+        lambda data, context: [context.input_names, *given],
+    )
     assert [entry["data"] for entry in seen[0]] == [[[1.0, 2], [3, 4]], "text", [[1], [2]]]
     assert answer == {
         "id": "7",
@@ -124,21 +160,32 @@ def test_open_inference_tensors_come_nested_and_go_flat() -> None:
 
 def test_an_open_inference_request_without_an_id_gets_its_requests() -> None:
     body = {"inputs": [{"name": "a", "shape": [1], "datatype": "BOOL", "data": [True]}]}
-    answers, seen = run("kservev2", [body, {**body, "id": "x"}], lambda data, context: [entry["data"] for entry in data])
+    answers, seen = run(
+        "kservev2",
+        [body, {**body, "id": "x"}],
+        lambda data, context: [entry["data"] for entry in data],
+    )
     assert [answer["id"] for answer in answers] == ["id-0", "x"]
     assert len(seen) == 1
 
 
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=3).flatmap(
-        lambda shape: st.tuples(st.just(shape), st.permutations(range(_product(shape))), st.booleans())
+        lambda shape: st.tuples(
+            st.just(shape), st.permutations(range(_product(shape))), st.booleans()
+        )
     )
 )
 def test_a_tensor_survives_the_way_in_and_out(case: tuple[list[int], list[int], bool]) -> None:
     shape, values, open_end = case
     reported = [-1, *shape[1:]] if open_end else shape
     read = read_input({"name": "t", "shape": reported, "datatype": "INT64", "data": values})
-    assert output_tensor("t", read["data"]) == {"name": "t", "shape": shape, "datatype": "INT64", "data": list(values)}
+    assert output_tensor("t", read["data"]) == {
+        "name": "t",
+        "shape": shape,
+        "datatype": "INT64",
+        "data": list(values),
+    }
 
 
 def _product(shape: list[int]) -> int:
@@ -159,21 +206,47 @@ def test_a_batch_may_hold_requests_of_workflows_and_others(name: str) -> None:
 
     def ask(bodies: list[Any], *places: bytes) -> Any:
         context = Context("m", "/m", {}, 4, None, "1")
-        context.begin([request_meta("id", b"", [(NODE_HEADER, place)] if place else []).decode() for place in places])
+        context.begin(
+            [
+                request_meta("id", b"", [(NODE_HEADER, place)] if place else []).decode()
+                for place in places
+            ]
+        )
         return ENVELOPES[name](handler).handle([{"body": body} for body in bodies], context)
 
     relayed, plain = ask([{"instances": [0, 1, 2, 3]}, {"instances": [9, 3]}], b"first", b"")
     assert (json.loads(plain) if name == "json" else plain) == {"predictions": [9, [1]]}
     seen.clear()
     ask([bytearray(relayed.encode()), {"instances": [9]}], b"last", b"")
-    assert seen == [{"body": b"\xff\x00"}, {"body": b'{\n  "x": [\n    1\n  ]\n}'}, {"body": b"text"}, {"body": b"[1]"}, 9]
+    assert seen == [
+        {"body": b"\xff\x00"},
+        {"body": b'{\n  "x": [\n    1\n  ]\n}'},
+        {"body": b"text"},
+        {"body": b"[1]"},
+        9,
+    ]
 
 
 def test_arrays_keep_their_datatype_and_uneven_lists_are_one_row() -> None:
     numpy = pytest.importorskip("numpy")
-    assert output_tensor("t", numpy.ones((1, 2), "float32")) == {"name": "t", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 1.0]}
-    assert output_tensor("t", numpy.float64(2.5)) == {"name": "t", "shape": [], "datatype": "FP64", "data": [2.5]}
-    assert output_tensor("t", [[1, 2], [3]]) == {"name": "t", "shape": [3], "datatype": "INT64", "data": [1, 2, 3]}
+    assert output_tensor("t", numpy.ones((1, 2), "float32")) == {
+        "name": "t",
+        "shape": [1, 2],
+        "datatype": "FP32",
+        "data": [1.0, 1.0],
+    }
+    assert output_tensor("t", numpy.float64(2.5)) == {
+        "name": "t",
+        "shape": [],
+        "datatype": "FP64",
+        "data": [2.5],
+    }
+    assert output_tensor("t", [[1, 2], [3]]) == {
+        "name": "t",
+        "shape": [3],
+        "datatype": "INT64",
+        "data": [1, 2, 3],
+    }
     assert output_tensor("t", [b"a", b"\xff"])["data"] == ["a", "/w=="]
 
 
@@ -184,20 +257,36 @@ WRONG = [
     ("kserve", {"instances": [{"b64": "x"}]}, "not base64"),
     ("kservev2", {"inputs": []}, '"inputs"'),
     ("kservev2", {"inputs": [{"name": "a"}]}, "needs name, shape, datatype and data"),
-    ("kservev2", {"inputs": [{"name": "a", "shape": [2], "datatype": "FP32", "data": [1]}]}, "must have 2 values; it has 1"),
-    ("kservev2", {"inputs": [{"name": "a", "shape": "2", "datatype": "FP32", "data": [1]}]}, "must be a list of sizes"),
-    ("kservev2", {"inputs": [{"name": "a", "shape": [1], "datatype": "STR", "data": [1]}]}, "datatype 'STR'"),
+    (
+        "kservev2",
+        {"inputs": [{"name": "a", "shape": [2], "datatype": "FP32", "data": [1]}]},
+        "must have 2 values; it has 1",
+    ),
+    (
+        "kservev2",
+        {"inputs": [{"name": "a", "shape": "2", "datatype": "FP32", "data": [1]}]},
+        "must be a list of sizes",
+    ),
+    (
+        "kservev2",
+        {"inputs": [{"name": "a", "shape": [1], "datatype": "STR", "data": [1]}]},
+        "datatype 'STR'",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "body", "said"), WRONG)
-def test_what_is_not_in_the_envelopes_form_is_refused_and_named(name: str, body: Any, said: str) -> None:
+def test_what_is_not_in_the_envelopes_form_is_refused_and_named(
+    name: str, body: Any, said: str
+) -> None:
     with pytest.raises(BadRows) as caught:
         run(name, [body])
     assert said in caught.value.faults[0]
 
 
-def test_a_wrong_request_harms_no_other_of_its_batch_and_the_handlers_own_refusals_find_their_request() -> None:
+def test_a_wrong_request_harms_no_other_of_its_batch_and_the_handlers_own_refusals_find_their_request() -> (
+    None
+):
     def refuses(data: Any, context: Context) -> Any:
         bad = {idx: "two!" for idx, value in enumerate(data) if value == 2}
         if bad:
@@ -205,7 +294,9 @@ def test_a_wrong_request_harms_no_other_of_its_batch_and_the_handlers_own_refusa
         return data
 
     entry = LoadedHandler(ENVELOPES["json"](refuses).handle, "handler.py", None)
-    model = ServedModel(entry, Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 1000, Ceiling(), Metrics())
+    model = ServedModel(
+        entry, Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 1000, Ceiling(), Metrics()
+    )
     bodies = [b'{"instances": [0, 1]}', b"{}", b'{"instances": [0, 2]}', b'{"instances": [4]}']
     items = [(0, request_meta(f"id-{idx}", b"", []), body) for idx, body in enumerate(bodies)]
     answers = answer_batch(model, items, lambda *piece: None).answers

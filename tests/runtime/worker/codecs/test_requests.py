@@ -25,22 +25,42 @@ class Row(NamedTuple):
     parts: dict[str, dict[str, str]] | None
 
 
-def read(body: bytes, content_type: str | None = None, query: bytes = b"", *, decode: bool = True, name: bytes = b"Content-Type") -> Row:
-    headers = [(b"Host", b"here")] + ([] if content_type is None else [(name, content_type.encode("latin-1"))])
-    return Row(*read_row(str(request_meta("id", query, headers), "latin-1"), memoryview(body), decode))
+def read(
+    body: bytes,
+    content_type: str | None = None,
+    query: bytes = b"",
+    *,
+    decode: bool = True,
+    name: bytes = b"Content-Type",
+) -> Row:
+    headers = [(b"Host", b"here")] + (
+        [] if content_type is None else [(name, content_type.encode("latin-1"))]
+    )
+    return Row(
+        *read_row(str(request_meta("id", query, headers), "latin-1"), memoryview(body), decode)
+    )
 
 
-def inputs(body: bytes, content_type: str | None = None, query: bytes = b"", **options: Any) -> dict[str, Any]:
+def inputs(
+    body: bytes, content_type: str | None = None, query: bytes = b"", **options: Any
+) -> dict[str, Any]:
     return read(body, content_type, query, **options).inputs
 
 
 def form(*parts: tuple[str, bytes], end: bool = True) -> bytes:
-    lines = b"".join(b"--xyz\r\n" + head.encode() + b"\r\n\r\n" + value + b"\r\n" for head, value in parts)
+    lines = b"".join(
+        b"--xyz\r\n" + head.encode() + b"\r\n\r\n" + value + b"\r\n" for head, value in parts
+    )
     return lines + (b"--xyz--\r\n" if end else b"")
 
 
 def named(name: str, *more: str) -> str:
-    return "\r\n".join([f'Content-Disposition: form-data; name="{name}"' + ("" if not more else f"; {more[0]}"), *more[1:]])
+    return "\r\n".join(
+        [
+            f'Content-Disposition: form-data; name="{name}"' + ("" if not more else f"; {more[0]}"),
+            *more[1:],
+        ]
+    )
 
 
 def test_a_body_without_content_type_is_a_bytearray() -> None:
@@ -53,7 +73,9 @@ def test_an_empty_request_still_has_a_body() -> None:
     assert inputs(b"") == {"body": bytearray()}
 
 
-@pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"]
+)
 def test_json_is_parsed(content_type: str) -> None:
     assert inputs('{"a": [1, "ä"]}'.encode(), content_type) == {"body": {"a": [1, "ä"]}}
 
@@ -67,9 +89,14 @@ def test_a_header_whose_name_only_ends_like_it_is_not_the_content_type() -> None
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b"\xff\xfe\x00", b"[" * 100_000])
-def test_bad_json_is_raw_bytes_with_a_warning(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_json_is_raw_bytes_with_a_warning(
+    body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     assert inputs(body, "application/json") == {"body": bytearray(body)}
-    assert "a body with a JSON content type is not JSON, so the handler gets it as bytes: " in caplog.text
+    assert (
+        "a body with a JSON content type is not JSON, so the handler gets it as bytes: "
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "text/html; charset=utf-8", "TEXT/CSV"])
@@ -81,8 +108,12 @@ def test_text_is_decoded_as_its_charset_says() -> None:
     assert inputs("grün".encode("latin-1"), 'text/plain; charset="ISO-8859-1"') == {"body": "grün"}
 
 
-@pytest.mark.parametrize(("body", "content_type"), [(b"\xff\xff", "text/plain"), (b"abc", "text/plain; charset=martian")])
-def test_text_that_cannot_be_decoded_is_raw_bytes_with_a_warning(body: bytes, content_type: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("body", "content_type"), [(b"\xff\xff", "text/plain"), (b"abc", "text/plain; charset=martian")]
+)
+def test_text_that_cannot_be_decoded_is_raw_bytes_with_a_warning(
+    body: bytes, content_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
     assert inputs(body, content_type) == {"body": bytearray(body)}
     assert "cannot be decoded" in caplog.text
 
@@ -125,7 +156,9 @@ def test_form_fields_are_inputs() -> None:
         (b"c=", FORM, b"a=1&b=x&a=2"),
     ],
 )
-def test_of_a_repeated_field_the_last_counts_and_all_are_beside_it(body: bytes, kind: str | None, query: bytes) -> None:
+def test_of_a_repeated_field_the_last_counts_and_all_are_beside_it(
+    body: bytes, kind: str | None, query: bytes
+) -> None:
     row = read(body, kind, query)
     assert (row.inputs["a"], row.inputs["b"]) == (b"2", b"x")
     assert row.parts == {"a": {"values": [b"1", b"2"]}}
@@ -134,11 +167,16 @@ def test_of_a_repeated_field_the_last_counts_and_all_are_beside_it(body: bytes, 
 def test_repeated_files_keep_their_types() -> None:
     part = named("data", 'filename="1"', "Content-Type: application/json")
     row = read(form((part, b"[1]"), (part, b"[2]")), MULTIPART)
-    assert row == ({"data": [2]}, {"data": {"content-type": "application/json", "values": [[1], [2]]}})
+    assert row == (
+        {"data": [2]},
+        {"data": {"content-type": "application/json", "values": [[1], [2]]}},
+    )
 
 
 def test_bytes_of_any_kind_under_the_type_of_a_form_are_read() -> None:
-    assert inputs(b"data=%C3%A9+x&n\xc3\xa9m=1&raw=\xff\xfe", "application/x-www-form-urlencoded") == {
+    assert inputs(
+        b"data=%C3%A9+x&n\xc3\xa9m=1&raw=\xff\xfe", "application/x-www-form-urlencoded"
+    ) == {
         "data": bytearray("é x".encode()),
         "ném": bytearray(b"1"),
         "raw": bytearray(b"\xff\xfe"),
@@ -168,10 +206,20 @@ def test_fields_whose_names_begin_as_json_does_stay_fields(name: str) -> None:
 
 @given(
     st.binary(),
-    st.sampled_from(["application/x-www-form-urlencoded", "application/json", "text/plain; charset=utf-16", MULTIPART, "image/png"]),
+    st.sampled_from(
+        [
+            "application/x-www-form-urlencoded",
+            "application/json",
+            "text/plain; charset=utf-16",
+            MULTIPART,
+            "image/png",
+        ]
+    ),
     st.binary(),
 )
-def test_no_body_and_no_query_is_more_than_a_bad_request(body: bytes, content_type: str, query: bytes) -> None:
+def test_no_body_and_no_query_is_more_than_a_bad_request(
+    body: bytes, content_type: str, query: bytes
+) -> None:
     with contextlib.suppress(BadRequest):
         read(body, content_type, query.replace(b"\r\n", b""))
 
@@ -190,7 +238,12 @@ def test_a_part_is_decoded_by_its_own_content_type_which_the_headers_tell() -> N
         (named("f", 'filename="a"'), b"x"),
     )
     row = read(body, MULTIPART)
-    assert row.inputs == {"j": {"k": 1}, "t": "hello", "i": bytearray(b"\xff\xd8"), "f": bytearray(b"x")}
+    assert row.inputs == {
+        "j": {"k": 1},
+        "t": "hello",
+        "i": bytearray(b"\xff\xd8"),
+        "f": bytearray(b"x"),
+    }
     assert row.parts == {
         "j": {"content-type": "application/json"},
         "t": {"content-type": "text/plain"},
@@ -210,14 +263,24 @@ def test_of_a_repeated_field_the_last_counts() -> None:
         (form((named("a"), b"1")), "multipart/form-data", "no boundary"),
         (form((named("a"), b"1"), end=False), MULTIPART, "incomplete"),
         (b"", MULTIPART, "incomplete"),
-        (b"nonsense", MULTIPART, "cannot be read: the boundary that its Content-Type header names is not in it"),
-        (b"--xyy\r\n" + form((named("a"), b"1"))[7:], MULTIPART, "the boundary that its Content-Type header names is not in it"),
+        (
+            b"nonsense",
+            MULTIPART,
+            "cannot be read: the boundary that its Content-Type header names is not in it",
+        ),
+        (
+            b"--xyy\r\n" + form((named("a"), b"1"))[7:],
+            MULTIPART,
+            "the boundary that its Content-Type header names is not in it",
+        ),
         (b"--xyz\r\nno header\r\n", MULTIPART, "it does not match its boundary"),
         (form(("Content-Type: text/plain", b"1")), MULTIPART, "no name"),
         (form((named("a"), b"1")), f"multipart/form-data; boundary={'b' * 10_000}", "multipart"),
     ],
 )
-def test_a_malformed_multipart_body_is_a_bad_request(body: bytes, content_type: str, said: str) -> None:
+def test_a_malformed_multipart_body_is_a_bad_request(
+    body: bytes, content_type: str, said: str
+) -> None:
     with pytest.raises(BadRequest, match=said):
         read(body, content_type)
 
@@ -225,7 +288,9 @@ def test_a_malformed_multipart_body_is_a_bad_request(body: bytes, content_type: 
 @given(st.binary(max_size=60))
 def test_what_stands_before_the_first_boundary_means_nothing(preamble: bytes) -> None:
     body = form((named("a"), b"1"))
-    assert inputs(preamble.replace(b"--xyz", b"") + b"\r\n" + body, MULTIPART) == {"a": bytearray(b"1")}
+    assert inputs(preamble.replace(b"--xyz", b"") + b"\r\n" + body, MULTIPART) == {
+        "a": bytearray(b"1")
+    }
 
 
 def test_a_longer_boundary_in_the_preamble_is_not_the_first() -> None:
@@ -241,13 +306,24 @@ def test_any_multipart_body_is_read_or_a_bad_request(body: bytes) -> None:
         pass
 
 
-@given(st.lists(st.tuples(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.binary(max_size=200)), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.binary(max_size=200)),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_any_bytes_survive_a_multipart_body(fields: list[tuple[str, bytes]]) -> None:
     fields = [(name, value.replace(b"\r\n--xyz", b"")) for name, value in fields]
-    assert inputs(form(*((named(name), value) for name, value in fields)), MULTIPART) == {name: bytearray(value) for name, value in fields}
+    assert inputs(form(*((named(name), value) for name, value in fields)), MULTIPART) == {
+        name: bytearray(value) for name, value in fields
+    }
 
 
-@given(st.text(st.characters(max_codepoint=255, exclude_characters="\r\n"), max_size=80), st.binary(max_size=50))
+@given(
+    st.text(st.characters(max_codepoint=255, exclude_characters="\r\n"), max_size=80),
+    st.binary(max_size=50),
+)
 def test_any_content_type_is_taken(content_type: str, body: bytes) -> None:
     try:
         read(body, content_type)
@@ -262,20 +338,34 @@ def test_no_content_type_makes_tensors_of_a_body(content_type: str) -> None:
 
 def tensors(head: str, raw: bytes = b"", length: str | None = None) -> Row:
     body = head.encode() + raw
-    meta = f"id\r\n\r\n{TENSORS_HEAD.decode()}: {len(head.encode()) if length is None else length}\r\n"
+    meta = (
+        f"id\r\n\r\n{TENSORS_HEAD.decode()}: {len(head.encode()) if length is None else length}\r\n"
+    )
     row, wish = read_row(meta, memoryview(body), True)
     return Row(as_row(row), wish)
 
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
-SIZES = st.lists(st.integers(-1, 4) | st.integers(min_value=1 << 62) | ANYTHING, max_size=3) | ANYTHING
-PARAMETERS = st.fixed_dictionaries({}, optional={"binary_data_size": st.integers(0, 16) | ANYTHING}) | ANYTHING
+SIZES = (
+    st.lists(st.integers(-1, 4) | st.integers(min_value=1 << 62) | ANYTHING, max_size=3) | ANYTHING
+)
+PARAMETERS = (
+    st.fixed_dictionaries({}, optional={"binary_data_size": st.integers(0, 16) | ANYTHING})
+    | ANYTHING
+)
 TENSOR = st.fixed_dictionaries(
-    {"name": ANYTHING, "datatype": st.sampled_from(["FP32", "BF16", "BYTES", "INT8"]) | ANYTHING, "shape": SIZES, "parameters": PARAMETERS},
+    {
+        "name": ANYTHING,
+        "datatype": st.sampled_from(["FP32", "BF16", "BYTES", "INT8"]) | ANYTHING,
+        "shape": SIZES,
+        "parameters": PARAMETERS,
+    },
     optional={"data": ANYTHING},
 )
 OUTPUT = st.fixed_dictionaries({"name": ANYTHING}, optional={"parameters": ANYTHING})

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from tsx_runtime.errors import BadRequest, PredictionFailed, Unavailable
 from tsx_runtime.worker.codecs.json_text import to_compact_json, to_json
-from tsx_runtime.worker.codecs.responses import encode_answers, encode_body, failure, is_device_lost, is_out_of_memory, mismatch
+from tsx_runtime.worker.codecs.responses import (
+    encode_answers,
+    encode_body,
+    failure,
+    is_device_lost,
+    is_out_of_memory,
+    mismatch,
+)
 from tsx_runtime.worker.exceptions import BadRows, EngineDied, InvalidInput, PredictionException
 from tsx_runtime.worker.handler_api.context import Context
 
@@ -39,7 +46,9 @@ def test_a_value_is_encoded_by_its_type(value: Any, body: bytes) -> None:
 
 def test_a_tensor_is_sent_as_torch_saves_it() -> None:
     tensor = torch.arange(6).reshape(2, 3)
-    assert torch.equal(torch.load(io.BytesIO(bytes(encode_body(tensor))), weights_only=True), tensor)
+    assert torch.equal(
+        torch.load(io.BytesIO(bytes(encode_body(tensor))), weights_only=True), tensor
+    )
 
 
 def circle() -> list[Any]:
@@ -48,9 +57,15 @@ def circle() -> list[Any]:
     return made
 
 
-@pytest.mark.parametrize(("value", "named"), [(object(), "object"), ({1, 2}, "set"), ({"a": b"raw"}, "dict"), (circle(), "list")])
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [(object(), "object"), ({1, 2}, "set"), ({"a": b"raw"}, "dict"), (circle(), "list")],
+)
 def test_what_cannot_be_sent_is_named(value: Any, named: str) -> None:
-    with pytest.raises(PredictionFailed, match=rf"^Unsupported model output data type\. The handler returned {named}"):
+    with pytest.raises(
+        PredictionFailed,
+        match=rf"^Unsupported model output data type\. The handler returned {named}",
+    ):
         encode_body(value)
 
 
@@ -61,16 +76,26 @@ def test_what_cannot_be_sent_is_named(value: Any, named: str) -> None:
         (KeyError(), 500, "Prediction failed: KeyError"),
         (SystemExit(3), 500, "Prediction failed: SystemExit: 3"),
         (MemoryError(), 507, "Out of resources: MemoryError"),
-        (RuntimeError("CUDA out of memory. Tried"), 507, "Out of resources: RuntimeError: CUDA out of memory. Tried"),
+        (
+            RuntimeError("CUDA out of memory. Tried"),
+            507,
+            "Out of resources: RuntimeError: CUDA out of memory. Tried",
+        ),
         (PredictionException("no such user", 404), 404, "no such user"),
         (PredictionException("plain"), 500, "plain"),
         (PredictionException("not a status", 12), 500, "not a status"),
     ],
 )
-def test_an_exception_has_its_status_and_text(error: BaseException, status: int, message: str) -> None:
+def test_an_exception_has_its_status_and_text(
+    error: BaseException, status: int, message: str
+) -> None:
     code, headers, body = failure(error)
     assert (code, headers) == (status, b"content-type: application/json\r\n")
-    assert json.loads(bytes(body)) == {"code": status, "type": "InternalServerException", "message": message}
+    assert json.loads(bytes(body)) == {
+        "code": status,
+        "type": "InternalServerException",
+        "message": message,
+    }
 
 
 def test_only_a_broken_device_costs_the_worker_its_life() -> None:
@@ -96,7 +121,9 @@ def test_a_result_of_the_wrong_shape_is_explained() -> None:
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 keys = st.text() | st.integers() | st.booleans() | st.none() | st.floats()
-nested = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(keys, inner) | st.tuples(inner, inner))
+nested = st.recursive(
+    plain, lambda inner: st.lists(inner) | st.dictionaries(keys, inner) | st.tuples(inner, inner)
+)
 
 
 @given(st.lists(plain) | st.dictionaries(keys, plain) | nested)
@@ -112,7 +139,11 @@ def test_no_answer_is_json_that_only_python_reads(value: Any, nan: str) -> None:
 
 @pytest.mark.parametrize(
     ("nan", "written"),
-    [("null", [0.5, None, None, None]), ("string", [0.5, "NaN", "Infinity", "-Infinity"]), ("literal", "[0.5, NaN, Infinity, -Infinity]")],
+    [
+        ("null", [0.5, None, None, None]),
+        ("string", [0.5, "NaN", "Infinity", "-Infinity"]),
+        ("literal", "[0.5, NaN, Infinity, -Infinity]"),
+    ],
 )
 def test_nan_and_infinities_are_what_the_setting_says(nan: str, written: object) -> None:
     values = [0.5, math.nan, math.inf, -math.inf]
@@ -125,7 +156,9 @@ def test_nan_and_infinities_are_what_the_setting_says(nan: str, written: object)
     ):
         text = to_compact_json(value, nan)
         assert (written if isinstance(written, str) else json.dumps(written)) in text
-        assert json.loads(to_json(value, nan), parse_constant=str) == json.loads(text, parse_constant=str)
+        assert json.loads(to_json(value, nan), parse_constant=str) == json.loads(
+            text, parse_constant=str
+        )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +168,10 @@ def test_nan_and_infinities_are_what_the_setting_says(nan: str, written: object)
         ([numpy.int64(3), numpy.bool_(True), numpy.float64(0.1)], [3, True, 0.1]),
         ({numpy.int64(3): {"score": numpy.float16(0.5)}}, {"3": {"score": 0.5}}),
         (numpy.eye(2), [[1.0, 0.0], [0.0, 1.0]]),
-        ({"scores": torch.tensor([1, 2]), "one": torch.tensor(0.5)}, {"scores": [1, 2], "one": 0.5}),
+        (
+            {"scores": torch.tensor([1, 2]), "one": torch.tensor(0.5)},
+            {"scores": [1, 2], "one": 0.5},
+        ),
     ],
 )
 def test_numbers_of_numpy_and_torch_are_numbers(value: Any, plain: Any) -> None:
@@ -158,18 +194,33 @@ def test_json_is_labelled_unless_the_handler_labels_it() -> None:
     ]
 
 
-def test_an_answer_without_a_content_type_gets_that_of_its_content_where_the_platform_wants_one() -> None:
+def test_an_answer_without_a_content_type_gets_that_of_its_content_where_the_platform_wants_one() -> (
+    None
+):
     context = Context("m", "/m", {}, 1, None, "1")
     context.guess_content_type = True
     context.begin(["a\r\n\r\n"] * 6)
     context.set_response_content_type(0, "image/png")
     context.set_response_header(1, "X-Mine", "1")
-    answers = encode_answers([b"png", "text", '{"a": 1}', b"\xff", {"a": 1}, bytearray(b"text")], context, 1000)
-    types = [bytes(headers).decode().partition("content-type: ")[2].strip() for _, headers, _ in answers]
+    answers = encode_answers(
+        [b"png", "text", '{"a": 1}', b"\xff", {"a": 1}, bytearray(b"text")], context, 1000
+    )
+    types = [
+        bytes(headers).decode().partition("content-type: ")[2].strip() for _, headers, _ in answers
+    ]
     text = "text/plain; charset=utf-8"
-    assert types == ["image/png", text, "application/json", "application/octet-stream", "application/json", text]
+    assert types == [
+        "image/png",
+        text,
+        "application/json",
+        "application/octet-stream",
+        "application/json",
+        text,
+    ]
     assert context.typed(b"", b'"a"') == b"content-type: application/json\r\n"
-    assert context.typed(b"", b'"a"', part=True) == f"content-type: {text}\r\n".encode()  # its next part makes it no JSON
+    assert (
+        context.typed(b"", b'"a"', part=True) == f"content-type: {text}\r\n".encode()
+    )  # its next part makes it no JSON
 
 
 def test_an_answer_that_cannot_be_sent_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -177,7 +228,9 @@ def test_an_answer_that_cannot_be_sent_is_in_the_log(caplog: pytest.LogCaptureFi
     context.begin(["a\r\n\r\n", "b\r\n\r\n"])
     encode_answers([{1, 2}, "x" * 2000], context, 1000)
     first, second = caplog.messages
-    assert first.startswith("the answer of request a cannot be sent: Unsupported model output data type. The handler returned set")
+    assert first.startswith(
+        "the answer of request a cannot be sent: Unsupported model output data type. The handler returned set"
+    )
     assert second.startswith("the answer of request b cannot be sent: The answer has 2000 bytes")
 
 
@@ -196,7 +249,10 @@ def test_what_is_the_handlers_fault_has_the_status_of_the_setting() -> None:
     context = Context("m", "/m", {}, 1, None, "1")
     context.begin(["a\r\n\r\n"])
     assert encode_answers([{1, 2}], context, 1000, 503)[0][0] == 503
-    assert [failure(error, 503)[0] for error in (ValueError(), PredictionFailed("x"), MemoryError(), BadRequest("x"))] == [
+    assert [
+        failure(error, 503)[0]
+        for error in (ValueError(), PredictionFailed("x"), MemoryError(), BadRequest("x"))
+    ] == [
         503,
         503,
         507,
@@ -207,7 +263,10 @@ def test_what_is_the_handlers_fault_has_the_status_of_the_setting() -> None:
 @pytest.mark.parametrize("error", [InvalidInput("no such city"), BadRows({0: "no such city"})])
 def test_an_invalid_input_is_the_clients_error(error: Exception) -> None:
     code, _, body = failure(error, 503)
-    assert (code, json.loads(bytes(body))) == (400, {"code": 400, "type": "BadRequestException", "message": "no such city"})
+    assert (code, json.loads(bytes(body))) == (
+        400,
+        {"code": 400, "type": "BadRequestException", "message": "no such city"},
+    )
 
 
 class Mute(RuntimeError):
@@ -226,7 +285,10 @@ def test_an_exception_that_cannot_say_what_it_is_is_reported_by_its_name() -> No
 
 
 def test_what_is_no_text_can_be_reported_all_the_same() -> None:
-    assert reported_of(FileNotFoundError("no \udcff")) == "Prediction failed: FileNotFoundError: no \\udcff"
+    assert (
+        reported_of(FileNotFoundError("no \udcff"))
+        == "Prediction failed: FileNotFoundError: no \\udcff"
+    )
     status, _, body = failure(PredictionException("no \udcff", 422))
     assert (status, json.loads(bytes(body))["message"]) == (422, "no ?")
 

@@ -41,13 +41,23 @@ def fed(texts: list[str], **options: Any) -> TextIteratorStreamerBatch:
 
 
 def test_words_come_once_they_are_whole() -> None:
-    assert list(fed(["a bc", "xy z"], skip_prompt=True)) == [["", ""], ["a ", ""], ["", "xy "], ["", ""], ["bc", "z"]]
+    assert list(fed(["a bc", "xy z"], skip_prompt=True)) == [
+        ["", ""],
+        ["a ", ""],
+        ["", "xy "],
+        ["", ""],
+        ["bc", "z"],
+    ]
 
 
-@given(st.lists(st.text("ab \n\u4e2d", min_size=5, max_size=5), min_size=1, max_size=3), st.booleans())
+@given(
+    st.lists(st.text("ab \n\u4e2d", min_size=5, max_size=5), min_size=1, max_size=3), st.booleans()
+)
 def test_the_pieces_of_a_row_are_its_text(texts: list[str], skip_prompt: bool) -> None:
     pieces = list(fed(texts, skip_prompt=skip_prompt))
-    assert ["".join(row) for row in zip(*pieces, strict=True)] == [text if skip_prompt else f"?{text}" for text in texts]
+    assert ["".join(row) for row in zip(*pieces, strict=True)] == [
+        text if skip_prompt else f"?{text}" for text in texts
+    ]
 
 
 def test_decoding_takes_the_options_that_were_given() -> None:

@@ -1,4 +1,6 @@
-"""What the log says of errors: the model's own lines, each error once, and how often it came again."""
+"""What the log says of errors: the model's own lines, each error once, and how often it came
+again.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ def test_an_outline_has_the_models_own_frames_and_causes_and_no_others(handler) 
 
 def test_frames_that_repeat_are_counted(handler) -> None:
     line = "  handler.py:5 in deep: return deep(count - 1) if count else 1 / 0"
-    assert outline(error_of(handler.deep, 30)) == f"ZeroDivisionError: division by zero\n{line} (31 times)"
+    assert (
+        outline(error_of(handler.deep, 30))
+        == f"ZeroDivisionError: division by zero\n{line} (31 times)"
+    )
 
 
 def test_of_an_error_in_no_file_of_the_model_the_innermost_frames_are_named(handler) -> None:
@@ -80,7 +85,9 @@ def test_an_error_is_logged_once_and_its_repeats_are_counted(handler, caplog) ->
     assert all(fail(number, error_of(handler.parse, "y" * number)) for number in range(1, 21))
     repeats.flush()
     ids = ", ".join(f"id-{number}" for number in range(1, failures.NAMED + 1))
-    assert written == [f"the same failure 20 times more, for the requests {ids} and 12 more: KeyError: 'no number' (handler.py:9 in parse)"]
+    assert written == [
+        f"the same failure 20 times more, for the requests {ids} and 12 more: KeyError: 'no number' (handler.py:9 in parse)"
+    ]
     now[0] = failures.EVERY - 1
     assert fail(21, error_of(handler.parse, "x"))
     repeats.flush()
@@ -92,7 +99,9 @@ def test_an_error_is_logged_once_and_its_repeats_are_counted(handler, caplog) ->
 
 def test_what_a_handler_logs_itself_is_held_back_never(handler) -> None:
     error = error_of(handler.deep, 1)
-    record = logging.LogRecord("own", logging.ERROR, "", 0, "again", (), (type(error), error, error.__traceback__))
+    record = logging.LogRecord(
+        "own", logging.ERROR, "", 0, "again", (), (type(error), error, error.__traceback__)
+    )
     repeats = Repeats(lambda record: None)
     assert not any(repeats.hold(record) for _ in range(3))
 

@@ -1,4 +1,6 @@
-"""What a handler prints and logs has the model's name and the ids of the requests that run, however it is printed."""
+"""What a handler prints and logs has the model's name and the ids of the requests that run, however
+it is printed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ def formatted(shape, pieces, ids=("id-1", "id-2")):
 
 
 def test_a_line_for_a_person_begins_with_the_model_and_the_ids() -> None:
-    assert formatted("text", [b"one\ntw", b"o\n"]) == b"digits 1.0 id-1,id-2 | one\ndigits 1.0 id-1,id-2 | two\n"
+    assert (
+        formatted("text", [b"one\ntw", b"o\n"])
+        == b"digits 1.0 id-1,id-2 | one\ndigits 1.0 id-1,id-2 | two\n"
+    )
     assert formatted("text", [b"loading\n"], ()) == b"digits 1.0 | loading\n"
 
 
@@ -55,29 +60,49 @@ def test_nothing_that_a_handler_prints_steers_a_terminal(text: bytes) -> None:
 
 def test_a_progress_bar_writes_over_its_own_line_and_cannot_hide_whose_it_is() -> None:
     out = formatted("text", [b"\r10%", b"\r20%", b"\rother 2.0 | forged\n", b"done\r\n"], ())
-    assert out == b"digits 1.0 | \rdigits 1.0 | 10%\rdigits 1.0 | 20%\rdigits 1.0 | other 2.0 | forged\ndigits 1.0 | done\r\n"
+    assert (
+        out
+        == b"digits 1.0 | \rdigits 1.0 | 10%\rdigits 1.0 | 20%\rdigits 1.0 | other 2.0 | forged\ndigits 1.0 | done\r\n"
+    )
 
 
 @given(PIECES)
 def test_as_text_nothing_is_lost_and_each_line_says_whose_it_is(pieces) -> None:
     out = formatted("text", [*pieces, b"."])
-    assert out.replace(b"digits 1.0 id-1,id-2 | ", b"") == b"".join(pieces).replace(b"\xff", b"\\xff") + b"."
+    assert (
+        out.replace(b"digits 1.0 id-1,id-2 | ", b"")
+        == b"".join(pieces).replace(b"\xff", b"\\xff") + b"."
+    )
 
 
 @given(PIECES)
 def test_each_whole_line_becomes_an_object(pieces) -> None:
     *lines, _ = b"".join(pieces).split(b"\n")
     reported = [json.loads(line) for line in formatted("json", pieces).splitlines()]
-    assert [line["message"] for line in reported] == [line.rstrip(b"\r").decode(errors="replace") for line in lines]
-    assert all((line["model"], line["version"], line["request_ids"]) == ("digits", "1.0", ["id-1", "id-2"]) for line in reported)
+    assert [line["message"] for line in reported] == [
+        line.rstrip(b"\r").decode(errors="replace") for line in lines
+    ]
+    assert all(
+        (line["model"], line["version"], line["request_ids"]) == ("digits", "1.0", ["id-1", "id-2"])
+        for line in reported
+    )
 
 
 def test_a_line_that_is_too_long_becomes_several_objects() -> None:
-    reported = [json.loads(line) for line in formatted("json", [b"a" * 150_000 + b"\nb\n"]).splitlines()]
-    assert [len(line["message"]) for line in reported] == [LONGEST, LONGEST, 150_000 - 2 * LONGEST, 1]
+    reported = [
+        json.loads(line) for line in formatted("json", [b"a" * 150_000 + b"\nb\n"]).splitlines()
+    ]
+    assert [len(line["message"]) for line in reported] == [
+        LONGEST,
+        LONGEST,
+        150_000 - 2 * LONGEST,
+        1,
+    ]
 
 
-def test_a_line_of_the_log_at_a_terminal_begins_on_a_line_of_its_own_and_names_its_requests_once() -> None:
+def test_a_line_of_the_log_at_a_terminal_begins_on_a_line_of_its_own_and_names_its_requests_once() -> (
+    None
+):
     dress = OutputFormatter("stderr", "text", WHOSE, lambda: ["id-1"])
     out = dress(b"10%") + dress.whole_lines("it failed\n  handler.py:8", ["id-1"]) + dress(b"20%")
     assert out.decode().splitlines() == [

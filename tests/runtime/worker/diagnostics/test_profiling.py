@@ -8,7 +8,9 @@ from pathlib import Path
 from tests.runtime.worker.conftest import StartWorker
 
 
-def test_a_worker_that_is_profiled_leaves_a_file_that_names_the_handlers_functions(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_worker_that_is_profiled_leaves_a_file_that_names_the_handlers_functions(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
     source = f"""
         import tempfile
         tempfile.tempdir = {str(tmp_path)!r}
@@ -30,7 +32,9 @@ def test_a_worker_that_is_profiled_leaves_a_file_that_names_the_handlers_functio
         assert (calls["handle"], calls["weigh"]) == (2, 3)
 
 
-def test_a_profile_that_cannot_be_put_into_its_place_leaves_nothing_else_behind(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_profile_that_cannot_be_put_into_its_place_leaves_nothing_else_behind(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
     newest = tmp_path / "tsPythonProfile.prof"
     newest.mkdir()
     source = f"import tempfile\ntempfile.tempdir = {str(tmp_path)!r}\n\ndef handle(data, context):\n    return data\n"

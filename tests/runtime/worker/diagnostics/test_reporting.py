@@ -1,4 +1,6 @@
-"""What a handler raises and prints is told to the front end, in reports that are bounded whatever it does."""
+"""What a handler raises and prints is told to the front end, in reports that are bounded whatever
+it does.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ def test_tracebacks_and_output_are_reported(start_worker) -> None:
     assert "handler.py" in errors[0]["traceback"]
     assert errors[0]["traceback"].rstrip().endswith("ValueError: no such image")
     lines = [(stream, text) for report in worker.reports for _, stream, text, _ in report["lines"]]
-    assert [text for stream, text in lines if stream == "stdout"] == ["while it loads", "seen", "seen"]
+    assert [text for stream, text in lines if stream == "stdout"] == [
+        "while it loads",
+        "seen",
+        "seen",
+    ]
     assert [text for stream, text in lines if stream == "stderr"].count("to the other") == 2
     ids = {text: ids for report in worker.reports for _, _, text, ids in report["lines"]}
     assert (ids["while it loads"], ids["seen"]) == ([], ["id-0"])
@@ -68,7 +74,9 @@ def test_a_process_that_a_handler_forks_tells_nothing_and_waits_for_nobody(start
     assert [answer.status for answer in worker.ask(b"x")] == [200]
     worker.sock.shutdown(1)
     assert worker.receive() is None
-    assert [text for report in worker.reports for _, _, text, _ in report["lines"]] == ["of the worker"]
+    assert [text for report in worker.reports for _, _, text, _ in report["lines"]] == [
+        "of the worker"
+    ]
 
 
 def test_the_same_error_is_counted_and_different_ones_are_bounded() -> None:
@@ -81,12 +89,23 @@ def test_the_same_error_is_counted_and_different_ones_are_bounded() -> None:
     assert report is not None
     assert len(report["errors"]) == MOST_ERRORS
     ids = report["errors"][0].pop("request_ids")
-    assert report["errors"][0] == {"message": "request 4", "traceback": "Traceback: the same", "count": 5}
+    assert report["errors"][0] == {
+        "message": "request 4",
+        "traceback": "Traceback: the same",
+        "count": 5,
+    }
     assert ids == ["id-2"] * 10 + ["id-3"] * 20 + ["id-4"] * 20
     assert gathered.take() is None
 
 
-@given(st.lists(st.lists(st.sampled_from(["a", "b\n", "\n", "long" * LONGEST, "c\r\n"]), max_size=4).map("".join), max_size=40))
+@given(
+    st.lists(
+        st.lists(st.sampled_from(["a", "b\n", "\n", "long" * LONGEST, "c\r\n"]), max_size=4).map(
+            "".join
+        ),
+        max_size=40,
+    )
+)
 def test_lines_are_those_that_were_printed_and_never_too_many(pieces: list[str]) -> None:
     gathered = ReportBuffer()
     for piece in pieces:

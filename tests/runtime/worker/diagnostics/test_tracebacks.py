@@ -17,7 +17,9 @@ from tsx_runtime.worker.handler_api.modules import OwnModules
 SECRET = "root:the-secret-word:1:0:\n"
 
 
-def test_an_import_error_quotes_no_file_outside_the_model(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_an_import_error_quotes_no_file_outside_the_model(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
     (tmp_path / "secret").write_text(SECRET)
     place = tmp_path / "linked"
     place.mkdir()
@@ -31,7 +33,9 @@ def test_an_import_error_quotes_no_file_outside_the_model(start_worker: StartWor
     assert "the-secret-word" not in str(worker.report) + str(worker.reports)
 
 
-def test_an_error_of_a_request_quotes_the_handlers_lines_alone(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_an_error_of_a_request_quotes_the_handlers_lines_alone(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
     outside = tmp_path / "outside.py"
     outside.write_text("def fall():\n    raise ValueError('bottom')  # the-secret-word\n")
     worker = start_worker(f"""
@@ -67,18 +71,38 @@ def test_neither_does_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         try:
             raise RuntimeError("why") from caught.value
         except RuntimeError as error:
-            record = logging.LogRecord("tsx.worker", logging.ERROR, __file__, 1, "it failed", (), (type(error), error, error.__traceback__))
-            shown.append((format_error(error), WorkerTextFormatter().format(record), WorkerJsonFormatter().format(record)))
+            record = logging.LogRecord(
+                "tsx.worker",
+                logging.ERROR,
+                __file__,
+                1,
+                "it failed",
+                (),
+                (type(error), error, error.__traceback__),
+            )
+            shown.append(
+                (
+                    format_error(error),
+                    WorkerTextFormatter().format(record),
+                    WorkerJsonFormatter().format(record),
+                )
+            )
     assert not any("the-secret-word" in text for text in shown[0])
     assert all("x = = 1" in text for text in shown[1])
-    assert not any("caught.value" in text for pair in shown for text in pair)  # this test is no file of the model's
+    assert not any(
+        "caught.value" in text for pair in shown for text in pair
+    )  # this test is no file of the model's
 
 
-def test_frames_of_the_import_system_are_not_the_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_frames_of_the_import_system_are_not_the_models(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     own = OwnModules()
     own.root = tmp_path
     monkeypatch.setattr("tsx_runtime.worker.diagnostics.tracebacks.own_modules", own)
-    monkeypatch.chdir(tmp_path)  # a worker runs in the model's directory, below which a relative name would be
+    monkeypatch.chdir(
+        tmp_path
+    )  # a worker runs in the model's directory, below which a relative name would be
     (tmp_path / "handler.py").write_text("x = = 1\n")
     with pytest.raises(SyntaxError) as caught:
         SourceFileLoader("handler", str(tmp_path / "handler.py")).exec_module(ModuleType("handler"))

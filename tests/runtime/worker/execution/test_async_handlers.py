@@ -1,4 +1,6 @@
-"""Asynchronous handlers in a real worker process: requests overlap, and are answered when they are done."""
+"""Asynchronous handlers in a real worker process: requests overlap, and are answered when they are
+done.
+"""
 
 from __future__ import annotations
 
@@ -75,12 +77,18 @@ def test_a_request_that_waits_holds_up_no_other(worker: Worker) -> None:
     send(worker, "wait", "wait", "a")
     assert answers(worker, 1) == {3: (200, "", ["a"])}
     send(worker, "open", first=4)
-    assert answers(worker, 3) == {4: (200, "", ["open"]), 1: (200, "", ["id-1 waited"]), 2: (200, "", ["id-2 waited"])}
+    assert answers(worker, 3) == {
+        4: (200, "", ["open"]),
+        1: (200, "", ["id-1 waited"]),
+        2: (200, "", ["id-2 waited"]),
+    }
 
 
 def test_parts_go_out_as_they_are_sent_and_the_return_value_is_the_last(worker: Worker) -> None:
     send(worker, "pieces")
-    assert answers(worker, 1) == {1: (200, "x-first: yes\r\nts_stream_next: true\r\n", ["a", "b", "c", ""])}
+    assert answers(worker, 1) == {
+        1: (200, "x-first: yes\r\nts_stream_next: true\r\n", ["a", "b", "c", ""])
+    }
 
 
 @pytest.mark.parametrize(
@@ -119,7 +127,9 @@ def test_metrics_of_an_answer_that_takes_long_are_reported_while_it_does(worker:
     assert (metric["name"], metric["value"]) == ("waiting", 1)
 
 
-def test_a_sign_of_life_comes_from_the_loop_and_the_worker_ends_with_its_front_end(worker: Worker) -> None:
+def test_a_sign_of_life_comes_from_the_loop_and_the_worker_ends_with_its_front_end(
+    worker: Worker,
+) -> None:
     send(worker, "wait")
     worker.send(Kind.PING, 0)
     assert worker.receive().kind is Kind.PONG
@@ -132,14 +142,23 @@ def test_a_handler_that_is_no_coroutine_serves_as_well(start_worker: StartWorker
     assert answers(worker, 2) == {1: (200, "", ["plain"]), 2: (200, "", ["plain"])}
 
 
-def test_a_request_that_is_cancelled_before_its_task_has_begun_is_closed_as_well(worker: Worker) -> None:
-    """Both frames come in one turn of the loop: with one write, behind a request that holds the loop up."""
+def test_a_request_that_is_cancelled_before_its_task_has_begun_is_closed_as_well(
+    worker: Worker,
+) -> None:
+    """Both frames come in one turn of the loop: with one write, behind a request that holds the
+    loop up.
+    """
     frames = []
     for number, word in ((1, "block"), (2, "wait")):
-        frames += wire.encode(Kind.BATCH, number, [(0, wire.request_meta(f"id-{number}", b"", ()), word.encode())])
+        frames += wire.encode(
+            Kind.BATCH, number, [(0, wire.request_meta(f"id-{number}", b"", ()), word.encode())]
+        )
     frames += wire.encode(Kind.CANCEL, 2)
     worker.sock.sendall(b"".join(bytes(part) for part in frames))
-    assert {batch: status for batch, (status, _, _) in answers(worker, 2).items()} == {1: 200, 2: 499}
+    assert {batch: status for batch, (status, _, _) in answers(worker, 2).items()} == {
+        1: 200,
+        2: 499,
+    }
 
 
 def test_a_body_that_is_no_json_is_its_clients_fault() -> None:
@@ -147,7 +166,13 @@ def test_a_body_that_is_no_json_is_its_clients_fault() -> None:
         raise TypeError("no input")
 
     model = ServedModel(
-        LoadedHandler(fails, "own.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 9, Ceiling(), Metrics()
+        LoadedHandler(fails, "own.py", None),
+        Context("m", "/m", {}, 1, None, "1"),
+        Coroutines(),
+        True,
+        9,
+        Ceiling(),
+        Metrics(),
     )
     item = (0, wire.request_meta("id", b"", [(b"content-type", b"application/json")]), b'{"a')
     ((status, _, body),) = async_handlers.answer(model, [item]).answers

@@ -1,4 +1,6 @@
-"""Whatever requests come and whatever a handler makes of them: each is answered once, in order, with its own answer."""
+"""Whatever requests come and whatever a handler makes of them: each is answered once, in order,
+with its own answer.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ class Raises(dict[str, int]):
 
 def handler(data: Any, context: Context) -> list[Any]:
     kinds = [bytes(row["body"]).decode().split("/")[0] for row in data]
-    if bad := {idx: f"{context.get_request_id(idx)} is bad" for idx, kind in enumerate(kinds) if kind == "bad row"}:
+    if bad := {
+        idx: f"{context.get_request_id(idx)} is bad"
+        for idx, kind in enumerate(kinds)
+        if kind == "bad row"
+    }:
         raise BadRows(bad)
     results: list[Any] = []
     for idx, kind in enumerate(kinds):
@@ -53,14 +59,20 @@ def handler(data: Any, context: Context) -> list[Any]:
         if kind == "no header":
             context.get_response_headers(idx)["X-Price"] = "5 €"
         results.append(
-            {"unsendable": {1}, "too long": "x" * 101, "raises when it is sent": Raises(a=1)}.get(kind, context.get_request_id(idx))
+            {"unsendable": {1}, "too long": "x" * 101, "raises when it is sent": Raises(a=1)}.get(
+                kind, context.get_request_id(idx)
+            )
         )
     return results
 
 
 def items(kinds: list[str]) -> list[Item]:
     return [
-        (0, request_meta(f"id-{number}", b"", BROKEN_FORM if kind == "broken form" else []), f"{kind}/{number}".encode())
+        (
+            0,
+            request_meta(f"id-{number}", b"", BROKEN_FORM if kind == "broken form" else []),
+            f"{kind}/{number}".encode(),
+        )
         for number, kind in enumerate(kinds)
     ]
 
@@ -68,7 +80,15 @@ def items(kinds: list[str]) -> list[Item]:
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=12))
 def test_each_request_gets_its_own_answer(kinds: list[str]) -> None:
     context = Context("m", "/m", {}, 1, None, "1")
-    model = ServedModel(LoadedHandler(handler, "handler.py", None), context, Coroutines(), True, 100, Ceiling(), Metrics())
+    model = ServedModel(
+        LoadedHandler(handler, "handler.py", None),
+        context,
+        Coroutines(),
+        True,
+        100,
+        Ceiling(),
+        Metrics(),
+    )
     answers = answer_batch(model, items(kinds), lambda position, headers, body: None).answers
     assert [status for status, _, _ in answers] == [STATUS[kind] for kind in kinds]
     for number, (kind, (_, headers, body)) in enumerate(zip(kinds, answers, strict=True)):
@@ -88,9 +108,17 @@ def test_what_has_begun_is_not_tried_again_and_what_has_not_is(kinds: list[str],
 
     pieces: list[int] = []
     model = ServedModel(
-        LoadedHandler(streaming, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics()
+        LoadedHandler(streaming, "handler.py", None),
+        Context("m", "/m", {}, 1, None, "1"),
+        Coroutines(),
+        True,
+        100,
+        Ceiling(),
+        Metrics(),
     )
-    answers = answer_batch(model, items(kinds), lambda position, headers, body: pieces.append(position)).answers
+    answers = answer_batch(
+        model, items(kinds), lambda position, headers, body: pieces.append(position)
+    ).answers
     broken_off = pieces[:1] if "bad row" in kinds else []
     assert [status for status, _, _ in answers] == [
         400 if kind != "good" or number in broken_off else 200 for number, kind in enumerate(kinds)
@@ -108,15 +136,29 @@ def test_a_handler_may_empty_the_list_that_it_gets() -> None:
 
     answers = [
         answer_batch(
-            ServedModel(LoadedHandler(handle, "handler.py", None), context, Coroutines(), True, 100, Ceiling(), Metrics()),
+            ServedModel(
+                LoadedHandler(handle, "handler.py", None),
+                context,
+                Coroutines(),
+                True,
+                100,
+                Ceiling(),
+                Metrics(),
+            ),
             items(["good"] * 2),
             lambda *piece: None,
         ).answers
         for handle in (takes_rows, loses_rows)
         for context in (Context("m", "/m", {}, 1, None, "1"),)
     ]
-    assert [(status, bytes(body)) for status, _, body in answers[0]] == [(200, b"good/0"), (200, b"good/1")]
-    assert [(status, "expect: 2, got: 0" in json.loads(bytes(body))["message"]) for status, _, body in answers[1]] == [(500, True)] * 2
+    assert [(status, bytes(body)) for status, _, body in answers[0]] == [
+        (200, b"good/0"),
+        (200, b"good/1"),
+    ]
+    assert [
+        (status, "expect: 2, got: 0" in json.loads(bytes(body))["message"])
+        for status, _, body in answers[1]
+    ] == [(500, True)] * 2
 
 
 def test_a_wish_for_an_explanation_is_seen_however_its_header_is_written() -> None:
@@ -127,15 +169,25 @@ def test_a_wish_for_an_explanation_is_seen_however_its_header_is_written() -> No
         return [""] * len(data)
 
     model = ServedModel(
-        LoadedHandler(notes, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics()
+        LoadedHandler(notes, "handler.py", None),
+        Context("m", "/m", {}, 1, None, "1"),
+        Coroutines(),
+        True,
+        100,
+        Ceiling(),
+        Metrics(),
     )
     blocks = [[], [(b"Explain", b"True")], [(b"X-Cached", b"True")], [(b"explain", b"False")]]
     batch = [(0, request_meta(f"id-{idx}", b"", block), b"") for idx, block in enumerate(blocks)]
-    assert [status for status, _, _ in answer_batch(model, batch, lambda *piece: None).answers] == [200] * 4
+    assert [status for status, _, _ in answer_batch(model, batch, lambda *piece: None).answers] == [
+        200
+    ] * 4
     assert seen == [["None", "None", "False"], ["True"]]
 
 
-def test_a_request_that_cannot_be_read_fails_alone_whatever_reading_it_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_cannot_be_read_fails_alone_whatever_reading_it_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def loads(text: str) -> Any:
         raise ZeroDivisionError("nobody thought of that")
 
@@ -143,7 +195,13 @@ def test_a_request_that_cannot_be_read_fails_alone_whatever_reading_it_raises(mo
     good, _, other = items(["good"] * 3)
     bad = (0, request_meta("id-1", b"", [(b"Content-Type", b"application/json")]), b"{}")
     model = ServedModel(
-        LoadedHandler(handler, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics()
+        LoadedHandler(handler, "handler.py", None),
+        Context("m", "/m", {}, 1, None, "1"),
+        Coroutines(),
+        True,
+        100,
+        Ceiling(),
+        Metrics(),
     )
     answers = answer_batch(model, [good, bad, other], lambda position, headers, body: None).answers
     monkeypatch.undo()
@@ -156,10 +214,25 @@ JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 @pytest.mark.parametrize(
     ("content_type", "body", "status", "says"),
     [
-        (JSON, b'{"a": [1, 2', 400, "not valid JSON: Expecting ',' delimiter: line 1 column 12 (char 11). Prediction failed: TypeError"),
-        (JSON, b'{"a": "\xff"}', 400, "not valid JSON: 'utf-8' codec can't decode byte 0xff in position 7"),
+        (
+            JSON,
+            b'{"a": [1, 2',
+            400,
+            "not valid JSON: Expecting ',' delimiter: line 1 column 12 (char 11). Prediction failed: TypeError",
+        ),
+        (
+            JSON,
+            b'{"a": "\xff"}',
+            400,
+            "not valid JSON: 'utf-8' codec can't decode byte 0xff in position 7",
+        ),
         (FORM, b'{"a": [1, 2', 400, "not valid JSON: "),
-        (None, b'{"a": [1, 2]}', 500, "TypeError: no input. The request had no content type: send -H 'Content-Type: application/json'"),
+        (
+            None,
+            b'{"a": [1, 2]}',
+            500,
+            "TypeError: no input. The request had no content type: send -H 'Content-Type: application/json'",
+        ),
         (None, b"\x89PNG", 500, "Prediction failed: TypeError: no input"),
         (JSON, b'{"a": [1, 2]}', 500, "Prediction failed: TypeError: no input"),
         ("text/plain", b'{"a', 500, "Prediction failed: TypeError: no input"),
@@ -174,13 +247,26 @@ def test_a_failed_handler_is_not_blamed_for_a_body_that_is_no_json(
         raise TypeError("no input")
 
     model = ServedModel(
-        LoadedHandler(fails, "own.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 9, Ceiling(), Metrics()
+        LoadedHandler(fails, "own.py", None),
+        Context("m", "/m", {}, 1, None, "1"),
+        Coroutines(),
+        True,
+        9,
+        Ceiling(),
+        Metrics(),
     )
     headers = [(b"content-type", content_type.encode())] if content_type else []
     good = (0, request_meta("good", b"", [(b"content-type", JSON.encode())]), b"{}")
-    for batch in ([(0, request_meta("id", b"", headers), body)], [(0, request_meta("id", b"", headers), body), good]):
+    for batch in (
+        [(0, request_meta("id", b"", headers), body)],
+        [(0, request_meta("id", b"", headers), body), good],
+    ):
         (answer, *others) = answer_batch(model, batch, lambda position, headers, body: None).answers
-        assert (answer[0], says in json.loads(bytes(answer[2]))["message"]) == (status, True), answer
+        assert (answer[0], says in json.loads(bytes(answer[2]))["message"]) == (status, True), (
+            answer
+        )
         assert [status for status, _, _ in others] == [200] * len(others)
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert len(errors) == (0 if status == 400 else 2), "a failure of the client is not logged as the model's"
+    assert len(errors) == (0 if status == 400 else 2), (
+        "a failure of the client is not logged as the model's"
+    )

@@ -1,4 +1,6 @@
-"""A handler that streams to clients who have left is stopped at its next part, and nothing else of its worker is disturbed."""
+"""A handler that streams to clients who have left is stopped at its next part, and nothing else of
+its worker is disturbed.
+"""
 
 from __future__ import annotations
 
@@ -85,20 +87,29 @@ def test_a_worker_whose_front_end_is_gone_ends_in_the_middle_of_a_stream(worker:
 
 
 @pytest.mark.parametrize("size", [100, 70_000, 300_000])
-def test_what_is_read_ahead_does_not_overwrite_the_batch_that_is_answered(worker: Worker, size: int) -> None:
+def test_what_is_read_ahead_does_not_overwrite_the_batch_that_is_answered(
+    worker: Worker, size: int
+) -> None:
     together = worker.begin(b"A" * size, b"B" * size)
     first = worker.receive()
     assert first is not None
     assert first.kind is Kind.PIECE
-    early = {batch: wire.encode(Kind.BATCH, batch, [(0, META, letter * size)] * 2) for batch, letter in ((101, b"C"), (102, b"D"))}
+    early = {
+        batch: wire.encode(Kind.BATCH, batch, [(0, META, letter * size)] * 2)
+        for batch, letter in ((101, b"C"), (102, b"D"))
+    }
     data = b"".join(bytes(part) for frame in early.values() for part in frame)
     worker.sock.sendall(data[:100])
-    sender = threading.Thread(target=worker.sock.sendall, args=(data[100:],))  # more than the socket holds
+    sender = threading.Thread(
+        target=worker.sock.sendall, args=(data[100:],)
+    )  # more than the socket holds
     sender.start()
     (worker.directory / "go").touch()
     reply = until_reply(worker)
     assert reply.batch == together
-    assert [bytes(item[2]) for item in reply.items][1] == b"B%d" % size  # tried again alone, from its bytes
+    assert [bytes(item[2]) for item in reply.items][
+        1
+    ] == b"B%d" % size  # tried again alone, from its bytes
     for batch, letter in zip(early, (b"C", b"D"), strict=True):
         reply = until_reply(worker)
         assert (reply.batch, bytes(reply.items[1][2])) == (batch, letter + b"%d" % size)

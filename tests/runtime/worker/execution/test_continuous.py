@@ -1,4 +1,6 @@
-"""Continuous batching in a real worker process: requests join between two calls of the handler, and leave when they are done."""
+"""Continuous batching in a real worker process: requests join between two calls of the handler, and
+leave when they are done.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def send(worker: Worker, *words: str, first: int = 1) -> None:
     """All at once, each a batch of its own."""
     frames = []
     for number, word in enumerate(words, first):
-        frames += wire.encode(Kind.BATCH, number, [(0, wire.request_meta(f"id-{number}", b"", ()), word.encode())])
+        frames += wire.encode(
+            Kind.BATCH, number, [(0, wire.request_meta(f"id-{number}", b"", ()), word.encode())]
+        )
     worker.sock.sendall(b"".join(bytes(part) for part in frames))
 
 
@@ -132,7 +136,9 @@ def test_a_request_that_fails_when_it_joins_fails_alone(worker: Worker) -> None:
     assert "no such prompt" in done[3][2][0]
 
 
-def test_a_call_that_fails_without_newcomers_fails_all_and_the_worker_goes_on(worker: Worker) -> None:
+def test_a_call_that_fails_without_newcomers_fails_all_and_the_worker_goes_on(
+    worker: Worker,
+) -> None:
     send(worker, "late-raise 3", "b 3")
     done = answers(worker, 2)
     assert (done[1][0], done[2][0]) == (500, 500)
@@ -177,8 +183,12 @@ def test_a_handler_can_say_by_a_header_that_more_follows(start_worker: StartWork
     assert answers(worker, 1)[1][2] == ["part 1", "part 2", "part 3"]
 
 
-def test_a_handler_without_stopping_criteria_answers_with_one_call(start_worker: StartWorker) -> None:
-    worker = start_worker("def handle(data, context):\n    return data and [len(data)] * len(data)", mode="continuous")
+def test_a_handler_without_stopping_criteria_answers_with_one_call(
+    start_worker: StartWorker,
+) -> None:
+    worker = start_worker(
+        "def handle(data, context):\n    return data and [len(data)] * len(data)", mode="continuous"
+    )
     send(worker, "a")
     assert answers(worker, 1) == {1: (200, "content-type: application/json\r\n", ["1"])}
     worker.send(Kind.PING, 0)
@@ -186,7 +196,9 @@ def test_a_handler_without_stopping_criteria_answers_with_one_call(start_worker:
     assert worker.close() == 0
 
 
-def test_a_part_that_is_longer_than_an_answer_may_be_fails_its_request(start_worker: StartWorker) -> None:
+def test_a_part_that_is_longer_than_an_answer_may_be_fails_its_request(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker(
         """
         from ts.handler_utils.utils import send_intermediate_predict_response
@@ -205,7 +217,9 @@ def test_a_part_that_is_longer_than_an_answer_may_be_fails_its_request(start_wor
 
 
 @pytest.mark.parametrize("criteria", ["[]", "[None]", "5"])
-def test_stopping_criteria_that_are_none_fail_the_request(start_worker: StartWorker, criteria: str) -> None:
+def test_stopping_criteria_that_are_none_fail_the_request(
+    start_worker: StartWorker, criteria: str
+) -> None:
     source = f"def handle(data, context):\n    context.stopping_criteria = {criteria}\n    return data and ['x']"
     worker = start_worker(source, mode="continuous")
     send(worker, "a")

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from tsx_runtime.worker.execution.continuous_members import Membership
 
-arrivals = st.lists(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=4), max_size=6)  # (guilty, calls it needs) by turn
+arrivals = st.lists(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=4), max_size=6
+)  # (guilty, calls it needs) by turn
 
 
 @given(arrivals)

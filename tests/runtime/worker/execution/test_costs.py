@@ -28,7 +28,9 @@ CLASS = """
 """
 
 
-def test_a_call_of_the_handler_costs_no_more_than_the_limit_unless_it_is_one_request(start_worker: StartWorker) -> None:
+def test_a_call_of_the_handler_costs_no_more_than_the_limit_unless_it_is_one_request(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker(TOGETHER, max_batch_cost=10)
     bodies = [b"4", b"6", b"1", b"50", b"5", b"5", b"odd", b"nan", b"0"]
     answers = worker.ask(*bodies)
@@ -37,7 +39,9 @@ def test_a_call_of_the_handler_costs_no_more_than_the_limit_unless_it_is_one_req
     assert together == [["4", "6"]] * 2 + [["1"], ["50"]] + [["5", "5", "0"]] * 3
     assert "KeyError" in answers[6].message
     assert "it must be a number from 0 on" in answers[7].message
-    assert [(metric["name"], metric["value"]) for metric in worker.metrics] == [("tsx_batch_cost_total", 71.0)]
+    assert [(metric["name"], metric["value"]) for metric in worker.metrics] == [
+        ("tsx_batch_cost_total", 71.0)
+    ]
 
 
 def test_without_a_limit_no_cost_is_asked_for(start_worker: StartWorker) -> None:

@@ -1,4 +1,6 @@
-"""Micro-batches: the parts of a batch pass through the stages side by side, and come out in their order."""
+"""Micro-batches: the parts of a batch pass through the stages side by side, and come out in their
+order.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Handler:
         first = self.handle.get_micro_batch_idx() * self.handle.micro_batch_size
         for idx, row in enumerate(rows):
             assert self.context.get_request_id(first + idx) == self.context.get_request_id(idx)
-            self.context.set_response_header(idx, "x-row", f"{row} {self.context.get_request_id(idx)}")
+            self.context.set_response_header(
+                idx, "x-row", f"{row} {self.context.get_request_id(idx)}"
+            )
         return rows
 
     def inference(self, rows: list[Any]) -> list[Any]:
@@ -56,14 +60,18 @@ def make_context(count: int) -> Context:
 
 
 @given(st.integers(1, 20), st.integers(1, 8), st.integers(1, 3), st.integers(1, 3))
-def test_answers_keep_the_order_of_the_requests_and_parts_their_size(count: int, size: int, readers: int, writers: int) -> None:
+def test_answers_keep_the_order_of_the_requests_and_parts_their_size(
+    count: int, size: int, readers: int, writers: int
+) -> None:
     handler = Handler(size, preprocess=readers, postprocess=writers)
     context = make_context(count)
     words = [f"word {idx}" for idx in range(count)]
     assert handler.handle(words, context) == [f"{word}!" for word in words]
     assert sum(handler.sizes) == count
     assert all(part <= size for part in handler.sizes)
-    assert [context.get_response_headers(idx)["x-row"] for idx in range(count)] == [f"word {idx} id-{idx}" for idx in range(count)]
+    assert [context.get_response_headers(idx)["x-row"] for idx in range(count)] == [
+        f"word {idx} id-{idx}" for idx in range(count)
+    ]
     handler.handle.shutdown()
 
 
@@ -77,7 +85,9 @@ def test_as_many_parts_are_in_a_stage_as_it_has_threads() -> None:
     assert handler.handle.micro_batch_size == 2
 
 
-@pytest.mark.parametrize(("word", "kind"), [("lost", RuntimeError), ("few", ValueError), ("text", TypeError)])
+@pytest.mark.parametrize(
+    ("word", "kind"), [("lost", RuntimeError), ("few", ValueError), ("text", TypeError)]
+)
 def test_a_part_that_fails_fails_the_batch_after_all_have_ended(word: str, kind: type) -> None:
     handler = Handler(1)
     with pytest.raises(kind):
@@ -131,9 +141,15 @@ OWN = """
 
 
 @pytest.mark.parametrize(
-    ("own", "config"), [("self.handle = MicroBatching(self, 2)", {}), ("", {"micro_batching": {"micro_batch_size": 2}})]
+    ("own", "config"),
+    [
+        ("self.handle = MicroBatching(self, 2)", {}),
+        ("", {"micro_batching": {"micro_batch_size": 2}}),
+    ],
 )
-def test_a_handler_gets_micro_batches_by_its_own_code_or_by_configuration(start_worker: StartWorker, own: str, config: Any) -> None:
+def test_a_handler_gets_micro_batches_by_its_own_code_or_by_configuration(
+    start_worker: StartWorker, own: str, config: Any
+) -> None:
     worker = start_worker(OWN.format(own=own), model_config=config)
     parts = [eval(answer.body) for answer in worker.ask(b"a", b"b", b"c")]
     assert [(word, size) for word, size, _ in parts] == [("a", 2), ("b", 2), ("c", 1)]
@@ -142,8 +158,12 @@ def test_a_handler_gets_micro_batches_by_its_own_code_or_by_configuration(start_
     assert described[0].status == 200
 
 
-def test_a_slip_in_the_configuration_is_reported_when_the_model_loads(start_worker: StartWorker) -> None:
-    worker = start_worker(OWN.format(own=""), model_config={"micro_batching": {"parallelism": {"inferense": 2}}})
+def test_a_slip_in_the_configuration_is_reported_when_the_model_loads(
+    start_worker: StartWorker,
+) -> None:
+    worker = start_worker(
+        OWN.format(own=""), model_config={"micro_batching": {"parallelism": {"inferense": 2}}}
+    )
     assert not worker.loaded
     assert worker.report["message"] == (
         "micro_batching in model-config.yaml: parallelism has no stage 'inferense'; the stages are preprocess, inference, postprocess"

@@ -1,4 +1,6 @@
-"""The next batch is prepared while the model runs this one: each sees its own requests, and answers come in order."""
+"""The next batch is prepared while the model runs this one: each sees its own requests, and answers
+come in order.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,10 @@ ON = {"overlapPreprocessing": True}
 
 
 def request(word: str, **headers: str) -> Request:
-    return Request(word.encode(), [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()])
+    return Request(
+        word.encode(),
+        [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
+    )
 
 
 def replies(worker: Worker, *batches: list[Request]) -> list[list[Answer]]:
@@ -95,12 +100,19 @@ def replies(worker: Worker, *batches: list[Request]) -> list[list[Answer]]:
             continue
         assert frame.kind is Kind.REPLY
         found.append(
-            [Answer(code, {"content-type": "application/json"} if code >= 400 else {}, bytes(body)) for code, _, body in frame.items]
+            [
+                Answer(
+                    code, {"content-type": "application/json"} if code >= 400 else {}, bytes(body)
+                )
+                for code, _, body in frame.items
+            ]
         )
     return found
 
 
-def test_the_next_batch_is_prepared_while_the_model_runs_this_one(start_worker: StartWorker) -> None:
+def test_the_next_batch_is_prepared_while_the_model_runs_this_one(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker(HANDLER, model_config=ON)
     assert worker.report["prefetch"] is True
     first, second = replies(
@@ -108,24 +120,44 @@ def test_the_next_batch_is_prepared_while_the_model_runs_this_one(start_worker: 
         [request("1", x_name="a", x_until_begun="b"), request("2")],
         [request("3", x_name="b", x_status="201")],
     )
-    assert [(answer.status, answer.body) for answer in first] == [(200, b"a id-0 1"), (200, b"a id-1 2")]
+    assert [(answer.status, answer.body) for answer in first] == [
+        (200, b"a id-0 1"),
+        (200, b"a id-1 2"),
+    ]
     assert [(answer.status, answer.body) for answer in second] == [(201, b"b id-0 3")]
     calls = json.loads(worker.ask(b"calls")[0].body)
-    assert sorted(calls[:4]) == [["pre", "a", 2, False], ["pre", "b", 1, False], ["run", "a", 2, True], ["run", "b", 1, True]]
+    assert sorted(calls[:4]) == [
+        ["pre", "a", 2, False],
+        ["pre", "b", 1, False],
+        ["run", "a", 2, True],
+        ["run", "b", 1, True],
+    ]
 
 
-def test_many_batches_are_answered_in_their_order_and_each_with_its_own(start_worker: StartWorker) -> None:
+def test_many_batches_are_answered_in_their_order_and_each_with_its_own(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker(HANDLER, model_config=ON)
-    batches = [[request(f"{row}", x_name=f"batch-{number}") for row in range(number % 4 + 1)] for number in range(60)]
+    batches = [
+        [request(f"{row}", x_name=f"batch-{number}") for row in range(number % 4 + 1)]
+        for number in range(60)
+    ]
     for number, answers in enumerate(replies(worker, *batches)):
-        assert [answer.body.decode() for answer in answers] == [f"batch-{number} id-{row} {row}" for row in range(number % 4 + 1)]
+        assert [answer.body.decode() for answer in answers] == [
+            f"batch-{number} id-{row} {row}" for row in range(number % 4 + 1)
+        ]
 
 
-def test_by_itself_nothing_overlaps_on_a_cpu_nor_where_it_is_turned_off(start_worker: StartWorker) -> None:
+def test_by_itself_nothing_overlaps_on_a_cpu_nor_where_it_is_turned_off(
+    start_worker: StartWorker,
+) -> None:
     for config in ({}, {"overlapPreprocessing": "auto"}, {"overlapPreprocessing": False}):
         worker = start_worker(HANDLER, model_config=config)
         assert worker.report["prefetch"] is False
-        assert json.loads(worker.ask(b"calls")[0].body) == [["pre", None, 1, True], ["run", None, 1, True]]
+        assert json.loads(worker.ask(b"calls")[0].body) == [
+            ["pre", None, 1, True],
+            ["run", None, 1, True],
+        ]
 
 
 @pytest.mark.parametrize(
@@ -138,13 +170,17 @@ def test_by_itself_nothing_overlaps_on_a_cpu_nor_where_it_is_turned_off(start_wo
         "    def handle(self, data, context): return ['ok']",
     ],
 )
-def test_a_handler_that_handles_in_its_own_way_is_served_without(start_worker: StartWorker, source: str) -> None:
+def test_a_handler_that_handles_in_its_own_way_is_served_without(
+    start_worker: StartWorker, source: str
+) -> None:
     worker = start_worker(source, model_config=ON)
     assert worker.report["prefetch"] is False
     assert worker.ask(b"")[0].body == b"ok"
 
 
-def test_what_fails_ahead_fails_in_its_turn_and_its_neighbours_are_answered(start_worker: StartWorker) -> None:
+def test_what_fails_ahead_fails_in_its_turn_and_its_neighbours_are_answered(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker(HANDLER, model_config=ON)
     first, bad, poison, late, last = replies(
         worker,
@@ -163,9 +199,13 @@ def test_what_fails_ahead_fails_in_its_turn_and_its_neighbours_are_answered(star
     assert [answer.body for answer in last] == [b"e id-0 10"]
 
 
-def test_what_does_not_fit_the_memory_is_cut_and_later_batches_too(start_worker: StartWorker) -> None:
+def test_what_does_not_fit_the_memory_is_cut_and_later_batches_too(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker(HANDLER, model_config=ON)
-    for answers in replies(worker, *([request("x", x_name="a") for _ in range(8)] for _ in range(3))):
+    for answers in replies(
+        worker, *([request("x", x_name="a") for _ in range(8)] for _ in range(3))
+    ):
         assert [answer.status for answer in answers] == [200] * 8
     runs = [size for step, _, size, _ in json.loads(worker.ask(b"calls")[0].body) if step == "run"]
     assert runs == [8, *[4] * 6, 1]
@@ -173,7 +213,11 @@ def test_what_does_not_fit_the_memory_is_cut_and_later_batches_too(start_worker:
 
 def test_a_part_that_is_sent_while_preparing_waits_for_its_turn(start_worker: StartWorker) -> None:
     worker = start_worker(HANDLER, model_config=ON)
-    first, second = replies(worker, [request("1", x_name="a", x_until_begun="b")], [request("2", x_name="b", x_piece="yes")])
+    first, second = replies(
+        worker,
+        [request("1", x_name="a", x_until_begun="b")],
+        [request("2", x_name="b", x_piece="yes")],
+    )
     assert [answer.body for answer in first + second] == [b"a id-0 1", b"b id-0 2"]
     assert worker.pieces == [(0, b"ts_stream_next: true\r\n", b"part ")]
 
@@ -186,10 +230,17 @@ def test_explanations_and_descriptions_are_made_in_their_turn(start_worker: Star
         [request("2", explain="True"), request("3", x_name="b")],
         [request("4", describe="True")],
     )
-    assert [answer.body for answer in first + mixed + what] == [b"a id-0 1", b"why 1", b"b id-1 3", b"what"]
+    assert [answer.body for answer in first + mixed + what] == [
+        b"a id-0 1",
+        b"why 1",
+        b"b id-1 3",
+        b"what",
+    ]
 
 
-def test_a_broken_device_ends_the_worker_and_the_next_batch_is_left(start_worker: StartWorker) -> None:
+def test_a_broken_device_ends_the_worker_and_the_next_batch_is_left(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker(HANDLER, model_config=ON)
     (answers,) = replies(worker, [request("lost", x_name="a")])
     assert answers[0].status == 507
@@ -197,7 +248,9 @@ def test_a_broken_device_ends_the_worker_and_the_next_batch_is_left(start_worker
     assert worker.ended() == 0
 
 
-def test_the_worker_ends_when_its_socket_is_closed_or_what_comes_is_no_frame(start_worker: StartWorker) -> None:
+def test_the_worker_ends_when_its_socket_is_closed_or_what_comes_is_no_frame(
+    start_worker: StartWorker,
+) -> None:
     assert start_worker(HANDLER, model_config=ON).close() == 0
     worker = start_worker(HANDLER, model_config=ON)
     worker.sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
@@ -219,13 +272,21 @@ def test_it_shows_life_also_while_the_model_runs(start_worker: StartWorker) -> N
 class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 7, 4), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        self.net = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 7, 4),
+            torch.nn.ReLU(),
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.net(x)  # type: ignore[no-any-return]  # torch's modules
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: streams and pinned memory cannot be had without one")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="needs a CUDA device: streams and pinned memory cannot be had without one",
+)
 def test_on_a_gpu_images_get_the_same_answers_with_and_without(start_worker: StartWorker) -> None:
     torch.manual_seed(0)
     weights, images = io.BytesIO(), []
@@ -245,8 +306,15 @@ def test_on_a_gpu_images_get_the_same_answers_with_and_without(start_worker: Sta
             model_config=config,
         )
         assert (worker.report["device"], worker.report["prefetch"]) == ("cuda:0", not config)
-        batches = [[Request(image) for image in images[start : start + 4]] for start in range(0, 48, 4)]
-        found.append([[json.loads(answer.body) for answer in answers] for answers in replies(worker, *batches)])
+        batches = [
+            [Request(image) for image in images[start : start + 4]] for start in range(0, 48, 4)
+        ]
+        found.append(
+            [
+                [json.loads(answer.body) for answer in answers]
+                for answers in replies(worker, *batches)
+            ]
+        )
     for with_overlap, without in zip(*found, strict=True):
         for one, other in zip(with_overlap, without, strict=True):
             assert one == pytest.approx(other, abs=1e-4)

@@ -1,4 +1,6 @@
-"""A batch that fails: the guilty get their own error, the innocent their answers, and a broken handler costs little."""
+"""A batch that fails: the guilty get their own error, the innocent their answers, and a broken
+handler costs little.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from hypothesis import strategies as st
 from tsx_runtime.wire import request_meta
 from tsx_runtime.worker.exceptions import InvalidInput, PredictionException
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
-from tsx_runtime.worker.execution.recovery import ALIKE, GROW_AFTER, Ceiling, Search, all_fail, may_try, parts
+from tsx_runtime.worker.execution.recovery import (
+    ALIKE,
+    GROW_AFTER,
+    Ceiling,
+    Search,
+    all_fail,
+    may_try,
+    parts,
+)
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
 from tsx_runtime.worker.handler_api.metrics import Metrics
@@ -54,13 +64,28 @@ class Handler:
 
     def model(self, **what: Any) -> ServedModel:
         context = Context("m", "/m", {}, 1, None, "1")
-        return ServedModel(LoadedHandler(self, "handler.py", None), context, Coroutines(), True, 1000, Ceiling(), Metrics(), **what)
+        return ServedModel(
+            LoadedHandler(self, "handler.py", None),
+            context,
+            Coroutines(),
+            True,
+            1000,
+            Ceiling(),
+            Metrics(),
+            **what,
+        )
 
 
 def run(model: ServedModel, words: list[str]) -> list[tuple[int, str]]:
-    items = [(0, request_meta(f"id-{number}", b"", []), word.encode()) for number, word in enumerate(words)]
+    items = [
+        (0, request_meta(f"id-{number}", b"", []), word.encode())
+        for number, word in enumerate(words)
+    ]
     answers = answer_batch(model, items, lambda *piece: None).answers
-    return [(status, json.loads(bytes(body))["message"] if status >= 400 else bytes(body).decode()) for status, _, body in answers]
+    return [
+        (status, json.loads(bytes(body))["message"] if status >= 400 else bytes(body).decode())
+        for status, _, body in answers
+    ]
 
 
 def expected(words: list[str]) -> list[tuple[int, str]]:
@@ -75,7 +100,9 @@ def expected(words: list[str]) -> list[tuple[int, str]]:
 
 
 @given(SIZES, st.data())
-def test_few_guilty_requests_get_their_own_errors_and_all_others_their_answers(size: int, data: st.DataObject) -> None:
+def test_few_guilty_requests_get_their_own_errors_and_all_others_their_answers(
+    size: int, data: st.DataObject
+) -> None:
     guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=ALIKE - 1))
     kind = data.draw(st.sampled_from(["guilty", "refused"]))
     words = [f"{kind} {idx}" if idx in guilty else f"word {idx}" for idx in range(size)]
@@ -85,14 +112,18 @@ def test_few_guilty_requests_get_their_own_errors_and_all_others_their_answers(s
 
 
 @given(SIZES, st.data())
-def test_requests_refused_with_a_status_of_the_client_fail_no_other_however_many_they_are(size: int, data: st.DataObject) -> None:
+def test_requests_refused_with_a_status_of_the_client_fail_no_other_however_many_they_are(
+    size: int, data: st.DataObject
+) -> None:
     refused = data.draw(st.sets(st.integers(0, size - 1)))
     words = [f"{'refused' if idx in refused else 'word'} {idx}" for idx in range(size)]
     assert run(Handler().model(), words) == expected(words)
 
 
 @given(st.lists(st.sampled_from(["word", "guilty", "refused"]), min_size=1, max_size=40))
-def test_any_guilty_get_their_own_errors_where_one_of_the_first_samples_is_innocent(kinds: list[str]) -> None:
+def test_any_guilty_get_their_own_errors_where_one_of_the_first_samples_is_innocent(
+    kinds: list[str],
+) -> None:
     words = [f"{kind} {idx}" for idx, kind in enumerate(["word", *kinds])]
     handler = Handler()
     assert run(handler.model(), words) == expected(words)
@@ -108,7 +139,9 @@ def test_a_handler_that_always_fails_is_called_four_times_and_all_are_reported(s
 
 
 @given(SIZES, st.integers(1, 64), st.data())
-def test_a_poisonous_request_is_found_in_a_batch_that_does_not_fit_the_memory_either(size: int, fits: int, data: st.DataObject) -> None:
+def test_a_poisonous_request_is_found_in_a_batch_that_does_not_fit_the_memory_either(
+    size: int, fits: int, data: st.DataObject
+) -> None:
     guilty = data.draw(st.sets(st.integers(0, size - 1), max_size=ALIKE - 1))
     words = [f"guilty {idx}" if idx in guilty else f"word {idx}" for idx in range(size)]
     handler = Handler(fits)
@@ -142,12 +175,17 @@ def test_what_runs_out_of_the_processor_s_memory_is_tried_apart() -> None:
 def test_nothing_is_tried_again_once_its_time_is_nearly_over() -> None:
     handler = Handler()
     words = ["word"] * 7 + ["guilty"]
-    assert run(handler.model(response_timeout=0.0), words) == [(500, "Prediction failed: ValueError: guilty")] * 8
+    assert (
+        run(handler.model(response_timeout=0.0), words)
+        == [(500, "Prediction failed: ValueError: guilty")] * 8
+    )
     assert handler.calls == [8]
 
 
 @given(st.permutations(["plain", "plain", "plain", "guilty", "stream", "stream"]))
-def test_in_a_batch_that_fails_what_has_begun_is_not_tried_again_and_what_has_not_is(words: list[str]) -> None:
+def test_in_a_batch_that_fails_what_has_begun_is_not_tried_again_and_what_has_not_is(
+    words: list[str],
+) -> None:
     begun = []
 
     def handle(data: Any, context: Context) -> list[str]:
@@ -164,7 +202,8 @@ def test_in_a_batch_that_fails_what_has_begun_is_not_tried_again_and_what_has_no
     failed = (500, "Prediction failed: ValueError: guilty")
     first = words[: words.index("guilty")]
     assert run(model, words) == [
-        failed if word == "guilty" or (word == "stream" and number < len(first)) else (200, "whole") for number, word in enumerate(words)
+        failed if word == "guilty" or (word == "stream" and number < len(first)) else (200, "whole")
+        for number, word in enumerate(words)
     ]
     assert len(begun) == len(set(begun)) == 2
 
@@ -197,17 +236,25 @@ def test_a_wrong_number_of_answers_is_not_tried_again() -> None:
 @given(SIZES, st.booleans())
 def test_parts_hold_each_position_once_and_are_smaller(size: int, first: bool) -> None:
     found = parts(size, first=first)
-    assert sorted(position for part in found for position in part) == (list(range(size)) if size > 1 else [])
+    assert sorted(position for part in found for position in part) == (
+        list(range(size)) if size > 1 else []
+    )
     assert all(0 < len(part) < size for part in found)
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=8), st.booleans())
-def test_a_handler_is_blamed_only_when_enough_fail_alike_and_none_succeeds(alone: list[str], succeeded: bool) -> None:
-    assert all_fail(alone, succeeded) == (not succeeded and len(alone) >= ALIKE and alone in (["a"] * len(alone), ["b"] * len(alone)))
+def test_a_handler_is_blamed_only_when_enough_fail_alike_and_none_succeeds(
+    alone: list[str], succeeded: bool
+) -> None:
+    assert all_fail(alone, succeeded) == (
+        not succeeded and len(alone) >= ALIKE and alone in (["a"] * len(alone), ["b"] * len(alone))
+    )
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e4))
-def test_another_try_never_goes_past_the_timeout(used: float, longest: float, timeout: float) -> None:
+def test_another_try_never_goes_past_the_timeout(
+    used: float, longest: float, timeout: float
+) -> None:
     if may_try(used, longest, timeout):
         assert used + longest <= timeout
 
@@ -230,7 +277,9 @@ def test_whatever_fails_the_search_ends_and_leaves_nobody_out(size: int, random:
 
 
 @given(st.integers(2, 64), st.lists(st.integers(1, 64), max_size=60), st.integers(1, 63))
-def test_a_ceiling_is_at_least_one_and_never_cuts_a_request_away(first: int, sizes: list[int], fits: int) -> None:
+def test_a_ceiling_is_at_least_one_and_never_cuts_a_request_away(
+    first: int, sizes: list[int], fits: int
+) -> None:
     ceiling = Ceiling()
     ceiling.failed(first)
     for size in sizes:
@@ -292,12 +341,15 @@ def test_a_thread_that_prepares_the_next_batch_sees_that_one_and_all_others_this
 
 
 @given(st.integers(1, 64), st.data())
-def test_invalid_inputs_are_refused_one_by_one_however_many_they_are(size: int, data: st.DataObject) -> None:
+def test_invalid_inputs_are_refused_one_by_one_however_many_they_are(
+    size: int, data: st.DataObject
+) -> None:
     invalid = data.draw(st.sets(st.integers(0, size - 1)))
     words = [f"{'invalid' if idx in invalid else 'word'} {idx}" for idx in range(size)]
     logged: list[Any] = []
     with mock.patch("tsx_runtime.worker.execution.batch.logger.error", logged.append):
         assert run(Handler().model(), words) == [
-            (400, word) if word.startswith("invalid") else (200, f"id-{idx} {word}") for idx, word in enumerate(words)
+            (400, word) if word.startswith("invalid") else (200, f"id-{idx} {word}")
+            for idx, word in enumerate(words)
         ]
     assert logged == []

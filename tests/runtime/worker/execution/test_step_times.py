@@ -185,8 +185,12 @@ class Handler(BaseHandler):
 """
 
 
-@pytest.mark.parametrize("config", [{}, {"overlapPreprocessing": True}, {"micro_batching": {"micro_batch_size": 1}}])
-def test_the_steps_are_reported_also_where_they_run_in_threads_of_their_own(start_worker: Any, config: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "config", [{}, {"overlapPreprocessing": True}, {"micro_batching": {"micro_batch_size": 1}}]
+)
+def test_the_steps_are_reported_also_where_they_run_in_threads_of_their_own(
+    start_worker: Any, config: dict[str, Any]
+) -> None:
     worker = start_worker(DERIVED, model_config=config)
     for _ in range(2):  # each batch has its own
         worker.ask(b"a", b"b")
@@ -213,7 +217,9 @@ class Handler:
 
 
 @pytest.mark.parametrize(("source", "mode"), [(STEPS, "continuous"), (AT_ONCE, "async")])
-def test_requests_that_join_others_tell_their_own_steps(start_worker: Any, source: str, mode: str) -> None:
+def test_requests_that_join_others_tell_their_own_steps(
+    start_worker: Any, source: str, mode: str
+) -> None:
     worker = start_worker(source, mode=mode)
     for _ in range(2):
         worker.ask(b"a")

@@ -1,4 +1,6 @@
-"""The number of torch's threads for each batch, on simulated models: torch is replaced by what counts how often it is told."""
+"""The number of torch's threads for each batch, on simulated models: torch is replaced by what
+counts how often it is told.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,20 @@ import pytest
 
 from tsx_runtime.worker.execution.thread_tuning import ThreadTuning, tuning_of
 
-Cost = Callable[[int, int, float], float]  # seconds of a batch, by threads, requests and the time of day
+Cost = Callable[
+    [int, int, float], float
+]  # seconds of a batch, by threads, requests and the time of day
 
 
 class Model:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: Cost, share: int = 8, *, tunes: bool = True) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, cost: Cost, share: int = 8, *, tunes: bool = True
+    ) -> None:
         self.threads, self.calls, self.now, self.cost = share, 0, 0.0, cost
         self.noise = random.Random(0)
-        torch = types.SimpleNamespace(set_num_threads=self.set, get_num_threads=lambda: self.threads)
+        torch = types.SimpleNamespace(
+            set_num_threads=self.set, get_num_threads=lambda: self.threads
+        )
         monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]  # as a module
         monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
         found = tuning_of(share, tunes=tunes)
@@ -60,7 +68,9 @@ def narrow(threads: int, size: int, now: float) -> float:
     return 0.01 / min(2, threads) + 0.0005 * threads
 
 
-@pytest.mark.parametrize(("cost", "sizes"), [(small, (1,)), (large, (1,)), (by_size, (1, 64)), (narrow, (3,))])
+@pytest.mark.parametrize(
+    ("cost", "sizes"), [(small, (1,)), (large, (1,)), (by_size, (1, 64)), (narrow, (3,))]
+)
 def test_after_a_few_batches_each_size_has_nearly_the_best_number(
     monkeypatch: pytest.MonkeyPatch, cost: Cost, sizes: tuple[int, ...]
 ) -> None:
@@ -70,8 +80,15 @@ def test_after_a_few_batches_each_size_has_nearly_the_best_number(
 
 
 def test_it_follows_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the tenth second on others want the cores: a batch waits for the slowest of its threads."""
-    model = Model(monkeypatch, lambda threads, size, now: 0.016 / threads if now < 10 else 0.016 / threads + 0.02 * (threads - 1))
+    """From the tenth second on others want the cores: a batch waits for the slowest of its
+    threads.
+    """
+    model = Model(
+        monkeypatch,
+        lambda threads, size, now: (
+            0.016 / threads if now < 10 else 0.016 / threads + 0.02 * (threads - 1)
+        ),
+    )
     assert model.run(9) < 1.2
     model.run(8)
     assert model.run(30) < 1.12
@@ -94,13 +111,17 @@ def test_a_single_core_needs_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.calls == 0
 
 
-def test_where_batches_have_no_turns_the_share_is_set_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_batches_have_no_turns_the_share_is_set_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = Model(monkeypatch, large, tunes=False)
     model.tuning.reshare(3)
     assert model.threads == 3
 
 
-def test_a_compiled_model_keeps_its_number_and_a_handlers_own_number_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_model_keeps_its_number_and_a_handlers_own_number_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = Model(monkeypatch, small)
     dynamo = types.SimpleNamespace(counters={"frames": {"total": 1, "ok": 1}})
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)  # type: ignore[arg-type]  # as a module

@@ -14,15 +14,22 @@ def gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
 
-def test_engines_are_bound_to_the_gpu_that_they_were_built_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_bound_to_the_gpu_that_they_were_built_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpu(monkeypatch, "NVIDIA L4", (8, 9))
     bound = bound_of(known_forms()["tensorrt"], GPU)
     assert bound["gpu"] == "NVIDIA L4, compute capability 8.9"
     assert bound["extras"] == ["tensorrt"]
     assert mismatch(bound, GPU) is None
     gpu(monkeypatch, "NVIDIA A10G", (8, 6))
-    assert mismatch(bound, GPU) == "it was built for NVIDIA L4, compute capability 8.9, and this GPU is NVIDIA A10G, compute capability 8.6"
-    assert mismatch(bound, torch.device("cpu")) == "it was built for cuda, and this worker runs on cpu"
+    assert (
+        mismatch(bound, GPU)
+        == "it was built for NVIDIA L4, compute capability 8.9, and this GPU is NVIDIA A10G, compute capability 8.6"
+    )
+    assert (
+        mismatch(bound, torch.device("cpu")) == "it was built for cuda, and this worker runs on cpu"
+    )
 
 
 def test_cuda_graphs_run_on_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,19 +38,38 @@ def test_cuda_graphs_run_on_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mismatch(bound, GPU) is None
 
 
-def test_machine_code_runs_only_where_all_instructions_are_that_the_compiler_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a library ends the process by SIGILL where one is missing; other kinds choose their kernels as they run."""
-    ice_lake = {"avx2": True, "avx512_f": True, "avx512_vnni": True, "avx512_vbmi2": True, "clwb": True, "l1": 32}
+def test_machine_code_runs_only_where_all_instructions_are_that_the_compiler_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a library ends the process by SIGILL where one is missing; other kinds choose their
+    kernels as they run.
+    """
+    ice_lake = {
+        "avx2": True,
+        "avx512_f": True,
+        "avx512_vnni": True,
+        "avx512_vbmi2": True,
+        "clwb": True,
+        "l1": 32,
+    }
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: ice_lake)
     gpu(monkeypatch, "NVIDIA L4", (8, 9))
     forms, cpu = known_forms(), torch.device("cpu")
     code, kernels = bound_of(forms["aotinductor"], cpu), bound_of(forms["openvino-int8"], cpu)
-    assert bound_of(forms["aotinductor"], GPU)["cpu"] == bound_of(forms["tensorrt"], GPU)["cpu"] == code["cpu"], "its host code as well"
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {**ice_lake, "avx512_vbmi2": False, "clwb": False})  # Cascade Lake
+    assert (
+        bound_of(forms["aotinductor"], GPU)["cpu"]
+        == bound_of(forms["tensorrt"], GPU)["cpu"]
+        == code["cpu"]
+    ), "its host code as well"
+    monkeypatch.setattr(
+        torch.cpu, "get_capabilities", lambda: {**ice_lake, "avx512_vbmi2": False, "clwb": False}
+    )  # Cascade Lake
     assert mismatch(code, cpu) == "it was built for a CPU with avx512_vbmi2, which this one lacks"
     assert mismatch(kernels, cpu) is None
 
 
 def test_a_form_that_compiles_where_it_is_loaded_says_so() -> None:
     """Images get a compiler for it."""
-    assert all(form.compiles for name, form in known_forms().items() if name.split("-")[0] == "compile")
+    assert all(
+        form.compiles for name, form in known_forms().items() if name.split("-")[0] == "compile"
+    )

@@ -51,18 +51,38 @@ def batches(place: Path) -> Path:
     return path
 
 
-def order(model: Path, form: str | None, place: Path, handler: str = "handler.py") -> dict[str, Any]:
-    manifest = {"model": {"modelName": "digits", "modelFile": "model.py", "serializedFile": "digits.pth"}}
-    load = {**ORDER, "model_dir": str(model), "manifest": manifest, "handler": handler, "model_config": "forms: [reference]"}
+def order(
+    model: Path, form: str | None, place: Path, handler: str = "handler.py"
+) -> dict[str, Any]:
+    manifest = {
+        "model": {"modelName": "digits", "modelFile": "model.py", "serializedFile": "digits.pth"}
+    }
+    load = {
+        **ORDER,
+        "model_dir": str(model),
+        "manifest": manifest,
+        "handler": handler,
+        "model_config": "forms: [reference]",
+    }
     directory = place / "tsx-forms" / str(form)
     directory.mkdir(parents=True)
-    return {"load": load, "batches": str(batches(place)), "form": form, "directory": str(directory), "report": str(place / "report.json")}
+    return {
+        "load": load,
+        "batches": str(batches(place)),
+        "form": form,
+        "directory": str(directory),
+        "report": str(place / "report.json"),
+    }
 
 
 def run(given: dict[str, Any]) -> tuple[int, dict[str, Any] | None]:
     """The exit code, and the report where there is one."""
     process = forked.run(
-        [sys.executable, "-m", "tsx_runtime.worker.forms.build"], input=json.dumps(given), text=True, capture_output=True, timeout=120
+        [sys.executable, "-m", "tsx_runtime.worker.forms.build"],
+        input=json.dumps(given),
+        text=True,
+        capture_output=True,
+        timeout=120,
     )
     report = Path(given["report"])
     return process.returncode, json.loads(report.read_text()) if report.is_file() else None
@@ -79,13 +99,21 @@ def test_a_survey_says_of_every_form_whether_it_can_be_built(digits: Path, tmp_p
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_built_form_is_loaded_and_answers_as_the_archive_does(digits: Path, tmp_path: Path) -> None:
+def test_a_built_form_is_loaded_and_answers_as_the_archive_does(
+    digits: Path, tmp_path: Path
+) -> None:
     code, report = run(order(digits, "torchscript", tmp_path))
     assert code == 0
     assert report is not None
     record = FormRecord(**report["record"])
     (tmp_path / FORMS_FILE).write_bytes(KeptForms((record,)).content())
-    found = load_form(["torchscript"], tmp_path, {}, lambda: pytest.fail("the form is enough"), torch.device("cpu"))
+    found = load_form(
+        ["torchscript"],
+        tmp_path,
+        {},
+        lambda: pytest.fail("the form is enough"),
+        torch.device("cpu"),
+    )
     assert found.name == "torchscript"
     assert found.model(torch.rand(7, 1, 8, 8)).shape == (7, 10)
 
@@ -94,7 +122,9 @@ def test_a_built_form_is_loaded_and_answers_as_the_archive_does(digits: Path, tm
 def test_a_form_whose_results_are_not_the_models_is_not_built(digits: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     model = (digits / "model.py").read_text()
-    (digits / "model.py").write_text(model.replace("return self.classify(", "return torch.rand_like(self.classify(") + ")")
+    (digits / "model.py").write_text(
+        model.replace("return self.classify(", "return torch.rand_like(self.classify(") + ")"
+    )
     _, report = run(order(digits, "onnx", tmp_path))
     assert report is not None
     assert "its results have little in common with the model's" in report["reason"]
@@ -116,7 +146,9 @@ def test_a_form_whose_results_are_not_the_models_is_not_built(digits: Path, tmp_
     ],
     ids=["loads its model itself", "does not answer", "does not load"],
 )
-def test_what_keeps_an_archive_from_having_forms_is_reported(digits: Path, tmp_path: Path, handler: str, reason: str) -> None:
+def test_what_keeps_an_archive_from_having_forms_is_reported(
+    digits: Path, tmp_path: Path, handler: str, reason: str
+) -> None:
     (digits / "other.py").write_text(handler)
     code, report = run(order(digits, None, tmp_path, "other.py"))
     assert code == 0
@@ -132,12 +164,18 @@ def test_the_crash_of_a_build_leaves_no_report(digits: Path, tmp_path: Path) -> 
     assert report is None
 
 
-def test_an_assertion_without_a_text_is_named_by_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_assertion_without_a_text_is_named_by_its_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def fails(order: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr(build, "run", fails)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"form": "int8-static", "report": str(tmp_path / "report")})))
+    monkeypatch.setattr(
+        sys,
+        "stdin",
+        io.StringIO(json.dumps({"form": "int8-static", "report": str(tmp_path / "report")})),
+    )
     build.main()
     reason = json.loads((tmp_path / "report").read_text())["reason"]
     assert reason.startswith("AssertionError in test_build.py, line ")

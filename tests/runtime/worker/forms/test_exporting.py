@@ -75,12 +75,16 @@ def test_what_compiled_code_takes_without_a_look_is_known_by_its_sizes() -> None
 
 
 def test_an_exported_program_is_exported_again(tmp_path: Path) -> None:
-    model = archived(convolutions(), tmp_path / "model.pt2", dynamic_shapes=({0: torch.export.Dim("rows")},))
+    model = archived(
+        convolutions(), tmp_path / "model.pt2", dynamic_shapes=({0: torch.export.Dim("rows")},)
+    )
     (answer,) = exported(subject_of(model, IMAGES)).module()(*IMAGES(5)[0])
     torch.testing.assert_close(answer, convolutions()(*IMAGES(5)[0]))
 
 
-def test_a_program_exported_for_one_batch_size_takes_every_size_where_its_graph_allows_it(tmp_path: Path) -> None:
+def test_a_program_exported_for_one_batch_size_takes_every_size_where_its_graph_allows_it(
+    tmp_path: Path,
+) -> None:
     model = archived(convolutions(), tmp_path / "model.pt2")
     assert isinstance(model, FixedBatch)
     (answer,) = exported(subject_of(model, IMAGES)).module()(*IMAGES(5)[0])
@@ -98,13 +102,17 @@ def test_a_size_that_the_code_makes_a_constant_is_a_reason() -> None:
 
 def test_what_torch_does_not_export_is_a_reason() -> None:
     script = torch.jit.trace(convolutions(), torch.randn(2, 1, 8, 8))
-    assert (not_exportable(subject_of(script, IMAGES)) or "").startswith("the model is TorchScript, which torch.export does not take")
+    assert (not_exportable(subject_of(script, IMAGES)) or "").startswith(
+        "the model is TorchScript, which torch.export does not take"
+    )
     assert not_exportable(subject_of(lambda rows: rows, IMAGES)) == (
         "the model is a function, which torch.export does not take: it takes an nn.Module"
     )
 
 
-@pytest.mark.parametrize("name", ["bf16", "channels-last", "int4-weights", "int8-dynamic", "pruned-25"])
+@pytest.mark.parametrize(
+    "name", ["bf16", "channels-last", "int4-weights", "int8-dynamic", "pruned-25"]
+)
 def test_forms_that_change_layers_ask_for_the_eager_model(name: str, tmp_path: Path) -> None:
     free = ({0: torch.export.Dim("rows")},)
     kinds = {

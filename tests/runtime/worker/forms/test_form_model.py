@@ -1,4 +1,6 @@
-"""A graph in the place of a handler's model: what looks at the model finds what it needs, and the original is loaded only then."""
+"""A graph in the place of a handler's model: what looks at the model finds what it needs, and the
+original is loaded only then.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def form(loads: list[nn.Module]) -> FormModel:
     return FormModel("onnx", graph, Signature.from_json(signature.as_json()), reference)
 
 
-def test_requests_are_read_and_answered_without_the_original(form: FormModel, loads: list[nn.Module]) -> None:
+def test_requests_are_read_and_answered_without_the_original(
+    form: FormModel, loads: list[nn.Module]
+) -> None:
     assert input_specs(form) == input_specs(small())
     assert not _wants_list(form)
     assert form.eval() is form.to("cpu") is form
@@ -59,24 +63,32 @@ def test_requests_are_read_and_answered_without_the_original(form: FormModel, lo
 def test_gradients_are_the_originals(form: FormModel, loads: list[nn.Module]) -> None:
     pytest.importorskip("captum")
     row = torch.tensor([[1.0, -2.0, 0.5, 3.0]])
-    torch.testing.assert_close(input_attributions(form, row, 1), input_attributions(small(), row, 1))
+    torch.testing.assert_close(
+        input_attributions(form, row, 1), input_attributions(small(), row, 1)
+    )
     assert loads
 
 
-def test_a_call_that_the_graph_was_not_built_for_gets_the_originals_answer(form: FormModel, loads: list[nn.Module]) -> None:
+def test_a_call_that_the_graph_was_not_built_for_gets_the_originals_answer(
+    form: FormModel, loads: list[nn.Module]
+) -> None:
     with torch.inference_mode():
         torch.testing.assert_close(form(torch.ones(2, 3, 4)), small()(torch.ones(2, 3, 4)))
     assert loads
 
 
-def test_gradients_and_no_rows_are_for_the_original(form: FormModel, loads: list[nn.Module]) -> None:
+def test_gradients_and_no_rows_are_for_the_original(
+    form: FormModel, loads: list[nn.Module]
+) -> None:
     form(torch.ones(2, 4, requires_grad=True)).sum().backward()
     assert loads
     assert form(torch.empty(0, 4)).shape == (0, 3)
     assert form.signature.tensors((torch.empty(0, 4),), {}) is None
 
 
-def test_a_result_of_a_class_that_its_module_tells_torch_of_needs_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_of_a_class_that_its_module_tells_torch_of_needs_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As those of Hugging Face's models do."""
     (tmp_path / "outputs_of_a_library.py").write_text(
         "from torch.utils import _pytree\n"
@@ -86,12 +98,21 @@ def test_a_result_of_a_class_that_its_module_tells_torch_of_needs_no_model(tmp_p
     )
     monkeypatch.syspath_prepend(tmp_path)
     model, inputs = small(), tensor_inputs(4)
-    known = Signature.of(lambda rows: {"logits": model(rows)}, [ModelCall(*inputs(rows), rows) for rows in (2, 3)]).as_json()
-    named = {**known, "result_spec": known["result_spec"].replace("builtins.dict", "outputs_of_a_library.Output")}
+    known = Signature.of(
+        lambda rows: {"logits": model(rows)}, [ModelCall(*inputs(rows), rows) for rows in (2, 3)]
+    ).as_json()
+    named = {
+        **known,
+        "result_spec": known["result_spec"].replace("builtins.dict", "outputs_of_a_library.Output"),
+    }
     result = Signature.from_json(named).result([torch.ones(1)])
     assert (type(result).__name__, list(result)) == ("Output", ["logits"])
-    with pytest.raises(NotImplementedError, match=r"of_no_library\.Output"):  # when a form is loaded, which is passed over then
-        Signature.from_json({**named, "result_spec": named["result_spec"].replace("outputs_of_a", "outputs_of_no")})
+    with pytest.raises(
+        NotImplementedError, match=r"of_no_library\.Output"
+    ):  # when a form is loaded, which is passed over then
+        Signature.from_json(
+            {**named, "result_spec": named["result_spec"].replace("outputs_of_a", "outputs_of_no")}
+        )
 
 
 def test_an_argument_that_is_a_tensor_in_some_calls_only_is_a_reason() -> None:
@@ -100,7 +121,13 @@ def test_an_argument_that_is_a_tensor_in_some_calls_only_is_a_reason() -> None:
 
     for masks in ((torch.ones(4), None), (None, torch.ones(4))):
         with pytest.raises(NoSignature, match="an argument of the model "):
-            Signature.of(masked, [ModelCall((torch.ones(rows, 4), mask), {}, rows) for rows, mask in zip((2, 3), masks, strict=True)])
+            Signature.of(
+                masked,
+                [
+                    ModelCall((torch.ones(rows, 4), mask), {}, rows)
+                    for rows, mask in zip((2, 3), masks, strict=True)
+                ],
+            )
 
 
 class EagerGraph(Form):
@@ -117,17 +144,25 @@ class EagerGraph(Form):
         return lambda tensor: [model(tensor)]
 
 
-def test_an_original_that_is_loaded_within_a_request_can_be_explained_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_original_that_is_loaded_within_a_request_can_be_explained_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("captum")
     form = EagerGraph("eager-graph", "eager")
     monkeypatch.setitem(known_forms(), form.name, form)
     built(form, small(), tensor_inputs(4), tmp_path)
     handler = BaseHandler()
     handler.device = torch.device("cpu")
-    handler.context = SimpleNamespace(model_yaml_config={"forms": [form.name]}, system_properties={"model_dir": str(tmp_path)}, manifest={})
+    handler.context = SimpleNamespace(
+        model_yaml_config={"forms": [form.name]},
+        system_properties={"model_dir": str(tmp_path)},
+        manifest={},
+    )
     handler.model = handler.in_form(small)
     assert (handler.form, handler.forms_passed_over) == (form.name, ())
     with torch.inference_mode():
         handler.model(torch.ones(2, 3, 4))
     row = torch.tensor([[1.0, -2.0, 0.5, 3.0]])
-    torch.testing.assert_close(handler.get_insights(row, None, 1), input_attributions(small(), row, 1).tolist())
+    torch.testing.assert_close(
+        handler.get_insights(row, None, 1), input_attributions(small(), row, 1).tolist()
+    )

@@ -56,17 +56,34 @@ def load(archive: Path, *names: str, manifest: Mapping[str, Any] | None = None) 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (bound(torch="1.0"), f"torchscript: it was built with torch 1.0, and this is torch {TORCH}"),
-        (bound(cpu=["avx9", "sse9"]), "torchscript: it was built for a CPU with avx9, sse9, which this one lacks"),
+        (
+            bound(torch="1.0"),
+            f"torchscript: it was built with torch 1.0, and this is torch {TORCH}",
+        ),
+        (
+            bound(cpu=["avx9", "sse9"]),
+            "torchscript: it was built for a CPU with avx9, sse9, which this one lacks",
+        ),
         (bound(device="cuda"), "torchscript: it was built for cuda, and this worker runs on cpu"),
         (bound(machine="s390x"), "torchscript: it was built for s390x, and this machine is "),
-        (bound(packages={"no_such_package": "1.2"}), "torchscript: it was built with no_such_package 1.2, and this machine has none"),
-        (lambda record: replace(record, signature=None), "torchscript: it cannot be loaded: its signature is missing"),
+        (
+            bound(packages={"no_such_package": "1.2"}),
+            "torchscript: it was built with no_such_package 1.2, and this machine has none",
+        ),
+        (
+            lambda record: replace(record, signature=None),
+            "torchscript: it cannot be loaded: its signature is missing",
+        ),
         (bound(packages=7), "torchscript: it cannot be loaded: TypeError: "),
-        (lambda record: replace(record, name="gone"), "torchscript: tsx-forms.json has no such form"),
+        (
+            lambda record: replace(record, name="gone"),
+            "torchscript: tsx-forms.json has no such form",
+        ),
     ],
 )
-def test_a_form_that_does_not_fit_is_passed_over_with_the_reason(archive: Path, edit: Any, change: Any, reason: str) -> None:
+def test_a_form_that_does_not_fit_is_passed_over_with_the_reason(
+    archive: Path, edit: Any, change: Any, reason: str
+) -> None:
     edit(change)
     found = load(archive, "torchscript")
     assert found.name == "reference"
@@ -83,16 +100,22 @@ def test_a_form_of_another_version_of_tsx_is_passed_over(archive: Path, edit: An
 
 def test_a_form_of_other_weights_is_passed_over(archive: Path, edit: Any) -> None:
     edit(made_of={"model.pth": "a"})
-    assert load(archive, "torchscript", manifest={"sha256": {"model.pth": "a"}}).name == "torchscript"
+    assert (
+        load(archive, "torchscript", manifest={"sha256": {"model.pth": "a"}}).name == "torchscript"
+    )
     found = load(archive, "torchscript", manifest={"sha256": {"model.pth": "b"}})
-    assert found.passed_over == ("torchscript: model.pth has changed since the form was built from it; run tsx optimize again",)
+    assert found.passed_over == (
+        "torchscript: model.pth has changed since the form was built from it; run tsx optimize again",
+    )
 
 
 def test_what_the_manifest_has_no_checksum_of_is_read(archive: Path, edit: Any) -> None:
     weights = archive / "model.pth"
     weights.write_bytes(b"as they were")
     edit(made_of={"model.pth": hashlib.sha256(b"as they were").hexdigest()})
-    stale = ("torchscript: model.pth has changed since the form was built from it; run tsx optimize again",)
+    stale = (
+        "torchscript: model.pth has changed since the form was built from it; run tsx optimize again",
+    )
     assert load(archive, "torchscript").name == "torchscript"
     weights.write_bytes(b"trained again")
     assert load(archive, "torchscript").passed_over == stale
@@ -119,7 +142,10 @@ def test_threads_that_need_the_archives_own_model_at_once_load_it_once(archive: 
 
 def test_the_next_form_that_fits_is_taken(archive: Path) -> None:
     found = load(archive, "no-such-form", "torchscript", "reference")
-    assert (found.name, found.passed_over) == ("torchscript", ("no-such-form: tsx-forms.json has no such form",))
+    assert (found.name, found.passed_over) == (
+        "torchscript",
+        ("no-such-form: tsx-forms.json has no such form",),
+    )
 
 
 def test_reference_in_the_list_ends_it(archive: Path) -> None:
@@ -130,17 +156,24 @@ def test_reference_in_the_list_ends_it(archive: Path) -> None:
     ("content", "reason"),
     [
         ({"format": 99}, "it is of format 99"),
-        ({"format": 1, "forms": [{"name": "../../x", "bound": {}, "settings": {}}]}, "'../../x' is not the name of a form"),
+        (
+            {"format": 1, "forms": [{"name": "../../x", "bound": {}, "settings": {}}]},
+            "'../../x' is not the name of a form",
+        ),
     ],
 )
-def test_with_an_index_that_cannot_be_read_the_archives_own_model_runs(tmp_path: Path, content: Any, reason: str) -> None:
+def test_with_an_index_that_cannot_be_read_the_archives_own_model_runs(
+    tmp_path: Path, content: Any, reason: str
+) -> None:
     (tmp_path / FORMS_FILE).write_text(json.dumps(content))
     found = load(tmp_path, "torchscript")
     assert found.name == "reference"
     assert reason in found.passed_over[0]
 
 
-def test_a_call_with_another_signature_goes_to_the_archives_own_model(archive: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_with_another_signature_goes_to_the_archives_own_model(
+    archive: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     calls = []
 
     def model(*args: Any) -> Any:
@@ -151,10 +184,20 @@ def test_a_call_with_another_signature_goes_to_the_archives_own_model(archive: P
     with caplog.at_level(logging.WARNING):
         assert found.model(torch.ones(2, 3, 9, 9)).shape == (2, 4)
         assert calls == []
-        for other in ((torch.ones(2, 3, 9, 8),), (torch.ones(2, 3, 9, 9).double(),), (torch.ones(2, 3, 9, 9), 1)):
+        for other in (
+            (torch.ones(2, 3, 9, 8),),
+            (torch.ones(2, 3, 9, 9).double(),),
+            (torch.ones(2, 3, 9, 9), 1),
+        ):
             assert found.model(*other) == "its own"
     assert len(calls) == 3
-    assert sum("was not built for a call with such arguments" in record.message for record in caplog.records) <= 1
+    assert (
+        sum(
+            "was not built for a call with such arguments" in record.message
+            for record in caplog.records
+        )
+        <= 1
+    )
 
 
 def test_the_archives_own_model_is_not_loaded_until_it_is_needed(archive: Path) -> None:
@@ -186,7 +229,9 @@ def test_a_signature_survives_json_and_brings_nested_results_back() -> None:
     assert torch.equal(model(*args, **kwargs)["logits"], args[0] * kwargs["mask"])
 
 
-def test_a_form_that_changes_the_model_and_fails_leaves_the_reference_untouched(tmp_path: Path) -> None:
+def test_a_form_that_changes_the_model_and_fails_leaves_the_reference_untouched(
+    tmp_path: Path,
+) -> None:
     form = known_forms()["bf16"]
     built(form, images(), IMAGES, tmp_path)
     (tmp_path / "tsx-forms" / "bf16" / "weights.safetensors").write_bytes(b"no weights")

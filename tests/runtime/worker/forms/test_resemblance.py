@@ -44,7 +44,9 @@ def test_results_that_are_no_floats_or_infinite_in_the_model_say_nothing() -> No
 
 def test_a_form_that_gives_another_models_results_is_not_built(tmp_path: Path) -> None:
     form, subject = known_forms()["torchscript"], subject_of(model(1), tensor_inputs(6))
-    source = FormSource(tmp_path, form.build(subject, tmp_path), subject.signature, lambda: None, lambda: None, CPU)
+    source = FormSource(
+        tmp_path, form.build(subject, tmp_path), subject.signature, lambda: None, lambda: None, CPU
+    )
     with torch.no_grad():
         ModelResults.of(subject).check(form, source)
         with pytest.raises(NotBuilt, match="they explain 0% of the variance"):

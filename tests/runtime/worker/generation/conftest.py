@@ -22,7 +22,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def adapters(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("adapters")
-    return {name: lora_adapter(llama, directory / name, seed) for seed, name in enumerate(("polite", "terse"), 1)}
+    return {
+        name: lora_adapter(llama, directory / name, seed)
+        for seed, name in enumerate(("polite", "terse"), 1)
+    }
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,6 @@
-"""What chat templates may write: as much as the model's context can hold, and nothing that grows without bound."""
+"""What chat templates may write: as much as the model's context can hold, and nothing that grows
+without bound.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +53,18 @@ GROWING = {
     "tabs": "{{ ('\t' * 1000).expandtabs(1000000) }}",
     "json": "{{ [[1]] | tojson(indent=1000000000) }}",
     "nested lists": "{% set ns = namespace(l=['x']) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
-    "a chain of lists": TEXT + "{% for i in range(10000) %}{% set ns.l = [ns.l, ns.t[i:]] %}{% endfor %}",
+    "a chain of lists": TEXT
+    + "{% for i in range(10000) %}{% set ns.l = [ns.l, ns.t[i:]] %}{% endfor %}",
     "output": TEXT + "{% for i in range(10000) %}{{ ns.t }}{% endfor %}",
-    "output that is kept": TEXT + "{% set t %}{% for i in range(10000) %}{{ ns.t[i:] }}{% endfor %}{% endset %}",
+    "output that is kept": TEXT
+    + "{% set t %}{% for i in range(10000) %}{{ ns.t[i:] }}{% endfor %}{% endset %}",
     "text in loops": (
         "{% macro m() %}{% for i in range(9999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}{% endmacro %}{{ m() }}"
     ),
-    "text in loops over letters": TEXT + "{% set u %}{% for i in ns.t %}{% for j in ns.t %}x{% endfor %}{% endfor %}{% endset %}",
-    "a macro that calls itself": TEXT + "{% macro m(t) %}{% if t %}{{ m(t[1:]) }}{% endif %}{% endmacro %}{{ m(ns.t) }}",
+    "text in loops over letters": TEXT
+    + "{% set u %}{% for i in ns.t %}{% for j in ns.t %}x{% endfor %}{% endfor %}{% endset %}",
+    "a macro that calls itself": TEXT
+    + "{% macro m(t) %}{% if t %}{{ m(t[1:]) }}{% endif %}{% endmacro %}{{ m(ns.t) }}",
 }
 PLAIN = {
     "{{ '**{}** {{{}}}'.format(1700000000, 'a') }} {{ '**%d**' % 1700000000 }}": "**1700000000** {a} **1700000000**",
@@ -96,12 +102,17 @@ def generator(tokenizer: Any, template: str) -> TextGenerator:
 
 
 @pytest.mark.parametrize("template", GROWING.values(), ids=GROWING)
-def test_a_template_that_writes_too_much_is_refused_before_it_has(tokenizer: Any, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_writes_too_much_is_refused_before_it_has(
+    tokenizer: Any, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chat_templates, "LEAST", LEAST)
     made = generator(tokenizer, template)
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidInput, match="chat template refuses these messages: ValueError: it writes much more"):
+        with pytest.raises(
+            InvalidInput,
+            match="chat template refuses these messages: ValueError: it writes much more",
+        ):
             made.encode_chat([{"role": "user", "content": "hello"}])
         assert tracemalloc.get_traced_memory()[1] < MOST
     finally:
@@ -109,7 +120,9 @@ def test_a_template_that_writes_too_much_is_refused_before_it_has(tokenizer: Any
 
 
 @pytest.mark.parametrize(("template", "text"), PLAIN.items())
-def test_what_templates_write_otherwise_is_the_same(tokenizer: Any, template: str, text: str) -> None:
+def test_what_templates_write_otherwise_is_the_same(
+    tokenizer: Any, template: str, text: str
+) -> None:
     made = generator(tokenizer, template)
     assert made.decode(made.encode_chat([{"role": "user", "content": "hello"}])).strip() == text
 
@@ -117,17 +130,29 @@ def test_what_templates_write_otherwise_is_the_same(tokenizer: Any, template: st
 def test_each_rendering_may_write_as_much_as_the_first(tokenizer: Any) -> None:
     made = generator(tokenizer, "{{ ('x' * (messages[0].content | length)) | length }}")
     for _ in range(5):
-        assert made.decode(made.encode_chat([{"role": "user", "content": "y" * 3_000_000}])) == "3000000"
+        assert (
+            made.decode(made.encode_chat([{"role": "user", "content": "y" * 3_000_000}]))
+            == "3000000"
+        )
 
 
 def test_variables_of_a_request_reach_the_template(tokenizer: Any) -> None:
-    made = generator(tokenizer, "{% if enable_thinking is defined and not enable_thinking %}quiet {% endif %}{{ messages[0].content }}")
+    made = generator(
+        tokenizer,
+        "{% if enable_thinking is defined and not enable_thinking %}quiet {% endif %}{{ messages[0].content }}",
+    )
     messages = [{"role": "user", "content": "hello"}]
-    read = [made.decode(made.encode_chat(messages, variables=given)) for given in (None, {"other": 1}, {"enable_thinking": False})]
+    read = [
+        made.decode(made.encode_chat(messages, variables=given))
+        for given in (None, {"other": 1}, {"enable_thinking": False})
+    ]
     assert read == ["hello", "hello", "quiet hello"]
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "tools", "return_dict", "messages", "conversations", "self"])
+@pytest.mark.parametrize(
+    "name",
+    ["chat_template", "tokenize", "tools", "return_dict", "messages", "conversations", "self"],
+)
 def test_variables_cannot_stand_for_what_the_server_sets(tokenizer: Any, name: str) -> None:
     made = generator(tokenizer, "{{ messages[0].content }}")
     with pytest.raises(InvalidInput, match=f"cannot set {name},"):

@@ -1,4 +1,6 @@
-"""On a GPU, in half precision: attention by torch's own kernel, CUDA graphs of the steps that continue sequences, two steps at a time."""
+"""On a GPU, in half precision: attention by torch's own kernel, CUDA graphs of the steps that
+continue sequences, two steps at a time.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,12 @@ def tokens(model: Path) -> list[int]:
 def engine(model: Path, run: Run) -> Iterator[TransformersEngine]:
     from transformers import AutoModelForCausalLM
 
-    engine = TransformersEngine(AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to("cuda"), {}, HuggingFaceConfig(), [0])
+    engine = TransformersEngine(
+        AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to("cuda"),
+        {},
+        HuggingFaceConfig(),
+        [0],
+    )
     run(engine.start())
     yield engine
     run(engine.close())
@@ -64,14 +71,20 @@ def test_sequences_that_join_and_leave_continue_the_text_that_the_model_knows(
     engine: TransformersEngine, run: Run, tokens: list[int]
 ) -> None:
     async def leave_early(start: int) -> None:
-        async with aclosing(engine.generate(tokens[:start], Sampling(max_tokens=200, temperature=1.0))) as stream:
+        async with aclosing(
+            engine.generate(tokens[:start], Sampling(max_tokens=200, temperature=1.0))
+        ) as stream:
             async for _ in stream:
                 return
 
     async def together() -> list[list[int]]:
         tasks = []
         for start in STARTS * 4:
-            tasks.append(asyncio.create_task(collect(engine, tokens[:start], Sampling(max_tokens=80, temperature=0.0))))
+            tasks.append(
+                asyncio.create_task(
+                    collect(engine, tokens[:start], Sampling(max_tokens=80, temperature=0.0))
+                )
+            )
             await leave_early(start)
         return [ids(await task) for task in tasks]
 
@@ -79,11 +92,15 @@ def test_sequences_that_join_and_leave_continue_the_text_that_the_model_knows(
     assert engine.stats() == (0, 0, 0.0)
 
 
-def test_logprobs_are_those_of_each_token(engine: TransformersEngine, run: Run, tokens: list[int]) -> None:
+def test_logprobs_are_those_of_each_token(
+    engine: TransformersEngine, run: Run, tokens: list[int]
+) -> None:
     sampling = Sampling(max_tokens=30, temperature=0.0, logprobs=True, top_logprobs=2)
 
     async def together() -> list[list[Any]]:
-        return list(await asyncio.gather(*(collect(engine, tokens[:start], sampling) for start in STARTS)))
+        return list(
+            await asyncio.gather(*(collect(engine, tokens[:start], sampling) for start in STARTS))
+        )
 
     for found in run(together()):
         told = [each for tokens_of_step in found for each in tokens_of_step.logprobs]
@@ -92,18 +109,25 @@ def test_logprobs_are_those_of_each_token(engine: TransformersEngine, run: Run, 
     assert not engine._lanes[None].sampler._logprobs
 
 
-def test_a_seed_repeats_an_answer_whoever_shares_the_batch(engine: TransformersEngine, run: Run, tokens: list[int]) -> None:
+def test_a_seed_repeats_an_answer_whoever_shares_the_batch(
+    engine: TransformersEngine, run: Run, tokens: list[int]
+) -> None:
     drawn = Sampling(max_tokens=60, temperature=0.5, top_p=0.9, top_k=5, seed=3)
 
     async def beside_others() -> list[int]:
-        others = (collect(engine, tokens[:start], Sampling(max_tokens=40, temperature=0.0)) for start in STARTS)
+        others = (
+            collect(engine, tokens[:start], Sampling(max_tokens=40, temperature=0.0))
+            for start in STARTS
+        )
         return ids((await asyncio.gather(collect(engine, tokens[:20], drawn), *others))[0])
 
     assert run(beside_others()) == ids(run(collect(engine, tokens[:20], drawn)))
 
 
 @pytest.mark.parametrize(
-    ("queries", "keys"), [([1], [9]), ([7], [7]), ([1, 1, 1], [4, 12, 1]), ([5, 1, 3], [5, 8, 10])], ids=["one", "prompt", "next", "mixed"]
+    ("queries", "keys"),
+    [([1], [9]), ([7], [7]), ([1, 1, 1], [4, 12, 1]), ([5, 1, 3], [5, 8, 10])],
+    ids=["one", "prompt", "next", "mixed"],
 )
 def test_attention_equals_that_under_a_mask(queries: list[int], keys: list[int]) -> None:
     """With tokens and sequences of no length behind them, as graphs have."""
@@ -118,11 +142,24 @@ def test_attention_equals_that_under_a_mask(queries: list[int], keys: list[int])
     bounds_q, bounds_k = ([0, *torch.tensor(each).cumsum(0).tolist()] for each in (queries, keys))
     (count_q, count_k), spare = (bounds_q[-1], bounds_k[-1]), 5
     shapes = ((8, count_q + spare), (4, count_k + spare), (4, count_k + spare))
-    query, key, value = (torch.randn(1, *shape, 16, device="cuda", dtype=torch.bfloat16) for shape in shapes)
-    mask = torch.full((1, 1, count_q, count_k), torch.finfo(torch.bfloat16).min, dtype=torch.bfloat16, device="cuda")
+    query, key, value = (
+        torch.randn(1, *shape, 16, device="cuda", dtype=torch.bfloat16) for shape in shapes
+    )
+    mask = torch.full(
+        (1, 1, count_q, count_k),
+        torch.finfo(torch.bfloat16).min,
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
     build_attention_mask(mask, bounds_q, bounds_k, 1)
     whole, _ = sdpa_attention_forward(
-        GroupedHeads(), query[:, :, :count_q], key[:, :, :count_k], value[:, :, :count_k], mask, scaling=0.25, is_causal=False
+        GroupedHeads(),
+        query[:, :, :count_q],
+        key[:, :, :count_k],
+        value[:, :, :count_k],
+        mask,
+        scaling=0.25,
+        is_causal=False,
     )
     padded = ([*bounds, bounds[-1], bounds[-1]] for bounds in (bounds_q, bounds_k))
     lengths = (torch.tensor(each, dtype=torch.int32, device="cuda") for each in padded)

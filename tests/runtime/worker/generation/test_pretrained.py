@@ -19,24 +19,40 @@ def find(place: Path, config: dict[str, Any], packed: Mapping[str, Any] = {}) ->
     directory = place / "huggingface_model"
     directory.mkdir()
     (directory / "config.json").write_text("{}")
-    context = Context("m", str(place), {"huggingface": packed}, 1, None, "0.12.0", True, Metrics("m"), config)
+    context = Context(
+        "m", str(place), {"huggingface": packed}, 1, None, "0.12.0", True, Metrics("m"), config
+    )
     return find_pretrained(context, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
     ("config", "dtype"),
-    [({}, "auto"), ({"precision": "bf16"}, "bfloat16"), ({"precision": "bf16", "huggingface": {"dtype": "fp32"}}, "float32")],
+    [
+        ({}, "auto"),
+        ({"precision": "bf16"}, "bfloat16"),
+        ({"precision": "bf16", "huggingface": {"dtype": "fp32"}}, "float32"),
+    ],
 )
-def test_the_precision_is_that_of_the_model_or_of_the_archive(tmp_path: Path, config: dict[str, Any], dtype: str) -> None:
+def test_the_precision_is_that_of_the_model_or_of_the_archive(
+    tmp_path: Path, config: dict[str, Any], dtype: str
+) -> None:
     assert find(tmp_path, config).dtype == dtype
 
 
 def test_a_task_of_model_config_comes_before_the_archives(tmp_path: Path) -> None:
-    found = find(tmp_path, {"huggingface": {"task": "chat"}}, {"task": "fill-mask", "adapters": ["polite"]})
-    assert (found.task, found.adapters) == ("text-generation", {"polite": tmp_path / "huggingface_model" / "adapters" / "polite"})
+    found = find(
+        tmp_path, {"huggingface": {"task": "chat"}}, {"task": "fill-mask", "adapters": ["polite"]}
+    )
+    assert (found.task, found.adapters) == (
+        "text-generation",
+        {"polite": tmp_path / "huggingface_model" / "adapters" / "polite"},
+    )
 
 
 @pytest.mark.parametrize("config", [{"precision": "fp8"}, {"huggingface": {"dtype": "fp8"}}])
 def test_an_unknown_precision_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
-    with pytest.raises(LoadError, match=r"must be 'auto', 'fp32', 'fp16' or 'bf16'|Set one of auto, fp32, fp16, bf16"):
+    with pytest.raises(
+        LoadError,
+        match=r"must be 'auto', 'fp32', 'fp16' or 'bf16'|Set one of auto, fp32, fp16, bf16",
+    ):
         find(tmp_path, config)

@@ -10,10 +10,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers.generation.logits_process import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
 
 from tsx_runtime.worker.generation.interface import Sampling
-from tsx_runtime.worker.generation.sampler import NextToken, PenalizedSequence, Sampler, folded, gumbel, sampling_arguments
+from tsx_runtime.worker.generation.sampler import (
+    NextToken,
+    PenalizedSequence,
+    Sampler,
+    folded,
+    gumbel,
+    sampling_arguments,
+)
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
@@ -22,13 +33,26 @@ def draw(requests: list[tuple[Sampling, int]], logits: torch.Tensor = LOGITS) ->
     """The tokens of sequences at these positions, drawn in one batch."""
     processors = Sampler([])
     states = [
-        SimpleNamespace(logit_processor_kwargs=sampling_arguments(sampling, 0), position_offset=position, request_id=str(index))
+        SimpleNamespace(
+            logit_processor_kwargs=sampling_arguments(sampling, 0),
+            position_offset=position,
+            request_id=str(index),
+        )
         for index, (sampling, position) in enumerate(requests)
     ]
-    futures: Any = [SimpleNamespace(state=state, has_new_token=True, query_length=1) for state in states]
-    rows = processors.prepare_tensor_args(futures, torch.empty((0, len(requests) + 3), dtype=torch.int32))
+    futures: Any = [
+        SimpleNamespace(state=state, has_new_token=True, query_length=1) for state in states
+    ]
+    rows = processors.prepare_tensor_args(
+        futures, torch.empty((0, len(requests) + 3), dtype=torch.int32)
+    )
     scores = logits.repeat(len(requests), 1)
-    return [int(token) for token in processors(torch.zeros(len(requests), dtype=torch.long), scores, rows).argmax(-1)]
+    return [
+        int(token)
+        for token in processors(torch.zeros(len(requests), dtype=torch.long), scores, rows).argmax(
+            -1
+        )
+    ]
 
 
 @pytest.mark.parametrize(
@@ -36,8 +60,14 @@ def draw(requests: list[tuple[Sampling, int]], logits: torch.Tensor = LOGITS) ->
     [
         (Sampling(temperature=1.0, seed=1), LOGITS.softmax(-1)),
         (Sampling(temperature=0.5, seed=2), (LOGITS / 0.5).softmax(-1)),
-        (Sampling(temperature=1.0, top_k=3, seed=3), torch.cat([LOGITS[:3].softmax(-1), torch.zeros(3)])),
-        (Sampling(temperature=1.0, top_p=0.7, seed=4), torch.cat([LOGITS[:2].softmax(-1), torch.zeros(4)])),
+        (
+            Sampling(temperature=1.0, top_k=3, seed=3),
+            torch.cat([LOGITS[:3].softmax(-1), torch.zeros(3)]),
+        ),
+        (
+            Sampling(temperature=1.0, top_p=0.7, seed=4),
+            torch.cat([LOGITS[:2].softmax(-1), torch.zeros(4)]),
+        ),
         (Sampling(temperature=1.0, top_p=0.0, seed=5), torch.eye(6)[0]),
         (Sampling(temperature=0.0, seed=6), torch.eye(6)[0]),
     ],
@@ -51,14 +81,23 @@ def test_draws_follow_the_distribution(sampling: Sampling, expected: torch.Tenso
 
 def test_a_draw_depends_on_seed_and_position_and_on_no_neighbour() -> None:
     mine = Sampling(temperature=1.5, seed=12345)
-    others = [(Sampling(temperature=0.0), 7), (Sampling(temperature=0.9, top_k=2, seed=9), 3), (Sampling(temperature=2.0, top_p=0.5), 1)]
+    others = [
+        (Sampling(temperature=0.0), 7),
+        (Sampling(temperature=0.9, top_k=2, seed=9), 3),
+        (Sampling(temperature=2.0, top_p=0.5), 1),
+    ]
     alone = [draw([(mine, position)])[0] for position in range(50)]
     assert [draw([*others, (mine, position)])[-1] for position in range(50)] == alone
-    assert [draw([(Sampling(temperature=1.5, seed=12346), position)])[0] for position in range(50)] != alone
+    assert [
+        draw([(Sampling(temperature=1.5, seed=12346), position)])[0] for position in range(50)
+    ] != alone
 
 
 class PenalizedBatch:
-    """Sequences in one sampler, of which each step has one token of each. It draws nothing: the scores are its result."""
+    """Sequences in one sampler, of which each step has one token of each.
+
+    It draws nothing: the scores are its result.
+    """
 
     def __init__(self, samplings: list[Sampling], prompts: list[list[int]]) -> None:
         self.sampler = Sampler([])
@@ -74,23 +113,36 @@ class PenalizedBatch:
         ]
 
     def step(self, last: list[int], scores: torch.Tensor, at: int = 0) -> torch.Tensor:
-        futures: Any = [SimpleNamespace(state=state, has_new_token=True, query_length=1) for state in self.states]
+        futures: Any = [
+            SimpleNamespace(state=state, has_new_token=True, query_length=1)
+            for state in self.states
+        ]
         for state in self.states:
             state.position_offset = len(state.initial_tokens) + at
-        rows = self.sampler.prepare_tensor_args(futures, torch.empty((0, len(futures)), dtype=torch.int32))
+        rows = self.sampler.prepare_tensor_args(
+            futures, torch.empty((0, len(futures)), dtype=torch.int32)
+        )
         return self.sampler(torch.tensor(last, dtype=torch.int32), scores, rows)
 
 
-def expected_scores(scores: torch.Tensor, sampling: Sampling, prompt: list[int], generated: list[int]) -> torch.Tensor:
+def expected_scores(
+    scores: torch.Tensor, sampling: Sampling, prompt: list[int], generated: list[int]
+) -> torch.Tensor:
     """By transformers' own processors, and by OpenAI's definition for what it has none for."""
     tokens = torch.tensor([prompt + generated])
     processors = LogitsProcessorList()
     if sampling.logit_bias:
-        processors.append(SequenceBiasLogitsProcessor([[[token], value] for token, value in sampling.logit_bias.items()]))
+        processors.append(
+            SequenceBiasLogitsProcessor(
+                [[[token], value] for token, value in sampling.logit_bias.items()]
+            )
+        )
     processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty or 1.0))
     expected = processors(tokens, scores[None].clone())[0]
     for token in set(generated):
-        expected[token] -= generated.count(token) * sampling.frequency_penalty + sampling.presence_penalty
+        expected[token] -= (
+            generated.count(token) * sampling.frequency_penalty + sampling.presence_penalty
+        )
     return expected
 
 
@@ -101,19 +153,34 @@ samplings = st.builds(
     frequency_penalty=penalties,
     presence_penalty=penalties,
     repetition_penalty=st.none() | st.floats(0.25, 8, width=32),
-    logit_bias=st.none() | st.dictionaries(st.integers(0, 11), st.floats(-100, 100, width=32).filter(bool), min_size=1),
+    logit_bias=st.none()
+    | st.dictionaries(st.integers(0, 11), st.floats(-100, 100, width=32).filter(bool), min_size=1),
 )
 
 
-@given(st.lists(st.tuples(samplings, st.lists(st.integers(0, 11), min_size=1, max_size=6)), min_size=1, max_size=5), st.data())
-def test_scores_are_those_of_transformers_processors_in_any_batch(sequences: list[tuple[Sampling, list[int]]], data: st.DataObject) -> None:
+@given(
+    st.lists(
+        st.tuples(samplings, st.lists(st.integers(0, 11), min_size=1, max_size=6)),
+        min_size=1,
+        max_size=5,
+    ),
+    st.data(),
+)
+def test_scores_are_those_of_transformers_processors_in_any_batch(
+    sequences: list[tuple[Sampling, list[int]]], data: st.DataObject
+) -> None:
     sequences = [*sequences, (Sampling(temperature=0.0), [1])]
-    batch = PenalizedBatch([sampling for sampling, _ in sequences], [prompt for _, prompt in sequences])
+    batch = PenalizedBatch(
+        [sampling for sampling, _ in sequences], [prompt for _, prompt in sequences]
+    )
     generated: list[list[int]] = [[] for _ in sequences]
     torch.manual_seed(data.draw(st.integers(0, 99)))
     for step in range(5):
         scores = torch.randn(len(sequences), 12) * 4
-        last = [tokens[-1] if tokens else prompt[-1] for tokens, (_, prompt) in zip(generated, sequences, strict=True)]
+        last = [
+            tokens[-1] if tokens else prompt[-1]
+            for tokens, (_, prompt) in zip(generated, sequences, strict=True)
+        ]
         for _ in range(data.draw(st.integers(1, 2), label="a step may be repeated")):
             adjusted = batch.step(last, scores, step)
         expected = [
@@ -134,18 +201,27 @@ def test_a_sequence_that_begins_anew_counts_what_it_had_generated() -> None:
         batch.step([last], scores, step)
     batch.states[0] = copy.deepcopy(batch.states[0])
     batch.states[0].initial_tokens, batch.states[0]._true_initial_tokens = [1, 2, 5, 5], 2
-    assert torch.equal(batch.step([5], scores)[0], expected_scores(scores[0], sampling, [1, 2], [5, 5]))
+    assert torch.equal(
+        batch.step([5], scores)[0], expected_scores(scores[0], sampling, [1, 2], [5, 5])
+    )
 
 
 def test_a_sequence_with_penalties_keeps_nothing_as_large_as_the_vocabulary() -> None:
-    sequence = PenalizedSequence(Sampling(repetition_penalty=1.1, frequency_penalty=1.0, logit_bias={3: 1.0}))
+    sequence = PenalizedSequence(
+        Sampling(repetition_penalty=1.1, frequency_penalty=1.0, logit_bias={3: 1.0})
+    )
     state = SimpleNamespace(initial_tokens=[1, 2], _true_initial_tokens=0)
     sequence.begin_step(NextToken("a", 2, {}, state), torch.zeros(1, 5000))
-    assert sum(value.numel() for value in vars(sequence).values() if isinstance(value, torch.Tensor)) == 4
+    assert (
+        sum(value.numel() for value in vars(sequence).values() if isinstance(value, torch.Tensor))
+        == 4
+    )
 
 
 def test_without_penalties_scores_stay_the_same_tensor() -> None:
-    batch = PenalizedBatch([Sampling(temperature=0.0, repetition_penalty=1.0, logit_bias={})], [[1]])
+    batch = PenalizedBatch(
+        [Sampling(temperature=0.0, repetition_penalty=1.0, logit_bias={})], [[1]]
+    )
     scores = torch.zeros(1, 12)
     assert batch.step([1], scores) is scores
 
@@ -156,7 +232,9 @@ def test_logprobs_belong_to_a_position_whatever_was_computed_twice() -> None:
     logits = {3: LOGITS, 4: LOGITS.flip(0)}
     for position in (3, 4, 4):
         state = SimpleNamespace(
-            logit_processor_kwargs=sampling_arguments(Sampling(temperature=0.0, logprobs=True, top_logprobs=2), 0),
+            logit_processor_kwargs=sampling_arguments(
+                Sampling(temperature=0.0, logprobs=True, top_logprobs=2), 0
+            ),
             position_offset=position,
             request_id="a",
         )

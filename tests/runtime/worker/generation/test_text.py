@@ -20,7 +20,10 @@ def pieces(prompt: str, text: str, size: int = 1) -> list[str]:
     ids = tokenizer(text)["input_ids"]
     decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
     detokenizer = Detokenizer(decode, tokenizer(prompt)["input_ids"])
-    return [*(detokenizer.push(ids[at : at + size]) for at in range(0, len(ids), size)), detokenizer.finish()]
+    return [
+        *(detokenizer.push(ids[at : at + size]) for at in range(0, len(ids), size)),
+        detokenizer.finish(),
+    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -38,7 +41,9 @@ def test_a_piece_holds_whole_characters_only() -> None:
 
 def test_bytes_that_are_no_text_do_not_hold_up_what_follows() -> None:
     tokenizer = bpe_tokenizer()
-    lone = tokenizer.convert_tokens_to_ids("Ã")  # the byte 0xC3, which begins a character of two bytes
+    lone = tokenizer.convert_tokens_to_ids(
+        "Ã"
+    )  # the byte 0xC3, which begins a character of two bytes
     decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
     detokenizer = Detokenizer(decode, [])
     assert "".join(detokenizer.push([lone]) for _ in range(100)).count("\ufffd") >= 97
@@ -47,9 +52,16 @@ def test_bytes_that_are_no_text_do_not_hold_up_what_follows() -> None:
 
 def test_a_space_that_a_tokenizer_drops_at_the_start_of_a_text_is_kept_behind_a_prompt() -> None:
     words = {0: "The", 1: "▁cat", 2: "▁sat"}
-    detokenizer = Detokenizer(lambda ids: "".join(words[id] for id in ids).replace("▁", " ").removeprefix(" "), [0])
+    detokenizer = Detokenizer(
+        lambda ids: "".join(words[id] for id in ids).replace("▁", " ").removeprefix(" "), [0]
+    )
     assert [detokenizer.push([id]) for id in (1, 2)] == [" cat", " sat"]
-    assert Detokenizer(lambda ids: "".join(words[id] for id in ids).replace("▁", " ").removeprefix(" "), []).push([1]) == "cat"
+    assert (
+        Detokenizer(
+            lambda ids: "".join(words[id] for id in ids).replace("▁", " ").removeprefix(" "), []
+        ).push([1])
+        == "cat"
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +75,9 @@ def test_a_space_that_a_tokenizer_drops_at_the_start_of_a_text_is_kept_behind_a_
         ([], ["a", "b"], ["a", "b"], None),
     ],
 )
-def test_text_up_to_a_stop_string(stops: list[str], parts: list[str], sent: list[str], stop: str | None) -> None:
+def test_text_up_to_a_stop_string(
+    stops: list[str], parts: list[str], sent: list[str], stop: str | None
+) -> None:
     found = StopStrings(stops)
     texts = []
     for part in parts:
@@ -94,7 +108,9 @@ def test_long_bodies_are_read_beside_the_loop_one_at_a_time() -> None:
     async def ask() -> list[str]:
         long = [asyncio.ensure_future(beside_streams(b" " * (LONG + 1), read)) for _ in range(3)]
         await asyncio.to_thread(began.wait, 30)
-        short = await beside_streams(b" " * LONG, lambda: threading.current_thread().name)  # while the first is read
+        short = await beside_streams(
+            b" " * LONG, lambda: threading.current_thread().name
+        )  # while the first is read
         go_on.set()
         return [short, *await asyncio.gather(*long)]
 

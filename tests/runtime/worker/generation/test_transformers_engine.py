@@ -1,4 +1,6 @@
-"""transformers' continuous batching as an engine: the tokens of `generate`, whoever joins and leaves, and no cache is lost."""
+"""transformers' continuous batching as an engine: the tokens of `generate`, whoever joins and
+leaves, and no cache is lost.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,16 @@ from tsx_runtime.worker.generation.interface import Sampling
 from tsx_runtime.worker.generation.transformers_engine import TransformersEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-small_pages = pytest.mark.skipif(DEVICE == "cuda", reason="a page of a GPU's cache is as large as this model's context")
-TEXTS = ("Beautiful is better", "a", "def wrap(text, width=70):", "Now is better than never. " * 4, "In the face of ambiguity, refuse")
+small_pages = pytest.mark.skipif(
+    DEVICE == "cuda", reason="a page of a GPU's cache is as large as this model's context"
+)
+TEXTS = (
+    "Beautiful is better",
+    "a",
+    "def wrap(text, width=70):",
+    "Now is better than never. " * 4,
+    "In the face of ambiguity, refuse",
+)
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
 DRAWN = Sampling(max_tokens=24, temperature=0.9, top_p=0.95, top_k=40, seed=7)
 
@@ -38,7 +48,9 @@ def ids(text: str) -> list[int]:
     return list(bpe_tokenizer()(text)["input_ids"])
 
 
-async def collect(engine: TransformersEngine, prompt: Sequence[int], sampling: Sampling) -> tuple[list[int], str | None]:
+async def collect(
+    engine: TransformersEngine, prompt: Sequence[int], sampling: Sampling
+) -> tuple[list[int], str | None]:
     found: list[int] = []
     async for tokens in engine.generate(prompt, sampling):
         found += tokens.token_ids
@@ -51,8 +63,12 @@ async def until_running(engine: TransformersEngine, sequences: int) -> None:
         await asyncio.sleep(0)
 
 
-def start(run: Run, model: Any, adapters: dict[str, Path] | None = None, **limits: Any) -> TransformersEngine:
-    engine = TransformersEngine(model, adapters or {}, HuggingFaceConfig(**limits), [bpe_tokenizer().eos_token_id])
+def start(
+    run: Run, model: Any, adapters: dict[str, Path] | None = None, **limits: Any
+) -> TransformersEngine:
+    engine = TransformersEngine(
+        model, adapters or {}, HuggingFaceConfig(**limits), [bpe_tokenizer().eos_token_id]
+    )
     run(engine.start())
     return engine
 
@@ -72,15 +88,22 @@ def engine(llama: Path, run: Run) -> Iterator[TransformersEngine]:
 @pytest.fixture(scope="module")
 def wanted(model: Any) -> list[list[int]]:
     prompts = [ids(text) for text in TEXTS]
-    found = [model.generate(torch.tensor([prompt], device=DEVICE), max_new_tokens=24, do_sample=False)[0] for prompt in prompts]
+    found = [
+        model.generate(torch.tensor([prompt], device=DEVICE), max_new_tokens=24, do_sample=False)[0]
+        for prompt in prompts
+    ]
     return [each[len(prompt) :].tolist() for each, prompt in zip(found, prompts, strict=True)]
 
 
-def test_the_tokens_are_those_of_generate(engine: TransformersEngine, run: Run, wanted: list[list[int]]) -> None:
+def test_the_tokens_are_those_of_generate(
+    engine: TransformersEngine, run: Run, wanted: list[list[int]]
+) -> None:
     assert [run(collect(engine, ids(text), GREEDY))[0] for text in TEXTS] == wanted
 
 
-def test_sequences_that_join_and_leave_change_no_others(engine: TransformersEngine, run: Run, wanted: list[list[int]]) -> None:
+def test_sequences_that_join_and_leave_change_no_others(
+    engine: TransformersEngine, run: Run, wanted: list[list[int]]
+) -> None:
     async def leave_early(text: str) -> None:
         async with aclosing(engine.generate(ids(text), DRAWN)) as stream:
             async for _ in stream:
@@ -90,20 +113,31 @@ def test_sequences_that_join_and_leave_change_no_others(engine: TransformersEngi
         tasks: list[Any] = []
         for text in TEXTS:
             tasks.append(asyncio.create_task(collect(engine, ids(text), GREEDY)))
-            await leave_early(f"{text} or not")  # the next begins while those before it are under way
+            await leave_early(
+                f"{text} or not"
+            )  # the next begins while those before it are under way
         return [(await task)[0] for task in tasks]
 
     assert run(together()) == wanted
 
 
-def test_a_seed_repeats_an_answer_whoever_shares_the_batch(engine: TransformersEngine, run: Run) -> None:
+def test_a_seed_repeats_an_answer_whoever_shares_the_batch(
+    engine: TransformersEngine, run: Run
+) -> None:
     async def beside_others() -> list[int]:
-        others = [collect(engine, ids(text), sampling) for text in TEXTS for sampling in (GREEDY, Sampling(max_tokens=9, temperature=1.3))]
+        others = [
+            collect(engine, ids(text), sampling)
+            for text in TEXTS
+            for sampling in (GREEDY, Sampling(max_tokens=9, temperature=1.3))
+        ]
         return (await asyncio.gather(collect(engine, ids(TEXTS[0]), DRAWN), *others))[0][0]
 
     alone, _ = run(collect(engine, ids(TEXTS[0]), DRAWN))
     assert run(beside_others()) == alone
-    assert run(collect(engine, ids(TEXTS[0]), Sampling(max_tokens=24, temperature=0.9, seed=8)))[0] != alone
+    assert (
+        run(collect(engine, ids(TEXTS[0]), Sampling(max_tokens=24, temperature=0.9, seed=8)))[0]
+        != alone
+    )
 
 
 PENALIZED = (
@@ -111,7 +145,12 @@ PENALIZED = (
     Sampling(max_tokens=24, temperature=0.0, frequency_penalty=1.5, presence_penalty=-0.5),
     Sampling(max_tokens=24, temperature=0.0, logit_bias={7: 3.0, 90: -100.0, 12: 2.5}),
     Sampling(
-        max_tokens=24, temperature=0.0, repetition_penalty=0.8, frequency_penalty=2.0, presence_penalty=2.0, logit_bias={5: 4.0, 33: 6.0}
+        max_tokens=24,
+        temperature=0.0,
+        repetition_penalty=0.8,
+        frequency_penalty=2.0,
+        presence_penalty=2.0,
+        logit_bias={5: 4.0, 33: 6.0},
     ),
 )
 
@@ -124,12 +163,20 @@ class OpenAIPenalties(LogitsProcessor):  # type: ignore[misc]  # transformers ha
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         counts = input_ids[0, self.prompt :].bincount(minlength=scores.shape[-1])
-        return scores - counts * self.sampling.frequency_penalty - (counts > 0) * self.sampling.presence_penalty
+        return (
+            scores
+            - counts * self.sampling.frequency_penalty
+            - (counts > 0) * self.sampling.presence_penalty
+        )
 
 
 def generate(model: Any, prompt: list[int], sampling: Sampling) -> list[int]:
     """What transformers' own `generate` continues, with its own processors for what it has."""
-    bias = None if sampling.logit_bias is None else [[[token], value] for token, value in sampling.logit_bias.items()]
+    bias = (
+        None
+        if sampling.logit_bias is None
+        else [[[token], value] for token, value in sampling.logit_bias.items()]
+    )
     found = model.generate(
         torch.tensor([prompt], device=DEVICE),
         max_new_tokens=sampling.max_tokens,
@@ -147,11 +194,15 @@ def test_penalties_and_biases_are_those_of_generate_alone_and_beside_others(
     requests = [(ids(text), sampling) for text in TEXTS for sampling in PENALIZED]
     expected = [generate(model, *request) for request in requests]
     plain = [tokens for tokens in wanted for _ in PENALIZED]
-    assert [found == tokens for found, tokens in zip(expected, plain, strict=True)].count(True) < len(requests) // 4
+    assert [found == tokens for found, tokens in zip(expected, plain, strict=True)].count(
+        True
+    ) < len(requests) // 4
     assert [run(collect(engine, *request))[0] for request in requests] == expected
 
     async def together() -> list[list[int]]:
-        others = [collect(engine, ids(text), sampling) for text in TEXTS for sampling in (GREEDY, DRAWN)]
+        others = [
+            collect(engine, ids(text), sampling) for text in TEXTS for sampling in (GREEDY, DRAWN)
+        ]
         both = await asyncio.gather(*(collect(engine, *request) for request in requests), *others)
         return [found for found, _ in both]
 
@@ -161,10 +212,17 @@ def test_penalties_and_biases_are_those_of_generate_alone_and_beside_others(
 
 
 @small_pages
-def test_a_sequence_that_loses_its_cache_keeps_its_penalties(llama: Path, run: Run, model: Any) -> None:
-    """Three sequences that do not fit the cache together: the engine takes the cache of some of them away for a while."""
+def test_a_sequence_that_loses_its_cache_keeps_its_penalties(
+    llama: Path, run: Run, model: Any
+) -> None:
+    """Three sequences that do not fit the cache together: the engine takes the cache of some of
+    them away for a while.
+    """
     engine = start(run, model_of(llama), max_sequences=3, cache_memory=300_000)
-    requests = [(ids(text), replace(PENALIZED[1], max_tokens=engine.context_length - len(ids(text)))) for text in TEXTS[:3]]
+    requests = [
+        (ids(text), replace(PENALIZED[1], max_tokens=engine.context_length - len(ids(text))))
+        for text in TEXTS[:3]
+    ]
     scheduler = engine._lanes[None]._manager.batch_processor.scheduler
 
     async def together() -> tuple[list[list[int]], int]:
@@ -186,7 +244,10 @@ def test_a_sequence_that_loses_its_cache_keeps_its_penalties(llama: Path, run: R
 
 def test_logprobs_are_those_of_the_model(engine: TransformersEngine, run: Run, model: Any) -> None:
     async def read() -> list[Any]:
-        stream = engine.generate(ids(TEXTS[0]), Sampling(max_tokens=3, temperature=1.5, seed=3, logprobs=True, top_logprobs=2))
+        stream = engine.generate(
+            ids(TEXTS[0]),
+            Sampling(max_tokens=3, temperature=1.5, seed=3, logprobs=True, top_logprobs=2),
+        )
         return [tokens async for tokens in stream]
 
     prompt = ids(TEXTS[0])
@@ -201,10 +262,16 @@ def test_logprobs_are_those_of_the_model(engine: TransformersEngine, run: Run, m
         prompt.append(told.token_id)
 
 
-def test_the_token_that_ends_texts_ends_the_sequence(engine: TransformersEngine, run: Run, wanted: list[list[int]]) -> None:
+def test_the_token_that_ends_texts_ends_the_sequence(
+    engine: TransformersEngine, run: Run, wanted: list[list[int]]
+) -> None:
     lane = engine._lanes[None]
     end = wanted[0][5]
-    lane.end_tokens, lane._router._end_tokens, before = [end], frozenset([end]), (lane.end_tokens, lane._router._end_tokens)
+    lane.end_tokens, lane._router._end_tokens, before = (
+        [end],
+        frozenset([end]),
+        (lane.end_tokens, lane._router._end_tokens),
+    )
     try:
         found = run(collect(engine, ids(TEXTS[0]), GREEDY))
     finally:
@@ -231,7 +298,9 @@ def test_closing_frees_the_cache_within_a_step(engine: TransformersEngine, run: 
 
 def test_a_hundred_clients_that_leave_lose_no_cache(engine: TransformersEngine, run: Run) -> None:
     async def client(number: int) -> None:
-        async with aclosing(engine.generate(ids(TEXTS[number % 5]), Sampling(max_tokens=200, temperature=1.0))) as stream:
+        async with aclosing(
+            engine.generate(ids(TEXTS[number % 5]), Sampling(max_tokens=200, temperature=1.0))
+        ) as stream:
             read = 0
             async for _ in stream:
                 read += 1
@@ -248,7 +317,9 @@ def test_a_hundred_clients_that_leave_lose_no_cache(engine: TransformersEngine, 
 
 def test_a_cancelled_task_ends_its_sequence(engine: TransformersEngine, run: Run) -> None:
     async def cancel() -> Any:
-        task = asyncio.create_task(collect(engine, ids("a"), Sampling(max_tokens=250, temperature=0.0)))
+        task = asyncio.create_task(
+            collect(engine, ids("a"), Sampling(max_tokens=250, temperature=0.0))
+        )
         await until_running(engine, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -257,7 +328,9 @@ def test_a_cancelled_task_ends_its_sequence(engine: TransformersEngine, run: Run
     assert run(cancel()) == (0, 0, 0.0)
 
 
-def test_adapters_share_the_weights_of_the_base(llama: Path, adapters: dict[str, Path], run: Run, wanted: list[list[int]]) -> None:
+def test_adapters_share_the_weights_of_the_base(
+    llama: Path, adapters: dict[str, Path], run: Run, wanted: list[list[int]]
+) -> None:
     from peft import PeftModel
 
     engine = start(run, model_of(llama), adapters)
@@ -272,8 +345,16 @@ def test_adapters_share_the_weights_of_the_base(llama: Path, adapters: dict[str,
         prompt = ids(TEXTS[0])
 
         async def together() -> list[list[int]]:
-            sampling = [Sampling(max_tokens=24, temperature=0.0, adapter=name) for name in (None, "polite", "terse")]
-            return [found for found, _ in await asyncio.gather(*(collect(engine, prompt, each) for each in sampling))]
+            sampling = [
+                Sampling(max_tokens=24, temperature=0.0, adapter=name)
+                for name in (None, "polite", "terse")
+            ]
+            return [
+                found
+                for found, _ in await asyncio.gather(
+                    *(collect(engine, prompt, each) for each in sampling)
+                )
+            ]
 
         base, *adapted = run(together())
         assert base == wanted[0]
@@ -281,9 +362,11 @@ def test_adapters_share_the_weights_of_the_base(llama: Path, adapters: dict[str,
             alone = PeftModel.from_pretrained(model_of(llama), directory)
             assert (
                 found
-                == alone.generate(input_ids=torch.tensor([prompt], device=DEVICE), max_new_tokens=24, do_sample=False)[0][
-                    len(prompt) :
-                ].tolist()
+                == alone.generate(
+                    input_ids=torch.tensor([prompt], device=DEVICE),
+                    max_new_tokens=24,
+                    do_sample=False,
+                )[0][len(prompt) :].tolist()
             )
         assert len({tuple(each) for each in (base, *adapted)}) == 3
     finally:
@@ -291,14 +374,21 @@ def test_adapters_share_the_weights_of_the_base(llama: Path, adapters: dict[str,
 
 
 @small_pages
-def test_a_small_cache_makes_sequences_wait_and_then_refuses(llama: Path, run: Run, wanted: list[list[int]]) -> None:
+def test_a_small_cache_makes_sequences_wait_and_then_refuses(
+    llama: Path, run: Run, wanted: list[list[int]]
+) -> None:
     engine = start(run, model_of(llama), max_sequences=2, cache_memory=300_000)
     try:
         assert engine.context_length == engine.cache_tokens < CONTEXT
         longest = Sampling(max_tokens=engine.context_length - len(ids("a")), temperature=0.0)
 
         async def crowd() -> list[Any]:
-            wanted = [*((ids(text), GREEDY) for text in TEXTS), (ids("a"), longest), (ids("a"), GREEDY), (ids("a"), GREEDY)]
+            wanted = [
+                *((ids(text), GREEDY) for text in TEXTS),
+                (ids("a"), longest),
+                (ids("a"), GREEDY),
+                (ids("a"), GREEDY),
+            ]
             with engine._lanes[None]._manager.pause():
                 tasks = [asyncio.create_task(collect(engine, *each)) for each in wanted]
                 await asyncio.sleep(0)
@@ -317,12 +407,19 @@ def test_a_small_cache_makes_sequences_wait_and_then_refuses(llama: Path, run: R
 
 
 @small_pages
-def test_a_full_cache_takes_new_sequences_once_all_have_left(llama: Path, run: Run, wanted: list[list[int]]) -> None:
+def test_a_full_cache_takes_new_sequences_once_all_have_left(
+    llama: Path, run: Run, wanted: list[list[int]]
+) -> None:
     engine = start(run, model_of(llama), max_sequences=8, cache_memory=400_000)
     scheduler = engine._lanes[None]._manager.batch_processor.scheduler
 
     async def leave() -> list[int]:
-        tasks = [asyncio.create_task(collect(engine, ids("a"), Sampling(max_tokens=100, temperature=0.0))) for _ in range(8)]
+        tasks = [
+            asyncio.create_task(
+                collect(engine, ids("a"), Sampling(max_tokens=100, temperature=0.0))
+            )
+            for _ in range(8)
+        ]
         while not scheduler.block_new_requests:  # noqa: ASYNC110  # the engine has no event for a cache that is full
             await asyncio.sleep(0)
         for task in tasks:
@@ -352,7 +449,12 @@ def test_an_engine_that_dies_ends_all_its_streams(llama: Path, run: Run) -> None
     engine = start(run, model_of(llama))
 
     async def die() -> list[Any]:
-        tasks = [asyncio.create_task(collect(engine, ids(text), Sampling(max_tokens=230, temperature=0.0))) for text in TEXTS[:3]]
+        tasks = [
+            asyncio.create_task(
+                collect(engine, ids(text), Sampling(max_tokens=230, temperature=0.0))
+            )
+            for text in TEXTS[:3]
+        ]
         await until_running(engine, 3)
 
         def broken(*arguments: Any) -> None:
@@ -362,7 +464,9 @@ def test_an_engine_that_dies_ends_all_its_streams(llama: Path, run: Run) -> None
         return list(await asyncio.gather(*tasks, return_exceptions=True))
 
     errors = run(die())
-    assert all(isinstance(error, EngineDied) and "the device is gone" in str(error) for error in errors)
+    assert all(
+        isinstance(error, EngineDied) and "the device is gone" in str(error) for error in errors
+    )
     engine._lanes[None]._thread.join(10)
     run(asyncio.sleep(0))
     with pytest.raises(EngineDied):
@@ -378,24 +482,35 @@ def test_a_sequence_that_begins_after_its_reader_has_left_is_ended(
     async def late() -> int:
         kept: list[Any] = []
         with monkeypatch.context() as patch:
-            patch.setattr(manager, "add_request", lambda *arguments, **named: kept.append((arguments, named)))
-            task = asyncio.create_task(collect(engine, ids("a"), Sampling(max_tokens=250, temperature=0.0)))
+            patch.setattr(
+                manager, "add_request", lambda *arguments, **named: kept.append((arguments, named))
+            )
+            task = asyncio.create_task(
+                collect(engine, ids("a"), Sampling(max_tokens=250, temperature=0.0))
+            )
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         step = manager.current_batch
         manager.add_request(*kept[0][0], **kept[0][1])
-        while manager.current_batch == step or manager.batch_processor.scheduler.has_pending_requests():  # noqa: ASYNC110  # as above
+        while (  # noqa: ASYNC110
+            manager.current_batch == step
+            or manager.batch_processor.scheduler.has_pending_requests()
+        ):  # as above
             await asyncio.sleep(0)
         return int(manager.current_batch - step)
 
     assert run(late()) < 100
 
 
-def test_an_adapter_that_changes_the_shared_model_is_refused(llama: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
+def test_an_adapter_that_changes_the_shared_model_is_refused(
+    llama: Path, adapters: dict[str, Path], tmp_path: Path
+) -> None:
     for file in adapters["polite"].iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = tmp_path / "adapter_config.json"
     config.write_text(config.read_text().replace('"bias": "none"', '"bias": "all"'))
-    with pytest.raises(LoadError, match="own was trained with bias=all, which changes the model that others share"):
+    with pytest.raises(
+        LoadError, match="own was trained with bias=all, which changes the model that others share"
+    ):
         TransformersEngine(model_of(llama), {"own": tmp_path}, HuggingFaceConfig(), [0])

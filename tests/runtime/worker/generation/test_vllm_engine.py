@@ -33,7 +33,9 @@ class EngineDead(Exception):
 
 
 class FakeLLM:
-    """Answers with the prompt's tokens, one at a time, and 0 as the last; a prompt that begins with 9 waits."""
+    """Answers with the prompt's tokens, one at a time, and 0 as the last; a prompt that begins with
+    9 waits.
+    """
 
     made: Any = None
 
@@ -58,7 +60,9 @@ class FakeLLM:
     def from_engine_args(cls, arguments: Any, stat_loggers: list[Any]) -> FakeLLM:
         return cls(arguments.named, stat_loggers)
 
-    async def generate(self, prompt: Any, params: Any, request_id: str, lora_request: Any = None) -> AsyncGenerator[Any, None]:
+    async def generate(
+        self, prompt: Any, params: Any, request_id: str, lora_request: Any = None
+    ) -> AsyncGenerator[Any, None]:
         self.calls.append((params.named, lora_request))
         ids = [*prompt["prompt_token_ids"][: params.named["max_tokens"]], 0]
         try:
@@ -68,10 +72,17 @@ class FakeLLM:
                 if self.errored:
                     raise EngineDead("the core is gone")
                 self.stats.record(SimpleNamespace(kv_cache_usage=0.25), None)
-                likely = {id: SimpleNamespace(logprob=-0.5, rank=2), 7: SimpleNamespace(logprob=-0.25, rank=1)}
+                likely = {
+                    id: SimpleNamespace(logprob=-0.5, rank=2),
+                    7: SimpleNamespace(logprob=-0.25, rank=1),
+                }
                 reason = None if index < len(ids) - 1 else "stop"
                 logprobs = None if params.named["logprobs"] is None else [likely]
-                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[id], finish_reason=reason, logprobs=logprobs)])
+                yield SimpleNamespace(
+                    outputs=[
+                        SimpleNamespace(token_ids=[id], finish_reason=reason, logprobs=logprobs)
+                    ]
+                )
         except GeneratorExit:
             self.aborted.append(request_id)
             raise
@@ -88,7 +99,10 @@ def engine_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "vllm.engine.arg_utils": {"AsyncEngineArgs": Namespace},
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": Namespace},
-        "vllm.sampling_params": {"RequestOutputKind": SimpleNamespace(DELTA="delta"), "StructuredOutputsParams": Namespace},
+        "vllm.sampling_params": {
+            "RequestOutputKind": SimpleNamespace(DELTA="delta"),
+            "StructuredOutputsParams": Namespace,
+        },
         "vllm.v1": {},
         "vllm.v1.engine": {},
         "vllm.v1.engine.async_llm": {"AsyncLLM": FakeLLM},
@@ -105,9 +119,19 @@ def engine_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     del sys.modules[module.__name__]
 
 
-def load(run: Run, engine_class: Any, directory: str = "/models/m", adapters: Any = (), **config: Any) -> Any:
+def load(
+    run: Run, engine_class: Any, directory: str = "/models/m", adapters: Any = (), **config: Any
+) -> Any:
     task, device = "text-generation", torch.device("cuda", 0)
-    files = PretrainedFiles(Path(directory), dict(adapters), task, HuggingFaceConfig(**config), "bfloat16", device, False)
+    files = PretrainedFiles(
+        Path(directory),
+        dict(adapters),
+        task,
+        HuggingFaceConfig(**config),
+        "bfloat16",
+        device,
+        False,
+    )
     return run(engine_class.load(files, [0]))
 
 
@@ -118,32 +142,73 @@ async def collect(engine: Any, prompt: list[int], sampling: Sampling) -> list[An
 def test_tokens_come_as_vllm_gives_them(run: Run, engine_class: Any) -> None:
     engine = load(run, engine_class, max_sequences=8, cache_memory=1 << 30)
     arguments = FakeLLM.made.arguments
-    assert (arguments["model"], arguments["dtype"], arguments["max_num_seqs"]) == ("/models/m", "bfloat16", 8)
-    assert (arguments["kv_cache_memory_bytes"], arguments["enable_prefix_caching"]) == (1 << 30, True)
+    assert (arguments["model"], arguments["dtype"], arguments["max_num_seqs"]) == (
+        "/models/m",
+        "bfloat16",
+        8,
+    )
+    assert (arguments["kv_cache_memory_bytes"], arguments["enable_prefix_caching"]) == (
+        1 << 30,
+        True,
+    )
     assert engine.context_length == 512
-    sampling = Sampling(max_tokens=5, temperature=0.7, top_p=0.9, top_k=3, seed=1, logprobs=True, top_logprobs=1)
+    sampling = Sampling(
+        max_tokens=5, temperature=0.7, top_p=0.9, top_k=3, seed=1, logprobs=True, top_logprobs=1
+    )
     found = run(collect(engine, [3, 4], sampling))
-    assert [(tokens.token_ids, tokens.finished) for tokens in found] == [([3], None), ([4], None), ([0], "stop")]
+    assert [(tokens.token_ids, tokens.finished) for tokens in found] == [
+        ([3], None),
+        ([4], None),
+        ([0], "stop"),
+    ]
     assert found[0].logprobs == [TokenLogprob(3, -0.5, [(7, -0.25)])]
     params, lora = FakeLLM.made.calls[-1]
     assert {name: params[name] for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs", "stop_token_ids")} == {
         "max_tokens": 5, "temperature": 0.7, "top_p": 0.9, "top_k": 3, "seed": 1, "logprobs": 1, "stop_token_ids": [0],
     }  # fmt: skip
-    assert (params["output_kind"], params["detokenize"], params["structured_outputs"], lora) == ("delta", False, None, None)
+    assert (params["output_kind"], params["detokenize"], params["structured_outputs"], lora) == (
+        "delta",
+        False,
+        None,
+        None,
+    )
     run(engine.close())
     assert FakeLLM.made.is_shut
 
 
-def test_a_schema_an_adapter_and_penalties_reach_vllm(run: Run, engine_class: Any, tmp_path: Path) -> None:
+def test_a_schema_an_adapter_and_penalties_reach_vllm(
+    run: Run, engine_class: Any, tmp_path: Path
+) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 12}')
     engine = load(run, engine_class, adapters={"polite": tmp_path})
     assert (FakeLLM.made.arguments["max_loras"], FakeLLM.made.arguments["max_lora_rank"]) == (1, 16)
-    run(collect(engine, [3], Sampling(max_tokens=2, adapter="polite", json_schema={"type": "object"})))
+    run(
+        collect(
+            engine, [3], Sampling(max_tokens=2, adapter="polite", json_schema={"type": "object"})
+        )
+    )
     params, lora = FakeLLM.made.calls[-1]
     assert params["structured_outputs"].named == {"json": {"type": "object"}}
     assert lora.values == ("polite", 1, str(tmp_path))
-    run(collect(engine, [3], Sampling(max_tokens=2, json_schema={}, frequency_penalty=1.0, presence_penalty=0.5, logit_bias={3: 2.0})))
-    penalties = {"frequency_penalty": 1.0, "presence_penalty": 0.5, "repetition_penalty": 1.0, "logit_bias": {3: 2.0}}
+    run(
+        collect(
+            engine,
+            [3],
+            Sampling(
+                max_tokens=2,
+                json_schema={},
+                frequency_penalty=1.0,
+                presence_penalty=0.5,
+                logit_bias={3: 2.0},
+            ),
+        )
+    )
+    penalties = {
+        "frequency_penalty": 1.0,
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.0,
+        "logit_bias": {3: 2.0},
+    }
     assert FakeLLM.made.calls[-1][0].items() >= penalties.items()
     assert (params["frequency_penalty"], params["logit_bias"]) == (0.0, None)
     assert FakeLLM.made.calls[-1][0]["structured_outputs"].named == {"json_object": True}
@@ -166,7 +231,9 @@ def test_too_much_that_waits_is_refused(run: Run, engine_class: Any) -> None:
     engine = load(run, engine_class, max_sequences=1)
 
     async def crowd() -> None:
-        tasks = [asyncio.create_task(collect(engine, [9], Sampling(max_tokens=2))) for _ in range(4)]
+        tasks = [
+            asyncio.create_task(collect(engine, [9], Sampling(max_tokens=2))) for _ in range(4)
+        ]
         await asyncio.sleep(0)
         with pytest.raises(Unavailable, match="4 sequences wait") as refused:
             engine.generate([3], Sampling(max_tokens=2))
@@ -192,8 +259,12 @@ def test_an_engine_that_dies_says_so(run: Run, engine_class: Any) -> None:
     run(die())
 
 
-def test_what_vllm_cannot_run_is_a_failure_to_load(run: Run, engine_class: Any, tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="vLLM cannot run this model: ValueError: no such architecture"):
+def test_what_vllm_cannot_run_is_a_failure_to_load(
+    run: Run, engine_class: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        LoadError, match="vLLM cannot run this model: ValueError: no such architecture"
+    ):
         load(run, engine_class, "/models/bad")
     (tmp_path / "adapter_config.json").write_text('{"r": 1000}')
     with pytest.raises(LoadError, match=r"vLLM cannot run this model: .*max_lora_rank should be"):

@@ -22,10 +22,16 @@ def context() -> Context:
 def make_context(**changes: Any) -> Context:
     made = Context("m", "/models/m", {"model": {"modelName": "m"}}, 4, None, "0.1", **changes)
     metas = [
-        request_meta("one", b"q=1", [(b"Content-Type", b"text/plain"), (b"X-User", b"ann"), (b"x-user", b"bob")]),
+        request_meta(
+            "one",
+            b"q=1",
+            [(b"Content-Type", b"text/plain"), (b"X-User", b"ann"), (b"x-user", b"bob")],
+        ),
         request_meta("two", b"", [(b"ts_request_sequence_id", b"seq-7")]),
     ]
-    made.begin([meta.decode("latin-1") for meta in metas], {1: {"data": {"content-type": "image/png"}}})
+    made.begin(
+        [meta.decode("latin-1") for meta in metas], {1: {"data": {"content-type": "image/png"}}}
+    )
     return made
 
 
@@ -45,11 +51,19 @@ def test_it_names_the_model_and_the_machine(context: Context) -> None:
 
 def test_request_ids_are_by_position(context: Context) -> None:
     assert context.request_ids == {0: "one", 1: "two"}
-    assert (context.get_request_id(), context.get_request_id(1), context.get_request_id(2)) == ("one", "two", None)
+    assert (context.get_request_id(), context.get_request_id(1), context.get_request_id(2)) == (
+        "one",
+        "two",
+        None,
+    )
 
 
 def test_headers_are_found_whatever_their_case_and_listed_as_they_came(context: Context) -> None:
-    assert context.get_request_header(0, "content-type") == context.get_request_header(0, "CONTENT-TYPE") == "text/plain"
+    assert (
+        context.get_request_header(0, "content-type")
+        == context.get_request_header(0, "CONTENT-TYPE")
+        == "text/plain"
+    )
     assert context.get_request_header(0, "missing") is None
     assert list(context.get_all_request_header(0)) == ["Content-Type", "X-User"]
 
@@ -119,7 +133,9 @@ def test_a_header_value_beyond_latin_1_is_refused(context: Context) -> None:
 
 
 @given(st.text(max_size=12), st.text(max_size=30))
-def test_whatever_is_set_the_header_block_holds_that_one_line_or_none(name: str, value: str) -> None:
+def test_whatever_is_set_the_header_block_holds_that_one_line_or_none(
+    name: str, value: str
+) -> None:
     processor = RequestProcessor({})
     try:
         processor.add_response_property(name, value)
@@ -162,7 +178,9 @@ def test_a_piece_outside_of_a_batch_is_an_error_that_says_so(context: Context) -
         context.send_piece(0, b"x")
 
 
-def test_parts_that_come_after_the_answer_are_dropped_and_logged_once(context: Context, caplog: pytest.LogCaptureFixture) -> None:
+def test_parts_that_come_after_the_answer_are_dropped_and_logged_once(
+    context: Context, caplog: pytest.LogCaptureFixture
+) -> None:
     sent: list[object] = []
     context.begin([request_meta("late", b"", []).decode()], None, lambda *piece: sent.append(piece))
     context.send_piece(0, b"in time")
@@ -171,7 +189,10 @@ def test_parts_that_come_after_the_answer_are_dropped_and_logged_once(context: C
         context.send_piece(0, b"late")
     assert sent == [(0, b"", b"in time")]
     (record,) = caplog.records
-    assert record.getMessage() == "request late is already answered, so further parts of its answer are dropped"
+    assert (
+        record.getMessage()
+        == "request late is already answered, so further parts of its answer are dropped"
+    )
 
 
 def test_headers_are_a_dict_to_json_and_pickle() -> None:
@@ -185,7 +206,16 @@ def test_headers_are_a_dict_to_json_and_pickle() -> None:
 names = st.sampled_from(["a", "A", "b", "B", "Content-Type", "content-type"])
 
 
-@given(st.lists(st.tuples(st.sampled_from(["set", "pop", "default", "update", "popitem", "clear"]), names, st.integers()), max_size=30))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["set", "pop", "default", "update", "popitem", "clear"]),
+            names,
+            st.integers(),
+        ),
+        max_size=30,
+    )
+)
 def test_headers_behave_as_a_dict_of_lower_case_names(steps: list[tuple[str, str, int]]) -> None:
     headers = Headers()
     model: dict[str, int] = {}

@@ -1,4 +1,7 @@
-"""From a handler's name to its entry point, and what is said where there is none. Contract section 5.1."""
+"""From a handler's name to its entry point, and what is said where there is none.
+
+Contract section 5.1.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ FUNCTION = """
 """
 
 
-def test_a_function_named_handle_is_called_once_without_data_to_load(start_worker: StartWorker) -> None:
+def test_a_function_named_handle_is_called_once_without_data_to_load(
+    start_worker: StartWorker,
+) -> None:
     assert start_worker(FUNCTION).ask(b"")[0].body == b"(None, 'm')"
 
 
@@ -38,11 +43,15 @@ def test_a_function_named_handle_is_called_once_without_data_to_load(start_worke
         (" handler.py ", b"(None, 'm')"),
     ],
 )
-def test_a_handler_may_be_named_in_all_these_ways(start_worker: StartWorker, handler: str, body: bytes) -> None:
+def test_a_handler_may_be_named_in_all_these_ways(
+    start_worker: StartWorker, handler: str, body: bytes
+) -> None:
     assert start_worker(FUNCTION, handler=handler).ask(b"")[0].body == body
 
 
-def test_a_handler_in_a_subdirectory_is_found_there_and_imports_its_neighbours(start_worker: StartWorker) -> None:
+def test_a_handler_in_a_subdirectory_is_found_there_and_imports_its_neighbours(
+    start_worker: StartWorker,
+) -> None:
     files = {
         "src/service.py": "import near\ndef handle(data, context):\n    return None if data is None else [near.WHO]",
         "src/near.py": "WHO = 'neighbour'",
@@ -51,7 +60,10 @@ def test_a_handler_in_a_subdirectory_is_found_there_and_imports_its_neighbours(s
 
 
 def test_a_module_of_a_package_may_be_the_handler(start_worker: StartWorker) -> None:
-    files = {"pack/__init__.py": "", "pack/serve.py": "def run(data, context):\n    return None if data is None else [__name__]"}
+    files = {
+        "pack/__init__.py": "",
+        "pack/serve.py": "def run(data, context):\n    return None if data is None else [__name__]",
+    }
     assert start_worker(files=files, handler="pack.serve:run").ask(b"")[0].body == b"pack.serve"
 
 
@@ -60,19 +72,34 @@ def test_the_only_class_is_made_and_initialised(start_worker: StartWorker) -> No
 
 
 def test_a_class_may_be_named(start_worker: StartWorker) -> None:
-    assert start_worker(CLASS + "\n    class Helper: pass\n", handler="handler.py:Handler").ask(b"")[0].body == b"m"
+    assert (
+        start_worker(CLASS + "\n    class Helper: pass\n", handler="handler.py:Handler")
+        .ask(b"")[0]
+        .body
+        == b"m"
+    )
 
 
-def test_of_several_classes_the_only_one_that_handles_and_initialises_is_meant(start_worker: StartWorker) -> None:
-    helpers = "\n    class Config: pass\n    class Part:\n        def handle(self, data, context): pass\n"
+def test_of_several_classes_the_only_one_that_handles_and_initialises_is_meant(
+    start_worker: StartWorker,
+) -> None:
+    helpers = (
+        "\n    class Config: pass\n    class Part:\n        def handle(self, data, context): pass\n"
+    )
     assert start_worker(CLASS + helpers).ask(b"")[0].body == b"m"
 
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("dali_image_classifier", "the DALI pipeline"), ("vllm_handler", "tsx serve DIRECTORY"), ("trt_llm_handler", "OpenAI routes")],
+    [
+        ("dali_image_classifier", "the DALI pipeline"),
+        ("vllm_handler", "tsx serve DIRECTORY"),
+        ("trt_llm_handler", "OpenAI routes"),
+    ],
 )
-def test_a_handler_of_torchserves_that_is_not_carried_says_what_to_do_instead(start_worker: StartWorker, name: str, instead: str) -> None:
+def test_a_handler_of_torchserves_that_is_not_carried_says_what_to_do_instead(
+    start_worker: StartWorker, name: str, instead: str
+) -> None:
     worker = start_worker(handler=name)
     assert not worker.loaded
     assert f"tsx does not include TorchServe's {name}" in worker.report["message"]
@@ -80,7 +107,10 @@ def test_a_handler_of_torchserves_that_is_not_carried_says_what_to_do_instead(st
 
 
 def test_imported_classes_do_not_count(start_worker: StartWorker) -> None:
-    assert start_worker("from collections import OrderedDict\nfrom pathlib import Path\n" + "\n".join(CLASS.split("\n    "))).loaded
+    assert start_worker(
+        "from collections import OrderedDict\nfrom pathlib import Path\n"
+        + "\n".join(CLASS.split("\n    "))
+    ).loaded
 
 
 def test_a_named_function_that_is_missing_gives_way_to_the_class(start_worker: StartWorker) -> None:
@@ -88,8 +118,12 @@ def test_a_named_function_that_is_missing_gives_way_to_the_class(start_worker: S
 
 
 @pytest.mark.parametrize("name", ["json", "queue", "image_classifier", "model", "wire"])
-def test_a_handler_may_have_the_name_of_an_installed_module(start_worker: StartWorker, name: str) -> None:
-    files = {f"{name}.py": "def handle(data, context):\n    return None if data is None else ['mine']"}
+def test_a_handler_may_have_the_name_of_an_installed_module(
+    start_worker: StartWorker, name: str
+) -> None:
+    files = {
+        f"{name}.py": "def handle(data, context):\n    return None if data is None else ['mine']"
+    }
     assert start_worker(files=files, handler=f"{name}.py").ask(b"")[0].body == b"mine"
 
 
@@ -108,7 +142,9 @@ def test_async_handlers_run_on_one_loop(start_worker: StartWorker) -> None:
     assert worker.ask(b"")[0].body == worker.ask(b"")[0].body == b"true"
 
 
-def test_an_async_function_is_awaited_when_it_loads_and_when_it_serves(start_worker: StartWorker) -> None:
+def test_an_async_function_is_awaited_when_it_loads_and_when_it_serves(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker("""
         import asyncio
         async def handle(data, context):
@@ -126,28 +162,48 @@ def test_an_async_function_is_awaited_when_it_loads_and_when_it_serves(start_wor
     [
         ("import not_installed_here", "No module named 'not_installed_here'. Install that module"),
         ("from json import no_such_name", "cannot import name 'no_such_name'"),
-        ("def handle(data, context)\n    pass", "handler.py, line 1 is not valid Python: expected ':'"),
+        (
+            "def handle(data, context)\n    pass",
+            "handler.py, line 1 is not valid Python: expected ':'",
+        ),
         ("1 / 0", "does not import: ZeroDivisionError"),
         ("raise SystemExit('bye')", "does not import: SystemExit: bye"),
         ("x = 1", "has neither a function handle(data, context) nor a class"),
         ("class A: pass\nclass B: pass", "defines 2 classes (A, B)"),
         ("class A: pass", "Class A of handler handler.py has no method handle"),
-        ("class A:\n    def handle(self, data, context): pass", "Class A of handler handler.py has no method initialize"),
+        (
+            "class A:\n    def handle(self, data, context): pass",
+            "Class A of handler handler.py has no method initialize",
+        ),
         (
             "class A:\n    def __init__(self, x): pass\n    handle = initialize = lambda self, *args: None",
             "could not load the model: TypeError",
         ),
-        ("def handle(data, context):\n    open('a/vocab.txt')", "The archive does not contain 'a/vocab.txt': add it with --extra-files"),
+        (
+            "def handle(data, context):\n    open('a/vocab.txt')",
+            "The archive does not contain 'a/vocab.txt': add it with --extra-files",
+        ),
         (
             "def handle(data, context):\n    open(context.system_properties['model_dir'] + '/vocab.txt')",
             "does not contain 'vocab.txt': add it",
         ),
-        ("open('labels.json')", "does not import: FileNotFoundError: [Errno 2] No such file or directory: 'labels.json'. The archive does"),
-        ("def handle(data, context):\n    raise OSError('no disk')", "could not load the model: OSError: no disk"),
-        ("import ts.no_such_module", "tsx does not include TorchServe's module 'ts.no_such_module'"),
+        (
+            "open('labels.json')",
+            "does not import: FileNotFoundError: [Errno 2] No such file or directory: 'labels.json'. The archive does",
+        ),
+        (
+            "def handle(data, context):\n    raise OSError('no disk')",
+            "could not load the model: OSError: no disk",
+        ),
+        (
+            "import ts.no_such_module",
+            "tsx does not include TorchServe's module 'ts.no_such_module'",
+        ),
     ],
 )
-def test_a_handler_that_cannot_be_used_is_reported_as_what_it_is(start_worker: StartWorker, source: str, said: str) -> None:
+def test_a_handler_that_cannot_be_used_is_reported_as_what_it_is(
+    start_worker: StartWorker, source: str, said: str
+) -> None:
     worker = start_worker(source)
     assert not worker.loaded
     assert said in worker.report["message"]
@@ -158,10 +214,19 @@ FIRST_CALL = "The first call of a handler function has data=None, to initialise 
 
 
 @pytest.mark.parametrize(
-    "body", ["return [row['body'] for row in data]", "return [1] * len(data)", "data[0]", "data.get('x')", "json.loads(data)"]
+    "body",
+    [
+        "return [row['body'] for row in data]",
+        "return [1] * len(data)",
+        "data[0]",
+        "data.get('x')",
+        "json.loads(data)",
+    ],
 )
 @pytest.mark.parametrize("keyword", ["def", "async def"])
-def test_a_function_that_forgets_that_data_is_none_at_first_is_told_so(start_worker: StartWorker, keyword: str, body: str) -> None:
+def test_a_function_that_forgets_that_data_is_none_at_first_is_told_so(
+    start_worker: StartWorker, keyword: str, body: str
+) -> None:
     worker = start_worker(f"import json\n{keyword} handle(data, context):\n    {body}")
     assert FIRST_CALL in worker.report["message"]
 
@@ -173,7 +238,9 @@ def test_a_function_that_forgets_that_data_is_none_at_first_is_told_so(start_wor
         "class A:\n    def initialize(self, context): len(None)\n    def handle(self, data, context): pass",
     ],
 )
-def test_only_a_function_that_fails_on_none_is_told_of_the_first_call(start_worker: StartWorker, source: str) -> None:
+def test_only_a_function_that_fails_on_none_is_told_of_the_first_call(
+    start_worker: StartWorker, source: str
+) -> None:
     worker = start_worker(source)
     assert not worker.loaded
     assert "first call" not in worker.report["message"]
@@ -201,7 +268,9 @@ def test_the_traceback_is_that_of_the_handlers_own_code(start_worker: StartWorke
 
 def test_a_handler_that_is_not_there_is_named_with_what_there_is(start_worker: StartWorker) -> None:
     message = start_worker(files={"other.py": ""}).report["message"]
-    assert message.startswith("Handler 'handler.py' was not found: the archive has other.py, and the built-in handlers are base_handler")
+    assert message.startswith(
+        "Handler 'handler.py' was not found: the archive has other.py, and the built-in handlers are base_handler"
+    )
 
 
 def test_without_a_handler_the_base_handler_is_used(start_worker: StartWorker) -> None:
@@ -238,6 +307,8 @@ def test_a_handle_that_an_object_gets_when_it_is_made_is_one(start_worker: Start
     assert [answer.body for answer in worker.ask(b"a", b"b", b"c")] == [b"2 a", b"2 b", b"1 c"]
 
 
-def test_a_file_that_is_missing_elsewhere_is_none_of_the_archives(start_worker: StartWorker) -> None:
+def test_a_file_that_is_missing_elsewhere_is_none_of_the_archives(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker("open('/no/such/labels.json')")
     assert "--extra-files" not in worker.report["message"]

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from tsx_runtime.worker.handler_api.metrics import Dimension, Metric, Metrics, MetricsCacheKeyError, MetricTypes
+from tsx_runtime.worker.handler_api.metrics import (
+    Dimension,
+    Metric,
+    Metrics,
+    MetricsCacheKeyError,
+    MetricTypes,
+)
 
 DEFAULTS = {"ModelName": "m", "Level": "Model"}
 
@@ -17,7 +23,10 @@ def metrics() -> Metrics:
 
 
 def taken(metrics: Metrics) -> list[Any]:
-    return [(delta["name"], delta["type"], delta["unit"], delta["value"], delta["dimensions"]) for delta in metrics.pending.take()]
+    return [
+        (delta["name"], delta["type"], delta["unit"], delta["value"], delta["dimensions"])
+        for delta in metrics.pending.take()
+    ]
 
 
 def test_each_method_has_its_type_and_unit(metrics: Metrics) -> None:
@@ -39,12 +48,20 @@ def test_each_method_has_its_type_and_unit(metrics: Metrics) -> None:
     ]
 
 
-def test_between_two_replies_counters_add_up_gauges_keep_the_last_and_histograms_keep_all(metrics: Metrics) -> None:
+def test_between_two_replies_counters_add_up_gauges_keep_the_last_and_histograms_keep_all(
+    metrics: Metrics,
+) -> None:
     for value in (1, 2, 3):
         metrics.add_counter("c", value)
         metrics.add_percent("g", value)
         metrics.add_metric("h", value, "ms", metric_type=MetricTypes.HISTOGRAM)
-    assert [(name, value) for name, _, _, value, _ in taken(metrics)] == [("c", 6), ("g", 3), ("h", 1), ("h", 2), ("h", 3)]
+    assert [(name, value) for name, _, _, value, _ in taken(metrics)] == [
+        ("c", 6),
+        ("g", 3),
+        ("h", 1),
+        ("h", 2),
+        ("h", 3),
+    ]
 
 
 def test_what_was_taken_is_gone(metrics: Metrics) -> None:
@@ -74,7 +91,9 @@ def test_the_dimensions_of_one_call_are_not_those_of_the_next(metrics: Metrics) 
 
 
 @pytest.mark.parametrize(("method", "unit"), [("add_time", "hours"), ("add_size", "bits")])
-def test_a_wrong_unit_is_refused_with_the_right_ones(metrics: Metrics, method: str, unit: str) -> None:
+def test_a_wrong_unit_is_refused_with_the_right_ones(
+    metrics: Metrics, method: str, unit: str
+) -> None:
     with pytest.raises(ValueError, match=r"use one of"):
         getattr(metrics, method)("x", 1, None, unit)
 
@@ -85,7 +104,9 @@ def test_a_counter_does_not_shrink(metrics: Metrics, caplog: pytest.LogCaptureFi
     assert "counters only grow" in caplog.text
 
 
-def test_an_error_counts_and_its_text_is_logged(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_counts_and_its_text_is_logged(
+    metrics: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
     metrics.add_error("failures", "disk full")
     metrics.add_error("failures", 2)
     assert taken(metrics) == [("failures", "counter", "", 3, {"Level": "Error"})]
@@ -103,11 +124,16 @@ def test_a_metric_of_the_cache_is_found_and_updated_both_ways(metrics: Metrics) 
     ]
 
 
-def test_too_few_dimension_values_are_logged_and_fail_no_request(metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_few_dimension_values_are_logged_and_fail_no_request(
+    metrics: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
     metric = metrics.add_metric_to_cache("jobs", "count", ["queue", "state"])
     metric.add_or_update(1, ["fast"])
     assert taken(metrics) == []
-    assert "jobs is not updated: its dimensions are ['queue', 'state'], the values: fast" in caplog.text
+    assert (
+        "jobs is not updated: its dimensions are ['queue', 'state'], the values: fast"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,10 +142,20 @@ def test_too_few_dimension_values_are_logged_and_fail_no_request(metrics: Metric
         (("jobs", "count", ["queue"], MetricTypes.GAUGE), {}),
         (("jobs", "count"), {"dimension_names": ["queue"], "metric_type": MetricTypes.GAUGE}),
         (("jobs",), {"unit": "count", "dimension_names": ["queue"], "metric_type": "gauge"}),
-        ((), {"metric_name": "jobs", "unit": "count", "dimension_names": ["queue"], "metric_type": MetricTypes.GAUGE}),
+        (
+            (),
+            {
+                "metric_name": "jobs",
+                "unit": "count",
+                "dimension_names": ["queue"],
+                "metric_type": MetricTypes.GAUGE,
+            },
+        ),
     ],
 )
-def test_add_metric_of_older_releases_makes_a_metric_to_be_updated(metrics: Metrics, args: Any, named: Any) -> None:
+def test_add_metric_of_older_releases_makes_a_metric_to_be_updated(
+    metrics: Metrics, args: Any, named: Any
+) -> None:
     metric = metrics.add_metric(*args, **named)
     assert metric is metrics.get_metric("jobs", MetricTypes.GAUGE)
     metric.add_or_update(4, ["fast"])
@@ -160,22 +196,31 @@ def test_a_metric_needs_a_name(metrics: Metrics, name: Any) -> None:
         metrics.add_counter(name, 1)
 
 
-def test_a_metric_made_by_hand_is_a_line_of_torchserves_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_made_by_hand_is_a_line_of_torchserves_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "host")
     monkeypatch.setattr("time.time", lambda: 1717105307.5)
     metric = Metric("n", 1, "ms", [Dimension("a", 1), Dimension("b", 2)], "id", "counter")
     metric.update(2)
     assert str(metric) == "n.Milliseconds:3|#a:1,b:2|#hostname:host,1717105307,id"
     assert str(Metric("n", 1, "own", [])) == "n.own:1|#|#hostname:host,1717105307"
-    assert metric.to_dict()["Dimensions"] == [{"Name": "a", "Value": "1"}, {"Name": "b", "Value": "2"}]
+    assert metric.to_dict()["Dimensions"] == [
+        {"Name": "a", "Value": "1"},
+        {"Name": "b", "Value": "2"},
+    ]
 
 
-def test_values_that_no_answer_takes_along_do_not_pile_up(metrics: Metrics, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+def test_values_that_no_answer_takes_along_do_not_pile_up(
+    metrics: Metrics, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
     monkeypatch.setattr("tsx_runtime.worker.handler_api.metrics.MOST_PENDING", 3)
     for number in range(9):
         metrics.add_counter("requests", 1, dimensions=[Dimension("user", number)])
         metrics.add_metric("sizes", number, "count", metric_type="histogram")
-    metrics.add_counter("requests", 1, dimensions=[Dimension("user", 0)])  # one that is there grows on
+    metrics.add_counter(
+        "requests", 1, dimensions=[Dimension("user", 0)]
+    )  # one that is there grows on
     assert [(reported["name"], reported["value"]) for reported in metrics.pending.take()] == [
         ("requests", 2.0),
         ("requests", 1.0),

@@ -1,4 +1,6 @@
-"""An archive's modules beside the server's: a handler finds its own, and the log names those that clash with others."""
+"""An archive's modules beside the server's: a handler finds its own, and the log names those that
+clash with others.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_a_module_that_the_server_has_imported_keeps_its_meaning(start_worker: S
     assert (answer["utils"], answer["named"]) == ("the archive", True)
 
 
-def test_a_handler_and_its_helpers_get_the_archives_own_whenever_they_import_it(start_worker: StartWorker) -> None:
+def test_a_handler_and_its_helpers_get_the_archives_own_whenever_they_import_it(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker(
         """
         import mailbox, helper, importlib
@@ -81,10 +85,16 @@ def test_a_handler_may_be_called_as_a_module_that_others_need(start_worker: Star
 
 def test_code_that_a_link_leads_to_outside_is_not_run(start_worker: StartWorker, tmp_path) -> None:
     (tmp_path / "x.py").write_text("def handle(data, context):\n    return data\n")
-    worker = start_worker(handler="x.py", files={"handler.py": ""}, model_dir=str(tmp_path / "model-0"))
+    worker = start_worker(
+        handler="x.py", files={"handler.py": ""}, model_dir=str(tmp_path / "model-0")
+    )
     assert "was not found" in worker.report["message"]
     (tmp_path / "model-0" / "x.py").symlink_to(tmp_path / "x.py")
-    for handler, said in (("x.py", "leads out of the model's directory"), (f"{tmp_path}/x.py", "it is absolute"), ("../x.py", "'..'")):
+    for handler, said in (
+        ("x.py", "leads out of the model's directory"),
+        (f"{tmp_path}/x.py", "it is absolute"),
+        ("../x.py", "'..'"),
+    ):
         worker = start_worker(handler=handler, model_dir=str(tmp_path / "model-0"))
         assert not worker.loaded
         assert said in worker.report["message"]

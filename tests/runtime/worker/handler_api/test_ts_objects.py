@@ -19,7 +19,9 @@ from tsx_runtime.worker.handler_api.ts_objects import (
 
 def test_metrics_of_a_file_are_there_before_a_handler_reports(tmp_path: Path) -> None:
     path = tmp_path / "metrics.yaml"
-    path.write_text("model_metrics:\n  gauge:\n  - {name: HandlerTime, unit: ms, dimensions: [ModelName, Level]}\n")
+    path.write_text(
+        "model_metrics:\n  gauge:\n  - {name: HandlerTime, unit: ms, dimensions: [ModelName, Level]}\n"
+    )
     metrics = MetricsCacheYamlImpl(config_file_path=str(path))
     metrics.initialize_cache()
     metric = metrics.get_metric("HandlerTime", MetricTypes.GAUGE)
@@ -39,7 +41,9 @@ def test_metrics_of_a_file_are_there_before_a_handler_reports(tmp_path: Path) ->
         (None, MetricsCacheIOError),
     ],
 )
-def test_a_file_that_declares_no_metrics_is_an_error_of_its_kind(tmp_path: Path, content: str | None, error: type[Exception]) -> None:
+def test_a_file_that_declares_no_metrics_is_an_error_of_its_kind(
+    tmp_path: Path, content: str | None, error: type[Exception]
+) -> None:
     path = tmp_path / "metrics.yaml"
     if content is not None:
         path.write_text(content)

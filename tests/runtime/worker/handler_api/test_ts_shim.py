@@ -17,7 +17,12 @@ from tests.runtime.worker.conftest import StartWorker
 from tests.support.torchserve_names import names
 from tsx_runtime.worker.handler_api import ts_shim
 from tsx_runtime.worker.handler_api.testing import copy_files, download_model
-from tsx_runtime.worker.handler_api.utils import check_process_mem_usage, emit_metrics, get_yaml_config, import_class
+from tsx_runtime.worker.handler_api.utils import (
+    check_process_mem_usage,
+    emit_metrics,
+    get_yaml_config,
+    import_class,
+)
 
 ROOT = Path(__file__).parents[4]
 SHIMS = ROOT / "packages" / "tsx-serve-torchserve-shims" / "src"
@@ -33,7 +38,12 @@ ALSO = {  # Names that modules of TorchServe import, and users import from there
 }
 PARTS = "workflow_archiver.manifest_components"
 NAMES = {
-    module: sorted([*(name for name in MODULES.get(module, []) if not ts_shim.instead(f"{module}.{name}")), *ALSO.get(module, [])])
+    module: sorted(
+        [
+            *(name for name in MODULES.get(module, []) if not ts_shim.instead(f"{module}.{name}")),
+            *ALSO.get(module, []),
+        ]
+    )
     for module in ts_shim.NAMES
 }
 EVERY_WAY = """
@@ -67,7 +77,9 @@ print(json.dumps(refused))
 
 
 def test_every_name_imports_in_a_worker(start_worker: StartWorker) -> None:
-    imports = "\n".join(f"from {module} import {', '.join(names)}" for module, names in NAMES.items())
+    imports = "\n".join(
+        f"from {module} import {', '.join(names)}" for module, names in NAMES.items()
+    )
     worker = start_worker(
         f"{imports}\nimport ts\nfrom tsx_runtime.worker import exceptions\n"
         "def handle(data, context):\n"
@@ -78,7 +90,9 @@ def test_every_name_imports_in_a_worker(start_worker: StartWorker) -> None:
     assert json.loads(worker.ask(b"")[0].body) == ["0.12.0", True, True]
 
 
-def test_metrics_and_settings_are_emitted_and_read_as_by_torchserve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_and_settings_are_emitted_and_read_as_by_torchserve(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "own.yaml").write_text("a: [1]\n")
     assert get_yaml_config(tmp_path / "own.yaml") == {"a": [1]}
     with caplog.at_level("INFO", "tsx.worker"):
@@ -90,14 +104,31 @@ def test_metrics_and_settings_are_emitted_and_read_as_by_torchserve(tmp_path: Pa
 @pytest.mark.usefixtures("processes")
 def test_every_public_name_of_torchserve_is_included_or_says_what_to_use_instead() -> None:
     command = [sys.executable, "-c", EVERY_NAME, json.dumps(names())]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(SHIMS)}, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(SHIMS)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     refused = json.loads(done.stdout)
     all_names = [f"{module}.{name}" for module in MODULES for name in MODULES[module]]
     included = {f"{module}.{name}" for module in ALSO for name in ALSO[module]}
-    hints = {name: hint for name in all_names if name not in included and (hint := ts_shim.instead(name))}
-    parts = [f"{module}.{name}" for module, listed in names().items() for name in listed if module.startswith(PARTS)]
+    hints = {
+        name: hint for name in all_names if name not in included and (hint := ts_shim.instead(name))
+    }
+    parts = [
+        f"{module}.{name}"
+        for module, listed in names().items()
+        for name in listed
+        if module.startswith(PARTS)
+    ]
     assert refused.keys() == {*hints, *parts}
-    assert all(hint in refused[name] for name, hint in [*hints.items(), *((part, "generate_manifest_json") for part in parts)])
+    assert all(
+        hint in refused[name]
+        for name, hint in [*hints.items(), *((part, "generate_manifest_json") for part in parts)]
+    )
     documented = (ROOT / "docs" / "reference" / "torchserve.md").read_text(encoding="utf-8")
     assert [name for name in [*ts_shim.INSTEAD, PARTS] if f"`{name}`" not in documented] == []
 
@@ -107,7 +138,9 @@ def test_a_private_name_is_no_import_error() -> None:
         ts_shim.refuse("ts.protocol.otf_message_handler", "__path__")
     with pytest.raises(AttributeError):
         ts_shim.refuse("ts.service", "no_such_name")
-    with pytest.raises(AttributeError):  # pickle looks for a function that does not say its module in all modules
+    with pytest.raises(
+        AttributeError
+    ):  # pickle looks for a function that does not say its module in all modules
         ts_shim.refuse("ts.protocol.otf_message_handler", "log1p")
 
 
@@ -115,9 +148,14 @@ def test_a_private_name_is_no_import_error() -> None:
 def test_scripts_import_every_name_in_every_way_and_nothing_heavy_with_it() -> None:
     command = [sys.executable, "-c", EVERY_WAY, json.dumps(list(NAMES))]
     environment = {**os.environ, "PYTHONPATH": str(SHIMS)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert json.loads(done.stdout) == [[], NAMES, str(SHIMS / "ts" / "launcher.py")]
-    assert "tsx does not include TorchServe's module 'ts.wfdl': it includes ts.context, ts.handler_utils." in done.stderr
+    assert (
+        "tsx does not include TorchServe's module 'ts.wfdl': it includes ts.context, ts.handler_utils."
+        in done.stderr
+    )
 
 
 def test_nothing_of_it_is_seen_outside_of_workers() -> None:
@@ -126,7 +164,10 @@ def test_nothing_of_it_is_seen_outside_of_workers() -> None:
 
 
 def test_a_handler_that_is_named_by_its_module_in_ts_is_served(start_worker: StartWorker) -> None:
-    assert "the archive names no serialized file" in start_worker(handler="ts.torch_handler.densenet_handler").report["message"]
+    assert (
+        "the archive names no serialized file"
+        in start_worker(handler="ts.torch_handler.densenet_handler").report["message"]
+    )
 
 
 def test_small_tools_work_as_handlers_expect(start_worker: StartWorker) -> None:
@@ -156,7 +197,13 @@ def test_small_tools_work_as_handlers_expect(start_worker: StartWorker) -> None:
         "dotted": "JSONEncoder",
         "classes": ["JSONDecodeError", "JSONDecoder"],
         "backends": [True, False],
-        "mock": ["/d", {"modelName": "n", "serializedFile": "a.pt", "modelFile": "model.py"}, "True", None, {}],
+        "mock": [
+            "/d",
+            {"modelName": "n", "serializedFile": "a.pt", "modelFile": "model.py"},
+            "True",
+            None,
+            {},
+        ],
     }
 
 
@@ -166,7 +213,9 @@ def test_a_class_that_is_not_there_is_an_import_error(name: str) -> None:
         import_class(name)
 
 
-def test_processes_are_reported_with_their_resident_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes_are_reported_with_their_resident_bytes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     check_process_mem_usage(io.StringIO(f"{os.getpid()},{1 << 30}\n"))
     (own, size), gone = (line.split(":") for line in capsys.readouterr().out.splitlines())
     assert (int(own), gone) == (os.getpid(), [str(1 << 30), "0"])
@@ -186,7 +235,9 @@ def test_a_model_for_a_unit_test_is_downloaded_as_model_pt(tmp_path: Path) -> No
         for path in ("/models/net.pth?x=1", "/models/other.pth"):
             threading.Thread(target=server.handle_request).start()
             download_model(f"http://127.0.0.1:{server.server_port}{path}", tmp_path / "new")
-            assert [(file.name, file.read_text()) for file in (tmp_path / "new").iterdir()] == [("model.pt", path)]
+            assert [(file.name, file.read_text()) for file in (tmp_path / "new").iterdir()] == [
+                ("model.pt", path)
+            ]
     copy_files(tmp_path / "new", tmp_path, {"model.pt": "copy.pth"})
     assert (tmp_path / "copy.pth").read_bytes() == b"/models/other.pth"
     with pytest.raises(ValueError, match="no http or https address"):

@@ -40,15 +40,23 @@ def model_bytes(net: Net, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     torch.save(state, directory / "old.pth", _use_new_zipfile_serialization=False)
     torch.save({"epoch": 3, "state_dict": state}, directory / "checkpoint.pth")
     torch.save({"epoch": 3, "model": state, "ema": state}, directory / "two.pth")
-    torch.save({f"module.{name}": value for name, value in state.items()}, directory / "parallel.pth")
-    torch.save({name: value for name, value in state.items() if name != "last.bias"}, directory / "less.pth")
+    torch.save(
+        {f"module.{name}": value for name, value in state.items()}, directory / "parallel.pth"
+    )
+    torch.save(
+        {name: value for name, value in state.items() if name != "last.bias"},
+        directory / "less.pth",
+    )
     torch.save({**state, "last.weight": torch.zeros(5, 8)}, directory / "wide.pth")
     torch.save({name: value.double() for name, value in state.items()}, directory / "double.pth")
     torch.save([1, 2], directory / "list.pth")
     torch.jit.save(torch.jit.trace(net, example), directory / "script.pt")
     torch.jit.save(torch.jit.freeze(torch.jit.trace(net, example)), directory / "frozen.pt")
     batch = torch.export.Dim("batch")
-    torch.export.save(torch.export.export(net, (example,), dynamic_shapes=({0: batch},)), directory / "program.pt2")
+    torch.export.save(
+        torch.export.export(net, (example,), dynamic_shapes=({0: batch},)),
+        directory / "program.pt2",
+    )
     from safetensors.torch import save_file
 
     save_file(state, directory / "weights.safetensors")
@@ -66,7 +74,10 @@ def onnx_bytes(net: Net) -> bytes:
     nodes = [
         helper.make_node("Gemm", ["x", "first.weight", "first.bias"], ["a"], transB=1),
         helper.make_node(
-            "BatchNormalization", ["a", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"], ["b"], epsilon=1e-5
+            "BatchNormalization",
+            ["a", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"],
+            ["b"],
+            epsilon=1e-5,
         ),
         helper.make_node("Relu", ["b"], ["c"]),
         helper.make_node("Gemm", ["c", "last.weight", "last.bias"], ["y"], transB=1),

@@ -1,4 +1,6 @@
-"""BaseHandler in a worker: every kind of model gives the model's own numbers, and every broken one is explained."""
+"""BaseHandler in a worker: every kind of model gives the model's own numbers, and every broken one
+is explained.
+"""
 
 from __future__ import annotations
 
@@ -60,10 +62,17 @@ def assert_right(worker: Worker, net: Net) -> None:
     ],
 )
 def test_every_kind_of_model_gives_the_models_own_numbers(
-    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], file: str, model_file: str | None
+    start_worker: StartWorker,
+    net: Net,
+    model_bytes: dict[str, bytes],
+    file: str,
+    model_file: str | None,
 ) -> None:
     files = {file: model_bytes[file], "model.py": MODEL}
-    assert_right(start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": model_file}), net)
+    assert_right(
+        start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": model_file}),
+        net,
+    )
 
 
 def test_a_handler_may_ask_for_its_device() -> None:
@@ -73,19 +82,39 @@ def test_a_handler_may_ask_for_its_device() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_program_exported_for_one_batch_size_takes_every_other(start_worker: StartWorker, net: Net, tmp_path: Any, size: int) -> None:
+def test_a_program_exported_for_one_batch_size_takes_every_other(
+    start_worker: StartWorker, net: Net, tmp_path: Any, size: int
+) -> None:
     path = tmp_path / "fixed.pt2"
     torch.export.save(torch.export.export(net, (torch.zeros(size, 3),)), path)
-    assert_right(start_worker(ROWS, files={"fixed.pt2": path.read_bytes()}, model={"serializedFile": "fixed.pt2"}), net)
+    assert_right(
+        start_worker(
+            ROWS, files={"fixed.pt2": path.read_bytes()}, model={"serializedFile": "fixed.pt2"}
+        ),
+        net,
+    )
 
 
-def test_the_kind_is_reported_by_the_bytes_and_not_by_the_name(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
-    assert_right(start_worker(ROWS, files={"model.bin": model_bytes["program.pt2"]}, model={"serializedFile": "model.bin"}), net)
+def test_the_kind_is_reported_by_the_bytes_and_not_by_the_name(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]
+) -> None:
+    assert_right(
+        start_worker(
+            ROWS,
+            files={"model.bin": model_bytes["program.pt2"]},
+            model={"serializedFile": "model.bin"},
+        ),
+        net,
+    )
 
 
-def test_onnx_models_are_served_through_onnxruntime(start_worker: StartWorker, net: Net, onnx_bytes: bytes) -> None:
+def test_onnx_models_are_served_through_onnxruntime(
+    start_worker: StartWorker, net: Net, onnx_bytes: bytes
+) -> None:
     pytest.importorskip("onnxruntime")
-    worker = start_worker(ROWS, files={"model.onnx": onnx_bytes}, model={"serializedFile": "model.onnx"})
+    worker = start_worker(
+        ROWS, files={"model.onnx": onnx_bytes}, model={"serializedFile": "model.onnx"}
+    )
     assert_right(worker, net)
 
 
@@ -108,20 +137,32 @@ def test_an_onnx_model_with_its_weights_in_a_second_file_is_served(
     assert_right(start_worker(ROWS, files=files, model={"serializedFile": "lin.onnx"}), net)
 
 
-def test_onnx_weights_that_are_missing_or_lie_elsewhere_are_named(start_worker: StartWorker, onnx_bytes: bytes, tmp_path: Path) -> None:
+def test_onnx_weights_that_are_missing_or_lie_elsewhere_are_named(
+    start_worker: StartWorker, onnx_bytes: bytes, tmp_path: Path
+) -> None:
     pytest.importorskip("onnxruntime")
     content = save_apart(onnx_bytes, tmp_path).read_bytes()
     for location, said in (
-        (b"lin.onnx.data", "lin.onnx has weights in lin.onnx.data, which the archive does not contain"),
-        (b"../onnx.dataX", "lin.onnx has weights in '../onnx.dataX', which is refused: it leaves the directory with '..'"),
+        (
+            b"lin.onnx.data",
+            "lin.onnx has weights in lin.onnx.data, which the archive does not contain",
+        ),
+        (
+            b"../onnx.dataX",
+            "lin.onnx has weights in '../onnx.dataX', which is refused: it leaves the directory with '..'",
+        ),
     ):
         changed = content.replace(b"lin.onnx.data", location)
-        worker = start_worker(ROWS, files={"lin.onnx": changed}, model={"serializedFile": "lin.onnx"})
+        worker = start_worker(
+            ROWS, files={"lin.onnx": changed}, model={"serializedFile": "lin.onnx"}
+        )
         assert not worker.loaded
         assert said in worker.report["message"]
 
 
-def test_a_handler_may_call_an_onnx_session_itself(start_worker: StartWorker, onnx_bytes: bytes) -> None:
+def test_a_handler_may_call_an_onnx_session_itself(
+    start_worker: StartWorker, onnx_bytes: bytes
+) -> None:
     pytest.importorskip("onnxruntime")
     worker = start_worker(
         """
@@ -141,15 +182,18 @@ def test_a_handler_may_call_an_onnx_session_itself(start_worker: StartWorker, on
     assert len(ask(worker, 1)[0]) == 2
 
 
-def test_without_onnxruntime_the_pip_command_is_named(start_worker: StartWorker, onnx_bytes: bytes) -> None:
-    source = (
-        "import sys\nsys.modules['onnxruntime'] = None\nfrom ts.torch_handler.base_handler import BaseHandler\nclass H(BaseHandler): pass"
+def test_without_onnxruntime_the_pip_command_is_named(
+    start_worker: StartWorker, onnx_bytes: bytes
+) -> None:
+    source = "import sys\nsys.modules['onnxruntime'] = None\nfrom ts.torch_handler.base_handler import BaseHandler\nclass H(BaseHandler): pass"
+    worker = start_worker(
+        source, files={"model.onnx": onnx_bytes}, model={"serializedFile": "model.onnx"}
     )
-    worker = start_worker(source, files={"model.onnx": onnx_bytes}, model={"serializedFile": "model.onnx"})
     assert "pip install 'tsx-serve[onnx]'" in worker.report["message"]
 
 
-# One program is compiled: to make torch's headers ready for many would take as long again, and so would to try how vectors compile here.
+# One program is compiled: to make torch's headers ready for many would take as long again, and so
+# would to try how vectors compile here.
 QUICK = """
 import torch._inductor.config
 if hasattr(torch._inductor.config.aot_inductor, "precompile_headers"):  # older releases make none ready
@@ -167,14 +211,21 @@ def test_compiled_packages_are_served(start_worker: StartWorker, tmp_path: Any) 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
-    program = torch.export.export(Double(), (torch.ones(2, 3),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    program = torch.export.export(
+        Double(), (torch.ones(2, 3),), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
     exported = tmp_path / "exported.pt2"
     torch.export.save(program, exported)
-    source = f"import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = {str(tmp_path / 'cache')!r}\n{QUICK}" + textwrap.dedent(ROWS)
+    source = (
+        f"import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = {str(tmp_path / 'cache')!r}\n{QUICK}"
+        + textwrap.dedent(ROWS)
+    )
     ahead = {"pt2": {"export": {"aot_compile": True}}}
 
     def right(name: str, content: bytes, config: Any) -> bool:
-        worker = start_worker(source, files={name: content}, model={"serializedFile": name}, model_config=config)
+        worker = start_worker(
+            source, files={name: content}, model={"serializedFile": name}, model_config=config
+        )
         return bool(ask(worker, [1, 2, 3], [4, 5, 6]) == [[2, 4, 6], [8, 10, 12]])
 
     assert right("double.pt2", exported.read_bytes(), ahead)
@@ -183,13 +234,21 @@ def test_compiled_packages_are_served(start_worker: StartWorker, tmp_path: Any) 
     assert right("double.pt2", exported.read_bytes(), ahead)  # by what is there
     assert (kept.stat().st_ino, kept.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
     reported = describe_model_file(kept)
-    assert (reported.kind, reported.device, reported.detail) == ("aotinductor", "cpu", "compiled for cpu")
+    assert (reported.kind, reported.device, reported.detail) == (
+        "aotinductor",
+        "cpu",
+        "compiled for cpu",
+    )
     with zipfile.ZipFile(kept) as archive:
-        library = next(archive.read(name) for name in archive.namelist() if name.endswith(".so"))  # what older releases of torch wrote
+        library = next(
+            archive.read(name) for name in archive.namelist() if name.endswith(".so")
+        )  # what older releases of torch wrote
     assert right("double.pt2", kept.read_bytes(), {})
     assert right("double.so", library, ahead)
     worker = start_worker(ROWS, files={"double.so": library}, model={"serializedFile": "double.so"})
-    assert "set `pt2: {export: {aot_compile: true}}` in model-config.yaml" in worker.report["message"]
+    assert (
+        "set `pt2: {export: {aot_compile: true}}` in model-config.yaml" in worker.report["message"]
+    )
 
 
 FIT = {"serializedFile": "weights.pth", "modelFile": "model.py"}
@@ -204,24 +263,46 @@ WANTS = "from torch import nn\nclass Sized(nn.Module):\n    def __init__(self, w
     ("file", "model_py", "said"),
     [
         ("less.pth", MODEL, "does not fit model.py: 1 missing keys: last.bias"),
-        ("wide.pth", MODEL, "1 shapes that differ: last.weight is (5, 8) in the file and (2, 8) in the model"),
+        (
+            "wide.pth",
+            MODEL,
+            "1 shapes that differ: last.weight is (5, 8) in the file and (2, 8) in the model",
+        ),
         ("parallel.pth", MODEL, "save model.module.state_dict() instead"),
-        ("two.pth", MODEL, "a training checkpoint with several state dicts: save one of 'model', 'ema' alone"),
+        (
+            "two.pth",
+            MODEL,
+            "a training checkpoint with several state dicts: save one of 'model', 'ema' alone",
+        ),
         ("list.pth", MODEL, "holds a list, not weights"),
         ("weights.pth", EMPTY, "model.py defines no class"),
         ("weights.pth", TWO, "defines several classes (A, B)"),
-        ("weights.pth", WANTS, "missing a required argument: 'width'. Set `init_args: {width: ...}` in model-config.yaml"),
-        ("weights.pth", "import not_there", "The model file model.py does not import: No module named 'not_there'"),
+        (
+            "weights.pth",
+            WANTS,
+            "missing a required argument: 'width'. Set `init_args: {width: ...}` in model-config.yaml",
+        ),
+        (
+            "weights.pth",
+            "import not_there",
+            "The model file model.py does not import: No module named 'not_there'",
+        ),
         ("weights.pth", None, "model.py is not in the archive"),
     ],
 )
 def test_weights_and_model_files_that_do_not_fit_are_explained(
-    start_worker: StartWorker, model_bytes: dict[str, bytes], file: str, model_py: str | None, said: str
+    start_worker: StartWorker,
+    model_bytes: dict[str, bytes],
+    file: str,
+    model_py: str | None,
+    said: str,
 ) -> None:
     files: dict[str, str | bytes] = {file: model_bytes[file]}
     if model_py is not None:
         files["model.py"] = model_py
-    worker = start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": "model.py"})
+    worker = start_worker(
+        ROWS, files=files, model={"serializedFile": file, "modelFile": "model.py"}
+    )
     assert not worker.loaded
     assert said in worker.report["message"]
     assert len(worker.report["message"]) < 800
@@ -238,16 +319,30 @@ OWN_LOADING = (
 )
 
 
-def test_a_model_class_with_its_own_load_state_dict_is_served(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
+def test_a_model_class_with_its_own_load_state_dict_is_served(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]
+) -> None:
     files = {"parallel.pth": model_bytes["parallel.pth"], "model.py": OWN_LOADING}
-    assert_right(start_worker(ROWS, files=files, model={"serializedFile": "parallel.pth", "modelFile": "model.py"}), net)
+    assert_right(
+        start_worker(
+            ROWS, files=files, model={"serializedFile": "parallel.pth", "modelFile": "model.py"}
+        ),
+        net,
+    )
 
 
 def test_without_a_serialized_file_the_class_is_made_and_may_load_by_itself(
     start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]
 ) -> None:
-    source = MODEL.replace("nn.Linear(8, 2)\n", "nn.Linear(8, 2)\n        self.load_state_dict(torch.load('own.pth'))\n")
-    worker = start_worker(ROWS, files={"own.pth": model_bytes["weights.pth"], "model.py": source}, model={"modelFile": "model.py"})
+    source = MODEL.replace(
+        "nn.Linear(8, 2)\n",
+        "nn.Linear(8, 2)\n        self.load_state_dict(torch.load('own.pth'))\n",
+    )
+    worker = start_worker(
+        ROWS,
+        files={"own.pth": model_bytes["weights.pth"], "model.py": source},
+        model={"modelFile": "model.py"},
+    )
     assert_right(worker, net)
 
 
@@ -268,12 +363,25 @@ SIZED = """
     ("given", "answer"),
     [
         ({"width": 2, "by": 3}, [[3.0, 6.0]]),
-        ({"width": 2, "depth": 3}, "with init_args (depth, width): got an unexpected keyword argument 'depth'. Correct init_args"),
-        ([2], "model-config.yaml cannot be used: init_args: [2] is invalid: it must be a mapping of keys to values"),
+        (
+            {"width": 2, "depth": 3},
+            "with init_args (depth, width): got an unexpected keyword argument 'depth'. Correct init_args",
+        ),
+        (
+            [2],
+            "model-config.yaml cannot be used: init_args: [2] is invalid: it must be a mapping of keys to values",
+        ),
     ],
 )
-def test_a_model_class_gets_its_arguments_from_the_configuration(start_worker: StartWorker, given: Any, answer: Any) -> None:
-    worker = start_worker(ROWS, files={"model.py": SIZED}, model={"modelFile": "model.py"}, model_config={"init_args": given})
+def test_a_model_class_gets_its_arguments_from_the_configuration(
+    start_worker: StartWorker, given: Any, answer: Any
+) -> None:
+    worker = start_worker(
+        ROWS,
+        files={"model.py": SIZED},
+        model={"modelFile": "model.py"},
+        model_config={"init_args": given},
+    )
     if isinstance(answer, list):
         assert ask(worker, [1.0, 2.0, 3.0]) == answer
     else:
@@ -281,12 +389,18 @@ def test_a_model_class_gets_its_arguments_from_the_configuration(start_worker: S
 
 
 @pytest.mark.parametrize("manifest", [{}, {"model": None}, {"model": {}}])
-def test_a_manifest_that_names_no_weights_is_explained(start_worker: StartWorker, manifest: dict[str, Any]) -> None:
+def test_a_manifest_that_names_no_weights_is_explained(
+    start_worker: StartWorker, manifest: dict[str, Any]
+) -> None:
     worker = start_worker(handler="base_handler", manifest=manifest)
-    assert worker.report["message"].startswith("No model weights could be loaded: the archive names no serialized file.")
+    assert worker.report["message"].startswith(
+        "No model weights could be loaded: the archive names no serialized file."
+    )
 
 
-def test_a_helper_class_beside_the_only_model_does_no_harm(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
+def test_a_helper_class_beside_the_only_model_does_no_harm(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]
+) -> None:
     files = {"weights.pth": model_bytes["weights.pth"], "model.py": WITH_HELPER}
     assert_right(start_worker(ROWS, files=files, model=FIT), net)
 
@@ -317,34 +431,70 @@ def test_of_several_model_classes_the_one_that_fits_the_weights_is_served(
     start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], file: str
 ) -> None:
     files = {file: model_bytes[file], "model.py": MODEL + BLOCK + OTHER + BROKEN}
-    assert_right(start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": "model.py"}), net)
+    assert_right(
+        start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": "model.py"}),
+        net,
+    )
 
 
-def test_the_class_that_the_manifest_names_is_served(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
-    files = {"weights.pth": model_bytes["weights.pth"], "model.py": MODEL + TWIN, "elsewhere.py": "from model import Net"}
+def test_the_class_that_the_manifest_names_is_served(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]
+) -> None:
+    files = {
+        "weights.pth": model_bytes["weights.pth"],
+        "model.py": MODEL + TWIN,
+        "elsewhere.py": "from model import Net",
+    }
     assert_right(start_worker(ROWS, files=files, model={**FIT, "modelClass": "Twin"}), net)
-    assert_right(start_worker(ROWS, files=files, model={**FIT, "modelFile": "elsewhere.py", "modelClass": "Net"}), net)
+    assert_right(
+        start_worker(
+            ROWS, files=files, model={**FIT, "modelFile": "elsewhere.py", "modelClass": "Net"}
+        ),
+        net,
+    )
 
 
 @pytest.mark.parametrize(
     ("code", "model", "said"),
     [
-        (MODEL + TWIN, FIT, "several classes (Net, Twin), and the weights fit several (Net, Twin). Name one when packing: --model-file"),
+        (
+            MODEL + TWIN,
+            FIT,
+            "several classes (Net, Twin), and the weights fit several (Net, Twin). Name one when packing: --model-file",
+        ),
         (
             BLOCK + OTHER + BROKEN,
             FIT,
             "the weights fit none of them (Block: TypeError: Block.__init__() missing 1 required positional argument: 'width'; "
             "Broken: RuntimeError: needs a GPU; Other: LoadError: weights.pth does not fit Other: 2 missing keys",
         ),
-        (MODEL + TWIN, {"modelFile": "model.py"}, "there are no weights to choose by. Name one when packing: --model-file model.py:CLASS"),
-        (MODEL + TWIN, {**FIT, "modelClass": "Gone"}, "model.py has no class Gone; its classes: Net, Twin. Name one of them."),
-        (MODEL + BLOCK, {**FIT, "modelClass": "Block"}, "Class Block of model.py cannot be created with no arguments"),
+        (
+            MODEL + TWIN,
+            {"modelFile": "model.py"},
+            "there are no weights to choose by. Name one when packing: --model-file model.py:CLASS",
+        ),
+        (
+            MODEL + TWIN,
+            {**FIT, "modelClass": "Gone"},
+            "model.py has no class Gone; its classes: Net, Twin. Name one of them.",
+        ),
+        (
+            MODEL + BLOCK,
+            {**FIT, "modelClass": "Block"},
+            "Class Block of model.py cannot be created with no arguments",
+        ),
     ],
 )
 def test_a_model_class_that_cannot_be_chosen_is_explained(
-    start_worker: StartWorker, model_bytes: dict[str, bytes], code: str, model: dict[str, str], said: str
+    start_worker: StartWorker,
+    model_bytes: dict[str, bytes],
+    code: str,
+    model: dict[str, str],
+    said: str,
 ) -> None:
-    worker = start_worker(ROWS, files={"weights.pth": model_bytes["weights.pth"], "model.py": code}, model=model)
+    worker = start_worker(
+        ROWS, files={"weights.pth": model_bytes["weights.pth"], "model.py": code}, model=model
+    )
     assert not worker.loaded
     assert said in worker.report["message"]
 
@@ -355,7 +505,10 @@ def test_a_model_class_that_cannot_be_chosen_is_explained(
         ("weights.pth", "holds weights but not the model that they belong to"),
         ("weights.safetensors", "holds weights but not the model that they belong to"),
         ("nothing.pt", "nothing.pt is not in the archive"),
-        ("empty.pt", "empty.pt is empty (0 bytes); copy or download it again. Pack the archive again with a valid file."),
+        (
+            "empty.pt",
+            "empty.pt is empty (0 bytes); copy or download it again. Pack the archive again with a valid file.",
+        ),
         ("cut.pt", "truncated"),
         ("junk.pt", "junk.pt"),
     ],
@@ -363,16 +516,29 @@ def test_a_model_class_that_cannot_be_chosen_is_explained(
 def test_a_model_file_that_cannot_be_served_is_explained(
     start_worker: StartWorker, model_bytes: dict[str, bytes], file: str, said: str
 ) -> None:
-    files = {**model_bytes, "empty.pt": b"", "cut.pt": model_bytes["script.pt"][:-400], "junk.pt": b"\x89junk" * 100}
-    worker = start_worker(ROWS, files={file: files[file]} if file in files else {}, model={"serializedFile": file})
+    files = {
+        **model_bytes,
+        "empty.pt": b"",
+        "cut.pt": model_bytes["script.pt"][:-400],
+        "junk.pt": b"\x89junk" * 100,
+    }
+    worker = start_worker(
+        ROWS, files={file: files[file]} if file in files else {}, model={"serializedFile": file}
+    )
     assert not worker.loaded
     assert said in worker.report["message"]
-    assert f"/{file}" not in worker.report["message"]  # the path of the cache says nothing to anybody
+    assert (
+        f"/{file}" not in worker.report["message"]
+    )  # the path of the cache says nothing to anybody
 
 
-def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(start_worker: StartWorker, tmp_path: Any) -> None:
+def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(
+    start_worker: StartWorker, tmp_path: Any
+) -> None:
     script = tmp_path / "whole.py"
-    script.write_text("import torch\nclass Twice(torch.nn.Module):\n    def forward(self, x): return x * 2\n")
+    script.write_text(
+        "import torch\nclass Twice(torch.nn.Module):\n    def forward(self, x): return x * 2\n"
+    )
     sys.path.insert(0, str(tmp_path))
     try:
         import whole  # type: ignore[import-not-found]  # written above
@@ -388,7 +554,12 @@ def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(start_worker: St
     assert "`weightsOnly: false` in model-config.yaml" in refused.report["message"]
     trusted = start_worker(ROWS, files=files, model=model, model_config={"weightsOnly": False})
     assert ask(trusted, [1, 2, 3]) == [[2, 4, 6]]
-    alone = start_worker(ROWS, files=files, model={"serializedFile": "whole.pth"}, model_config={"weightsOnly": False})
+    alone = start_worker(
+        ROWS,
+        files=files,
+        model={"serializedFile": "whole.pth"},
+        model_config={"weightsOnly": False},
+    )
     assert ask(alone, [1, 2, 3]) == [[2, 4, 6]]
     wrong = start_worker(ROWS, files=files, model=model, model_config={"weightsOnly": "no"})
     assert "weightsOnly in model-config.yaml is 'no'" in wrong.report["message"]
@@ -402,14 +573,23 @@ def test_handling_time_is_reported_and_the_steps_where_profiling_is_asked_for(
     plain = start_worker(ROWS, files=files, model=model)
     ask(plain, QUESTIONS[0])
     assert [(metric["name"], metric["unit"]) for metric in plain.metrics] == [("HandlerTime", "ms")]
-    profiled = start_worker(ROWS, files=files, model=model, model_config={"handler": {"profile": True}})
+    profiled = start_worker(
+        ROWS, files=files, model=model, model_config={"handler": {"profile": True}}
+    )
     ask(profiled, QUESTIONS[0])
     names = [metric["name"] for metric in profiled.metrics]
-    assert names == ["ts_handler_preprocess", "ts_handler_inference", "ts_handler_postprocess", "HandlerTime"]
+    assert names == [
+        "ts_handler_preprocess",
+        "ts_handler_inference",
+        "ts_handler_postprocess",
+        "HandlerTime",
+    ]
     assert all(math.isfinite(metric["value"]) for metric in profiled.metrics)
 
 
-def test_describe_and_explain_requests_reach_their_methods(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> None:
+def test_describe_and_explain_requests_reach_their_methods(
+    start_worker: StartWorker, model_bytes: dict[str, bytes]
+) -> None:
     worker = start_worker(
         ROWS
         + """
@@ -432,7 +612,11 @@ def test_an_explanation_tells_what_each_number_of_a_row_weighs(
     start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], file: str
 ) -> None:
     files = {file: model_bytes[file], "model.py": MODEL}
-    worker = start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": "model.py" if file == "weights.pth" else None})
+    worker = start_worker(
+        ROWS,
+        files=files,
+        model={"serializedFile": file, "modelFile": "model.py" if file == "weights.pth" else None},
+    )
     answer = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=1"))[0]
     assert answer.status == 200, answer
     weights = json.loads(answer.body)
@@ -441,36 +625,57 @@ def test_an_explanation_tells_what_each_number_of_a_row_weighs(
         change = (net(row) - net(torch.zeros(1, 3)))[0, 1].item()
     assert sum(weights) == pytest.approx(change, rel=0.1)  # what integrated gradients promise
     wrong = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=2"))[0]
-    assert (wrong.status, wrong.message) == (400, "target 2 is not a class of the model, which has 2 classes, counted from 0.")
+    assert (wrong.status, wrong.message) == (
+        400,
+        "target 2 is not a class of the model, which has 2 classes, counted from 0.",
+    )
 
 
-def test_what_gradients_cannot_explain_is_refused_with_the_way_out(start_worker: StartWorker, onnx_bytes: bytes) -> None:
+def test_what_gradients_cannot_explain_is_refused_with_the_way_out(
+    start_worker: StartWorker, onnx_bytes: bytes
+) -> None:
     pytest.importorskip("onnxruntime")
-    worker = start_worker(ROWS, files={"model.onnx": onnx_bytes}, model={"serializedFile": "model.onnx"})
+    worker = start_worker(
+        ROWS, files={"model.onnx": onnx_bytes}, model={"serializedFile": "model.onnx"}
+    )
     answer = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")]))[0]
     assert answer.status == 501
-    assert "cannot be explained by gradients" in answer.message or "override get_insights" in answer.message
-
-
-def test_torchs_profiler_leaves_a_trace(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], tmp_path: Any) -> None:
-    source = f"import os, tempfile\nos.environ['ENABLE_TORCH_PROFILER'] = '1'\ntempfile.tempdir = {str(tmp_path)!r}\n" + "\n".join(
-        line[4:] for line in ROWS.splitlines()
+    assert (
+        "cannot be explained by gradients" in answer.message
+        or "override get_insights" in answer.message
     )
-    worker = start_worker(source, files={"script.pt": model_bytes["script.pt"]}, model={"serializedFile": "script.pt"})
+
+
+def test_torchs_profiler_leaves_a_trace(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], tmp_path: Any
+) -> None:
+    source = (
+        f"import os, tempfile\nos.environ['ENABLE_TORCH_PROFILER'] = '1'\ntempfile.tempdir = {str(tmp_path)!r}\n"
+        + "\n".join(line[4:] for line in ROWS.splitlines())
+    )
+    worker = start_worker(
+        source, files={"script.pt": model_bytes["script.pt"]}, model={"serializedFile": "script.pt"}
+    )
     assert_right(worker, net)
     assert list((tmp_path / "pytorch_profiler" / "m").glob("*.pt.trace.json"))
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a directory to another user")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0,
+    reason="only root can give a directory to another user",
+)
 def test_torchs_profiler_writes_into_no_directory_of_another_user(
     start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], tmp_path: Path
 ) -> None:
     (tmp_path / "pytorch_profiler" / "m").mkdir(parents=True)
     os.chown(tmp_path / "pytorch_profiler", 54321, 54321)
-    source = f"import os, tempfile\nos.environ['ENABLE_TORCH_PROFILER'] = '1'\ntempfile.tempdir = {str(tmp_path)!r}\n" + "\n".join(
-        line[4:] for line in ROWS.splitlines()
+    source = (
+        f"import os, tempfile\nos.environ['ENABLE_TORCH_PROFILER'] = '1'\ntempfile.tempdir = {str(tmp_path)!r}\n"
+        + "\n".join(line[4:] for line in ROWS.splitlines())
     )
-    worker = start_worker(source, files={"script.pt": model_bytes["script.pt"]}, model={"serializedFile": "script.pt"})
+    worker = start_worker(
+        source, files={"script.pt": model_bytes["script.pt"]}, model={"serializedFile": "script.pt"}
+    )
     assert_right(worker, net)
     assert list((tmp_path / "pytorch_profiler" / "m").iterdir()) == []
     assert len(list(tmp_path.glob("pytorch_profiler-*/*.pt.trace.json"))) > 0
@@ -494,33 +699,55 @@ def test_a_compiled_model_gives_the_same_numbers_and_so_does_one_that_cannot_be_
     assert_right(start_worker(ROWS, files=files, model=FIT, model_config={"pt2": pt2}), net)
 
 
-def test_a_gpu_that_is_not_there_gives_way_to_the_cpu(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
+def test_a_gpu_that_is_not_there_gives_way_to_the_cpu(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]
+) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    worker = start_worker(ROWS, files={"script.pt": model_bytes["script.pt"]}, model={"serializedFile": "script.pt"}, gpu_id=0)
+    worker = start_worker(
+        ROWS,
+        files={"script.pt": model_bytes["script.pt"]},
+        model={"serializedFile": "script.pt"},
+        gpu_id=0,
+    )
     assert worker.report["device"] == "cpu"
     assert_right(worker, net)
 
 
-def test_the_names_of_classes_are_there_for_the_handler(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> None:
+def test_the_names_of_classes_are_there_for_the_handler(
+    start_worker: StartWorker, model_bytes: dict[str, bytes]
+) -> None:
     worker = start_worker(
         ROWS + "\n        def describe_handle(self):\n            return self.mapping\n",
-        files={"script.pt": model_bytes["script.pt"], "index_to_name.json": '{"0": ["n1", "cat"], "1": "dog"}'},
+        files={
+            "script.pt": model_bytes["script.pt"],
+            "index_to_name.json": '{"0": ["n1", "cat"], "1": "dog"}',
+        },
         model={"serializedFile": "script.pt"},
     )
-    assert json.loads(worker.ask(Request(b"", [(b"describe", b"True")]))[0].body) == {"0": "cat", "1": "dog"}
+    assert json.loads(worker.ask(Request(b"", [(b"describe", b"True")]))[0].body) == {
+        "0": "cat",
+        "1": "dog",
+    }
 
 
 @pytest.mark.parametrize(
     ("method", "model"),
-    [("_load_pickled_model(self, model_dir, model_file, model_pt_path)", FIT), ("_load_torchscript_model(self, model_pt_path)", SCRIPT)],
+    [
+        ("_load_pickled_model(self, model_dir, model_file, model_pt_path)", FIT),
+        ("_load_torchscript_model(self, model_pt_path)", SCRIPT),
+    ],
 )
 def test_a_handler_may_load_its_model_in_its_own_way(
     start_worker: StartWorker, model_bytes: dict[str, bytes], method: str, model: dict[str, str]
 ) -> None:
     worker = start_worker(
         f"{ROWS}\n        def {method}:\n            import torch\n            return torch.nn.Identity()\n",
-        files={"weights.pth": model_bytes["weights.pth"], "script.pt": model_bytes["script.pt"], "model.py": MODEL},
+        files={
+            "weights.pth": model_bytes["weights.pth"],
+            "script.pt": model_bytes["script.pt"],
+            "model.py": MODEL,
+        },
         model=model,
     )
     assert ask(worker, [1, 2, 3]) == [[1, 2, 3]]

@@ -38,12 +38,16 @@ class Bright(torch.nn.Module):
 class Corners(torch.nn.Module):
     """In each image: one sure thing that fills it, one unsure."""
 
-    def forward(self, images: list[torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
+    def forward(
+        self, images: list[torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
         found: list[dict[str, torch.Tensor]] = []
         for image in images:
             box = torch.tensor([0.0, 0.0, float(image.shape[2]), float(image.shape[1])])
             score = torch.stack([image.max() * 0 + 0.75, image.min() * 0 + 0.25])
-            found.append({"boxes": torch.stack([box, box]), "labels": torch.tensor([1, 2]), "scores": score})
+            found.append(
+                {"boxes": torch.stack([box, box]), "labels": torch.tensor([1, 2]), "scores": score}
+            )
         return {}, found
 
 
@@ -67,39 +71,67 @@ def ask(worker: Worker, *images: Image.Image) -> Any:
 
 @pytest.fixture(scope="module")
 def segmenter(start_shared_worker: StartWorker, tmp_path_factory: pytest.TempPathFactory) -> Worker:
-    files: dict[str, str | bytes] = {"model.pt": script(Bright(), tmp_path_factory.mktemp("bright"))}
-    return start_shared_worker(files=files, model={"serializedFile": "model.pt"}, handler="image_segmenter", max_response_size=1 << 24)
+    files: dict[str, str | bytes] = {
+        "model.pt": script(Bright(), tmp_path_factory.mktemp("bright"))
+    }
+    return start_shared_worker(
+        files=files,
+        model={"serializedFile": "model.pt"},
+        handler="image_segmenter",
+        max_response_size=1 << 24,
+    )
 
 
-def test_every_pixel_gets_its_likeliest_class_and_that_classes_probability(segmenter: Worker) -> None:
+def test_every_pixel_gets_its_likeliest_class_and_that_classes_probability(
+    segmenter: Worker,
+) -> None:
     dark, bright = ask(segmenter, Image.new("RGB", (300, 300)), Image.new("L", (224, 300), 255))
     for answer, kind, red in ((dark, 0, -0.485 / 0.229), (bright, 1, (1 - 0.485) / 0.229)):
         pixels = torch.tensor(answer)
         assert pixels.shape == (224, 224, 2)
         assert (pixels[:, :, 0] == kind).all()
-        assert pixels[:, :, 1].mean().item() == pytest.approx(torch.sigmoid(torch.tensor(2 * abs(red))).item())
+        assert pixels[:, :, 1].mean().item() == pytest.approx(
+            torch.sigmoid(torch.tensor(2 * abs(red))).item()
+        )
 
 
 def test_what_makes_a_class_likely_is_reported_for_each_pixel(segmenter: Worker) -> None:
-    (answer,) = segmenter.ask(Request(encoded(Image.new("RGB", (300, 300), "white")), [(b"explain", b"True")], b"target=1"))
+    (answer,) = segmenter.ask(
+        Request(
+            encoded(Image.new("RGB", (300, 300), "white")), [(b"explain", b"True")], b"target=1"
+        )
+    )
     weights = torch.tensor(json.loads(answer.body))
     assert weights.shape == (3, 224, 224)
-    assert weights.sum().item() == pytest.approx((1 - 0.485) / 0.229, rel=1e-3)  # all of it from red
+    assert weights.sum().item() == pytest.approx(
+        (1 - 0.485) / 0.229, rel=1e-3
+    )  # all of it from red
     assert weights[1:].abs().max() == 0
 
 
-def test_things_that_are_sure_enough_are_named_with_their_boxes(start_worker: StartWorker, tmp_path: Path) -> None:
-    files: dict[str, str | bytes] = {"model.pt": script(Corners(), tmp_path), "index_to_name.json": '{"1": "person", "2": "hat"}'}
-    worker = start_worker(files=files, model={"serializedFile": "model.pt"}, handler="object_detector")
+def test_things_that_are_sure_enough_are_named_with_their_boxes(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    files: dict[str, str | bytes] = {
+        "model.pt": script(Corners(), tmp_path),
+        "index_to_name.json": '{"1": "person", "2": "hat"}',
+    }
+    worker = start_worker(
+        files=files, model={"serializedFile": "model.pt"}, handler="object_detector"
+    )
     (small,) = ask(worker, sample(30, 20))
     assert small == [{"person": [0.0, 0.0, 30.0, 20.0], "score": pytest.approx(0.75)}]
     several = ask(worker, sample(30, 20), sample(50, 40, "L"))  # of different sizes
     assert several == [small, [{"person": [0.0, 0.0, 50.0, 40.0], "score": pytest.approx(0.75)}]]
-    before, bad, after = worker.ask(encoded(sample(30, 20)), Request(b"no image"), encoded(sample(30, 20)))
+    before, bad, after = worker.ask(
+        encoded(sample(30, 20)), Request(b"no image"), encoded(sample(30, 20))
+    )
     assert (before.status, bad.status, after.status) == (200, 400, 200)
 
 
-def test_images_of_one_size_come_as_one_tensor_and_the_threshold_may_be_set(start_worker: StartWorker) -> None:
+def test_images_of_one_size_come_as_one_tensor_and_the_threshold_may_be_set(
+    start_worker: StartWorker,
+) -> None:
     source = """
         from ts.torch_handler.object_detector import ObjectDetector
         class Own(ObjectDetector):
@@ -111,8 +143,16 @@ def test_images_of_one_size_come_as_one_tensor_and_the_threshold_may_be_set(star
     torch.save({}, state)
     files: dict[str, str | bytes] = {"model.py": EAGER_CORNERS, "weights.pth": state.getvalue()}
     model = {"serializedFile": "weights.pth", "modelFile": "model.py"}
-    worker = start_worker(source, files=files, model=model, model_config={"handler": {"threshold": 0.5}})
-    assert [list(things[0]) for things in ask(worker, sample(30, 20), sample(30, 20))] == [["2", "score"]] * 2
-    assert [list(things[0]) for things in ask(worker, sample(30, 20), sample(31, 20))] == [["1", "score"]] * 2
-    stricter = start_worker(source, files=files, model=model, model_config={"handler": {"threshold": 0.6}})
+    worker = start_worker(
+        source, files=files, model=model, model_config={"handler": {"threshold": 0.5}}
+    )
+    assert [list(things[0]) for things in ask(worker, sample(30, 20), sample(30, 20))] == [
+        ["2", "score"]
+    ] * 2
+    assert [list(things[0]) for things in ask(worker, sample(30, 20), sample(31, 20))] == [
+        ["1", "score"]
+    ] * 2
+    stricter = start_worker(
+        source, files=files, model=model, model_config={"handler": {"threshold": 0.6}}
+    )
     assert ask(stricter, sample(30, 20)) == [[]]

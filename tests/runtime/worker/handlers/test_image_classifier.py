@@ -1,4 +1,7 @@
-"""Images in, named probabilities out; a request that is no image is told so and harms nobody. Contract section 5.4."""
+"""Images in, named probabilities out; a request that is no image is told so and harms nobody.
+
+Contract section 5.4.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,20 @@ def classifier(start_shared_worker: StartWorker, model: bytes) -> Worker:
     return start(start_shared_worker, model)
 
 
-def start(start_worker: StartWorker, model: bytes, source: str | None = None, names: Any = None, **order: Any) -> Worker:
+def start(
+    start_worker: StartWorker,
+    model: bytes,
+    source: str | None = None,
+    names: Any = None,
+    **order: Any,
+) -> Worker:
     files: dict[str, str | bytes] = {"mean.pt": model}
     if names is not None:
         files["index_to_name.json"] = json.dumps(names)
     handler = "image_classifier" if source is None else "handler.py"
-    worker = start_worker(source, files=files, model={"serializedFile": "mean.pt"}, handler=handler, **order)
+    worker = start_worker(
+        source, files=files, model={"serializedFile": "mean.pt"}, handler=handler, **order
+    )
     assert worker.loaded, worker.report
     return worker
 
@@ -90,12 +101,16 @@ def test_the_ways_to_send_an_image_give_the_same_answer(classifier: Worker) -> N
         assert other == pytest.approx(first)
 
 
-def test_images_come_in_kserves_envelopes(start_worker: StartWorker, model: bytes, classifier: Worker) -> None:
+def test_images_come_in_kserves_envelopes(
+    start_worker: StartWorker, model: bytes, classifier: Worker
+) -> None:
     text = base64.b64encode(PHOTO).decode()
     tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [text]}
     json_type = [(b"Content-Type", b"application/json")]
     first = start(start_worker, model, envelope="kserve")
-    (answer,) = first.ask(Request(json.dumps({"instances": [{"data": text}, {"b64": text}]}).encode(), json_type))
+    (answer,) = first.ask(
+        Request(json.dumps({"instances": [{"data": text}, {"b64": text}]}).encode(), json_type)
+    )
     second = start(start_worker, model, envelope="kservev2")
     (tensors,) = second.ask(Request(json.dumps({"inputs": [tensor]}).encode(), json_type))
     expected = pytest.approx(json.loads(classifier.ask(PHOTO)[0].body))
@@ -111,9 +126,16 @@ def test_nested_lists_are_taken_as_they_are(classifier: Worker) -> None:
     assert list(json.loads(answer.body).values()) == pytest.approx(expected.values.tolist())
 
 
-@pytest.mark.parametrize(("mode", "form"), [("L", "JPEG"), ("RGBA", "PNG"), ("P", "GIF"), ("CMYK", "JPEG"), ("1", "PNG"), ("I;16", "PNG")])
+@pytest.mark.parametrize(
+    ("mode", "form"),
+    [("L", "JPEG"), ("RGBA", "PNG"), ("P", "GIF"), ("CMYK", "JPEG"), ("1", "PNG"), ("I;16", "PNG")],
+)
 def test_every_mode_of_image_is_answered(classifier: Worker, mode: str, form: str) -> None:
-    image = sample(50, 60).convert("I").convert(mode) if mode == "I;16" else sample(50, 60).convert(mode)
+    image = (
+        sample(50, 60).convert("I").convert(mode)
+        if mode == "I;16"
+        else sample(50, 60).convert(mode)
+    )
     assert classifier.ask(encoded(image, form))[0].status == 200
 
 
@@ -128,12 +150,20 @@ def test_every_mode_of_image_is_answered(classifier: Worker, mode: str, form: st
         (Request(b""), "an empty body, not an image"),
         (Request(b"not base64!", [(b"Content-Type", b"text/plain")]), "is not base64"),
         (Request(b"{}", [(b"Content-Type", b"application/json")]), "holds a dict, not an image"),
-        (Request(b"[[1, 2], [3]]", [(b"Content-Type", b"application/json")]), "not an array of numbers"),
-        (Request(b"image=1", [(b"Content-Type", b"application/x-www-form-urlencoded")]), "a field named 'data'; it has 'image'"),
+        (
+            Request(b"[[1, 2], [3]]", [(b"Content-Type", b"application/json")]),
+            "not an array of numbers",
+        ),
+        (
+            Request(b"image=1", [(b"Content-Type", b"application/x-www-form-urlencoded")]),
+            "a field named 'data'; it has 'image'",
+        ),
         (Request(encoded(Image.new("1", (60_000, 1)))), "cannot be prepared: its 60000 x 1 pixels"),
     ],
 )
-def test_what_is_no_image_is_named_and_its_neighbours_are_answered(classifier: Worker, request_: Request, said: str) -> None:
+def test_what_is_no_image_is_named_and_its_neighbours_are_answered(
+    classifier: Worker, request_: Request, said: str
+) -> None:
     before, bad, after = classifier.ask(PHOTO, request_, PHOTO)
     assert before == after
     assert before.status == 200
@@ -155,21 +185,34 @@ def bomb(width: int, height: int) -> bytes:
     )
 
 
-def test_gigantic_images_are_refused_unless_the_limit_is_off(start_worker: StartWorker, model: bytes, classifier: Worker) -> None:
+def test_gigantic_images_are_refused_unless_the_limit_is_off(
+    start_worker: StartWorker, model: bytes, classifier: Worker
+) -> None:
     limited = classifier.ask(bomb(20_000, 20_000))[0]
     assert limited.status == 400
     assert "too large" in limited.message
     assert "limit_max_image_pixels=false" in limited.message
-    unlimited = start(start_worker, model, limit_max_image_pixels=False).ask(bomb(20_000, 20_000))[0]
+    unlimited = start(start_worker, model, limit_max_image_pixels=False).ask(bomb(20_000, 20_000))[
+        0
+    ]
     assert "too large" not in unlimited.message
 
 
 def test_classes_have_the_names_of_the_mapping(start_worker: StartWorker, model: bytes) -> None:
-    worker = start(start_worker, model, names={str(number): ["id", f"name {number}"] for number in range(CLASSES - 1)})
-    assert set(json.loads(worker.ask(PHOTO)[0].body)) <= {*(f"name {number}" for number in range(CLASSES - 1)), str(CLASSES - 1)}
+    worker = start(
+        start_worker,
+        model,
+        names={str(number): ["id", f"name {number}"] for number in range(CLASSES - 1)},
+    )
+    assert set(json.loads(worker.ask(PHOTO)[0].body)) <= {
+        *(f"name {number}" for number in range(CLASSES - 1)),
+        str(CLASSES - 1),
+    }
 
 
-def test_more_classes_can_be_asked_for_than_there_are(start_worker: StartWorker, model: bytes) -> None:
+def test_more_classes_can_be_asked_for_than_there_are(
+    start_worker: StartWorker, model: bytes
+) -> None:
     source = """
         from ts.torch_handler.image_classifier import ImageClassifier
         class All(ImageClassifier):
@@ -180,7 +223,9 @@ def test_more_classes_can_be_asked_for_than_there_are(start_worker: StartWorker,
     assert len(json.loads(start(start_worker, model, source).ask(PHOTO)[0].body)) == CLASSES
 
 
-def test_a_subclass_may_bring_its_own_image_processing(start_worker: StartWorker, model: bytes) -> None:
+def test_a_subclass_may_bring_its_own_image_processing(
+    start_worker: StartWorker, model: bytes
+) -> None:
     source = """
         import torch
         from ts.torch_handler.image_classifier import ImageClassifier
@@ -190,10 +235,14 @@ def test_a_subclass_may_bring_its_own_image_processing(start_worker: StartWorker
                 return torch.full((1, 2, 2), image.width / 100)
     """
     (answer,) = start(start_worker, model, source).ask(encoded(sample(100, 50, "L")))
-    assert list(json.loads(answer.body).values()) == pytest.approx(torch.softmax(1.0 * torch.arange(CLASSES), 0).topk(5).values.tolist())
+    assert list(json.loads(answer.body).values()) == pytest.approx(
+        torch.softmax(1.0 * torch.arange(CLASSES), 0).topk(5).values.tolist()
+    )
 
 
-def test_an_explanation_without_captum_names_the_pip_command(start_worker: StartWorker, model: bytes) -> None:
+def test_an_explanation_without_captum_names_the_pip_command(
+    start_worker: StartWorker, model: bytes
+) -> None:
     source = """
         import sys
         sys.modules["captum"] = None
@@ -206,5 +255,7 @@ def test_an_explanation_without_captum_names_the_pip_command(start_worker: Start
 
 
 def test_an_explanation_is_captums(start_worker: StartWorker, model: bytes) -> None:
-    (answer,) = start(start_worker, model, max_response_size=1 << 26).ask(Request(PHOTO, [(b"explain", b"True")], b"target=3"))
+    (answer,) = start(start_worker, model, max_response_size=1 << 26).ask(
+        Request(PHOTO, [(b"explain", b"True")], b"target=3")
+    )
     assert torch.tensor(json.loads(answer.body)).shape == (3, 224, 224)

@@ -1,4 +1,6 @@
-"""Staged copies are copies, and no buffer is written again before what was sent from it has arrived."""
+"""Staged copies are copies, and no buffer is written again before what was sent from it has
+arrived.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.worker.handlers.staging import LEAST, Staging, can_stack, can_stage, stack_on_device, to_device
+from tsx_runtime.worker.handlers.staging import (
+    LEAST,
+    Staging,
+    can_stack,
+    can_stage,
+    stack_on_device,
+    to_device,
+)
 
 CPU = torch.device("cpu")
 
@@ -27,15 +36,25 @@ class Event:
 
 def staging(log: list[str]) -> Staging:
     names = iter("abcdefgh")
-    return Staging(lambda size: torch.empty(size, dtype=torch.uint8), lambda: Event(log, next(names)))
+    return Staging(
+        lambda size: torch.empty(size, dtype=torch.uint8), lambda: Event(log, next(names))
+    )
 
 
-@given(st.lists(st.integers(1, 5000), min_size=1, max_size=8), st.sampled_from([torch.float32, torch.int64, torch.bool, torch.bfloat16]))
-def test_what_arrives_is_what_was_sent_though_buffers_are_used_again(sizes: list[int], dtype: torch.dtype) -> None:
+@given(
+    st.lists(st.integers(1, 5000), min_size=1, max_size=8),
+    st.sampled_from([torch.float32, torch.int64, torch.bool, torch.bfloat16]),
+)
+def test_what_arrives_is_what_was_sent_though_buffers_are_used_again(
+    sizes: list[int], dtype: torch.dtype
+) -> None:
     stage = staging([])
     sent = [torch.randint(0, 2, (size, 3)).to(dtype) for size in sizes]
     arrived = [stage.send(tensor, CPU) for tensor in sent]
-    assert all(torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(sent, arrived, strict=True))
+    assert all(
+        torch.equal(one, other) and one.dtype == other.dtype
+        for one, other in zip(sent, arrived, strict=True)
+    )
     stacked = stage.stack([sent[0]] * 3, CPU)
     assert torch.equal(stacked, torch.stack([sent[0]] * 3))
 
@@ -89,7 +108,10 @@ def test_on_the_cpu_nothing_is_copied_twice() -> None:
     assert torch.equal(stack_on_device([tensor, tensor], CPU), torch.ones(2, LEAST))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: pinned memory cannot be had without one")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="needs a CUDA device: pinned memory cannot be had without one",
+)
 def test_on_a_gpu_a_stream_of_tensors_arrives_whole() -> None:
     device = torch.device("cuda:0")
     sent = [torch.randn(1 << 20) for _ in range(20)]

@@ -58,12 +58,22 @@ FILES: dict[str, str | bytes] = {
 EAGER = {"serializedFile": "weights.pth", "modelFile": "model.py"}
 
 
-def start(start_worker: StartWorker, files: dict[str, str | bytes] | None = None, **order: Any) -> Worker:
-    return start_worker(files={**FILES, **(files or {})}, **{"model": EAGER, "handler": "text_classifier", **order})
+def start(
+    start_worker: StartWorker, files: dict[str, str | bytes] | None = None, **order: Any
+) -> Worker:
+    return start_worker(
+        files={**FILES, **(files or {})}, **{"model": EAGER, "handler": "text_classifier", **order}
+    )
 
 
 def expected(*counts: float) -> dict[str, Any]:
-    return dict(zip(["neither", "good", "bad"], torch.softmax(torch.tensor(counts, dtype=torch.float32), 0).tolist(), strict=True))
+    return dict(
+        zip(
+            ["neither", "good", "bad"],
+            torch.softmax(torch.tensor(counts, dtype=torch.float32), 0).tolist(),
+            strict=True,
+        )
+    )
 
 
 def test_texts_of_a_batch_get_the_models_own_probabilities_each(start_worker: StartWorker) -> None:
@@ -97,13 +107,18 @@ def test_an_explanation_names_the_words_and_what_they_weigh(start_worker: StartW
     net = Net()
     net.load_state_dict(weights())
     torch.jit.save(torch.jit.script(net), scripted)
-    for files, model in (({}, EAGER), ({"script.pt": scripted.getvalue()}, {"serializedFile": "script.pt"})):
+    for files, model in (
+        ({}, EAGER),
+        ({"script.pt": scripted.getvalue()}, {"serializedFile": "script.pt"}),
+    ):
         worker = start(start_worker, files, model=model)
         answer = worker.ask(Request(b"It is a good day", [(b"explain", b"True")], b"target=1"))[0]
         insight = json.loads(answer.body)
         assert insight["words"] == ["it", "is", "a", "good", "day"]
         length = (2.5**2 + 0.5**2) ** 0.5  # "good day" weighs 1, a half for each of its words
-        assert insight["importances"] == pytest.approx([0, 0, 0, 2.5 / length, 0.5 / length], abs=1e-4)
+        assert insight["importances"] == pytest.approx(
+            [0, 0, 0, 2.5 / length, 0.5 / length], abs=1e-4
+        )
 
 
 @pytest.mark.parametrize(
@@ -117,11 +132,18 @@ def test_an_explanation_names_the_words_and_what_they_weigh(start_worker: StartW
             {},
             "torch.save(vocab.get_stoi(), 'source_vocab.pt')",
         ),
-        ({"source_vocab.pt": saved(collections.ChainMap({"good": 1}))}, {"weightsOnly": False}, None),
+        (
+            {"source_vocab.pt": saved(collections.ChainMap({"good": 1}))},
+            {"weightsOnly": False},
+            None,
+        ),
     ],
 )
 def test_a_vocabulary_is_plain_data_unless_the_archive_is_trusted(
-    start_worker: StartWorker, files: dict[str, str | bytes], config: dict[str, Any], said: str | None
+    start_worker: StartWorker,
+    files: dict[str, str | bytes],
+    config: dict[str, Any],
+    said: str | None,
 ) -> None:
     worker = start(start_worker, files, model_config=config)
     if said is None:
@@ -132,14 +154,20 @@ def test_a_vocabulary_is_plain_data_unless_the_archive_is_trusted(
         assert said in worker.report["message"]
 
 
-def test_the_vocabulary_may_have_the_name_that_old_archives_give_it(start_worker: StartWorker) -> None:
+def test_the_vocabulary_may_have_the_name_that_old_archives_give_it(
+    start_worker: StartWorker,
+) -> None:
     files = {"vocab.pt": saved({"good": 1})}
     worker = start(start_worker, files, model={**EAGER, "sourceVocab": "vocab.pt"})
     assert json.loads(worker.ask(b"a good bad day")[0].body) == pytest.approx(expected(0, 2, 0))
 
 
 def test_a_vocabulary_that_is_missing_is_named(start_worker: StartWorker) -> None:
-    worker = start_worker(files={name: FILES[name] for name in ("model.py", "weights.pth")}, model=EAGER, handler="text_classifier")
+    worker = start_worker(
+        files={name: FILES[name] for name in ("model.py", "weights.pth")},
+        model=EAGER,
+        handler="text_classifier",
+    )
     assert "The vocabulary source_vocab.pt is not in the archive." in worker.report["message"]
 
 
@@ -147,15 +175,29 @@ def test_a_vocabulary_that_is_missing_is_named(start_worker: StartWorker) -> Non
     ("step", "text", "result"),
     [
         (remove_html_tags, "naïve <b>bold</b><br/>x &amp; y", "naïve boldx  y"),
-        (expand_contractions, "I can't, won't; it's what's he'd've y'all", "I cannot, will not; it is what is he would have you all"),
-        (expand_contractions, "Can\u2019t WON'T the dog's 'n' where'd", "Cannot Will not the dogs n where did"),
+        (
+            expand_contractions,
+            "I can't, won't; it's what's he'd've y'all",
+            "I cannot, will not; it is what is he would have you all",
+        ),
+        (
+            expand_contractions,
+            "Can\u2019t WON'T the dog's 'n' where'd",
+            "Cannot Will not the dogs n where did",
+        ),
         (remove_accents, "Café naïve", "Cafe naive"),
         (remove_punctuation, "Hello, it-s_fine (a.b) $5.00", "Hello itsfine ab 500"),
         (tokenize, 'a"b a;b a:b a<br />b', ["ab", "a", "b", "a", "b", "a", "b"]),
-        (tokenize, "Hello, world! it-s (a.b) 'q' \"z\"", ["hello", ",", "world", "!", "it-s", "(", "a", ".", "b", ")", "'", "q", "'", "z"]),
+        (
+            tokenize,
+            "Hello, world! it-s (a.b) 'q' \"z\"",
+            ["hello", ",", "world", "!", "it-s", "(", "a", ".", "b", ")", "'", "q", "'", "z"],
+        ),
     ],
 )
-def test_each_step_of_cleaning_does_what_torchserves_does(step: Any, text: str, result: Any) -> None:
+def test_each_step_of_cleaning_does_what_torchserves_does(
+    step: Any, text: str, result: Any
+) -> None:
     assert step(text) == result
 
 

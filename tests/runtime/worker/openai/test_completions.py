@@ -27,6 +27,17 @@ class Bytes:
 def test_of_tokens_that_read_the_same_the_likeliest_is_shown() -> None:
     generator: Any = Bytes()
     reply = CompletionReply({"prompt": "a", "max_tokens": 1, "logprobs": 3}, generator, "m")
-    reply.add(0, TextPiece("\ufffd", 1, "length", [TokenLogprob(0xE6, -1.0, [(0xE6, -1.0), (0x61, -2.0), (0xE7, -3.0)])]))
+    reply.add(
+        0,
+        TextPiece(
+            "\ufffd",
+            1,
+            "length",
+            [TokenLogprob(0xE6, -1.0, [(0xE6, -1.0), (0x61, -2.0), (0xE7, -3.0)])],
+        ),
+    )
     shown = reply.whole()["choices"][0]["logprobs"]
-    assert (shown["token_logprobs"], shown["top_logprobs"]) == ([-1.0], [{"\ufffd": -1.0, "a": -2.0}])
+    assert (shown["token_logprobs"], shown["top_logprobs"]) == (
+        [-1.0],
+        [{"\ufffd": -1.0, "a": -2.0}],
+    )

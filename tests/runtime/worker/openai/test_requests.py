@@ -17,9 +17,17 @@ from tsx_runtime.worker.openai.responses import ResponseRequest
 
 @pytest.mark.parametrize(
     ("model", "parameters"),
-    [("m/ada", {"adapter": "ada"}), ("m:1.0/ada", {"adapter": "ada"}), ("/ada", {"adapter": "ada"}), ("m", {}), ("org/other", {})],
+    [
+        ("m/ada", {"adapter": "ada"}),
+        ("m:1.0/ada", {"adapter": "ada"}),
+        ("/ada", {"adapter": "ada"}),
+        ("m", {}),
+        ("org/other", {}),
+    ],
 )
-def test_an_adapter_is_named_behind_this_models_name(model: str, parameters: dict[str, Any]) -> None:
+def test_an_adapter_is_named_behind_this_models_name(
+    model: str, parameters: dict[str, Any]
+) -> None:
     request = tasks.read("v1/embeddings", {"model": model, "input": "a"}).task_request("m")
     assert request == (["a"], {"normalize": True} | parameters)
 
@@ -59,7 +67,9 @@ def test_values_of_responses_that_mean_none_are_taken(fields: dict[str, Any]) ->
         ({"input": [5]}, "input[0]"),
     ],
 )
-def test_values_of_responses_that_would_change_the_answer_are_refused(fields: dict[str, Any], param: str) -> None:
+def test_values_of_responses_that_would_change_the_answer_are_refused(
+    fields: dict[str, Any], param: str
+) -> None:
     with pytest.raises(RefusedField) as caught:
         read(ResponseRequest, {"input": "a", **fields})
     assert caught.value.param == param
@@ -83,12 +93,23 @@ def test_penalties_and_biases_reach_the_engine(as_json: bool) -> None:
     penalties = {"frequency_penalty": 1, "presence_penalty": -0.5, "repetition_penalty": 1.25}
     body = {"prompt": "a", **penalties, "logit_bias": {"7": -100, "0": 1.5}}
     generator: Any = SimpleNamespace(adapters=())
-    sampling = read(CompletionRequest, json.dumps(body) if as_json else body).sampling(generator, "m", 3)
+    sampling = read(CompletionRequest, json.dumps(body) if as_json else body).sampling(
+        generator, "m", 3
+    )
     assert {name: getattr(sampling, name) for name in penalties} == penalties
     assert sampling.logit_bias == {7: -100.0, 0: 1.5}
     assert sampling.changes_scores
-    neutral = {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1, "logit_bias": {}}
-    assert not read(CompletionRequest, {"prompt": "a", **neutral}).sampling(generator, "m", 3).changes_scores
+    neutral = {
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1,
+        "logit_bias": {},
+    }
+    assert (
+        not read(CompletionRequest, {"prompt": "a", **neutral})
+        .sampling(generator, "m", 3)
+        .changes_scores
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +118,23 @@ def test_penalties_and_biases_reach_the_engine(as_json: bool) -> None:
         ("a", ["a"]),
         (["a", [1, 2]], ["a", [1, 2]]),
         ([1, 2], [[1, 2]]),
-        *((wrong, None) for wrong in ("", [], [""], [[]], [1, "a"], ["a", 1], [-1], [True], [1.0], 5, {}, ["a"] * 65)),
+        *(
+            (wrong, None)
+            for wrong in (
+                "",
+                [],
+                [""],
+                [[]],
+                [1, "a"],
+                ["a", 1],
+                [-1],
+                [True],
+                [1.0],
+                5,
+                {},
+                ["a"] * 65,
+            )
+        ),
     ],
     ids=str,
 )

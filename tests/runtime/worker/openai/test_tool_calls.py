@@ -23,7 +23,18 @@ def split(text: str, sizes: list[int]) -> tuple[str, list[str]]:
 
 
 @given(
-    st.sampled_from(["Hm <tool", "  ", f" {PLAIN}", "a < b", PLAIN, PLAIN.replace('"f"', '"g"'), "{1}", f"[{PLAIN}, {PLAIN}]"]),
+    st.sampled_from(
+        [
+            "Hm <tool",
+            "  ",
+            f" {PLAIN}",
+            "a < b",
+            PLAIN,
+            PLAIN.replace('"f"', '"g"'),
+            "{1}",
+            f"[{PLAIN}, {PLAIN}]",
+        ]
+    ),
     st.lists(st.integers(0, 5)),
 )
 def test_pieces_change_nothing(text: str, sizes: list[int]) -> None:

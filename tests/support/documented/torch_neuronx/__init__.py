@@ -1,4 +1,5 @@
-"""The part of torch-neuronx that tsx calls, with the signature of its documentation: TorchScript of fixed shapes, on the CPU.
+"""The part of torch-neuronx that tsx calls, with the signature of its documentation: TorchScript of
+fixed shapes, on the CPU.
 
 https://awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0/frameworks/torch/torch-neuronx/api-reference-guide/inference/api-torch-neuronx-trace.html
 """
@@ -11,7 +12,10 @@ from typing import Any
 import torch
 
 CALLS: list[dict[str, Any]] = []
-ARGUMENTS = {"--auto-cast": {"none", "matmult", "all"}, "--auto-cast-type": {"bf16", "fp16", "tf32"}}  # of neuronx-cc
+ARGUMENTS = {
+    "--auto-cast": {"none", "matmult", "all"},
+    "--auto-cast-type": {"bf16", "fp16", "tf32"},
+}  # of neuronx-cc
 
 
 def trace(
@@ -27,7 +31,9 @@ def trace(
 ) -> torch.jit.ScriptModule:
     assert not _
     given = compiler_args or []
-    assert all(value in ARGUMENTS[name] for name, value in zip(given[::2], given[1::2], strict=True))
+    assert all(
+        value in ARGUMENTS[name] for name, value in zip(given[::2], given[1::2], strict=True)
+    )
     shapes = [tensor.shape for tensor in example_inputs]
     CALLS.append({"shapes": [tuple(shape) for shape in shapes], "compiler_args": given})
 
@@ -37,6 +43,8 @@ def trace(
             self.func = func
 
         def forward(self, *tensors: torch.Tensor) -> Any:
-            return self.func(*(tensor.view(shape) for tensor, shape in zip(tensors, shapes, strict=True)))
+            return self.func(
+                *(tensor.view(shape) for tensor, shape in zip(tensors, shapes, strict=True))
+            )
 
     return torch.jit.trace(OfFixedShapes().eval(), example_inputs, check_trace=False)

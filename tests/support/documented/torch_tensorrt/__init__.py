@@ -1,4 +1,6 @@
-"""The part of torch-tensorrt that tsx calls, with the signatures of its documentation: others are refused. It leaves the model as it is."""
+"""The part of torch-tensorrt that tsx calls, with the signatures of its documentation: others are
+refused. It leaves the model as it is.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,15 @@ class Input:
         tensor_domain: tuple[float, float] | None = None,
         name: str = "",
     ) -> None:
-        assert all(low <= usual <= high for low, usual, high in zip(min_shape, opt_shape, max_shape, strict=True))
-        self.shape = {"min_shape": tuple(min_shape), "opt_shape": tuple(opt_shape), "max_shape": tuple(max_shape)}
+        assert all(
+            low <= usual <= high
+            for low, usual, high in zip(min_shape, opt_shape, max_shape, strict=True)
+        )
+        self.shape = {
+            "min_shape": tuple(min_shape),
+            "opt_shape": tuple(opt_shape),
+            "max_shape": tuple(max_shape),
+        }
         self.dtype = dtype
 
 
@@ -45,8 +54,12 @@ def save(
     pickle_protocol: int = 2,
     dynamic_shapes: Any = None,
 ) -> None:
-    """As documented, the module is exported again; here it is kept as that, and not compiled by AOTInductor."""
+    """As documented, the module is exported again; here it is kept as that, and not compiled by
+    AOTInductor.
+    """
     assert (output_format, retrace, inputs) == ("aot_inductor", True, None)
     assert arg_inputs is not None
-    program = torch.export.export(module, tuple(arg_inputs), dynamic_shapes=dynamic_shapes, strict=False)
+    program = torch.export.export(
+        module, tuple(arg_inputs), dynamic_shapes=dynamic_shapes, strict=False
+    )
     torch.export.save(program, file_path)

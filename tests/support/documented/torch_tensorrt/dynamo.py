@@ -29,6 +29,10 @@ def compile(
     assert isinstance(exported_program, torch.export.ExportedProgram)
     assert arg_inputs is not None
     assert inputs is None
-    weights = {str(tensor.dtype).removeprefix("torch.") for tensor in exported_program.state_dict.values()}
-    CALLS.append({"shapes": [each.shape for each in arg_inputs], "device": device, "weights": weights})
+    weights = {
+        str(tensor.dtype).removeprefix("torch.") for tensor in exported_program.state_dict.values()
+    }
+    CALLS.append(
+        {"shapes": [each.shape for each in arg_inputs], "device": device, "weights": weights}
+    )
     return exported_program.module()

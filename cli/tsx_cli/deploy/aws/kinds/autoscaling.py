@@ -1,4 +1,7 @@
-"""Application Auto Scaling: scalable targets and scaling policies. One call creates or replaces each of them."""
+"""Application Auto Scaling: scalable targets and scaling policies.
+
+One call creates or replaces each of them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from tsx_cli.deploy.spec import Autoscaling
 
 SERVICE = "application-autoscaling"
 PLACE = ("ServiceNamespace", "ResourceId", "ScalableDimension")
-TARGET, POLICY = "AWS::ApplicationAutoScaling::ScalableTarget", "AWS::ApplicationAutoScaling::ScalingPolicy"
+TARGET, POLICY = (
+    "AWS::ApplicationAutoScaling::ScalableTarget",
+    "AWS::ApplicationAutoScaling::ScalingPolicy",
+)
 
 
 class ScalableTarget(ResourceKind):
@@ -21,12 +27,34 @@ class ScalableTarget(ResourceKind):
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         namespace, resource, dimension = name.split("|")
-        which = {"ServiceNamespace": namespace, "ResourceIds": [resource], "ScalableDimension": dimension}
-        found = cloud.call(SERVICE, "describe_scalable_targets", f"looking for the scalable target {resource}", **which)["ScalableTargets"]
-        return Observed(name, only(found[0], (*PLACE, "MinCapacity", "MaxCapacity", "RoleARN")), outputs={"Ref": name}) if found else None
+        which = {
+            "ServiceNamespace": namespace,
+            "ResourceIds": [resource],
+            "ScalableDimension": dimension,
+        }
+        found = cloud.call(
+            SERVICE,
+            "describe_scalable_targets",
+            f"looking for the scalable target {resource}",
+            **which,
+        )["ScalableTargets"]
+        return (
+            Observed(
+                name,
+                only(found[0], (*PLACE, "MinCapacity", "MaxCapacity", "RoleARN")),
+                outputs={"Ref": name},
+            )
+            if found
+            else None
+        )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        cloud.call(SERVICE, "register_scalable_target", f"letting {resource.properties['ResourceId']} scale", **resource.properties)
+        cloud.call(
+            SERVICE,
+            "register_scalable_target",
+            f"letting {resource.properties['ResourceId']} scale",
+            **resource.properties,
+        )
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         doing = f"no longer scaling {found.properties['ResourceId']}"
@@ -40,9 +68,21 @@ class ScalingPolicy(ResourceKind):
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         place, _, policy = name.rpartition("|")
-        found = next((each for each in policies(cloud, place) if each["PolicyName"] == policy), None)
-        shown = ("PolicyName", "PolicyType", *PLACE, "TargetTrackingScalingPolicyConfiguration", "StepScalingPolicyConfiguration")
-        return None if found is None else Observed(name, only(found, shown), outputs={"Ref": found["PolicyARN"]})
+        found = next(
+            (each for each in policies(cloud, place) if each["PolicyName"] == policy), None
+        )
+        shown = (
+            "PolicyName",
+            "PolicyType",
+            *PLACE,
+            "TargetTrackingScalingPolicyConfiguration",
+            "StepScalingPolicyConfiguration",
+        )
+        return (
+            None
+            if found is None
+            else Observed(name, only(found, shown), outputs={"Ref": found["PolicyARN"]})
+        )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         doing = f"setting the scaling rule of {resource.properties['ResourceId']}"
@@ -50,13 +90,24 @@ class ScalingPolicy(ResourceKind):
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         doing = f"removing the scaling rule of {found.properties['ResourceId']}"
-        cloud.call(SERVICE, "delete_scaling_policy", doing, **only(found.properties, ("PolicyName", *PLACE)))
+        cloud.call(
+            SERVICE,
+            "delete_scaling_policy",
+            doing,
+            **only(found.properties, ("PolicyName", *PLACE)),
+        )
 
 
 def policies(cloud: Cloud, place: str) -> list[dict[str, Any]]:
     """The rules of a target, which its name says."""
     which = dict(zip(PLACE, place.split("|"), strict=True))
-    return cloud.listed(SERVICE, "describe_scaling_policies", "ScalingPolicies", f"listing scaling rules of {which['ResourceId']}", **which)
+    return cloud.listed(
+        SERVICE,
+        "describe_scaling_policies",
+        "ScalingPolicies",
+        f"listing scaling rules of {which['ResourceId']}",
+        **which,
+    )
 
 
 def is_somebody_elses(cloud: Cloud, name: str, policy: str) -> bool:
@@ -65,18 +116,43 @@ def is_somebody_elses(cloud: Cloud, name: str, policy: str) -> bool:
     return bool(found) and policy not in found
 
 
-def scaling(place: str, policy: str, wanted: Autoscaling, metric: dict[str, Any], needs: str) -> list[Resource]:
-    """A target and its rule, which keeps `metric` at what is wanted; `place` is the target's name."""
+def scaling(
+    place: str, policy: str, wanted: Autoscaling, metric: dict[str, Any], needs: str
+) -> list[Resource]:
+    """A target and its rule, which keeps `metric` at what is wanted; `place` is the target's
+    name.
+    """
     which = dict(zip(PLACE, place.split("|"), strict=True))
-    rule = {"TargetValue": float(wanted.target), **metric, "ScaleInCooldown": wanted.scale_in, "ScaleOutCooldown": wanted.scale_out}
-    tracking = {"PolicyName": policy, "PolicyType": "TargetTrackingScaling", **which, "TargetTrackingScalingPolicyConfiguration": rule}
+    rule = {
+        "TargetValue": float(wanted.target),
+        **metric,
+        "ScaleInCooldown": wanted.scale_in,
+        "ScaleOutCooldown": wanted.scale_out,
+    }
+    tracking = {
+        "PolicyName": policy,
+        "PolicyType": "TargetTrackingScaling",
+        **which,
+        "TargetTrackingScalingPolicyConfiguration": rule,
+    }
     return [
-        Resource("ScalableTarget", TARGET, place, {**which, "MinCapacity": wanted.min, "MaxCapacity": wanted.max}, (needs,)),
+        Resource(
+            "ScalableTarget",
+            TARGET,
+            place,
+            {**which, "MinCapacity": wanted.min, "MaxCapacity": wanted.max},
+            (needs,),
+        ),
         Resource("ScalingPolicy", POLICY, f"{place}|{policy}", tracking, ("ScalableTarget",)),
     ]
 
 
-def scaling_of(place: str, policy: str, needs: tuple[str, ...], number: int | str = "") -> list[Resource]:
+def scaling_of(
+    place: str, policy: str, needs: tuple[str, ...], number: int | str = ""
+) -> list[Resource]:
     """The same pair, where only its names are known."""
     target = Resource(f"ScalableTarget{number}", TARGET, place, {}, needs)
-    return [target, Resource(f"ScalingPolicy{number}", POLICY, f"{place}|{policy}", {}, (target.id,))]
+    return [
+        target,
+        Resource(f"ScalingPolicy{number}", POLICY, f"{place}|{policy}", {}, (target.id,)),
+    ]

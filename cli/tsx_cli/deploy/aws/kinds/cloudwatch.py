@@ -32,34 +32,61 @@ PROPERTIES = (
 class CloudWatchAlarm(ResourceKind):
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         doing = f"looking for the alarm {name}"
-        alarms = cloud.call("cloudwatch", "describe_alarms", doing, AlarmNames=[name], AlarmTypes=["MetricAlarm"])["MetricAlarms"]
+        alarms = cloud.call(
+            "cloudwatch", "describe_alarms", doing, AlarmNames=[name], AlarmTypes=["MetricAlarm"]
+        )["MetricAlarms"]
         if not alarms:
             return None
         [found] = alarms
-        tags = tag_map(cloud.call("cloudwatch", "list_tags_for_resource", doing, ResourceARN=found["AlarmArn"])["Tags"])
+        tags = tag_map(
+            cloud.call(
+                "cloudwatch", "list_tags_for_resource", doing, ResourceARN=found["AlarmArn"]
+            )["Tags"]
+        )
         outputs = {"Arn": found["AlarmArn"], "Ref": name, "status": found.get("StateValue", "")}
         return Observed(name, only(found, PROPERTIES), tags, outputs)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         named = {"AlarmName": resource.name, "Tags": tag_list(resource.tags)}
-        cloud.call("cloudwatch", "put_metric_alarm", f"setting the alarm {resource.name}", **named, **resource.properties)
+        cloud.call(
+            "cloudwatch",
+            "put_metric_alarm",
+            f"setting the alarm {resource.name}",
+            **named,
+            **resource.properties,
+        )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+    def update(
+        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
+    ) -> None:
         self.create(cloud, resource)  # which leaves the tags of one that is there as they are
         which = {"ResourceARN": found.outputs["Arn"], "Tags": tag_list(resource.tags)}
         cloud.call("cloudwatch", "tag_resource", f"tagging the alarm {resource.name}", **which)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        cloud.call("cloudwatch", "delete_alarms", f"removing the alarm {found.name}", AlarmNames=[found.name])
+        cloud.call(
+            "cloudwatch",
+            "delete_alarms",
+            f"removing the alarm {found.name}",
+            AlarmNames=[found.name],
+        )
 
 
 def alarms_of(cloud: Cloud, name: str, dimension: str) -> list[str]:
-    """Those that were made for a deployment, of either form: `tsx-NAME-...` by name, and they watch what the dimension calls NAME."""
+    """Those that were made for a deployment, of either form: `tsx-NAME-...` by name, and they watch
+    what the dimension calls NAME.
+    """
     own = re.compile(re.escape(f"tsx-{name}-") + "[0-9a-z-]+-[0-9a-f]{4}")
     doing = f"listing the alarms of {name}"
-    found = cloud.listed("cloudwatch", "describe_alarms", "MetricAlarms", doing, AlarmNamePrefix=f"tsx-{name}-")
+    found = cloud.listed(
+        "cloudwatch", "describe_alarms", "MetricAlarms", doing, AlarmNamePrefix=f"tsx-{name}-"
+    )
     of = {"Name": dimension, "Value": name}
-    return [each["AlarmName"] for each in found if own.fullmatch(each["AlarmName"]) and of in _dimensions(each)]
+    return [
+        each["AlarmName"]
+        for each in found
+        if own.fullmatch(each["AlarmName"]) and of in _dimensions(each)
+    ]
 
 
 def alarm_state(cloud: Cloud, name: str) -> str:
@@ -68,5 +95,7 @@ def alarm_state(cloud: Cloud, name: str) -> str:
 
 
 def _dimensions(alarm: Mapping[str, Any]) -> list[dict[str, str]]:
-    several = [each["MetricStat"]["Metric"] for each in alarm.get("Metrics", []) if "MetricStat" in each]
+    several = [
+        each["MetricStat"]["Metric"] for each in alarm.get("Metrics", []) if "MetricStat" in each
+    ]
     return [dimension for metric in (alarm, *several) for dimension in metric.get("Dimensions", [])]

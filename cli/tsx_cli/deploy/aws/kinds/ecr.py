@@ -20,18 +20,41 @@ class Repository(ResourceKind):
     traits = Traits(is_tagged=False, unseen=frozenset({"ImageScanningConfiguration"}))
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        answer, tags = cloud.find("ecr", "describe_repositories", f"looking for the repository {name}", repositoryNames=[name]), {}
+        answer, tags = (
+            cloud.find(
+                "ecr",
+                "describe_repositories",
+                f"looking for the repository {name}",
+                repositoryNames=[name],
+            ),
+            {},
+        )
         if answer is None:
             return None
         [found] = answer["repositories"]
         if name.startswith(OWN):  # the deploying identity may lack the permission for others
             doing = f"looking for the tags of the repository {name}"
-            tags = tag_map(cloud.call("ecr", "list_tags_for_resource", doing, resourceArn=found["repositoryArn"])["tags"])
-        return Observed(name, {}, tags, {"Arn": found["repositoryArn"], "RepositoryUri": found["repositoryUri"], "Ref": name})
+            tags = tag_map(
+                cloud.call(
+                    "ecr", "list_tags_for_resource", doing, resourceArn=found["repositoryArn"]
+                )["tags"]
+            )
+        return Observed(
+            name,
+            {},
+            tags,
+            {"Arn": found["repositoryArn"], "RepositoryUri": found["repositoryUri"], "Ref": name},
+        )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        scanning = {"scanOnPush": bool(resource.properties["ImageScanningConfiguration"]["ScanOnPush"])}
-        wanted = {"repositoryName": resource.name, "tags": tag_list(resource.tags), "imageScanningConfiguration": scanning}
+        scanning = {
+            "scanOnPush": bool(resource.properties["ImageScanningConfiguration"]["ScanOnPush"])
+        }
+        wanted = {
+            "repositoryName": resource.name,
+            "tags": tag_list(resource.tags),
+            "imageScanningConfiguration": scanning,
+        }
         cloud.call("ecr", "create_repository", f"creating the repository {resource.name}", **wanted)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
@@ -40,12 +63,19 @@ class Repository(ResourceKind):
 
 
 class EcrImage(ResourceKind):
-    """Its name is `HOST/REPOSITORY:TAG`, the tag made of all that is in it; what is deployed is the digest that ECR gives it."""
+    """Its name is `HOST/REPOSITORY:TAG`, the tag made of all that is in it; what is deployed is the
+    digest that ECR gives it.
+    """
 
     traits = Traits(is_tagged=False)
     poll, patience = 2.0, 3600.0
 
-    def __init__(self, builder: Builder | None = None, recipe: Recipe | None = None, machine: str | None = None) -> None:
+    def __init__(
+        self,
+        builder: Builder | None = None,
+        recipe: Recipe | None = None,
+        machine: str | None = None,
+    ) -> None:
         self._builder, self._recipe, self._machine = builder, recipe, machine
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
@@ -57,7 +87,11 @@ class EcrImage(ResourceKind):
             return None
         [found] = answer["imageDetails"]
         digest = found["imageDigest"]
-        outputs = {"Uri": f"{host}/{repository}@{digest}", "Digest": digest, "Bytes": found.get("imageSizeInBytes")}
+        outputs = {
+            "Uri": f"{host}/{repository}@{digest}",
+            "Digest": digest,
+            "Bytes": found.get("imageSizeInBytes"),
+        }
         return Observed(name, {}, outputs=outputs)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
@@ -66,7 +100,9 @@ class EcrImage(ResourceKind):
         assert self._recipe is not None
         if not self._builder.is_here(resource.name):
             self._builder.build(self._recipe, resource.name, self._machine)
-        given = cloud.call("ecr", "get_authorization_token", "asking ECR for a password")["authorizationData"][0]
+        given = cloud.call("ecr", "get_authorization_token", "asking ECR for a password")[
+            "authorizationData"
+        ][0]
         user, _, password = base64.b64decode(given["authorizationToken"]).decode().partition(":")
         self._builder.login(resource.name.partition("/")[0], user, password)
         self._builder.push(resource.name)
@@ -78,8 +114,15 @@ class EcrImage(ResourceKind):
 
 
 def images_of(cloud: Cloud, repository: str, tag: re.Pattern[str]) -> list[Resource]:
-    """The images with such tags in `HOST/REPOSITORY`, also of versions that are not kept any more."""
+    """The images with such tags in `HOST/REPOSITORY`, also of versions that are not kept any
+    more.
+    """
     doing, name = f"listing the images of {repository}", repository.partition("/")[2]
-    found = cloud.listed("ecr", "list_images", "imageIds", doing, repositoryName=name, filter={"tagStatus": "TAGGED"})
+    found = cloud.listed(
+        "ecr", "list_images", "imageIds", doing, repositoryName=name, filter={"tagStatus": "TAGGED"}
+    )
     tags = sorted(each["imageTag"] for each in found if tag.fullmatch(each["imageTag"]))
-    return [Resource(f"Image{n}", "Tsx::ECR::Image", f"{repository}:{each}", {}) for n, each in enumerate(tags)]
+    return [
+        Resource(f"Image{n}", "Tsx::ECR::Image", f"{repository}:{each}", {})
+        for n, each in enumerate(tags)
+    ]

@@ -22,20 +22,40 @@ class Role(ResourceKind):
         answer = cloud.find("iam", "get_role", f"looking for the role {name}", RoleName=name)
         if answer is None:
             return None
-        found, doing, policies = answer["Role"], f"looking for the permissions of the role {name}", []
+        found, doing, policies = (
+            answer["Role"],
+            f"looking for the permissions of the role {name}",
+            [],
+        )
         for each in cloud.call("iam", "list_role_policies", doing, RoleName=name)["PolicyNames"]:
             policy = cloud.call("iam", "get_role_policy", doing, RoleName=name, PolicyName=each)
             policies.append({"PolicyName": each, "PolicyDocument": policy["PolicyDocument"]})
-        properties = {"AssumeRolePolicyDocument": found["AssumeRolePolicyDocument"], "Policies": policies}
-        return Observed(name, properties, tag_map(found.get("Tags", [])), {"Arn": found["Arn"], "Ref": name})
+        properties = {
+            "AssumeRolePolicyDocument": found["AssumeRolePolicyDocument"],
+            "Policies": policies,
+        }
+        return Observed(
+            name, properties, tag_map(found.get("Tags", [])), {"Arn": found["Arn"], "Ref": name}
+        )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         """Without its policy, which the call after this one gives it."""
-        wanted = {"AssumeRolePolicyDocument": json.dumps(resource.properties["AssumeRolePolicyDocument"]), "Tags": tag_list(resource.tags)}
+        wanted = {
+            "AssumeRolePolicyDocument": json.dumps(resource.properties["AssumeRolePolicyDocument"]),
+            "Tags": tag_list(resource.tags),
+        }
         wanted["Description"] = f"{resource.tags.get('tsx:name', '')} of tsx deploy runs with it"
-        cloud.call("iam", "create_role", f"creating the role {resource.name}", RoleName=resource.name, **wanted)
+        cloud.call(
+            "iam",
+            "create_role",
+            f"creating the role {resource.name}",
+            RoleName=resource.name,
+            **wanted,
+        )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+    def update(
+        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
+    ) -> None:
         client = cloud.client("iam")
         with translated_errors(f"giving the role {resource.name} its permissions"):
             if any(field.path.startswith("AssumeRolePolicyDocument") for field in fields):
@@ -43,7 +63,9 @@ class Role(ResourceKind):
                 client.update_assume_role_policy(RoleName=resource.name, PolicyDocument=trust)
             for policy in resource.properties["Policies"]:
                 document = json.dumps(policy["PolicyDocument"])
-                client.put_role_policy(RoleName=resource.name, PolicyName=policy["PolicyName"], PolicyDocument=document)
+                client.put_role_policy(
+                    RoleName=resource.name, PolicyName=policy["PolicyName"], PolicyDocument=document
+                )
             if any(field.path.startswith("tags.") for field in fields):
                 client.tag_role(RoleName=resource.name, Tags=tag_list(resource.tags))
 
@@ -56,7 +78,9 @@ class Role(ResourceKind):
 
 
 def own_role(cloud: Cloud, name: str, target: str) -> list[Resource]:
-    """The role that was made for a deployment, where one was: not by an identity that may not even look for it."""
+    """The role that was made for a deployment, where one was: not by an identity that may not even
+    look for it.
+    """
     role = Resource("Role", "AWS::IAM::Role", role_name(name, target), {})
     try:
         found = Role().observe(cloud, role.name)
@@ -68,7 +92,10 @@ def own_role(cloud: Cloud, name: str, target: str) -> list[Resource]:
 
 
 def not_assumed(cloud: Cloud, error: CloudError, arn: str, target: str) -> str:
-    """The service's refusal of a role that it cannot assume, with the likely reason. Raises CloudError where it will not pass."""
+    """The service's refusal of a role that it cannot assume, with the likely reason.
+
+    Raises CloudError where it will not pass.
+    """
     reason, may_pass = _why_not_assumed(cloud, arn, target)
     text = f"{error.message.rstrip('.')}. {reason}"
     if may_pass:
@@ -81,20 +108,51 @@ def _why_not_assumed(cloud: Cloud, arn: str, target: str) -> tuple[str, bool]:
     service, name = SERVICES[target], arn.rpartition("/")[2]
     owner = arn.split(":")[4]
     if owner != cloud.account:
-        return f"The role belongs to the account {owner}, and a role must be of the account that deploys, {cloud.account}", False
+        return (
+            (
+                f"The role belongs to the account {owner}, and a role must be of the account that"
+                f" deploys, {cloud.account}"
+            ),
+            False,
+        )
     try:
         found = cloud.find("iam", "get_role", f"looking for the role {name}", RoleName=name)
     except CloudError as error:
-        return f"Its trust policy must name {service}, which could not be checked ({error.message})", True
+        return (
+            f"Its trust policy must name {service}, which could not be checked ({error.message})",
+            True,
+        )
     if found is None:
-        return f"There is no role {name}: correct --role, or have one created with --create-role", False
+        return (
+            f"There is no role {name}: correct --role, or have one created with --create-role",
+            False,
+        )
     shown = f"`aws iam get-role --role-name {name} --query Role.AssumeRolePolicyDocument` shows it"
     statements = _trusting(found["Role"]["AssumeRolePolicyDocument"], service)
     if not statements:
-        sets = f"`aws iam update-assume-role-policy --role-name {name} --policy-document file://infra/iam/trust-{target}.json`"
-        return f"The trust policy of the role does not allow {service} to assume it: {shown}, and {sets} sets the one that is needed", False
-    conditions = ", but its conditions may exclude it" if all("Condition" in each for each in statements) else ""
-    return f"The trust policy of the role names {service}{conditions}: {shown}. A new role can be assumed within a minute", True
+        sets = (
+            f"`aws iam update-assume-role-policy --role-name {name} --policy-document"
+            f" file://infra/iam/trust-{target}.json`"
+        )
+        return (
+            (
+                f"The trust policy of the role does not allow {service} to assume it: {shown}, and"
+                f" {sets} sets the one that is needed"
+            ),
+            False,
+        )
+    conditions = (
+        ", but its conditions may exclude it"
+        if all("Condition" in each for each in statements)
+        else ""
+    )
+    return (
+        (
+            f"The trust policy of the role names {service}{conditions}: {shown}. A new role can be"
+            " assumed within a minute"
+        ),
+        True,
+    )
 
 
 def _trusting(policy: Mapping[str, Any], service: str) -> list[Mapping[str, Any]]:

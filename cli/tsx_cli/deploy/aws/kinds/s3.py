@@ -26,29 +26,57 @@ class Bucket(ResourceKind):
         closed: dict[str, bool] = {}
         try:
             doing = f"checking that the bucket {name} blocks public access"
-            closed = cloud.call("s3", "get_public_access_block", doing, Bucket=name)["PublicAccessBlockConfiguration"]
+            closed = cloud.call("s3", "get_public_access_block", doing, Bucket=name)[
+                "PublicAccessBlockConfiguration"
+            ]
         except CloudError as error:
             if error.code != "NoSuchPublicAccessBlockConfiguration":
                 raise
-        return Observed(name, {"PublicAccessBlockConfiguration": closed}, outputs={"BucketName": name})
+        return Observed(
+            name, {"PublicAccessBlockConfiguration": closed}, outputs={"BucketName": name}
+        )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        where = {} if cloud.region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": cloud.region}}
-        cloud.call("s3", "create_bucket", f"creating the bucket {resource.name}", Bucket=resource.name, **where)
+        where = (
+            {}
+            if cloud.region == "us-east-1"
+            else {"CreateBucketConfiguration": {"LocationConstraint": cloud.region}}
+        )
+        cloud.call(
+            "s3",
+            "create_bucket",
+            f"creating the bucket {resource.name}",
+            Bucket=resource.name,
+            **where,
+        )
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+    def update(
+        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
+    ) -> None:
         """Also the second half of making one."""
         client, closed = cloud.client("s3"), resource.properties["PublicAccessBlockConfiguration"]
         with translated_errors(f"blocking public access to the bucket {resource.name}"):
-            client.put_bucket_tagging(Bucket=resource.name, Tagging={"TagSet": tag_list(resource.tags)})
-            client.put_public_access_block(Bucket=resource.name, PublicAccessBlockConfiguration=closed)
+            client.put_bucket_tagging(
+                Bucket=resource.name, Tagging={"TagSet": tag_list(resource.tags)}
+            )
+            client.put_public_access_block(
+                Bucket=resource.name, PublicAccessBlockConfiguration=closed
+            )
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        cloud.call("s3", "delete_bucket", f"deleting the bucket {found.name}; it must be empty", Bucket=found.name)
+        cloud.call(
+            "s3",
+            "delete_bucket",
+            f"deleting the bucket {found.name}; it must be empty",
+            Bucket=found.name,
+        )
 
 
 class S3Object(ResourceKind):
-    """An archive in a bucket, within a `model.tar.gz` as SageMaker wants it. Its name there is `bucket/key`."""
+    """An archive in a bucket, within a `model.tar.gz` as SageMaker wants it.
+
+    Its name there is `bucket/key`.
+    """
 
     traits = Traits(is_tagged=False, unseen=frozenset({"Path"}))
 
@@ -57,7 +85,9 @@ class S3Object(ResourceKind):
         head = cloud.find("s3", "head_object", f"looking for s3://{name}", Bucket=bucket, Key=key)
         if head is None:
             return None
-        return Observed(name, {"Sha256": head["Metadata"].get(SHA)}, outputs={"Url": f"s3://{name}"})
+        return Observed(
+            name, {"Sha256": head["Metadata"].get(SHA)}, outputs={"Url": f"s3://{name}"}
+        )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         bucket, _, key = resource.name.partition("/")
@@ -67,7 +97,9 @@ class S3Object(ResourceKind):
             tempfile.TemporaryDirectory(prefix="tsx-deploy-", dir=temporary_place()) as directory,
             translated_errors(f"uploading {archive.name} to s3://{resource.name}"),
         ):
-            cloud.client("s3").upload_file(str(model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra)
+            cloud.client("s3").upload_file(
+                str(model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra
+            )
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         bucket, _, key = found.name.partition("/")

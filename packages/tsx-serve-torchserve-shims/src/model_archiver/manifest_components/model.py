@@ -23,7 +23,11 @@ class Model(NamedTuple):
     @property
     def model_dict(self) -> dict[str, Any]:
         """The entry as it stands in a manifest."""
-        entries = {re.sub("_(.)", lambda match: match[1].upper(), name): value for name, value in self._asdict().items() if value}
+        entries = {
+            re.sub("_(.)", lambda match: match[1].upper(), name): value
+            for name, value in self._asdict().items()
+            if value
+        }
         files = (name for name in entries if "File" in name or name == "handler")
         return entries | {name: PurePath(entries[name]).name for name in files}
 

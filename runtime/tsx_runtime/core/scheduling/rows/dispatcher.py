@@ -1,4 +1,6 @@
-"""The dispatcher of a version with `splitRows`: a request of many rows goes to workers in parts, and ends as one."""
+"""The dispatcher of a version with `splitRows`: a request of many rows goes to workers in parts,
+and ends as one.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,29 @@ from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import ClientLeft, PayloadTooLarge, PredictionFailed, QueueFull, TsxError
 from tsx_runtime.wire import TENSORS_HEAD, V2_META, Buffer, Item
 
-_HEAD = re.compile(rb"^(%b: *)(\d{1,15})(?=\r?$)" % TENSORS_HEAD, re.IGNORECASE | re.MULTILINE)  # in header lines
+_HEAD = re.compile(
+    rb"^(%b: *)(\d{1,15})(?=\r?$)" % TENSORS_HEAD, re.IGNORECASE | re.MULTILINE
+)  # in header lines
 _COST = re.compile(rb"^(x-tsx-cost: *)(\d{1,15})(?=\r?$)", re.IGNORECASE | re.MULTILINE)
-_WHOLE = re.compile(rb"^(explain|describe): true\r?$", re.IGNORECASE | re.MULTILINE)  # requests for something else than a prediction
+_WHOLE = re.compile(
+    rb"^(explain|describe): true\r?$", re.IGNORECASE | re.MULTILINE
+)  # requests for something else than a prediction
 
 
 class RowsDispatcher(Dispatcher):
-    """Parts wait and run like requests. The first that fails answers the request, and the others are given up."""
+    """Parts wait and run like requests.
+
+    The first that fails answers the request, and the others are given up.
+    """
 
     def __init__(
-        self, label: str, limits: BatchLimits, bounds: Bounds, rows: int, max_response_size: int, queue: RequestQueue | None = None
+        self,
+        label: str,
+        limits: BatchLimits,
+        bounds: Bounds,
+        rows: int,
+        max_response_size: int,
+        queue: RequestQueue | None = None,
     ) -> None:
         """`rows`: of a part."""
         super().__init__(label, limits, bounds, queue)
@@ -43,7 +58,9 @@ class RowsDispatcher(Dispatcher):
                 super().submit(part)
                 if request.over:  # there is no worker, and none to come
                     return
-                self._due.setdefault(part, NEVER)  # `on_reply` looks among these for answers that it does not count
+                self._due.setdefault(
+                    part, NEVER
+                )  # `on_reply` looks among these for answers that it does not count
                 self.stats.ended -= part is not request.parts[0]
 
     def leave(self, job: Job) -> None:
@@ -52,7 +69,12 @@ class RowsDispatcher(Dispatcher):
             super().leave(job)
         else:
             job.gone = True
-            self.fail(request, ClientLeft(f"{self.label} did not answer the request before its client disconnected."))
+            self.fail(
+                request,
+                ClientLeft(
+                    f"{self.label} did not answer the request before its client disconnected."
+                ),
+            )
 
     def fail(self, request: SplitRequest, error: TsxError) -> None:
         self.end(request)
@@ -82,7 +104,10 @@ class RowsDispatcher(Dispatcher):
             super()._refuse(job, error)
 
     def _parts(self, job: Job) -> list[RowsPart] | None:
-        """None where it stays whole. Raises PayloadTooLarge, and QueueFull: all parts fit into the queue, or none is accepted."""
+        """None where it stays whole.
+
+        Raises PayloadTooLarge, and QueueFull: all parts fit into the queue, or none is accepted.
+        """
         head = _HEAD.search(job.meta)
         if (head is None and V2_META not in job.meta) or _WHOLE.search(job.meta):
             return None
@@ -94,12 +119,18 @@ class RowsDispatcher(Dispatcher):
             self._flush()
         size = sum(len(part.body) for part in parts)
         if size > bounds.size:
-            text = f"The parts of the request (splitRows) have {size} bytes, and the queue holds {bounds.size} (maxQueueBytes)."
+            text = (
+                f"The parts of the request (splitRows) have {size} bytes, and the queue holds"
+                f" {bounds.size} (maxQueueBytes)."
+            )
             raise PayloadTooLarge(f"{text} Send fewer rows, or raise maxQueueBytes.")
         lower = sum(other.priority < job.priority for other in queue.jobs)  # which give way
         if len(queue.jobs) - lower + len(parts) > bounds.items or queue.size + size > bounds.size:
             seconds = self._seconds_to_empty()
-            text = f"{self.label} takes the request in {len(parts)} parts of {self._rows} rows (splitRows), and {len(queue.jobs)} of"
+            text = (
+                f"{self.label} takes the request in {len(parts)} parts of {self._rows} rows"
+                f" (splitRows), and {len(queue.jobs)} of"
+            )
             text = f"{text} {bounds.items} requests (jobQueueSize) wait; try again in {seconds} s."
             raise QueueFull(text, retry_after=seconds, status=bounds.overload_status)
         return parts
@@ -124,7 +155,9 @@ class RowsJob(UncountedJob):
         self.request = request
         self.rows = part.rows
         self.meta = _HEAD.sub(rb"\g<1>%d" % (part.head or 0), self.meta)
-        self.meta = _COST.sub(lambda found: b"%b%d" % (found[1], -(-int(found[2]) * part.rows // rows)), self.meta)
+        self.meta = _COST.sub(
+            lambda found: b"%b%d" % (found[1], -(-int(found[2]) * part.rows // rows)), self.meta
+        )
         self.body = part.body
         self._final: tuple[Buffer, Buffer] | None = None  # headers and body of the request's answer
 
@@ -139,15 +172,23 @@ class RowsJob(UncountedJob):
             request.dispatcher.end(request, self)
             return False
         head = _HEAD.search(bytes(headers))
-        request.answers[self] = bytes(headers), RowsPart(self.rows, None if head is None else int(head[2]), bytes(body))
+        request.answers[self] = (
+            bytes(headers),
+            RowsPart(self.rows, None if head is None else int(head[2]), bytes(body)),
+        )
         request.size += len(body)
         if len(request.answers) < len(request.parts):
-            self._check_size(request.size - LONGEST)  # JSON that all parts have is in the joined answer once
+            self._check_size(
+                request.size - LONGEST
+            )  # JSON that all parts have is in the joined answer once
             return True
         try:
             length, whole = join([request.answers[part][1] for part in request.parts])
         except ValueError as error:
-            text = f"The answers to the parts of the request cannot be joined: {error}. Remove splitRows from the model's configuration."
+            text = (
+                f"The answers to the parts of the request cannot be joined: {error}. Remove"
+                " splitRows from the model's configuration."
+            )
             request.dispatcher.fail(request, PredictionFailed(text))
             return True
         if self._check_size(len(whole)):
@@ -160,7 +201,10 @@ class RowsJob(UncountedJob):
         dispatcher = self.request.dispatcher
         if (limit := dispatcher.max_response_size) >= size:
             return False
-        text = f"The answer to all rows has {size} bytes or more, but max_response_size is {limit}. Raise it, or send fewer rows."
+        text = (
+            f"The answer to all rows has {size} bytes or more, but max_response_size is {limit}."
+            " Raise it, or send fewer rows."
+        )
         dispatcher.fail(self.request, PredictionFailed(text))
         return True
 
@@ -175,6 +219,9 @@ class RowsJob(UncountedJob):
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         if not self.request.over:
-            text = "The handler streams its answer, and answers to parts of a request can only be joined whole."
+            text = (
+                "The handler streams its answer, and answers to parts of a request can only be"
+                " joined whole."
+            )
             error = PredictionFailed(f"{text} Remove splitRows from the model's configuration.")
             self.request.dispatcher.fail(self.request, error)

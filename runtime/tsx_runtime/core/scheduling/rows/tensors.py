@@ -1,6 +1,8 @@
-"""Splits a request of the Open Inference Protocol by rows, and joins the answers of its parts: pure functions of their bytes.
+"""Splits a request of the Open Inference Protocol by rows, and joins the answers of its parts: pure
+functions of their bytes.
 
-Numbers are not parsed: those in JSON are cut at their commas and those behind it at their sizes, so each part has them as they were sent.
+Numbers are not parsed: those in JSON are cut at their commas and those behind it at their sizes, so
+each part has them as they were sent.
 """
 
 from __future__ import annotations
@@ -15,10 +17,16 @@ from typing import Any, NamedTuple
 from tsx_runtime.errors import PayloadTooLarge
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
-LONGEST = 2 << 20  # bytes of JSON that are split, or repeated for parts, in about 20 ms: longer ones would hold up the event loop
+LONGEST = (
+    2 << 20
+    # bytes of JSON that are split, or repeated for parts, in about 20 ms: longer ones would hold up
+    # the event loop
+)
 MOST_TEXTS = 1 << 16  # elements of BYTES that are split, for the same reason
 SIZE = "binary_data_size"
-_DATA = re.compile(rb'"data"\s*:\s*\[([-+.\d\[\]\seE,truefalsnNIity]*)\]')  # numbers, booleans and null
+_DATA = re.compile(
+    rb'"data"\s*:\s*\[([-+.\d\[\]\seE,truefalsnNIity]*)\]'
+)  # numbers, booleans and null
 _MARK = "\0"  # stands in the JSON for what was cut out of it
 _MARKED = json.dumps(_MARK).encode()
 _LENGTH = struct.Struct("<I")  # before each element of BYTES
@@ -40,10 +48,13 @@ class _Message(NamedTuple):
 
 
 def split(body: Body, head: int | None, most: int, room: int) -> list[RowsPart] | None:
-    """In parts of `most` rows. None for what has no more rows, or is left for the worker to report: see docs/guides/batching.md.
+    """In parts of `most` rows.
 
-    A tensor's rows are along its first dimension, in which all must agree. `head`: as in RowsPart. Raises PayloadTooLarge for more than
-    `room` parts.
+    None for what has no more rows, or is left for the worker to report: see
+    docs/guides/batching.md.
+
+    A tensor's rows are along its first dimension, in which all must agree. `head`: as in RowsPart.
+    Raises PayloadTooLarge for more than `room` parts.
     """
     try:
         if not 0 < (len(body) if head is None else head) <= min(len(body), LONGEST):
@@ -51,24 +62,54 @@ def split(body: Body, head: int | None, most: int, room: int) -> list[RowsPart] 
         message = _read(RowsPart(0, head, body), "inputs")
         sizes = {tensor["shape"][0] for tensor in message.tensors}
         rows = sizes.pop()
-        flat = any(len(tensor["shape"]) == 1 and tensor["datatype"] != "BYTES" for tensor in message.tensors)  # more likely one row
+        flat = any(
+            len(tensor["shape"]) == 1 and tensor["datatype"] != "BYTES"
+            for tensor in message.tensors
+        )  # more likely one row
         if sizes or flat or type(rows) is not int or rows <= most:
             return None
         count = -(-rows // most)
         if count > room:
-            text = f"The request has {rows} rows, in {count} parts of {most} (splitRows), and the queue holds {room} (jobQueueSize)."
+            text = (
+                f"The request has {rows} rows, in {count} parts of {most} (splitRows), and the"
+                f" queue holds {room} (jobQueueSize)."
+            )
             raise PayloadTooLarge(f"{text} Send fewer rows, or raise one of the two.")
-        if count * len(json.dumps(message.json | {"inputs": [tensor | {"data": None} for tensor in message.tensors]})) > LONGEST:
+        if (
+            count
+            * len(
+                json.dumps(
+                    message.json
+                    | {"inputs": [tensor | {"data": None} for tensor in message.tensors]}
+                )
+            )
+            > LONGEST
+        ):
             return None
-        cuts = [_cutter(tensor, data, rows) for tensor, data in zip(message.tensors, message.data, strict=True)]
+        cuts = [
+            _cutter(tensor, data, rows)
+            for tensor, data in zip(message.tensors, message.data, strict=True)
+        ]
         spans = [(start, min(start + most, rows)) for start in range(0, rows, most)]
-        return [_part(message, end - start, [cut(start, end) for cut in cuts]) for start, end in spans]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, struct.error):
+        return [
+            _part(message, end - start, [cut(start, end) for cut in cuts]) for start, end in spans
+        ]
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        struct.error,
+    ):
         return None
 
 
 def join(answers: Sequence[RowsPart]) -> tuple[int, bytes]:
-    """The bytes of JSON that the body begins with, and the body, as if one call had answered all rows. Raises ValueError."""
+    """The bytes of JSON that the body begins with, and the body, as if one call had answered all
+    rows. Raises ValueError.
+    """
     try:
         messages = [_read(answer, "outputs") for answer in answers]
         texts: list[bytes] = []
@@ -79,7 +120,10 @@ def join(answers: Sequence[RowsPart]) -> tuple[int, bytes]:
         for number, first in enumerate(messages[0].tensors):
             for (rows, *_), message in zip(answers, messages, strict=True):
                 _check(message.tensors[number], first, rows)
-            output = {**first, "shape": [sum(answer.rows for answer in answers), *first["shape"][1:]]}
+            output = {
+                **first,
+                "shape": [sum(answer.rows for answer in answers), *first["shape"][1:]],
+            }
             data = [message.data[number] for message in messages]
             if all(isinstance(each, memoryview) for each in data):
                 raw += data
@@ -87,16 +131,33 @@ def join(answers: Sequence[RowsPart]) -> tuple[int, bytes]:
             elif all(isinstance(each, bytes) for each in data):
                 texts.append(_joined(data))
             else:
-                output["data"] = [*chain.from_iterable(json.loads(b"[%b]" % each) if type(each) is bytes else each for each in data)]
+                output["data"] = [
+                    *chain.from_iterable(
+                        json.loads(b"[%b]" % each) if type(each) is bytes else each for each in data
+                    )
+                ]
             outputs.append(output)
         text = _written(messages[0].json | {"outputs": outputs}, texts, messages[0].indent)
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise ValueError(f"one is not an answer of the Open Inference Protocol, {type(error).__name__}: {error}") from error
+    except (
+        json.JSONDecodeError,
+        UnicodeDecodeError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        raise ValueError(
+            f"one is not an answer of the Open Inference Protocol, {type(error).__name__}: {error}"
+        ) from error
     return len(text), b"".join([text, *raw])
 
 
 def _read(part: RowsPart, key: str) -> _Message:
-    body, texts = b"".join(part.body.pieces) if isinstance(part.body, Parts) else part.body, list[bytes]()
+    body, texts = (
+        b"".join(part.body.pieces) if isinstance(part.body, Parts) else part.body,
+        list[bytes](),
+    )
 
     def cut_out(found: re.Match[bytes]) -> bytes:
         texts.append(found[1])
@@ -164,12 +225,21 @@ def _part(message: _Message, rows: int, pieces: Iterable[Any]) -> RowsPart:
         inputs.append(part)
     text = _written(message.json | {"inputs": inputs}, texts, None)
     size = len(text) + sum(map(len, raw))
-    return RowsPart(rows, len(text), b"".join([text, *raw]) if size <= COPIED else Parts([text, *raw], size))
+    return RowsPart(
+        rows, len(text), b"".join([text, *raw]) if size <= COPIED else Parts([text, *raw], size)
+    )
 
 
 def _written(content: dict[str, Any], texts: Sequence[bytes], indent: int | None) -> bytes:
     first, *others = json.dumps(content, indent=indent).encode().split(_MARKED)
-    return b"".join([first, *chain.from_iterable((b"[", text, b"]", other) for text, other in zip(texts, others, strict=True))])
+    return b"".join(
+        [
+            first,
+            *chain.from_iterable(
+                (b"[", text, b"]", other) for text, other in zip(texts, others, strict=True)
+            ),
+        ]
+    )
 
 
 def _joined(texts: Sequence[bytes]) -> bytes:
@@ -181,6 +251,11 @@ def _joined(texts: Sequence[bytes]) -> bytes:
 
 
 def _check(output: dict[str, Any], first: dict[str, Any], rows: int) -> None:
-    alike = all(output[key] == first[key] for key in ("name", "datatype")) and output["shape"][1:] == first["shape"][1:]
+    alike = (
+        all(output[key] == first[key] for key in ("name", "datatype"))
+        and output["shape"][1:] == first["shape"][1:]
+    )
     if not alike or output["shape"][0] != rows:
-        raise ValueError(f"its output {output['name']!r} has the shape {output['shape']} for {rows} rows")
+        raise ValueError(
+            f"its output {output['name']!r} has the shape {output['shape']} for {rows} rows"
+        )

@@ -1,4 +1,6 @@
-"""`/predictions/{model}/precomputed/{key}`: the answer to a prediction that was made in advance, as `tsx batch` has stored it."""
+"""`/predictions/{model}/precomputed/{key}`: the answer to a prediction that was made in advance, as
+`tsx batch` has stored it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey
 
 _DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    200: {"description": "what the handler returned in the batch", "content": {"*/*": {"schema": {}}}}
+    200: {
+        "description": "what the handler returned in the batch",
+        "content": {"*/*": {"schema": {}}},
+    }
 }
 
 
@@ -30,9 +35,16 @@ def build_router(jobs: Jobs, *, confined: bool) -> APIRouter:
         responses=openapi.failures(404, 503) | _DOCUMENTED,
     )
     async def precomputed(
-        model: ModelName, key: Annotated[str, Path(description="the row's id, or its field that `tsx batch --id-field` names")]
+        model: ModelName,
+        key: Annotated[
+            str, Path(description="the row's id, or its field that `tsx batch --id-field` names")
+        ],
     ) -> Response:
-        found = await jobs.store.get_answer(AnswerKey(PRECOMPUTED, model, key)) if await jobs.is_open() else None
+        found = (
+            await jobs.store.get_answer(AnswerKey(PRECOMPUTED, model, key))
+            if await jobs.is_open()
+            else None
+        )
         if found is None or found.status is None:
             text = f"No answer of {model} is stored under {key!r}, or it has expired."
             raise ResourceNotFound(f"{text} `tsx batch -o jobs+sqlite:///FILE` stores answers.")

@@ -1,4 +1,6 @@
-"""The management routes of asynchronous requests: list them, show the record of one, run one again."""
+"""The management routes of asynchronous requests: list them, show the record of one, run one
+again.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ from tsx_runtime.shared.redaction import redacted
 
 MOST = 500  # jobs of one answer
 LAST = (1 << 63) - 1  # the greatest number that a store has for a job
-JobId = Annotated[str, Path(alias="id", description="id of the job: the last part of the Location of its 202")]
+JobId = Annotated[
+    str, Path(alias="id", description="id of the job: the last part of the Location of its 202")
+]
 
 
 class JobDescription(BaseModel):
-    """Times are seconds since 1970; `status` is that of the answer, `size` the bytes of the request's body."""
+    """Times are seconds since 1970; `status` is that of the answer, `size` the bytes of the
+    request's body.
+    """
 
     id: str
     state: JobState
@@ -43,13 +49,19 @@ class JobDescription(BaseModel):
 
 class JobPage(BaseModel):
     jobs: list[JobDescription] = Field(description="the newest first")
-    next: str | None = Field(None, description="the parameter `next` for the jobs before these, if there are any")
+    next: str | None = Field(
+        None, description="the parameter `next` for the jobs before these, if there are any"
+    )
     counts: dict[str, int] = Field(description="all jobs of the model, or of all, by state")
-    oldest: float | None = Field(None, description="seconds for which the oldest of those that are queued has waited")
+    oldest: float | None = Field(
+        None, description="seconds for which the oldest of those that are queued has waited"
+    )
 
 
 def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
-    """`guard`: on an address that has other roles as well, the guard of `/jobs` lets more clients in."""
+    """`guard`: on an address that has other roles as well, the guard of `/jobs` lets more clients
+    in.
+    """
 
     def check(request: Request) -> None:
         if guard is not None:
@@ -57,20 +69,31 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
 
     router = APIRouter(tags=["jobs"], dependencies=[Depends(check)])
 
-    @router.get("/jobs", summary="List asynchronous requests", response_model=JobPage, responses=openapi.failures(400, 503))
+    @router.get(
+        "/jobs",
+        summary="List asynchronous requests",
+        response_model=JobPage,
+        responses=openapi.failures(400, 503),
+    )
     async def list_jobs(
         model: Annotated[str | None, Query(description="of this model only")] = None,
         state: Annotated[
-            JobState | Literal["failed"] | None, Query(description="in this state only; failed: done with a status of 400 or above")
+            JobState | Literal["failed"] | None,
+            Query(description="in this state only; failed: done with a status of 400 or above"),
         ] = None,
         limit: Annotated[int, Query(ge=1, le=MOST, description="how many at most")] = 100,
-        following: Annotated[int | None, Query(alias="next", ge=1, le=LAST, description="`next` of the answer before")] = None,
+        following: Annotated[
+            int | None,
+            Query(alias="next", ge=1, le=LAST, description="`next` of the answer before"),
+        ] = None,
     ) -> Response:
         if not await jobs.is_open():
             return json_answer(JobPage(jobs=[], next=None, counts={}, oldest=None))
         own: JobState | None = "done" if state == "failed" else state
         failed = 400 if state == "failed" else None
-        found = await jobs.store.list_jobs(state=own, model=model, least_status=failed, before=following, limit=limit + 1)
+        found = await jobs.store.list_jobs(
+            state=own, model=model, least_status=failed, before=following, limit=limit + 1
+        )
         queue, oldest = await jobs.queue()
         counts: Counter[str] = Counter()
         for (name, each), count in queue.items():
@@ -78,19 +101,36 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
                 counts[each] += count
         waits = [seconds for name, seconds in oldest.items() if model in (None, name)]
         more = str(found[limit - 1].number) if len(found) > limit else None
-        page = JobPage(jobs=[_job(each) for each in found[:limit]], next=more, counts=counts, oldest=max(waits, default=None))
+        page = JobPage(
+            jobs=[_job(each) for each in found[:limit]],
+            next=more,
+            counts=counts,
+            oldest=max(waits, default=None),
+        )
         return json_answer(page)
 
-    @router.get("/jobs/{id}/record", summary="Describe one", response_model=JobDescription, responses=openapi.failures(404, 503))
+    @router.get(
+        "/jobs/{id}/record",
+        summary="Describe one",
+        response_model=JobDescription,
+        responses=openapi.failures(404, 503),
+    )
     async def record(job: JobId) -> Response:
         return json_answer(_job(_known(job, await jobs.get(job))))
 
-    @router.post("/jobs/{id}/retry", summary="Run it again", response_model=JobDescription, responses=openapi.failures(404, 409, 503))
+    @router.post(
+        "/jobs/{id}/retry",
+        summary="Run it again",
+        response_model=JobDescription,
+        responses=openapi.failures(404, 409, 503),
+    )
     async def retry(job: JobId) -> Response:
         before = _known(job, await jobs.get(job))
         after = _known(job, await jobs.retry(job))
         if after.state != "queued" or before.state not in ("done", "cancelled"):
-            raise Conflict(f"Job {job} is {before.state}: only one that is done or cancelled can run again.")
+            raise Conflict(
+                f"Job {job} is {before.state}: only one that is done or cancelled can run again."
+            )
         return json_answer(_job(after))
 
     return router
@@ -101,16 +141,23 @@ def build_closed_router() -> APIRouter:
     router = APIRouter()
 
     @router.api_route("/jobs", methods=["GET", "POST", "DELETE"], include_in_schema=False)
-    @router.api_route("/jobs/{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    @router.api_route(
+        "/jobs/{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False
+    )
     async def refuse() -> None:
-        raise JobNotFound("This server stores no jobs: jobs_store is off. Start it with a jobs_store to use them.")
+        raise JobNotFound(
+            "This server stores no jobs: jobs_store is off. Start it with a jobs_store to use them."
+        )
 
     return router
 
 
 def _known(id: str, job: JobRecord | None) -> JobRecord:
     if job is None:
-        raise JobNotFound(f"Job {id} is not known: the id is mistyped, or its record was removed a day after its answer (job_retention).")
+        raise JobNotFound(
+            f"Job {id} is not known: the id is mistyped, or its record was removed a day after its"
+            " answer (job_retention)."
+        )
     return job
 
 

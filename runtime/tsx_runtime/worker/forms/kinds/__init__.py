@@ -12,5 +12,8 @@ from tsx_runtime.worker.forms.form import Form
 @cache
 def known_forms() -> dict[str, Form]:
     """All forms by name, in the order of their modules and `FORMS`."""
-    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    modules = [
+        importlib.import_module(f"{__name__}.{found.name}")
+        for found in pkgutil.iter_modules(__path__)
+    ]
     return {form.name: form for module in modules for form in module.FORMS}

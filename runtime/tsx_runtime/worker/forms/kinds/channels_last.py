@@ -1,4 +1,6 @@
-"""The archive's own model with its weights and images in the channels-last memory format, in which convolutions are faster."""
+"""The archive's own model with its weights and images in the channels-last memory format, in which
+convolutions are faster.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class ChannelsLastForm(Form):
 
     def applies(self, subject: Subject) -> str | None:
         reason = not_eager(subject.model)
-        return reason or (None if has_convolutions(subject.model) else "the model has no 2D convolution")
+        return reason or (
+            None if has_convolutions(subject.model) else "the model has no 2D convolution"
+        )
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         return {}

@@ -1,4 +1,7 @@
-"""The model by torch.compile, with its weights as constants. A worker compiles it for all batch sizes when it loads it."""
+"""The model by torch.compile, with its weights as constants.
+
+A worker compiles it for all batch sizes when it loads it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from tsx_runtime.worker.forms.kinds.precision import module_in, unsupported, wit
 from tsx_runtime.worker.forms.machine_code import for_inductor, no_compiler
 from tsx_runtime.worker.forms.signature import FREE, Signature
 
-# Batch sizes that cause compilations. Torch compiles size 1 separately, and chooses kernels by the size, such as other convolutions from 16
-# on. Sizes between these need no code of their own.
+# Batch sizes that cause compilations. Torch compiles size 1 separately, and chooses kernels by the
+# size, such as other convolutions from 16 on. Sizes between these need no code of their own.
 SIZES = (8, 32, 1, 2, 3, 17, 64)
 
 
@@ -30,7 +33,9 @@ class CompileForm(Form):
     compiles: ClassVar[bool] = True
 
     def applies(self, subject: Subject) -> str | None:
-        return not_exportable(subject) or unsupported(self.precision, subject.device) or no_compiler()
+        return (
+            not_exportable(subject) or unsupported(self.precision, subject.device) or no_compiler()
+        )
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         """Compiles it once: a model that cannot be compiled fails here, not in a worker."""
@@ -40,9 +45,17 @@ class CompileForm(Form):
 
     def load(self, source: FormSource) -> Callable[..., Any]:
         assert source.signature is not None
-        return self._compiled(source.fresh(), source.signature, source.settings["shapes"], source.device)
+        return self._compiled(
+            source.fresh(), source.signature, source.settings["shapes"], source.device
+        )
 
-    def _compiled(self, model: Any, signature: Signature, shapes: Sequence[Sequence[int]], device: torch.device) -> Callable[..., Any]:
+    def _compiled(
+        self,
+        model: Any,
+        signature: Signature,
+        shapes: Sequence[Sequence[int]],
+        device: torch.device,
+    ) -> Callable[..., Any]:
         """`shapes`: of one call."""
         import torch._inductor.config  # here: importing the compiler takes seconds
 
@@ -64,8 +77,13 @@ class CompileForm(Form):
         return run
 
 
-def _example(signature: Signature, shapes: Sequence[Sequence[int]], rows: int, device: torch.device) -> list[torch.Tensor]:
-    """A batch with this number of rows; its free sizes are marked as dynamic. Sizes of 1 are constants for the compiler."""
+def _example(
+    signature: Signature, shapes: Sequence[Sequence[int]], rows: int, device: torch.device
+) -> list[torch.Tensor]:
+    """A batch with this number of rows; its free sizes are marked as dynamic.
+
+    Sizes of 1 are constants for the compiler.
+    """
     tensors = []
     for own, shape in zip(signature.inputs, shapes, strict=True):
         sizes = [rows if at in own.rows else size for at, size in enumerate(shape)]

@@ -1,4 +1,6 @@
-"""The archive's own model as CUDA graphs: the kernels of a whole batch are launched at once, which makes small models faster."""
+"""The archive's own model as CUDA graphs: the kernels of a whole batch are launched at once, which
+makes small models faster.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,20 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from tsx_runtime.worker.forms.buckets import BatchBuckets, buckets_of, example, not_fixed, padded, with_fallback
+from tsx_runtime.worker.forms.buckets import (
+    BatchBuckets,
+    buckets_of,
+    example,
+    not_fixed,
+    padded,
+    with_fallback,
+)
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.signature import FlatModel, Signature
 
-WARM_UP = 3  # calls before a capture, as in torch's notes on CUDA: libraries allocate memory and choose kernels in them
+# calls before a capture, as in torch's notes on CUDA: libraries allocate memory and choose kernels
+# in them
+WARM_UP = 3
 
 
 class CapturedGraph(NamedTuple):
@@ -32,10 +43,14 @@ class CudaGraphsForm(Form):
         return not_fixed(subject)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        """Captures the largest batch: a model that cannot be captured fails here, not in a worker."""
+        """Captures the largest batch: a model that cannot be captured fails here, not in a
+        worker.
+        """
         signature, buckets = subject.flat_signature(), buckets_of(subject)
         with torch.cuda.device(subject.device):
-            _captured(FlatModel(subject.model, signature), example(subject, buckets.sizes[-1]), None)
+            _captured(
+                FlatModel(subject.model, signature), example(subject, buckets.sizes[-1]), None
+            )
         return buckets._asdict()
 
     def load(self, source: FormSource) -> Callable[..., Any]:
@@ -58,14 +73,20 @@ class ReplayedModel:
         flat, pool = FlatModel(source.reference(), signature), torch.cuda.graph_pool_handle()
         self._graphs = {
             size: _captured(flat, _blank(signature, size, source.device), pool)
-            for size in reversed(buckets.sizes)  # a smaller one fits into the memory of a larger one
+            for size in reversed(
+                buckets.sizes
+            )  # a smaller one fits into the memory of a larger one
         }
 
     def run(self, size: int, rows: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         captured = self._graphs[size]
         with self._lock, torch.cuda.device(self._device):
-            torch.cuda.current_stream().wait_event(self._done)  # of the previous batch, which another thread may have run
-            for held, tensor in zip(captured.inputs, padded(self._signature, tensors, size), strict=True):
+            torch.cuda.current_stream().wait_event(
+                self._done
+            )  # of the previous batch, which another thread may have run
+            for held, tensor in zip(
+                captured.inputs, padded(self._signature, tensors, size), strict=True
+            ):
                 held.copy_(tensor)
             captured.graph.replay()
             results = [tensor.clone() for tensor in self._buckets.cut(captured.results, rows)]
@@ -88,9 +109,15 @@ def _captured(flat: FlatModel, inputs: list[torch.Tensor], pool: Any) -> Capture
 
 def _blank(signature: Signature, size: int, device: torch.device) -> list[torch.Tensor]:
     """Zeros of the shapes of a batch: valid as numbers and as indices."""
-    shapes = [[size if at in own.rows else fixed or 0 for at, fixed in enumerate(own.shape)] for own in signature.inputs]
+    shapes = [
+        [size if at in own.rows else fixed or 0 for at, fixed in enumerate(own.shape)]
+        for own in signature.inputs
+    ]
     types = [getattr(torch, own.dtype) for own in signature.inputs]
-    return [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, types, strict=True)]
+    return [
+        torch.zeros(shape, dtype=dtype, device=device)
+        for shape, dtype in zip(shapes, types, strict=True)
+    ]
 
 
 FORMS = (CudaGraphsForm("cuda-graphs", "CUDA graphs"),)

@@ -1,4 +1,6 @@
-"""Weights of linear layers in int4, a scale for each group of 32, and bf16 activations: for models bound by memory bandwidth."""
+"""Weights of linear layers in int4, a scale for each group of 32, and bf16 activations: for models
+bound by memory bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ OUTPUTS = 16  # torch's kernel takes multiples of this
 
 
 class Int4WeightsForm(MachineCodeForm):
-    """These layers take an eighth of the memory of their float32 weights. torchao's own packed tensors would have to be unpickled; compiled
-    ahead of time, they are constants of the package."""
+    """These layers take an eighth of the memory of their float32 weights. torchao's own packed
+    tensors would have to be unpickled; compiled ahead of time, they are constants of the package.
+    """
 
     def applies(self, subject: Subject) -> str | None:
         return not_eager(subject.model) or super().applies(subject) or no_linear(subject)
@@ -30,11 +33,16 @@ class Int4WeightsForm(MachineCodeForm):
         model = copy.deepcopy(subject.model)
         if not any(_fits(layer) for layer in model.modules()):
             raise NotBuilt(
-                f"it has no linear layer with a multiple of {GROUP} inputs and of {OUTPUTS} outputs, as torch's kernel for int4 needs"
+                f"it has no linear layer with a multiple of {GROUP} inputs and of {OUTPUTS}"
+                " outputs, as torch's kernel for int4 needs"
             )
         for layer in filter(_fits, model.modules()):
             _in_bf16(layer)
-        quantize_(model, PrototypeInt4WeightOnlyConfig(GROUP, set_inductor_config=False), lambda layer, name: _fits(layer))
+        quantize_(
+            model,
+            PrototypeInt4WeightOnlyConfig(GROUP, set_inductor_config=False),
+            lambda layer, name: _fits(layer),
+        )
         return exported(subject, model)
 
 
@@ -47,7 +55,11 @@ def _in_bf16(layer: nn.Module) -> None:
 
 
 def _fits(layer: nn.Module) -> bool:
-    return type(layer) is nn.Linear and layer.in_features % GROUP == 0 and layer.out_features % OUTPUTS == 0
+    return (
+        type(layer) is nn.Linear
+        and layer.in_features % GROUP == 0
+        and layer.out_features % OUTPUTS == 0
+    )
 
 
 FORMS = (Int4WeightsForm("int4-weights", "int4 weights"),)

@@ -1,4 +1,6 @@
-"""Linear layers in int8, with ranges computed for each row of activations: no calibration, and no row depends on its batch."""
+"""Linear layers in int8, with ranges computed for each row of activations: no calibration, and no
+row depends on its batch.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ def no_linear(subject: Subject) -> str | None:
     call = subject.calls[0]
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         subject.model(*call.args, **call.kwargs)
-    by_operator = {str(operator): count for operator, count in counter.get_flop_counts()["Global"].items()}
-    linear = sum(count for operator, count in by_operator.items() if operator in ("aten.mm", "aten.addmm"))
+    by_operator = {
+        str(operator): count for operator, count in counter.get_flop_counts()["Global"].items()
+    }
+    linear = sum(
+        count for operator, count in by_operator.items() if operator in ("aten.mm", "aten.addmm")
+    )
     share = linear / max(sum(by_operator.values()), 1)
     if share < LEAST_LINEAR:
         return f"only {share:.0%} of its arithmetic is in linear layers, which this form is for"
@@ -32,8 +38,11 @@ def no_linear(subject: Subject) -> str | None:
 
 
 class DynamicInt8Form(MachineCodeForm):
-    """torch's quantizer for x86 has one range per tensor. That is faster by a fifth, but an outlier in one request would take the precision
-    of the others in its batch."""
+    """torch's quantizer for x86 has one range per tensor.
+
+    That is faster by a fifth, but an outlier in one request would take the precision
+    of the others in its batch.
+    """
 
     def applies(self, subject: Subject) -> str | None:
         return not_eager(subject.model) or super().applies(subject) or no_linear(subject)

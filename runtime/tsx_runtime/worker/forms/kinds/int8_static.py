@@ -1,4 +1,6 @@
-"""Weights and activations in int8 with calibrated ranges: PyTorch 2 export quantization for x86, compiled ahead of time."""
+"""Weights and activations in int8 with calibrated ranges: PyTorch 2 export quantization for x86,
+compiled ahead of time.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
 
 
 class FlatGraph(nn.Module):
-    """A graph over flat tensors, called as the original model. With `dtypes`, its float layers run in bf16, and its results have those."""
+    """A graph over flat tensors, called as the original model.
+
+    With `dtypes`, its float layers run in bf16, and its results have those.
+    """
 
     def __init__(self, graph: nn.Module, dtypes: Sequence[torch.dtype] = ()) -> None:
         super().__init__()
@@ -29,7 +34,11 @@ class FlatGraph(nn.Module):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         with torch.autocast("cpu", torch.bfloat16, enabled=bool(self.dtypes)):
             results = self.graph(*tensors)
-        return [each.to(dtype) for each, dtype in zip(results, self.dtypes, strict=True)] if self.dtypes else results
+        return (
+            [each.to(dtype) for each, dtype in zip(results, self.dtypes, strict=True)]
+            if self.dtypes
+            else results
+        )
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,11 @@ class StaticInt8Form(MachineCodeForm):
 
         program = exported(subject, for_inductor(subject.model))
         quantizer = x86.X86InductorQuantizer()
-        quantizer.set_global(x86.get_default_x86_inductor_quantization_config(reduce_range=not VNNI & cpu_instructions()))
+        quantizer.set_global(
+            x86.get_default_x86_inductor_quantization_config(
+                reduce_range=not VNNI & cpu_instructions()
+            )
+        )
         prepared = prepare_pt2e(program.module(), quantizer)
         for tensors in flat_calls(subject):
             prepared(*tensors)
@@ -59,4 +72,7 @@ class StaticInt8Form(MachineCodeForm):
         return exported(subject, FlatGraph(quantized, dtypes if self.bf16 else ()))
 
 
-FORMS = (StaticInt8Form("int8-static", "int8, static"), StaticInt8Form("int8-static-bf16", "int8, static, the rest in bf16", True))
+FORMS = (
+    StaticInt8Form("int8-static", "int8, static"),
+    StaticInt8Form("int8-static-bf16", "int8, static, the rest in bf16", True),
+)

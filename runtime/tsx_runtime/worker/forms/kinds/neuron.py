@@ -1,6 +1,8 @@
-"""The model compiled for AWS's accelerators (Inferentia2, Trainium) by torch-neuronx, once for each of several batch sizes.
+"""The model compiled for AWS's accelerators (Inferentia2, Trainium) by torch-neuronx, once for each
+of several batch sizes.
 
-To torch, such a worker runs on the CPU: the compiled model takes and returns CPU tensors, and moves them itself.
+To torch, such a worker runs on the CPU: the compiled model takes and returns CPU tensors, and moves
+them itself.
 """
 
 from __future__ import annotations
@@ -15,23 +17,38 @@ import torch
 from torch import nn
 
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.forms.buckets import BatchBuckets, buckets_of, example, not_fixed, padded, with_fallback
+from tsx_runtime.worker.forms.buckets import (
+    BatchBuckets,
+    buckets_of,
+    example,
+    not_fixed,
+    padded,
+    with_fallback,
+)
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.signature import FlatModel
 
 DEVICES = Path("/dev")
 INDEX = "https://pip.repos.neuron.amazonaws.com"
-NO_DEVICE = "this machine has no Neuron device: it needs an instance with Inferentia2 or Trainium (inf2, trn1)"
+NO_DEVICE = (
+    "this machine has no Neuron device: it needs an instance with Inferentia2 or Trainium (inf2,"
+    " trn1)"
+)
 
 
 @dataclass(frozen=True)
 class NeuronForm(Form):
-    """Each module takes only tensors of the shapes that it was traced with (torch_neuronx.trace)."""
+    """Each module takes only tensors of the shapes that it was traced with
+    (torch_neuronx.trace).
+    """
 
     casts: tuple[str, ...] = ()  # arguments of neuronx-cc
 
     packages: ClassVar[Mapping[str, str]] = {
-        "torch_neuronx": f"pip install --extra-index-url {INDEX} 'torch-neuronx==2.9.*' 'neuronx-cc==2.*', on an inf2 or trn1 instance"
+        "torch_neuronx": (
+            f"pip install --extra-index-url {INDEX} 'torch-neuronx==2.9.*' 'neuronx-cc==2.*', on an"
+            " inf2 or trn1 instance"
+        )
     }
     bound_to: ClassVar[frozenset[str]] = frozenset({"torch", "packages"})
 
@@ -47,7 +64,9 @@ class NeuronForm(Form):
         signature, buckets = subject.flat_signature(), buckets_of(subject)
         flat = FlatModel(subject.model, signature)
         for size in buckets.sizes:
-            traced = torch_neuronx.trace(flat, tuple(example(subject, size)), compiler_args=list(self.casts))
+            traced = torch_neuronx.trace(
+                flat, tuple(example(subject, size)), compiler_args=list(self.casts)
+            )
             torch.jit.save(traced, str(directory / _file(size)))
         return buckets._asdict()
 
@@ -59,7 +78,8 @@ class NeuronForm(Form):
 
         signature, buckets = source.signature, BatchBuckets.from_json(source.settings)
         assert signature is not None
-        models = {size: torch.jit.load(str(source.directory / _file(size))) for size in buckets.sizes}  # type: ignore[no-untyped-call]  # torch's
+        load: Any = torch.jit.load  # has no types
+        models = {size: load(str(source.directory / _file(size))) for size in buckets.sizes}
 
         def run(size: int, rows: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             return buckets.cut(models[size](*padded(signature, tensors, size)), rows)
@@ -72,7 +92,9 @@ def _has_device() -> bool:
 
 
 def _take_one_core() -> None:
-    """Before the runtime starts: by default the first worker would take all NeuronCores, and no other could have one."""
+    """Before the runtime starts: by default the first worker would take all NeuronCores, and no
+    other could have one.
+    """
     os.environ.setdefault("NEURON_RT_NUM_CORES", "1")
 
 

@@ -13,7 +13,13 @@ import torch
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.forms.bound import VNNI, cpu_instructions, is_x86
-from tsx_runtime.worker.forms.exporting import example_tensors, exported, flat_calls, not_convertible, traced
+from tsx_runtime.worker.forms.exporting import (
+    example_tensors,
+    exported,
+    flat_calls,
+    not_convertible,
+    traced,
+)
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.signature import FREE
 from tsx_runtime.worker.handlers.models.model_files import load_onnx
@@ -29,7 +35,9 @@ class OnnxRuntimeForm(Form):
     bound_to: ClassVar[frozenset[str]] = frozenset()
 
     def applies(self, subject: Subject) -> str | None:
-        if lacking := next((name for name in ("onnx", "onnxscript") if not importlib.util.find_spec(name)), None):
+        if lacking := next(
+            (name for name in ("onnx", "onnxscript") if not importlib.util.find_spec(name)), None
+        ):
             return f"{lacking} is not installed: {INSTALL}"
         return not_convertible(subject)
 
@@ -44,16 +52,23 @@ class OnnxRuntimeForm(Form):
 
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
             results = session(*tensors)
-            return [each.to(source.device) for each in (results if isinstance(results, list) else [results])]
+            return [
+                each.to(source.device)
+                for each in (results if isinstance(results, list) else [results])
+            ]
 
         return run
 
 
 class OnnxInt8Form(OnnxRuntimeForm):
-    """A graph in int8 with calibrated ranges: in dynamic ones an outlier would spoil its neighbours."""
+    """A graph in int8 with calibrated ranges: in dynamic ones an outlier would spoil its
+    neighbours.
+    """
 
     devices: ClassVar[frozenset[str]] = frozenset({"cpu"})
-    bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})  # without VNNI, 8-bit products may saturate
+    bound_to: ClassVar[frozenset[str]] = frozenset(
+        {"cpu"}
+    )  # without VNNI, 8-bit products may saturate
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         import onnx
@@ -64,7 +79,11 @@ class OnnxInt8Form(OnnxRuntimeForm):
             write_graph(subject, Path(source))
             quant_pre_process(source, prepared, skip_symbolic_shape=True)
             graph = onnx.load(prepared)
-            del graph.graph.value_info[:]  # it has shapes of weights, which quantization transposes; the others are inferred again
+            del graph.graph.value_info[
+                :
+                # it has shapes of weights, which quantization transposes; the others are inferred
+                # again
+            ]
             onnx.save(graph, prepared)
             _quantize(subject, prepared, str(directory / FILE), graph.graph)
         return {}
@@ -73,7 +92,8 @@ class OnnxInt8Form(OnnxRuntimeForm):
 def _quantize(subject: Subject, source: str, target: str, graph: Any) -> None:
     """Quantize as onnxruntime advises for CPUs; `graph` is that of the file `source`.
 
-    In transformers only layers with weights are in int8: the rest loses accuracy and saves little time.
+    In transformers only layers with weights are in int8: the rest loses accuracy and saves little
+    time.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
@@ -102,16 +122,32 @@ class _CalibrationInputs:
 
     def get_next(self) -> dict[str, Any] | None:
         tensors = next(self._calls, None)
-        return None if tensors is None else {name: tensor.numpy() for name, tensor in zip(self._names, tensors, strict=True)}
+        return (
+            None
+            if tensors is None
+            else {name: tensor.numpy() for name, tensor in zip(self._names, tensors, strict=True)}
+        )
 
 
 def write_graph(subject: Subject, path: Path) -> None:
-    """TorchScript goes through torch's older exporter, the only one that takes it. Raises NotBuilt, or what torch raises."""
+    """TorchScript goes through torch's older exporter, the only one that takes it.
+
+    Raises NotBuilt, or what torch raises.
+    """
     if isinstance(subject.model, torch.jit.ScriptModule):
         inputs = {f"input_{at}": each for at, each in enumerate(subject.flat_signature().inputs)}
-        free = {name: [at for at, size in enumerate(each.shape) if size is FREE] for name, each in inputs.items()}
+        free = {
+            name: [at for at, size in enumerate(each.shape) if size is FREE]
+            for name, each in inputs.items()
+        }
         torch.onnx.export(
-            traced(subject), example_tensors(subject), str(path), dynamo=False, verbose=False, input_names=list(inputs), dynamic_axes=free
+            traced(subject),
+            example_tensors(subject),
+            str(path),
+            dynamo=False,
+            verbose=False,
+            input_names=list(inputs),
+            dynamic_axes=free,
         )
         return
     program = torch.onnx.export(exported(subject), dynamo=True, verbose=False)

@@ -43,7 +43,10 @@ class OpenVinoForm(Form):
         ov = _openvino()
         if not isinstance(subject.model, torch.jit.ScriptModule):
             return ov.convert_model(exported(subject))
-        shapes = [[-1 if size is FREE else size for size in each.shape] for each in subject.flat_signature().inputs]
+        shapes = [
+            [-1 if size is FREE else size for size in each.shape]
+            for each in subject.flat_signature().inputs
+        ]
         return ov.convert_model(traced(subject), input=[ov.PartialShape(shape) for shape in shapes])
 
     def load(self, source: FormSource) -> Callable[..., Any]:
@@ -56,13 +59,20 @@ class OpenVinoForm(Form):
             "INFERENCE_PRECISION_HINT": source.settings["precision"],
         }
         core.set_property({"ENABLE_MMAP": True})
-        request = core.compile_model(core.read_model(source.directory / FILE), "CPU", settings).create_infer_request()
-        outputs, lock = range(len(request.output_tensors)), threading.Lock()  # micro-batches may come from several threads
+        request = core.compile_model(
+            core.read_model(source.directory / FILE), "CPU", settings
+        ).create_infer_request()
+        outputs, lock = (
+            range(len(request.output_tensors)),
+            threading.Lock(),
+        )  # micro-batches may come from several threads
 
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
             with lock:
                 request.infer(_arrays(tensors), share_inputs=True, share_outputs=True)
-                return [torch.from_numpy(request.get_output_tensor(at).data.copy()) for at in outputs]  # the next batch writes there
+                return [
+                    torch.from_numpy(request.get_output_tensor(at).data.copy()) for at in outputs
+                ]  # the next batch writes there
 
         return run
 
@@ -71,21 +81,33 @@ class OpenVinoBf16Form(OpenVinoForm):
     bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})
 
     def applies(self, subject: Subject) -> str | None:
-        return super().applies(subject) if _has_bf16() else "this CPU has no instructions for bfloat16"
+        return (
+            super().applies(subject) if _has_bf16() else "this CPU has no instructions for bfloat16"
+        )
 
 
 class OpenVinoInt8Form(OpenVinoForm):
     bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})
 
     def applies(self, subject: Subject) -> str | None:
-        return super().applies(subject) if importlib.util.find_spec("nncf") else f"nncf is not installed: {INSTALL}"
+        return (
+            super().applies(subject)
+            if importlib.util.find_spec("nncf")
+            else f"nncf is not installed: {INSTALL}"
+        )
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        """Layers that are not in int8 run in bfloat16 if the CPU has it: its error is small compared with that of int8."""
+        """Layers that are not in int8 run in bfloat16 if the CPU has it: its error is small
+        compared with that of int8.
+        """
         return {**super().build(subject, directory), "precision": "bf16" if _has_bf16() else "f32"}
 
     def graph(self, subject: Subject) -> Any:
-        """Quantized by NNCF. A transformer is quantized with and without SmoothQuant; which loses less depends on its outliers."""
+        """Quantized by NNCF.
+
+        A transformer is quantized with and without SmoothQuant; which loses less depends on its
+        outliers.
+        """
         original, calls, printed = super().graph(subject), flat_calls(subject), io.StringIO()
         with redirect_stdout(printed):  # progress bars and the log
             import nncf
@@ -101,16 +123,26 @@ class OpenVinoInt8Form(OpenVinoForm):
                     ),
                 )
 
-            is_transformer = any(node.get_type_name() in OF_TRANSFORMERS for node in original.get_ops())
+            is_transformer = any(
+                node.get_type_name() in OF_TRANSFORMERS for node in original.get_ops()
+            )
             if not is_transformer:
                 return quantized(OFF)
             wanted = _results(original, calls)
-            return min((quantized(smooth) for smooth in (OFF, SMOOTH)), key=lambda graph: _difference(_results(graph, calls), wanted))
+            return min(
+                (quantized(smooth) for smooth in (OFF, SMOOTH)),
+                key=lambda graph: _difference(_results(graph, calls), wanted),
+            )
 
 
 def _results(graph: Any, calls: Sequence[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
     """All outputs for the first calls."""
-    request = _openvino().Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
+    request = (
+        _openvino()
+        .Core()
+        .compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        .create_infer_request()
+    )
     found = [request.infer(_arrays(tensors)).to_tuple() for tensors in calls[:COMPARED]]
     return [torch.from_numpy(array).double() for arrays in found for array in arrays]
 
@@ -129,7 +161,9 @@ def _has_bf16() -> bool:
 
 
 def _openvino() -> Any:
-    """Imported without telemetry: OpenVINO and NNCF send events to Intel when they are imported, unless the user has opted out."""
+    """Imported without telemetry: OpenVINO and NNCF send events to Intel when they are imported,
+    unless the user has opted out.
+    """
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # its import fails then, which both handle
     import openvino  # an extra
 

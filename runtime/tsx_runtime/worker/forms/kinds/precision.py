@@ -1,4 +1,5 @@
-"""The archive's own model in half precision: with converted weights, or by autocast, which keeps sensitive operations in float32.
+"""The archive's own model in half precision: with converted weights, or by autocast, which keeps
+sensitive operations in float32.
 
 Converted weights are a file of the form that each worker maps, so that workers share its pages.
 """
@@ -27,9 +28,17 @@ FILE = "weights.safetensors"
 
 def unsupported(precision: str, device: torch.device) -> str | None:
     """Why this machine gains nothing from the precision; None if it may."""
-    if device.type == "cuda" and precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if (
+        device.type == "cuda"
+        and precision == "bf16"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
         return "this GPU does not compute in bf16"
-    if device.type == "cpu" and precision == "fp16" and not cpu_instructions() & {"avx512_fp16", "amx_fp16"}:
+    if (
+        device.type == "cpu"
+        and precision == "fp16"
+        and not cpu_instructions() & {"avx512_fp16", "amx_fp16"}
+    ):
         return "this CPU does not compute in fp16: it has neither avx512_fp16 nor amx_fp16"
     return None
 
@@ -52,7 +61,9 @@ class ConvertedForm(Form):
         last = has_convolutions(model)
         kept, tied, first = dict[str, torch.Tensor](), dict[str, str](), dict[Any, str]()
         for name, _, _, tensor in _weights(model):
-            same = first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name, name)
+            same = first.setdefault(
+                (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name, name
+            )
             if same == name:
                 kept[name] = (
                     (tensor.permute(0, 2, 3, 1) if last and tensor.dim() == 4 else tensor)
@@ -74,8 +85,19 @@ class ConvertedForm(Form):
             if source.settings["channels_last"] and given.dim() == 4:
                 given = given.permute(0, 3, 1, 2)
             if given.shape != tensor.shape:
-                raise LoadError(f"{name} is {tuple(given.shape)} in {FILE}, and {tuple(tensor.shape)} in the model; run tsx optimize again")
-            setattr(owner, attribute, nn.Parameter(given, requires_grad=False) if isinstance(tensor, nn.Parameter) else given)
+                raise LoadError(
+                    f"{name} is {tuple(given.shape)} in {FILE}, and {tuple(tensor.shape)} in the"
+                    " model; run tsx optimize again"
+                )
+            setattr(
+                owner,
+                attribute,
+                (
+                    nn.Parameter(given, requires_grad=False)
+                    if isinstance(tensor, nn.Parameter)
+                    else given
+                ),
+            )
         return in_precision(model, self.precision, source.device)
 
 
@@ -88,8 +110,12 @@ class AutocastForm(Form):
     is_graph: ClassVar[bool] = False
 
     def applies(self, subject: Subject) -> str | None:
-        if not isinstance(subject.model, nn.Module | FixedBatch) or isinstance(subject.model, torch.jit.ScriptModule):
-            return f"the model is a {type(subject.model).__name__}, to which autocast does not apply"
+        if not isinstance(subject.model, nn.Module | FixedBatch) or isinstance(
+            subject.model, torch.jit.ScriptModule
+        ):
+            return (
+                f"the model is a {type(subject.model).__name__}, to which autocast does not apply"
+            )
         return unsupported(self.precision, subject.device)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
@@ -106,7 +132,10 @@ def module_in(precision: str, model: Any) -> nn.Module:
 
 
 class InPrecision(nn.Module):
-    """A model with converted weights that takes and returns float32. Unlike hooks, its casts are a part of an exported graph."""
+    """A model with converted weights that takes and returns float32.
+
+    Unlike hooks, its casts are a part of an exported graph.
+    """
 
     def __init__(self, model: nn.Module, precision: str) -> None:
         super().__init__()
@@ -122,8 +151,9 @@ class InPrecision(nn.Module):
 class Autocast:
     """A model called under autocast, with results in float32.
 
-    Autocast caches cast weights until its outermost context ends, and caches none in inference mode. With a context that never ends, and
-    calls outside of that mode, each weight is cast once instead of at each call.
+    Autocast caches cast weights until its outermost context ends, and caches none in inference
+    mode. With a context that never ends, and calls outside of that mode, each weight is cast once
+    instead of at each call.
     """
 
     def __init__(self, model: Any, device: str, dtype: torch.dtype) -> None:
@@ -148,12 +178,16 @@ class Autocast:
 
 
 def without_inference(value: Any) -> Any:
-    """Inference tensors cannot be changed in place outside of inference mode, and are another type for a compiled function."""
+    """Inference tensors cannot be changed in place outside of inference mode, and are another type
+    for a compiled function.
+    """
     return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
-    """(Name, owner, attribute, tensor) of each parameter and buffer; tied ones under each of their names."""
+    """(Name, owner, attribute, tensor) of each parameter and buffer; tied ones under each of their
+    names.
+    """
     for path, owner in model.named_modules():
         for found in (owner.named_parameters, owner.named_buffers):
             for attribute, tensor in found(recurse=False, remove_duplicate=False):

@@ -1,4 +1,5 @@
-"""Structured pruning: the model without the channels and hidden units that have the smallest weights, compiled ahead of time.
+"""Structured pruning: the model without the channels and hidden units that have the smallest
+weights, compiled ahead of time.
 
 Layers become smaller; they do not get zeros. There is no retraining, so the loss is often large.
 """
@@ -20,7 +21,9 @@ from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
 
 WIDTH = 8  # layers keep a multiple of this many channels, for vector instructions
 # Operations that give channels another meaning, by the library's names.
-REGROUPING = re.compile(r"_Split|_Unbind|_Slice|_Expand|_Customized|Permute|Transpose|ScaledDotProduct|Bmm")
+REGROUPING = re.compile(
+    r"_Split|_Unbind|_Slice|_Expand|_Customized|Permute|Transpose|ScaledDotProduct|Bmm"
+)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -33,7 +36,10 @@ class PrunedForm(MachineCodeForm):
     def applies(self, subject: Subject) -> str | None:
         if reason := not_eager(subject.model):
             return reason
-        if sum(isinstance(layer, (*CONVOLUTIONS, nn.Linear)) for layer in subject.model.modules()) < 2:
+        if (
+            sum(isinstance(layer, (*CONVOLUTIONS, nn.Linear)) for layer in subject.model.modules())
+            < 2
+        ):
             return "the model has no two convolutions or linear layers in a row"
         return super().applies(subject)
 
@@ -41,7 +47,9 @@ class PrunedForm(MachineCodeForm):
         model, call = copy.deepcopy(subject.model), subject.calls[0]
         expected = [each.shape for each in tree_leaves(subject.model(*call.args, **call.kwargs))]
         if not _prune(model, subject, self.share):
-            raise NotBuilt("none of its layers has channels or hidden units that only the next layers use")
+            raise NotBuilt(
+                "none of its layers has channels or hidden units that only the next layers use"
+            )
         try:
             found = [each.shape for each in tree_leaves(model(*call.args, **call.kwargs))]
         except RuntimeError as error:
@@ -59,7 +67,12 @@ def _prune(model: nn.Module, subject: Subject, share: float) -> int:
     model.requires_grad_(True)
     with torch.enable_grad():  # the library finds by autograd which layers depend on each other
         graph = torch_pruning.DependencyGraph()
-        graph.build_dependency(model, example_inputs=None, forward_fn=lambda model, _: model(*call.args, **call.kwargs), verbose=False)
+        graph.build_dependency(
+            model,
+            example_inputs=None,
+            forward_fn=lambda model, _: model(*call.args, **call.kwargs),
+            verbose=False,
+        )
     importance = torch_pruning.importance.GroupMagnitudeImportance(p=2)
     for group in graph.get_all_groups():
         first = group[0].dep
@@ -77,15 +90,26 @@ def _prune(model: nn.Module, subject: Subject, share: float) -> int:
 
 
 def _prunable(graph: Any, group: Any) -> bool:
-    """Whether another layer takes these channels, and no operation regroups them, as attention does with its heads."""
+    """Whether another layer takes these channels, and no operation regroups them, as attention does
+    with its heads.
+    """
     layers = [(dep.target.module, graph.is_out_channel_pruning_fn(dep.handler)) for dep, _ in group]
-    layers = [(layer, out) for layer, out in layers if isinstance(layer, (*CONVOLUTIONS, nn.Linear))]
+    layers = [
+        (layer, out) for layer, out in layers if isinstance(layer, (*CONVOLUTIONS, nn.Linear))
+    ]
     makers = {layer for layer, out in layers if out}
     if len(makers) > 1 and any(isinstance(layer, nn.Linear) for layer in makers):
         return False  # a sum of several layers, as between the blocks of a transformer
-    if any(getattr(layer, "groups", 1) not in (1, getattr(layer, "in_channels", 1)) for layer in makers):
+    if any(
+        getattr(layer, "groups", 1) not in (1, getattr(layer, "in_channels", 1)) for layer in makers
+    ):
         return False
-    return any(not out for _, out in layers) and not any(REGROUPING.search(dep.target.name) for dep, _ in group)
+    return any(not out for _, out in layers) and not any(
+        REGROUPING.search(dep.target.name) for dep, _ in group
+    )
 
 
-FORMS = (PrunedForm("pruned-25", "a quarter pruned", 0.25), PrunedForm("pruned-50", "half pruned", 0.5))
+FORMS = (
+    PrunedForm("pruned-25", "a quarter pruned", 0.25),
+    PrunedForm("pruned-50", "half pruned", 0.5),
+)

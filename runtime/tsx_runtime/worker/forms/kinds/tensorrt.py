@@ -1,4 +1,6 @@
-"""The model as engines of TensorRT, by torch-tensorrt, in a package of AOTInductor, which loads without pickle."""
+"""The model as engines of TensorRT, by torch-tensorrt, in a package of AOTInductor, which loads
+without pickle.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,13 @@ class TensorRtForm(Form):
 
         signature = subject.flat_signature()
         shapes = _ranges(subject, signature)
-        program = exported(subject, module_in(self.precision, subject.model))  # engines compute in the types of the graph
+        program = exported(
+            subject, module_in(self.precision, subject.model)
+        )  # engines compute in the types of the graph
         inputs = [
-            torch_tensorrt.Input(min_shape=least, opt_shape=usual, max_shape=most, dtype=getattr(torch, own.dtype))
+            torch_tensorrt.Input(
+                min_shape=least, opt_shape=usual, max_shape=most, dtype=getattr(torch, own.dtype)
+            )
             for (least, usual, most), own in zip(shapes, signature.inputs, strict=True)
         ]
         compiled = torch_tensorrt.dynamo.compile(program, arg_inputs=inputs, device=subject.device)
@@ -72,11 +78,16 @@ Shape = tuple[int, ...]
 
 
 def _ranges(subject: Subject, signature: Signature) -> list[tuple[Shape, Shape, Shape]]:
-    """The smallest, usual and largest shape of each input: batches start at 1, other free sizes are those of the calls."""
+    """The smallest, usual and largest shape of each input: batches start at 1, other free sizes are
+    those of the calls.
+    """
     rows = [call.rows for call in subject.calls]
     found = []
     for inputs, own in zip(zip(*flat_calls(subject), strict=True), signature.inputs, strict=True):
-        least, usual = (tuple(map(pick, zip(*(tensor.shape for tensor in inputs), strict=True))) for pick in (min, max))
+        least, usual = (
+            tuple(map(pick, zip(*(tensor.shape for tensor in inputs), strict=True)))
+            for pick in (min, max)
+        )
         first, last = (dict.fromkeys(own.rows, size) for size in (1, max(LARGEST, *rows)))
         found.append((_with(least, first), usual, _with(usual, last)))
     return found
@@ -86,7 +97,9 @@ def _with(shape: Shape, sizes: Mapping[int, int]) -> Shape:
     return tuple(sizes.get(at, size) for at, size in enumerate(shape))
 
 
-def _within(tensors: Sequence[torch.Tensor], least: Sequence[Sequence[int]], most: Sequence[Sequence[int]]) -> bool:
+def _within(
+    tensors: Sequence[torch.Tensor], least: Sequence[Sequence[int]], most: Sequence[Sequence[int]]
+) -> bool:
     return all(
         low <= size <= high
         for tensor, lows, highs in zip(tensors, least, most, strict=True)
@@ -94,4 +107,7 @@ def _within(tensors: Sequence[torch.Tensor], least: Sequence[Sequence[int]], mos
     )
 
 
-FORMS = (TensorRtForm("tensorrt", "TensorRT"), TensorRtForm("tensorrt-fp16", "TensorRT, fp16", "fp16"))
+FORMS = (
+    TensorRtForm("tensorrt", "TensorRT"),
+    TensorRtForm("tensorrt-fp16", "TensorRT, fp16", "fp16"),
+)

@@ -28,7 +28,10 @@ class TorchScriptForm(Form):
 
     def applies(self, subject: Subject) -> str | None:
         if not isinstance(subject.model, nn.Module | FixedBatch):
-            return f"the model is a {type(subject.model).__name__}, which torch.jit.trace does not take: it takes an nn.Module"
+            return (
+                f"the model is a {type(subject.model).__name__}, which torch.jit.trace does not"
+                " take: it takes an nn.Module"
+            )
         return subject.no_signature or unsupported(self.precision, subject.device)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
@@ -40,17 +43,26 @@ class TorchScriptForm(Form):
         return {}
 
     def load(self, source: FormSource) -> Callable[..., Any]:
-        """Optimized here, since TorchScript does not save the layouts of weights that it chooses for a CPU."""
-        script: Callable[..., Any] = torch.jit.optimize_for_inference(load_torchscript(source.directory / FILE, source.device))
+        """Optimized here, since TorchScript does not save the layouts of weights that it chooses
+        for a CPU.
+        """
+        script: Callable[..., Any] = torch.jit.optimize_for_inference(
+            load_torchscript(source.directory / FILE, source.device)
+        )
         return script
 
 
 def _check(script: Any, model: FlatModel, tensors: Sequence[torch.Tensor]) -> None:
-    """Raises NotBuilt if the trace has made a constant of what differs between calls: a size, or the branch that was taken."""
+    """Raises NotBuilt if the trace has made a constant of what differs between calls: a size, or
+    the branch that was taken.
+    """
     try:
         torch.testing.assert_close(script(*tensors), model(*tensors), rtol=0.02, atol=0.02)
     except (RuntimeError, AssertionError) as error:
-        raise NotBuilt(f"its trace for one call does not answer another one, of {len(tensors[0])} rows, as the model does") from error
+        raise NotBuilt(
+            f"its trace for one call does not answer another one, of {len(tensors[0])} rows, as the"
+            " model does"
+        ) from error
 
 
 FORMS = (

@@ -1,4 +1,6 @@
-"""Which rows of a batch run together: those of like length, so that little of what the model computes is padding."""
+"""Which rows of a batch run together: those of like length, so that little of what the model
+computes is padding.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ class Budget(NamedTuple):
     """Of one call of the model, in tokens."""
 
     most: int  # padding included; a longer row is alone
-    waste: int  # of padding: about what a call costs beside its tokens, so that another call would not be cheaper
+    # of padding: about what a call costs beside its tokens, so that another call would not be
+    # cheaper
+    waste: int
 
 
 CPU, ACCELERATOR = Budget(4096, 48), Budget(32768, 4096)
@@ -39,7 +43,12 @@ def sub_batches(lengths: Sequence[int], budget: Budget) -> Iterator[list[int]]:
         yield batch
 
 
-def run_batched(lengths: Sequence[int], keys: Sequence[Hashable], budget: Budget, run: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
+def run_batched(
+    lengths: Sequence[int],
+    keys: Sequence[Hashable],
+    budget: Budget,
+    run: Callable[[list[int]], Sequence[Any]],
+) -> list[Any]:
     """What `run` gives for each row, in their order; only rows of equal keys run together."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for position, key in enumerate(keys):

@@ -1,4 +1,6 @@
-"""Labels of texts, by transformers' own pipelines: text classification, zero-shot and token classification, masked words."""
+"""Labels of texts, by transformers' own pipelines: text classification, zero-shot and token
+classification, masked words.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ class TextPipelineTask(PipelineTask):
         return None
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
-        return [({**output, "logits": output["logits"].float()}, after) for output, after in super().run(units)]
+        return [
+            ({**output, "logits": output["logits"].float()}, after)
+            for output, after in super().run(units)
+        ]
 
     def cost(self, request: Request) -> int:
         return text_cost(self.loaded, [(text, None) for text in request.inputs])
@@ -69,13 +74,28 @@ class TextClassification(TextPipelineTask):
         for each in inputs:
             if isinstance(each, dict) and set(each) != {"text", "text_pair"}:
                 raise InvalidInput('A pair of texts is {"text": "...", "text_pair": "..."}.')
-        return [{name: a_text(each[name], name) for name in each} if isinstance(each, dict) else a_text(each) for each in inputs]
+        return [
+            (
+                {name: a_text(each[name], name) for name in each}
+                if isinstance(each, dict)
+                else a_text(each)
+            )
+            for each in inputs
+        ]
 
     def shortened(self, request: Request) -> list[Any]:
         return [
-            dict(zip(("text", "text_pair"), shortened(self.loaded, each["text"], each["text_pair"]), strict=True))
-            if isinstance(each, dict)
-            else beginning(self.loaded, each)
+            (
+                dict(
+                    zip(
+                        ("text", "text_pair"),
+                        shortened(self.loaded, each["text"], each["text_pair"]),
+                        strict=True,
+                    )
+                )
+                if isinstance(each, dict)
+                else beginning(self.loaded, each)
+            )
             for each in request.inputs
         ]
 
@@ -87,17 +107,27 @@ class TextClassification(TextPipelineTask):
         return [self.postprocessed(each) for each in parts]
 
     def cost(self, request: Request) -> int:
-        pairs = [(each, None) if isinstance(each, str) else (each["text"], each["text_pair"]) for each in request.inputs]
+        pairs = [
+            (each, None) if isinstance(each, str) else (each["text"], each["text_pair"])
+            for each in request.inputs
+        ]
         return text_cost(self.loaded, pairs)
 
 
 class ZeroShotClassification(TextPipelineTask):
-    parameters: Mapping[str, Reader] = {"candidate_labels": read.labels, "hypothesis_template": read.template, "multi_label": read.flag}
+    parameters: Mapping[str, Reader] = {
+        "candidate_labels": read.labels,
+        "hypothesis_template": read.template,
+        "multi_label": read.flag,
+    }
     required = ("candidate_labels",)
 
     def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
         if (pairs := len(inputs) * len(parameters["candidate_labels"])) > MOST_PARTS:
-            raise InvalidInput(f"Texts times labels are {pairs}; at most {MOST_PARTS} are taken. Send several requests.")
+            raise InvalidInput(
+                f"Texts times labels are {pairs}; at most {MOST_PARTS} are taken. Send several"
+                " requests."
+            )
         texts = super().read_inputs(inputs, parameters)
         check_pairs(texts, parameters["candidate_labels"])
         return texts
@@ -105,18 +135,24 @@ class ZeroShotClassification(TextPipelineTask):
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
         found = [self.postprocessed(each) for each in parts]
         pairs = [zip(each["labels"], each["scores"], strict=True) for each in found]
-        return request.shaped([[{"label": label, "score": score} for label, score in each] for each in pairs])
+        return request.shaped(
+            [[{"label": label, "score": score} for label, score in each] for each in pairs]
+        )
 
     def cost(self, request: Request) -> int:
         labels = request.parameters["candidate_labels"]
-        return text_cost(self.loaded, [(text, label) for text in request.inputs for label in labels])
+        return text_cost(
+            self.loaded, [(text, label) for text in request.inputs for label in labels]
+        )
 
     def example(self) -> TaskRequest:
         return TaskRequest(EXAMPLE, {"candidate_labels": ["fast", "slow"]})
 
 
 class TokenClassification(TextPipelineTask):
-    """A text that is longer than the model takes is cut, as transformers does, or read in overlapping parts where `stride` says so."""
+    """A text that is longer than the model takes is cut, as transformers does, or read in
+    overlapping parts where `stride` says so.
+    """
 
     parameters: Mapping[str, Reader] = {
         "aggregation_strategy": read.one_of("none", "simple", "first", "average", "max"),
@@ -127,41 +163,63 @@ class TokenClassification(TextPipelineTask):
     def units_of(self, position: int, request: Request) -> list[Unit]:
         stride, room = (
             request.parameters.get("stride"),
-            (self.loaded.most_tokens or 1 << 30) - self.loaded.tokenizer.num_special_tokens_to_add(),
+            (self.loaded.most_tokens or 1 << 30)
+            - self.loaded.tokenizer.num_special_tokens_to_add(),
         )
         if stride is not None:
             if stride > (most := room * 9 // 10):
-                raise ValueError(f"`stride` is {stride}; it is at most {most}, as parts that overlap more are too many.")
+                raise ValueError(
+                    f"`stride` is {stride}; it is at most {most}, as parts that overlap more are"
+                    " too many."
+                )
             for text in request.inputs:
                 check_text(text, room - stride)
         return super().units_of(position, request)
 
     def shortened(self, request: Request) -> list[Any]:
-        return list(request.inputs) if "stride" in request.parameters else super().shortened(request)
+        return (
+            list(request.inputs) if "stride" in request.parameters else super().shortened(request)
+        )
 
 
 class FillMask(TextPipelineTask):
-    parameters: Mapping[str, Reader] = {"top_k": read.whole(1, 1000), "targets": read.labels, "truncation": read.truncation}
+    parameters: Mapping[str, Reader] = {
+        "top_k": read.whole(1, 1000),
+        "targets": read.labels,
+        "truncation": read.truncation,
+    }
 
     def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
         texts, mask = super().read_inputs(inputs, parameters), self.loaded.tokenizer.mask_token
         if not all(mask in text for text in texts):
             raise InvalidInput(f"The input has no {mask}, which stands for the word to be found.")
-        if (wanted := sum(text.count(mask) for text in texts) * parameters.get("top_k", 5)) > MOST_PARTS:
-            raise InvalidInput(f"That are {wanted} words to propose; at most {MOST_PARTS} are. Send fewer {mask} or a lower `top_k`.")
+        if (
+            wanted := sum(text.count(mask) for text in texts) * parameters.get("top_k", 5)
+        ) > MOST_PARTS:
+            raise InvalidInput(
+                f"That are {wanted} words to propose; at most {MOST_PARTS} are. Send fewer {mask}"
+                " or a lower `top_k`."
+            )
         return texts
 
     def shortened(self, request: Request) -> list[Any]:
         texts, mask = super().shortened(request), self.loaded.tokenizer.mask_token
         if not all(mask in text for text in texts):
-            raise ValueError(f"The input has no {mask} in its first {self.loaded.most_tokens} tokens; the model takes no more. Send less.")
+            raise ValueError(
+                f"The input has no {mask} in its first {self.loaded.most_tokens} tokens; the model"
+                " takes no more. Send less."
+            )
         return texts
 
     def options(self, request: Request) -> dict[str, Any]:
         """The number of words that the model knows bounds `top_k`."""
         options = super().options(request)
         cut = {"truncation": options.pop("truncation", False)}
-        return {**options, "top_k": min(options.get("top_k", 5), self.loaded.model.config.vocab_size), "tokenizer_kwargs": cut}
+        return {
+            **options,
+            "top_k": min(options.get("top_k", 5), self.loaded.model.config.vocab_size),
+            "tokenizer_kwargs": cut,
+        }
 
     def example(self) -> TaskRequest:
         return TaskRequest([f"Warm {self.loaded.tokenizer.mask_token}"], {})

@@ -1,4 +1,6 @@
-"""The handler of Hugging Face models that generate text: each request is a task, and the engine runs the sequences of all together."""
+"""The handler of Hugging Face models that generate text: each request is a task, and the engine
+runs the sequences of all together.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ class HuggingFaceGeneration:
         row = data[0]
         body = row.get("body", row.get("data"))
         if body is None:
-            text = 'The request has no body: send {"inputs": "a text"}, with the header content-type: application/json.'
+            text = (
+                'The request has no body: send {"inputs": "a text"}, with the header content-type:'
+                " application/json."
+            )
             raise InvalidInput(text + form_advice(row))
         path = str(context.get_request_header(0, "url_path") or "").strip("/")
         if path.startswith("v1/"):

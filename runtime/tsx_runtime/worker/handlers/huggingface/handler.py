@@ -1,4 +1,6 @@
-"""The handler `huggingface`: a directory that `save_pretrained` wrote answers requests of Hugging Face's inference API, in batches."""
+"""The handler `huggingface`: a directory that `save_pretrained` wrote answers requests of Hugging
+Face's inference API, in batches.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,20 @@ from tsx_runtime.worker.generation.pretrained import find_pretrained
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.handlers.huggingface.answers import QuestionAnswering
-from tsx_runtime.worker.handlers.huggingface.classification import FillMask, TextClassification, TokenClassification, ZeroShotClassification
+from tsx_runtime.worker.handlers.huggingface.classification import (
+    FillMask,
+    TextClassification,
+    TokenClassification,
+    ZeroShotClassification,
+)
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded, load
-from tsx_runtime.worker.handlers.huggingface.pipelines import IMAGES, ImageTask, ImageTextToText, SoundTask, SpeechRecognition
+from tsx_runtime.worker.handlers.huggingface.pipelines import (
+    IMAGES,
+    ImageTask,
+    ImageTextToText,
+    SoundTask,
+    SpeechRecognition,
+)
 from tsx_runtime.worker.handlers.huggingface.requests import read_body
 from tsx_runtime.worker.handlers.huggingface.sentences import Sentences, TextRanking
 from tsx_runtime.worker.handlers.huggingface.seq2seq import OUTPUTS, TextToText
@@ -71,10 +84,15 @@ class HuggingFaceHandler:
         files = find_pretrained(context, self.device)
         if family(files.task) not in TASKS:
             known = ", ".join(sorted(TASKS))
-            raise LoadError(f"huggingface.task is {files.task!r}; the handler {HANDLER} has {known}. Name it with --task when packing.")
+            raise LoadError(
+                f"huggingface.task is {files.task!r}; the handler {HANDLER} has {known}. Name it"
+                " with --task when packing."
+            )
         kind = TASKS[family(files.task)]
         self.loaded = load(files)
-        self.precision = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(self.loaded.model.dtype)
+        self.precision = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(
+            self.loaded.model.dtype
+        )
         if kind is TextRanking and type(self.loaded.model).__name__.endswith("Model"):
             kind = Sentences
         self.task = kind(self.loaded)
@@ -91,8 +109,15 @@ class HuggingFaceHandler:
                     self.task.answer([self.task.read(self.task.example())])
                 times.append(time.perf_counter() - began)
         except Exception as error:  # whatever a model raises
-            raise LoadError(f"The model is loaded, but cannot answer a request of {self.loaded.task}: {in_words(error)}") from error
-        logger.info("warm: the first request took %.1f ms, the last %.1f ms", times[0] * 1000, times[-1] * 1000)
+            raise LoadError(
+                f"The model is loaded, but cannot answer a request of {self.loaded.task}:"
+                f" {in_words(error)}"
+            ) from error
+        logger.info(
+            "warm: the first request took %.1f ms, the last %.1f ms",
+            times[0] * 1000,
+            times[-1] * 1000,
+        )
 
     def handle(self, data: Any, context: Context) -> list[Any]:
         if context.get_request_header(0, "describe") == "True":
@@ -105,7 +130,8 @@ class HuggingFaceHandler:
                 return self._read(row)
             if OPENAI_TASKS.get(path) != self.loaded.task:
                 raise InvalidInput(
-                    f"Model {context.model_name} is of the task {self.loaded.task}, which does not answer /{path}. "
+                    f"Model {context.model_name} is of the task {self.loaded.task}, which does not"
+                    f" answer /{path}. "
                     f'Send {{"inputs": ...}} to /predictions/{context.model_name}.'
                 )
             own[position] = openai.read(path, row)
@@ -115,7 +141,9 @@ class HuggingFaceHandler:
             if position not in own:
                 return JsonText(to_compact_json(result.output, context.json_nan))
             context.set_response_content_type(position, "application/json")
-            return own[position].answer(result.output, result.tokens, own[position].model or context.model_name)
+            return own[position].answer(
+                result.output, result.tokens, own[position].model or context.model_name
+            )
 
         requests = each_or_bad(read, data)
         with torch.inference_mode():
@@ -126,14 +154,19 @@ class HuggingFaceHandler:
         """In tokens, or in inputs where the task reads no text."""
         try:
             request: Request | None = self._read(row)
-            if isinstance(row, dict) and ("body" in row or "data" in row):  # a form may be one of OpenAI's
+            if isinstance(row, dict) and (
+                "body" in row or "data" in row
+            ):  # a form may be one of OpenAI's
                 row[_READ] = request
         except InvalidInput:
             request = self._of_openai(row)
         return 0.0 if request is None else float(self.task.cost(request))
 
     def _of_openai(self, row: Any) -> Request | None:
-        """A row does not tell its path, but these formats differ from the others. None where it is refused."""
+        """A row does not tell its path, but these formats differ from the others.
+
+        None where it is refused.
+        """
         for path in (openai.EMBEDDINGS, openai.RERANK[0]):
             with suppress(InvalidInput):
                 return self.task.read(openai.read(path, row).task_request(""))
@@ -141,7 +174,11 @@ class HuggingFaceHandler:
 
     def _read(self, row: Any) -> Request:
         found: Request | None = row.get(_READ) if isinstance(row, Mapping) else None
-        return found if found is not None else self.task.read(read_body(row, self.task.fields, media=self.task.media))
+        return (
+            found
+            if found is not None
+            else self.task.read(read_body(row, self.task.fields, media=self.task.media))
+        )
 
     def _described(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,6 @@
-"""Loads the model of a Hugging Face directory with what prepares its inputs, its weights mapped from its files, and its adapters."""
+"""Loads the model of a Hugging Face directory with what prepares its inputs, its weights mapped
+from its files, and its adapters.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,19 @@ from typing import Any, NamedTuple
 import torch
 
 from tsx_archiver.metadata.huggingface import MODULES, family
-from tsx_runtime.worker.generation.pretrained import PretrainedFiles, adapter_view, check_vocabulary, load_errors, log_size, place
+from tsx_runtime.worker.generation.pretrained import (
+    PretrainedFiles,
+    adapter_view,
+    check_vocabulary,
+    load_errors,
+    log_size,
+    place,
+)
 from tsx_runtime.worker.handlers.huggingface.batches import Budget, budget_of
 
-AUTO = {  # tasks that transformers has no pipeline for, or whose pipeline is not used: the class that loads their model
+# tasks that transformers has no pipeline for, or whose pipeline is not used: the class that loads
+# their model
+AUTO = {
     "question-answering": "AutoModelForQuestionAnswering",
     "feature-extraction": "AutoModel",
     "sentence-similarity": "AutoModel",
@@ -34,7 +45,8 @@ class Loaded(NamedTuple):
     directory: Path
     model: Any
     tokenizer: Any  # None where the model takes no text
-    pipeline: Any  # transformers' own, for its preprocessing and postprocessing; None for the tasks of AUTO
+    # transformers' own, for its preprocessing and postprocessing; None for the tasks of AUTO
+    pipeline: Any
     device: torch.device
     adapters: Mapping[str, Any]  # the model with each, all of which share its memory
     budget: Budget
@@ -59,7 +71,9 @@ def load(files: PretrainedFiles) -> Loaded:
             pipeline = transformers.pipeline(task, model=str(directory), device=device, **options)
             model, tokenizer = pipeline.model, pipeline.tokenizer
         else:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=files.trusted)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                directory, trust_remote_code=files.trusted
+            )
             if task == "text-ranking" and (directory / MODULES).is_file():
                 name = "AutoModel"  # a sentence model ranks by likeness
             model = getattr(transformers, name).from_pretrained(directory, **options)
@@ -67,18 +81,33 @@ def load(files: PretrainedFiles) -> Loaded:
     if tokenizer is not None:
         _prepare(tokenizer, model)
     adapters = {name: adapter_view(model, name, path) for name, path in files.adapters.items()}
-    logger.info("loaded %s for %s in %s on %s in %.1f s", type(model).__name__, task, model.dtype, device, time.monotonic() - began)
+    logger.info(
+        "loaded %s for %s in %s on %s in %.1f s",
+        type(model).__name__,
+        task,
+        model.dtype,
+        device,
+        time.monotonic() - began,
+    )
     return Loaded(task, directory, model, tokenizer, pipeline, device, adapters, budget_of(device))
 
 
 def _prepare(tokenizer: Any, model: Any) -> None:
-    """Rows get a padding that models can mask, and no more tokens than the model has positions. Raises LoadError."""
+    """Rows get a padding that models can mask, and no more tokens than the model has positions.
+
+    Raises LoadError.
+    """
     check_vocabulary(tokenizer)
     positions = getattr(model.config, "max_position_embeddings", None)
     if isinstance(positions, int):
         for name, module in model.named_modules():
-            if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-                positions = module.num_embeddings - module.padding_idx - 1  # RoBERTa's begin behind that of the padding
+            if (
+                name.endswith("position_embeddings")
+                and getattr(module, "padding_idx", None) is not None
+            ):
+                positions = (
+                    module.num_embeddings - module.padding_idx - 1
+                )  # RoBERTa's begin behind that of the padding
         tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token

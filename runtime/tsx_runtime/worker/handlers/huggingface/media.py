@@ -1,4 +1,7 @@
-"""Images and sounds: read from what requests hold, and written as base64 for JSON. Nothing is fetched: a URL is refused."""
+"""Images and sounds: read from what requests hold, and written as base64 for JSON.
+
+Nothing is fetched: a URL is refused.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,14 @@ def file_bytes(value: Any, what: str) -> bytes:
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str) or not value:
-        raise InvalidInput(f"The input is no {what}: send the bytes of its file, or base64 text in JSON.")
+        raise InvalidInput(
+            f"The input is no {what}: send the bytes of its file, or base64 text in JSON."
+        )
     if "://" in value[:12]:
-        raise InvalidInput(f"The input is a URL, and this server fetches none. Send the {what} itself, as bytes or base64.")
+        raise InvalidInput(
+            f"The input is a URL, and this server fetches none. Send the {what} itself, as bytes or"
+            " base64."
+        )
     text = value.partition(",")[2] if value.startswith("data:") else value
     try:
         return base64.b64decode(text, validate=True)
@@ -35,7 +43,9 @@ def file_bytes(value: Any, what: str) -> bytes:
 
 
 class ImageReader:
-    """Of the images of one request: all of them together may have no more pixels than Pillow takes of one."""
+    """Of the images of one request: all of them together may have no more pixels than Pillow takes
+    of one.
+    """
 
     def __init__(self) -> None:
         self._pixels = 0
@@ -47,8 +57,13 @@ class ImageReader:
         except (NotAnImage, ValueError, OSError) as error:
             raise InvalidInput(str(error)) from error
         self._pixels += image.width * image.height
-        if Image.MAX_IMAGE_PIXELS is not None and self._pixels > (most := 2 * Image.MAX_IMAGE_PIXELS):  # above this Pillow raises
-            raise InvalidInput(f"The images of the request have more than {most} pixels together. Send them in several requests.")
+        if Image.MAX_IMAGE_PIXELS is not None and self._pixels > (
+            most := 2 * Image.MAX_IMAGE_PIXELS
+        ):  # above this Pillow raises
+            raise InvalidInput(
+                f"The images of the request have more than {most} pixels together. Send them in"
+                " several requests."
+            )
         return image
 
 
@@ -60,7 +75,10 @@ class SoundReader:
         self._seconds = 0.0
 
     def __call__(self, value: Any) -> np.ndarray[Any, Any]:
-        """Mono, float32. Samples may also come as `{"array": [...], "sampling_rate": N}`. Raises InvalidInput."""
+        """Mono, float32.
+
+        Samples may also come as `{"array": [...], "sampling_rate": N}`. Raises InvalidInput.
+        """
         if isinstance(value, dict):
             samples, given = value.get("array", value.get("raw")), value.get("sampling_rate")
             try:
@@ -68,14 +86,20 @@ class SoundReader:
             except (TypeError, ValueError) as error:
                 raise InvalidInput(f"`array` is no list of numbers: {error}") from None
             if sound.ndim != 1 or not isinstance(given, int) or not 1000 <= given <= 400_000:
-                raise InvalidInput('A sound in JSON is {"array": [numbers of one channel], "sampling_rate": a number from 1000 to 400000}.')
+                raise InvalidInput(
+                    'A sound in JSON is {"array": [numbers of one channel], "sampling_rate": a'
+                    " number from 1000 to 400000}."
+                )
         else:
             sound, given = _decoded(file_bytes(value, "sound"))
         if not len(sound) or not np.isfinite(sound).all():
             raise InvalidInput("The sound is empty, or its samples are no finite numbers.")
         self._seconds += len(sound) / given
         if self._seconds > LONGEST:
-            raise InvalidInput(f"The request has {self._seconds:.0f} s of sound; at most {LONGEST} s are taken. Send it in parts.")
+            raise InvalidInput(
+                f"The request has {self._seconds:.0f} s of sound; at most {LONGEST} s are taken."
+                " Send it in parts."
+            )
         return sound if given == self._rate else resampled(sound, given, self._rate)
 
 
@@ -84,7 +108,9 @@ def resampled(sound: np.ndarray[Any, Any], given: int, rate: int) -> np.ndarray[
     count = max(1, round(len(sound) * rate / given))
     spectrum = torch.fft.rfft(torch.from_numpy(np.ascontiguousarray(sound)))
     spectrum = spectrum[: count // 2 + 1]
-    result: np.ndarray[Any, Any] = (torch.fft.irfft(spectrum, n=count) * (count / len(sound))).numpy()
+    result: np.ndarray[Any, Any] = (
+        torch.fft.irfft(spectrum, n=count) * (count / len(sound))
+    ).numpy()
     return result
 
 
@@ -93,7 +119,10 @@ def need_soundfile() -> None:
     try:
         import soundfile  # an extra  # noqa: F401  (whether it is there)
     except (ImportError, OSError) as error:  # OSError: without libsndfile
-        raise LoadError(f"Sounds are decoded by soundfile, which is missing ({error}): pip install 'tsx-serve[audio]'") from error
+        raise LoadError(
+            f"Sounds are decoded by soundfile, which is missing ({error}): pip install"
+            " 'tsx-serve[audio]'"
+        ) from error
 
 
 def _decoded(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
@@ -101,16 +130,26 @@ def _decoded(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
 
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            if file.frames * file.channels > MOST_SAMPLES:  # in a small file, where they are silence
-                raise InvalidInput(f"The sound has {file.frames} samples in {file.channels} channels; at most {MOST_SAMPLES} are taken.")
+            if (
+                file.frames * file.channels > MOST_SAMPLES
+            ):  # in a small file, where they are silence
+                raise InvalidInput(
+                    f"The sound has {file.frames} samples in {file.channels} channels; at most"
+                    f" {MOST_SAMPLES} are taken."
+                )
             return file.read(dtype="float32", always_2d=True).mean(axis=1), int(file.samplerate)
     except (soundfile.SoundFileError, TypeError, ValueError) as error:
         start = data[:8].hex(" ")
-        raise InvalidInput(f"The input's {len(data)} bytes, beginning {start}, are no sound that can be read: {error}") from None
+        raise InvalidInput(
+            f"The input's {len(data)} bytes, beginning {start}, are no sound that can be read:"
+            f" {error}"
+        ) from None
 
 
 def plain(value: Any) -> Any:
-    """An answer of transformers as JSON can hold it: images as PNG in base64, tensors and arrays as lists."""
+    """An answer of transformers as JSON can hold it: images as PNG in base64, tensors and arrays as
+    lists.
+    """
     if isinstance(value, Image.Image):
         file = io.BytesIO()
         value.save(file, "PNG", compress_level=1)

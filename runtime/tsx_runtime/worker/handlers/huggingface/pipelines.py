@@ -1,4 +1,5 @@
-"""Tasks by transformers' own pipelines: inputs are prepared and outputs read as there, and the model runs them together.
+"""Tasks by transformers' own pipelines: inputs are prepared and outputs read as there, and the
+model runs them together.
 
 Here are those of images and sounds; `classification.py` has those of text.
 """
@@ -17,11 +18,20 @@ from tsx_runtime.worker.generation import chat_templates
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface import requests as read
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
-from tsx_runtime.worker.handlers.huggingface.media import ImageReader, SoundReader, need_soundfile, plain
+from tsx_runtime.worker.handlers.huggingface.media import (
+    ImageReader,
+    SoundReader,
+    need_soundfile,
+    plain,
+)
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
 from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task, Unit, each_or_bad
 
-PADDED = ("input_values", "input_features", "attention_mask")  # along their second dimension, where the model masks what is added
+PADDED = (
+    "input_values",
+    "input_features",
+    "attention_mask",
+)  # along their second dimension, where the model masks what is added
 LONGEST_UNIT = 15_000  # vectors of a sound, about five minutes: a model compares each with each
 THRESHOLD: Mapping[str, Reader] = {"threshold": read.number(0, 1)}
 IMAGES: Mapping[str, Mapping[str, Reader]] = {
@@ -34,7 +44,10 @@ IMAGES: Mapping[str, Mapping[str, Reader]] = {
         "subtask": read.one_of("instance", "panoptic", "semantic"),
     },
     "object-detection": THRESHOLD,
-    "zero-shot-image-classification": {"candidate_labels": read.labels, "hypothesis_template": read.template},
+    "zero-shot-image-classification": {
+        "candidate_labels": read.labels,
+        "hypothesis_template": read.template,
+    },
 }
 
 
@@ -47,7 +60,9 @@ class PipelineTask(Task):
         from transformers.pipelines.base import ChunkPipeline  # an extra
 
         self.pipeline = loaded.pipeline
-        self._in_parts = isinstance(self.pipeline, ChunkPipeline)  # whether an input may be several units
+        self._in_parts = isinstance(
+            self.pipeline, ChunkPipeline
+        )  # whether an input may be several units
 
     def use(self, model: Any) -> None:
         self.model = self.pipeline.model = model
@@ -62,15 +77,27 @@ class PipelineTask(Task):
         units: list[Unit] = []
         try:
             before, forward, after = self.pipeline._sanitize_parameters(**self.options(request))
-            forward, after = {**self.pipeline._forward_params, **forward}, {**self.pipeline._postprocess_params, **after}
+            forward, after = (
+                {**self.pipeline._forward_params, **forward},
+                {**self.pipeline._postprocess_params, **after},
+            )
             for number, given in enumerate(request.inputs):
                 chat_templates.begin()
-                found = self.pipeline.preprocess(given, **{**self.pipeline._preprocess_params, **before})
+                found = self.pipeline.preprocess(
+                    given, **{**self.pipeline._preprocess_params, **before}
+                )
                 for tensors in found if isinstance(found, Iterator) else (found,):
                     key = self.key(tensors, before), repr(sorted(forward.items()))
                     self.check_parts(len(units) + 1)
-                    units.append(Unit(position, number, tensors, self.length(tensors), key, (forward, after)))
-        except (ValueError, TypeError, KeyError, PipelineException) as error:  # transformers' words about what it was given
+                    units.append(
+                        Unit(position, number, tensors, self.length(tensors), key, (forward, after))
+                    )
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            PipelineException,
+        ) as error:  # transformers' words about what it was given
             raise ValueError(f"The input cannot be prepared: {error}") from error
         return units
 
@@ -79,10 +106,19 @@ class PipelineTask(Task):
         return {name: value for name, value in request.parameters.items() if name != "adapter"}
 
     def key(self, tensors: Mapping[str, Any], before: Mapping[str, Any]) -> Hashable:
-        """Units of one key fit into one call of the model, whose outputs are those of each alone. `before`: how they were prepared."""
+        """Units of one key fit into one call of the model, whose outputs are those of each alone.
+        `before`: how they were prepared.
+        """
         masked = self.masks(tensors)
         shapes = [
-            (name, (value.shape[2:] if masked and name in PADDED else value.shape[1:]) if isinstance(value, torch.Tensor) else None)
+            (
+                name,
+                (
+                    (value.shape[2:] if masked and name in PADDED else value.shape[1:])
+                    if isinstance(value, torch.Tensor)
+                    else None
+                ),
+            )
             for name, value in sorted(tensors.items())
         ]
         return *shapes, repr(sorted(before.items()))
@@ -109,14 +145,22 @@ class PipelineTask(Task):
 
         if len(tensors) == 1:
             return [self.pipeline.forward(dict(tensors[0]), **options)]
-        collate = pad_collate_fn(self.pipeline.tokenizer, self.pipeline.feature_extractor or self.pipeline.image_processor)
-        return list(PipelineIterator([collate(tensors)], self.pipeline.forward, options, len(tensors)))
+        collate = pad_collate_fn(
+            self.pipeline.tokenizer,
+            self.pipeline.feature_extractor or self.pipeline.image_processor,
+        )
+        return list(
+            PipelineIterator([collate(tensors)], self.pipeline.forward, options, len(tensors))
+        )
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
         return request.shaped([self.postprocessed(each) for each in parts])
 
     def postprocessed(self, parts: list[Any]) -> Any:
-        """Of one input. Raises ValueError, in transformers' words, for a parameter that does not fit the model."""
+        """Of one input.
+
+        Raises ValueError, in transformers' words, for a parameter that does not fit the model.
+        """
         outputs, (_, after) = [output for output, _ in parts], parts[0]
         return plain(self.pipeline.postprocess(outputs if self._in_parts else outputs[0], **after))
 
@@ -133,8 +177,13 @@ class ImageTask(PipelineTask):
         return [*map(ImageReader(), inputs)]
 
     def example(self) -> TaskRequest:
-        parameters = {"candidate_labels": ["light", "dark"]} if "candidate_labels" in self.parameters else {}
-        return TaskRequest([plain(Image.fromarray(np.arange(64 * 48 * 3, dtype=np.uint8).reshape(48, 64, 3)))] * 2, parameters)
+        parameters = (
+            {"candidate_labels": ["light", "dark"]} if "candidate_labels" in self.parameters else {}
+        )
+        return TaskRequest(
+            [plain(Image.fromarray(np.arange(64 * 48 * 3, dtype=np.uint8).reshape(48, 64, 3)))] * 2,
+            parameters,
+        )
 
 
 class SoundTask(PipelineTask):
@@ -154,15 +203,30 @@ class SoundTask(PipelineTask):
         lengths = getattr(self.loaded.model, "_get_feat_extract_output_lengths", None)
         units = super().units_of(position, request)
         if any(unit.length > LONGEST_UNIT for unit in units):
-            raise ValueError("The sound is too long to be read at once. Send less, or set `chunk_length_s`, where the task has it.")
+            raise ValueError(
+                "The sound is too long to be read at once. Send less, or set `chunk_length_s`,"
+                " where the task has it."
+            )
         for samples in (unit.tensors.get("input_values") for unit in units):
-            if lengths is not None and samples is not None and int(lengths(torch.tensor(samples.shape[-1]))) < 1:
-                raise ValueError(f"The sound, or a part of it, has {samples.shape[-1]} samples, which are too few for the model.")
+            if (
+                lengths is not None
+                and samples is not None
+                and int(lengths(torch.tensor(samples.shape[-1]))) < 1
+            ):
+                raise ValueError(
+                    f"The sound, or a part of it, has {samples.shape[-1]} samples, which are too"
+                    " few for the model."
+                )
         return units
 
     def masks(self, tensors: Mapping[str, Any]) -> bool:
-        """Without a mask, and where a model normalises over all of the time, what is added would change the answer."""
-        return "attention_mask" in tensors and getattr(self.loaded.model.config, "feat_extract_norm", "layer") != "group"
+        """Without a mask, and where a model normalises over all of the time, what is added would
+        change the answer.
+        """
+        return (
+            "attention_mask" in tensors
+            and getattr(self.loaded.model.config, "feat_extract_norm", "layer") != "group"
+        )
 
     def example(self) -> TaskRequest:
         return TaskRequest({"array": [0.0, 0.1, 0.0, -0.1] * 4000, "sampling_rate": 16000}, {})
@@ -172,9 +236,16 @@ class SpeechRecognition(SoundTask):
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
         self._generates = self.pipeline.type not in ("ctc", "ctc_with_lm")
-        self._lengths = getattr(loaded.model, "_get_feat_extract_output_lengths", None) if self.pipeline.type == "ctc" else None
+        self._lengths = (
+            getattr(loaded.model, "_get_feat_extract_output_lengths", None)
+            if self.pipeline.type == "ctc"
+            else None
+        )
         most = getattr(loaded.model.config, "max_target_positions", None) or 1024
-        self._generation = read.generation(most) | {"language": read.string, "task": read.one_of("transcribe", "translate")}
+        self._generation = read.generation(most) | {
+            "language": read.string,
+            "task": read.one_of("transcribe", "translate"),
+        }
         timestamps = {"return_timestamps": read.one_of(True, False, "word", "char")}
         chunks = {"chunk_length_s": read.number(1, 600), "stride_length_s": read.number(0, 300)}
         self.parameters = {**timestamps, **chunks, **(self._generation if self._generates else {})}
@@ -184,14 +255,19 @@ class SpeechRecognition(SoundTask):
         if not options.get("return_timestamps"):
             options.pop("return_timestamps", None)
         if options.get("stride_length_s", 0) > (most := 0.45 * options.get("chunk_length_s", 0)):
-            raise ValueError(f"`stride_length_s` is {options['stride_length_s']}: it is at most {most:g}, 0.45 of `chunk_length_s`.")
+            raise ValueError(
+                f"`stride_length_s` is {options['stride_length_s']}: it is at most {most:g}, 0.45"
+                " of `chunk_length_s`."
+            )
         return options
 
     def forward(self, tensors: Sequence[dict[str, Any]], options: dict[str, Any]) -> list[Any]:
         """Of what a CTC model gives for a padded sound, only what is the sound's own."""
         if self._generates or self._lengths is None:
             return super().forward(tensors, options)
-        masks = [each.get("attention_mask") for each in tensors]  # before the call, which takes them away
+        masks = [
+            each.get("attention_mask") for each in tensors
+        ]  # before the call, which takes them away
         counts = [None if mask is None else int(self._lengths(mask.sum())) for mask in masks]
         outputs = zip(super().forward(tensors, options), counts, strict=True)
         return [{**output, "tokens": output["tokens"][:, :count]} for output, count in outputs]
@@ -200,11 +276,15 @@ class SpeechRecognition(SoundTask):
         return super().masks(tensors) and (self._generates or self._lengths is not None)
 
     def example(self) -> TaskRequest:
-        return super().example()._replace(parameters={"max_new_tokens": 4} if self._generates else {})
+        return (
+            super().example()._replace(parameters={"max_new_tokens": 4} if self._generates else {})
+        )
 
 
 class ImageTextToText(PipelineTask):
-    """A text about images, by `generate`: of a prompt with its images, or of a chat whose messages hold them."""
+    """A text about images, by `generate`: of a prompt with its images, or of a chat whose messages
+    hold them.
+    """
 
     fields = frozenset({"image", "images", "text", "messages"})
     input_kind = "json"
@@ -215,7 +295,9 @@ class ImageTextToText(PipelineTask):
         self.parameters = {**self._generation, "return_full_text": read.flag, "text": read.string}
 
     def listed(self, inputs: Any) -> tuple[list[Any], bool]:
-        if isinstance(inputs, list) and all(isinstance(each, dict) and "role" in each for each in inputs):
+        if isinstance(inputs, list) and all(
+            isinstance(each, dict) and "role" in each for each in inputs
+        ):
             return [{"messages": inputs}], True
         return super().listed(inputs)
 
@@ -229,18 +311,29 @@ class ImageTextToText(PipelineTask):
             text = given.get("text", parameters.get("text", ""))
             if "messages" in given:
                 try:
-                    found.append(Chat([_with_images(message, read_image) for message in given["messages"]]))
+                    found.append(
+                        Chat([_with_images(message, read_image) for message in given["messages"]])
+                    )
                 except (TypeError, ValueError, KeyError, AttributeError) as error:
-                    raise InvalidInput(f"`messages` must be a list of objects with role and content: {error}") from None
+                    raise InvalidInput(
+                        f"`messages` must be a list of objects with role and content: {error}"
+                    ) from None
             elif isinstance(images, list) and images and isinstance(text, str):
                 found.append({"images": [*map(read_image, images)], "text": text})
             else:
-                raise InvalidInput('`inputs` must be {"image": "base64", "text": "..."}, or a list of messages.')
+                raise InvalidInput(
+                    '`inputs` must be {"image": "base64", "text": "..."}, or a list of messages.'
+                )
         return found
 
     def options(self, request: Request) -> dict[str, Any]:
-        generate = {name: value for name, value in request.parameters.items() if name in self._generation}
-        return {"generate_kwargs": generate, "return_full_text": request.parameters.get("return_full_text", False)}
+        generate = {
+            name: value for name, value in request.parameters.items() if name in self._generation
+        }
+        return {
+            "generate_kwargs": generate,
+            "return_full_text": request.parameters.get("return_full_text", False),
+        }
 
     def example(self) -> TaskRequest:
         image = plain(Image.new("RGB", (64, 48)))
@@ -253,7 +346,9 @@ class ImageTextToText(PipelineTask):
 
 
 def _with_images(message: dict[str, Any], read_image: ImageReader) -> dict[str, Any]:
-    """The message, its images decoded: `{"type": "image", "image": base64}`, or OpenAI's `image_url` with a data URL."""
+    """The message, its images decoded: `{"type": "image", "image": base64}`, or OpenAI's
+    `image_url` with a data URL.
+    """
     content = message["content"]
     if isinstance(content, str):
         return {"role": message["role"], "content": [{"type": "text", "text": content}]}
@@ -262,8 +357,15 @@ def _with_images(message: dict[str, Any], read_image: ImageReader) -> dict[str, 
         if part["type"] == "text":
             parts.append({"type": "text", "text": str(part["text"])})
         elif part["type"] in ("image", "image_url"):
-            given = part.get("image") or part.get("base64") or part.get("url") or part.get("image_url")
-            parts.append({"type": "image", "image": read_image(given["url"] if isinstance(given, dict) else given)})
+            given = (
+                part.get("image") or part.get("base64") or part.get("url") or part.get("image_url")
+            )
+            parts.append(
+                {
+                    "type": "image",
+                    "image": read_image(given["url"] if isinstance(given, dict) else given),
+                }
+            )
         else:
             raise ValueError(f"a part has the type {part['type']!r}, and not text or image")
     return {"role": message["role"], "content": parts}

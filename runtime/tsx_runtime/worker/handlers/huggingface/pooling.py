@@ -1,4 +1,5 @@
-"""The layout of sentence-transformers: `modules.json` names what follows the model, and each module's directory has its configuration.
+"""The layout of sentence-transformers: `modules.json` names what follows the model, and each
+module's directory has its configuration.
 
 https://sbert.net/docs/sentence_transformer/usage/custom_models.html
 """
@@ -27,7 +28,10 @@ LEGACY = {  # how configurations said it before `pooling_mode`
 
 
 class SentenceLayout:
-    """Without modules.json the mean of the tokens, as sentence-transformers has it. Raises LoadError."""
+    """Without modules.json the mean of the tokens, as sentence-transformers has it.
+
+    Raises LoadError.
+    """
 
     def __init__(self, directory: Path, device: torch.device) -> None:
         self.modes = ["mean"]  # of pooling; the vectors of several stand one behind the other
@@ -36,7 +40,10 @@ class SentenceLayout:
         for module in _json(directory / "modules.json") or []:
             path = own_file(directory / str(module.get("path", "")), directory)
             self._add(str(module.get("type", "")).rpartition(".")[2], directory, path, device)
-        bert, said = _json(directory / "sentence_bert_config.json") or {}, _json(directory / "config_sentence_transformers.json") or {}
+        bert, said = (
+            _json(directory / "sentence_bert_config.json") or {},
+            _json(directory / "config_sentence_transformers.json") or {},
+        )
         self.most_tokens: int | None = bert.get("max_seq_length")
         self.lower = bool(bert.get("do_lower_case"))
         self.prompts: Mapping[str, str] = said.get("prompts") or {}
@@ -46,7 +53,10 @@ class SentenceLayout:
     def _add(self, kind: str, directory: Path, place: Path, device: torch.device) -> None:
         if kind == "Transformer":
             if place.resolve() != directory.resolve():
-                raise LoadError(f"The model of the sentence model lies in {place.name}/; it must lie beside modules.json.")
+                raise LoadError(
+                    f"The model of the sentence model lies in {place.name}/; it must lie beside"
+                    " modules.json."
+                )
         elif kind == "Pooling":
             self.modes = _modes(_json(place / "config.json") or {})
         elif kind == "Dense":
@@ -55,7 +65,10 @@ class SentenceLayout:
             self.normalizes = True
             self.steps.append(lambda vectors: nn.functional.normalize(vectors, dim=-1))
         elif kind != "Dropout":
-            raise LoadError(f"modules.json has a module {kind!r}; Transformer, Pooling, Dense, Normalize and Dropout are known.")
+            raise LoadError(
+                f"modules.json has a module {kind!r}; Transformer, Pooling, Dense, Normalize and"
+                " Dropout are known."
+            )
 
     def vectors(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Of the model's last layer (rows, tokens, size)."""
@@ -76,18 +89,33 @@ def pooled(mode: str, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     if mode == "max":
         return tokens.masked_fill(weights == 0, float("-inf")).max(dim=1).values
     if mode == "weightedmean":
-        weights = weights * torch.arange(1, mask.shape[1] + 1, device=mask.device).to(tokens.dtype)[None, :, None]
+        weights = (
+            weights
+            * torch.arange(1, mask.shape[1] + 1, device=mask.device).to(tokens.dtype)[None, :, None]
+        )
     count = weights.sum(dim=1).clamp(min=1e-9)
-    return (tokens * weights).sum(dim=1) / (count.sqrt() if mode == "mean_sqrt_len_tokens" else count)
+    return (tokens * weights).sum(dim=1) / (
+        count.sqrt() if mode == "mean_sqrt_len_tokens" else count
+    )
 
 
 def _modes(config: Mapping[str, Any]) -> list[str]:
     if config.get("include_prompt") is False:
-        raise LoadError("The pooling leaves out the tokens of the prompt (include_prompt: false), which is not supported.")
+        raise LoadError(
+            "The pooling leaves out the tokens of the prompt (include_prompt: false), which is not"
+            " supported."
+        )
     said = config.get("pooling_mode")
-    modes = [said] if isinstance(said, str) else said or [mode for key, mode in LEGACY.items() if config.get(key)]
+    modes = (
+        [said]
+        if isinstance(said, str)
+        else said or [mode for key, mode in LEGACY.items() if config.get(key)]
+    )
     if unknown := set(modes) - set(LEGACY.values()):
-        raise LoadError(f"The pooling mode {', '.join(map(str, unknown))} is unknown; known are {', '.join(LEGACY.values())}.")
+        raise LoadError(
+            f"The pooling mode {', '.join(map(str, unknown))} is unknown; known are"
+            f" {', '.join(LEGACY.values())}."
+        )
     return list(modes) or ["mean"]
 
 
@@ -95,12 +123,19 @@ def _dense(place: Path, device: torch.device) -> nn.Module:
     from safetensors.torch import load_file  # comes with transformers
 
     config = _json(place / "config.json") or {}
-    name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(
+        "."
+    )[2]
     activation = getattr(nn, name, None)
     if not isinstance(activation, type) or not issubclass(activation, nn.Module):
-        raise LoadError(f"{place.name}/config.json has the activation {name!r}, which torch.nn does not have.")
+        raise LoadError(
+            f"{place.name}/config.json has the activation {name!r}, which torch.nn does not have."
+        )
     if not (place / "model.safetensors").is_file():
-        raise LoadError(f"{place.name} has no model.safetensors: save the sentence model again with a current sentence-transformers.")
+        raise LoadError(
+            f"{place.name} has no model.safetensors: save the sentence model again with a current"
+            " sentence-transformers."
+        )
     layer = nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
     weights = load_file(place / "model.safetensors")
     layer.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})

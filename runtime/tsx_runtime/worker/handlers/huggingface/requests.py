@@ -1,7 +1,9 @@
-"""Reads the body of a request of Hugging Face's inference API. https://huggingface.co/docs/inference-providers/tasks
+"""Reads the body of a request of Hugging Face's inference API.
+https://huggingface.co/docs/inference-providers/tasks
 
-{"inputs": ..., "parameters": {...}}, the task's own fields (`question` and `context`, `query` and `texts`) without `inputs`,
-or the bytes of an image or a sound. Parameters may also stand beside `inputs`, as text-embeddings-inference has them.
+{"inputs": ..., "parameters": {...}}, the task's own fields (`question` and `context`, `query` and
+`texts`) without `inputs`, or the bytes of an image or a sound. Parameters may also stand beside
+`inputs`, as text-embeddings-inference has them.
 """
 
 from __future__ import annotations
@@ -19,20 +21,30 @@ from tsx_runtime.worker.generation.interface import TaskRequest
 Reader: TypeAlias = TypeAdapter[Any]
 
 JSON_STARTS = b'{["'  # no format of images or sounds begins so
-NO_PARAMETERS = frozenset({"inputs", "parameters", "options", "model"})  # `options` is for the hosted API's own cache and queue
-NESTED = ("generation_parameters", "generate_parameters", "generate_kwargs")  # three names of one thing in the API's history
+NO_PARAMETERS = frozenset(
+    {"inputs", "parameters", "options", "model"}
+)  # `options` is for the hosted API's own cache and queue
+NESTED = (
+    "generation_parameters",
+    "generate_parameters",
+    "generate_kwargs",
+)  # three names of one thing in the API's history
 MOST_LABELS = 1000
 MOST_TEMPLATE = 1000  # characters
 
 
 def read_body(row: Any, fields: Collection[str], *, media: bool) -> TaskRequest:
-    """`fields`: of the task's own shape; `media`: a body that is no JSON is a file, else a text. Raises InvalidInput."""
+    """`fields`: of the task's own shape; `media`: a body that is no JSON is a file, else a text.
+    Raises InvalidInput.
+    """
     if not isinstance(row, Mapping):
         return read_document(row, fields)
     body = row.get("body", row.get("data"))
     if body is None:
         in_bytes = all(isinstance(value, bytes | bytearray) for value in row.values())
-        return _of_form(row, fields) if in_bytes else read_document(row, fields)  # an envelope's instance
+        return (
+            _of_form(row, fields) if in_bytes else read_document(row, fields)
+        )  # an envelope's instance
     if isinstance(body, bytes | bytearray | memoryview):
         return _of_bytes(bytes(body), fields, media)
     return read_document(body, fields)
@@ -48,11 +60,16 @@ def _of_bytes(body: bytes, fields: Collection[str], media: bool) -> TaskRequest:
         try:
             return TaskRequest(body.decode(), {})
         except UnicodeDecodeError:
-            raise InvalidInput('The body is neither JSON nor text in UTF-8. Send JSON such as {"inputs": "..."}.') from None
+            raise InvalidInput(
+                'The body is neither JSON nor text in UTF-8. Send JSON such as {"inputs": "..."}.'
+            ) from None
     try:
         document = read_json(body)
     except ValueError as error:
-        raise InvalidInput(f'The body begins as JSON does, but cannot be read as JSON: {error}. Send {{"inputs": ...}}.') from None
+        raise InvalidInput(
+            f'The body begins as JSON does, but cannot be read as JSON: {error}. Send {{"inputs":'
+            " ...}."
+        ) from None
     return read_document(document, fields)
 
 
@@ -60,7 +77,9 @@ def _of_form(row: Mapping[str, Any], fields: Collection[str]) -> TaskRequest:
     """A file under `inputs`, `file`, `image` or `audio`, and `parameters` as JSON beside it."""
     file = next((row[name] for name in ("inputs", "file", "image", "audio") if name in row), None)
     if file is None:
-        raise InvalidInput(f"The form has no field `inputs`, but {field_names(row)}.{form_advice(row)}")
+        raise InvalidInput(
+            f"The form has no field `inputs`, but {field_names(row)}.{form_advice(row)}"
+        )
     given = row.get("parameters", b"{}")
     try:
         parameters = read_json(bytes(given))
@@ -78,23 +97,41 @@ def read_document(document: Any, fields: Collection[str]) -> TaskRequest:
     if inputs is None:
         wanted = f" or {', '.join(sorted(fields))}" if fields else ""
         raise InvalidInput(
-            f'The request has no `inputs`{wanted}, but {", ".join(map(repr, document)) or "nothing"}. Send {{"inputs": ...}}.'
+            f"The request has no `inputs`{wanted}, but"
+            f' {", ".join(map(repr, document)) or "nothing"}. Send {{"inputs": ...}}.'
         )
     parameters = document.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InvalidInput(f"`parameters` is a {_kind(parameters)}; it must be an object.")
-    beside = {name: value for name, value in document.items() if name not in NO_PARAMETERS and name not in fields}
-    return TaskRequest(inputs, {name: value for name, value in {**beside, **(parameters or {})}.items() if value is not None})
+    beside = {
+        name: value
+        for name, value in document.items()
+        if name not in NO_PARAMETERS and name not in fields
+    }
+    return TaskRequest(
+        inputs,
+        {
+            name: value
+            for name, value in {**beside, **(parameters or {})}.items()
+            if value is not None
+        },
+    )
 
 
-def read_parameters(given: Mapping[str, Any], known: Mapping[str, Reader], task: str) -> dict[str, Any]:
+def read_parameters(
+    given: Mapping[str, Any], known: Mapping[str, Reader], task: str
+) -> dict[str, Any]:
     """Raises InvalidInput for one that the task does not have, or a value that it cannot take."""
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name in NESTED and "max_new_tokens" in known:
             if not isinstance(value, Mapping):
-                raise InvalidInput(f"The parameter {name!r} is a {_kind(value)}; it must be an object.")
-            inner = {key: each for key, each in value.items() if each is not None and key not in NESTED}
+                raise InvalidInput(
+                    f"The parameter {name!r} is a {_kind(value)}; it must be an object."
+                )
+            inner = {
+                key: each for key, each in value.items() if each is not None and key not in NESTED
+            }
             values |= read_parameters(inner, known, task)
             continue
         if name not in known:
@@ -103,7 +140,10 @@ def read_parameters(given: Mapping[str, Any], known: Mapping[str, Reader], task:
         try:
             values[name] = known[name].validate_python(value)
         except ValidationError as error:
-            raise InvalidInput(f"The parameter {name!r} is {shown(value)}: {requirement(error.errors(include_url=False)[0])}.") from None
+            raise InvalidInput(
+                f"The parameter {name!r} is {shown(value)}:"
+                f" {requirement(error.errors(include_url=False)[0])}."
+            ) from None
     return values
 
 
@@ -128,7 +168,11 @@ def one_of(*choices: Any) -> Reader:
 
 def _listed(value: Any) -> Any:
     """One string with commas is a list too, as for transformers."""
-    return [label.strip() for label in value.split(",") if label.strip()] if isinstance(value, str) else value
+    return (
+        [label.strip() for label in value.split(",") if label.strip()]
+        if isinstance(value, str)
+        else value
+    )
 
 
 def _template(value: str) -> str:
@@ -142,15 +186,22 @@ _String = Annotated[str, Field(min_length=1)]
 flag: Reader = TypeAdapter(Annotated[bool, Field(strict=True)])
 string: Reader = TypeAdapter(_String)
 strings: Reader = TypeAdapter(list[str])
-labels: Reader = TypeAdapter(Annotated[list[_String], Field(min_length=1, max_length=MOST_LABELS), BeforeValidator(_listed)])
-template: Reader = TypeAdapter(Annotated[str, Field(max_length=MOST_TEMPLATE), AfterValidator(_template)])  # repeated for each label
+labels: Reader = TypeAdapter(
+    Annotated[list[_String], Field(min_length=1, max_length=MOST_LABELS), BeforeValidator(_listed)]
+)
+template: Reader = TypeAdapter(
+    Annotated[str, Field(max_length=MOST_TEMPLATE), AfterValidator(_template)]
+)  # repeated for each label
 truncation: Reader = TypeAdapter(  # of single texts each of these names means the same
     Annotated[
         Literal[True, False, "do_not_truncate", "longest_first", "only_first"],
         AfterValidator(lambda value: value not in (False, "do_not_truncate")),
     ]
 )
-FUNCTION: Mapping[str, Reader] = {"function_to_apply": one_of("sigmoid", "softmax", "none"), "top_k": whole()}
+FUNCTION: Mapping[str, Reader] = {
+    "function_to_apply": one_of("sigmoid", "softmax", "none"),
+    "top_k": whole(),
+}
 
 
 def generation(most: int) -> dict[str, Reader]:

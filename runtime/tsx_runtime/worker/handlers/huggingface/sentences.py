@@ -1,4 +1,6 @@
-"""Vectors of texts, how alike sentences are, and texts in the order of how well they answer a query."""
+"""Vectors of texts, how alike sentences are, and texts in the order of how well they answer a
+query.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,19 @@ LIKENESS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "manhattan": lambda one, others: -(others - one).abs().sum(dim=-1),
 }
 PAIRS = (("source_sentence", "sentences"), ("query", "texts"))
-RANKING: Mapping[str, Reader] = {"raw_scores": read.flag, "return_text": read.flag, "top_n": read.whole(), "truncate": read.flag}
+RANKING: Mapping[str, Reader] = {
+    "raw_scores": read.flag,
+    "return_text": read.flag,
+    "top_n": read.whole(),
+    "truncate": read.flag,
+}
 
 
 class Sentences(TextTask):
-    """A text, or a list of them: vectors. `source_sentence` and `sentences`: likenesses. `query` and `texts`: a ranking."""
+    """A text, or a list of them: vectors.
+
+    `source_sentence` and `sentences`: likenesses. `query` and `texts`: a ranking.
+    """
 
     fields = frozenset(name for pair in PAIRS for name in pair)
     parameters: Mapping[str, Reader] = {
@@ -43,12 +53,21 @@ class Sentences(TextTask):
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
         self.layout = SentenceLayout(loaded.directory, loaded.device)
-        self.tokenizer.model_max_length = min(self.layout.most_tokens or 1 << 40, self.tokenizer.model_max_length)
-        self._pools = loaded.task != "feature-extraction" or (loaded.directory / "modules.json").is_file()
+        self.tokenizer.model_max_length = min(
+            self.layout.most_tokens or 1 << 40, self.tokenizer.model_max_length
+        )
+        self._pools = (
+            loaded.task != "feature-extraction" or (loaded.directory / "modules.json").is_file()
+        )
 
     def listed(self, inputs: Any) -> tuple[list[Any], bool]:
         for one, others in PAIRS:
-            if isinstance(inputs, dict) and set(inputs) == {one, others} and isinstance(inputs[others], list) and inputs[others]:
+            if (
+                isinstance(inputs, dict)
+                and set(inputs) == {one, others}
+                and isinstance(inputs[others], list)
+                and inputs[others]
+            ):
                 return [inputs[one], *inputs[others]], False
         return super().listed(inputs)
 
@@ -58,14 +77,21 @@ class Sentences(TextTask):
             found.parameters["kind"] = "query" if "query" in request.inputs else "source_sentence"
         name, prompts = found.parameters.get("prompt_name"), self.layout.prompts
         if name is not None and name not in prompts:
-            raise InvalidInput(f"The model has no prompt {name!r}; it has {', '.join(prompts) or 'none'}.")
+            raise InvalidInput(
+                f"The model has no prompt {name!r}; it has {', '.join(prompts) or 'none'}."
+            )
         return found
 
     def rows(self, request: Request) -> list[TextRow]:
         cut = request.parameters.get("truncation", request.parameters.get("truncate", self._pools))
-        prompt = self.layout.prompts.get(request.parameters.get("prompt_name", self.layout.default_prompt) or "", "")
+        prompt = self.layout.prompts.get(
+            request.parameters.get("prompt_name", self.layout.default_prompt) or "", ""
+        )
         texts = [prompt + text for text in request.inputs]
-        return [TextRow(number, text.lower() if self.layout.lower else text, None, cut) for number, text in enumerate(texts)]
+        return [
+            TextRow(number, text.lower() if self.layout.lower else text, None, cut)
+            for number, text in enumerate(texts)
+        ]
 
     def key(self, request: Request) -> Hashable:
         """Whether the tokens of a row are pooled."""
@@ -76,16 +102,28 @@ class Sentences(TextTask):
         tokens = self.model(**inputs)[0]
         if units[0].key:
             return list(self.layout.vectors(tokens, inputs["attention_mask"]).cpu())
-        return [row[None, : unit.length] for row, unit in zip(tokens.float().cpu(), units, strict=True)]  # as transformers' pipeline
+        return [
+            row[None, : unit.length] for row, unit in zip(tokens.float().cpu(), units, strict=True)
+        ]  # as transformers' pipeline
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
         parameters, results = request.parameters, [result for (result,) in parts]
         if "kind" in parameters:
-            scores: list[float] = LIKENESS[self.layout.similarity](results[0], torch.stack(results[1:])).tolist()
-            return scores if parameters["kind"] == "source_sentence" else ranked(scores, request.inputs[1:], parameters)
+            scores: list[float] = LIKENESS[self.layout.similarity](
+                results[0], torch.stack(results[1:])
+            ).tolist()
+            return (
+                scores
+                if parameters["kind"] == "source_sentence"
+                else ranked(scores, request.inputs[1:], parameters)
+            )
         if parameters.keys() & {"dimensions", "normalize"}:
             vectors = torch.stack(results)[:, : parameters.get("dimensions")]
-            results = list(nn.functional.normalize(vectors, dim=-1) if parameters.get("normalize", self.layout.normalizes) else vectors)
+            results = list(
+                nn.functional.normalize(vectors, dim=-1)
+                if parameters.get("normalize", self.layout.normalizes)
+                else vectors
+            )
         return request.shaped([each.tolist() for each in results])
 
 
@@ -96,7 +134,12 @@ class TextRanking(TextTask):
     parameters = RANKING
 
     def listed(self, inputs: Any) -> tuple[list[Any], bool]:
-        if isinstance(inputs, dict) and set(inputs) == self.fields and isinstance(inputs["texts"], list) and inputs["texts"]:
+        if (
+            isinstance(inputs, dict)
+            and set(inputs) == self.fields
+            and isinstance(inputs["texts"], list)
+            and inputs["texts"]
+        ):
             return [inputs["query"], *inputs["texts"]], False
         raise InvalidInput('`inputs` must be {"query": "...", "texts": ["...", ...]}.')
 
@@ -107,14 +150,22 @@ class TextRanking(TextTask):
 
     def rows(self, request: Request) -> list[TextRow]:
         query, *texts = request.inputs
-        return [TextRow(number, query, text, request.parameters.get("truncate", True)) for number, text in enumerate(texts, 1)]
+        return [
+            TextRow(number, query, text, request.parameters.get("truncate", True))
+            for number, text in enumerate(texts, 1)
+        ]
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
         return list(self.model(**self.padded(units)).logits.float().cpu())
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
-        """Of one label a probability, as sentence-transformers has it by default; of several that of the last."""
-        logits, raw = torch.stack([result for part in parts for result in part]), request.parameters.get("raw_scores", False)
+        """Of one label a probability, as sentence-transformers has it by default; of several that
+        of the last.
+        """
+        logits, raw = (
+            torch.stack([result for part in parts for result in part]),
+            request.parameters.get("raw_scores", False),
+        )
         said = getattr(self.loaded.model.config, "sentence_transformers", None) or {}
         if not raw and logits.shape[-1] > 1:
             logits = logits.softmax(dim=-1)
@@ -123,11 +174,24 @@ class TextRanking(TextTask):
         return ranked(logits[:, -1].tolist(), request.inputs[1:], request.parameters)
 
     def example(self) -> TaskRequest:
-        return TaskRequest({"query": "What is fast?", "texts": ["The first request is as fast as the tenth.", "Warm-up"]}, {})
+        return TaskRequest(
+            {
+                "query": "What is fast?",
+                "texts": ["The first request is as fast as the tenth.", "Warm-up"],
+            },
+            {},
+        )
 
 
-def ranked(scores: list[float], texts: Sequence[str], parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """As text-embeddings-inference answers: the best first, each with the index that its text had."""
+def ranked(
+    scores: list[float], texts: Sequence[str], parameters: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """As text-embeddings-inference answers: the best first, each with the index that its text
+    had.
+    """
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: parameters.get("top_n")]
     text = parameters.get("return_text", False)
-    return [{"index": index, "score": scores[index]} | ({"text": texts[index]} if text else {}) for index in order]
+    return [
+        {"index": index, "score": scores[index]} | ({"text": texts[index]} if text else {})
+        for index in order
+    ]

@@ -1,4 +1,6 @@
-"""Texts from texts, by an encoder and a decoder: summarisation, translation, text2text generation."""
+"""Texts from texts, by an encoder and a decoder: summarisation, translation, text2text
+generation.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.tasks import Request, Unit
 from tsx_runtime.worker.handlers.huggingface.texts import EXAMPLE, TextRow, TextTask
 
-OUTPUTS = {"summarization": "summary_text", "translation": "translation_text", "text2text-generation": "generated_text"}
+OUTPUTS = {
+    "summarization": "summary_text",
+    "translation": "translation_text",
+    "text2text-generation": "generated_text",
+}
 LONGEST = 1024  # tokens of an answer, where the model has no bound of its own
 
 
@@ -28,21 +34,34 @@ class TextToText(TextTask):
         positions = getattr(loaded.model.config, "max_position_embeddings", None)
         self._generation = read.generation(positions if isinstance(positions, int) else LONGEST)
         language: read.Reader = TypeAdapter(Annotated[str, AfterValidator(self._language)])
-        languages = {"src_lang": language, "tgt_lang": language} if self._name == "translation_text" else {}
-        self.parameters = {**self._generation, **languages, "truncation": read.truncation, "clean_up_tokenization_spaces": read.flag}
+        languages = (
+            {"src_lang": language, "tgt_lang": language} if self._name == "translation_text" else {}
+        )
+        self.parameters = {
+            **self._generation,
+            **languages,
+            "truncation": read.truncation,
+            "clean_up_tokenization_spaces": read.flag,
+        }
 
     def _language(self, language: str) -> str:
         """T5's are names in its prefixes; of other models each is a token."""
-        if hasattr(self.tokenizer, "src_lang") and self.tokenizer.convert_tokens_to_ids(language) in (None, self.tokenizer.unk_token_id):
+        if hasattr(self.tokenizer, "src_lang") and self.tokenizer.convert_tokens_to_ids(
+            language
+        ) in (None, self.tokenizer.unk_token_id):
             raise ValueError("it must be a language of the model, written as its tokenizer has it")
         return language
 
     def read(self, request: TaskRequest) -> Request:
         found = super().read(request)
         wanted = found.parameters.get("num_return_sequences", 1)
-        beams = found.parameters.get("num_beams") or self.loaded.model.generation_config.num_beams or 1
+        beams = (
+            found.parameters.get("num_beams") or self.loaded.model.generation_config.num_beams or 1
+        )
         if wanted > max(beams, 1) and not (beams == 1 and found.parameters.get("do_sample")):
-            raise InvalidInput(f"num_return_sequences is {wanted}: that takes as many num_beams, or do_sample.")
+            raise InvalidInput(
+                f"num_return_sequences is {wanted}: that takes as many num_beams, or do_sample."
+            )
         return found
 
     def rows(self, request: Request) -> list[TextRow]:
@@ -51,15 +70,24 @@ class TextToText(TextTask):
         if source and "tgt_lang" in parameters:
             task = f"translation_{source}_to_{parameters['tgt_lang']}"
         specific = (getattr(config, "task_specific_params", None) or {}).get(task) or {}
-        prefix = specific.get("prefix") or getattr(config, "prefix", None) or ""  # T5 is told so what to do
+        prefix = (
+            specific.get("prefix") or getattr(config, "prefix", None) or ""
+        )  # T5 is told so what to do
         language = source if hasattr(self.tokenizer, "src_lang") else None
         cut = parameters.get("truncation", False)
-        return [TextRow(number, prefix + text, None, cut, language) for number, text in enumerate(request.inputs)]
+        return [
+            TextRow(number, prefix + text, None, cut, language)
+            for number, text in enumerate(request.inputs)
+        ]
 
     def key(self, request: Request) -> Hashable:
-        options = {name: value for name, value in request.parameters.items() if name in self._generation}
+        options = {
+            name: value for name, value in request.parameters.items() if name in self._generation
+        }
         if hasattr(self.tokenizer, "src_lang") and "tgt_lang" in request.parameters:
-            options["forced_bos_token_id"] = self.tokenizer.convert_tokens_to_ids(request.parameters["tgt_lang"])
+            options["forced_bos_token_id"] = self.tokenizer.convert_tokens_to_ids(
+                request.parameters["tgt_lang"]
+            )
         return tuple(sorted(options.items()))
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
@@ -69,7 +97,12 @@ class TextToText(TextTask):
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
         clean = request.parameters.get("clean_up_tokenization_spaces", False)
-        found = [self.tokenizer.batch_decode(one, skip_special_tokens=True, clean_up_tokenization_spaces=clean) for (one,) in parts]
+        found = [
+            self.tokenizer.batch_decode(
+                one, skip_special_tokens=True, clean_up_tokenization_spaces=clean
+            )
+            for (one,) in parts
+        ]
         return [{self._name: text} for texts in found for text in texts]
 
     def example(self) -> TaskRequest:

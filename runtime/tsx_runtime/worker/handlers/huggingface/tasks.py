@@ -1,4 +1,6 @@
-"""What every task does: reads one request, answers those of a batch together, and says what a request costs."""
+"""What every task does: reads one request, answers those of a batch together, and says what a
+request costs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from tsx_runtime.worker.handlers.huggingface.batches import run_batched
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.requests import Reader, read_parameters
 
-MOST_PARTS = 10_000  # of one request: inputs, parts of long texts, pairs of text and label, proposals for masked words
+# of one request: inputs, parts of long texts, pairs of text and label, proposals for masked words
+MOST_PARTS = 10_000
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
@@ -45,7 +48,9 @@ class Unit(NamedTuple):
 
 
 class Task(ABC):
-    fields: frozenset[str] = frozenset()  # of the task's own shape of a request, in place of `inputs`
+    fields: frozenset[str] = (
+        frozenset()
+    )  # of the task's own shape of a request, in place of `inputs`
     media = False  # whether a body that is no JSON is a file
     input_kind = "json"  # for the form on the server's page
     parameters: Mapping[str, Reader] = {}
@@ -64,8 +69,14 @@ class Task(ABC):
         """Raises InvalidInput."""
         given = dict(request.parameters)
         adapter = given.pop("adapter", None)
-        if adapter is not None and adapter not in list(self.loaded.adapters):  # a list: what the client sends may not be hashable
-            have = f"it has {', '.join(self.loaded.adapters)}" if self.loaded.adapters else "it has none"
+        if adapter is not None and adapter not in list(
+            self.loaded.adapters
+        ):  # a list: what the client sends may not be hashable
+            have = (
+                f"it has {', '.join(self.loaded.adapters)}"
+                if self.loaded.adapters
+                else "it has none"
+            )
             raise InvalidInput(f"The model has no adapter {adapter!r}; {have}.")
         parameters = read_parameters(given, self.parameters, self.loaded.task)
         if adapter is not None:
@@ -77,7 +88,10 @@ class Task(ABC):
         if not inputs:
             raise InvalidInput("`inputs` is empty. Send at least one input.")
         if len(inputs) > MOST_PARTS:
-            raise InvalidInput(f"`inputs` has {len(inputs)} entries; at most {MOST_PARTS} are taken. Send several requests.")
+            raise InvalidInput(
+                f"`inputs` has {len(inputs)} entries; at most {MOST_PARTS} are taken. Send several"
+                " requests."
+            )
         return Request(self.read_inputs(inputs, parameters), single, parameters)
 
     def listed(self, inputs: Any) -> tuple[list[Any], bool]:
@@ -105,22 +119,29 @@ class Task(ABC):
             self.use(self.loaded.model if adapter is None else self.loaded.adapters[adapter])
             try:
                 return self.run([units[position] for position in positions])
-            except ValueError as error:  # in transformers' words, of what `generate` or the model cannot do
+            except (
+                ValueError
+            ) as error:  # in transformers' words, of what `generate` or the model cannot do
                 raise InvalidInput(f"The model cannot take the input: {error}") from error
 
         parts: list[list[list[Any]]] = [[[] for _ in request.inputs] for request in requests]
         tokens = [0] * len(requests)
-        for unit, result in zip(units, run_batched([unit.length for unit in units], keys, self.budget, run), strict=True):
+        for unit, result in zip(
+            units, run_batched([unit.length for unit in units], keys, self.budget, run), strict=True
+        ):
             parts[unit.request][unit.input].append(result)
             tokens[unit.request] += 0 if self.media else unit.length
-        outputs = each_or_bad(lambda position, request: self.output(request, parts[position]), requests)
+        outputs = each_or_bad(
+            lambda position, request: self.output(request, parts[position]), requests
+        )
         return [TaskResult(*each) for each in zip(outputs, tokens, strict=True)]
 
     def check_parts(self, parts: int) -> None:
         """Of all inputs of a request. Raises InvalidInput."""
         if parts > self.most_parts:
             raise InvalidInput(
-                f"The request makes more than {self.most_parts} parts, the most that one may make. Send several requests, or longer parts."
+                f"The request makes more than {self.most_parts} parts, the most that one may make."
+                " Send several requests, or longer parts."
             )
 
     @abstractmethod
@@ -137,7 +158,9 @@ class Task(ABC):
 
 
 def each_or_bad(function: Callable[[int, Given], Result], given: Sequence[Given]) -> list[Result]:
-    """The results by position; raises BadRows with what is wrong with all for which the function raises ValueError or InvalidInput."""
+    """The results by position; raises BadRows with what is wrong with all for which the function
+    raises ValueError or InvalidInput.
+    """
     results, faults = list[Result](), dict[int, str]()
     for position, each in enumerate(given):
         try:

@@ -1,4 +1,6 @@
-"""What the handlers of MLflow's models share: finding the model in the archive, and naming a module that it lacks."""
+"""What the handlers of MLflow's models share: finding the model in the archive, and naming a module
+that it lacks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ def model_in(context: Context) -> tuple[Path, MLmodel]:
     # `tsx serve DIRECTORY` links the files, and MLflow refuses links out of its directory.
     directory = (archived / FILE).resolve().parent
     if not (directory / FILE).is_file():
-        raise LoadError(f"The archive has no {DIRECTORY}/{FILE}. Pack the model with `tsx archive models:/NAME/VERSION`.")
+        raise LoadError(
+            f"The archive has no {DIRECTORY}/{FILE}. Pack the model with `tsx archive"
+            " models:/NAME/VERSION`."
+        )
     try:
         return directory, read_mlmodel(directory)
     except ArchiveError as error:
@@ -24,4 +29,7 @@ def model_in(context: Context) -> tuple[Path, MLmodel]:
 
 
 def missing_module(error: ModuleNotFoundError) -> LoadError:
-    return LoadError(f"The model needs the module {error.name}: install it where tsx runs, or set install_py_dep_per_model = true.")
+    return LoadError(
+        f"The model needs the module {error.name}: install it where tsx runs, or set"
+        " install_py_dep_per_model = true."
+    )

@@ -1,4 +1,6 @@
-"""Models of MLflow's other flavours, by MLflow's own loader and its own reading of requests, one after the other."""
+"""Models of MLflow's other flavours, by MLflow's own loader and its own reading of requests, one
+after the other.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ DEVICE = "MLFLOW_DEFAULT_PREDICTION_DEVICE"
 
 
 class MLflowPyfunc:
-    """Answers as `mlflow models serve` does, except that a model that fails is answered with 500 rather than 400."""
+    """Answers as `mlflow models serve` does, except that a model that fails is answered with 500
+    rather than 400.
+    """
 
     input_kind = "json"
     takes_raw_bodies = True
@@ -38,11 +42,16 @@ class MLflowPyfunc:
         self.device = choose_device(context.system_properties.get("gpu_id"))
         directory, self.mlmodel = model_in(context)
         index = -1 if self.device.type == "cpu" else self.device.index or 0
-        os.environ.setdefault(DEVICE, str(index if self.mlmodel.flavor == "transformers" else self.device))
+        os.environ.setdefault(
+            DEVICE, str(index if self.mlmodel.flavor == "transformers" else self.device)
+        )
         try:
             import mlflow.pyfunc  # an extra
         except ModuleNotFoundError as error:
-            raise LoadError(f"A model of the flavour {self.mlmodel.flavor} is loaded by MLflow: pip install 'tsx-serve[mlflow]'") from error
+            raise LoadError(
+                f"A model of the flavour {self.mlmodel.flavor} is loaded by MLflow: pip install"
+                " 'tsx-serve[mlflow]'"
+            ) from error
         try:
             self.model = mlflow.pyfunc.load_model(str(directory))
         except ModuleNotFoundError as error:
@@ -50,8 +59,16 @@ class MLflowPyfunc:
 
     def handle(self, data: Any, context: Context) -> list[Any]:
         if context.get_request_header(0, "describe") == "True":
-            return [{"signature": self.mlmodel.data.get("signature"), MANIFEST_KEY: context.manifest.get(MANIFEST_KEY)}]
-        return [self._answer(row.get("body") or row.get("data") or b"", context, index) for index, row in enumerate(data)]
+            return [
+                {
+                    "signature": self.mlmodel.data.get("signature"),
+                    MANIFEST_KEY: context.manifest.get(MANIFEST_KEY),
+                }
+            ]
+        return [
+            self._answer(row.get("body") or row.get("data") or b"", context, index)
+            for index, row in enumerate(data)
+        ]
 
     def _answer(self, body: Any, context: Context, index: int) -> str:
         from mlflow.exceptions import MlflowException  # an extra
@@ -66,12 +83,28 @@ class MLflowPyfunc:
             answer = invocations(bytes(body), kind, self.model, schema)
         except MlflowException as error:
             cause = error.__context__
-            if isinstance(cause, Exception) and "unexpected error while evaluating the model" in error.message:
-                if schema is None and isinstance(cause, RuntimeError | TypeError) and b'"dataframe_' not in body:
-                    raise InvalidInput(f"The model has no signature with the types of its input, and failed: {cause}. {HINT}") from error
-                raise cause from error  # what the model raised: to MLflow that is the client's fault, whatever it is
-            status, said = error.get_http_status_code(), {"message": error.message, "error_code": error.error_code}
-            if status == BadRequest.status and b'"datatype"' in body:  # a tensor of the Open Inference Protocol
+            if (
+                isinstance(cause, Exception)
+                and "unexpected error while evaluating the model" in error.message
+            ):
+                if (
+                    schema is None
+                    and isinstance(cause, RuntimeError | TypeError)
+                    and b'"dataframe_' not in body
+                ):
+                    raise InvalidInput(
+                        "The model has no signature with the types of its input, and failed:"
+                        f" {cause}. {HINT}"
+                    ) from error
+                # what the model raised: to MLflow that is the client's fault, whatever it is
+                raise cause from error
+            status, said = (
+                error.get_http_status_code(),
+                {"message": error.message, "error_code": error.error_code},
+            )
+            if (
+                status == BadRequest.status and b'"datatype"' in body
+            ):  # a tensor of the Open Inference Protocol
                 said["message"] += f" {HINT}"
         else:
             if answer.status < 400:
@@ -80,4 +113,9 @@ class MLflowPyfunc:
             status, said = answer.status, {"message": answer.response}
         context.set_response_status(status, idx=index)
         context.set_response_content_type(index, JSON)
-        return json.dumps({"code": status, "type": (BadRequest if status < 500 else TsxError).type, **said}) + "\n"
+        return (
+            json.dumps(
+                {"code": status, "type": (BadRequest if status < 500 else TsxError).type, **said}
+            )
+            + "\n"
+        )

@@ -1,4 +1,6 @@
-"""Models of MLflow's pytorch flavour whose signature is of tensors: by torch alone, and the rows of several requests in one call."""
+"""Models of MLflow's pytorch flavour whose signature is of tensors: by torch alone, and the rows of
+several requests in one call.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +33,29 @@ class MLflowPyTorch(BaseHandler):
         self.device = choose_device(context.system_properties.get("gpu_id"))
         directory, self.mlmodel = model_in(context)
         if self.mlmodel.handler != PYTORCH:
-            raise LoadError(f"The model has no flavour pytorch with a signature of tensors; use the handler {self.mlmodel.handler}.")
+            raise LoadError(
+                "The model has no flavour pytorch with a signature of tensors; use the handler"
+                f" {self.mlmodel.handler}."
+            )
         flavor = self.mlmodel.flavors["pytorch"]
         if flavor.get("code"):
             own_modules.add(own_file(directory / flavor["code"], directory))
         exported = directory / str(flavor.get("model_data", "data")) / "model.pt2"
         path = exported if exported.is_file() else exported.with_name("model.pth")
         try:  # a whole model, which its packer trusts
-            self.model = self.in_form(lambda: load_model_file(path, None, self.device, weights_only=False))
+            self.model = self.in_form(
+                lambda: load_model_file(path, None, self.device, weights_only=False)
+            )
         except ModuleNotFoundError as error:
             raise missing_module(error) from error
         self.initialized = True
 
     @functools.cached_property
     def _input_specs(self) -> tuple[InputSpec, ...]:
-        return tuple(InputSpec(each.name, each.shape, getattr(torch, each.dtype), True) for each in self.mlmodel.tensors)
+        return tuple(
+            InputSpec(each.name, each.shape, getattr(torch, each.dtype), True)
+            for each in self.mlmodel.tensors
+        )
 
     def preprocess(self, data: Any) -> Any:
         return super().preprocess([_as_instances(row) for row in data])
@@ -55,17 +65,31 @@ class MLflowPyTorch(BaseHandler):
 
 
 def _as_instances(row: Any) -> Any:
-    """A request with `inputs` in the form whose answer is `{"predictions": ...}`; one that is not right stays as it is."""
+    """A request with `inputs` in the form whose answer is `{"predictions": ...}`; one that is not
+    right stays as it is.
+    """
     body = row.get("body") if isinstance(row, dict) else None
-    if isinstance(body, bytearray | bytes) and body.startswith(b"{"):  # without a content type, or not decoded
+    if isinstance(body, bytearray | bytes) and body.startswith(
+        b"{"
+    ):  # without a content type, or not decoded
         with suppress(ValueError):
             body = json.loads(body)
     inputs = body.get("inputs") if isinstance(body, dict) else None
-    if isinstance(inputs, list) and not any(isinstance(each, dict) for each in inputs):  # else of the Open Inference Protocol
+    if isinstance(inputs, list) and not any(
+        isinstance(each, dict) for each in inputs
+    ):  # else of the Open Inference Protocol
         return {"body": {"instances": inputs}}
     if not isinstance(inputs, dict):
         return row
     columns = list(inputs.values())
-    if columns and all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
-        return {"body": {"instances": [dict(zip(inputs, values, strict=True)) for values in zip(*columns, strict=True)]}}
+    if columns and all(
+        isinstance(column, list) and len(column) == len(columns[0]) for column in columns
+    ):
+        return {
+            "body": {
+                "instances": [
+                    dict(zip(inputs, values, strict=True)) for values in zip(*columns, strict=True)
+                ]
+            }
+        }
     return row

@@ -1,6 +1,8 @@
-"""Where torch.compile keeps what it has compiled: its default, /tmp/torchinductor_USER, is a name that any user can take first.
+"""Where torch.compile keeps what it has compiled: its default, /tmp/torchinductor_USER, is a name
+that any user can take first.
 
-Every worker calls this, and those whose handler does without torch do not import it, as `compiling` does.
+Every worker calls this, and those whose handler does without torch do not import it, as `compiling`
+does.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ logger = logging.getLogger("tsx.worker")
 
 
 def protect_compiler_cache() -> None:
-    """Make torch's usual directory before another user can. Where another user has it, take a new one. A directory that was set stays."""
+    """Make torch's usual directory before another user can.
+
+    Where another user has it, take a new one. A directory that was set stays.
+    """
     if os.environ.get(VARIABLE):
         return
     place = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
@@ -29,7 +34,12 @@ def protect_compiler_cache() -> None:
         private_directory(place)
     except OSError as error:
         place = Path(tempfile.mkdtemp(prefix="torchinductor-", dir=socket_place()))
-        logger.warning("torch compiles into %s: %s. Set %s to keep what it compiles", place, error.strerror, VARIABLE)
+        logger.warning(
+            "torch compiles into %s: %s. Set %s to keep what it compiles",
+            place,
+            error.strerror,
+            VARIABLE,
+        )
     os.environ[VARIABLE] = str(place)
 
 

@@ -1,4 +1,6 @@
-"""`pt2:` of model-config.yaml: torch.compile or AOTInductor, with a fallback to the uncompiled model. Contract sections 3.3 and 5.3."""
+"""`pt2:` of model-config.yaml: torch.compile or AOTInductor, with a fallback to the uncompiled
+model. Contract sections 3.3 and 5.3.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,14 @@ logger = logging.getLogger("tsx.worker")
 
 
 def compiled_ahead(program: torch.export.ExportedProgram, path: Path, device: torch.device) -> Any:
-    """The program of that file as machine code for the device, or None with a warning. Compiled once, then kept beside torch's own."""
-    from torch._inductor import aoti_compile_and_package, aoti_load_package  # here: importing the compiler takes seconds
+    """The program of that file as machine code for the device, or None with a warning.
+
+    Compiled once, then kept beside torch's own.
+    """
+    from torch._inductor import (
+        aoti_compile_and_package,
+        aoti_load_package,
+    )  # here: importing the compiler takes seconds
 
     try:
         place = _kept(path, device)
@@ -29,8 +37,13 @@ def compiled_ahead(program: torch.export.ExportedProgram, path: Path, device: to
             aoti_compile_and_package(program, package_path=str(fresh))
             fresh.replace(place)
         return aoti_load_package(str(place))
-    except Exception as error:  # the boundary to a compiler, which raises what the programs that it calls make it raise
-        logger.warning("%s is not compiled, it runs as it was exported: %s", path.name, str(error).partition("\n")[0])
+    # the boundary to a compiler, which raises what the programs that it calls make it raise
+    except Exception as error:
+        logger.warning(
+            "%s is not compiled, it runs as it was exported: %s",
+            path.name,
+            str(error).partition("\n")[0],
+        )
         return None
 
 
@@ -58,8 +71,9 @@ def load_library(path: str, device: torch.device) -> Any:
     except (RuntimeError, OSError) as error:
         text = str(error).strip().partition("\n")[0]
         raise LoadError(
-            f"{Path(path).name} cannot be loaded by torch {torch.__version__}: {text}. Libraries load in the version that compiled them: "
-            "export the model with torch.export.save, and leave `pt2: {export: {aot_compile: true}}`, so that it is compiled here."
+            f"{Path(path).name} cannot be loaded by torch {torch.__version__}: {text}. Libraries"
+            " load in the version that compiled them: export the model with torch.export.save, and"
+            " leave `pt2: {export: {aot_compile: true}}`, so that it is compiled here."
         ) from error
 
 
@@ -67,27 +81,42 @@ def is_backend(name: str) -> bool:
     known = torch.compiler.list_backends(exclude_tags=())
     if name in known:
         return True
-    logger.warning("%r is not a backend of torch.compile here; there is: %s", name, ", ".join(known))
+    logger.warning(
+        "%r is not a backend of torch.compile here; there is: %s", name, ", ".join(known)
+    )
     return False
 
 
 def compiled(model: Any, pt2: Any) -> Any:
-    """The compiled model, or the model itself with a warning. Compilation happens at the first call; where it fails, that runs eager."""
+    """The compiled model, or the model itself with a warning.
+
+    Compilation happens at the first call; where it fails, that runs eager.
+    """
     options = compile_options(pt2)
     if options is None:
         return model
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        logger.warning("pt2 in model-config.yaml asks for torch.compile, which does not support a %s", type(model).__name__)
+        logger.warning(
+            "pt2 in model-config.yaml asks for torch.compile, which does not support a %s",
+            type(model).__name__,
+        )
         return model
     backend = options.get("backend")
     if isinstance(backend, str) and not is_backend(backend):
         return model
     try:
         result = torch.compile(model, **options)
-    except (TypeError, RuntimeError, ValueError) as error:  # wrong options, or no compiler on this platform
+    except (
+        TypeError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # wrong options, or no compiler on this platform
         logger.warning("the model is not compiled, it runs eager: %s", error)
         return model
-    logger.info("Compiled model with %s", ", ".join(f"{name} {value}" for name, value in options.items()) or "the default backend")
+    logger.info(
+        "Compiled model with %s",
+        ", ".join(f"{name} {value}" for name, value in options.items()) or "the default backend",
+    )
     import torch._dynamo.config as dynamo  # here: dynamo takes a second to import
 
     dynamo.suppress_errors = True  # a graph that does not compile runs eager, and torch warns

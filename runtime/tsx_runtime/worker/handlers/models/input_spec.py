@@ -1,4 +1,6 @@
-"""What a model takes: the shape of a row and the type of its numbers, from its program, from `input_shape`, or from its first layer."""
+"""What a model takes: the shape of a row and the type of its numbers, from its program, from
+`input_shape`, or from its first layer.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from tsx_runtime.worker.handlers.models.precision import Cast
 
 Shape: TypeAlias = tuple[int | None, ...]
 
-# Sizes to try where any size fits, or only one that the layers after the first one want: those that people train with come first.
+# Sizes to try where any size fits, or only one that the layers after the first one want: those that
+# people train with come first.
 LENGTHS = (8, 16, 1, 32, 64, 128, 512)
 PIXELS = (224, 32, 28, 64, 96, 128, 256, 299, 384, 512, 16, 8)
 GREY_PIXELS = (28, 32, 64, 224, 96, 128, 256, 299, 384, 512, 16, 8)
@@ -33,7 +36,8 @@ _ONNX_TYPES = {
 }
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = {nn.BatchNorm1d: 0, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}  # and their free dimensions
-_WEIGHTS = {  # of TorchScript's operations: which input is the weight, and which the number of groups
+# of TorchScript's operations: which input is the weight, and which the number of groups
+_WEIGHTS = {
     "aten::linear": (1, None),
     "aten::conv1d": (1, 6),
     "aten::conv2d": (1, 6),
@@ -48,7 +52,10 @@ class InputSpec(NamedTuple):
     """One input of a model."""
 
     name: str = ""
-    shape: Shape | None = None  # of a row, without the dimension of the batch; None where a size is free, or all is unknown
+    shape: Shape | None = (
+        # of a row, without the dimension of the batch; None where a size is free, or all is unknown
+        None
+    )
     dtype: torch.dtype | None = None
     certain: bool = False  # else it is what the first layer suggests, and only the model can tell
 
@@ -66,7 +73,11 @@ class InputSpec(NamedTuple):
 
     def described(self) -> dict[str, Any]:
         """As JSON. A free size is null."""
-        return {"name": self.name, "shape": None if self.shape is None else list(self.shape), "datatype": self.kind}
+        return {
+            "name": self.name,
+            "shape": None if self.shape is None else list(self.shape),
+            "datatype": self.kind,
+        }
 
     def as_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
@@ -75,50 +86,103 @@ class InputSpec(NamedTuple):
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> InputSpec:
         shape, kind = given["shape"], given["datatype"]
-        return cls(given["name"], None if shape is None else tuple(shape), None if kind is None else getattr(torch, kind), given["certain"])
+        return cls(
+            given["name"],
+            None if shape is None else tuple(shape),
+            None if kind is None else getattr(torch, kind),
+            given["certain"],
+        )
 
     def __str__(self) -> str:
         kind = self.kind or "numbers"
-        shape = "" if self.shape is None else f" of shape [{', '.join('any' if size is None else str(size) for size in self.shape)}]"
+        shape = (
+            ""
+            if self.shape is None
+            else (
+                " of shape"
+                f" [{', '.join('any' if size is None else str(size) for size in self.shape)}]"
+            )
+        )
         return f"rows of {kind}" if not shape else f"{kind} rows{shape}"
 
 
-def input_specs(model: Any, shape: Shape | Mapping[str, Shape] | None = None, *, casts: bool = False) -> tuple[InputSpec, ...]:
-    """At least one. `shape` is what model-config.yaml says. `casts`: the model takes float32 whatever its weights are."""
+def input_specs(
+    model: Any, shape: Shape | Mapping[str, Shape] | None = None, *, casts: bool = False
+) -> tuple[InputSpec, ...]:
+    """At least one. `shape` is what model-config.yaml says.
+
+    `casts`: the model takes float32 whatever its weights are.
+    """
     found = _of_program(model) or _of_layers(model)
     if casts:
-        found = tuple(spec._replace(dtype=torch.float32) if spec.dtype and spec.dtype.is_floating_point else spec for spec in found)
+        found = tuple(
+            (
+                spec._replace(dtype=torch.float32)
+                if spec.dtype and spec.dtype.is_floating_point
+                else spec
+            )
+            for spec in found
+        )
     if shape is None:
         return found
     shapes = shape if isinstance(shape, Mapping) else {found[0].name: shape}
     if unknown := shapes.keys() - {spec.name for spec in found}:
         names = ", ".join(spec.name for spec in found)
-        raise LoadError(f"input_shape in model-config.yaml names {', '.join(map(str, unknown))}, but the model takes {names}.")
-    return tuple(spec._replace(shape=shapes[spec.name], certain=True) if spec.name in shapes else spec for spec in found)
+        raise LoadError(
+            f"input_shape in model-config.yaml names {', '.join(map(str, unknown))}, but the model"
+            f" takes {names}."
+        )
+    return tuple(
+        spec._replace(shape=shapes[spec.name], certain=True) if spec.name in shapes else spec
+        for spec in found
+    )
 
 
 def examples(specs: Sequence[InputSpec]) -> Iterator[list[ExampleInput]]:
-    """What to try for a row of each input, the likeliest first. What is free, or unknown, is the same in all. None without any."""
+    """What to try for a row of each input, the likeliest first.
+
+    What is free, or unknown, is the same in all. None without any.
+    """
     first = specs[0].shape
     if first is None:
         return
     shapes = [first if spec.shape is None else spec.shape for spec in specs]
     free = next((shape for shape in shapes if None in shape), ())
-    sizes = (0,) if not free else LENGTHS if free.count(None) < 2 else GREY_PIXELS if free[0] == 1 else PIXELS
+    sizes = (
+        (0,)
+        if not free
+        else LENGTHS
+        if free.count(None) < 2
+        else GREY_PIXELS
+        if free[0] == 1
+        else PIXELS
+    )
     for size in sizes:
         filled = [tuple(size if own is None else own for own in shape) for shape in shapes]
-        yield [ExampleInput(spec.name, spec.kind, shape) for spec, shape in zip(specs, filled, strict=True)]
+        yield [
+            ExampleInput(spec.name, spec.kind, shape)
+            for spec, shape in zip(specs, filled, strict=True)
+        ]
 
 
 def _of_program(model: Any) -> tuple[InputSpec, ...]:
-    """An exported program and an ONNX model describe their inputs; a form has a description of its original's."""
+    """An exported program and an ONNX model describe their inputs; a form has a description of its
+    original's.
+    """
     if isinstance(model, FormModel):
         return tuple(map(InputSpec.from_json, model.signature.requests))
     while isinstance(model, FixedBatch | Cast):
         model = model.model
     if isinstance(model, OnnxModel):
         inputs = model.session.get_inputs()
-        shapes = [tuple(size if isinstance(size, int) else None for size in entry.shape[1:]) if entry.shape else None for entry in inputs]
+        shapes = [
+            (
+                tuple(size if isinstance(size, int) else None for size in entry.shape[1:])
+                if entry.shape
+                else None
+            )
+            for entry in inputs
+        ]
         return tuple(
             InputSpec(entry.name, shape, _ONNX_TYPES.get(entry.type), shape is not None)
             for entry, shape in zip(inputs, shapes, strict=True)
@@ -128,7 +192,12 @@ def _of_program(model: Any) -> tuple[InputSpec, ...]:
         values = [node.meta.get("val") for node in nodes]
         if nodes and all(isinstance(value, torch.Tensor) for value in values):
             return tuple(
-                InputSpec(str(node.target), tuple(size if isinstance(size, int) else None for size in value.shape[1:]), value.dtype, True)
+                InputSpec(
+                    str(node.target),
+                    tuple(size if isinstance(size, int) else None for size in value.shape[1:]),
+                    value.dtype,
+                    True,
+                )
                 for node, value in zip(nodes, values, strict=True)
             )
     return ()
@@ -142,11 +211,17 @@ def _of_layers(model: Any) -> tuple[InputSpec, ...]:
     names = _names(model) or [""]
     shape, dtype = next(_layers(model), (None, None))
     if dtype is None and isinstance(model, nn.Module):
-        dtype = next((tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), None)
+        dtype = next(
+            (tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), None
+        )
     behind: dict[int, tuple[Shape | None, Any]] = {1: (shape, dtype)}  # by the argument's place
     if isinstance(model, torch.jit.ScriptModule):
-        behind |= {place: (size, kind) for place, size, kind in reversed(list(_script_layers(model)))}
-    return tuple(InputSpec(name, *behind.get(place, (None, dtype))) for place, name in enumerate(names, 1))
+        behind |= {
+            place: (size, kind) for place, size, kind in reversed(list(_script_layers(model)))
+        }
+    return tuple(
+        InputSpec(name, *behind.get(place, (None, dtype))) for place, name in enumerate(names, 1)
+    )
 
 
 def _names(model: Any) -> list[str]:
@@ -159,11 +234,17 @@ def _names(model: Any) -> list[str]:
         return []
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.default is parameter.empty and parameter.kind in positional]
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind in positional
+    ]
 
 
 def _layers(model: Any) -> Iterator[tuple[Shape, Any]]:
-    """What its layers take, in the order of execution, or else in the order in which they were made."""
+    """What its layers take, in the order of execution, or else in the order in which they were
+    made.
+    """
     if isinstance(model, torch.jit.ScriptModule):
         yield from ((shape, dtype) for _, shape, dtype in _script_layers(model))
         return
@@ -186,7 +267,9 @@ def _modules(model: nn.Module) -> list[nn.Module]:
         graph = torch.fx.Tracer().trace(model)
     except Exception:  # whatever a forward raises that looks at its input: only a trial
         return list(model.modules())
-    return [model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"]
+    return [
+        model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"
+    ]
 
 
 def _script_layers(model: torch.jit.ScriptModule) -> Iterator[tuple[int, Shape, torch.dtype]]:
@@ -216,9 +299,17 @@ def _script_layers(model: torch.jit.ScriptModule) -> Iterator[tuple[int, Shape, 
 
 
 def _constant(value: Any, model: Any) -> Any:
-    """A weight: a constant of the graph where the model is frozen, else an attribute of one of its modules."""
+    """A weight: a constant of the graph where the model is frozen, else an attribute of one of its
+    modules.
+    """
     node = value.node()
     if node.kind() != "prim::GetAttr":
-        return value.toIValue() if node.kind() == "prim::Constant" else model if node.kind() == "prim::Param" else None
+        return (
+            value.toIValue()
+            if node.kind() == "prim::Constant"
+            else model
+            if node.kind() == "prim::Param"
+            else None
+        )
     owner = _constant(next(node.inputs()), model)
     return None if owner is None else getattr(owner, node.s("name"), None)

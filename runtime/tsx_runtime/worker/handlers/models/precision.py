@@ -1,8 +1,10 @@
-"""`precision:` of model-config.yaml: the floating point type that a model computes in, independent of its inputs and outputs.
+"""`precision:` of model-config.yaml: the floating point type that a model computes in, independent
+of its inputs and outputs.
 
-The weights are converted once, when the model is loaded, instead of by autocast at each call: that costs no time and halves their memory.
-Inputs are cast before the model and results to float32 after it, so that the steps of a handler need no change.
-What is compiled or exported has its precision built in; it is checked, not converted.
+The weights are converted once, when the model is loaded, instead of by autocast at each call: that
+costs no time and halves their memory. Inputs are cast before the model and results to float32 after
+it, so that the steps of a handler need no change. What is compiled or exported has its precision
+built in; it is checked, not converted.
 """
 
 from __future__ import annotations
@@ -27,16 +29,28 @@ def wanted_precision(config: Mapping[str, Any]) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or value.lower() not in DTYPES:
-        raise LoadError(f"precision in model-config.yaml is {value!r}; it must be {', '.join(DTYPES)}")
+        raise LoadError(
+            f"precision in model-config.yaml is {value!r}; it must be {', '.join(DTYPES)}"
+        )
     return value.lower()
 
 
 def in_precision(model: Any, precision: str, device: torch.device) -> Any:
-    """The model in that precision, which takes and gives float32 as it did before. Raises LoadError where it cannot be."""
+    """The model in that precision, which takes and gives float32 as it did before.
+
+    Raises LoadError where it cannot be.
+    """
     dtype = DTYPES[precision]
     _check_device(precision, dtype, device)
     if isinstance(model, OnnxModel):
-        _check_types({ONNX_TYPES.get(entry.type) for entry in model.session.get_inputs() if "float" in entry.type}, precision)
+        _check_types(
+            {
+                ONNX_TYPES.get(entry.type)
+                for entry in model.session.get_inputs()
+                if "float" in entry.type
+            },
+            precision,
+        )
         return Cast(model, dtype)
     if isinstance(model, FixedBatch | torch.fx.GraphModule):
         _check_types({tensor.dtype for tensor in _floating(model)}, precision)
@@ -46,11 +60,14 @@ def in_precision(model: Any, precision: str, device: torch.device) -> Any:
         return Cast(model.to(dtype), dtype)
     if not isinstance(model, nn.Module):
         raise LoadError(
-            f"precision: {precision} cannot be given to a {type(model).__name__}, whose precision was fixed when it was compiled: "
-            f"compile it in {precision}, and remove the key from model-config.yaml."
+            f"precision: {precision} cannot be given to a {type(model).__name__}, whose precision"
+            f" was fixed when it was compiled: compile it in {precision}, and remove the key from"
+            " model-config.yaml."
         )
     model.to(dtype)
-    model.register_forward_pre_hook(lambda _, args, kwargs: cast((args, kwargs), dtype), with_kwargs=True)
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: cast((args, kwargs), dtype), with_kwargs=True
+    )
     model.register_forward_hook(lambda _, args, result: cast(result, torch.float32))
     return model
 
@@ -71,44 +88,72 @@ class Cast:
 
 
 def cast(values: Any, dtype: torch.dtype) -> Any:
-    """Each floating point tensor among the values, however deep, as one of that type; all else as it is."""
+    """Each floating point tensor among the values, however deep, as one of that type; all else as
+    it is.
+    """
     if isinstance(values, torch.Tensor):
         return values.to(dtype) if values.is_floating_point() else values
-    if type(values) in (tuple, list):  # these without pytree, which compilers do not look into once a library has registered types
+    if type(values) in (
+        tuple,
+        list,
+    ):  # these without pytree, which compilers do not look into once a library has registered types
         return type(values)([cast(value, dtype) for value in values])
     if type(values) is dict:
         return {name: cast(value, dtype) for name, value in values.items()}
-    return tree_map(lambda value: cast(value, dtype) if isinstance(value, torch.Tensor) else value, values)
+    return tree_map(
+        lambda value: cast(value, dtype) if isinstance(value, torch.Tensor) else value, values
+    )
 
 
 def _check_device(precision: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Whether torch has the operations that nearly every model is made of: it has not every type on every device."""
+    """Whether torch has the operations that nearly every model is made of: it has not every type on
+    every device.
+    """
     try:
         square = torch.ones(1, 1, 1, 1, dtype=dtype, device=device)
         nn.functional.linear(square, square[0, 0])
         nn.functional.conv2d(square, square)
-    except (RuntimeError, TypeError) as error:  # TypeError: Apple's devices, of types that they have not
+    except (
+        RuntimeError,
+        TypeError,
+    ) as error:  # TypeError: Apple's devices, of types that they have not
         text = str(error).strip().partition("\n")[0]
-        raise LoadError(f"precision: {precision} is not available on {device} with torch {torch.__version__}: {text}") from error
+        raise LoadError(
+            f"precision: {precision} is not available on {device} with torch {torch.__version__}:"
+            f" {text}"
+        ) from error
 
 
 def _check_types(found: set[torch.dtype | None], precision: str) -> None:
     if found - {DTYPES[precision]}:
-        has = ", ".join(sorted("another" if dtype is None else str(dtype).removeprefix("torch.") for dtype in found))
+        has = ", ".join(
+            sorted(
+                "another" if dtype is None else str(dtype).removeprefix("torch.") for dtype in found
+            )
+        )
         raise LoadError(
-            f"precision: {precision} cannot be given to this model: it was exported in {has}, and its graph contains that precision. "
-            f"Export it in {precision}, or remove the key from model-config.yaml."
+            f"precision: {precision} cannot be given to this model: it was exported in {has}, and"
+            f" its graph contains that precision. Export it in {precision}, or remove the key from"
+            " model-config.yaml."
         )
 
 
 def _check_script(model: Any, precision: str) -> None:
     """The weights of a frozen model are constants of its graph."""
     nodes = model.graph.findAllNodes("prim::Constant") if hasattr(model, "forward") else []
-    constants = [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
-    if any(value.is_floating_point() and value.ndim and value.dtype != DTYPES[precision] for value in constants):
+    constants = [
+        node.t("value")
+        for node in nodes
+        if node.hasAttribute("value") and node.kindOf("value") == "t"
+    ]
+    if any(
+        value.is_floating_point() and value.ndim and value.dtype != DTYPES[precision]
+        for value in constants
+    ):
         raise LoadError(
-            f"precision: {precision} cannot be given to this model: it is frozen TorchScript, whose weights are constants. "
-            f"Freeze it in {precision}, pack it without torch.jit.freeze, or remove the key from model-config.yaml."
+            f"precision: {precision} cannot be given to this model: it is frozen TorchScript, whose"
+            f" weights are constants. Freeze it in {precision}, pack it without torch.jit.freeze,"
+            " or remove the key from model-config.yaml."
         )
 
 

@@ -1,10 +1,13 @@
-"""Shares the pages of a model's weights among its workers: tensors become views of the mapped model file.
+"""Shares the pages of a model's weights among its workers: tensors become views of the mapped model
+file.
 
-A worker that holds weights in memory of its own costs their size each time. Torch and safetensors files store each tensor
-uncompressed and aligned, so a tensor can point into a private file mapping instead: the pages are the file's in the page
-cache, one copy for all processes, until a process writes to one. `torch.load(mmap=True)` and safetensors do that by
-themselves. `torch.jit.load` and `torch.export.load` copy; `share_with_file` swaps their copies for the mapping afterwards.
-It finds a tensor's place by its content, which holds for every version of those formats and cannot pick a wrong one.
+A worker that holds weights in memory of its own costs their size each time. Torch and safetensors
+files store each tensor uncompressed and aligned, so a tensor can point into a private file mapping
+instead: the pages are the file's in the page cache, one copy for all processes, until a process
+writes to one. `torch.load(mmap=True)` and safetensors do that by themselves. `torch.jit.load` and
+`torch.export.load` copy; `share_with_file` swaps their copies for the mapping afterwards. It finds
+a tensor's place by its content, which holds for every version of those formats and cannot pick a
+wrong one.
 """
 
 from __future__ import annotations
@@ -30,10 +33,17 @@ class Record(NamedTuple):
 
 
 def share_with_file(tensors: Iterable[torch.Tensor], path: Path) -> int:
-    """Let CPU tensors that `path` holds uncompressed use its pages. Returns how many bytes are shared now."""
+    """Let CPU tensors that `path` holds uncompressed use its pages.
+
+    Returns how many bytes are shared now.
+    """
     groups: dict[int, list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
-        if tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.untyped_storage().nbytes() >= LEAST:
+        if (
+            tensor.device.type == "cpu"
+            and tensor.layout is torch.strided
+            and tensor.untyped_storage().nbytes() >= LEAST
+        ):
             groups[tensor.untyped_storage().data_ptr()].append(tensor)
     if not groups:
         return 0
@@ -44,7 +54,10 @@ def share_with_file(tensors: Iterable[torch.Tensor], path: Path) -> int:
     shared = 0
     for group in groups.values():
         storage = group[0].untyped_storage()
-        found = next((record for record in by_size[storage.nbytes()] if _same(storage, mapping, record)), None)
+        found = next(
+            (record for record in by_size[storage.nbytes()] if _same(storage, mapping, record)),
+            None,
+        )
         if found is not None and all(found.offset % tensor.element_size() == 0 for tensor in group):
             for tensor in group:
                 _move_into(tensor, mapping, found.offset)
@@ -61,7 +74,12 @@ def stored_records(path: Path) -> list[Record]:
                 if info.compress_type == zipfile.ZIP_STORED and info.file_size >= LEAST:
                     file.seek(info.header_offset)
                     header = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-                    records.append(Record(info.header_offset + _LOCAL_HEADER.size + header[-2] + header[-1], info.file_size))
+                    records.append(
+                        Record(
+                            info.header_offset + _LOCAL_HEADER.size + header[-2] + header[-1],
+                            info.file_size,
+                        )
+                    )
     except (zipfile.BadZipFile, struct.error):
         return []
     return records

@@ -43,7 +43,8 @@ def load_eager(
             return state
         if not isinstance(state, Mapping):
             raise LoadError(
-                f"{weights.name} holds a {type(state).__name__}, not weights. Save it with torch.save(model.state_dict(), file)."
+                f"{weights.name} holds a {type(state).__name__}, not weights. Save it with"
+                " torch.save(model.state_dict(), file)."
             )
         state = _of_checkpoint(state, weights.name)
 
@@ -55,7 +56,9 @@ def load_eager(
         try:
             model: nn.Module = kind(**init_args)
             if state is not None and weights is not None:
-                fit_weights(model, state, weights, model_file.name if len(kinds) == 1 else kind.__name__)
+                fit_weights(
+                    model, state, weights, model_file.name if len(kinds) == 1 else kind.__name__
+                )
             fitting.append(model)
         except Exception as error:  # the boundary to a user's code
             if len(kinds) == 1:
@@ -66,7 +69,11 @@ def load_eager(
         if len(kinds) > 1:
             logger.info("of the classes of %s, %s is used", model_file.name, names)
         return fitting[0]
-    reason = f"the weights fit several ({names})" if fitting else f"the weights fit none of them ({'; '.join(faults)})"
+    reason = (
+        f"the weights fit several ({names})"
+        if fitting
+        else f"the weights fit none of them ({'; '.join(faults)})"
+    )
     if weights is None:
         reason = "there are no weights to choose by"
     raise LoadError(
@@ -76,13 +83,20 @@ def load_eager(
     )
 
 
-def check_class(model_file: Path, weights: Path | None, config: Mapping[str, Any], class_name: str | None) -> None:
+def check_class(
+    model_file: Path, weights: Path | None, config: Mapping[str, Any], class_name: str | None
+) -> None:
     """Check that a model can be made; weights are read only to choose among several classes."""
     kinds, init_args = model_classes(model_file, class_name), config.get("init_args") or {}
     if len(kinds) == 1:
         check_arguments(kinds[0], init_args, model_file.name)
     else:
-        load_eager(model_file, weights, weights_only=config.get("weightsOnly") is not False, init_args=init_args)
+        load_eager(
+            model_file,
+            weights,
+            weights_only=config.get("weightsOnly") is not False,
+            init_args=init_args,
+        )
 
 
 def _of_checkpoint(state: Mapping[str, Any], weights: str) -> Mapping[str, Any]:
@@ -90,7 +104,9 @@ def _of_checkpoint(state: Mapping[str, Any], weights: str) -> Mapping[str, Any]:
     found = state_dicts(state)
     if len(found) != 1:
         return state
-    logger.info("%s is a training checkpoint: the weights of its entry %r are used", weights, found[0])
+    logger.info(
+        "%s is a training checkpoint: the weights of its entry %r are used", weights, found[0]
+    )
     chosen: Mapping[str, Any] = state[found[0]]
     return chosen
 
@@ -102,24 +118,35 @@ def state_dicts(given: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name, value in given.items()
-        if isinstance(value, Mapping) and value and all(isinstance(each, torch.Tensor) for each in value.values())
+        if isinstance(value, Mapping)
+        and value
+        and all(isinstance(each, torch.Tensor) for each in value.values())
     ]
 
 
 def model_classes(model_file: Path, class_name: str | None) -> list[type]:
     """Return the class of that name, else the file's own classes that may be the model."""
     if not model_file.is_file():
-        raise LoadError(f"The model file {model_file.name} is not in the archive. Name it with --model-file when packing.")
+        raise LoadError(
+            f"The model file {model_file.name} is not in the archive. Name it with --model-file"
+            " when packing."
+        )
     module = import_file(model_file, "The model file")
     classes = classes_of(module)
     if class_name is not None:
         named = getattr(module, class_name, None)
         if not inspect.isclass(named):
             names = ", ".join(kind.__name__ for kind in classes) or "none"
-            raise LoadError(f"The model file {model_file.name} has no class {class_name}; its classes: {names}. Name one of them.")
+            raise LoadError(
+                f"The model file {model_file.name} has no class {class_name}; its classes: {names}."
+                " Name one of them."
+            )
         return [named]
     if not classes:
-        raise LoadError(f"The model file {model_file.name} defines no class. Define the model in it, as a torch.nn.Module.")
+        raise LoadError(
+            f"The model file {model_file.name} defines no class. Define the model in it, as a"
+            " torch.nn.Module."
+        )
     return [kind for kind in classes if issubclass(kind, nn.Module)] or classes
 
 
@@ -128,8 +155,15 @@ def check_arguments(kind: type, given: Mapping[str, Any], model_file: str) -> No
         inspect.signature(kind).bind(**given)
     except TypeError as error:
         example = ", ".join(f"{name}: ..." for name in _required(kind))
-        how = f"Set `init_args: {{{example}}}` in model-config.yaml" if example and not given else "Correct init_args in model-config.yaml"
-        raise LoadError(f"Class {kind.__name__} of {model_file} cannot be created with {_shown(given)}: {error}. {how}.") from None
+        how = (
+            f"Set `init_args: {{{example}}}` in model-config.yaml"
+            if example and not given
+            else "Correct init_args in model-config.yaml"
+        )
+        raise LoadError(
+            f"Class {kind.__name__} of {model_file} cannot be created with {_shown(given)}:"
+            f" {error}. {how}."
+        ) from None
 
 
 def _shown(given: Mapping[str, Any]) -> str:
@@ -140,7 +174,11 @@ def _required(kind: type) -> list[str]:
     """The parameters without which it cannot be made."""
     parameters = inspect.signature(kind).parameters
     starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [name for name, given in parameters.items() if given.default is inspect.Parameter.empty and given.kind not in starred]
+    return [
+        name
+        for name, given in parameters.items()
+        if given.default is inspect.Parameter.empty and given.kind not in starred
+    ]
 
 
 def read_weights(path: Path, *, weights_only: bool) -> Any:
@@ -151,16 +189,21 @@ def read_weights(path: Path, *, weights_only: bool) -> Any:
         try:
             return load_file(path)
         except SafetensorError as error:
-            raise LoadError(f"{path.name} cannot be read as safetensors: {error}. Copy or download it again.") from error
+            raise LoadError(
+                f"{path.name} cannot be read as safetensors: {error}. Copy or download it again."
+            ) from error
     try:
-        zipped = path.open("rb").read(2) == b"PK"  # torch before 1.6 wrote another format, which cannot be mapped
+        zipped = (
+            path.open("rb").read(2) == b"PK"
+        )  # torch before 1.6 wrote another format, which cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=zipped)
     except pickle.UnpicklingError as error:
         if not weights_only:
             raise LoadError(f"{path.name} cannot be read: {error}") from error
         raise LoadError(
-            f"{path.name} holds more than weights, and loading it would run code from it ({_refused(error)}). "
-            "Save it with torch.save(model.state_dict(), file), or, if you trust it, set `weightsOnly: false` in model-config.yaml."
+            f"{path.name} holds more than weights, and loading it would run code from it"
+            f" ({_refused(error)}). Save it with torch.save(model.state_dict(), file), or, if you"
+            " trust it, set `weightsOnly: false` in model-config.yaml."
         ) from error
 
 
@@ -173,12 +216,18 @@ def _refused(error: Exception) -> str:
 
 
 def fit_weights(model: nn.Module, state: Mapping[str, Any], weights: Path, model_file: str) -> None:
-    """Put the weights into the model without copying them; where they do not fit, say what differs."""
+    """Put the weights into the model without copying them; where they do not fit, say what
+    differs.
+    """
     expected = model.state_dict()
     cast = {
-        name: value.to(expected[name].dtype)
-        if isinstance(value, torch.Tensor) and name in expected and value.dtype != expected[name].dtype
-        else value
+        name: (
+            value.to(expected[name].dtype)
+            if isinstance(value, torch.Tensor)
+            and name in expected
+            and value.dtype != expected[name].dtype
+            else value
+        )
         for name, value in state.items()
     }
     try:
@@ -187,20 +236,30 @@ def fit_weights(model: nn.Module, state: Mapping[str, Any], weights: Path, model
         else:  # a method of its own, which may rename keys, and copies
             model.load_state_dict(cast)
             share_with_file([*model.parameters(), *model.buffers()], weights)
-    except (RuntimeError, AttributeError, TypeError) as error:  # torch raises each of them for what is not a state dict
+    except (
+        RuntimeError,
+        AttributeError,
+        TypeError,
+    ) as error:  # torch raises each of them for what is not a state dict
         text = differences(expected, state)
         if text:
-            raise LoadError(f"{weights.name} does not fit {model_file}: {text}") from None  # torch's traceback says the same, at length
+            raise LoadError(
+                f"{weights.name} does not fit {model_file}: {text}"
+            ) from None  # torch's traceback says the same, at length
         raise LoadError(f"{weights.name} does not fit {model_file}: {error}") from error
 
 
 def _takes_assign(model: nn.Module) -> bool:
     parameters = inspect.signature(model.load_state_dict).parameters
-    return "assign" in parameters or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    return "assign" in parameters or any(
+        each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()
+    )
 
 
 def differences(expected: Mapping[str, torch.Tensor], given: Mapping[str, Any]) -> str:
-    """In words and short: keys that are missing, keys too many, shapes that differ, and what that hints at."""
+    """In words and short: keys that are missing, keys too many, shapes that differ, and what that
+    hints at.
+    """
     missing = [name for name in expected if name not in given]
     unexpected = [str(name) for name in given if name not in expected]
     shapes = [
@@ -209,8 +268,13 @@ def differences(expected: Mapping[str, torch.Tensor], given: Mapping[str, Any]) 
         if isinstance(given.get(name), torch.Tensor) and given[name].shape != value.shape
     ]
     found = [
-        f"{len(names)} {what}: {', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}"
-        for what, names in (("missing keys", missing), ("unexpected keys", unexpected), ("shapes that differ", shapes))
+        f"{len(names)} {what}:"
+        f" {', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}"
+        for what, names in (
+            ("missing keys", missing),
+            ("unexpected keys", unexpected),
+            ("shapes that differ", shapes),
+        )
         if names
     ]
     return ". ".join(found) + _hint(unexpected, given) if found else ""
@@ -218,7 +282,13 @@ def differences(expected: Mapping[str, torch.Tensor], given: Mapping[str, Any]) 
 
 def _hint(unexpected: list[str], given: Mapping[str, Any]) -> str:
     if unexpected and all(name.startswith("module.") for name in unexpected):
-        return ". The keys begin with 'module.', as DataParallel writes them: save model.module.state_dict() instead"
+        return (
+            ". The keys begin with 'module.', as DataParallel writes them: save"
+            " model.module.state_dict() instead"
+        )
     if names := state_dicts(given):
-        return f". The file is a training checkpoint with several state dicts: save one of {', '.join(map(repr, names))} alone"
+        return (
+            ". The file is a training checkpoint with several state dicts: save one of"
+            f" {', '.join(map(repr, names))} alone"
+        )
     return ""

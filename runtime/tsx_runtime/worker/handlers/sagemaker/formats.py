@@ -1,4 +1,6 @@
-"""The formats of the default `input_fn` and `output_fn` of SageMaker's PyTorch toolkit: JSON, CSV, npy, npz, and JSON lines."""
+"""The formats of the default `input_fn` and `output_fn` of SageMaker's PyTorch toolkit: JSON, CSV,
+npy, npz, and JSON lines.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from tsx_runtime.errors import BadRequest
 from tsx_runtime.shared.content_types import best_type
 from tsx_runtime.worker.exceptions import PredictionException, in_words
 
-JSON, CSV, NPY, NPZ, LINES = "application/json", "text/csv", "application/x-npy", "application/x-npz", "application/jsonlines"
+JSON, CSV, NPY, NPZ, LINES = (
+    "application/json",
+    "text/csv",
+    "application/x-npy",
+    "application/x-npz",
+    "application/jsonlines",
+)
 READ = (JSON, CSV, NPY, NPZ, LINES)
 WRITTEN = (JSON, CSV, NPY, LINES)
 TEXT = (JSON, CSV, LINES)  # functions get these as str, others as bytes
@@ -25,14 +33,23 @@ def media_type(header: str) -> str:
 
 
 def to_tensor(body: str | bytes, content_type: str) -> torch.Tensor:
-    """Numbers that came as text are float32, others as they were. Raises PredictionException and BadRequest."""
+    """Numbers that came as text are float32, others as they were.
+
+    Raises PredictionException and BadRequest.
+    """
     kind = media_type(content_type)
     if kind not in READ:
         wanted = f"input_fn in your program, or send one of {', '.join(READ)}"
-        raise PredictionException(f"Content type {content_type!r} is not supported by the default input_fn: define {wanted}.", UNSUPPORTED)
+        raise PredictionException(
+            f"Content type {content_type!r} is not supported by the default input_fn: define"
+            f" {wanted}.",
+            UNSUPPORTED,
+        )
     try:
         array = _read(body, kind)
-        return torch.as_tensor(array, dtype=torch.float32) if kind in TEXT else torch.from_numpy(array)
+        return (
+            torch.as_tensor(array, dtype=torch.float32) if kind in TEXT else torch.from_numpy(array)
+        )
     except (ValueError, TypeError, EOFError, OSError, RuntimeError, RecursionError) as error:
         raise BadRequest(f"The body is not {kind} with numbers: {in_words(error)}.") from error
 
@@ -46,7 +63,9 @@ def _read(body: str | bytes, kind: str) -> Any:
     if kind == CSV:
         text = body if isinstance(body, str) else body.decode()
         return _checked(np.genfromtxt(io.StringIO(text), delimiter=",", dtype=np.float64))
-    loaded = np.load(io.BytesIO(body if isinstance(body, bytes) else body.encode()), allow_pickle=False)  # a pickle may be anything
+    loaded = np.load(
+        io.BytesIO(body if isinstance(body, bytes) else body.encode()), allow_pickle=False
+    )  # a pickle may be anything
     if isinstance(loaded, np.ndarray):
         return loaded
     if len(loaded.files) != 1:
@@ -65,15 +84,31 @@ def to_body(prediction: Any, header: str, default: str) -> tuple[str | bytes, st
     kind = best_type(header, sorted(WRITTEN, key=lambda written: written != default))
     if kind is None:
         wanted = f"output_fn in your program, or accept one of {', '.join(WRITTEN)}"
-        raise PredictionException(f"{header!r} is not written by the default output_fn: define {wanted}.", UNSUPPORTED)
+        raise PredictionException(
+            f"{header!r} is not written by the default output_fn: define {wanted}.", UNSUPPORTED
+        )
     if isinstance(prediction, torch.Tensor):
         prediction = prediction.detach().cpu()
-        prediction = prediction.float().numpy() if prediction.dtype is torch.bfloat16 else prediction.numpy()
+        prediction = (
+            prediction.float().numpy() if prediction.dtype is torch.bfloat16 else prediction.numpy()
+        )
     if kind == JSON:
-        return json.dumps(prediction.tolist() if isinstance(prediction, np.ndarray) else prediction, default=_plain), kind
+        return (
+            json.dumps(
+                prediction.tolist() if isinstance(prediction, np.ndarray) else prediction,
+                default=_plain,
+            ),
+            kind,
+        )
     if kind == LINES:
         rows = prediction.tolist() if isinstance(prediction, np.ndarray) else prediction
-        return "".join(json.dumps(row, default=_plain) + "\n" for row in (rows if isinstance(rows, list) else [rows])), kind
+        return (
+            "".join(
+                json.dumps(row, default=_plain) + "\n"
+                for row in (rows if isinstance(rows, list) else [rows])
+            ),
+            kind,
+        )
     array = np.asarray(prediction)
     file: Any = io.StringIO() if kind == CSV else io.BytesIO()
     if kind == CSV:

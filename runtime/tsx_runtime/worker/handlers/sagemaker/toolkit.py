@@ -1,4 +1,5 @@
-"""A model in the layout of SageMaker's PyTorch toolkit: the user's functions, called as the toolkit documents them, for whole batches.
+"""A model in the layout of SageMaker's PyTorch toolkit: the user's functions, called as the toolkit
+documents them, for whole batches.
 
     pre_model_fn(model_dir)              once, before the model is loaded
     model_fn(model_dir)                  the model; by default the only .pt or .pth beside `code`
@@ -9,8 +10,8 @@
     transform_fn(model, data, content_type, accept)    in place of these three
     batch_predict_fn(inputs, model)      tsx's own: the predictions of all requests of a batch, in place of predict_fn
 
-Each may take one argument more, the context. What one request does to these functions fails that request alone.
-https://sagemaker.readthedocs.io/en/stable/frameworks/pytorch/using_pytorch.html
+Each may take one argument more, the context. What one request does to these functions fails that
+request alone. https://sagemaker.readthedocs.io/en/stable/frameworks/pytorch/using_pytorch.html
 """
 
 from __future__ import annotations
@@ -36,13 +37,31 @@ from tsx_runtime.worker.handler_api.loader import import_file, own_file
 from tsx_runtime.worker.handler_api.modules import own_modules
 from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.handlers.models.model_files import load_model_file
-from tsx_runtime.worker.handlers.sagemaker.formats import JSON, LINES, TEXT, media_type, to_body, to_tensor
-from tsx_runtime.worker.handlers.steps.tensor_requests import TensorBatch, TensorRequest, UnusableRows
+from tsx_runtime.worker.handlers.sagemaker.formats import (
+    JSON,
+    LINES,
+    TEXT,
+    media_type,
+    to_body,
+    to_tensor,
+)
+from tsx_runtime.worker.handlers.steps.tensor_requests import (
+    TensorBatch,
+    TensorRequest,
+    UnusableRows,
+)
 
 WEIGHTS = (".pt", ".pth", ".pt2")
 USUAL = "model.pth", "model.pt"
 FAILED = 500
-ARGUMENTS = {"pre_model_fn": 1, "model_fn": 1, "model_warmup_fn": 2, "input_fn": 2, "predict_fn": 2, "output_fn": 2}
+ARGUMENTS = {
+    "pre_model_fn": 1,
+    "model_fn": 1,
+    "model_warmup_fn": 2,
+    "input_fn": 2,
+    "predict_fn": 2,
+    "output_fn": 2,
+}
 ARGUMENTS |= {"transform_fn": 4, "batch_predict_fn": 2}
 
 logger = logging.getLogger("tsx.worker")
@@ -61,20 +80,30 @@ class ToolkitHandler:
     def __init__(self) -> None:
         self.model: Any = None
         self.device = torch.device("cpu")
-        self._accepts = os.environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "").strip()  # where a request accepts anything
+        self._accepts = os.environ.get(
+            "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", ""
+        ).strip()  # where a request accepts anything
         self._functions: dict[str, Callable[..., Any]] = {}
         self._rows_are_independent = False
         self._joinable: dict[Any, bool] = {}  # see `TensorBatch.run`
 
     def initialize(self, context: Context) -> None:
         model_dir = str(context.system_properties["model_dir"])
-        if level := os.environ.get("SAGEMAKER_CONTAINER_LOG_LEVEL", "").strip():  # the front end has checked it
+        if level := os.environ.get(
+            "SAGEMAKER_CONTAINER_LOG_LEVEL", ""
+        ).strip():  # the front end has checked it
             logging.getLogger().setLevel(int(level) if level.isdigit() else level.upper())
         self.device = choose_device(context.system_properties.get("gpu_id"))
-        self._functions = functions_of(_program(Path(model_dir), context.manifest.get("sagemaker") or {}))
+        self._functions = functions_of(
+            _program(Path(model_dir), context.manifest.get("sagemaker") or {})
+        )
         if "pre_model_fn" in self._functions:
             self._call("pre_model_fn", context, model_dir)
-        self.model = self._call("model_fn", context, model_dir) if "model_fn" in self._functions else self._load(Path(model_dir))
+        self.model = (
+            self._call("model_fn", context, model_dir)
+            if "model_fn" in self._functions
+            else self._load(Path(model_dir))
+        )
         if "predict_fn" not in self._functions and isinstance(self.model, torch.nn.Module):
             self.model = self.model.to(self.device).eval()
         if "model_warmup_fn" in self._functions:
@@ -84,12 +113,20 @@ class ToolkitHandler:
     def handle(self, data: Sequence[Any], context: Context) -> list[Any]:
         requests = [self._request(row, index, context) for index, row in enumerate(data)]
         if "transform_fn" in self._functions:
-            results = [self._guarded("transform_fn", self._transformed, own, context) for own in requests]
+            results = [
+                self._guarded("transform_fn", self._transformed, own, context) for own in requests
+            ]
         else:
             inputs = [self._guarded("input_fn", self._read, own, context) for own in requests]
             predictions = zip(self._predictions(inputs, context), requests, strict=True)
-            results = [self._guarded("output_fn", self._written, prediction, own, context) for prediction, own in predictions]
-        return [self._answer(result, index, own, context) for index, (result, own) in enumerate(zip(results, requests, strict=True))]
+            results = [
+                self._guarded("output_fn", self._written, prediction, own, context)
+                for prediction, own in predictions
+            ]
+        return [
+            self._answer(result, index, own, context)
+            for index, (result, own) in enumerate(zip(results, requests, strict=True))
+        ]
 
     # The steps
 
@@ -98,9 +135,13 @@ class ToolkitHandler:
         content_type, accept = headers.get("content-type") or JSON, headers.get("accept") or ""
         data = row.get("body", row)
         if isinstance(data, bytes | bytearray):
-            data = data.decode("utf-8", "replace") if media_type(content_type) in TEXT else bytes(data)
+            data = (
+                data.decode("utf-8", "replace") if media_type(content_type) in TEXT else bytes(data)
+            )
         default = self._accepts or (LINES if media_type(content_type) == LINES else JSON)
-        return ToolkitRequest(data, content_type, default if accept.strip() in ("", "*/*") else accept, default)
+        return ToolkitRequest(
+            data, content_type, default if accept.strip() in ("", "*/*") else accept, default
+        )
 
     def _read(self, own: ToolkitRequest, context: Context) -> Any:
         if "input_fn" in self._functions:
@@ -109,7 +150,9 @@ class ToolkitHandler:
 
     def _predictions(self, inputs: list[Any], context: Context) -> list[Any]:
         """In step with the inputs; what failed before stays as it is."""
-        positions = [index for index, each in enumerate(inputs) if not isinstance(each, _FunctionFailure)]
+        positions = [
+            index for index, each in enumerate(inputs) if not isinstance(each, _FunctionFailure)
+        ]
         results = list(inputs)
         given = [inputs[index] for index in positions]
         if not given:
@@ -117,7 +160,11 @@ class ToolkitHandler:
         if "batch_predict_fn" in self._functions:
             found = list(self._call("batch_predict_fn", context, given, self.model))
             if len(found) != len(given):
-                raise PredictionException(f"batch_predict_fn got {len(given)} inputs and returned {len(found)} predictions.", FAILED)
+                raise PredictionException(
+                    f"batch_predict_fn got {len(given)} inputs and returned {len(found)}"
+                    " predictions.",
+                    FAILED,
+                )
         else:
             found = self._predict_all(given, context)
         for index, each in zip(positions, found, strict=True):
@@ -125,12 +172,16 @@ class ToolkitHandler:
         return results
 
     def _predict_all(self, inputs: list[Any], context: Context) -> list[Any]:
-        """Predict for each input alone, or in one call if the archive says that rows are independent."""
+        """Predict for each input alone, or in one call if the archive says that rows are
+        independent.
+        """
         is_table = [isinstance(value, torch.Tensor) and value.ndim > 1 for value in inputs]
         if self._rows_are_independent and len(inputs) > 1 and all(is_table):
             batch = TensorBatch([TensorRequest((rows,), single=False) for rows in inputs])
             with suppress(UnusableRows):  # each request then gets its own error
-                return list(batch.run(lambda rows: self._predict(rows, context), self._joinable).outputs)
+                return list(
+                    batch.run(lambda rows: self._predict(rows, context), self._joinable).outputs
+                )
         return [self._guarded("predict_fn", self._predict, value, context) for value in inputs]
 
     def _predict(self, given: Any, context: Context) -> Any:
@@ -147,7 +198,9 @@ class ToolkitHandler:
         return to_body(prediction, own.accept, own.default)
 
     def _transformed(self, own: ToolkitRequest, context: Context) -> Any:
-        return self._call("transform_fn", context, self.model, own.data, own.content_type, own.accept)
+        return self._call(
+            "transform_fn", context, self.model, own.data, own.content_type, own.accept
+        )
 
     def _answer(self, result: Any, index: int, own: ToolkitRequest, context: Context) -> Any:
         if isinstance(result, _FunctionFailure):
@@ -179,9 +232,12 @@ class ToolkitHandler:
         if len(files) != 1 and len(usual) != 1:
             there = ", ".join(path.name for path in files) or "none"
             raise LoadError(
-                f"Without a model_fn there has to be one .pt or .pth beside code/ (there is: {there}). Define model_fn(model_dir)."
+                "Without a model_fn there has to be one .pt or .pth beside code/ (there is:"
+                f" {there}). Define model_fn(model_dir)."
             )
-        return load_model_file((usual or files)[0] if len(files) != 1 else files[0], None, self.device)
+        return load_model_file(
+            (usual or files)[0] if len(files) != 1 else files[0], None, self.device
+        )
 
 
 class _FunctionFailure:
@@ -191,13 +247,19 @@ class _FunctionFailure:
         self._function, self._error = function, error
 
     def answer(self, index: int, context: Context) -> bytes:
-        """Sets the status of the answer and returns its body. Refusals (PredictionException) are not logged."""
+        """Sets the status of the answer and returns its body.
+
+        Refusals (PredictionException) are not logged.
+        """
         error = self._error
         if isinstance(error, PredictionException | TsxError):
             status, _, body = failure(error)
         else:
             log_failure([str(context.get_request_id(index))], error, self._function)
-            status, body = FAILED, error_body(FAILED, TsxError.type, f"{self._function} failed: {in_words(error)}")
+            status, body = (
+                FAILED,
+                error_body(FAILED, TsxError.type, f"{self._function} failed: {in_words(error)}"),
+            )
         context.set_response_status(status, idx=index)
         context.set_response_content_type(index, JSON)
         return bytes(body)
@@ -215,9 +277,16 @@ def _program(model_dir: Path, layout: dict[str, str]) -> ModuleType | None:
 def functions_of(program: ModuleType | None) -> dict[str, Callable[..., Any]]:
     """Those that it has, each to be called with the context first. Raises LoadError."""
     found = {name: given for name in ARGUMENTS if callable(given := getattr(program, name, None))}
-    clash = [name for name in ("input_fn", "predict_fn", "output_fn", "batch_predict_fn") if name in found]
+    clash = [
+        name
+        for name in ("input_fn", "predict_fn", "output_fn", "batch_predict_fn")
+        if name in found
+    ]
     if "transform_fn" in found and clash:
-        raise LoadError(f"The program has transform_fn and {', '.join(clash)}, which it replaces. Remove transform_fn or the others.")
+        raise LoadError(
+            f"The program has transform_fn and {', '.join(clash)}, which it replaces. Remove"
+            " transform_fn or the others."
+        )
     return {name: _with_context(name, given, ARGUMENTS[name]) for name, given in found.items()}
 
 
@@ -227,10 +296,19 @@ def _with_context(name: str, given: Callable[..., Any], count: int) -> Callable[
         parameters = list(inspect.signature(given).parameters.values())
     except (TypeError, ValueError):  # written in C
         return lambda context, *arguments: given(*arguments)
-    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    positional = [
+        each
+        for each in parameters
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
     needed = [each for each in positional if each.default is each.empty]
-    if len(needed) > count + 1 or (len(positional) < count and not any(each.kind is each.VAR_POSITIONAL for each in parameters)):
-        raise LoadError(f"{name} takes {len(needed)} arguments; it is called with {count}, or with the context in addition.")
+    if len(needed) > count + 1 or (
+        len(positional) < count and not any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    ):
+        raise LoadError(
+            f"{name} takes {len(needed)} arguments; it is called with {count}, or with the context"
+            " in addition."
+        )
     if len(positional) > count and (len(needed) > count or positional[count].name == "context"):
         return lambda context, *arguments: given(*arguments, context)
     return lambda context, *arguments: given(*arguments)

@@ -1,7 +1,8 @@
 """Prepares images for classifiers, with Pillow and torch only.
 
-The same steps, sizes and roundings as torchvision's Resize, CenterCrop, ToTensor and Normalize have for Pillow images, so a
-model trained with those sees the same numbers. Documented at https://pytorch.org/vision/stable/transforms.html.
+The same steps, sizes and roundings as torchvision's Resize, CenterCrop, ToTensor and Normalize have
+for Pillow images, so a model trained with those sees the same numbers. Documented at
+https://pytorch.org/vision/stable/transforms.html.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode -> RGB. Grey is repeated, transparency dropped; of 16 bits the upper 8 are kept, which Pillow would clip."""
+    """Any mode -> RGB.
+
+    Grey is repeated, transparency dropped; of 16 bits the upper 8 are kept, which Pillow would
+    clip.
+    """
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I;16"):
@@ -39,13 +44,21 @@ def resize(image: Image.Image, shorter: int) -> Image.Image:
     size = resized(*image.size, shorter)
     if size == image.size:
         return image
-    if Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > 2 * Image.MAX_IMAGE_PIXELS:  # 1 x 60000 would fill the memory
-        raise ValueError(f"its {image.width} x {image.height} pixels would be {size[0]} x {size[1]} with the shorter side at {shorter}")
+    if (
+        Image.MAX_IMAGE_PIXELS is not None and size[0] * size[1] > 2 * Image.MAX_IMAGE_PIXELS
+    ):  # 1 x 60000 would fill the memory
+        raise ValueError(
+            f"its {image.width} x {image.height} pixels would be {size[0]} x {size[1]} with the"
+            f" shorter side at {shorter}"
+        )
     return image.resize(size, Image.Resampling.BILINEAR)
 
 
 def center_crop(image: Image.Image, size: int) -> Image.Image:
-    """The middle `size` x `size` pixels; a smaller image is put on black first. Halves are rounded to even."""
+    """The middle `size` x `size` pixels; a smaller image is put on black first.
+
+    Halves are rounded to even.
+    """
     width, height = image.size
     if width < size or height < size:
         across, down = max(size - width, 0), max(size - height, 0)
@@ -69,7 +82,9 @@ def normalize(tensor: torch.Tensor, mean: Sequence[float], std: Sequence[float])
 
 def imagenet(image: Image.Image) -> torch.Tensor:
     """What classifiers trained on ImageNet take: float32 of shape (3, 224, 224)."""
-    return normalize(to_tensor(center_crop(resize(to_rgb(image), 256), 224)), IMAGENET_MEAN, IMAGENET_STD)
+    return normalize(
+        to_tensor(center_crop(resize(to_rgb(image), 256), 224)), IMAGENET_MEAN, IMAGENET_STD
+    )
 
 
 Transform = Callable[[Image.Image], Any]

@@ -30,7 +30,10 @@ def map_class_to_label(
     classes = lbl_classes if lbl_classes is not None else [range(len(row)) for row in probs]
     names = mapping or {}
     return [
-        {_label(names, number): probability for number, probability in zip(numbers, row, strict=True)}
+        {
+            _label(names, number): probability
+            for number, probability in zip(numbers, row, strict=True)
+        }
         for numbers, row in zip(classes, probs, strict=True)
     ]
 

@@ -1,8 +1,10 @@
-"""Requests for tensors in any of their forms, as rows of a model's input; and its output in the form of each request.
+"""Requests for tensors in any of their forms, as rows of a model's input; and its output in the
+form of each request.
 
-A body is JSON or a .npy file. JSON is a row or a list of rows, as it stands or under `data` or `inputs`; `{"instances": [rows]}` or
-a table as MLflow's clients send it, answered `{"predictions": [...]}`; or tensors of the Open Inference Protocol, answered as such. A model
-of several inputs takes them by name.
+A body is JSON or a .npy file. JSON is a row or a list of rows, as it stands or under `data` or
+`inputs`; `{"instances": [rows]}` or a table as MLflow's clients send it, answered `{"predictions":
+[...]}`; or tensors of the Open Inference Protocol, answered as such. A model of several inputs
+takes them by name.
 """
 
 from __future__ import annotations
@@ -16,24 +18,40 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map  # what torch.export itself shapes results with
+from torch.utils._pytree import (
+    tree_leaves,
+    tree_map,
+)  # what torch.export itself shapes results with
 
 from tsx_runtime.worker.codecs.responses import is_device_lost, is_out_of_resources
-from tsx_runtime.worker.codecs.v2_binary import DTYPES, OUTPUT, OutputRequest, as_response, output_request_of_json, parse_output_request
+from tsx_runtime.worker.codecs.v2_binary import (
+    DTYPES,
+    OUTPUT,
+    OutputRequest,
+    as_response,
+    output_request_of_json,
+    parse_output_request,
+)
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
 from tsx_runtime.worker.exceptions import field_names, form_advice, text_of
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec
 from tsx_runtime.worker.handlers.steps.labels import map_class_to_label
 
-PLAIN, PREDICTIONS, TENSORS = "plain", "predictions", "tensors"  # forms of an answer: as it is, {"predictions": ...}, for an encoder
+PLAIN, PREDICTIONS, TENSORS = (
+    "plain",
+    "predictions",
+    "tensors",
+)  # forms of an answer: as it is, {"predictions": ...}, for an encoder
 SPLIT, RECORDS = "dataframe_split", "dataframe_records"
 NPY = b"\x93NUMPY"
 IMAGES = {b"\x89PNG": "a PNG", b"\xff\xd8\xff": "a JPEG", b"GIF8": "a GIF", b"RIFF": "a WebP"}
 INSTANCES = 'Send JSON of the form {"instances": [rows]}.'
 FORMS = {  # by envelope
-    "": 'Send JSON: one row or a list of rows, {"instances": [rows]}, {"inputs": ...}, {"data": ...} or tensors of the Open Inference '
-    "Protocol; or a .npy file.",
+    "": (
+        'Send JSON: one row or a list of rows, {"instances": [rows]}, {"inputs": ...}, {"data":'
+        " ...} or tensors of the Open Inference Protocol; or a .npy file."
+    ),
     "json": INSTANCES,
     "kserve": INSTANCES,
     "kservev2": "Send tensors of the Open Inference Protocol.",
@@ -82,13 +100,20 @@ class TensorBatch:
     def run(self, call: Callable[..., Any], joinable: dict[Any, bool]) -> TensorBatch:
         """Run the model for all requests, those of like shapes in one call.
 
-        `joinable` says for each kind of input whether the model's outputs have a row for each of its
-        rows. It is filled in here. Raises UnusableRows, or an error of the device or its memory.
+        `joinable` says for each kind of input whether the model's outputs have a row for each of
+        its rows. It is filled in here. Raises UnusableRows, or an error of the device or its
+        memory.
         """
         requests, outputs, errors = list(self.requests), dict[int, Any](), dict[int, Exception]()
         for positions in _alike(requests):
             try:
-                outputs.update(zip(positions, _run(call, [requests[position] for position in positions], joinable), strict=True))
+                outputs.update(
+                    zip(
+                        positions,
+                        _run(call, [requests[position] for position in positions], joinable),
+                        strict=True,
+                    )
+                )
                 continue
             except Exception as error:
                 if is_out_of_resources(error) or is_device_lost(error):
@@ -109,35 +134,58 @@ class TensorBatch:
 
     def answers(self, context: Context, names: Mapping[str, str] | None = None) -> list[Any]:
         """Return an answer for each request; `names` are those of the classes."""
-        return [answer_of(request, output, context, names) for request, output in zip(self.requests, self.outputs, strict=True)]
+        return [
+            answer_of(request, output, context, names)
+            for request, output in zip(self.requests, self.outputs, strict=True)
+        ]
 
 
 def read_request(row: Any, specs: Sequence[InputSpec]) -> TensorRequest:
-    """A row of a handler's data as rows for a model. Raises `MalformedTensors`, with a sentence that says what is wrong."""
+    """A row of a handler's data as rows for a model.
+
+    Raises `MalformedTensors`, with a sentence that says what is wrong.
+    """
     values, form, is_row = _content(row)
     if len(values) == 1 and len(specs) == 1:
         values = {specs[0].name: next(iter(values.values()))}
     elif len(specs) > 1 or specs[0].certain:
         names = [spec.name for spec in specs]
         if len(values) != len(names):
-            raise MalformedTensors(f"The model takes {len(names)} inputs ({', '.join(names)}); the request has {len(values)}.")
-        values = {name: values[name] for name in names} if set(names) == set(values) else dict(zip(names, values.values(), strict=True))
-    inputs = tuple(map(_tensor, values.values(), (*specs, *[InputSpec()] * (len(values) - len(specs)))))
+            raise MalformedTensors(
+                f"The model takes {len(names)} inputs ({', '.join(names)}); the request has"
+                f" {len(values)}."
+            )
+        values = (
+            {name: values[name] for name in names}
+            if set(names) == set(values)
+            else dict(zip(names, values.values(), strict=True))
+        )
+    inputs = tuple(
+        map(_tensor, values.values(), (*specs, *[InputSpec()] * (len(values) - len(specs))))
+    )
     single, ambiguous = _is_single(inputs[0], specs[0], is_row)
     if single:
         inputs = tuple(tensor[None] for tensor in inputs)
     for tensor, spec in zip(inputs, specs, strict=False):
         if spec.certain and not spec.fits(tensor.shape[1:]):
             given = list(tensor.shape[1:] if single else tensor.shape)
-            raise MalformedTensors(f"The request has the shape {given}{f' for the input {spec.name!r}' if len(specs) > 1 else ''}.")
+            raise MalformedTensors(
+                "The request has the shape"
+                f" {given}{f' for the input {spec.name!r}' if len(specs) > 1 else ''}."
+            )
     if any(len(tensor) != len(inputs[0]) for tensor in inputs):
-        raise MalformedTensors(f"The inputs have different numbers of rows: {', '.join(str(len(tensor)) for tensor in inputs)}.")
+        raise MalformedTensors(
+            "The inputs have different numbers of rows:"
+            f" {', '.join(str(len(tensor)) for tensor in inputs)}."
+        )
     if not len(inputs[0]):
         raise MalformedTensors("The request has no rows.")
     return TensorRequest(inputs, single, form, ambiguous)
 
 
-def answer_of(request: TensorRequest, output: Any, context: Context, names: Mapping[str, str] | None = None) -> Any:
+def answer_of(
+    request: TensorRequest, output: Any, context: Context, names: Mapping[str, str] | None = None
+) -> Any:
     """What a handler returns for the request."""
     if request.form in (PLAIN, PREDICTIONS):
         if request.single:
@@ -154,7 +202,9 @@ def answer_of(request: TensorRequest, output: Any, context: Context, names: Mapp
     if not isinstance(request.form, OutputRequest):
         return output
     response = as_response(output, request.form)
-    outputs = [{**tensor, "data": tensor["data"].ravel().tolist()} for tensor in response["outputs"]]
+    outputs = [
+        {**tensor, "data": tensor["data"].ravel().tolist()} for tensor in response["outputs"]
+    ]
     version = (context.manifest.get("model") or {}).get("modelVersion", "")
     id = {"id": request.form.id} if request.form.id else {}
     return {"model_name": context.model_name, "model_version": version, **id, "outputs": outputs}
@@ -163,20 +213,30 @@ def answer_of(request: TensorRequest, output: Any, context: Context, names: Mapp
 def reason_of(error: Exception) -> str:
     """The line of a model's error that says why: TorchScript puts its own traceback before it."""
     lines = text_of(error).strip().splitlines() or [type(error).__name__]
-    return (lines[-1].removeprefix("RuntimeError: ") if "TorchScript" in lines[0] else lines[0]).rstrip(".")
+    return (
+        lines[-1].removeprefix("RuntimeError: ") if "TorchScript" in lines[0] else lines[0]
+    ).rstrip(".")
 
 
 # Requests
 
 
 def _content(row: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
-    """What the request holds, by name; the form of its answer; whether it is a row (True) or several (False), where the form says so."""
+    """What the request holds, by name; the form of its answer; whether it is a row (True) or
+    several (False), where the form says so.
+    """
     if not isinstance(row, dict):  # of an envelope: an instance
-        return _of_json(row, is_row=True) if isinstance(row, list) else _of_json(_parsed(row), is_row=None)
+        return (
+            _of_json(row, is_row=True)
+            if isinstance(row, list)
+            else _of_json(_parsed(row), is_row=None)
+        )
     if "datatype" in row and "shape" in row:  # of the envelope kservev2: one tensor
         return {"": _typed(read_input(row))}, TENSORS, False
     arrays = {name: value for name, value in row.items() if isinstance(value, np.ndarray)}
-    if arrays:  # of the protocol's binary form: each under its name, and the first again as the body
+    if (
+        arrays
+    ):  # of the protocol's binary form: each under its name, and the first again as the body
         named = {name: value for name, value in arrays.items() if name != "body"}
         return named or arrays, TENSORS, False
     for name in ("data", "body"):
@@ -186,7 +246,9 @@ def _content(row: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None
     if not row:
         raise MalformedTensors("The request is empty.")
     if advice := form_advice(row):
-        raise MalformedTensors(f"The fields of the form ({field_names(row)}) have no value.{advice}")
+        raise MalformedTensors(
+            f"The fields of the form ({field_names(row)}) have no value.{advice}"
+        )
     return {name: _parsed(value) for name, value in row.items()}, PLAIN, None
 
 
@@ -197,10 +259,21 @@ def _parsed(value: Any) -> Any:
         if raw.startswith(NPY):
             try:
                 return np.load(io.BytesIO(raw), allow_pickle=False)
-            except (ValueError, OSError, EOFError, SyntaxError, TypeError, OverflowError, MemoryError) as error:
+            except (
+                ValueError,
+                OSError,
+                EOFError,
+                SyntaxError,
+                TypeError,
+                OverflowError,
+                MemoryError,
+            ) as error:
                 raise MalformedTensors(f"The .npy file cannot be read: {error}.") from error
         if kind := next((kind for start, kind in IMAGES.items() if raw.startswith(start)), None):
-            raise MalformedTensors(f"The body is {kind} image, and this model takes numbers (--handler image_classifier takes images).")
+            raise MalformedTensors(
+                f"The body is {kind} image, and this model takes numbers (--handler"
+                " image_classifier takes images)."
+            )
         value = raw
     if not isinstance(value, str | bytes):
         return value
@@ -212,7 +285,9 @@ def _parsed(value: Any) -> Any:
         raise MalformedTensors(f"The body is not JSON: {error}.") from error
 
 
-def _of_json(value: Any, *, is_row: bool | None) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
+def _of_json(
+    value: Any, *, is_row: bool | None
+) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
     if not isinstance(value, dict):
         return {"": value}, PLAIN, is_row
     if "instances" in value:
@@ -223,11 +298,19 @@ def _of_json(value: Any, *, is_row: bool | None) -> tuple[dict[str, Any], str | 
             names = list(instances[0])
             if any(set(instance) != set(names) for instance in instances):
                 raise MalformedTensors('All "instances" must have the same names.')
-            return {name: [instance[name] for instance in instances] for name in names}, PREDICTIONS, False
+            return (
+                {name: [instance[name] for instance in instances] for name in names},
+                PREDICTIONS,
+                False,
+            )
         return {"": instances}, PREDICTIONS, False
     for name in ("inputs", "data"):
         if name in value:
-            return _of_inputs(value, value[name]) if name == "inputs" else _of_json(value[name], is_row=is_row)
+            return (
+                _of_inputs(value, value[name])
+                if name == "inputs"
+                else _of_json(value[name], is_row=is_row)
+            )
     if SPLIT in value or RECORDS in value:
         return {"": _of_table(value)}, PREDICTIONS, False
     if not value:
@@ -235,9 +318,15 @@ def _of_json(value: Any, *, is_row: bool | None) -> tuple[dict[str, Any], str | 
     return value, PLAIN, is_row
 
 
-def _of_inputs(request: dict[str, Any], inputs: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
+def _of_inputs(
+    request: dict[str, Any], inputs: Any
+) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
     """Tensors of the Open Inference Protocol, or rows."""
-    if not (isinstance(inputs, list) and inputs and all(isinstance(entry, dict) and "datatype" in entry for entry in inputs)):
+    if not (
+        isinstance(inputs, list)
+        and inputs
+        and all(isinstance(entry, dict) and "datatype" in entry for entry in inputs)
+    ):
         return _of_json(inputs, is_row=None)
     tensors = [read_input(entry) for entry in inputs]
     # Where the answer is wanted as bytes, the worker encodes it.
@@ -250,9 +339,14 @@ def _of_table(request: dict[str, Any]) -> list[Any]:
     split, records = request.get(SPLIT), request.get(RECORDS)
     if isinstance(split, dict) and isinstance(split.get("data"), list):
         return list(split["data"])
-    if isinstance(records, list) and all(isinstance(each, dict) and set(each) == set(records[0]) for each in records):
+    if isinstance(records, list) and all(
+        isinstance(each, dict) and set(each) == set(records[0]) for each in records
+    ):
         return [[record[name] for name in records[0]] for record in records]
-    raise MalformedTensors(f'"{SPLIT}" has "columns" and "data", a list of rows; "{RECORDS}" is a list of objects with the same names.')
+    raise MalformedTensors(
+        f'"{SPLIT}" has "columns" and "data", a list of rows; "{RECORDS}" is a list of objects with'
+        " the same names."
+    )
 
 
 def _typed(tensor: dict[str, Any]) -> Any:
@@ -263,19 +357,27 @@ def _typed(tensor: dict[str, Any]) -> Any:
     try:
         return np.array(data, DTYPES[datatype])
     except (ValueError, TypeError, OverflowError) as error:
-        raise MalformedTensors(f"The data of {tensor['name']!r} is not {datatype}: {error}.") from error
+        raise MalformedTensors(
+            f"The data of {tensor['name']!r} is not {datatype}: {error}."
+        ) from error
 
 
 def _tensor(value: Any, spec: InputSpec) -> torch.Tensor:
-    """Of the model's own type; where that is unknown, float32 unless the request has another one."""
+    """Of the model's own type; where that is unknown, float32 unless the request has another
+    one.
+    """
     typed = isinstance(value, np.ndarray)
     try:
         tensor = torch.from_numpy(_usable(value)) if typed else torch.tensor(value)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise MalformedTensors(f"The values cannot be read as numbers in lists of equal lengths: {error}.") from error
+        raise MalformedTensors(
+            f"The values cannot be read as numbers in lists of equal lengths: {error}."
+        ) from error
     wanted = spec.dtype
     if tensor.is_complex() and wanted is not None and not wanted.is_complex:
-        raise MalformedTensors(f"These are complex numbers, and the model takes {str(wanted).removeprefix('torch.')}.")
+        raise MalformedTensors(
+            f"These are complex numbers, and the model takes {str(wanted).removeprefix('torch.')}."
+        )
     if wanted is None:
         return tensor if typed and tensor.dtype != torch.float64 else tensor.float()
     if tensor.is_floating_point() and not wanted.is_floating_point:
@@ -288,7 +390,9 @@ def _tensor(value: Any, spec: InputSpec) -> torch.Tensor:
 
 def _usable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """In this machine's byte order, in memory that torch may write to."""
-    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True).view(np.ndarray)
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True).view(
+        np.ndarray
+    )
 
 
 def _is_single(tensor: torch.Tensor, spec: InputSpec, is_row: bool | None) -> tuple[bool, bool]:
@@ -312,21 +416,29 @@ def _alike(requests: Sequence[TensorRequest]) -> Iterable[list[int]]:
     """The positions of requests whose rows fit one batch."""
     found: dict[Any, list[int]] = {}
     for position, request in enumerate(requests):
-        found.setdefault(tuple((tensor.dtype, tensor.shape[1:]) for tensor in request.inputs), []).append(position)
+        found.setdefault(
+            tuple((tensor.dtype, tensor.shape[1:]) for tensor in request.inputs), []
+        ).append(position)
     return found.values()
 
 
-def _run(call: Callable[..., Any], requests: Sequence[TensorRequest], joinable: dict[Any, bool]) -> list[Any]:
+def _run(
+    call: Callable[..., Any], requests: Sequence[TensorRequest], joinable: dict[Any, bool]
+) -> list[Any]:
     """Return the model's output for each request."""
     first = requests[0]
     kind = tuple((tensor.dtype, tensor.ndim) for tensor in first.inputs)
     if len(requests) == 1 or not joinable.get(kind, True):
         return [call(*request.inputs) for request in requests]
-    columns = [torch.cat(inputs) for inputs in zip(*(request.inputs for request in requests), strict=True)]
+    columns = [
+        torch.cat(inputs) for inputs in zip(*(request.inputs for request in requests), strict=True)
+    ]
     output = call(*columns)
     is_rows = all(_has_rows(leaf, len(columns[0])) for leaf in tree_leaves(output))
     if kind not in joinable:  # A constant output may have as many rows by chance.
-        joinable[kind] = is_rows and all(_has_rows(leaf, first.rows) for leaf in tree_leaves(call(*first.inputs)))
+        joinable[kind] = is_rows and all(
+            _has_rows(leaf, first.rows) for leaf in tree_leaves(call(*first.inputs))
+        )
     if not is_rows or not joinable[kind]:  # The output describes the batch as a whole.
         return [call(*request.inputs) for request in requests]
     ends = list(accumulate(request.rows for request in requests))
@@ -335,7 +447,9 @@ def _run(call: Callable[..., Any], requests: Sequence[TensorRequest], joinable: 
 
 
 def _run_alone(call: Callable[..., Any], request: TensorRequest) -> tuple[TensorRequest, Any]:
-    """A request that can be read in two ways is read in the other one where the model does not take the first."""
+    """A request that can be read in two ways is read in the other one where the model does not take
+    the first.
+    """
     try:
         return request, call(*request.inputs)
     except Exception:
@@ -362,7 +476,11 @@ def _rows(output: Any, count: int) -> list[Any]:
 
 def _named(row: Any, names: Mapping[str, str]) -> Any:
     """Put the names of the classes beside a row's scores, if it has one score for each name."""
-    if isinstance(row, list) and len(row) == len(names) == len({*names.values()}) and isinstance(row[0], float):
+    if (
+        isinstance(row, list)
+        and len(row) == len(names) == len({*names.values()})
+        and isinstance(row[0], float)
+    ):
         return map_class_to_label([row], names)[0]
     return row
 

@@ -1,4 +1,6 @@
-"""Cleans text for word classifiers: removes markup, contractions, accents and punctuation, and splits it into words and n-grams."""
+"""Cleans text for word classifiers: removes markup, contractions, accents and punctuation, and
+splits it into words and n-grams.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 
-CLEANUP_REGEX = re.compile(r"<.*?>|&([a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});")  # a tag, or an entity
+CLEANUP_REGEX = re.compile(
+    r"<.*?>|&([a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});"
+)  # a tag, or an entity
 
 _WHOLE = {
     "ain't": "is not",
@@ -23,8 +27,17 @@ _WHOLE = {
     "won't": "will not",
     "y'all": "you all",
 }
-_ENDINGS = {"n't": " not", "'re": " are", "'ve": " have", "'ll": " will", "'d": " would", "'m": " am"}
-_BEFORE_IS = "he|she|it|that|there|here|what|when|where|who|why|how"  # behind any other word, 's says whose
+_ENDINGS = {
+    "n't": " not",
+    "'re": " are",
+    "'ve": " have",
+    "'ll": " will",
+    "'d": " would",
+    "'m": " am",
+}
+_BEFORE_IS = (  # behind any other word, 's says whose
+    "he|she|it|that|there|here|what|when|where|who|why|how"
+)
 _CONTRACTION = re.compile(
     rf"(?<!\w)(?:{'|'.join(map(re.escape, _WHOLE))})(?!\w)|(?<=\w)(?:{'|'.join(_ENDINGS)})(?!\w)|(?<!\w)(?:{_BEFORE_IS})'s(?!\w)",
     re.IGNORECASE,

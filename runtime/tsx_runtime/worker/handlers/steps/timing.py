@@ -1,4 +1,6 @@
-"""`handler.profile: true` in model-config.yaml: reports the time of each step of a handler as metrics."""
+"""`handler.profile: true` in model-config.yaml: reports the time of each step of a handler as
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def timed(method: F) -> F:
-    """Report the milliseconds of a handler's method as `ts_handler_<name>`, where the model asks for it."""
+    """Report the milliseconds of a handler's method as `ts_handler_<name>`, where the model asks
+    for it.
+    """
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -23,7 +27,9 @@ def timed(method: F) -> F:
         start = time.perf_counter()
         result = method(self, *args, **kwargs)
         _wait_for(self)
-        context.metrics.add_time(f"ts_handler_{method.__name__}", (time.perf_counter() - start) * 1000, None, "ms")
+        context.metrics.add_time(
+            f"ts_handler_{method.__name__}", (time.perf_counter() - start) * 1000, None, "ms"
+        )
         return result
 
     return run  # type: ignore[return-value]  # it has the method's own signature

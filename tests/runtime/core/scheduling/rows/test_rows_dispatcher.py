@@ -30,13 +30,23 @@ from tsx_runtime.worker.codecs.json_text import to_json
 
 
 def body(key: str, values: list[int]) -> bytes:
-    return to_json({key: [{"name": "x", "datatype": "INT64", "shape": [len(values), 1], "data": values}]}).encode()
+    return to_json(
+        {key: [{"name": "x", "datatype": "INT64", "shape": [len(values), 1], "data": values}]}
+    ).encode()
 
 
 def job(rows: int = 6, seconds: float | None = None, priority: int = 0) -> WaitingJob:
     now = time.monotonic()
-    meta = wire.request_meta("id", b"", [(b"explain", b"False"), wire.V2_HEADER, (b"x-tsx-cost", b"7")])
-    return WaitingJob(meta, body("inputs", [*range(rows)]), now, None if seconds is None else now + seconds, priority)
+    meta = wire.request_meta(
+        "id", b"", [(b"explain", b"False"), wire.V2_HEADER, (b"x-tsx-cost", b"7")]
+    )
+    return WaitingJob(
+        meta,
+        body("inputs", [*range(rows)]),
+        now,
+        None if seconds is None else now + seconds,
+        priority,
+    )
 
 
 def values(item: wire.Item) -> list[int]:
@@ -44,7 +54,10 @@ def values(item: wire.Item) -> list[int]:
 
 
 async def reply(peer: Peer, frame: wire.Frame, *instead: tuple[int, bytes, bytes]) -> None:
-    items = [(200, wire.JSON_HEADER, body("outputs", [2 * value for value in values(item)])) for item in frame.items]
+    items = [
+        (200, wire.JSON_HEADER, body("outputs", [2 * value for value in values(item)]))
+        for item in frame.items
+    ]
     items[len(items) - len(instead) :] = instead
     await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, items))
 
@@ -71,7 +84,12 @@ def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_of_the_
         dispatcher.submit(sent)
         assert dispatcher.stats.requests == 1
         first, second = await one.read(), await other.read()
-        assert [values(item) for item in (*first.items, *second.items)] == [[0, 1], [2, 3], [4, 5], [6]]
+        assert [values(item) for item in (*first.items, *second.items)] == [
+            [0, 1],
+            [2, 3],
+            [4, 5],
+            [6],
+        ]
         assert b"x-tsx-cost: 2\r\n" in first.items[0][1]
         await reply(other, second)
         await reply(one, first)
@@ -79,7 +97,12 @@ def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_of_the_
         assert answer.body == body("outputs", [2 * value for value in range(7)])
         assert (answer.status, answer.headers) == (200, wire.JSON_HEADER)
         stats = dispatcher.stats
-        assert (stats.requests, stats.answers, stats.latency.count, stats.refusals) == (1, {200: 1}, 1, {})
+        assert (stats.requests, stats.answers, stats.latency.count, stats.refusals) == (
+            1,
+            {200: 1},
+            1,
+            {},
+        )
         assert [seen.status for seen in stats.recent.newest()] == [200]
 
     run(test, workers=2)
@@ -114,7 +137,11 @@ def test_the_first_error_answers_and_parts_that_wait_do_not_run():
         assert [values(item) for item in frame.items] == [[0]]
         await reply(peer, frame)
         await next_one.done
-        assert (dispatcher.stats.requests, dispatcher.stats.answers, dispatcher.stats.refusals) == (2, {507: 1, 200: 1}, {})
+        assert (dispatcher.stats.requests, dispatcher.stats.answers, dispatcher.stats.refusals) == (
+            2,
+            {507: 1, 200: 1},
+            {},
+        )
 
     run(test)
 
@@ -130,7 +157,9 @@ def test_all_parts_are_accepted_or_none():
         dispatcher.submit(first)
         frame = await peer.read()
         dispatcher.submit(huge)
-        refused(huge, PayloadTooLarge, "50 rows, in 25 parts of 2 .splitRows., and the queue holds 10")
+        refused(
+            huge, PayloadTooLarge, "50 rows, in 25 parts of 2 .splitRows., and the queue holds 10"
+        )
         waits = [job(1) for _ in range(5)]
         for each in waits:
             dispatcher.submit(each)
@@ -143,7 +172,9 @@ def test_all_parts_are_accepted_or_none():
         left = [first, waits[0], urgent]
         while not all(each.done.done() for each in left):
             await reply(peer, frame)
-            await asyncio.wait([each.done for each in left], timeout=0.01, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [each.done for each in left], timeout=0.01, return_when=asyncio.FIRST_COMPLETED
+            )
             if dispatcher.in_flight:
                 frame = await peer.read()
         assert [each.done.result().status for each in left] == [200] * 3
@@ -165,7 +196,11 @@ def test_a_client_that_leaves_takes_all_parts_out_of_the_queue():
         assert dispatcher.pending == 0
         await reply(peer, frame)
         await dispatcher.wait_idle()
-        assert (dispatcher.stats.requests, dispatcher.stats.answers, dispatcher.stats.refusals) == (1, {}, {"ClientLeft": 1})
+        assert (dispatcher.stats.requests, dispatcher.stats.answers, dispatcher.stats.refusals) == (
+            1,
+            {},
+            {"ClientLeft": 1},
+        )
 
     run(test)
 
@@ -182,7 +217,11 @@ def test_the_deadline_is_that_of_all_parts(rows, error):
             frame = await peer.read()
         await reply(peer, frame)
         await dispatcher.wait_idle()
-        assert (dispatcher.stats.requests, dispatcher.stats.answers, sum(dispatcher.stats.refusals.values())) == (1, {}, 1)
+        assert (
+            dispatcher.stats.requests,
+            dispatcher.stats.answers,
+            sum(dispatcher.stats.refusals.values()),
+        ) == (1, {}, 1)
 
     run(test)
 
@@ -224,7 +263,9 @@ def test_parts_that_died_with_their_worker_are_tried_again():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_nothing_is_kept_of_parts_that_died_and_of_which_one_fails_the_next_time_or_none_runs(workers):
+def test_nothing_is_kept_of_parts_that_died_and_of_which_one_fails_the_next_time_or_none_runs(
+    workers,
+):
     async def test(dispatcher, one, *others):
         sent = job(4)
         dispatcher.submit(sent)
@@ -250,7 +291,10 @@ def test_an_answer_with_another_status_of_success_is_joined_as_well():
         sent = job(4)
         dispatcher.submit(sent)
         frame = await peer.read()
-        answers = [(201, wire.JSON_HEADER, body("outputs", [2 * value for value in values(item)])) for item in frame.items]
+        answers = [
+            (201, wire.JSON_HEADER, body("outputs", [2 * value for value in values(item)]))
+            for item in frame.items
+        ]
         await reply(peer, frame, *answers)
         answer = await sent.done
         assert (answer.status, answer.body) == (201, body("outputs", [0, 2, 4, 6]))
@@ -259,7 +303,10 @@ def test_an_answer_with_another_status_of_success_is_joined_as_well():
     run(test)
 
 
-@pytest.mark.parametrize(("answer", "why"), [(body("outputs", [1]), "shape .1, 1. for 2 rows"), (b"text", "cannot be joined")])
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(body("outputs", [1]), "shape .1, 1. for 2 rows"), (b"text", "cannot be joined")],
+)
 def test_answers_that_cannot_be_joined_are_an_error_that_says_why(answer, why):
     async def test(dispatcher, peer):
         sent = job(4)
@@ -268,12 +315,18 @@ def test_answers_that_cannot_be_joined_are_an_error_that_says_why(answer, why):
         await reply(peer, frame, (200, b"", answer))
         with pytest.raises(PredictionFailed, match=f"{why}.*Remove splitRows"):
             await sent.done
-        assert (dispatcher.stats.answers, dispatcher.stats.refusals) == ({}, {"PredictionFailed": 1})
+        assert (dispatcher.stats.answers, dispatcher.stats.refusals) == (
+            {},
+            {"PredictionFailed": 1},
+        )
 
     run(test)
 
 
-@pytest.mark.parametrize(("over", "error"), [(0, None), (1, "has 194 bytes or more, but max_response_size is 193. Raise it")])
+@pytest.mark.parametrize(
+    ("over", "error"),
+    [(0, None), (1, "has 194 bytes or more, but max_response_size is 193. Raise it")],
+)
 def test_the_joined_answer_is_bounded_as_one_is(over, error):
     async def test(dispatcher, peer):
         sent = job(4)
@@ -285,13 +338,18 @@ def test_the_joined_answer_is_bounded_as_one_is(over, error):
         else:
             refused(sent, PredictionFailed, error)
             await dispatcher.wait_idle()
-            assert (dispatcher.stats.answers, dispatcher.stats.refusals) == ({}, {"PredictionFailed": 1})
+            assert (dispatcher.stats.answers, dispatcher.stats.refusals) == (
+                {},
+                {"PredictionFailed": 1},
+            )
 
     size = len(body("outputs", [0, 2, 4, 6]))
     run(test, most=size - over)
 
 
-def test_answers_of_parts_are_not_kept_until_the_last_one_where_they_are_too_large_already(monkeypatch):
+def test_answers_of_parts_are_not_kept_until_the_last_one_where_they_are_too_large_already(
+    monkeypatch,
+):
     monkeypatch.setattr("tsx_runtime.core.scheduling.rows.dispatcher.LONGEST", 0)
 
     async def test(dispatcher, peer):

@@ -1,4 +1,6 @@
-"""Requests of rows in parts, read as a worker reads them; and their answers, joined to the bytes that a worker writes for all rows."""
+"""Requests of rows in parts, read as a worker reads them; and their answers, joined to the bytes
+that a worker writes for all rows.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tsx_runtime.worker.codecs.v2_json import output_tensor, read_input
 
 FORMS = st.sampled_from(["flat", "nested", "binary"])
 arrays = st.builds(
-    lambda rows, others, dtype, seed: (np.random.default_rng(seed).standard_normal((rows, *others)) * 100).astype(dtype),
+    lambda rows, others, dtype, seed: (
+        np.random.default_rng(seed).standard_normal((rows, *others)) * 100
+    ).astype(dtype),
     st.integers(1, 12),
     st.lists(st.integers(1, 3), min_size=1, max_size=2),
     st.sampled_from(["float32", "int64", "bool"]),
@@ -42,20 +46,28 @@ def tensor(array: np.ndarray[Any, Any], form: str, raw: list[bytes]) -> dict[str
 
 def read(part: RowsPart, raw: bool) -> list[Any]:
     if raw:
-        return [np.asarray(each["data"]).reshape(each["shape"]) for each in v2_binary.read(str(part.head), bytes_of(part))[0]["inputs"]]
+        return [
+            np.asarray(each["data"]).reshape(each["shape"])
+            for each in v2_binary.read(str(part.head), bytes_of(part))[0]["inputs"]
+        ]
     return [np.asarray(read_input(each)["data"]) for each in json.loads(bytes_of(part))["inputs"]]
 
 
 @given(arrays, FORMS, FORMS, st.integers(1, 13), st.sampled_from([None, 2]))
 def test_a_worker_reads_the_same_rows_in_parts(array, form, other, most, indent):
     raw: list[bytes] = []
-    head = json.dumps({"id": "é", "inputs": [tensor(array, form, raw), tensor(array * 1, other, raw)]}, indent=indent).encode()
+    head = json.dumps(
+        {"id": "é", "inputs": [tensor(array, form, raw), tensor(array * 1, other, raw)]},
+        indent=indent,
+    ).encode()
     parts = split(b"".join([head, *raw]), len(head) if raw else None, most, 99)
     if len(array) <= most:
         assert parts is None
         return
     assert parts is not None
-    assert [part.rows for part in parts] == [len(array[start : start + most]) for start in range(0, len(array), most)]
+    assert [part.rows for part in parts] == [
+        len(array[start : start + most]) for start in range(0, len(array), most)
+    ]
     for column in zip(*(read(part, bool(raw)) for part in parts), strict=True):
         np.testing.assert_array_equal(np.concatenate(column), array)
 
@@ -64,8 +76,13 @@ def test_a_worker_reads_the_same_rows_in_parts(array, form, other, most, indent)
 def test_joined_answers_are_the_bytes_of_one_answer(array, most, form):
     def answer(rows: np.ndarray[Any, Any]) -> RowsPart:
         raw: list[bytes] = []
-        outputs = [tensor(rows, "binary" if form == "binary" else "flat", raw), output_tensor("text", [str(row) for row in rows])]
-        text = (to_json if form == "indented" else to_compact_json)({"model_name": "m", "id": "ü", "outputs": outputs}).encode()
+        outputs = [
+            tensor(rows, "binary" if form == "binary" else "flat", raw),
+            output_tensor("text", [str(row) for row in rows]),
+        ]
+        text = (to_json if form == "indented" else to_compact_json)(
+            {"model_name": "m", "id": "ü", "outputs": outputs}
+        ).encode()
         return RowsPart(len(rows), len(text) if raw else None, b"".join([text, *raw]))
 
     whole = answer(array)
@@ -77,16 +94,28 @@ def test_joined_answers_are_the_bytes_of_one_answer(array, most, form):
 def test_texts_are_split_by_elements_and_large_bodies_are_not_copied():
     texts = [b"a", b"", b"long " * 20_000]
     raw = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-    made = {"name": "x", "datatype": "BYTES", "shape": [3], "parameters": {"binary_data_size": len(raw)}}
+    made = {
+        "name": "x",
+        "datatype": "BYTES",
+        "shape": [3],
+        "parameters": {"binary_data_size": len(raw)},
+    }
     head = json.dumps({"inputs": [made]}).encode()
     parts = split(head + raw, len(head), 1, 99)
     assert parts is not None
-    assert [v2_binary.read(str(part.head), bytes_of(part))[0]["inputs"][0]["data"] for part in parts] == [[text] for text in texts]
+    assert [
+        v2_binary.read(str(part.head), bytes_of(part))[0]["inputs"][0]["data"] for part in parts
+    ] == [[text] for text in texts]
     assert isinstance(parts[2].body, Parts)
-    as_json = json.dumps({"inputs": [{**made, "parameters": {}, "data": ["a, [", "b", 'c"']}]}).encode()
+    as_json = json.dumps(
+        {"inputs": [{**made, "parameters": {}, "data": ["a, [", "b", 'c"']}]}
+    ).encode()
     parts = split(as_json, None, 2, 99)
     assert parts is not None
-    assert [json.loads(bytes_of(part))["inputs"][0]["data"] for part in parts] == [["a, [", "b"], ['c"']]
+    assert [json.loads(bytes_of(part))["inputs"][0]["data"] for part in parts] == [
+        ["a, [", "b"],
+        ['c"'],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +125,8 @@ def test_texts_are_split_by_elements_and_large_bodies_are_not_copied():
         b"no json",
         b"[1, 2]",
         b'{"inputs": 1}',
-        b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]}',  # one row of four values
+        # one row of four values
+        b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]}',
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 1], "data": [1, 2, 3, 4]}]}',
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [4, 1], "data": [1, 2, 3]}]}',
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [4, 1], "data": [[1, 2], [3, 4]]}]}',
@@ -118,10 +148,22 @@ def test_a_head_that_ends_behind_the_body_is_left_to_the_worker_to_refuse():
 
 def test_a_small_request_does_not_become_parts_without_end():
     """Neither in their number nor in what they repeat."""
-    many = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [100_000, 1], "data": [0] * 100_000}]}).encode()
-    with pytest.raises(PayloadTooLarge, match=r"100000 rows, in 100000 parts of 1 .splitRows., and the queue holds 100"):
+    many = json.dumps(
+        {
+            "inputs": [
+                {"name": "x", "datatype": "FP32", "shape": [100_000, 1], "data": [0] * 100_000}
+            ]
+        }
+    ).encode()
+    with pytest.raises(
+        PayloadTooLarge,
+        match=r"100000 rows, in 100000 parts of 1 .splitRows., and the queue holds 100",
+    ):
         split(many, None, 1, 100)
-    wide = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [100, 1], "data": [0] * 100}], "parameters": {"x": "y" * 30_000}}
+    wide = {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [100, 1], "data": [0] * 100}],
+        "parameters": {"x": "y" * 30_000},
+    }
     assert split(json.dumps(wide).encode(), None, 1, 100) is None
     assert split(json.dumps(wide).encode(), None, 2, 100) is not None
 
@@ -140,7 +182,10 @@ def test_no_bytes_make_it_fail(body, head, most):
             r"'x' has the shape \[3, 1\] for 2 rows",
         ),
         (b'{"outputs": []}', "different numbers of outputs"),
-        (b'{"outputs": [{"name": "y", "datatype": "INT64", "shape": [2, 1], "data": [1, 2]}]}', "'y' has the shape"),
+        (
+            b'{"outputs": [{"name": "y", "datatype": "INT64", "shape": [2, 1], "data": [1, 2]}]}',
+            "'y' has the shape",
+        ),
     ],
 )
 def test_answers_that_do_not_fit_each_other_are_not_joined(second, why):

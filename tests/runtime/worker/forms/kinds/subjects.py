@@ -29,9 +29,13 @@ def tied() -> nn.Module:
 
 def texts(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     length = 4 + rows % 3
-    return (torch.arange(rows * length).view(rows, length) % 64,), {"mask": torch.ones(rows, length)}
+    return (torch.arange(rows * length).view(rows, length) % 64,), {
+        "mask": torch.ones(rows, length)
+    }
 
 
 def images() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(392, 4)).eval()
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(392, 4)
+    ).eval()

@@ -37,8 +37,12 @@ def test_it_answers_as_the_model_does_and_takes_images_of_any_memory_format(tmp_
     found = compared(known_forms()["aotinductor"], scaled, scaled_images, tmp_path)
     assert found.worst < 1e-5
     turned, scale = torch.randn(4, 3, 9, 9).to(memory_format=torch.channels_last), torch.ones(4, 1)
-    torch.testing.assert_close(found.loaded.model(turned, scale=scale), scaled()(turned, scale=scale), rtol=1e-4, atol=1e-4)
-    with pytest.raises(RuntimeError, match=r"size of tensor a \(4\) must match the size of tensor b \(3\)"):  # as the model itself does
+    torch.testing.assert_close(
+        found.loaded.model(turned, scale=scale), scaled()(turned, scale=scale), rtol=1e-4, atol=1e-4
+    )
+    with pytest.raises(
+        RuntimeError, match=r"size of tensor a \(4\) must match the size of tensor b \(3\)"
+    ):  # as the model itself does
         found.loaded.model(turned, scale=torch.ones(3, 1))
 
 
@@ -46,7 +50,9 @@ def test_in_bf16_what_it_compiles_takes_several_tensors_and_gives_float32() -> N
     form = known_forms()["aotinductor-bf16"]
     assert isinstance(form, AotInductorForm)
     program = form.program(subject_of(tied(), texts))
-    assert {weights.dtype for name, weights in program.state_dict.items() if "weight" in name} == {torch.bfloat16}
+    assert {weights.dtype for name, weights in program.state_dict.items() if "weight" in name} == {
+        torch.bfloat16
+    }
     for rows in (1, 5, 17):
         (ids,), kwargs = texts(rows)
         (logits,) = program.module()(ids, kwargs["mask"])
@@ -56,4 +62,6 @@ def test_in_bf16_what_it_compiles_takes_several_tensors_and_gives_float32() -> N
 
 def test_it_does_not_apply_to_torchscript() -> None:
     subject = subject_of(torch.jit.script(images()), tensor_inputs(3, 9, 9))
-    assert (known_forms()["aotinductor"].applies(subject) or "").startswith("the model is TorchScript")
+    assert (known_forms()["aotinductor"].applies(subject) or "").startswith(
+        "the model is TorchScript"
+    )

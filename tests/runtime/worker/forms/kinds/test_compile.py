@@ -22,13 +22,20 @@ def test_every_size_of_a_batch_runs_what_was_compiled_at_load(tmp_path: Path) ->
             args, _ = inputs(rows)
             with torch.profiler.profile() as profile:
                 answer = model(*args)
-            assert any("Call CompiledFxGraph" in event.key for event in profile.key_averages()), rows
+            assert any("Call CompiledFxGraph" in event.key for event in profile.key_averages()), (
+                rows
+            )
             torch.testing.assert_close(answer, images()(*args), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.skipif("LINE_COVERAGE" in os.environ, reason="line coverage adds calls to the product's code, which dynamo does not trace")
-def test_in_bf16_it_takes_several_tensors_and_gives_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    "LINE_COVERAGE" in os.environ,
+    reason="line coverage adds calls to the product's code, which dynamo does not trace",
+)
+def test_in_bf16_it_takes_several_tensors_and_gives_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By dynamo without its compiler: the machine code is that of the other forms."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     found = compared(known_forms()["compile-bf16"], tied, texts, tmp_path)

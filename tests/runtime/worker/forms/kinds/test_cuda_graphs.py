@@ -23,24 +23,36 @@ def inputs(rows: int) -> Any:
 
 def small(device: str = "cuda:0") -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 4)).eval().to(device)
+    return (
+        nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 4)).eval().to(device)
+    )
 
 
-def test_a_replay_reads_the_batch_pads_it_and_keeps_earlier_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_replay_reads_the_batch_pads_it_and_keeps_earlier_results(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """On the CPU, with a stand-in for CUDA's graphs that replays the captured operations."""
     use_recorded_graphs(monkeypatch)
     form, model = known_forms()["cuda-graphs"], small("cpu")
-    found = compared(form, lambda: small("cpu"), tensor_inputs(8), tmp_path, sizes=(*SIZES, 32, 40)).loaded
+    found = compared(
+        form, lambda: small("cpu"), tensor_inputs(8), tmp_path, sizes=(*SIZES, 32, 40)
+    ).loaded
     ((first,), _), ((second,), _) = (tensor_inputs(8)(rows) for rows in (3, 4))
     with torch.inference_mode():
         earlier = found.model(first)
         assert torch.allclose(found.model(second), model(second))
-        assert torch.allclose(earlier, model(first))  # in the same graph as the second, and not overwritten by it
+        assert torch.allclose(
+            earlier, model(first)
+        )  # in the same graph as the second, and not overwritten by it
 
 
 @needs_gpu
-def test_each_batch_size_is_replayed_and_larger_ones_go_to_the_archives_own_model(tmp_path: Path) -> None:
-    found = compared(known_forms()["cuda-graphs"], small, inputs, tmp_path, sizes=(*SIZES, 40), device=GPU)
+def test_each_batch_size_is_replayed_and_larger_ones_go_to_the_archives_own_model(
+    tmp_path: Path,
+) -> None:
+    found = compared(
+        known_forms()["cuda-graphs"], small, inputs, tmp_path, sizes=(*SIZES, 40), device=GPU
+    )
     assert found.worst < 1e-5
 
 

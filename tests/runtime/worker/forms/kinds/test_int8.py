@@ -1,4 +1,6 @@
-"""Forms with 8-bit and 4-bit layers: they answer nearly as the model does, for every batch size, and workers load them without torchao."""
+"""Forms with 8-bit and 4-bit layers: they answer nearly as the model does, for every batch size,
+and workers load them without torchao.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,37 @@ IMAGES, TOKENS = tensor_inputs(1, 16, 16), tensor_inputs(8, 64)
 
 def images_model() -> nn.Module:
     torch.manual_seed(0)
-    convolutions = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU())
-    return nn.Sequential(convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 5)).eval()
+    convolutions = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, 2),
+        nn.ReLU(),
+    )
+    return nn.Sequential(
+        convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 5)
+    ).eval()
 
 
 def tokens_model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.LayerNorm(64), nn.Flatten(), nn.Linear(512, 5)).eval()
+    return nn.Sequential(
+        nn.Linear(64, 128),
+        nn.GELU(),
+        nn.Linear(128, 64),
+        nn.LayerNorm(64),
+        nn.Flatten(),
+        nn.Linear(512, 5),
+    ).eval()
 
 
 @pytest.mark.usefixtures("processes")
-def test_static_int8_answers_nearly_as_a_model_of_one_channel_for_every_batch_size(tmp_path: Path) -> None:
-    assert 0 < compared(known_forms()["int8-static"], images_model, IMAGES, tmp_path).worst < 0.2  # beyond the calibrated range
+def test_static_int8_answers_nearly_as_a_model_of_one_channel_for_every_batch_size(
+    tmp_path: Path,
+) -> None:
+    assert (
+        0 < compared(known_forms()["int8-static"], images_model, IMAGES, tmp_path).worst < 0.2
+    )  # beyond the calibrated range
 
 
 def test_static_int8_beside_bf16_gives_the_dtypes_of_the_model() -> None:
@@ -66,14 +87,19 @@ def test_a_row_in_dynamic_int8_keeps_its_answer_beside_an_outlier(tmp_path: Path
     assert 0 < found.worst < 0.03
     rows = torch.randn(2, 8, 64, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        alone, beside = found.loaded.model(rows[:1]), found.loaded.model(torch.stack([rows[0], rows[1] * 1000]))
+        alone, beside = (
+            found.loaded.model(rows[:1]),
+            found.loaded.model(torch.stack([rows[0], rows[1] * 1000])),
+        )
     torch.testing.assert_close(beside[:1], alone)
     assert_served_without_torchao("int8-dynamic", tmp_path)
 
 
 def assert_served_without_torchao(name: str, place: Path) -> None:
     code = "import sys; from pathlib import Path; from torch import device, randn; from tsx_runtime.worker.forms.loading import load_form\n"
-    code += f"found = load_form([{name!r}], Path({str(place)!r}), {{}}, lambda: None, device('cpu'))\n"
+    code += (
+        f"found = load_form([{name!r}], Path({str(place)!r}), {{}}, lambda: None, device('cpu'))\n"
+    )
     code += "print(found.name, found.model(randn(5, 8, 64)).shape[0], 'torchao' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split() == [name, "5", "False"], done.stderr
@@ -83,7 +109,10 @@ def assert_served_without_torchao(name: str, place: Path) -> None:
 def test_forms_of_linear_layers_do_not_apply_where_the_arithmetic_is_in_convolutions() -> None:
     subject = subject_of(images_model(), IMAGES)
     for name in ("int8-dynamic", "int4-weights"):
-        assert known_forms()[name].applies(subject) == "only 0% of its arithmetic is in linear layers, which this form is for"
+        assert (
+            known_forms()[name].applies(subject)
+            == "only 0% of its arithmetic is in linear layers, which this form is for"
+        )
     assert no_linear(subject_of(nn.ReLU(), IMAGES)) == "the model has no linear layer"
 
 

@@ -1,4 +1,6 @@
-"""Neuron as far as the documented interface of torch-neuronx goes: nothing of it runs without one of AWS's accelerators."""
+"""Neuron as far as the documented interface of torch-neuronx goes: nothing of it runs without one
+of AWS's accelerators.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +35,30 @@ def torch_neuronx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[A
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("neuron", ["--auto-cast", "none"]), ("neuron-bf16", ["--auto-cast", "all", "--auto-cast-type", "bf16"])],
+    [
+        ("neuron", ["--auto-cast", "none"]),
+        ("neuron-bf16", ["--auto-cast", "all", "--auto-cast-type", "bf16"]),
+    ],
 )
 def test_a_module_is_compiled_for_each_size_and_batches_between_are_padded(
     torch_neuronx: Any, name: str, arguments: list[str], tmp_path: Path
 ) -> None:
-    found = compared(known_forms()[name], small, tensor_inputs(3, 6, 6), tmp_path, sizes=(1, 2, 3, 17, 32, 40))
+    found = compared(
+        known_forms()[name], small, tensor_inputs(3, 6, 6), tmp_path, sizes=(1, 2, 3, 17, 32, 40)
+    )
     assert found.worst < 1e-5
-    assert [call["shapes"] for call in torch_neuronx.CALLS] == [[(size, 3, 6, 6)] for size in (1, 2, 4, 8, 16, 32)]
+    assert [call["shapes"] for call in torch_neuronx.CALLS] == [
+        [(size, 3, 6, 6)] for size in (1, 2, 4, 8, 16, 32)
+    ]
     assert all(call["compiler_args"] == arguments for call in torch_neuronx.CALLS)
-    assert os.environ["NEURON_RT_NUM_CORES"] == "1"  # a worker takes one core, so that others get theirs
+    assert (
+        os.environ["NEURON_RT_NUM_CORES"] == "1"
+    )  # a worker takes one core, so that others get theirs
 
 
-def test_a_machine_without_a_device_runs_the_archives_own_model(torch_neuronx: Any, tmp_path: Path) -> None:
+def test_a_machine_without_a_device_runs_the_archives_own_model(
+    torch_neuronx: Any, tmp_path: Path
+) -> None:
     form = known_forms()["neuron"]
     compared(form, small, tensor_inputs(3, 6, 6), tmp_path, sizes=(1,))
     (tmp_path / "neuron0").unlink()
@@ -58,5 +71,10 @@ def test_a_machine_without_a_device_runs_the_archives_own_model(torch_neuronx: A
 def test_it_says_how_to_install_what_is_missing() -> None:
     missing = known_forms()["neuron"].missing()
     assert missing is not None
-    assert "pip install --extra-index-url https://pip.repos.neuron.amazonaws.com 'torch-neuronx==2.9.*'" in missing
-    assert known_forms()["neuron"].devices == {"cpu"}  # tensors of the CPU are what a traced module takes and gives
+    assert (
+        "pip install --extra-index-url https://pip.repos.neuron.amazonaws.com 'torch-neuronx==2.9.*'"
+        in missing
+    )
+    assert known_forms()["neuron"].devices == {
+        "cpu"
+    }  # tensors of the CPU are what a traced module takes and gives

@@ -17,7 +17,9 @@ IMAGES = tensor_inputs(3, 9, 9)
 
 def small() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)
+    ).eval()
 
 
 def scripted() -> Any:
@@ -34,10 +36,14 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(16)
         self.head = nn.Linear(16, 3)
 
-    def forward(self, ids: torch.Tensor, types: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(
+        self, ids: torch.Tensor, types: torch.Tensor, mask: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         x = self.embed(ids)
         heads = (layer(x).unsqueeze(1) for layer in (self.queries, self.keys, self.values))
-        mixed = nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask[:, None, None, :].bool())
+        mixed = nn.functional.scaled_dot_product_attention(
+            *heads, attn_mask=mask[:, None, None, :].bool()
+        )
         hidden = self.norm(x + mixed.squeeze(1))
         return {"logits": self.head(hidden[:, 0]), "hidden": hidden}
 
@@ -61,7 +67,9 @@ def texts(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ("onnx-int8", scripted, IMAGES, 0.2),
     ],
 )
-def test_it_answers_as_the_model_does(name: str, make: Any, inputs: Inputs, bound: float, tmp_path: Path) -> None:
+def test_it_answers_as_the_model_does(
+    name: str, make: Any, inputs: Inputs, bound: float, tmp_path: Path
+) -> None:
     assert compared(known_forms()[name], make, inputs, tmp_path).worst < bound
 
 

@@ -14,7 +14,9 @@ from tests.support.forms import Inputs, compared, subject_of
 from tsx_runtime.worker.forms.kinds import known_forms
 
 # Not importorskip, which would import them with their telemetry.
-pytestmark = pytest.mark.skipif(not all(map(find_spec, ("openvino", "nncf"))), reason="needs openvino and nncf")
+pytestmark = pytest.mark.skipif(
+    not all(map(find_spec, ("openvino", "nncf"))), reason="needs openvino and nncf"
+)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +28,12 @@ pytestmark = pytest.mark.skipif(not all(map(find_spec, ("openvino", "nncf"))), r
     ],
 )
 def test_it_answers_as_the_model_does(
-    name: str, make: Any, inputs: Inputs, bound: float, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    name: str,
+    make: Any,
+    inputs: Inputs,
+    bound: float,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     if why := known_forms()[name].applies(subject_of(make(), inputs)):
         pytest.skip(why)

@@ -20,15 +20,24 @@ PRECISIONS = [
     "bf16",
     "bf16-autocast",
     *(
-        pytest.param(name, marks=pytest.mark.skipif(unsupported("fp16", CPU) is not None, reason=str(unsupported("fp16", CPU))))
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                unsupported("fp16", CPU) is not None, reason=str(unsupported("fp16", CPU))
+            ),
+        )
         for name in ("fp16", "fp16-autocast")
     ),
 ]
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
-@pytest.mark.parametrize(("make", "inputs"), [(images, tensor_inputs(3, 9, 9)), (tied, texts)], ids=["images", "texts"])
-def test_it_answers_nearly_as_the_model_does_in_float32(name: str, make: Any, inputs: Inputs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "inputs"), [(images, tensor_inputs(3, 9, 9)), (tied, texts)], ids=["images", "texts"]
+)
+def test_it_answers_nearly_as_the_model_does_in_float32(
+    name: str, make: Any, inputs: Inputs, tmp_path: Path
+) -> None:
     found = compared(known_forms()[name], make, inputs, tmp_path)
     assert 0 < found.worst < 0.02
     args, kwargs = inputs(2)
@@ -42,7 +51,9 @@ def test_converted_weights_are_the_pages_of_the_forms_file(tmp_path: Path) -> No
     model = loaded(form, tied, tmp_path).model
     path = str(tmp_path / "tsx-forms" / "bf16" / FILE)
     mapped = [
-        range(*(int(end, 16) for end in each.addr.split("-"))) for each in psutil.Process().memory_maps(grouped=False) if each.path == path
+        range(*(int(end, 16) for end in each.addr.split("-")))
+        for each in psutil.Process().memory_maps(grouped=False)
+        if each.path == path
     ]
     assert any(model.embed.weight.data_ptr() in pages for pages in mapped)
     assert model.out.weight.data_ptr() == model.embed.weight.data_ptr()
@@ -52,7 +63,11 @@ def test_converted_weights_are_the_pages_of_the_forms_file(tmp_path: Path) -> No
 def test_convolutions_of_converted_models_are_channels_last(tmp_path: Path) -> None:
     form = known_forms()["bf16"]
     built(form, images(), tensor_inputs(3, 9, 9), tmp_path)
-    assert loaded(form, images, tmp_path).model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert (
+        loaded(form, images, tmp_path)
+        .model[0]
+        .weight.is_contiguous(memory_format=torch.channels_last)
+    )
 
 
 def test_weights_of_another_shape_leave_the_archives_own_model_as_it_is(tmp_path: Path) -> None:
@@ -83,7 +98,10 @@ def test_what_runs_by_autocast_is_explained_by_the_archives_own_model(tmp_path: 
     pytest.importorskip("captum")
     form, rows = known_forms()["bf16-autocast"], torch.randn(1, 3, 9, 9)
     built(form, images(), tensor_inputs(3, 9, 9), tmp_path)
-    torch.testing.assert_close(input_attributions(loaded(form, images, tmp_path).model, rows, 1), input_attributions(images(), rows, 1))
+    torch.testing.assert_close(
+        input_attributions(loaded(form, images, tmp_path).model, rows, 1),
+        input_attributions(images(), rows, 1),
+    )
 
 
 class Casts(TorchDispatchMode):
@@ -93,12 +111,16 @@ class Casts(TorchDispatchMode):
         super().__init__()
         self.shapes: list[tuple[int, ...]] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function._schema.name in ("aten::to", "aten::_to_copy"):
             self.shapes.append(tuple(args[0].shape))
         return function(*args, **kwargs or {})
 
 
 def test_an_exported_program_runs_under_autocast() -> None:
-    model = torch.export.export(images(), (torch.randn(2, 3, 9, 9),), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
+    model = torch.export.export(
+        images(), (torch.randn(2, 3, 9, 9),), dynamic_shapes=({0: torch.export.Dim("rows")},)
+    ).module()
     assert known_forms()["bf16-autocast"].applies(subject_of(model, tensor_inputs(3, 9, 9))) is None

@@ -26,9 +26,18 @@ class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.norm, self.second = nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.Conv2d(32, 3, 3, padding=1)
+        self.first, self.norm, self.second = (
+            nn.Conv2d(3, 32, 3, padding=1),
+            nn.BatchNorm2d(32),
+            nn.Conv2d(32, 3, 3, padding=1),
+        )
         self.head = nn.Linear(3, 5)
-        for weights in (self.first.weight[16:], self.first.bias[16:], self.norm.weight[16:], self.second.weight[:, 16:]):
+        for weights in (
+            self.first.weight[16:],
+            self.first.bias[16:],
+            self.norm.weight[16:],
+            self.second.weight[:, 16:],
+        ):
             weights.data.zero_()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -44,8 +53,14 @@ class Attention(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         rows, length, width = tokens.shape
-        query, key, value = self.heads(tokens).view(rows, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4).unbind(0)
-        attended = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, length, width)
+        query, key, value = (
+            self.heads(tokens).view(rows, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4).unbind(0)
+        )
+        attended = (
+            functional.scaled_dot_product_attention(query, key, value)
+            .transpose(1, 2)
+            .reshape(rows, length, width)
+        )
         tokens = self.norm(tokens + self.out(attended))
         return self.answer((tokens + self.outer(functional.gelu(self.inner(tokens))))[:, 0])
 
@@ -56,9 +71,11 @@ def test_channels_without_effect_go_and_the_answers_stay_for_every_batch_size() 
     assert isinstance(form, PrunedForm)
     assert form.applies(subject_of(model, IMAGES)) is None
     program = form.program(subject_of(model, IMAGES))
-    assert {name: tuple(weights.shape) for name, weights in program.state_dict.items() if name.endswith("second.weight")} == {
-        "model.second.weight": (3, 16, 3, 3)
-    }
+    assert {
+        name: tuple(weights.shape)
+        for name, weights in program.state_dict.items()
+        if name.endswith("second.weight")
+    } == {"model.second.weight": (3, 16, 3, 3)}
     for rows in (1, 5, 17):
         (images,), _ = IMAGES(rows)
         torch.testing.assert_close(program.module()(images)[0], model(images), atol=1e-4, rtol=1e-4)
@@ -69,14 +86,27 @@ def test_of_an_attention_block_only_the_hidden_units_go(share: float, hidden: in
     model = Attention().eval()
     pruned = copy.deepcopy(model)
     assert _prune(pruned, subject_of(model, TOKENS), share) == 1
-    sizes = {name: (layer.in_features, layer.out_features) for name, layer in pruned.named_modules() if isinstance(layer, nn.Linear)}
-    assert sizes == {"heads": (32, 96), "out": (32, 32), "inner": (32, hidden), "outer": (hidden, 32), "answer": (32, 2)}
+    sizes = {
+        name: (layer.in_features, layer.out_features)
+        for name, layer in pruned.named_modules()
+        if isinstance(layer, nn.Linear)
+    }
+    assert sizes == {
+        "heads": (32, 96),
+        "out": (32, 32),
+        "inner": (32, hidden),
+        "outer": (hidden, 32),
+        "answer": (32, 2),
+    }
     assert pruned(torch.randn(3, 8, 32)).shape == (3, 2)
 
 
 def test_a_model_with_nothing_to_prune_says_so(tmp_path: Path) -> None:
     form = known_forms()["pruned-25"]
-    assert form.applies(subject_of(nn.Linear(16, 16), tensor_inputs(16))) == "the model has no two convolutions or linear layers in a row"
+    assert (
+        form.applies(subject_of(nn.Linear(16, 16), tensor_inputs(16)))
+        == "the model has no two convolutions or linear layers in a row"
+    )
     narrow = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 16)).eval()
     with pytest.raises(NotBuilt, match="only the next layers use"):
         form.build(subject_of(narrow, tensor_inputs(16)), tmp_path)

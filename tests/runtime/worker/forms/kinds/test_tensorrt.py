@@ -1,4 +1,6 @@
-"""TensorRT as far as the documented interface of torch-tensorrt goes; engines are built and run where there is a GPU."""
+"""TensorRT as far as the documented interface of torch-tensorrt goes; engines are built and run
+where there is a GPU.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,15 @@ def two_inputs(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @pytest.fixture
 def torch_tensorrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(tensorrt, "load_aotinductor", lambda path, *_: torch.export.load(path).module())
+    monkeypatch.setattr(
+        tensorrt, "load_aotinductor", lambda path, *_: torch.export.load(path).module()
+    )
     yield from documented("torch_tensorrt", monkeypatch)
 
 
-def test_engines_are_made_for_a_range_of_batches_and_larger_ones_go_to_the_archives_own_model(torch_tensorrt: Any, tmp_path: Path) -> None:
+def test_engines_are_made_for_a_range_of_batches_and_larger_ones_go_to_the_archives_own_model(
+    torch_tensorrt: Any, tmp_path: Path
+) -> None:
     form = known_forms()["tensorrt"]
     found = compared(form, lambda: TwoInputs().eval(), two_inputs, tmp_path, sizes=(1, 3, 17, 40))
     assert found.worst < 1e-5
@@ -52,7 +58,11 @@ def test_engines_are_made_for_a_range_of_batches_and_larger_ones_go_to_the_archi
 def test_fp16_converts_the_weights_and_leaves_the_types_outside_as_they_are(
     torch_tensorrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_tensorrt, "save", lambda module, *_, arg_inputs, **__: results.append(module(*arg_inputs)))
+    monkeypatch.setattr(
+        torch_tensorrt,
+        "save",
+        lambda module, *_, arg_inputs, **__: results.append(module(*arg_inputs)),
+    )
     results: list[tuple[torch.Tensor]] = []
     built(known_forms()["tensorrt-fp16"], TwoInputs().eval(), two_inputs, tmp_path)
     assert torch_tensorrt.dynamo.CALLS[0]["weights"] == {"float16"}
@@ -62,7 +72,9 @@ def test_fp16_converts_the_weights_and_leaves_the_types_outside_as_they_are(
 def test_it_says_what_is_missing() -> None:
     form = known_forms()["tensorrt"]
     if importlib.util.find_spec("torch_tensorrt") is None:
-        assert form.missing() == "torch_tensorrt is not installed: pip install 'tsx-serve[tensorrt]'"
+        assert (
+            form.missing() == "torch_tensorrt is not installed: pip install 'tsx-serve[tensorrt]'"
+        )
     assert form.extras == ["tensorrt"]
     assert form.devices == {"cuda"}
     reason = form.applies(subject_of(torch.jit.script(nn.Linear(4, 4)), tensor_inputs(4)))
@@ -79,4 +91,13 @@ def test_it_answers_as_the_model_does(name: str, worst: float, tmp_path: Path) -
         return (batch.cuda(),), {name: tensor.cuda() for name, tensor in kwargs.items()}
 
     device = torch.device("cuda", 0)
-    assert compared(known_forms()[name], lambda: TwoInputs().eval().to(device), inputs, tmp_path, device=device).worst < worst
+    assert (
+        compared(
+            known_forms()[name],
+            lambda: TwoInputs().eval().to(device),
+            inputs,
+            tmp_path,
+            device=device,
+        ).worst
+        < worst
+    )

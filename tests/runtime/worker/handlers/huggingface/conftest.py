@@ -1,4 +1,6 @@
-"""The handler `huggingface` with tiny models, called as a worker calls it; transformers' own pipelines beside it."""
+"""The handler `huggingface` with tiny models, called as a worker calls it; transformers' own
+pipelines beside it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ class Served(NamedTuple):
         """One batch; a body that is no bytes is sent as JSON."""
         block = [(name.encode(), value.encode()) for name, value in headers.items()]
         items = [
-            (0, request_meta(f"r{number}", b"", block), bytearray(body if isinstance(body, bytes) else json.dumps(body).encode()))
+            (
+                0,
+                request_meta(f"r{number}", b"", block),
+                bytearray(body if isinstance(body, bytes) else json.dumps(body).encode()),
+            )
             for number, body in enumerate(bodies)
         ]
         outcome = answer_batch(self.model, items, lambda *_: None)
@@ -71,14 +77,29 @@ def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own
 
 
-def start(directory: Path, task: str, place: Path, config: Mapping[str, Any] = {}, adapters: tuple[str, ...] = ()) -> Served:
+def start(
+    directory: Path,
+    task: str,
+    place: Path,
+    config: Mapping[str, Any] = {},
+    adapters: tuple[str, ...] = (),
+) -> Served:
     (place / "huggingface_model").symlink_to(directory)
     manifest = {"model": {}, "huggingface": {"task": task, "adapters": list(adapters)}}
-    context = Context("m", str(place), manifest, 32, None, "0.12.0", True, Metrics("m"), dict(config))
+    context = Context(
+        "m", str(place), manifest, 32, None, "0.12.0", True, Metrics("m"), dict(config)
+    )
     handler = HuggingFaceHandler()
     handler.initialize(context)
     served = ServedModel(
-        LoadedHandler(handler.handle, "huggingface", handler), context, Coroutines(), False, 1 << 28, Ceiling(), Metrics("m"), cost=None
+        LoadedHandler(handler.handle, "huggingface", handler),
+        context,
+        Coroutines(),
+        False,
+        1 << 28,
+        Ceiling(),
+        Metrics("m"),
+        cost=None,
     )
     return Served(handler, directory, served)
 
@@ -90,7 +111,9 @@ def served(model_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
     def get(kind: str, task: str) -> Served:
         if (kind, task) not in found:
-            found[kind, task] = start(huggingface_models.model(kind, model_root), task, tmp_path_factory.mktemp("hf"))
+            found[kind, task] = start(
+                huggingface_models.model(kind, model_root), task, tmp_path_factory.mktemp("hf")
+            )
         return found[kind, task]
 
     return get
@@ -114,7 +137,9 @@ def near(one: Any, other: Any, tolerance: float = 1e-4) -> None:
         for each, its in zip(one, other, strict=True):
             near(each, its, tolerance)
     elif isinstance(one, str) and one.startswith(PNG):
-        assert np.abs(pixels(one) - pixels(other)).max() <= 1  # what is between two levels may become either
+        assert (
+            np.abs(pixels(one) - pixels(other)).max() <= 1
+        )  # what is between two levels may become either
     elif isinstance(one, float):
         assert other == pytest.approx(one, rel=tolerance, abs=tolerance)
     else:

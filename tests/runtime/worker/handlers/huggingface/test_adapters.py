@@ -31,15 +31,23 @@ def test_answers_equal_those_of_peft_whoever_shares_the_batch(adapted: Served) -
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     asked = [(text, ("news", "films", None)[number % 3]) for number, text in enumerate(mixed(12))]
-    found = adapted.ok(*[{"inputs": text, "parameters": {"adapter": name} if name else {}} for text, name in asked])
+    found = adapted.ok(
+        *[{"inputs": text, "parameters": {"adapter": name} if name else {}} for text, name in asked]
+    )
     tokenizer = AutoTokenizer.from_pretrained(adapted.directory)
     for adapter in ("news", "films", None):
         bare = AutoModelForSequenceClassification.from_pretrained(adapted.directory)
-        model = PeftModel.from_pretrained(bare, adapted.directory / "adapters" / adapter).eval() if adapter else bare
+        model = (
+            PeftModel.from_pretrained(bare, adapted.directory / "adapters" / adapter).eval()
+            if adapter
+            else bare
+        )
         for (text, name), answer in zip(asked, found, strict=True):
             if name == adapter:
                 with torch.inference_mode():
-                    wanted = model(**tokenizer(text, return_tensors="pt")).logits[0].softmax(-1).tolist()
+                    wanted = (
+                        model(**tokenizer(text, return_tensors="pt")).logits[0].softmax(-1).tolist()
+                    )
                 near(sorted(wanted), sorted(each["score"] for each in answer[0]))
     first = {each["label"]: each["score"] for each in found[0][0]}
     plain = {each["label"]: each["score"] for each in adapted.ok({"inputs": asked[0][0]})[0][0]}
@@ -47,7 +55,10 @@ def test_answers_equal_those_of_peft_whoever_shares_the_batch(adapted: Served) -
 
 
 def test_an_unknown_adapter_is_refused_alone(adapted: Served) -> None:
-    bad, good = adapted.ask({"inputs": "x", "parameters": {"adapter": "sports"}}, {"inputs": "x", "parameters": {"adapter": "films"}})
+    bad, good = adapted.ask(
+        {"inputs": "x", "parameters": {"adapter": "sports"}},
+        {"inputs": "x", "parameters": {"adapter": "films"}},
+    )
     assert (bad.status, good.status) == (400, 200)
     assert bad.message == "The model has no adapter 'sports'; it has news, films."
 
@@ -63,12 +74,16 @@ def test_an_adapter_may_have_any_name_of_an_archive(adapted: Served, tmp_path: P
         near(adapted.ok(bodies[1]), renamed.ok(bodies[0]))
 
 
-def test_an_adapter_that_changes_the_shared_model_is_refused(adapted: Served, tmp_path: Path) -> None:
+def test_an_adapter_that_changes_the_shared_model_is_refused(
+    adapted: Served, tmp_path: Path
+) -> None:
     base = tmp_path / "base"
     shutil.copytree(adapted.directory, base)
     config = base / "adapters" / "news" / "adapter_config.json"
     config.write_text(config.read_text().replace('"bias": "none"', '"bias": "all"'))
-    with pytest.raises(LoadError, match="news was trained with bias=all, which changes the model that others share"):
+    with pytest.raises(
+        LoadError, match="news was trained with bias=all, which changes the model that others share"
+    ):
         start(base, "text-classification", tmp_path, adapters=("news",))
 
 
@@ -79,7 +94,9 @@ def test_they_share_the_memory_of_the_model(adapted: Served) -> None:
         own = {name for name, value in model.named_parameters() if id(value) not in shared}
         lora = {name for name in own if "lora_" in name}
         assert len(lora) == 2 * 2 * 2  # two layers, query and value, two matrices
-        assert all("modules_to_save" in name for name in own - lora)  # the classifier, which was trained as a whole
+        assert all(
+            "modules_to_save" in name for name in own - lora
+        )  # the classifier, which was trained as a whole
 
 
 def test_an_adapter_that_is_not_there_is_named(model_root: Path, tmp_path: Path) -> None:

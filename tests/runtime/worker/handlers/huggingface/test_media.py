@@ -1,4 +1,6 @@
-"""Images and sounds: answers equal transformers' own pipelines, whoever shares the batch; what is none is refused alone."""
+"""Images and sounds: answers equal transformers' own pipelines, whoever shares the batch; what is
+none is refused alone.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,21 @@ from tsx_runtime.worker.handlers.huggingface.media import plain, resampled
 Get = Callable[[str, str], Served]
 SIZES = [(40, 33), (64, 64), (40, 33), (90, 32), (64, 64), (33, 47)]
 IMAGES = [image(*size, seed=number) for number, size in enumerate(SIZES)]
-SOUNDS = [sound(seconds, pitch) for seconds, pitch in ((0.5, 440), (0.2, 300), (0.9, 700), (0.5, 200), (0.31, 900))]
+SOUNDS = [
+    sound(seconds, pitch)
+    for seconds, pitch in ((0.5, 440), (0.2, 300), (0.9, 700), (0.5, 200), (0.31, 900))
+]
 VISION = [
     ("vit", "image-classification", {}),
     ("vit", "image-classification", {"top_k": 2, "function_to_apply": "sigmoid"}),
     ("segformer", "image-segmentation", {}),
     ("detr", "object-detection", {"threshold": 0.05}),
     ("glpn", "depth-estimation", {}),
-    ("clip", "zero-shot-image-classification", {"candidate_labels": ["the file", "a name of the list"]}),
+    (
+        "clip",
+        "zero-shot-image-classification",
+        {"candidate_labels": ["the file", "a name of the list"]},
+    ),
 ]
 
 
@@ -38,12 +47,22 @@ def text(data: bytes) -> str:
 
 
 @pytest.mark.parametrize(("kind", "task", "parameters"), VISION)
-def test_images_are_answered_as_by_the_pipeline(served: Get, kind: str, task: str, parameters: dict[str, Any]) -> None:
+def test_images_are_answered_as_by_the_pipeline(
+    served: Get, kind: str, task: str, parameters: dict[str, Any]
+) -> None:
     model = served(kind, task)
     pipeline = model.pipeline(task)
     wanted = [plain(pipeline(decoded(data), **parameters)) for data in IMAGES]
-    near(wanted, model.ok(*[{"inputs": text(data), "parameters": parameters} for data in IMAGES]), 1e-3)
-    near(wanted[:2], model.ok({"inputs": [text(data) for data in IMAGES[:2]], "parameters": parameters})[0], 1e-3)
+    near(
+        wanted,
+        model.ok(*[{"inputs": text(data), "parameters": parameters} for data in IMAGES]),
+        1e-3,
+    )
+    near(
+        wanted[:2],
+        model.ok({"inputs": [text(data) for data in IMAGES[:2]], "parameters": parameters})[0],
+        1e-3,
+    )
 
 
 def test_an_image_may_come_as_bytes_or_as_a_data_url(served: Get) -> None:
@@ -55,25 +74,44 @@ def test_an_image_may_come_as_bytes_or_as_a_data_url(served: Get) -> None:
 def test_labels_of_zero_shot_may_differ_between_requests(served: Get) -> None:
     model = served("clip", "zero-shot-image-classification")
     pipeline = model.pipeline("zero-shot-image-classification")
-    asked = [(IMAGES[0], ["the file", "a name"]), (IMAGES[1], ["a value", "an error", "the class"]), (IMAGES[2], ["the file", "a name"])]
-    found = model.ok(*[{"inputs": text(data), "parameters": {"candidate_labels": labels}} for data, labels in asked])
+    asked = [
+        (IMAGES[0], ["the file", "a name"]),
+        (IMAGES[1], ["a value", "an error", "the class"]),
+        (IMAGES[2], ["the file", "a name"]),
+    ]
+    found = model.ok(
+        *[
+            {"inputs": text(data), "parameters": {"candidate_labels": labels}}
+            for data, labels in asked
+        ]
+    )
     near([pipeline(decoded(data), candidate_labels=labels) for data, labels in asked], found)
 
 
 def test_templates_of_zero_shot_may_differ_between_requests(served: Get) -> None:
     model = served("clip", "zero-shot-image-classification")
     labels = ["the file", "a name"]
-    asked = [{"candidate_labels": labels, "hypothesis_template": template} for template in ("the {} list", "an {} error")]
+    asked = [
+        {"candidate_labels": labels, "hypothesis_template": template}
+        for template in ("the {} list", "an {} error")
+    ]
     bodies = [{"inputs": text(IMAGES[0]), "parameters": parameters} for parameters in asked]
     near(model.alone(*bodies), model.ok(*bodies))
 
 
-def test_a_small_file_of_much_silence_is_refused(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_file_of_much_silence_is_refused(
+    served: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.MOST_SAMPLES", 1000)
-    assert "at most 1000 are taken" in served("whisper", "automatic-speech-recognition").ask(SOUNDS[0])[0].message
+    assert (
+        "at most 1000 are taken"
+        in served("whisper", "automatic-speech-recognition").ask(SOUNDS[0])[0].message
+    )
 
 
-def test_the_images_of_a_request_are_bounded_together(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_images_of_a_request_are_bounded_together(
+    served: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, chatting = served("vit", "image-classification"), served("llava", "image-text-to-text")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 33)
     several = [text(IMAGES[0])] * 2
@@ -86,16 +124,23 @@ def test_the_images_of_a_request_are_bounded_together(served: Get, monkeypatch: 
 
 
 def test_the_parts_of_a_sound_are_bounded(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, body = served("whisper", "automatic-speech-recognition"), {"array": [0.1] * 1500, "sampling_rate": 1000}
+    model, body = (
+        served("whisper", "automatic-speech-recognition"),
+        {"array": [0.1] * 1500, "sampling_rate": 1000},
+    )
     monkeypatch.setattr(model.handler.task, "most_parts", 3)
-    (bad,) = model.ask({"inputs": body, "parameters": {"chunk_length_s": 1, "stride_length_s": 0.45}})
+    (bad,) = model.ask(
+        {"inputs": body, "parameters": {"chunk_length_s": 1, "stride_length_s": 0.45}}
+    )
     assert (bad.status, bad.message) == (
         400,
         "The request makes more than 3 parts, the most that one may make. Send several requests, or longer parts.",
     )
 
 
-def test_the_sounds_of_a_request_are_bounded_together(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sounds_of_a_request_are_bounded_together(
+    served: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.LONGEST", 1)
     fit, bad = served("wav2vec2-classification", "audio-classification").ask(
         {"inputs": [text(SOUNDS[0]), text(SOUNDS[1])]}, {"inputs": [text(SOUNDS[0])] * 3}
@@ -115,12 +160,17 @@ def test_the_sounds_of_a_request_are_bounded_together(served: Get, monkeypatch: 
         ("whisper", "automatic-speech-recognition", {"return_timestamps": True}),
     ],
 )
-def test_sounds_are_answered_as_by_the_pipeline(served: Get, kind: str, task: str, parameters: dict[str, Any]) -> None:
+def test_sounds_are_answered_as_by_the_pipeline(
+    served: Get, kind: str, task: str, parameters: dict[str, Any]
+) -> None:
     import soundfile
 
     model = served(kind, task)
     pipeline = model.pipeline(task)
-    wanted = [plain(pipeline(soundfile.read(io.BytesIO(data), dtype="float32")[0], **parameters)) for data in SOUNDS]
+    wanted = [
+        plain(pipeline(soundfile.read(io.BytesIO(data), dtype="float32")[0], **parameters))
+        for data in SOUNDS
+    ]
     near(wanted, model.ok(*[{"inputs": text(data), "parameters": parameters} for data in SOUNDS]))
     if not parameters:
         near(wanted, model.ok(*SOUNDS))
@@ -132,8 +182,13 @@ def test_speech_may_be_generated_with_parameters(served: Get) -> None:
     import soundfile
 
     options = {"max_new_tokens": 5, "num_beams": 1, "language": "de", "task": "translate"}
-    wanted = pipeline(soundfile.read(io.BytesIO(SOUNDS[0]), dtype="float32")[0], generate_kwargs=dict(options))
-    assert model.ok({"inputs": text(SOUNDS[0]), "parameters": {"generation_parameters": options}})[0] == wanted
+    wanted = pipeline(
+        soundfile.read(io.BytesIO(SOUNDS[0]), dtype="float32")[0], generate_kwargs=dict(options)
+    )
+    assert (
+        model.ok({"inputs": text(SOUNDS[0]), "parameters": {"generation_parameters": options}})[0]
+        == wanted
+    )
 
 
 def test_a_sound_of_another_rate_is_resampled() -> None:
@@ -144,31 +199,54 @@ def test_a_sound_of_another_rate_is_resampled() -> None:
     assert np.abs(found - wanted).max() < 1e-3
 
 
-@pytest.mark.parametrize("options", [{"max_new_tokens": 6}, {"max_new_tokens": 6, "return_full_text": True}])
+@pytest.mark.parametrize(
+    "options", [{"max_new_tokens": 6}, {"max_new_tokens": 6, "return_full_text": True}]
+)
 def test_texts_about_images_equal_the_pipeline(served: Get, options: dict[str, Any]) -> None:
     model = served("llava", "image-text-to-text")
     pipeline = model.pipeline("image-text-to-text")
     prompts = ["<image> the file is", "<image> a name", "<image> the file is"]
     asked = list(zip(IMAGES[:3], prompts, strict=True))
-    bodies = [{"inputs": {"image": text(data), "text": prompt}, "parameters": options} for data, prompt in asked]
+    bodies = [
+        {"inputs": {"image": text(data), "text": prompt}, "parameters": options}
+        for data, prompt in asked
+    ]
     own = {"return_full_text": False, **options}
-    wanted = [pipeline(images=decoded(data), text=prompt, **own)[0]["generated_text"] for data, prompt in asked]
+    wanted = [
+        pipeline(images=decoded(data), text=prompt, **own)[0]["generated_text"]
+        for data, prompt in asked
+    ]
     assert [found[0]["generated_text"] for found in model.ok(*bodies)] == wanted
 
 
 def test_a_chat_holds_its_images(served: Get) -> None:
     model = served("llava", "image-text-to-text")
     url = f"data:image/png;base64,{text(IMAGES[0])}"
-    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "the file"}]
-    chat = [{"role": "user", "content": [{"type": "image", "image": decoded(IMAGES[0])}, content[1]]}]
-    wanted = model.pipeline("image-text-to-text")(text=chat, max_new_tokens=4, return_full_text=False)
-    found = model.ok({"messages": [{"role": "user", "content": content}], "parameters": {"max_new_tokens": 4}})[0]
+    content = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "the file"},
+    ]
+    chat = [
+        {"role": "user", "content": [{"type": "image", "image": decoded(IMAGES[0])}, content[1]]}
+    ]
+    wanted = model.pipeline("image-text-to-text")(
+        text=chat, max_new_tokens=4, return_full_text=False
+    )
+    found = model.ok(
+        {"messages": [{"role": "user", "content": content}], "parameters": {"max_new_tokens": 4}}
+    )[0]
     assert [each["generated_text"] for each in found] == [each["generated_text"] for each in wanted]
 
 
-def test_a_chat_template_that_writes_without_bound_is_refused(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_template_that_writes_without_bound_is_refused(
+    served: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = served("llava", "image-text-to-text")
-    monkeypatch.setattr(model.handler.task.pipeline.processor, "chat_template", "{{ messages[0].role * 1000000000 }}")
+    monkeypatch.setattr(
+        model.handler.task.pipeline.processor,
+        "chat_template",
+        "{{ messages[0].role * 1000000000 }}",
+    )
     content = [{"type": "image", "image": text(IMAGES[0])}]
     (bad,) = model.ask({"messages": [{"role": "user", "content": content}]})
     assert bad.status == 400
@@ -178,20 +256,70 @@ def test_a_chat_template_that_writes_without_bound_is_refused(served: Get, monke
 IMAGE, SOUND = text(IMAGES[0]), text(SOUNDS[0])
 BAD = [
     ("vit", "image-classification", b"no image at all", "are not a readable image"),
-    ("vit", "image-classification", {"inputs": "http://169.254.169.254/latest"}, "this server fetches none"),
+    (
+        "vit",
+        "image-classification",
+        {"inputs": "http://169.254.169.254/latest"},
+        "this server fetches none",
+    ),
     ("vit", "image-classification", {"inputs": "file:///etc/passwd"}, "this server fetches none"),
     ("vit", "image-classification", {"inputs": "no base64!"}, "not base64"),
     ("vit", "image-classification", {"inputs": 7}, "no image"),
     ("clip", "zero-shot-image-classification", IMAGES[0], "needs the parameter 'candidate_labels'"),
-    ("segformer", "image-segmentation", {"inputs": IMAGE, "parameters": {"subtask": "panoptic"}}, "Subtask panoptic is not supported"),
-    ("wav2vec2-classification", "audio-classification", b"no sound at all", "are no sound that can be read"),
-    ("wav2vec2-classification", "audio-classification", {"inputs": {"array": [], "sampling_rate": 16000}}, "empty"),
-    ("wav2vec2-speech", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"return_timestamps": True}}, "timestamps"),
-    ("wav2vec2-speech", "automatic-speech-recognition", {"inputs": {"array": [0.1], "sampling_rate": 16000}}, "too few for the model"),
-    ("whisper", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"language": "xx"}}, "Unsupported language"),
-    ("clip", "zero-shot-image-classification", {"inputs": IMAGE, "parameters": {"candidate_labels": ["the " * 300]}}, "must be less than"),
-    ("whisper", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"stride_length_s": 3}}, "0.45 of `chunk_length_s`"),
-    ("wav2vec2-speech", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"num_beams": 2}}, "has no parameter 'num_beams'"),
+    (
+        "segformer",
+        "image-segmentation",
+        {"inputs": IMAGE, "parameters": {"subtask": "panoptic"}},
+        "Subtask panoptic is not supported",
+    ),
+    (
+        "wav2vec2-classification",
+        "audio-classification",
+        b"no sound at all",
+        "are no sound that can be read",
+    ),
+    (
+        "wav2vec2-classification",
+        "audio-classification",
+        {"inputs": {"array": [], "sampling_rate": 16000}},
+        "empty",
+    ),
+    (
+        "wav2vec2-speech",
+        "automatic-speech-recognition",
+        {"inputs": SOUND, "parameters": {"return_timestamps": True}},
+        "timestamps",
+    ),
+    (
+        "wav2vec2-speech",
+        "automatic-speech-recognition",
+        {"inputs": {"array": [0.1], "sampling_rate": 16000}},
+        "too few for the model",
+    ),
+    (
+        "whisper",
+        "automatic-speech-recognition",
+        {"inputs": SOUND, "parameters": {"language": "xx"}},
+        "Unsupported language",
+    ),
+    (
+        "clip",
+        "zero-shot-image-classification",
+        {"inputs": IMAGE, "parameters": {"candidate_labels": ["the " * 300]}},
+        "must be less than",
+    ),
+    (
+        "whisper",
+        "automatic-speech-recognition",
+        {"inputs": SOUND, "parameters": {"stride_length_s": 3}},
+        "0.45 of `chunk_length_s`",
+    ),
+    (
+        "wav2vec2-speech",
+        "automatic-speech-recognition",
+        {"inputs": SOUND, "parameters": {"num_beams": 2}},
+        "has no parameter 'num_beams'",
+    ),
     (
         "wav2vec2-speech",
         "automatic-speech-recognition",
@@ -199,13 +327,25 @@ BAD = [
         "too long to be read at",
     ),
     ("llava", "image-text-to-text", {"inputs": {"text": "the file"}}, "`inputs` must be"),
-    ("llava", "image-text-to-text", {"inputs": {"image": text(IMAGES[0]), "text": "no place for it"}}, "cannot be prepared"),
-    ("llava", "image-text-to-text", {"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "`messages` must be"),
+    (
+        "llava",
+        "image-text-to-text",
+        {"inputs": {"image": text(IMAGES[0]), "text": "no place for it"}},
+        "cannot be prepared",
+    ),
+    (
+        "llava",
+        "image-text-to-text",
+        {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+        "`messages` must be",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("kind", "task", "body", "message"), BAD)
-def test_a_bad_request_is_refused_alone(served: Get, kind: str, task: str, body: Any, message: str) -> None:
+def test_a_bad_request_is_refused_alone(
+    served: Get, kind: str, task: str, body: Any, message: str
+) -> None:
     model = served(kind, task)
     example = model.handler.task.example()
     good = {"inputs": example.inputs, "parameters": example.parameters}

@@ -1,4 +1,6 @@
-"""Tasks that read text: answers equal transformers' own pipelines, whoever shares the batch; bad requests are refused alone."""
+"""Tasks that read text: answers equal transformers' own pipelines, whoever shares the batch; bad
+requests are refused alone.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,23 @@ Get = Callable[[str, str], Served]
 def mixed(count: int, seed: int = 0, most: int = 14) -> list[str]:
     """Texts of very different lengths."""
     chance = random.Random(seed)
-    return [" ".join(chance.choices(WORDS, k=chance.choice([1, 1, 2, 4, most]))) for _ in range(count)]
+    return [
+        " ".join(chance.choices(WORDS, k=chance.choice([1, 1, 2, 4, most]))) for _ in range(count)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["bert-classification", "roberta-classification"])
-def test_classification_equals_the_pipeline_in_a_batch_of_mixed_lengths(served: Get, kind: str) -> None:
+def test_classification_equals_the_pipeline_in_a_batch_of_mixed_lengths(
+    served: Get, kind: str
+) -> None:
     model = served(kind, "text-classification")
     texts = mixed(24, most=9)
     wanted = model.pipeline("text-classification")(texts, top_k=None)
     near([[each] for each in wanted], model.ok(*[{"inputs": text} for text in texts]))
     near(wanted, model.ok({"inputs": texts})[0])
-    (instance,) = model.model.entry.call([{"inputs": texts[0]}], model.model.context)  # as an envelope has it
+    (instance,) = model.model.entry.call(
+        [{"inputs": texts[0]}], model.model.context
+    )  # as an envelope has it
     near([wanted[0]], json.loads(instance))
 
 
@@ -55,7 +63,13 @@ def test_token_classification_equals_the_pipeline(served: Get, strategy: str) ->
     texts = mixed(9, seed=1)
     wanted = model.pipeline("token-classification")(texts, aggregation_strategy=strategy)
     bodies = [{"inputs": text, "parameters": {"aggregation_strategy": strategy}} for text in texts]
-    plain = [[{key: value.item() if hasattr(value, "item") else value for key, value in each.items()} for each in one] for one in wanted]
+    plain = [
+        [
+            {key: value.item() if hasattr(value, "item") else value for key, value in each.items()}
+            for each in one
+        ]
+        for one in wanted
+    ]
     near(plain, model.ok(*bodies))
 
 
@@ -63,8 +77,17 @@ def test_token_classification_reads_a_long_text_in_parts_where_stride_is_given(s
     model = served("bert-tokens", "token-classification")
     text = " ".join(WORDS * 12)
     wanted = model.pipeline("token-classification")(text, stride=16, aggregation_strategy="simple")
-    found = model.ok({"inputs": "the file"}, {"inputs": text, "parameters": {"stride": 16, "aggregation_strategy": "simple"}})[1]
-    near([{key: value.item() if hasattr(value, "item") else value for key, value in each.items()} for each in wanted], found)
+    found = model.ok(
+        {"inputs": "the file"},
+        {"inputs": text, "parameters": {"stride": 16, "aggregation_strategy": "simple"}},
+    )[1]
+    near(
+        [
+            {key: value.item() if hasattr(value, "item") else value for key, value in each.items()}
+            for each in wanted
+        ],
+        found,
+    )
 
 
 def test_masked_words_equal_the_pipeline(served: Get) -> None:
@@ -79,17 +102,31 @@ def test_masked_words_equal_the_pipeline(served: Get) -> None:
 def test_zero_shot_equals_the_pipeline_with_labels_of_each_request(served: Get) -> None:
     model = served("bert-nli", "zero-shot-classification")
     pipeline = model.pipeline("zero-shot-classification")
-    asked = [(text, WORDS[: 1 + number % 4], number % 2 == 0) for number, text in enumerate(mixed(8, seed=3))]
-    bodies = [{"inputs": text, "parameters": {"candidate_labels": labels, "multi_label": multi}} for text, labels, multi in asked]
+    asked = [
+        (text, WORDS[: 1 + number % 4], number % 2 == 0)
+        for number, text in enumerate(mixed(8, seed=3))
+    ]
+    bodies = [
+        {"inputs": text, "parameters": {"candidate_labels": labels, "multi_label": multi}}
+        for text, labels, multi in asked
+    ]
     for (text, labels, multi), found in zip(asked, model.ok(*bodies), strict=True):
         wanted = pipeline(text, candidate_labels=labels, multi_label=multi)
-        near([{"label": label, "score": score} for label, score in zip(wanted["labels"], wanted["scores"], strict=True)], found)
+        near(
+            [
+                {"label": label, "score": score}
+                for label, score in zip(wanted["labels"], wanted["scores"], strict=True)
+            ],
+            found,
+        )
 
 
 def test_token_vectors_equal_the_pipeline(served: Get) -> None:
     model = served("bert", "feature-extraction")
     texts = mixed(9, seed=4)
-    near(model.pipeline("feature-extraction")(texts), model.ok(*[{"inputs": text} for text in texts]))
+    near(
+        model.pipeline("feature-extraction")(texts), model.ok(*[{"inputs": text} for text in texts])
+    )
 
 
 def test_an_answer_is_the_most_likely_span_of_whole_words(served: Get) -> None:
@@ -97,17 +134,29 @@ def test_an_answer_is_the_most_likely_span_of_whole_words(served: Get) -> None:
     from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
     model = served("bert-answers", "question-answering")
-    bare, tokenizer = AutoModelForQuestionAnswering.from_pretrained(model.directory), AutoTokenizer.from_pretrained(model.directory)
+    bare, tokenizer = (
+        AutoModelForQuestionAnswering.from_pretrained(model.directory),
+        AutoTokenizer.from_pretrained(model.directory),
+    )
     asked = [("the name", text) for text in mixed(7, seed=5)]
-    found = model.ok(*[{"inputs": {"question": question, "context": context}} for question, context in asked])
+    found = model.ok(
+        *[{"inputs": {"question": question, "context": context}} for question, context in asked]
+    )
     for (question, context), answer in zip(asked, found, strict=True):
         encoded = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
         offsets, sequences = encoded.pop("offset_mapping")[0].tolist(), encoded.sequence_ids(0)
         with torch.inference_mode():
             output = bare(**encoded)
         kept = [at for at, sequence in enumerate(sequences) if sequence == 1]
-        start, end = (logits[0, [0, *kept]].softmax(0)[1:].tolist() for logits in (output.start_logits, output.end_logits))
-        pairs = [(start[i] * end[j], kept[i], kept[j]) for i in range(len(kept)) for j in range(i, min(i + 15, len(kept)))]
+        start, end = (
+            logits[0, [0, *kept]].softmax(0)[1:].tolist()
+            for logits in (output.start_logits, output.end_logits)
+        )
+        pairs = [
+            (start[i] * end[j], kept[i], kept[j])
+            for i in range(len(kept))
+            for j in range(i, min(i + 15, len(kept)))
+        ]
         score, first, last = max(pairs)
         assert answer["score"] == pytest.approx(score, rel=1e-3)
         assert answer["answer"] == context[answer["start"] : answer["end"]]
@@ -119,7 +168,11 @@ def test_an_answer_is_the_most_likely_span_of_whole_words(served: Get) -> None:
 def test_a_long_context_is_read_in_parts_and_several_answers_are_given(served: Get) -> None:
     model = served("bert-answers", "question-answering")
     context = " ".join(mixed(30, seed=6))
-    body = {"question": "the name", "context": context, "parameters": {"top_k": 3, "doc_stride": 16}}
+    body = {
+        "question": "the name",
+        "context": context,
+        "parameters": {"top_k": 3, "doc_stride": 16},
+    }
     short, long = model.ok({"question": "the name", "context": "the file is read"}, body)
     assert len(long) == 3
     assert long == sorted(long, key=lambda each: -each["score"])
@@ -129,31 +182,57 @@ def test_a_long_context_is_read_in_parts_and_several_answers_are_given(served: G
 
 def test_no_answer_where_that_is_more_likely(served: Get) -> None:
     model = served("bert-answers", "question-answering")
-    body = {"question": "the name", "context": WORDS[0], "parameters": {"handle_impossible_answer": True, "top_k": 200}}
-    assert {"answer": "", "start": 0, "end": 0} in [{key: each[key] for key in ("answer", "start", "end")} for each in model.ok(body)[0]]
+    body = {
+        "question": "the name",
+        "context": WORDS[0],
+        "parameters": {"handle_impossible_answer": True, "top_k": 200},
+    }
+    assert {"answer": "", "start": 0, "end": 0} in [
+        {key: each[key] for key in ("answer", "start", "end")} for each in model.ok(body)[0]
+    ]
 
 
 def test_generated_texts_equal_those_of_generate(served: Get) -> None:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     model = served("t5", "summarization")
-    bare, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(model.directory), AutoTokenizer.from_pretrained(model.directory)
-    asked = [(text, {"max_new_tokens": 4 + number % 2, "num_beams": 1 + number % 2}) for number, text in enumerate(mixed(8, seed=7))]
-    found = model.ok(*[{"inputs": text, "parameters": {"generate_parameters": options}} for text, options in asked])
+    bare, tokenizer = (
+        AutoModelForSeq2SeqLM.from_pretrained(model.directory),
+        AutoTokenizer.from_pretrained(model.directory),
+    )
+    asked = [
+        (text, {"max_new_tokens": 4 + number % 2, "num_beams": 1 + number % 2})
+        for number, text in enumerate(mixed(8, seed=7))
+    ]
+    found = model.ok(
+        *[
+            {"inputs": text, "parameters": {"generate_parameters": options}}
+            for text, options in asked
+        ]
+    )
     for (text, options), answer in zip(asked, found, strict=True):
         tokens = bare.generate(**tokenizer(text, return_tensors="pt"), **options)
         assert answer == [{"summary_text": tokenizer.decode(tokens[0], skip_special_tokens=True)}]
 
 
-@pytest.mark.parametrize(("task", "name"), [("translation_en_to_de", "translation_text"), ("text2text-generation", "generated_text")])
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [("translation_en_to_de", "translation_text"), ("text2text-generation", "generated_text")],
+)
 def test_each_task_names_its_text(served: Get, task: str, name: str) -> None:
-    assert list(served("t5", task).ok({"inputs": "the file", "parameters": {"max_new_tokens": 3}})[0][0]) == [name]
+    assert list(
+        served("t5", task).ok({"inputs": "the file", "parameters": {"max_new_tokens": 3}})[0][0]
+    ) == [name]
 
 
 BATCHES = [
     ("bert-classification", "text-classification", {}),
     ("bert-tokens", "token-classification", {}),
-    ("bert-nli", "zero-shot-classification", {"candidate_labels": ["the file", "a name of the list"]}),
+    (
+        "bert-nli",
+        "zero-shot-classification",
+        {"candidate_labels": ["the file", "a name of the list"]},
+    ),
     ("bert", "feature-extraction", {}),
     ("sentences", "feature-extraction", {}),
     ("t5", "summarization", {"max_new_tokens": 6}),
@@ -161,7 +240,9 @@ BATCHES = [
 
 
 @pytest.mark.parametrize(("kind", "task", "parameters"), BATCHES)
-def test_an_answer_does_not_depend_on_who_shares_the_batch(served: Get, kind: str, task: str, parameters: dict[str, Any]) -> None:
+def test_an_answer_does_not_depend_on_who_shares_the_batch(
+    served: Get, kind: str, task: str, parameters: dict[str, Any]
+) -> None:
     model = served(kind, task)
     for seed in range(3):
         bodies = [{"inputs": text, "parameters": parameters} for text in mixed(12, seed)]
@@ -179,7 +260,9 @@ def test_nor_in_half_precision(served: Get, model_root: Any, tmp_path: Any, prec
     bodies = [{"inputs": text} for text in mixed(12)]
     alone, together = model.alone(*bodies), model.ok(*bodies)
     scores = [{each["label"]: each["score"] for each in answer[0]} for answer in alone]
-    near(scores, [{each["label"]: each["score"] for each in answer[0]} for answer in together], 0.05)
+    near(
+        scores, [{each["label"]: each["score"] for each in answer[0]} for answer in together], 0.05
+    )
 
 
 BAD = [
@@ -189,17 +272,42 @@ BAD = [
     ("bert-classification", "text-classification", {"inputs": []}, "`inputs` is empty"),
     ("bert-classification", "text-classification", {"inputs": " "}, "is empty"),
     ("bert-classification", "text-classification", {"inputs": 5}, "must be text"),
-    ("bert-classification", "text-classification", {"input": "x"}, "has no `inputs`, but 'input'. Send"),
-    ("bert-classification", "text-classification", {"inputs": "x", "parameters": {"topk": 1}}, "has no parameter 'topk'; it takes"),
+    (
+        "bert-classification",
+        "text-classification",
+        {"input": "x"},
+        "has no `inputs`, but 'input'. Send",
+    ),
+    (
+        "bert-classification",
+        "text-classification",
+        {"inputs": "x", "parameters": {"topk": 1}},
+        "has no parameter 'topk'; it takes",
+    ),
     (
         "bert-classification",
         "text-classification",
         {"inputs": "x", "parameters": {"top_k": "1"}},
         'is "1": it must be a valid integer.',
     ),
-    ("bert-classification", "text-classification", {"inputs": "x", "parameters": [1]}, "`parameters` is a list"),
-    ("bert-classification", "text-classification", {"inputs": "x", "parameters": {"adapter": "a"}}, "no adapter 'a'"),
-    ("bert-classification", "text-classification", {"inputs": "the " * 400}, "tokens; the model takes at most 128"),
+    (
+        "bert-classification",
+        "text-classification",
+        {"inputs": "x", "parameters": [1]},
+        "`parameters` is a list",
+    ),
+    (
+        "bert-classification",
+        "text-classification",
+        {"inputs": "x", "parameters": {"adapter": "a"}},
+        "no adapter 'a'",
+    ),
+    (
+        "bert-classification",
+        "text-classification",
+        {"inputs": "the " * 400},
+        "tokens; the model takes at most 128",
+    ),
     ("bert-classification", "text-classification", {"inputs": "\ud800"}, "surrogates not allowed"),
     ("bert-masked", "fill-mask", {"inputs": "the file"}, "has no [MASK]"),
     (
@@ -208,12 +316,25 @@ BAD = [
         {"inputs": "x", "parameters": {"candidate_labels": ["the " * 400]}},
         "tokens; the model takes at most 128",
     ),
-    ("bert-masked", "fill-mask", {"inputs": "the [MASK]", "parameters": {"targets": [" "]}}, "At least one target must be provided"),
-    ("bert-nli", "zero-shot-classification", {"inputs": "x"}, "needs the parameter 'candidate_labels'"),
+    (
+        "bert-masked",
+        "fill-mask",
+        {"inputs": "the [MASK]", "parameters": {"targets": [" "]}},
+        "At least one target must be provided",
+    ),
     (
         "bert-nli",
         "zero-shot-classification",
-        {"inputs": "x", "parameters": {"candidate_labels": "a", "hypothesis_template": "{:>99999999}"}},
+        {"inputs": "x"},
+        "needs the parameter 'candidate_labels'",
+    ),
+    (
+        "bert-nli",
+        "zero-shot-classification",
+        {
+            "inputs": "x",
+            "parameters": {"candidate_labels": "a", "hypothesis_template": "{:>99999999}"},
+        },
         "must have {} in the place of the label",
     ),
     (
@@ -231,27 +352,80 @@ BAD = [
     (
         "bert-nli",
         "zero-shot-classification",
-        {"inputs": "x", "parameters": {"candidate_labels": "a", "hypothesis_template": "{}" + "x" * 1000}},
+        {
+            "inputs": "x",
+            "parameters": {"candidate_labels": "a", "hypothesis_template": "{}" + "x" * 1000},
+        },
         "it must have at most 1000 characters",
     ),
-    ("bert-ranking", "text-ranking", {"query": "x" * 10_000, "texts": ["y"] * 1000}, "have 10001000 characters together"),
-    ("bert-masked", "fill-mask", {"inputs": "[MASK]" * 11, "parameters": {"top_k": 1000}}, "That are 11000 words to propose"),
-    ("bert-tokens", "token-classification", {"inputs": "x", "parameters": {"stride": 125}}, "parts that overlap more are too many"),
-    ("bert-tokens", "token-classification", {"inputs": "x" * 150_000, "parameters": {"stride": 113}}, "let them overlap less"),
+    (
+        "bert-ranking",
+        "text-ranking",
+        {"query": "x" * 10_000, "texts": ["y"] * 1000},
+        "have 10001000 characters together",
+    ),
+    (
+        "bert-masked",
+        "fill-mask",
+        {"inputs": "[MASK]" * 11, "parameters": {"top_k": 1000}},
+        "That are 11000 words to propose",
+    ),
+    (
+        "bert-tokens",
+        "token-classification",
+        {"inputs": "x", "parameters": {"stride": 125}},
+        "parts that overlap more are too many",
+    ),
+    (
+        "bert-tokens",
+        "token-classification",
+        {"inputs": "x" * 150_000, "parameters": {"stride": 113}},
+        "let them overlap less",
+    ),
     ("bert-answers", "question-answering", {"question": "x"}, "`inputs` must be"),
-    ("bert-answers", "question-answering", {"question": "x", "context": "y" * 50_000, "parameters": {"max_seq_len": 8}}, "overlap less"),
+    (
+        "bert-answers",
+        "question-answering",
+        {"question": "x", "context": "y" * 50_000, "parameters": {"max_seq_len": 8}},
+        "overlap less",
+    ),
     ("bert", "feature-extraction", {"inputs": ["x"] * 10_001}, "has 10001 entries; at most 10000"),
-    ("bert-answers", "question-answering", {"question": "x", "context": "y", "parameters": {"doc_stride": 900}}, "at most 0.9 of them"),
-    ("t5", "summarization", {"inputs": "x", "parameters": {"max_new_tokens": 10**9}}, "it must be less than or equal to 1024"),
-    ("t5", "summarization", {"inputs": "x", "parameters": {"num_return_sequences": 4}}, "as many num_beams"),
-    ("t5", "summarization", {"inputs": "x", "parameters": {"num_return_sequences": 3, "num_beams": 2, "do_sample": True}}, "num_beams"),
+    (
+        "bert-answers",
+        "question-answering",
+        {"question": "x", "context": "y", "parameters": {"doc_stride": 900}},
+        "at most 0.9 of them",
+    ),
+    (
+        "t5",
+        "summarization",
+        {"inputs": "x", "parameters": {"max_new_tokens": 10**9}},
+        "it must be less than or equal to 1024",
+    ),
+    (
+        "t5",
+        "summarization",
+        {"inputs": "x", "parameters": {"num_return_sequences": 4}},
+        "as many num_beams",
+    ),
+    (
+        "t5",
+        "summarization",
+        {
+            "inputs": "x",
+            "parameters": {"num_return_sequences": 3, "num_beams": 2, "do_sample": True},
+        },
+        "num_beams",
+    ),
     ("sentences", "sentence-similarity", {"source_sentence": "x", "sentences": []}, "inputs"),
     ("bert-ranking", "text-ranking", {"query": "x", "texts": "y"}, "`inputs` must be"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "task", "body", "message"), BAD)
-def test_a_bad_request_is_refused_alone(served: Get, kind: str, task: str, body: Any, message: str) -> None:
+def test_a_bad_request_is_refused_alone(
+    served: Get, kind: str, task: str, body: Any, message: str
+) -> None:
     model = served(kind, task)
     example = model.handler.task.example()
     good = {"inputs": example.inputs, "parameters": example.parameters}
@@ -271,8 +445,16 @@ def test_too_long_a_text_is_cut_where_that_is_asked_for(served: Get) -> None:
 @pytest.mark.parametrize(
     ("kind", "task", "body"),
     [
-        ("bert-tokens", "token-classification", {"inputs": ["the file is read " * 100] * 3, "parameters": {"stride": 2}}),
-        ("bert-answers", "question-answering", {"inputs": [{"question": "the file", "context": "the file is read " * 100}] * 3}),
+        (
+            "bert-tokens",
+            "token-classification",
+            {"inputs": ["the file is read " * 100] * 3, "parameters": {"stride": 2}},
+        ),
+        (
+            "bert-answers",
+            "question-answering",
+            {"inputs": [{"question": "the file", "context": "the file is read " * 100}] * 3},
+        ),
     ],
 )
 def test_the_parts_of_the_texts_of_a_request_are_bounded_together(
@@ -280,7 +462,9 @@ def test_the_parts_of_the_texts_of_a_request_are_bounded_together(
 ) -> None:
     handler = served(kind, task).handler
     request = handler.task.read(TaskRequest(body["inputs"], body.get("parameters", {})))
-    (parts,) = {sum(unit.input == number for unit in handler.task.units([request])) for number in range(3)}
+    (parts,) = {
+        sum(unit.input == number for unit in handler.task.units([request])) for number in range(3)
+    }
     assert parts > 1
     monkeypatch.setattr(handler.task, "most_parts", 3 * parts - 1)
     one, bad = served(kind, task).ask({**body, "inputs": body["inputs"][:2]}, body)
@@ -288,7 +472,9 @@ def test_the_parts_of_the_texts_of_a_request_are_bounded_together(
     assert bad.message.startswith(f"The request makes more than {3 * parts - 1} parts")
 
 
-def test_for_its_cost_a_text_is_tokenized_once_for_all_labels(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_its_cost_a_text_is_tokenized_once_for_all_labels(
+    served: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handler = served("bert-nli", "zero-shot-classification").handler
     tokenizer, seen = handler.loaded.tokenizer, list[str]()
 
@@ -301,7 +487,9 @@ def test_for_its_cost_a_text_is_tokenized_once_for_all_labels(served: Get, monke
             return getattr(tokenizer, name)
 
     pair = len(tokenizer("the file is read", "the list")["input_ids"])
-    monkeypatch.setattr(handler.task, "loaded", handler.loaded._replace(tokenizer=ObservedTokenizer()))
+    monkeypatch.setattr(
+        handler.task, "loaded", handler.loaded._replace(tokenizer=ObservedTokenizer())
+    )
     body = {"inputs": "the file is read", "parameters": {"candidate_labels": ["the list"] * 3}}
     assert handler.cost({"body": json.dumps(body).encode()}) == 3 * pair
     assert seen == ["the file is read", "the list"]
@@ -309,7 +497,9 @@ def test_for_its_cost_a_text_is_tokenized_once_for_all_labels(served: Get, monke
 
 def test_the_cost_of_a_request_is_its_tokens(served: Get) -> None:
     handler = served("bert-classification", "text-classification").handler
-    one, two = (len(handler.loaded.tokenizer(text)["input_ids"]) for text in ("the", "the file is read"))
+    one, two = (
+        len(handler.loaded.tokenizer(text)["input_ids"]) for text in ("the", "the file is read")
+    )
     assert handler.cost({"body": b'{"inputs": ["the", "the file is read"]}'}) == one + two
     assert handler.cost({"body": b"the file is read"}) == two
     assert handler.cost({"body": b'{"inputs": '}) == 0.0
@@ -321,4 +511,7 @@ def test_the_cost_of_a_request_in_another_format_is_its_tokens(served: Get) -> N
     wanted = handler.cost({"body": json.dumps({"inputs": texts}).encode()})
     assert wanted > 4
     assert handler.cost({"body": json.dumps({"input": texts, "model": "m"}).encode()}) == wanted
-    assert handler.cost({"body": json.dumps({"query": texts[0], "documents": texts[1:]}).encode()}) == wanted
+    assert (
+        handler.cost({"body": json.dumps({"query": texts[0], "documents": texts[1:]}).encode()})
+        == wanted
+    )

@@ -72,10 +72,18 @@ def link_files(source: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize(("name", "kind"), [("adder", MLflowPyfunc), ("pickle", MLflowPyTorch), ("pt2", MLflowPyTorch)])
-def test_a_directory_of_links_is_loaded(saved: dict[str, Path], tmp_path: Path, name: str, kind: type) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [("adder", MLflowPyfunc), ("pickle", MLflowPyTorch), ("pt2", MLflowPyTorch)]
+)
+def test_a_directory_of_links_is_loaded(
+    saved: dict[str, Path], tmp_path: Path, name: str, kind: type
+) -> None:
     asked = Asked(kind, link_files(saved[name], tmp_path / "linked"))
-    value = {"dataframe_split": {"columns": ["a", "b"], "data": [[1.0, 2.0]]}} if name == "adder" else {"inputs": ROWS.tolist()}
+    value = (
+        {"dataframe_split": {"columns": ["a", "b"], "data": [[1.0, 2.0]]}}
+        if name == "adder"
+        else {"inputs": ROWS.tolist()}
+    )
     assert asked.one(value).status == 200
 
 
@@ -84,22 +92,39 @@ class Asked:
 
     def __init__(self, kind: type, directory: Path) -> None:
         self.directory = directory / DIRECTORY
-        self.context = Context("m", str(directory), {"model": {}}, 8, None, "0", True, Metrics("m"), {})
+        self.context = Context(
+            "m", str(directory), {"model": {}}, 8, None, "0", True, Metrics("m"), {}
+        )
         self.handler = kind()
         self.handler.initialize(self.context)
 
     def batch(self, *requests: tuple[str | bytes, str]) -> list[Answer]:
-        self.context.begin([request_meta(str(n), b"", [(b"content-type", kind.encode())]).decode() for n, (_, kind) in enumerate(requests)])
+        self.context.begin(
+            [
+                request_meta(str(n), b"", [(b"content-type", kind.encode())]).decode()
+                for n, (_, kind) in enumerate(requests)
+            ]
+        )
         raw = getattr(self.handler, "takes_raw_bodies", False)
-        bodies = [json.loads(body) if kind == JSON and not raw else bytearray(_bytes(body)) for body, kind in requests]
+        bodies = [
+            json.loads(body) if kind == JSON and not raw else bytearray(_bytes(body))
+            for body, kind in requests
+        ]
         try:
             answers = self.handler.handle([{"body": body} for body in bodies], self.context)
         except BadRows as bad:  # the others are called again, as by a worker
             left = [each for n, each in enumerate(requests) if n not in bad.faults]
             good = iter(self.batch(*left) if left else ())
-            return [Answer(400, {"code": 400, "message": bad.faults[n]}) if n in bad.faults else next(good) for n in range(len(requests))]
+            return [
+                Answer(400, {"code": 400, "message": bad.faults[n]})
+                if n in bad.faults
+                else next(good)
+                for n in range(len(requests))
+            ]
         values = [json.loads(answer) if isinstance(answer, str) else answer for answer in answers]
-        return [Answer(self.context.get_response_status(n)[0], value) for n, value in enumerate(values)]
+        return [
+            Answer(self.context.get_response_status(n)[0], value) for n, value in enumerate(values)
+        ]
 
     def one(self, value: Any) -> Answer:
         return self.batch((json.dumps(value), JSON))[0]
@@ -116,14 +141,37 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     net = Net().eval()
     signature = infer_signature(ROWS, net(torch.from_numpy(ROWS)).detach().numpy())
     columns = pd.DataFrame({"a": [1.0], "b": [2.0]})
-    directories = {name: tmp_path_factory.mktemp(name) for name in ("pickle", "pt2", "script", "adder", "onnx")}
+    directories = {
+        name: tmp_path_factory.mktemp(name) for name in ("pickle", "pt2", "script", "adder", "onnx")
+    }
     target = {name: str(directory / DIRECTORY) for name, directory in directories.items()}
-    mlflow.pytorch.save_model(net, target["pickle"], signature=signature, pip_requirements=PIP, serialization_format="pickle")
-    mlflow.pytorch.save_model(net, target["pt2"], signature=signature, pip_requirements=PIP, serialization_format="pt2", input_example=ROWS)
+    mlflow.pytorch.save_model(
+        net,
+        target["pickle"],
+        signature=signature,
+        pip_requirements=PIP,
+        serialization_format="pickle",
+    )
+    mlflow.pytorch.save_model(
+        net,
+        target["pt2"],
+        signature=signature,
+        pip_requirements=PIP,
+        serialization_format="pt2",
+        input_example=ROWS,
+    )
     script = torch.jit.trace(net, torch.from_numpy(ROWS))
-    mlflow.pytorch.save_model(script, target["script"], signature=signature, pip_requirements=PIP, serialization_format="pickle")
+    mlflow.pytorch.save_model(
+        script,
+        target["script"],
+        signature=signature,
+        pip_requirements=PIP,
+        serialization_format="pickle",
+    )
     added = infer_signature(columns, pd.Series([3.0]), params={"times": 1.0})
-    mlflow.pyfunc.save_model(target["adder"], python_model=Adder(), signature=added, pip_requirements=["pandas"])
+    mlflow.pyfunc.save_model(
+        target["adder"], python_model=Adder(), signature=added, pip_requirements=["pandas"]
+    )
     mlflow.onnx.save_model(_onnx(), target["onnx"], signature=signature, pip_requirements=PIP)
     return directories
 
@@ -133,7 +181,9 @@ def _onnx() -> Any:
 
     shape = ["batch", 3]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "net", values[:1], values[1:])
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["y"])], "net", values[:1], values[1:]
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -170,7 +220,14 @@ COLUMNS = [
 
 
 @pytest.mark.parametrize(
-    ("name", "requests"), [("pickle", TENSORS), ("pt2", TENSORS), ("script", TENSORS), ("onnx", TENSORS[:2]), ("adder", COLUMNS)]
+    ("name", "requests"),
+    [
+        ("pickle", TENSORS),
+        ("pt2", TENSORS),
+        ("script", TENSORS),
+        ("onnx", TENSORS[:2]),
+        ("adder", COLUMNS),
+    ],
 )
 def test_each_form_of_request_is_answered_as_by_mlflows_own_server(
     asked: Callable[[str], Asked], name: str, requests: list[tuple[str, str]]
@@ -188,14 +245,38 @@ def test_each_form_of_request_is_answered_as_by_mlflows_own_server(
 
 
 def test_a_pipeline_of_transformers_is_answered_as_by_mlflows_own_server(tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]))
-    config = BertConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"])
+    )
+    config = BertConfig(
+        vocab_size=8,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
     tokenizer = BertTokenizerFast(str(tmp_path / "vocab.txt"))
-    classifier = pipeline("text-classification", model=BertForSequenceClassification(config).eval(), tokenizer=tokenizer)
+    classifier = pipeline(
+        "text-classification",
+        model=BertForSequenceClassification(config).eval(),
+        tokenizer=tokenizer,
+    )
     signature = infer_signature("good film", [{"label": "LABEL_0", "score": 0.5}])
-    mlflow.transformers.save_model(classifier, str(tmp_path / DIRECTORY), signature=signature, pip_requirements=["transformers"])
-    asked, model = Asked(MLflowPyfunc, tmp_path), mlflow.pyfunc.load_model(str(tmp_path / DIRECTORY))
-    for body in ('{"inputs": ["good film", "bad"]}', '{"inputs": "bad film"}', '{"dataframe_split": {"columns": [0], "data": [["good"]]}}'):
+    mlflow.transformers.save_model(
+        classifier,
+        str(tmp_path / DIRECTORY),
+        signature=signature,
+        pip_requirements=["transformers"],
+    )
+    asked, model = (
+        Asked(MLflowPyfunc, tmp_path),
+        mlflow.pyfunc.load_model(str(tmp_path / DIRECTORY)),
+    )
+    for body in (
+        '{"inputs": ["good film", "bad"]}',
+        '{"inputs": "bad film"}',
+        '{"dataframe_split": {"columns": [0], "data": [["good"]]}}',
+    ):
         own = json.loads(invocations(body, JSON, model, model.metadata.get_input_schema()).response)
         assert asked.batch((body, JSON)) == [Answer(200, own)]
 
@@ -207,7 +288,9 @@ def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(
     own = model.handler.model
     monkeypatch.setattr(model.handler, "model", lambda rows: sizes.append(len(rows)) or own(rows))
     good = [{"inputs": ROWS.tolist()}, {"inputs": ROWS[:1].tolist()}]
-    first, bad, last = model.batch(*[(json.dumps(each), JSON) for each in (good[0], {"inputs": [[1, 2]]}, good[1])])
+    first, bad, last = model.batch(
+        *[(json.dumps(each), JSON) for each in (good[0], {"inputs": [[1, 2]]}, good[1])]
+    )
     assert 3 in sizes
     assert (first.status, bad.status, last.status) == (200, 400, 200)
     assert [len(answer.data["predictions"]) for answer in (first, last)] == [2, 1]
@@ -217,7 +300,11 @@ def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(
 @pytest.mark.parametrize(
     ("name", "request_", "reason"),
     [
-        ("pickle", {"inputs": [[1, 2]]}, r"has the shape \[1, 2\]. The model takes float32 rows of shape \[3\]"),
+        (
+            "pickle",
+            {"inputs": [[1, 2]]},
+            r"has the shape \[1, 2\]. The model takes float32 rows of shape \[3\]",
+        ),
         ("pickle", {"inputs": [["a", 2, 3]]}, "cannot be read as numbers"),
         ("pickle", {"inputs": {"a": [1], "b": [1, 2]}}, "takes 1 inputs|The model takes float32"),
         ("pickle", {"inputs": {"a": [1], "b": 2}}, "takes 1 inputs|The model takes float32"),
@@ -235,26 +322,41 @@ def test_a_request_that_does_not_fit_the_signature_is_refused_with_the_reason(
     answer = asked(name).one(request_)
     assert (answer.status, answer.data["code"]) == (400, 400)
     assert re.search(reason, answer.data["message"])
-    assert name == "pickle" or answer.data["error_code"] in ("BAD_REQUEST", "INVALID_PARAMETER_VALUE")
+    assert name == "pickle" or answer.data["error_code"] in (
+        "BAD_REQUEST",
+        "INVALID_PARAMETER_VALUE",
+    )
 
 
 def test_a_body_without_a_content_type_is_json(asked: Callable[[str], Asked]) -> None:
     rows = {"inputs": ROWS.tolist()}
-    assert asked("pickle").batch((json.dumps(rows), "application/octet-stream"))[0] == asked("pickle").one(rows)
+    assert asked("pickle").batch((json.dumps(rows), "application/octet-stream"))[0] == asked(
+        "pickle"
+    ).one(rows)
     table = split("ab", [1, 2])
-    assert asked("adder").batch((json.dumps(table), "application/x-www-form-urlencoded"))[0] == asked("adder").one(table)
+    assert asked("adder").batch((json.dumps(table), "application/x-www-form-urlencoded"))[
+        0
+    ] == asked("adder").one(table)
 
 
-@pytest.mark.parametrize("kind", ["application/vnd.apache.parquet", "application/x-parquet", "application/parquet"])
+@pytest.mark.parametrize(
+    "kind", ["application/vnd.apache.parquet", "application/x-parquet", "application/parquet"]
+)
 def test_parquet_has_three_names(asked: Callable[[str], Asked], kind: str) -> None:
     file = io.BytesIO()
     pd.DataFrame({"a": [1.0], "b": [2.0]}).to_parquet(file)
-    assert asked("adder").batch((file.getvalue(), kind))[0] == asked("adder").one(split("ab", [1, 2]))
+    assert asked("adder").batch((file.getvalue(), kind))[0] == asked("adder").one(
+        split("ab", [1, 2])
+    )
 
 
 def test_what_is_no_form_of_the_protocol_is_refused(asked: Callable[[str], Asked]) -> None:
     answer = asked("adder").batch(("<a/>", "text/xml"))[0]
-    assert (answer.status, answer.data["code"], answer.data["type"]) == (415, 415, "BadRequestException")
+    assert (answer.status, answer.data["code"], answer.data["type"]) == (
+        415,
+        415,
+        "BadRequestException",
+    )
     assert "text/csv" in answer.data["message"]
 
 
@@ -263,30 +365,52 @@ def test_a_model_that_fails_is_no_fault_of_the_client(asked: Callable[[str], Ask
         asked("adder").one(split("ab", [-1, 2]))
 
 
-@pytest.mark.parametrize("body", [{"inputs": ROWS.tolist()}, {"instances": ROWS.tolist()}, {"inputs": [TENSOR]}])
+@pytest.mark.parametrize(
+    "body", [{"inputs": ROWS.tolist()}, {"instances": ROWS.tolist()}, {"inputs": [TENSOR]}]
+)
 def test_a_model_without_a_signature_says_what_helps(tmp_path: Path, body: Any) -> None:
-    mlflow.pytorch.save_model(Net().eval(), str(tmp_path / DIRECTORY), pip_requirements=PIP, serialization_format="pickle")
+    mlflow.pytorch.save_model(
+        Net().eval(), str(tmp_path / DIRECTORY), pip_requirements=PIP, serialization_format="pickle"
+    )
     plain = Asked(MLflowPyfunc, tmp_path)
-    with pytest.raises(InvalidInput, match=r"no signature.*Send dataframe_split, or log the model with a signature"):
+    with pytest.raises(
+        InvalidInput, match=r"no signature.*Send dataframe_split, or log the model with a signature"
+    ):
         plain.one(body)
-    assert plain.one({"dataframe_split": {"columns": [0, 1, 2], "data": ROWS.tolist()}}).status == 200
+    assert (
+        plain.one({"dataframe_split": {"columns": [0, 1, 2], "data": ROWS.tolist()}}).status == 200
+    )
 
 
-def test_a_model_of_columns_refuses_tensors_and_says_what_it_takes(asked: Callable[[str], Asked]) -> None:
+def test_a_model_of_columns_refuses_tensors_and_says_what_it_takes(
+    asked: Callable[[str], Asked],
+) -> None:
     answer = asked("adder").one({"inputs": [TENSOR]})
     assert (answer.status, answer.data["message"].endswith(HINT)) == (400, True)
     with pytest.raises(InvalidInput, match="dataframe_split"):
-        asked("adder").handler.handle([{"x": ROWS, "body": ROWS.view(ListLike)}], asked("adder").context)
+        asked("adder").handler.handle(
+            [{"x": ROWS, "body": ROWS.view(ListLike)}], asked("adder").context
+        )
 
 
 @pytest.mark.parametrize(("name", "kind"), [("pickle", MLflowPyTorch), ("adder", MLflowPyfunc)])
 @pytest.mark.parametrize("outside", ["../outside", "/outside"])
-def test_a_worker_loads_no_file_outside_of_the_model(saved: dict[str, Path], tmp_path: Path, name: str, kind: type, outside: str) -> None:
+def test_a_worker_loads_no_file_outside_of_the_model(
+    saved: dict[str, Path], tmp_path: Path, name: str, kind: type, outside: str
+) -> None:
     shutil.copytree(saved[name] / DIRECTORY, tmp_path / DIRECTORY)
-    (tmp_path / DIRECTORY / "data").rename(tmp_path / "outside") if name == "pickle" else (tmp_path / "outside").mkdir()
+    (tmp_path / DIRECTORY / "data").rename(tmp_path / "outside") if name == "pickle" else (
+        tmp_path / "outside"
+    ).mkdir()
     description = tmp_path / DIRECTORY / FILE
-    key, place = ("model_data: data", "model_data: ") if name == "pickle" else ("code: null", "code: ")
-    description.write_text(description.read_text().replace(key, place + (str(tmp_path) + outside if outside[0] == "/" else outside)))
+    key, place = (
+        ("model_data: data", "model_data: ") if name == "pickle" else ("code: null", "code: ")
+    )
+    description.write_text(
+        description.read_text().replace(
+            key, place + (str(tmp_path) + outside if outside[0] == "/" else outside)
+        )
+    )
     with pytest.raises(LoadError, match=r"outside' of its flavors is not the model's own"):
         Asked(kind, tmp_path)
 
@@ -295,21 +419,27 @@ def test_code_of_a_model_is_not_behind_a_link(saved: dict[str, Path], tmp_path: 
     shutil.copytree(saved["pickle"] / DIRECTORY, tmp_path / DIRECTORY)
     (tmp_path / DIRECTORY / "code").symlink_to(saved["adder"])
     description = tmp_path / DIRECTORY / FILE
-    description.write_text(description.read_text().replace("model_data: data", "model_data: data\n    code: code"))
+    description.write_text(
+        description.read_text().replace("model_data: data", "model_data: data\n    code: code")
+    )
     with pytest.raises(LoadError, match="'code' is refused: it leads out of the model's directory"):
         Asked(MLflowPyTorch, tmp_path)
 
 
 def test_a_handler_tells_what_its_model_takes(asked: Callable[[str], Asked]) -> None:
     handler = asked("pickle").handler
-    assert handler.describe_handle()["inputs"] == [{"name": "", "shape": [3], "datatype": "float32", "example": [3]}]
+    assert handler.describe_handle()["inputs"] == [
+        {"name": "", "shape": [3], "datatype": "float32", "example": [3]}
+    ]
     model = asked("adder")
     model.context.begin([request_meta("0", b"", [(b"describe", b"True")]).decode()])
     described = model.handler.handle([{"body": b""}], model.context)[0]
     assert [each["name"] for each in json.loads(described["signature"]["inputs"])] == ["a", "b"]
 
 
-def test_an_archive_without_a_model_and_a_wrong_handler_say_what_to_do(saved: dict[str, Path], tmp_path: Path) -> None:
+def test_an_archive_without_a_model_and_a_wrong_handler_say_what_to_do(
+    saved: dict[str, Path], tmp_path: Path
+) -> None:
     with pytest.raises(LoadError, match=f"no {DIRECTORY}/{FILE}. Pack the model"):
         Asked(MLflowPyTorch, tmp_path)
     with pytest.raises(LoadError, match="use the handler mlflow_pyfunc"):

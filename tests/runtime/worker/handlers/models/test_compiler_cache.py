@@ -24,7 +24,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_it_is_where_torch_looks_and_made_before_anybody_else_can(temporary: Path) -> None:
     protect_compiler_cache()
 
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # here: seconds of each process that collects tests
+    from torch._inductor.runtime.cache_dir_utils import (
+        default_cache_dir,
+    )  # here: seconds of each process that collects tests
 
     assert os.environ[VARIABLE] == default_cache_dir()
     assert Path(os.environ[VARIABLE]).stat().st_mode & 0o777 == 0o700
@@ -37,8 +39,13 @@ def test_one_that_was_set_stays(temporary: Path, monkeypatch: pytest.MonkeyPatch
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a directory to another user")
-def test_where_another_user_has_taken_the_name_a_new_one_is_made(temporary: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0,
+    reason="only root can give a directory to another user",
+)
+def test_where_another_user_has_taken_the_name_a_new_one_is_made(
+    temporary: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     protect_compiler_cache()
     taken = Path(os.environ.pop(VARIABLE))
     os.chown(taken, STRANGER, STRANGER)

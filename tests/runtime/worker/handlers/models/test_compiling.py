@@ -16,7 +16,10 @@ from tsx_runtime.worker.handlers.models.compiling import compiled
     [
         (None, None),
         ("inductor", {"backend": "inductor"}),
-        ({"compile": {"enable": True, "backend": "eager", "mode": "default"}}, {"backend": "eager", "mode": "default"}),
+        (
+            {"compile": {"enable": True, "backend": "eager", "mode": "default"}},
+            {"backend": "eager", "mode": "default"},
+        ),
         ({"compile": {"enable": True}}, {}),
         ({"compile": {"enable": False, "backend": "eager"}}, None),
         ({"compile": {"backend": "eager"}}, None),
@@ -25,13 +28,19 @@ from tsx_runtime.worker.handlers.models.compiling import compiled
         (7, None),
     ],
 )
-def test_each_form_gives_the_arguments_of_torch_compile(pt2: Any, options: dict[str, Any] | None) -> None:
+def test_each_form_gives_the_arguments_of_torch_compile(
+    pt2: Any, options: dict[str, Any] | None
+) -> None:
     assert compile_options(pt2) == options
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pt2", [{"backend": "no_such_backend"}, {"backend": "eager", "no_such_option": 1}])
-def test_what_cannot_be_compiled_runs_eager_with_a_warning(pt2: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "pt2", [{"backend": "no_such_backend"}, {"backend": "eager", "no_such_option": 1}]
+)
+def test_what_cannot_be_compiled_runs_eager_with_a_warning(
+    pt2: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     model = torch.nn.Identity()
     assert compiled(model, pt2) is model
     assert len(caplog.records) == 1
@@ -42,11 +51,16 @@ def test_what_cannot_be_compiled_runs_eager_with_a_warning(pt2: Any, caplog: pyt
     ("pt2", "text"),
     [
         ("inductor", "backend inductor"),
-        ({"compile": {"enable": True, "backend": "eager", "dynamic": True}}, "backend eager, dynamic True"),
+        (
+            {"compile": {"enable": True, "backend": "eager", "dynamic": True}},
+            "backend eager, dynamic True",
+        ),
         ({"compile": {"enable": True}}, "the default backend"),
     ],
 )
-def test_the_log_says_how_a_model_is_compiled(pt2: Any, text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_how_a_model_is_compiled(
+    pt2: Any, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO", "tsx.worker"):
         compiled(torch.nn.Identity(), pt2)
     assert caplog.messages == [f"Compiled model with {text}"]

@@ -1,4 +1,6 @@
-"""`precision:` of model-config.yaml: the weights are converted, what goes in and comes out is not."""
+"""`precision:` of model-config.yaml: the weights are converted, what goes in and comes out is
+not.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ import torch
 from tests.runtime.worker.conftest import Request, StartWorker
 from tests.runtime.worker.handlers.conftest import MODEL, Net
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.handlers.models.model_files import FixedBatch, load_exported, load_onnx, load_torchscript
+from tsx_runtime.worker.handlers.models.model_files import (
+    FixedBatch,
+    load_exported,
+    load_onnx,
+    load_torchscript,
+)
 from tsx_runtime.worker.handlers.models.precision import cast, in_precision, wanted_precision
 from tsx_runtime.worker.model_loading import applies_precision
 
@@ -34,7 +41,9 @@ ROWS = """
 """
 
 
-@pytest.mark.parametrize(("file", "precision"), [("weights.pth", "bf16"), ("weights.pth", "FP16"), ("script.pt", "bf16")])
+@pytest.mark.parametrize(
+    ("file", "precision"), [("weights.pth", "bf16"), ("weights.pth", "FP16"), ("script.pt", "bf16")]
+)
 def test_the_key_converts_the_weights_and_answers_are_nearly_the_same(
     start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], file: str, precision: str
 ) -> None:
@@ -42,19 +51,32 @@ def test_the_key_converts_the_weights_and_answers_are_nearly_the_same(
     files = {file: model_bytes[file], "model.py": MODEL.encode()}
     worker = start_worker(ROWS, files=files, model=model, model_config={"precision": precision})
     assert worker.loaded, worker.report
-    answers = [json.loads(answer.body) for answer in worker.ask(*[Request(json.dumps(row).encode(), JSON) for row in QUESTIONS])]
+    answers = [
+        json.loads(answer.body)
+        for answer in worker.ask(*[Request(json.dumps(row).encode(), JSON) for row in QUESTIONS])
+    ]
     dtype = {"bf16": "torch.bfloat16", "FP16": "torch.float16"}[precision]
-    assert {(answer["weights"], answer["precision"]) for answer in answers} == {(dtype, precision.lower())}
+    assert {(answer["weights"], answer["precision"]) for answer in answers} == {
+        (dtype, precision.lower())
+    }
     with torch.inference_mode():
         expected = net(torch.tensor(QUESTIONS))
-    torch.testing.assert_close(torch.tensor([answer["numbers"] for answer in answers]), expected, rtol=0.03, atol=0.03)
+    torch.testing.assert_close(
+        torch.tensor([answer["numbers"] for answer in answers]), expected, rtol=0.03, atol=0.03
+    )
 
 
 @pytest.mark.parametrize(
     ("config", "handler", "applies"),
-    [({}, object(), True), ({"precision": "bf16"}, object(), False), ({"precision": "bf16"}, SimpleNamespace(precision="bf16"), True)],
+    [
+        ({}, object(), True),
+        ({"precision": "bf16"}, object(), False),
+        ({"precision": "bf16"}, SimpleNamespace(precision="bf16"), True),
+    ],
 )
-def test_whether_a_handler_applies_the_key_is_known_by_its_attribute(config: dict[str, Any], handler: object, applies: bool) -> None:
+def test_whether_a_handler_applies_the_key_is_known_by_its_attribute(
+    config: dict[str, Any], handler: object, applies: bool
+) -> None:
     assert applies_precision(handler, config) is applies
 
 
@@ -68,7 +90,11 @@ def test_only_floating_point_tensors_are_cast_however_deep_they_are() -> None:
     whole, real = torch.tensor([1]), torch.tensor([1.5])
     given = [{"a": (whole, real)}, "text", 3]
     result = cast(given, torch.bfloat16)
-    assert (result[0]["a"][0].dtype, result[0]["a"][1].dtype, result[1:]) == (torch.int64, torch.bfloat16, ["text", 3])
+    assert (result[0]["a"][0].dtype, result[0]["a"][1].dtype, result[1:]) == (
+        torch.int64,
+        torch.bfloat16,
+        ["text", 3],
+    )
 
 
 def test_a_module_is_still_a_module_and_takes_its_arguments_by_name(net: Net) -> None:
@@ -82,19 +108,30 @@ def test_a_module_is_still_a_module_and_takes_its_arguments_by_name(net: Net) ->
 
 
 @pytest.mark.parametrize(
-    ("file", "said"), [("frozen.pt", "frozen TorchScript"), ("program.pt2", "it was exported in float32"), ("model.onnx", "float32")]
+    ("file", "said"),
+    [
+        ("frozen.pt", "frozen TorchScript"),
+        ("program.pt2", "it was exported in float32"),
+        ("model.onnx", "float32"),
+    ],
 )
 def test_what_cannot_be_converted_says_why_and_what_to_do(
     model_bytes: dict[str, bytes], onnx_bytes: bytes, tmp_path: Path, file: str, said: str
 ) -> None:
     (tmp_path / file).write_bytes(onnx_bytes if file == "model.onnx" else model_bytes[file])
-    load = {"frozen.pt": load_torchscript, "program.pt2": load_exported, "model.onnx": load_onnx}[file]
+    load = {"frozen.pt": load_torchscript, "program.pt2": load_exported, "model.onnx": load_onnx}[
+        file
+    ]
     model = load(tmp_path / file, CPU)
-    with pytest.raises(LoadError, match=rf"precision: bf16 cannot be given to this model: .*{said}.*remove the key"):
+    with pytest.raises(
+        LoadError, match=rf"precision: bf16 cannot be given to this model: .*{said}.*remove the key"
+    ):
         in_precision(model, "bf16", CPU)
     same = in_precision(load(tmp_path / file, CPU), "fp32", CPU)
     with torch.inference_mode():
-        torch.testing.assert_close(same(torch.tensor(QUESTIONS[:2])), model(torch.tensor(QUESTIONS[:2])))
+        torch.testing.assert_close(
+            same(torch.tensor(QUESTIONS[:2])), model(torch.tensor(QUESTIONS[:2]))
+        )
 
 
 def test_a_program_that_was_exported_in_that_precision_takes_float32() -> None:
@@ -104,18 +141,28 @@ def test_a_program_that_was_exported_in_that_precision_takes_float32() -> None:
     with torch.inference_mode():
         result = model(torch.tensor(QUESTIONS))
         assert (result.dtype, result.shape, model.size) == (torch.float32, (3, 2), 2)
-        torch.testing.assert_close(result, layer(torch.tensor(QUESTIONS).bfloat16()).float(), rtol=0.02, atol=0.02)
+        torch.testing.assert_close(
+            result, layer(torch.tensor(QUESTIONS).bfloat16()).float(), rtol=0.02, atol=0.02
+        )
 
 
 def test_what_torch_cannot_say_the_precision_of_is_refused() -> None:
-    with pytest.raises(LoadError, match=r"precision: fp32 cannot be given to a builtin_function_or_method.*remove the key"):
+    with pytest.raises(
+        LoadError,
+        match=r"precision: fp32 cannot be given to a builtin_function_or_method.*remove the key",
+    ):
         in_precision(len, "fp32", CPU)
 
 
-def test_a_precision_that_torch_lacks_on_the_device_is_an_error_when_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_precision_that_torch_lacks_on_the_device_is_an_error_when_loading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def lacking(*_: Any) -> None:
         raise RuntimeError("\"slow_conv2d_cpu\" not implemented for 'Half'\nand more")
 
     monkeypatch.setattr(torch.nn.functional, "conv2d", lacking)
-    with pytest.raises(LoadError, match=r"precision: fp16 is not available on cpu with torch .*: .* not implemented for 'Half'$"):
+    with pytest.raises(
+        LoadError,
+        match=r"precision: fp16 is not available on cpu with torch .*: .* not implemented for 'Half'$",
+    ):
         in_precision(torch.nn.Linear(1, 1), "fp16", CPU)

@@ -58,8 +58,12 @@ def mapped(path: Path) -> list[range]:
     return [range(int(start, 16), int(end, 16)) for start, end in spans]
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what is mapped where")
-@pytest.mark.parametrize("name", ["wide.pth", "wide.safetensors", "wide.pt", "frozen.pt", "wide.pt2"])
+@pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="only Linux tells what is mapped where"
+)
+@pytest.mark.parametrize(
+    "name", ["wide.pth", "wide.safetensors", "wide.pt", "frozen.pt", "wide.pt2"]
+)
 def test_the_weights_are_the_files_own_pages(directory: Path, name: str) -> None:
     path = directory / name
     model_file = directory / "wide_model.py" if name in ("wide.pth", "wide.safetensors") else None
@@ -67,9 +71,15 @@ def test_the_weights_are_the_files_own_pages(directory: Path, name: str) -> None
     tensors = [*model.parameters(), *model.buffers()]
     if name == "frozen.pt":
         nodes = model.graph.findAllNodes("prim::Constant")
-        tensors = [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
+        tensors = [
+            node.t("value")
+            for node in nodes
+            if node.hasAttribute("value") and node.kindOf("value") == "t"
+        ]
     large = [tensor for tensor in tensors if tensor.nbytes > 100_000]
-    assert len(large) == (1 if name == "frozen.pt" else 2)  # freezing keeps what is used of the table
+    assert len(large) == (
+        1 if name == "frozen.pt" else 2
+    )  # freezing keeps what is used of the table
     spans = mapped(path)
     assert all(any(tensor.data_ptr() in span for span in spans) for tensor in large)
     with torch.inference_mode():
@@ -92,7 +102,9 @@ def test_writing_to_a_shared_weight_leaves_the_file_alone(directory: Path) -> No
     assert (directory / "wide.pt").read_bytes() == before
 
 
-def zipped(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED, pad: int = 0) -> None:
+def zipped(
+    path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED, pad: int = 0
+) -> None:
     with zipfile.ZipFile(path, "w", compression) as archive:
         if pad:
             archive.writestr("p" * pad, b"")
@@ -106,7 +118,11 @@ def test_tensors_that_share_a_storage_still_do(tmp_path: Path) -> None:
     head, tail = whole[:10], whole[10:].view(-1, 10)
     expected = tail.clone()
     assert share_with_file([whole, head, tail], tmp_path / "m.zip") == 20_000
-    assert whole.untyped_storage().data_ptr() == head.untyped_storage().data_ptr() == tail.untyped_storage().data_ptr()
+    assert (
+        whole.untyped_storage().data_ptr()
+        == head.untyped_storage().data_ptr()
+        == tail.untyped_storage().data_ptr()
+    )
     assert torch.equal(tail, expected)
 
 

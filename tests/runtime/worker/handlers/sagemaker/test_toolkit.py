@@ -1,4 +1,6 @@
-"""A directory as SageMaker's PyTorch toolkit wants it, in a real worker: the user's functions, the defaults, and real batches."""
+"""A directory as SageMaker's PyTorch toolkit wants it, in a real worker: the user's functions, the
+defaults, and real batches.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ OWN = """
 """
 
 
-def start(start_worker: StartWorker, program: str, *, independent: bool = False, **files: str | bytes) -> Worker:
+def start(
+    start_worker: StartWorker, program: str, *, independent: bool = False, **files: str | bytes
+) -> Worker:
     named = {"code/inference.py": program} if program else {}
     layout = {"code": "code", "program": "inference.py" if program else ""}
     return start_worker(
@@ -74,7 +78,10 @@ def start(start_worker: StartWorker, program: str, *, independent: bool = False,
 
 
 def of_type(body: bytes, kind: str, accept: str = "") -> Request:
-    return Request(body, [(b"Content-Type", kind.encode()), *([(b"Accept", accept.encode())] if accept else [])])
+    return Request(
+        body,
+        [(b"Content-Type", kind.encode()), *([(b"Accept", accept.encode())] if accept else [])],
+    )
 
 
 def ask(worker: Worker, *rows: Any) -> list[Any]:
@@ -83,7 +90,9 @@ def ask(worker: Worker, *rows: Any) -> list[Any]:
     return [json.loads(answer.body) for answer in answers]
 
 
-def test_the_users_functions_are_called_as_the_toolkit_documents_them(start_worker: StartWorker) -> None:
+def test_the_users_functions_are_called_as_the_toolkit_documents_them(
+    start_worker: StartWorker,
+) -> None:
     worker = start(start_worker, OWN, **{"code__helper.py": "def double(x):\n    return 2 * x\n"})
     assert worker.loaded, worker.report
     first, second, third, fourth = worker.ask(
@@ -95,15 +104,26 @@ def test_the_users_functions_are_called_as_the_toolkit_documents_them(start_work
     assert json.loads(first.body) == [["str", "[1]", 4, 10, "m"], "text/x"]
     assert first.headers["content-type"] == "application/x-own"
     assert json.loads(second.body) == [["bytes", "a", 4, 10, "m"], "application/json"]
-    assert (third.status, third.message) == (500, "input_fn failed: ValueError: no such type")  # and no neighbour with it
+    assert (third.status, third.message) == (
+        500,
+        "input_fn failed: ValueError: no such type",
+    )  # and no neighbour with it
     assert (fourth.status, fourth.message) == (500, "predict_fn failed: KeyError: 'boom'")
 
 
-def test_a_function_whose_path_depends_on_its_data_answers_each_client_from_its_own_rows(start_worker: StartWorker) -> None:
+def test_a_function_whose_path_depends_on_its_data_answers_each_client_from_its_own_rows(
+    start_worker: StartWorker,
+) -> None:
     worker = start(start_worker, MODEL.format(coupled="* (-2 if bool((x < 0).any()) else 1)"))
     for _ in range(4):  # However many batches agree, the next client's row may take the other path.
-        assert [answer["answer"] for answer in ask(worker, [[1.0, 1.0]], [[2.0, 2.0]])] == [[[2.0]], [[4.0]]]
-    assert [answer["answer"] for answer in ask(worker, [[1.0, 1.0]], [[-1.0, 2.0]])] == [[[2.0]], [[-2.0]]]
+        assert [answer["answer"] for answer in ask(worker, [[1.0, 1.0]], [[2.0, 2.0]])] == [
+            [[2.0]],
+            [[4.0]],
+        ]
+    assert [answer["answer"] for answer in ask(worker, [[1.0, 1.0]], [[-1.0, 2.0]])] == [
+        [[2.0]],
+        [[-2.0]],
+    ]
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -111,7 +131,9 @@ def test_independent_rows_of_a_batch_share_a_call(start_worker: StartWorker, own
     predict = "\n    def predict_fn(given, model):\n        return model(given)\n" if own else ""
     worker = start(start_worker, MODEL.format(coupled="") + predict, independent=True)
     rows = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]], [[0.5, 0.5]]]
-    before = ask(worker, *rows)[0]["calls"]  # with a call of the first alone: whether its output has rows at all
+    before = ask(worker, *rows)[0][
+        "calls"
+    ]  # with a call of the first alone: whether its output has rows at all
     after = ask(worker, *rows)
     assert [answer["answer"] for answer in after] == [[[3.0]], [[7.0], [11.0]], [[1.0]]]
     assert after[0]["calls"][len(before) :] == [4]
@@ -130,7 +152,9 @@ def test_a_request_that_fails_among_independent_rows_fails_alone(start_worker: S
             return given * 2
     """
     worker = start(start_worker, program, independent=True)
-    good, bad = worker.ask(*[of_type(body, "application/json") for body in (b"[[1.0]]", b"[[-1.0]]")])
+    good, bad = worker.ask(
+        *[of_type(body, "application/json") for body in (b"[[1.0]]", b"[[-1.0]]")]
+    )
     assert (good.status, json.loads(good.body)) == (200, [[2.0]])
     assert (bad.status, bad.message) == (500, "predict_fn failed: ValueError: negative")
 
@@ -154,7 +178,9 @@ def test_transform_fn_stands_for_the_three(start_worker: StartWorker) -> None:
     """
     [answer] = start(start_worker, program).ask(of_type(b"x", "text/csv", "text/csv"))
     assert (answer.body, answer.headers["content-type"]) == (b"3 x text/csv text/csv", "text/csv")
-    report = start(start_worker, program + "\n        def input_fn(data, content_type): return data\n").report
+    report = start(
+        start_worker, program + "\n        def input_fn(data, content_type): return data\n"
+    ).report
     assert "transform_fn and input_fn, which it replaces" in report["message"]
 
 
@@ -195,14 +221,20 @@ READ: dict[str, Callable[[bytes], Any]] = {
         ("application/jsonlines", b"[1, 2, 3]\n[0.5, -1, 0.25]\n"),
     ],
 )
-def test_each_form_of_input_and_output_has_the_models_own_numbers(plain: Worker, net: Net, kind: str, body: bytes) -> None:
+def test_each_form_of_input_and_output_has_the_models_own_numbers(
+    plain: Worker, net: Net, kind: str, body: bytes
+) -> None:
     with torch.inference_mode():
         expected = net(torch.from_numpy(ROWS)).numpy()
     answers = plain.ask(*[of_type(body, kind, accept) for accept in READ])
     answers += plain.ask(of_type(body, kind, "text/csv;q=0.01, image/png, */*;q=0.1"))
-    usual = "application/jsonlines" if kind == "application/jsonlines" else "application/json"  # lines are answered by lines
+    usual = (
+        "application/jsonlines" if kind == "application/jsonlines" else "application/json"
+    )  # lines are answered by lines
     assert [answer.headers["content-type"] for answer in answers] == [*READ, usual]
-    for answer in answers:  # one that came alone differs in its last digits from those that were put together
+    for answer in (
+        answers
+    ):  # one that came alone differs in its last digits from those that were put together
         found = READ[answer.headers["content-type"]](answer.body)
         np.testing.assert_allclose(np.array(found), expected, rtol=1e-4, atol=1e-6)
 
@@ -213,7 +245,11 @@ def test_what_the_defaults_cannot_read_or_write_is_reported(plain: Worker) -> No
         return [(answer.status, answer.message) for answer in answers]
 
     good = json.dumps(ROWS.tolist()).encode()
-    unread = of_type(b"x", "image/png"), of_type(b"{", "application/json"), of_type(b"a,b\n", "text/csv")
+    unread = (
+        of_type(b"x", "image/png"),
+        of_type(b"{", "application/json"),
+        of_type(b"a,b\n", "text/csv"),
+    )
     reported = refused(*unread, of_type(good, "application/json", "image/png"))
     assert [status for status, _ in reported] == [415, 400, 400, 415]
     assert "define input_fn in your program, or send one of application/json" in reported[0][1]
@@ -221,11 +257,15 @@ def test_what_the_defaults_cannot_read_or_write_is_reported(plain: Worker) -> No
 
 
 def test_a_directory_without_one_model_says_what_is_there(start_worker: StartWorker) -> None:
-    worker = start(start_worker, "def predict_fn(given, model): return given\n", **{"a.pt": b"", "b.pt": b""})
+    worker = start(
+        start_worker, "def predict_fn(given, model): return given\n", **{"a.pt": b"", "b.pt": b""}
+    )
     assert "(there is: a.pt, b.pt). Define model_fn(model_dir)." in worker.report["message"]
 
 
 def test_a_directory_of_code_outside_of_the_model_is_refused(start_worker: StartWorker) -> None:
     layout = {"code": "..", "program": "inference.py"}
-    worker = start_worker(handler="sagemaker_toolkit", manifest={"model": {"modelName": "m"}, "sagemaker": layout})
+    worker = start_worker(
+        handler="sagemaker_toolkit", manifest={"model": {"modelName": "m"}, "sagemaker": layout}
+    )
     assert "'..' is refused" in worker.report["message"]

@@ -1,4 +1,6 @@
-"""Pictures made by arithmetic, the same on every machine, of sizes that reach each rounding rule."""
+"""Pictures made by arithmetic, the same on every machine, of sizes that reach each rounding
+rule.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Make image_references.npz with torchvision itself, whose Pillow transforms need none of its compiled parts.
+"""Make image_references.npz with torchvision itself, whose Pillow transforms need none of its
+compiled parts.
 
     pip download --no-deps torchvision && unzip torchvision-*.whl 'torchvision/*.py'
     python tests/runtime/worker/handlers/steps/make_image_references.py .
@@ -17,7 +18,9 @@ from image_samples import SIZES, sample
 
 
 def torchvision_transforms(directory: str) -> types.ModuleType:
-    """`torchvision.transforms`, without running the package's `__init__`, which wants its compiled operators."""
+    """`torchvision.transforms`, without running the package's `__init__`, which wants its compiled
+    operators.
+    """
     package = types.ModuleType("torchvision")
     package.__path__ = [f"{directory}/torchvision"]
     extension = types.ModuleType("torchvision.extension")

@@ -1,4 +1,6 @@
-"""Photographs become the same numbers as with torchvision: compared with tensors that torchvision made."""
+"""Photographs become the same numbers as with torchvision: compared with tensors that torchvision
+made.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.runtime.worker.handlers.steps.image_samples import SIZES, sample
-from tsx_runtime.worker.handlers.steps.image_processing import center_crop, imagenet, resize, resized, to_rgb, to_tensor
+from tsx_runtime.worker.handlers.steps.image_processing import (
+    center_crop,
+    imagenet,
+    resize,
+    resized,
+    to_rgb,
+    to_tensor,
+)
 
 STEP = 1 / 255 / 0.224  # one level of one pixel, after normalisation
 
@@ -23,8 +32,13 @@ def test_the_tensor_is_torchvisions(width: int, height: int) -> None:
     tensor = imagenet(sample(width, height))
     assert tensor.shape == (3, 224, 224)
     assert tensor.dtype == torch.float32
-    np.testing.assert_allclose(tensor[:, ::16, ::16].numpy(), references[f"pixels-{width}x{height}"], atol=1.01 * STEP)
-    mean_difference = np.abs(tensor.double().sum(dim=(1, 2)).numpy() - references[f"sums-{width}x{height}"]) / 224**2
+    np.testing.assert_allclose(
+        tensor[:, ::16, ::16].numpy(), references[f"pixels-{width}x{height}"], atol=1.01 * STEP
+    )
+    mean_difference = (
+        np.abs(tensor.double().sum(dim=(1, 2)).numpy() - references[f"sums-{width}x{height}"])
+        / 224**2
+    )
     assert mean_difference.max() < STEP / 4
 
 
@@ -37,11 +51,15 @@ def test_any_size_becomes_224_by_224(width: int, height: int) -> None:
 def test_the_shorter_side_is_256_and_the_other_keeps_the_ratio(width: int, height: int) -> None:
     new_width, new_height = resized(width, height, 256)
     assert min(new_width, new_height) == 256
-    assert 0 <= max(width, height) / min(width, height) * 256 - max(new_width, new_height) < 1 + 1e-6
+    assert (
+        0 <= max(width, height) / min(width, height) * 256 - max(new_width, new_height) < 1 + 1e-6
+    )
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 40))
-def test_the_crop_is_the_middle_and_what_is_outside_is_black(width: int, height: int, size: int) -> None:
+def test_the_crop_is_the_middle_and_what_is_outside_is_black(
+    width: int, height: int, size: int
+) -> None:
     image = Image.fromarray(np.full((height, width), 9, np.uint8))
     cropped = np.asarray(center_crop(image, size))
     assert cropped.shape == (size, size)
@@ -59,9 +77,15 @@ def test_a_sliver_that_would_grow_beyond_all_bounds_is_refused() -> None:
         resize(Image.new("RGB", (60_000, 1)), 256)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr", "HSV", "LAB", "I", "F"])
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr", "HSV", "LAB", "I", "F"]
+)
 def test_every_mode_becomes_rgb(mode: str) -> None:
-    image = Image.new("LA", (40, 30), (7, 9)).convert("PA") if mode == "PA" else sample(40, 30).convert("RGB")
+    image = (
+        Image.new("LA", (40, 30), (7, 9)).convert("PA")
+        if mode == "PA"
+        else sample(40, 30).convert("RGB")
+    )
     if mode == "LAB":
         image = Image.new("LAB", (40, 30))
     elif mode != "PA":

@@ -33,7 +33,12 @@ def test_without_the_file_there_is_no_mapping(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{", "is not JSON"), ("[1]", "holds a list"), ('{"0": null}', "class 0 a NoneType as its name"), ('{"0": []}', "class 0")],
+    [
+        ("{", "is not JSON"),
+        ("[1]", "holds a list"),
+        ('{"0": null}', "class 0 a NoneType as its name"),
+        ('{"0": []}', "class 0"),
+    ],
 )
 def test_a_file_that_cannot_be_used_is_explained(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "index_to_name.json"
@@ -43,9 +48,14 @@ def test_a_file_that_cannot_be_used_is_explained(tmp_path: Path, content: str, s
 
 
 def test_probabilities_get_the_names_of_their_classes() -> None:
-    assert map_class_to_label([[0.9, 0.1]], {"0": "cat", "5": ["id", "dog"]}, [[5, 0]]) == [{"dog": 0.9, "cat": 0.1}]
+    assert map_class_to_label([[0.9, 0.1]], {"0": "cat", "5": ["id", "dog"]}, [[5, 0]]) == [
+        {"dog": 0.9, "cat": 0.1}
+    ]
 
 
 def test_without_classes_they_are_those_in_order_and_without_names_their_numbers() -> None:
-    assert map_class_to_label([[0.9, 0.1], [0.2, 0.8]]) == [{"0": 0.9, "1": 0.1}, {"0": 0.2, "1": 0.8}]
+    assert map_class_to_label([[0.9, 0.1], [0.2, 0.8]]) == [
+        {"0": 0.9, "1": 0.1},
+        {"0": 0.2, "1": 0.8},
+    ]
     assert map_class_to_label([[0.9, 0.1]], {"0": "cat"}) == [{"cat": 0.9, "1": 0.1}]

@@ -22,7 +22,11 @@ from tsx_runtime.worker.handlers.steps.tensor_requests import PREDICTIONS, read_
 )
 def test_a_table_is_rows_and_is_answered_with_predictions(table: dict[str, Any]) -> None:
     read = read_request({"body": bytearray(json.dumps(table), "utf-8")}, [InputSpec()])
-    assert (read.inputs[0].tolist(), read.single, read.form) == ([[1, 2], [3, 4]], False, PREDICTIONS)
+    assert (read.inputs[0].tolist(), read.single, read.form) == (
+        [[1, 2], [3, 4]],
+        False,
+        PREDICTIONS,
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,7 +39,9 @@ def test_a_table_is_rows_and_is_answered_with_predictions(table: dict[str, Any])
     ],
 )
 def test_what_is_no_table_is_refused_with_the_form_of_one(table: dict[str, Any]) -> None:
-    with pytest.raises(MalformedTensors, match=r'"columns" and "data".*a list of objects with the same names'):
+    with pytest.raises(
+        MalformedTensors, match=r'"columns" and "data".*a list of objects with the same names'
+    ):
         read_request({"body": table}, [InputSpec()])
 
 

@@ -1,4 +1,6 @@
-"""The default handler, asked: every form of request gives the model's own numbers in the form of the request, or says what to send."""
+"""The default handler, asked: every form of request gives the model's own numbers in the form of
+the request, or says what to send.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def npy(value: Any) -> bytearray:
     return bytearray(file.getvalue())
 
 
-def tensor(data: list[Any], shape: list[int], name: str = "x", datatype: str = "FP32") -> dict[str, Any]:
+def tensor(
+    data: list[Any], shape: list[int], name: str = "x", datatype: str = "FP32"
+) -> dict[str, Any]:
     return {"name": name, "shape": shape, "datatype": datatype, "data": data}
 
 
@@ -99,7 +103,9 @@ class Asked(BaseHandler):
     def __init__(self, model: Any, envelope: str, config: dict[str, Any]) -> None:
         super().__init__()
         self.model, self.device = model, torch.device("cpu")
-        self.context = Context("m", "/m", {"model": {"modelVersion": "1.0"}}, 8, None, "1", model_yaml_config=config)
+        self.context = Context(
+            "m", "/m", {"model": {"modelVersion": "1.0"}}, 8, None, "1", model_yaml_config=config
+        )
         self.context.envelope = envelope
 
     def ask(self, *rows: Any, header: tuple[str, str] = ("x", "y")) -> list[Any]:
@@ -126,11 +132,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         if form == "exported":
             example = torch.zeros(2, 4) if name == "linear" else torch.zeros(1, 1, 28, 28)
             model = torch.export.export(
-                model, (example,), dynamic_shapes=({0: torch.export.Dim("n")},) if len(example) > 1 else None
+                model,
+                (example,),
+                dynamic_shapes=({0: torch.export.Dim("n")},) if len(example) > 1 else None,
             ).module()
         elif form != "eager":
             model = torch.jit.script(model)
-            torch.jit.save(torch.jit.freeze(model) if form == "frozen" else model, place / f"{name}.pt")
+            torch.jit.save(
+                torch.jit.freeze(model) if form == "frozen" else model, place / f"{name}.pt"
+            )
             model = torch.jit.load(place / f"{name}.pt")
         return Asked(model, envelope, config)
 
@@ -179,14 +189,22 @@ def test_scores_get_the_names_of_the_classes(made: Made) -> None:
     scores = of("linear", [ROW])[0]
     handler.mapping = {"0": "cat", "1": "dog", "2": "eel"}
     named = dict(zip(("cat", "dog", "eel"), scores, strict=True))
-    for body, answer in ((ROW, named), ([ROW, ROW], [named] * 2), ({"instances": [ROW]}, {"predictions": [named]})):
+    for body, answer in (
+        (ROW, named),
+        ([ROW, ROW], [named] * 2),
+        ({"instances": [ROW]}, {"predictions": [named]}),
+    ):
         assert handler.ask({"body": body}) == [answer]
     inputs = {"inputs": [tensor(ROW, [1, 4])]}
     assert handler.ask({"body": inputs})[0]["outputs"][0]["data"] == scores
 
 
-@pytest.mark.parametrize("mapping", [{"0": "cat", "1": "dog"}, {"0": "cat", "1": "cat", "2": "dog"}, {}])
-def test_names_that_are_not_one_for_each_score_change_nothing(made: Made, mapping: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "mapping", [{"0": "cat", "1": "dog"}, {"0": "cat", "1": "cat", "2": "dog"}, {}]
+)
+def test_names_that_are_not_one_for_each_score_change_nothing(
+    made: Made, mapping: dict[str, str]
+) -> None:
     handler = made("linear")
     handler.mapping = mapping
     close(handler.ask({"body": ROW})[0], of("linear", [ROW])[0])
@@ -194,7 +212,9 @@ def test_names_that_are_not_one_for_each_score_change_nothing(made: Made, mappin
 
 def test_tensors_of_the_open_inference_protocol_are_answered_as_such(made: Made) -> None:
     handler, (own,) = made("linear"), of("linear", [ROW])
-    (answer,) = handler.ask({"body": {"id": "7", "inputs": [tensor(ROW * 2, [2, 4])], "outputs": [{"name": "y"}]}})
+    (answer,) = handler.ask(
+        {"body": {"id": "7", "inputs": [tensor(ROW * 2, [2, 4])], "outputs": [{"name": "y"}]}}
+    )
     (output,) = answer.pop("outputs")
     assert answer == {"model_name": "m", "model_version": "1.0", "id": "7"}
     close(output.pop("data"), own * 2)
@@ -212,24 +232,43 @@ def test_tensors_of_the_open_inference_protocol_are_answered_as_such(made: Made)
 
 def test_the_requests_of_a_batch_may_differ_in_form_and_number_of_rows(made: Made) -> None:
     handler, rows = made("linear"), torch.randn(5, 4).tolist()
-    one, many, instances = handler.ask({"body": rows[0]}, {"body": rows[1:4]}, {"body": {"instances": rows[4:]}})
+    one, many, instances = handler.ask(
+        {"body": rows[0]}, {"body": rows[1:4]}, {"body": {"instances": rows[4:]}}
+    )
     close([one, *many, *instances["predictions"]], of("linear", rows))
 
 
 @pytest.mark.parametrize("form", ["eager", "script", "frozen", "exported"])
 def test_the_numbers_are_cast_to_the_models_type(made: Made, form: str) -> None:
     handler, pixels = made("grey", form), [[[row % 2] * 28 for row in range(28)]]
-    for body in (pixels, [[[bool(pixel) for pixel in row] for row in pixels[0]]], npy(np.array(pixels, "uint8"))):
-        close(handler.ask({"body": body})[0], NETS["grey"](torch.tensor([pixels]).float())[0].tolist())
+    for body in (
+        pixels,
+        [[[bool(pixel) for pixel in row] for row in pixels[0]]],
+        npy(np.array(pixels, "uint8")),
+    ):
+        close(
+            handler.ask({"body": body})[0], NETS["grey"](torch.tensor([pixels]).float())[0].tolist()
+        )
     if form != "exported":
-        assert made("double", form).ask({"body": [1, 2, 3, 4]})[0] == NETS["double"](torch.tensor([1, 2, 3, 4]).double()).tolist()
+        assert (
+            made("double", form).ask({"body": [1, 2, 3, 4]})[0]
+            == NETS["double"](torch.tensor([1, 2, 3, 4]).double()).tolist()
+        )
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    ("form", "known"), [("eager", "[1, any, any]"), ("script", "[1, any, any]"), ("frozen", "[1, any, any]"), ("exported", "[1, 28, 28]")]
+    ("form", "known"),
+    [
+        ("eager", "[1, any, any]"),
+        ("script", "[1, any, any]"),
+        ("frozen", "[1, any, any]"),
+        ("exported", "[1, 28, 28]"),
+    ],
 )
-def test_a_wrong_request_is_answered_with_one_that_the_model_takes(made: Made, form: str, known: str) -> None:
+def test_a_wrong_request_is_answered_with_one_that_the_model_takes(
+    made: Made, form: str, known: str
+) -> None:
     handler, image = made("grey", form), b"\x89PNG\r\n\x1a\n"
     wrong = [
         [1, 2],
@@ -252,33 +291,48 @@ def test_a_wrong_request_is_answered_with_one_that_the_model_takes(made: Made, f
     for body in wrong:
         ((position, text),) = handler.refused({"body": IMAGE}, {"body": body}).items()
         assert position == 1, body
-        assert f"The model takes float32 rows of shape {known}. Send JSON: one row or a list of rows" in text, body
+        assert (
+            f"The model takes float32 rows of shape {known}. Send JSON: one row or a list of rows"
+            in text
+        ), body
         assert text.endswith("Example: what python3 -c 'print([[[0]*28]*28])' prints."), body
     assert "a PNG image" in handler.refused({"body": image})[0]
-    assert "complex numbers" in handler.refused({"body": npy(np.array(IMAGE, "complex64"))})[0]  # their imaginary parts would be lost
+    assert (
+        "complex numbers" in handler.refused({"body": npy(np.array(IMAGE, "complex64"))})[0]
+    )  # their imaginary parts would be lost
     command = re.search(r"python3 -c '(.*)'", text)
     assert command is not None
-    example = subprocess.run(["python3", "-c", command[1]], check=True, capture_output=True, text=True).stdout
+    example = subprocess.run(
+        ["python3", "-c", command[1]], check=True, capture_output=True, text=True
+    ).stdout
     assert command[0] == handler.describe_handle()["example"]
     assert len(handler.ask({"body": bytearray(example.encode())})[0]) == 3
 
 
 def test_a_short_example_is_quoted_and_fits_the_envelope(made: Made) -> None:
-    assert made("linear").refused({"body": [1]})[0].endswith("or a .npy file. Example: [0, 0, 0, 0]")
+    assert (
+        made("linear").refused({"body": [1]})[0].endswith("or a .npy file. Example: [0, 0, 0, 0]")
+    )
     assert (
         made("linear", envelope="kserve")
         .refused([1])[0]
-        .endswith('Send JSON of the form {"instances": [rows]}. Example: {"instances": [[0, 0, 0, 0]]}')
+        .endswith(
+            'Send JSON of the form {"instances": [rows]}. Example: {"instances": [[0, 0, 0, 0]]}'
+        )
     )
     example = made("linear", envelope="kservev2").describe_handle()["example"]
-    assert json.loads(example) == {"inputs": [{"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
+    assert json.loads(example) == {
+        "inputs": [{"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]
+    }
 
 
 def test_input_shape_goes_before_the_first_layer(made: Made) -> None:
     handler = made("linear", input_shape=[None, 4])
     close(handler.ask({"body": [ROW, ROW]})[0], of("linear", [ROW, ROW]))
     close(handler.ask({"body": [[ROW, ROW]]})[0], [of("linear", [ROW, ROW])])
-    assert handler.refused({"body": ROW})[0].startswith("The request has the shape [4]. The model takes float32 rows of shape [any, 4].")
+    assert handler.refused({"body": ROW})[0].startswith(
+        "The request has the shape [4]. The model takes float32 rows of shape [any, 4]."
+    )
     assert handler.describe_handle() == {
         "inputs": [{"name": "input", "shape": [None, 4], "datatype": "float32", "example": [8, 4]}],
         "example": json.dumps([[0] * 4] * 8),
@@ -287,13 +341,30 @@ def test_input_shape_goes_before_the_first_layer(made: Made) -> None:
 
 def test_several_inputs_come_by_their_names(made: Made) -> None:
     handler, ids, mask = made("words"), [1, 2, 3], [1, 1, 0]
-    mean, length = (value.tolist() for value in NETS["words"](torch.tensor([ids]), torch.tensor([mask])).values())
+    mean, length = (
+        value.tolist()
+        for value in NETS["words"](torch.tensor([ids]), torch.tensor([mask])).values()
+    )
     own = {"mean": mean[0], "length": length[0]}
     assert handler.ask({"body": {"mask": mask, "ids": ids}}) == [own]
     assert handler.ask({"ids": bytearray(b"[1, 2, 3]"), "mask": bytearray(b"[1, 1, 0]")}) == [own]
-    assert handler.ask({"body": {"instances": [{"ids": ids, "mask": mask}] * 2}}) == [{"predictions": [own, own]}]
-    (answer,) = handler.ask({"body": {"inputs": [tensor(ids, [1, 3], "ids", "INT64"), tensor(mask, [1, 3], "mask", "INT64")]}})
-    assert [(output["name"], output["datatype"]) for output in answer["outputs"]] == [("mean", "FP32"), ("length", "INT64")]
+    assert handler.ask({"body": {"instances": [{"ids": ids, "mask": mask}] * 2}}) == [
+        {"predictions": [own, own]}
+    ]
+    (answer,) = handler.ask(
+        {
+            "body": {
+                "inputs": [
+                    tensor(ids, [1, 3], "ids", "INT64"),
+                    tensor(mask, [1, 3], "mask", "INT64"),
+                ]
+            }
+        }
+    )
+    assert [(output["name"], output["datatype"]) for output in answer["outputs"]] == [
+        ("mean", "FP32"),
+        ("length", "INT64"),
+    ]
     example = json.loads(handler.describe_handle()["example"])
     assert set(handler.ask({"body": example})[0]["predictions"][0]) == {"mean", "length"}
 
@@ -302,14 +373,18 @@ def test_what_the_model_gives_of_a_batch_as_a_whole_is_asked_for_each_request(ma
     assert made("mean").ask({"body": [[0, 0], [0, 0]]}, {"body": [[1, 1], [1, 1]]}) == [0.0, 1.0]
 
 
-def test_a_table_with_as_many_rows_as_the_batch_is_not_divided_among_its_requests(made: Made) -> None:
+def test_a_table_with_as_many_rows_as_the_batch_is_not_divided_among_its_requests(
+    made: Made,
+) -> None:
     expected = made("table").ask({"body": [[1, 1]]})
     handler = made("table")
     for _ in range(2):
         assert handler.ask({"body": [[1, 1]]}, {"body": [[5, 5]]})[0] == expected[0]
 
 
-def test_a_model_of_which_nothing_is_known_tells_by_itself_whether_a_request_is_a_row(made: Made) -> None:
+def test_a_model_of_which_nothing_is_known_tells_by_itself_whether_a_request_is_a_row(
+    made: Made,
+) -> None:
     assert made("mean").ask({"body": [[[1, 2], [3, 4]]]}) == [2.5]
     with pytest.raises(RuntimeError, match="shape"):  # perhaps the model's fault
         made("mean").ask({"body": [1, 2, 3]})
@@ -322,7 +397,10 @@ class Labels(Asked):
 
 def test_a_step_of_a_subclass_gets_one_tensor_with_a_row_for_each_request(made: Made) -> None:
     handler = Labels(NETS["linear"], "", {})
-    assert handler.ask({"body": ROW}, {"body": [ROW]}) == [int(NETS["linear"](torch.tensor(ROW)).argmax())] * 2
+    assert (
+        handler.ask({"body": ROW}, {"body": [ROW]})
+        == [int(NETS["linear"](torch.tensor(ROW)).argmax())] * 2
+    )
     assert handler.refused({"body": [ROW, ROW]})[0].startswith("The request has 2 rows; send one.")
 
 
@@ -366,14 +444,18 @@ def test_each_input_of_torchscript_takes_what_the_layer_behind_it_takes(freeze: 
 
 
 def test_a_text_that_was_sent_as_a_form_is_told_the_header() -> None:
-    with pytest.raises(MalformedTensors, match=r"\('plain text'\) have no value.*content-type: text/plain"):
+    with pytest.raises(
+        MalformedTensors, match=r"\('plain text'\) have no value.*content-type: text/plain"
+    ):
         read_request({"plain text": bytearray()}, [InputSpec()])
 
 
 def test_input_shape_names_the_shapes_of_several_inputs(made: Made) -> None:
     assert made("two")._example is None
     handler = made("two", input_shape={"meta": [3], "pixels": [4]})
-    assert json.loads(handler.describe_handle()["example"]) == {"instances": [{"pixels": [0] * 4, "meta": [0] * 3}]}
+    assert json.loads(handler.describe_handle()["example"]) == {
+        "instances": [{"pixels": [0] * 4, "meta": [0] * 3}]
+    }
     assert len(handler.ask({"body": {"pixels": [0] * 4, "meta": [1] * 3}})[0]) == 2
     assert handler.refused({"body": {"pixels": [0] * 4, "meta": [1] * 5}})[0].startswith(
         "The request has the shape [5] for the input 'meta'."
@@ -386,7 +468,10 @@ def test_input_shape_names_the_shapes_of_several_inputs(made: Made) -> None:
 def test_the_bytes_of_a_file_that_curl_sent_as_a_form_are_not_echoed(made: Made, name: str) -> None:
     row = {name: bytearray(), "x": bytearray(b"1")}
     for message in (made("linear").refused(row)[0], refusal_of_image(row)):
-        assert (name in message, "send it with -T FILE, or with --data-binary @FILE" in message) == (False, True)
+        assert (
+            name in message,
+            "send it with -T FILE, or with --data-binary @FILE" in message,
+        ) == (False, True)
 
 
 def refusal_of_image(row: dict[str, bytearray]) -> str:
