@@ -176,7 +176,7 @@ def _zip_kind(
     archive: zipfile.ZipFile, prefix: str, names: set[str], path: Path, size: int
 ) -> ModelFile:
     if "MAR-INF/MANIFEST.json" in names:
-        return _unknown(path, size, "is already a model archive; serve it directly")
+        return _unknown(path, size, "is already a model archive; rename it to end in .mar")
     if any(name.startswith("data/aotinductor/") for name in names):
         device = _aoti_device(archive, prefix, names)
         return ModelFile(

@@ -106,7 +106,7 @@ def _tells(web: Web, report: Report) -> None:
     report.add(
         what,
         right,
-        batch.body[:100].decode(errors="replace"),
+        batch.body[:100].decode(errors="replace").strip(),
         "three keys",
         "this is a bug in tsx: please report it",
     )

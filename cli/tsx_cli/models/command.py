@@ -7,6 +7,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -266,12 +267,13 @@ def set_default(
     """Choose the version that answers requests without a version."""
     if (version is None) == (number is None):
         raise UsageError(f"give the version once: `tsx models set-default {name} 2.0`")
-    _say(
-        management(url, config)
-        .call("PUT", path("models", name, version or number or "", "set-default"))
-        .json(),
-        as_json,
-    )
+    server, chosen = management(url, config), version or number or ""
+    (described,) = server.call("GET", path("models", name, chosen)).json(list)
+    if not described["workers"] and not described.get("asleep"):
+        start = f"tsx models scale {quote(name)} 1 --version {quote(described['modelVersion'])}"
+        text = "so requests without a version would fail. Start a worker first"
+        raise CliError(f"version {chosen} of {name} has no workers, {text}: `{start}`")
+    _say(server.call("PUT", path("models", name, chosen, "set-default")).json(), as_json)
 
 
 @app.command(cls=AnswerCommand)

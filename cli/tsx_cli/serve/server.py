@@ -222,7 +222,9 @@ def locate(argument: str, settings: Settings) -> LocatedSource:
     if stored is not None:
         return LocatedSource(name, stored, classify(stored))
     beside = f", nor in the {store_name} '{store}'" if store else ""
-    near = similar_file(path) or (similar_file(store / path) if store else "")
+    packed = path.with_name(f"{path.name}.mar")
+    near = f"; did you mean '{packed}'?" if packed.is_file() else similar_file(path)
+    near = near or (similar_file(store / path) if store else "")
     raise CliError(
         f"there is no file '{path}'{beside}{near or ';'} name an archive, a model directory or a"
         " model file"

@@ -292,6 +292,8 @@ def test_torchserve_serves_a_model_store_and_asks_for_tokens(
 def test_a_file_that_is_nowhere_is_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     assert "there is no file 'x.mar'; name an archive" in run("serve", "x.mar").err
+    Path("y.mar").touch()
+    assert "there is no file 'y'; did you mean 'y.mar'? name an archive" in run("serve", "y").err
     assert (
         "there is no file 'x.mar', nor in the model store 'store'"
         in run("serve", "n=x.mar", "--model-store", "store").err

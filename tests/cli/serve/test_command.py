@@ -294,6 +294,14 @@ def test_a_version_comes_becomes_the_default_and_goes(models: Run) -> None:
     )
 
 
+def test_a_version_without_workers_does_not_become_the_default(models: Run) -> None:
+    assert models("register", "echo2.0.mar", "--workers", 0).code == 0
+    refused = models("set-default", "echo", "2.0")
+    assert refused.code == 1
+    assert "`tsx models scale echo 1 --version 2.0`" in refused.err
+    assert models("unregister", "echo", "--version", "2.0").code == 0
+
+
 def test_an_archive_that_exists_here_is_the_one_that_is_meant(
     models: Run, predict: Run, place: Path, tmp_path: Path
 ) -> None:

@@ -138,12 +138,18 @@ def _stages(
     return tuple(round(part, 6) for part in (*parts, max(0.0, total / requests - sum(parts))))
 
 
+def _before_any_request(reading: CounterSnapshot) -> CounterSnapshot:
+    """Return the counters of a version that was registered within the last second."""
+    latency, stages = (0,) * len(reading.latency), (0.0,) * len(reading.stages)
+    return CounterSnapshot(reading.at - 1.0, 0, 0, latency, 0, 0, stages)
+
+
 class _Track:
     """One version's points, and its counters when the newest was made."""
 
-    def __init__(self, version: SampledVersion, now: float) -> None:
+    def __init__(self, version: SampledVersion, last: CounterSnapshot) -> None:
         self.version = version
-        self.last = read(version.stats, now)
+        self.last = last
         self.points: deque[SeriesPoint] = deque(maxlen=KEPT)
 
 
@@ -168,17 +174,15 @@ class TimeSeries:
         tracks, self._tracks = self._tracks, {}
         for version in [version for model in self._models() for version in model.versions.values()]:
             key = (version.name, version.version)
-            track = tracks.get(key)
+            track, reading = tracks.get(key), read(version.stats, now)
             if track is None:
-                track = _Track(version, now)
-            elif track.version is not version:  # a replacement, whose counters start at zero
-                track.version, track.last = version, read(version.stats, now)
-            else:
-                reading = read(version.stats, now)
-                track.points.append(
-                    between(track.last, reading, self.number, version.pending, version.batch_places)
-                )
-                track.last = reading
+                track = _Track(version, _before_any_request(reading))
+            elif track.version is not version:  # a replacement has counters of its own
+                track.version, track.last = version, _before_any_request(reading)
+            track.points.append(
+                between(track.last, reading, self.number, version.pending, version.batch_places)
+            )
+            track.last = reading
             self._tracks[key] = track
 
     def since(self, number: int) -> dict[tuple[str, str], list[SeriesPoint]]:

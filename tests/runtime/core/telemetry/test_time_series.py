@@ -52,7 +52,7 @@ def test_a_rate_is_what_came_in_the_time_that_passed() -> None:
         server.version.stats.add_refusal(job, error, 1.0)
     server.version.pending = 7
     server.second(1.5)
-    (point,) = server.points()
+    *_, point = server.points()
     assert (point.number, point.rate, point.failures, point.waiting, point.refused) == (
         2,
         24.0,
@@ -71,7 +71,7 @@ def test_latencies_are_those_of_that_second_alone() -> None:
     server.version.stats.latency.add([0.01] * 98)
     server.version.stats.latency.add([0.2] * 2)
     server.second()
-    (point,) = server.points()
+    *_, point = server.points()
     assert 0.008 < point.p50 < 0.012
     assert 0.15 < point.p99 < 0.25
 
@@ -97,7 +97,7 @@ def test_the_time_of_a_second_is_divided_among_the_stages_and_its_batches_are_as
     server.second()
     add_batches(server.version.stats, 5)
     server.second(0.5)
-    (point,) = server.points()
+    *_, point = server.points()
     assert (point.rate, point.places) == (40.0, 80.0)  # four of eight places
     queue, batch, preprocess, inference, postprocess, other = point.stages
     assert (queue, batch) == pytest.approx((0.01, 0.02), abs=1e-6)
@@ -139,7 +139,15 @@ def test_what_takes_the_place_of_a_version_goes_on_with_its_points_though_its_co
     server.second()
     server.version.stats.answers[200] = 5
     server.second()
-    assert [point.rate for point in server.points()] == [1000.0, 5.0]
+    assert [point.rate for point in server.points()] == [0.0, 1000.0, 0.0, 5.0]
+
+
+def test_requests_of_a_versions_first_second_are_counted() -> None:
+    server = Server()
+    server.version.stats.answers.update({200: 2, 503: 1})
+    server.second()
+    (point,) = server.points()
+    assert (point.rate, point.failures) == (3.0, 1.0)
 
 
 def test_of_a_version_that_is_gone_nothing_is_kept() -> None:
