@@ -24,13 +24,12 @@ MARKED = re.compile(
 ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
 BOOSTS = {  # of a page's rank in the search: what looks up or records stands behind what explains
     "docs/start/faq.md": 2.0,
+    "docs/reference/configuration.md": 1.0,
     "docs/reference/*": 0.1,
     "docs/guides/deploy/*": 0.5,
-    "docs/*/torchserve*.md": 0.1,
-    "docs/concepts/architecture.md": 0.05,
-    "docs/concepts/data-plane.md": 0.05,
-    "docs/concepts/decisions/*": 0.05,
-    "docs/reference/bench/*": 0.1,
+    "docs/guides/torchserve-command.md": 0.1,
+    "docs/concepts/performance.md": 0.5,
+    "docs/concepts/*": 0.05,
     "benchmarks/*": 0.01,
     "CHANGELOG.md": 0.1,
 }

@@ -26,12 +26,16 @@ QUESTIONS = (
     "authentication",
     "return an image",
     "limit the memory",
+    "serve on a GPU",
     "two GPUs",
     "numpy",
     "JavaScript",
     "metrics",
     "roll back",
     "nginx",
+    "batching",
+    "timeouts",
+    "health check",
     "Windows",
     "upgrade",
     "sizing",
@@ -56,7 +60,7 @@ def block(language: str) -> str:
 def test_each_question_has_one_answer_with_code_and_the_page_that_has_the_rest() -> None:
     titles = list(answers())
     assert [[question in title for question in QUESTIONS].index(True) for title in titles] == list(
-        range(12)
+        range(16)
     )
     for title, answer in answers().items():
         assert "```" in answer, title

@@ -5,6 +5,7 @@ fast.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,18 +16,24 @@ HELP_OPTIONS = ["-h", "--help"]
 
 
 def command_of(app: typer.Typer) -> Any:
-    """Its command, in whose help flags are shown as such: `--check` takes no <bool>."""
+    """Return the command of an app.
+
+    Its help shows flags as such (`--check` takes no <bool>), and paragraphs without the line breaks
+    of the source.
+    """
     command: Any = typer.main.get_command(app)
-    _show_flags(command)
+    _prepare_help(command)
     return command
 
 
-def _show_flags(command: Any) -> None:
+def _prepare_help(command: Any) -> None:
+    if command.help:
+        command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", command.help)
     for option in command.get_params(typer.Context(command, help_option_names=HELP_OPTIONS)):
         if getattr(option, "is_flag", False):
             option.metavar = ""
     for each in getattr(command, "commands", {}).values():
-        _show_flags(each)
+        _prepare_help(each)
 
 
 class LazyGroup(TyperGroup):
@@ -108,5 +115,5 @@ class DefaultGroup(TyperGroup):
             ),
             rich_markup_mode=self.rich_markup_mode,
         )
-        _show_flags(group)
+        _prepare_help(group)
         group.format_help(ctx, formatter)

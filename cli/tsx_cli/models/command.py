@@ -286,7 +286,10 @@ def unregister(
 ) -> None:
     """Unregister a model and stop its workers; the archive stays in the model store."""
     target = path("models", name, *([] if version is None else [version]))
-    _say(management(url, config).call("DELETE", target).json(), as_json)
+    answer = management(url, config).call("DELETE", target).json()
+    if version is not None and not as_json:
+        answer["status"] += f": version {version}"
+    _say(answer, as_json)
 
 
 for _command in (
@@ -388,8 +391,9 @@ def _print_progress(server: Server, target: str, over: threading.Event) -> None:
     while not over.wait(PROGRESS_S):
         with suppress(CliError):  # the command itself reports what is wrong
             (version,) = server.call("GET", target).json(list)
-            line = f"workers ready: {_ready(version)} of {version['minWorkers']}"
-            if line != printed:
+            ready, wanted = _ready(version), version["minWorkers"]
+            line = f"workers ready: {ready} of {wanted}"
+            if line != printed and ready < wanted:
                 print(line, file=sys.stderr, flush=True)
             printed = line
 

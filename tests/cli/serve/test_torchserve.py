@@ -304,7 +304,7 @@ def test_what_is_wrong_with_a_start_is_in_its_exit_code(torchserve: TorchServe) 
         code, _, err = torchserve.call(*START)
     assert code == 1
     assert (
-        "is in use (inference_address). Stop the program that uses it, or choose another port."
+        "is in use (inference_address). Stop the program that uses it, or choose another port"
         in err
     )
     assert not torchserve.pid_file.exists()

@@ -122,7 +122,7 @@ def test_it_lives_in_the_directory_of_its_model(start_worker: StartWorker) -> No
         import os, sys, helper
         def handle(data, context):
             if data is not None:
-                return [{"cwd": os.getcwd(), "path": sys.path[-1], "helper": helper.WHO, "text": open("notes.txt").read()}]
+                return [{"cwd": os.getcwd(), "path": sys.path[0], "helper": helper.WHO, "text": open("notes.txt").read()}]
         """,
         files={"helper.py": "WHO = 'beside the handler'", "notes.txt": "hello"},
     )

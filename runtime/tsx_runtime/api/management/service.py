@@ -172,8 +172,7 @@ class ManagementService:
     async def unregister(self, model: str, version: str | None) -> Status:
         self.check_model_api("GET", "PUT")
         await self.registry.unregister(model, version)
-        text = f'Model "{model}" unregistered'
-        return Status(status=f"{text}: version {version}" if version else text)
+        return Status(status=f'Model "{model}" unregistered')
 
 
 async def ask_handler(version: ModelVersion) -> Any:

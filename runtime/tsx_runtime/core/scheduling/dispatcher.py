@@ -313,14 +313,12 @@ class Dispatcher:
         times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else times_in(extra)
         batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)
         self._full = None
-        for job, (status, headers, body) in zip(
-            jobs, items, strict=False
-        ):  # the channel has counted them
+        # The channel has counted the items.
+        for job, (status, headers, body) in zip(jobs, items, strict=False):
             job.answer(status, headers, body, batch)
         if size:
-            self.stats.add_batch(
-                batch, jobs
-            )  # while the answers are on their way: no client waits for it
+            # The answers are on their way, so no client waits for the counting.
+            self.stats.add_batch(batch, jobs)
         else:
             self.stats.add_late_batch(batch)
         self._close(size)

@@ -207,7 +207,7 @@ def test_files_name_the_command_that_creates_the_secret_and_hold_no_token() -> N
 def test_the_policies_in_the_documentation_open_the_port_of_requests_alone_to_others(
     page: str, port: int
 ) -> None:
-    text = (Path(__file__).parents[4] / "docs" / page).read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs" / "guides" / page).read_text(encoding="utf-8")
     (policy,) = (
         yaml.safe_load(block)
         for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)

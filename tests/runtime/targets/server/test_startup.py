@@ -160,4 +160,4 @@ def test_a_workflow_may_be_named_on_the_command_line_wherever_it_lies(
         tmp_path,
         {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"},
     )
-    assert f"there is no file 'quiet.war', nor in the workflow store '{models}'" in ended.stderr
+    assert f"there is no file 'quiet.war', nor in the model store '{models}'" in ended.stderr

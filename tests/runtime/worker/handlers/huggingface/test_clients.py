@@ -212,7 +212,7 @@ def test_what_a_transcription_costs_is_no_field_of_it(served: Get) -> None:
         (
             "text-classification",
             {"huggingface": {"dtype": "fp8"}},
-            "model-config.yaml cannot be used: dtype must be one of auto, fp32",
+            "huggingface.dtype: 'fp8' is invalid",
         ),
         ("image-classification", {}, "cannot be loaded for the task 'image-classification'"),
     ],
