@@ -1,4 +1,4 @@
-"""Writes the generated parts of the documentation: rooms, floors, settings, the schema of a
+"""Writes the generated parts of the documentation: floors, settings, the schema of a
 benchmark's results, infra/iam.
 
 Run it after a file or a setting is added, removed or changed. With --check it writes nothing and
@@ -7,9 +7,7 @@ says whether a part is out of date.
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 import runpy
 import sys
 from functools import cache
@@ -21,47 +19,6 @@ from tsx_cli.deploy.aws.iam_policies import documents
 from tsx_runtime.settings.schema import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = [
-    "archiver/tsx_archiver",
-    "runtime/tsx_runtime",
-    "cli/tsx_cli",
-    "templates/tsx_templates",
-]
-ELSEWHERE = {
-    "packages": (
-        "Two more distributions: tsx-client, and the modules of TorchServe that users import"
-    ),
-    "examples": "digits and detector are small models, plugins has one plugin of each kind",
-    "infra": (
-        "Compose file, Prometheus rules, Grafana dashboard, KServe runtime, IAM policies,"
-        " Kubernetes role"
-    ),
-    "scripts": "What people and CI call: demo, test, release, generators",
-    "tests": "Same folders as the code; support/ is shared by several tests",
-    "benchmarks": "Speed, memory, overload and faults, measured side by side",
-    "docs": "Guides and reference",
-}
-LONGEST = 104
-
-
-def first_sentence(file: Path) -> str:
-    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    sentence = docstring.split("\n\n")[0].replace("\n", " ").split(". ")[0].rstrip(".")
-    return shortened(re.sub(r" \([^)]*\)", "", sentence))
-
-
-def shortened(sentence: str) -> str:
-    """The sentence, or as many of its clauses as fit."""
-    while len(sentence) > LONGEST:
-        shorter = re.sub(r"[,;:] [^,;:]*$", "", sentence)
-        if shorter == sentence:
-            break
-        sentence = shorter
-    return sentence
-
-
-def line(depth: int, name: str, text: str) -> str:
-    return f"{'    ' * depth + name:30}{text}".rstrip() + "\n"
 
 
 def floors() -> str:
@@ -88,20 +45,6 @@ def floors() -> str:
 def _room(module: str) -> str:
     package, _, rest = module.partition(".")
     return f"{package}.{rest.partition('.')[0]}" if package == "tsx_runtime" else package
-
-
-def rooms() -> str:
-    """The folders one sees first: the packages, the rooms of the runtime, and what is not a
-    package.
-    """
-    found = []
-    for package in PACKAGES:
-        found.append((0, package, first_sentence(ROOT / package / "__init__.py")))
-        if package == "runtime/tsx_runtime":
-            inits = sorted((ROOT / package).glob("*/__init__.py"))
-            found += [(1, file.parent.name, first_sentence(file)) for file in inits]
-    found += [(0, name, text) for name, text in ELSEWHERE.items()]
-    return "```\n" + "".join(line(depth, f"{name}/", text) for depth, name, text in found) + "```\n"
 
 
 def settings_table() -> str:
@@ -154,7 +97,6 @@ def main() -> int:
             if "--check" not in sys.argv[1:]:
                 whole.write_text(content, encoding="utf-8")
     for file, name, part in (
-        (ROOT / "README.md", "rooms", rooms()),
         (ROOT / "docs" / "concepts" / "architecture.md", "floors", floors()),
         (ROOT / "docs" / "reference" / "configuration.md", "settings", settings_table()),
         (ROOT / "docs" / "reference" / "configuration.md", "limits", limits_table()),

@@ -48,7 +48,7 @@ def test_the_page_on_installing_lists_every_extra() -> None:
 
 
 def test_readme_is_read_in_a_minute_and_its_pictures_are_small() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 190
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 160
     pictures = {file.name: file.stat().st_size for file in (ROOT / "docs" / "images").iterdir()}
     assert set(pictures) == {"page.png", "report.png"}
     assert max(pictures.values()) < 200_000

@@ -1,0 +1,40 @@
+"""Links between the Markdown files of the repository, also those that are not part of the site."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from markdown.extensions.toc import slugify
+
+ROOT = Path(__file__).parents[2]
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {
+        slugify(re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).replace("`", ""), "-")
+        for title in titles
+    }
+
+
+def test_every_link_of_a_markdown_file_leads_to_a_file_and_a_heading() -> None:
+    folders = ("benchmarks", "changes", "docs", "examples", "infra", "packages")
+    pages = [
+        *ROOT.glob("*.md"),
+        *(page for name in folders for page in (ROOT / name).rglob("*.md")),
+    ]
+    assert len(pages) > 70
+    dead = []
+    for page in pages:
+        for target, anchor in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+            file = (page.parent / target).resolve() if target else page
+            is_heading = anchor and file.suffix == ".md" and not anchor.startswith("tsx_")
+            if not file.exists() or (is_heading and anchor not in anchors(file)):
+                dead.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
+    assert dead == []
