@@ -33,6 +33,8 @@ from tsx_runtime.shared.cores import cpu_count
 if TYPE_CHECKING:
     from tests.support.platforms.aws import Account
 
+# gRPC writes to stderr whenever a process with clients forks, also into what a test has captured.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault(
     "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
 )  # asks for GPUs so that the processes that are forked later can still use them
