@@ -60,25 +60,23 @@ def with_torch_for_workers() -> Iterator[None]:
     processor every time.
     """
     ask_for, fork = forkserver.set_forkserver_preload, forkserver.connect_to_new_process
-    ask_for([PRELOAD_EXPORTED])
     with pytest.MonkeyPatch.context() as patch:
+        # workers would inherit the tester's own environment from the fork server
+        patch.delenv("VIRTUAL_ENV", raising=False)
         patch.setattr(
             forkserver,
             "connect_to_new_process",
             lambda descriptors: _begun.append("a worker") or fork(descriptors),
         )
-        patch.setattr(hidden_credentials, "Popen", fork_servers.start_for_multiprocessing)
-        patch.setattr(
-            forkserver,
-            "os",
-            SimpleNamespace(**{**vars(os), "waitpid": fork_servers.wait_for_fork_server}),
-        )
-        patch.setattr(
-            forkserver, "set_forkserver_preload", lambda modules: ask_for([PRELOAD_EXPORTED])
-        )
-        patch.delenv(
-            "VIRTUAL_ENV", raising=False
-        )  # of the tester's own environment, which workers would have from the fork server
+        if forked.FORKS:
+            ask_for([PRELOAD_EXPORTED])
+            waitpid = fork_servers.wait_for_fork_server
+            with_waitpid = SimpleNamespace(**{**vars(os), "waitpid": waitpid})
+            patch.setattr(forkserver, "os", with_waitpid)
+            patch.setattr(hidden_credentials, "Popen", fork_servers.start_for_multiprocessing)
+            patch.setattr(
+                forkserver, "set_forkserver_preload", lambda modules: ask_for([PRELOAD_EXPORTED])
+            )
         yield
 
 
@@ -139,12 +137,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="only tests that start no process and take less than a second",
     )
+    parser.addoption(
+        "--everyday", action="store_true", help="leave out what only the nightly run has"
+    )
 
 
 # torch compiles and runs a program to find out if the processor has the instructions that it says
 # it has, and headers that few tests need
 os.environ |= {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-# files of few tests that take many seconds: whole benchmarks, compilers, ranks that import torch
+# What the nightly run alone has: trials in number, a comparison with TorchServe, and files of few
+# tests that take many seconds (whole benchmarks, compilers, ranks that import torch).
+NIGHTLY_FOLDERS = ("tests/chaos/", "tests/differential/", "tests/fuzz/")
 LONG = {
     "tests/benchmarks/test_large_bodies.py",
     "tests/cli/batch/test_command.py",
@@ -155,6 +158,7 @@ LONG = {
     "tests/cli/deploy/test_interrupted.py",
     "tests/cli/optimize/test_run.py",
     "tests/packaging/test_compiled.py",
+    "tests/packaging/test_distribution.py",
     "tests/runtime/core/workers/test_groups.py",
     "tests/runtime/grpc/test_generation.py",
     "tests/runtime/jobs/test_kills.py",
@@ -173,15 +177,25 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("fast"):
-        return
-    slow = [
+    fast, everyday = config.getoption("fast"), config.getoption("everyday")
+    left_out = {
         item
         for item in items
-        if "processes" in getattr(item, "fixturenames", ()) or item.get_closest_marker("slow")
-    ]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in set(slow)]
+        if (
+            fast
+            and (
+                "processes" in getattr(item, "fixturenames", ()) or item.get_closest_marker("slow")
+            )
+        )
+        or ((fast or everyday) and _nightly(item.nodeid.partition("::")[0]))
+    }
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _nightly(file: str) -> bool:
+    return file in LONG or file.startswith(NIGHTLY_FOLDERS)
 
 
 @pytest.fixture(scope="session")
@@ -229,7 +243,7 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Processes that run tests are forked from one that has collected them."""
-    if sys.platform == "linux":
+    if forked.FORKS:
         from execnet import gateway_io
 
         from tests.support.collected import Collected

@@ -21,7 +21,7 @@ def start_for_multiprocessing(args: Sequence[Any], **options: Any) -> subprocess
     """
     words = [os.fsdecode(word) for word in args]
     code = words[words.index("-c") + 1]
-    if line_coverage.FORK_SERVER not in code or sys.platform != "linux":
+    if line_coverage.FORK_SERVER not in code or not forked.FORKS:
         return line_coverage.Popen(args, **options)
     server = forked.Popen(
         [sys.executable, "-c", code],

@@ -4,6 +4,8 @@ torch.
 A start takes 30 ms of the processor instead of two seconds; a server's fork server and its workers
 are forked in the same way. What a program does is the same. Tests of the start itself (what it
 imports, `sys.path`, an installed command) use `subprocess`.
+
+It is for speed alone: with TSX_REAL_PROCESSES=1 every program is started as a user starts it.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from typing import Any, NoReturn
 from tests.support import line_coverage  # isort: skip  # noqa: F401  # before the product
 from tsx_runtime.core.isolation import hidden_credentials
 
+FORKS = os.environ.get("TSX_REAL_PROCESSES", "0") == "0" and sys.platform == "linux"
 COMMANDS = {"tsx": "tsx_cli.main", "torchserve": "tsx_cli.serve.torchserve"}
 IMPORTED = (
     "multiprocessing.popen_forkserver",
@@ -88,7 +91,7 @@ class Popen(subprocess.Popen[Any]):
         *rest: Any,
     ) -> None:
         in_shell, in_session = rest[2], any(rest[14:15])
-        cannot = preexec_fn or in_shell or _begins_otherwise(env) or sys.platform != "linux"
+        cannot = not FORKS or preexec_fn or in_shell or _begins_otherwise(env)
         program = None if cannot else _program(args)
         if program is None:
             super()._execute_child(
