@@ -145,7 +145,7 @@ def test_a_version_that_is_registered_already_names_the_command_that_replaces_it
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     monkeypatch.setenv("TERM", "xterm")
     with pytest.raises(RequestFailed) as raised:
-        command._register(Full(), "m [1].mar", False, model_name="x")  # type: ignore[arg-type]  # a server that answers as said
+        command._register(Full(), "m [1].mar", False, model_name="x")  # type: ignore[arg-type]  # a double
     assert raised.value.message.endswith(
         "is there; `tsx models replace 'm [1].mar' --name x` replaces it"
     )
