@@ -15,6 +15,7 @@ import yaml
 from tests.cli.conftest import Run
 from tsx_archiver.inspecting import manifest_of
 from tsx_cli.init import class_name
+from tsx_runtime.worker.exceptions import InvalidInput
 
 FILES = {
     "README.md",
@@ -39,10 +40,23 @@ def test_all_files_are_written_and_named(run: Run, tmp_path: Path) -> None:
     assert ended.out.splitlines()[-1] == "my-model.v2/README.md has the next steps"
     for name in ("model.py", "handler.py"):
         assert "MyModelV2" in ast.dump(ast.parse((tmp_path / "my-model.v2" / name).read_text()))
-    assert (
-        yaml.safe_load((tmp_path / "my-model.v2" / "model-config.yaml").read_text())["batchSize"]
-        == 16
-    )
+    config = yaml.safe_load((tmp_path / "my-model.v2" / "model-config.yaml").read_text())
+    assert config["batchSize"] == 16
+    assert "maxBatchDelay" not in config  # which a lone request waits out with `batchPolicy: wait`
+
+
+@pytest.mark.parametrize(
+    "body",
+    [None, b"", "hello", b'{"row"', [], {"rows": 1}, {"row": [1, 2]}, {"row": [1, 2, 3, "4"]}],
+)
+def test_the_handler_refuses_a_body_that_is_no_row(run: Run, tmp_path: Path, body: object) -> None:
+    assert run("init", "m").code == 0
+    handler = runpy.run_path(str(tmp_path / "m" / "handler.py"))["MHandler"]()
+    with pytest.raises(InvalidInput, match="JSON body"):
+        handler.preprocess([{"body": body}])
+    handler.device = "cpu"
+    row = {"row": [1, 2.5, 3, 4]}
+    assert handler.preprocess([{"body": row}, {"data": row}]).tolist() == [row["row"]] * 2
 
 
 @pytest.mark.parametrize("name", ["resnet", "my-model", "net-0.5.v2", "2d_net", "x.mar"])

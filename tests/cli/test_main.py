@@ -155,6 +155,24 @@ def test_an_unknown_command_names_the_nearest_one(run: Run) -> None:
     assert "Did you mean 'serve'?" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["rollout", "x"], "'tsx models rollout'"),
+        (["replace", "x.mar"], "'tsx models replace'"),
+        (["list"], "'tsx models list' or 'tsx jobs list'"),
+        (["models", "predict", "x"], "'tsx predict'"),
+        (["jobs", "register", "x.mar"], "'tsx models register'"),
+    ],
+)
+def test_a_command_of_another_group_is_named_with_its_group(
+    run: Run, words: list[str], line: str
+) -> None:
+    ended = run(*words)
+    assert ended.code == 2
+    assert f"Did you mean {line}?" in " ".join(ended.err.replace("│", " ").split())
+
+
 def test_an_unknown_option_is_wrong_usage(run: Run) -> None:
     assert run("serve", "--prot", "1").code == 2
 

@@ -289,9 +289,8 @@ def test_the_api_is_described_at_each_address_without_files_from_elsewhere(
     expect(page.get_by_role("link", name="API")).to_have_attribute(
         "href", f"{served.address('predictions')}/docs"
     )
-    expect(page.get_by_role("link", name="Documentation")).to_have_attribute(
-        "href", re.compile("^https://")
-    )
+    help_links = page.get_by_role("navigation", name="Help").get_by_role("link")
+    expect(help_links).to_have_count(1)  # all that it names is on this server
     page.get_by_role("link", name="API").click()
     expect(page.get_by_role("heading", name=re.compile("^tsx inference"))).to_be_visible()
     operation = page.locator("#operations-inference-post_predictions_model")

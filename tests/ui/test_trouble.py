@@ -220,6 +220,34 @@ def test_samples_are_shown_and_requests_of_this_visit_can_be_sent_again(
     expect(history.first).to_contain_text("light.png")
 
 
+def test_the_form_of_a_handler_that_declares_no_input_is_that_of_the_first_sample(
+    page: Any, start: Callable[..., Running], tmp_path: Path
+) -> None:
+    archive = make_model(tmp_path / "sampled", "def handle(data, context):\n    return data\n")
+    (archive / "samples").mkdir()
+    (archive / "samples" / "row.json").write_bytes(b'{"row": [1]}')
+    server = start([archive, *FREE_PORTS])
+    look(page, server, "model/sampled")
+    expect(page.get_by_role("radio", name="JSON")).to_be_checked()
+    expect(page.get_by_label("JSON", exact=True).last).to_have_value('{"row": [1]}')
+
+
+def test_a_version_without_workers_cannot_be_made_the_default(
+    page: Any, start: Callable[..., Running]
+) -> None:
+    server = start([*FREE_PORTS])
+    with httpx.Client(base_url=server.address("models"), timeout=60) as client:
+        register(client, "looks.mar")
+        register(client, "looks2.mar", workers=0)
+        look(page, server, "model/looks/overview")
+        second = page.get_by_role("region", name="Version 2.0", exact=True)
+        button = second.get_by_role("button", name="Make default")
+        expect(button).to_be_disabled()
+        expect(button).to_have_attribute("title", re.compile("has no workers"))
+        client.put("/models/looks/2.0", params={"min_worker": 1, "synchronous": "true"})
+        expect(button).to_be_enabled()
+
+
 def test_the_camera_is_off_once_its_part_of_the_page_is_left(page: Any, server: Running) -> None:
     page.add_init_script(
         """const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);

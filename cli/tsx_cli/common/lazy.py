@@ -13,6 +13,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 HELP_OPTIONS = ["-h", "--help"]
+WRONG_USAGE: Any = typer.BadParameter.__base__  # click's, which newer versions of typer contain
+NO_COMMAND = re.compile(r"No such command '(.+?)'\.")
 
 
 def command_of(app: typer.Typer) -> Any:
@@ -51,19 +53,34 @@ class LazyGroup(TyperGroup):
         }
 
     def invoke(self, ctx: Any) -> Any:
-        """Wrong values in plain words: newer versions of typer put the name of a Python exception
-        before them.
+        """Report wrong values in plain words, and a command of another group with its group.
+
+        Newer versions of typer put the name of a Python exception before the value.
         """
         try:
             return super().invoke(ctx)
-        except typer.BadParameter as error:
+        except WRONG_USAGE as error:
             error.message = error.message.removeprefix("Value error, ")
+            if match := NO_COMMAND.match(error.message):
+                lines = self._lines_with(match[1], ctx.command_path)
+                error.message = f"{match[0]} Did you mean {lines}?" if lines else error.message
             raise
+
+    def _lines_with(self, name: str, program: str) -> str:
+        """Return the command lines in which `name` is a command."""
+        groups = [
+            group for group in self.entries if name in getattr(self._load(group), "commands", ())
+        ]
+        lines = [name] * (name in self.entries) + [f"{group} {name}" for group in groups]
+        return " or ".join(f"'{program} {line}'" for line in lines)
+
+    def _load(self, name: str) -> Any:
+        return command_of(importlib.import_module(self.entries[name][0]).app)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
-            command = command_of(importlib.import_module(self.entries[args[0]][0]).app)
+            command = self._load(args[0])
             command.name = name
         return name, command, rest
 

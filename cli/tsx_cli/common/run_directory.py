@@ -39,7 +39,7 @@ class JournalFile:
 
         Raises CliError, also if another run writes it.
         """
-        self._path = directory / NAME
+        self._path, self._is_new = directory / NAME, new
         try:
             directory.mkdir(parents=True, exist_ok=True)
             if not is_trusted(directory.lstat()):
@@ -69,6 +69,10 @@ class JournalFile:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+        if self._is_new and kind is UsageError:  # --resume would be refused as well
+            with suppress(OSError):  # the directory is not empty
+                self._path.unlink()
+                self._path.parent.rmdir()
 
     def close(self) -> None:
         with suppress(OSError):  # `write` has reported it

@@ -24,6 +24,7 @@ PAGE = 100
 PROGRESS_S = 1.0  # between looks at workers that start
 MANIFEST = "MAR-INF"
 UNREADABLE = ("ModelNotFoundException", "DownloadArchiveException")
+ALREADY_REGISTERED = "ConflictStatusException"
 OUTSIDE_STORE = " does not match any allowed URL(s). "
 WITHOUT_WORKERS = re.compile(
     r'(Model "(.+)" Version: (\S+) .+) Use scale workers API to add workers for the model\.',
@@ -308,7 +309,9 @@ def _register(server: Server, archive: str, as_json: bool, **query: object) -> N
 
     A path that exists here goes with its digest, so that no other file of that path is loaded.
     """
-    from tsx_archiver import ARCHIVE_SUFFIXES  # here, both of them, as help must be quick
+    from rich.console import Console
+
+    from tsx_archiver import ARCHIVE_SUFFIXES  # here, as help must be quick
     from tsx_archiver.storage.digest import content_digest
 
     local, url = Path(archive).absolute(), archive
@@ -319,9 +322,15 @@ def _register(server: Server, archive: str, as_json: bool, **query: object) -> N
         if local.is_file():
             with local.open("rb") as file:
                 url += f"#sha256={content_digest(file)}"
+    waiting = f"{server.url} loads {local.name}".replace("[", r"\[")
     try:
-        answer = server.call("POST", path("models", url=url, **query)).json()
+        with Console(stderr=True, quiet=as_json).status(waiting):  # on a terminal only
+            answer = server.call("POST", path("models", url=url, **query)).json()
     except RequestFailed as error:
+        if error.type == ALREADY_REGISTERED:
+            name = query["model_name"]
+            words = quote(archive) + (f" --name {quote(str(name))}" if name else "")
+            raise error.hinted(f"`tsx models replace {words}` replaces it") from None
         if url == archive or error.type not in UNREADABLE:
             raise
         reason = error.message.rpartition(OUTSIDE_STORE)[2]

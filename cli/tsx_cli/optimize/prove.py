@@ -38,6 +38,7 @@ TOGETHER = 8  # rows of a batch whose answers are compared
 TWICE = 8  # rows that the reference answers a second time
 SHARE = 0.05  # of the time limit, for the reference's answers
 LEAST_ROWS = 32  # that the reference answers however long it takes
+CALIBRATION = 256  # rows at most; a quarter of what there is
 
 
 class OutOfTime(Exception):
@@ -121,15 +122,16 @@ class Proof:
         self.rows = len(answers)
         self.guard = criteria.guard(answers)
         if self.guard.shortage is not None:
+            needed, reason = self.guard.shortage
             if self.rows == len(items):
-                more = (
-                    "a quarter of the inputs calibrates forms; give more of them, or accept more by"
-                    " --max-loss"
+                total = needed + min(needed // 3, CALIBRATION)
+                raise UsageError(
+                    f"--input: {reason}. A quarter of the inputs calibrates forms: give at least"
+                    f" {total} different inputs in all, or accept more by --max-loss"
                 )
-                raise UsageError(f"--input: {self.guard.shortage} ({more})")
             raise UsageError(
                 f"--time-limit: it leaves time for {self.rows} of {len(items)} held-out rows only;"
-                f" {self.guard.shortage}"
+                f" {reason}"
             )
         again = answered(reference, self._items[:TWICE], "the archive as it is", CliError)
         pairs = zip(answers, again, strict=False)

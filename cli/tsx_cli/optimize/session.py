@@ -37,7 +37,7 @@ from tsx_cli.optimize.choose import ranked
 from tsx_cli.optimize.guard.labels import read_labels
 from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, read_optimize_journal
 from tsx_cli.optimize.options import Keep, OptimizeOptions
-from tsx_cli.optimize.prove import Criteria
+from tsx_cli.optimize.prove import CALIBRATION, Criteria
 from tsx_cli.optimize.report import write_report
 from tsx_cli.optimize.results import FormResult, OptimizeResults
 from tsx_cli.optimize.run import Optimization
@@ -47,7 +47,6 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.class_names import read_class_names
 
 FEWEST = 8  # rows
-CALIBRATION = 256  # rows at most; a quarter of what there is
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,8 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
                 except BaseException:
                     results.complete = False
                     with suppress(OSError):  # the reason that ended the run is reported
-                        write_report(results, request.directory)
+                        if results.forms:
+                            write_report(results, request.directory)
                     raise
             write_results(results, request.directory)
             if results.complete and request.keep is not Keep.NONE:

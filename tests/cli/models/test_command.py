@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from pathlib import Path
 
@@ -129,6 +130,27 @@ def test_a_file_that_the_server_cannot_read_is_reported_with_what_the_server_say
         caught.value.message
         == f"http://server cannot read {tmp_path / 'm.mar'} of this machine. {told}"
     )
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_version_that_is_registered_already_names_the_command_that_replaces_it(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full:
+        url = "http://127.0.0.1:8081"
+
+        def call(self, method: str, path: str) -> Response:
+            raise RequestFailed(409, "Model version 1.0 is there", type="ConflictStatusException")
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with pytest.raises(RequestFailed) as raised:
+        command._register(Full(), "m [1].mar", False, model_name="x")  # type: ignore[arg-type]  # a double
+    assert raised.value.message.endswith(
+        "is there; `tsx models replace 'm [1].mar' --name x` replaces it"
+    )
+    waiting = capsys.readouterr().err
+    assert ("http://127.0.0.1:8081 loads m [1].mar" in waiting) == is_terminal
 
 
 def test_progress_says_how_many_workers_are_ready_whenever_that_changes(

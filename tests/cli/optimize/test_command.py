@@ -117,8 +117,10 @@ def test_rows_that_are_too_few_for_the_limit_are_said_with_their_number(
     run: Run, inputs: Path
 ) -> None:
     make_model(Path("m.mar"), HANDLER)
-    ended = run("optimize", "m.mar", "--input", "in")
+    ended = run("optimize", "m.mar", "--input", "in", "--output", "out")
     assert ended.code == 2
+    assert "give at least 797 different inputs in all" in ended.err
+    assert not Path("out").exists()
     assert (
         "exact>=-0.5% needs at least 598 held-out rows to be shown with 95 % confidence; there are 30"
         in ended.err

@@ -72,8 +72,8 @@ def highest_load(
     best = Configuration(**record.best.configuration)
     workers, batch_size = workers or best.workers, batch_size or best.batch_size
     loads = [
-        load.model_copy(update={"holds": _holds(load, bounds, record)})
-        for load in record.points
+        load
+        for load in _judged(record, bounds)
         if load.how.variant.kind == best.variant.kind
         and (load.how.workers, load.how.batch_size) == (workers, batch_size)
     ]
@@ -92,6 +92,13 @@ def highest_load(
         f"{reason} with workers {workers}, batch size {batch_size}; this measures it:"
         f" {shlex.join(command)}"
     )
+
+
+def _judged(record: ArchiveRecord, bounds: Slo | None) -> list[MeasuredLoad]:
+    """Return the measured loads, of which each says whether it kept these bounds."""
+    return [
+        load.model_copy(update={"holds": _holds(load, bounds, record)}) for load in record.points
+    ]
 
 
 def _holds(load: MeasuredLoad, bounds: Slo | None, record: ArchiveRecord) -> bool:
@@ -123,6 +130,7 @@ def plan(
     """Return the report. `headroom` is a share of `rate`, which is in requests per second."""
     highest = load.throughput.value
     replicas = math.ceil(rate * (1 + headroom) / highest)
+    knee = knee_of(each for each in _judged(record, bounds) if each.how == load.how)
     environment = record.environment
     report: dict[str, Any] = {
         "rps": round(rate, 3),
@@ -131,6 +139,7 @@ def plan(
         "configuration": load.configuration,
         "describes": str(load.how),
         "most_rps_per_replica": round(highest, 1),
+        "lower_limit": load.offered.mode == "open" and knee.broken is None,
         "share_of_most": round(rate / replicas / highest, 4),
         "load": {
             "offered": load.offered.model_dump(),
@@ -172,6 +181,9 @@ def show(report: dict[str, Any]) -> None:
     print(f"Measured {measured['date'][:10]} on {measured['on']}.")
     if not measured["here"]:
         print("This machine is different: the figures are for machines like the measured one.")
+    if report["lower_limit"]:
+        print("No rate broke the bounds, so one server may do more: measure higher rates with")
+        print("tsx bench --ramp --write and a longer --time-limit.")
     if load["offered"]["mode"] == "closed":
         print("Its clients waited for their answers; requests that arrive at random wait longer.")
         print("Use --headroom, or measure such requests: tsx bench --ramp --write.")

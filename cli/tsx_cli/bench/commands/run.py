@@ -22,7 +22,7 @@ from tsx_cli.bench.measure.variants import takes_batches
 from tsx_cli.bench.model.configuration import Configuration, Variant
 from tsx_cli.bench.model.disturbance import again, judge, summary
 from tsx_cli.bench.model.points import best_point, choose, confirmed_best, with_round
-from tsx_cli.bench.model.results import OUT_OF_TIME, Curve, OfferedLoad, Results, Trial, now
+from tsx_cli.bench.model.results import Curve, OfferedLoad, Results, Trial, now
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
 from tsx_cli.bench.search.forecast import MOST_CONNECTIONS, State, by_use, ranking
@@ -152,19 +152,7 @@ class Bench:
 
     def pass_over(self) -> None:
         """What was not measured, and why."""
-        left_out = passed_over(self._state())
-        late = sum(why == OUT_OF_TIME for _, _, why in left_out)
-        if late and not self.results.faster_unmeasured:  # which `why` says already
-            several = (
-                f"{late} configurations that may be faster were"
-                if late > 1
-                else "a configuration that may be faster was"
-            )
-            self.note(
-                f"{several} not measured because the run ended before; --resume with a longer"
-                " --time-limit continues with them"
-            )
-        for configuration, predicted, why in left_out:
+        for configuration, predicted, why in passed_over(self._state()):
             self.results.trials.append(
                 Trial(
                     configuration=configuration.as_json(),

@@ -32,6 +32,7 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import rounded
 
 OUT_OF_TIME = "the run ended before"  # why a trial was not measured
+OUTDONE = "less than another does"  # another such reason, after the most that it could do
 
 FORMAT = 1
 CONFIGURED = {field.name for field in fields(Configuration)}

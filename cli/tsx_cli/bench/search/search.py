@@ -17,7 +17,14 @@ from tsx_archiver.metadata.forms import REFERENCE
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.disturbance import worth
 from tsx_cli.bench.model.predict import predict
-from tsx_cli.bench.model.results import OUT_OF_TIME, OfferedLoad, Point, Prediction, Trial
+from tsx_cli.bench.model.results import (
+    OUT_OF_TIME,
+    OUTDONE,
+    OfferedLoad,
+    Point,
+    Prediction,
+    Trial,
+)
 from tsx_cli.bench.search.forecast import (
     Forecast,
     State,
@@ -224,11 +231,7 @@ def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, st
         why = ruled_out(state, configuration)
         if why is None:
             could = one.most > best * GAIN
-            why = (
-                OUT_OF_TIME
-                if could
-                else f"{one.most:.0f} requests/s at most, less than another does"
-            )
+            why = OUT_OF_TIME if could else f"{one.most:.0f} requests/s at most, {OUTDONE}"
         passed.append((configuration, one.predicted, why))
     return passed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tsx_cli.bench.model.points import failures
-from tsx_cli.bench.model.results import OUT_OF_TIME, Point, Results, Trial
+from tsx_cli.bench.model.results import OUT_OF_TIME, OUTDONE, Point, Results, Trial
 from tsx_cli.common.output import milliseconds, rounded
 
 NAMED = 2  # of the configurations that are tied with the winner
@@ -18,7 +18,7 @@ def conclude(results: Results) -> None:
     else:
         results.why = (
             _nobody(results) if results.winner is None else _winner(results, results.winner)
-        )
+        ) + _unmeasured(results)
 
 
 def _too_short(results: Results) -> str:
@@ -65,7 +65,7 @@ def _winner(results: Results, winner: int) -> str:
         if any(each.disturbed for each in point.counted)
         else ""
     )
-    sentences = [f"{trial.how()} has the highest throughput{bound}{got}: {figures}."]
+    sentences = [f"{trial.how()} has the highest measured throughput{bound}{got}: {figures}."]
     if not results.winner_leads:
         sentences = [f"Recommended: {trial.how()}{bound}{got}: {figures}."]
     if results.tied:
@@ -104,6 +104,31 @@ def _winner(results: Results, winner: int) -> str:
             results, point, [each for each in trial.points if each.offered.mode == "open"]
         )
     return " ".join(sentences)
+
+
+def _unmeasured(results: Results) -> str:
+    """Say how many configurations may be faster, and which option measures them."""
+    chosen = None if results.winner is None else results.trials[results.winner].chosen
+    reasons = [
+        trial.reason
+        for trial in results.trials
+        if trial.reason == OUT_OF_TIME
+        or (
+            (trial.reason or "").endswith(OUTDONE)
+            and chosen is not None
+            and trial.predicted is not None
+            and trial.predicted.throughput > chosen.throughput.value
+        )
+    ]
+    if not reasons:
+        return ""
+    several = (
+        "configurations that may be faster were"
+        if len(reasons) > 1
+        else "configuration that may be faster was"
+    )
+    option = "--resume with a longer --time-limit" if OUT_OF_TIME in reasons else "--exhaustive"
+    return f" {len(reasons)} {several} predicted but not measured: {option} measures more."
 
 
 def _reason(results: Results, winner: int) -> str:

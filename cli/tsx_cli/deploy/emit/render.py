@@ -146,7 +146,11 @@ def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFile
     stack = (
         spec.name if spec.name[0].isalpha() else f"tsx-{spec.name}"
     )  # the name of a stack begins with a letter
-    return EmittedFiles({"template.yaml": text}, {}, NEEDS_NOTE.format(name=stack) + roles)
+    step = NEEDS_NOTE.format(name=stack) + roles
+    if spec.image is None:
+        files = f"tsx deploy {spec.model} --target {spec.target} --emit dockerfile"
+        step = f"build the image, whose files `{files}` writes, and push it to ECR; then {step}"
+    return EmittedFiles({"template.yaml": text}, {}, step)
 
 
 def _ray(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:

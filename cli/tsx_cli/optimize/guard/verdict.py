@@ -66,9 +66,9 @@ class FormGuard:
         return ", ".join(limit.text for limit in self.limits)
 
     @property
-    def shortage(self) -> str | None:
-        """Why no form can pass: there are too few rows."""
-        return next((text for rule in self._rules if (text := rule.shortage())), None)
+    def shortage(self) -> tuple[int, str] | None:
+        """Return how many rows a form needs to pass, and the reason, if there are too few."""
+        return max(filter(None, (rule.shortage() for rule in self._rules)), default=None)
 
     def judge(self, answers: Sequence[ComparedAnswer]) -> GuardVerdict:
         """Of several limits, one that is broken, else that which comes closest."""
@@ -277,7 +277,7 @@ class _Rule:
         found = self._in_words(self.metric.score(rows)([1] * len(rows)), rows, failed)
         return f"{found}: {'it' if self.exact else self.limit.text} cannot be kept any more"
 
-    def shortage(self) -> str | None:
+    def shortage(self) -> tuple[int, str] | None:
         if self.exact:
             return None
         if self.metric.kind == "share":
@@ -286,8 +286,9 @@ class _Rule:
             most, bound = self.room if self.metric.whole else 1 / UNLIKE, share_bound(0, self.rows)
         if bound <= most:
             return None
-        return (
-            f"{self.limit.text} needs at least {rows_for(most)} held-out rows to be shown with 95 %"
+        needed = rows_for(most)
+        return needed, (
+            f"{self.limit.text} needs at least {needed} held-out rows to be shown with 95 %"
             f" confidence; there are {self.rows}"
         )
 

@@ -95,9 +95,10 @@ def test_a_plan_has_replicas_latency_utilisation_and_cost(
 
 
 @pytest.mark.parametrize(
-    ("points", "rate"),
+    ("points", "rate", "lower_limit"),
     [
-        ([point(410, 45), point(300, 30, is_open=True)], 410),
+        ([point(410, 45), point(300, 30, is_open=True)], 410, False),
+        ([point(200, 45), point(300, 30, is_open=True)], 300, True),
         (
             [
                 point(410, 45),
@@ -105,20 +106,34 @@ def test_a_plan_has_replicas_latency_utilisation_and_cost(
                 point(330, 60, is_open=True, holds=False),
             ],
             300,
+            False,
         ),
         (
             [point(410, 45), point(200, 10), point(330, 60, is_open=True, holds=False)],
             200,
+            False,
         ),
-        ([point(200, 10), point(410, 90, holds=False)], 200),
-        ([point(200, 10), point(410, 45, holds=False)], 200),
+        ([point(200, 10), point(410, 90, holds=False)], 200, False),
+        ([point(200, 10), point(410, 45, holds=False)], 200, False),
     ],
-    ids=["highest of all", "knee", "below an open loop that broke", "bound", "fell behind"],
+    ids=[
+        "highest of all",
+        "open loop without a knee",
+        "knee",
+        "below an open loop that broke",
+        "bound",
+        "fell behind",
+    ],
 )
 def test_the_highest_measured_load_within_the_bounds_counts(
-    file: Path, capsys: pytest.CaptureFixture[str], points: list[Point], rate: float
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    points: list[Point],
+    rate: float,
+    lower_limit: bool,
 ) -> None:
-    assert planned(file, results(*points), capsys)["most_rps_per_replica"] == rate
+    report = planned(file, results(*points), capsys)
+    assert (report["most_rps_per_replica"], report["lower_limit"]) == (rate, lower_limit)
 
 
 def test_other_bounds_are_applied_to_what_was_measured(
@@ -161,7 +176,8 @@ def test_a_table_says_with_what_and_where_it_was_measured(
     assert main(command) == 0
     table = capsys.readouterr().out
     assert "different" not in table
-    assert "--ramp" not in table
+    assert "may do more" in table
+    assert "tsx bench --ramp --write and a longer --time-limit" in table
 
 
 @pytest.mark.parametrize(

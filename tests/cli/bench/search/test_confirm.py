@@ -324,7 +324,9 @@ def test_the_verdict_names_the_winner_or_says_what_nobody_can() -> None:
     results = results_of(machine.trials)
     results.paired = pairs
     conclude(results)
-    assert "cpu, 1 worker, batch 2 has the highest throughput, within p99<50ms" in results.why
+    assert (
+        "cpu, 1 worker, batch 2 has the highest measured throughput, within p99<50ms" in results.why
+    )
     assert "times the baseline, one worker and one request at a time" in results.why
     assert "requests/s that arrive at random" in results.why
     slow = Trial(configuration=Configuration().as_json())

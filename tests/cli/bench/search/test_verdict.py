@@ -13,10 +13,13 @@ from tests.cli.bench.search.test_confirm import SLO, one_round, results_of
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.points import EQUAL, choose, with_round
 from tsx_cli.bench.model.results import (
+    OUT_OF_TIME,
+    OUTDONE,
     Noise,
     OfferedLoad,
     PairedComparison,
     Point,
+    Prediction,
     Results,
     Round,
     Trial,
@@ -150,9 +153,38 @@ def test_an_undisturbed_row_that_is_far_higher_wins(two_workers: Callable[[], Tr
     results = concluded([trial(1, one_round(15403, 4)), two_workers()], [])
     assert (results.winner, results.tied) == (0, [])
     assert (
-        "1 worker, batch 1 has the highest throughput, within p99<50ms: 15,403 requests/s"
+        "1 worker, batch 1 has the highest measured throughput, within p99<50ms: 15,403 requests/s"
         in results.why
     )
+
+
+@pytest.mark.parametrize(
+    ("reasons", "rates", "sentence"),
+    [
+        ([OUT_OF_TIME, OUTDONE], [900, 2000], "2 configurations that may be faster were"),
+        ([OUTDONE], [2000], "1 configuration that may be faster was"),
+        ([OUTDONE, "it does not load"], [900, 2000], ""),
+    ],
+)
+def test_a_winner_says_how_many_configurations_may_be_faster_and_what_measures_them(
+    reasons: list[str], rates: list[float], sentence: str
+) -> None:
+    unmeasured = [
+        Trial(
+            configuration=Configuration(workers=9, batch_size=size + 1).as_json(),
+            state="predicted",
+            reason=reason,
+            predicted=Prediction(throughput=rate, p99_ms=2),
+        )
+        for size, (reason, rate) in enumerate(zip(reasons, rates, strict=True))
+    ]
+    results = concluded([trial(1, one_round(1000, 4), one_round(1000, 4)), *unmeasured], [])
+    assert results.winner == 0
+    assert sentence in results.why
+    assert ("not measured" in results.why) == bool(sentence)
+    if sentence:
+        option = "--time-limit" if OUT_OF_TIME in reasons else "--exhaustive"
+        assert f"{option} measures more" in results.why
 
 
 def test_disturbed_rows_alone_are_compared_by_the_processor_time_that_they_got() -> None:

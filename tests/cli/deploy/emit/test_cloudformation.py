@@ -110,6 +110,15 @@ def test_a_stack_gets_a_name_that_cloudformation_takes() -> None:
     assert "--stack-name tsx-9digits," in emitted("lambda", name="9digits").next_step
 
 
+@pytest.mark.parametrize("target", ["lambda", "sagemaker"])
+def test_the_next_step_begins_with_the_image_unless_one_is_named(target: str) -> None:
+    build = f"`tsx deploy digits.mar --target {target} --emit dockerfile`"
+    assert build in emitted(target).next_step
+    assert "push it to ECR; then aws cloudformation deploy" in emitted(target).next_step
+    image = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/digits@sha256:" + 64 * "a"
+    assert emitted(target, image=image).next_step.startswith("aws cloudformation deploy")
+
+
 def test_codedeploy_moves_the_requests_of_a_function_as_the_canary_says() -> None:
     canary = {"percent": 20, "bake": "90s", "alarms": ["5xx>0", "theirs"]}
     resources = template("lambda", canary=canary)["Resources"]

@@ -83,9 +83,9 @@ def test_too_few_rows_that_all_agree_are_not_enough_and_the_text_says_how_many_a
     )
     assert (verdict.value, verdict.loss, verdict.rows) == (1.0, 0.0, 120)
     assert verdict.loss_bound == pytest.approx(1 - 0.05 ** (1 / 120))
-    assert (
-        guard.shortage
-        == "top1>=-0.5% needs at least 598 held-out rows to be shown with 95 % confidence; there are 120"
+    assert guard.shortage == (
+        598,
+        "top1>=-0.5% needs at least 598 held-out rows to be shown with 95 % confidence; there are 120",
     )
     assert guard.hopeless(reference[:60]) is None
     enough = FormGuard(reference * 5)

@@ -128,6 +128,9 @@ function versionCard(name, { version }) {
       const devices = [...new Set(now.workers.map(({ device }) => device).filter(Boolean))];
       const texts = { workers: workersText([now]), device: devices.join(", ") || "–", memory: memoryText([now]), batch: number(now.limits.batch_size), waiting: number(now.waiting), requests: number(now.requests), failed: number(now.failed), restarts: number(now.restarts) };
       for (const [key, text] of Object.entries(texts)) say(facts[key], text);
+      const refuses = !now.workers.length && now.state !== "asleep";
+      makeDefault.disabled = refuses;
+      makeDefault.title = refuses ? "It has no workers, so requests without a version would fail: add some in Scaling and limits first" : "";
       show(none, !now.workers.length);
       say(none, now.state === "asleep" ? "Unloaded: the next request loads the model and waits for it." : "No workers: requests are refused until some are added in Scaling and limits.");
       show(scaling, now.lastScaling);

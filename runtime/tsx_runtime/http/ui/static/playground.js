@@ -137,7 +137,8 @@ function requestPanel(name) {
       const { version, input, state } = model.versions.find((each) => each.version === model.default) ?? model.versions[0];
       if (sampled !== `${version} ${input} ${state}`) {
         sampled = `${version} ${input} ${state}`; // a worker that becomes ready may bring one
-        sampleButtons(samples, name, version, (file, wanted) => put(file, wanted, file.name), (text, wanted) => ways[wanted].isEmpty() && ways[wanted].put(text)).catch(() => show(samples, false));
+        sampleButtons(samples, name, version, (file, wanted) => put(file, wanted, file.name), (text, wanted) => ways[wanted].isEmpty() && ways[wanted].put(text))
+          .then((first) => first && !input && !picked && choose(first), () => show(samples, false));
       }
       const asked = model.labels[versions.value] ?? (versions.value || model.default);
       const served = model.versions.find(({ version }) => version === asked);

@@ -10,7 +10,7 @@ const LARGEST = 4 << 20; // bytes that are fetched to be shown
 const EDITED = 100_000; // bytes of a text that is put into a field
 const KINDS = [[/^image\//, "image"], [/^application\/json/, "json"], [/^text\//, "text"]];
 
-/** `chosen(file, kind)` is called with the sample that is clicked, `offered(text, kind)` with each that is a short text. */
+/** Returns the kind of the first sample, if there is one. `chosen(file, kind)` is called with the sample that is clicked, `offered(text, kind)` with each that is a short text. */
 export async function sampleButtons(place, model, version, chosen, offered) {
   const base = `ui/api/samples/${path(model, version)}`;
   const response = await send("GET", base);
@@ -18,10 +18,13 @@ export async function sampleButtons(place, model, version, chosen, offered) {
   show(place, found.length);
   place.querySelectorAll("img").forEach((image) => URL.revokeObjectURL(image.src));
   place.replaceChildren(...(found.length ? [h("legend", {}, "Samples")] : []), ...found.slice(0, SHOWN).map((sample) => button(sample, base, chosen, offered)));
+  return found.length ? kindOf(found[0]) : null;
 }
 
+const kindOf = ({ type, size }) => KINDS.find(([pattern]) => pattern.test(type) && (pattern.source.includes("image") || size <= EDITED))?.[1] ?? "file";
+
 function button({ name, type, size }, base, chosen, offered) {
-  const kind = KINDS.find(([pattern]) => pattern.test(type) && (pattern.source.includes("image") || size <= EDITED))?.[1] ?? "file";
+  const kind = kindOf({ type, size });
   const picture = h("span", { class: "picture-of", "aria-hidden": "true" }, bytes(size));
   let file = null;
   const fetched = () => (file ??= send("GET", `${base}/${path(name)}`).then(async (answer) => {
