@@ -27,8 +27,8 @@ from tsx_runtime.api.access.tokens import BearerToken
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import InvalidToken, ModelNotFound, ResourceNotFound
 from tsx_runtime.http.app import ServerApp
+from tsx_runtime.http.fast_lane.connection import FastLane
 from tsx_runtime.http.fast_lane.heads import REMEMBERED, Heads, RefusalRoute, parse
-from tsx_runtime.http.fast_lane.protocol import FastLane
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 
