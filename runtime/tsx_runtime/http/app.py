@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
@@ -47,7 +47,7 @@ from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import WorkflowPredictions, runs_workflow
 from tsx_runtime.http.connection_clock import Timeouts
-from tsx_runtime.http.fast_lane.lane import Lane, LaneConfig
+from tsx_runtime.http.fast_lane.lane import Lane
 from tsx_runtime.http.routes import (
     debug,
     exception_handlers,
@@ -76,6 +76,9 @@ from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import ROLES, Settings
 from tsx_runtime.version import __version__
 from tsx_runtime.workflows.manager import Workflows
+
+if TYPE_CHECKING:
+    from uvicorn.server import ServerState
 
 UNLIMITED = frozenset(
     {"/ping", "/livez", "/readyz", "/metrics", *kserve.HEALTH}
@@ -110,7 +113,7 @@ class ServerApp(FastAPI):
             settings.max_inflight_bytes
         )  # the registry's, where there is one
         self.max_header_size = settings.max_header_size
-        self.lane: Lane | None = None  # made by its first connection
+        self._lane: Lane | None = None
         # another server accepts the connections from now on: those that are here end with their
         # next answer
         self.leaving = False
@@ -233,25 +236,29 @@ class ServerApp(FastAPI):
                     dict.fromkeys(sorted(route.methods or ()), route.summary or "")
                 )
 
-    def lane_config(self) -> LaneConfig:
-        predictions = self.predictions
-        return LaneConfig(
-            counts=self.counts,
-            bytes_in_flight=self.bytes_in_flight,
-            timeouts=self.timeouts,
-            max_header_size=self.max_header_size,
-            max_request_size=0 if predictions is None else predictions.limit,
-            cors=self.cors,
-            missing=self.missing,
-            registry=None if predictions is None else predictions.registry,
-            guard=None if predictions is None else predictions.guard,
-            platform=self.platform,
-            clients=self.clients,
-            log=self.access_log,
-            tracer=self.tracer,
-            timing_share=self.server_timing_share,
-            confined=predictions is not None and predictions.confined,
-        )
+    def lane_of(self, server_state: ServerState) -> Lane:
+        """Return the lane of this listener, which the first connection makes."""
+        if self._lane is None:
+            predictions = self.predictions
+            self._lane = Lane(
+                server_state,
+                self.counts,
+                self.bytes_in_flight,
+                self.timeouts,
+                self.max_header_size,
+                0 if predictions is None else predictions.limit,
+                self.cors,
+                self.missing,
+                None if predictions is None else predictions.registry,
+                None if predictions is None else predictions.guard,
+                self.platform,
+                self.clients,
+                self.access_log,
+                self.tracer,
+                self.server_timing_share,
+                predictions is not None and predictions.confined,
+            )
+        return self._lane
 
     async def _rest(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)

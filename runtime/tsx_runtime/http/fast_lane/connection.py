@@ -46,7 +46,7 @@ from tsx_runtime.errors import (
 from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
 from tsx_runtime.http.fast_lane.exchange import Exchange
 from tsx_runtime.http.fast_lane.heads import Head, RefusalRoute, cannot_be_head
-from tsx_runtime.http.fast_lane.lane import LaneApp, lane_of
+from tsx_runtime.http.fast_lane.lane import LaneApp
 from tsx_runtime.http.fast_lane.observed_exchange import new_exchange_of
 from tsx_runtime.http.fast_lane.read_flow import ReadFlow
 from tsx_runtime.http.turns import LARGE
@@ -119,7 +119,7 @@ class FastLane(CasedProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._app = cast("LaneApp", config.app)  # `config.loaded_app` may be wrapped
-        self.lane = lane_of(self._app, server_state)
+        self.lane = self._app.lane_of(server_state)
         self._new_exchange = new_exchange_of(self.lane)
         self._phase = BETWEEN
         self._ticks = 0  # seconds in this phase

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING, Protocol, cast
 
 from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.api.access.client_limits import ClientLimits
@@ -25,67 +26,58 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 
-class LaneConfig(NamedTuple):
+@dataclass(eq=False)
+class Lane:
+    """The settings, counters and caches of one listener's connections."""
+
+    server_state: ServerState
     counts: ResponseCounts
     bytes_in_flight: ByteBudget
     timeouts: Timeouts
-    max_header_size: int
-    max_request_size: int
-    cors: tuple[Pair, ...]
-    missing: Callable[
-        [str], ResourceNotFound | None
-    ]  # the answer to a path for which FastAPI has no route
-    registry: Registry | None  # None: the listener has no predictions
-    guard: Guard | None  # of predictions
-    platform: PlatformHook | None
+    max_head: int  # bytes
+    max_message_size: int  # bytes of a body, or of a message of a WebSocket
+    cors: InitVar[tuple[Pair, ...]]
+    # the answer to a path for which FastAPI has no route
+    missing: InitVar[Callable[[str], ResourceNotFound | None]]
+    registry: InitVar[Registry | None]  # None: the listener has no predictions
+    guard: InitVar[Guard | None]  # of predictions
+    platform: InitVar[PlatformHook | None]
     clients: ClientLimits | None
     log: AccessLog | None
     tracer: Tracer | None
     timing_share: float  # of answers that have Server-Timing without being asked for it
-    confined: bool  # see `answer_headers`
+    confined: InitVar[bool]  # see `answer_headers`
+
+    def __post_init__(
+        self,
+        cors: tuple[Pair, ...],
+        missing: Callable[[str], ResourceNotFound | None],
+        registry: Registry | None,
+        guard: Guard | None,
+        platform: PlatformHook | None,
+        confined: bool,
+    ) -> None:
+        self.heads = None
+        # Plugins may decide otherwise about the same head the next time.
+        if registry is not None and not (guard is not None and guard.plugins):
+            self.heads = Heads(
+                registry,
+                guard,
+                self.max_message_size,
+                self.max_head,
+                traced=self.tracer is not None,
+                platform=platform,
+                missing=missing,
+            )
+        self.response_heads = ResponseHeadCache(self.server_state, cors, confined=confined)
+        self.clock = Clock(cast("Collection[TimedConnection]", self.server_state.connections))
+        self.turns = Turns(asyncio.get_running_loop())
 
 
 class LaneApp(Protocol):
     """The ASGI application of a listener."""
 
-    lane: Lane | None
     leaving: bool
 
-    def lane_config(self) -> LaneConfig: ...
-
-
-class Lane:
-    def __init__(self, config: LaneConfig, server_state: ServerState) -> None:
-        asks_plugins = config.guard is not None and bool(
-            config.guard.plugins
-        )  # which may decide otherwise the next time
-        self.heads = None
-        if config.registry is not None and not asks_plugins:
-            self.heads = Heads(
-                config.registry,
-                config.guard,
-                config.max_request_size,
-                config.max_header_size,
-                traced=config.tracer is not None,
-                platform=config.platform,
-                missing=config.missing,
-            )
-        self.counts = config.counts
-        self.bytes_in_flight = config.bytes_in_flight
-        self.response_heads = ResponseHeadCache(server_state, config.cors, confined=config.confined)
-        self.clients = config.clients
-        self.log = config.log
-        self.tracer = config.tracer
-        self.timing_share = config.timing_share
-        self.timeouts = config.timeouts
-        self.max_head = config.max_header_size
-        self.max_message_size = config.max_request_size  # of a WebSocket
-        self.clock = Clock(cast("Collection[TimedConnection]", server_state.connections))
-        self.turns = Turns(asyncio.get_running_loop())
-
-
-def lane_of(app: LaneApp, server_state: ServerState) -> Lane:
-    """Made by the first connection, when the app is complete."""
-    if app.lane is None:
-        app.lane = Lane(app.lane_config(), server_state)
-    return app.lane
+    def lane_of(self, server_state: ServerState) -> Lane:
+        """Return the lane of its listener, which the first connection makes."""
