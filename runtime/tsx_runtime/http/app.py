@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
@@ -46,8 +46,10 @@ from tsx_runtime.http.asgi_lane.idempotency import App, Idempotency, has_key
 from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import WorkflowPredictions, runs_workflow
-from tsx_runtime.http.connection_clock import Timeouts
+from tsx_runtime.http.connection_clock import Clock, TimedConnection, Timeouts
+from tsx_runtime.http.fast_lane.heads import Heads
 from tsx_runtime.http.fast_lane.lane import Lane
+from tsx_runtime.http.fast_lane.response_heads import ResponseHeadCache
 from tsx_runtime.http.routes import (
     debug,
     exception_handlers,
@@ -65,6 +67,7 @@ from tsx_runtime.http.routes import plugins as plugged
 from tsx_runtime.http.routes import workflows as workflow_routes
 from tsx_runtime.http.routes.jobs import precomputed, queue
 from tsx_runtime.http.routes.plugins import check_paths
+from tsx_runtime.http.turns import Turns
 from tsx_runtime.http.ui import api_page
 from tsx_runtime.http.ui import routes as ui
 from tsx_runtime.http.ui.routes import PREDICT, Playground, PlaygroundJobs
@@ -239,24 +242,36 @@ class ServerApp(FastAPI):
     def lane_of(self, server_state: ServerState) -> Lane:
         """Return the lane of this listener, which the first connection makes."""
         if self._lane is None:
-            predictions = self.predictions
+            predictions, heads = self.predictions, None
+            # Plugins may decide otherwise about the same head the next time.
+            if predictions is not None and not (predictions.guard and predictions.guard.plugins):
+                heads = Heads(
+                    predictions.registry,
+                    predictions.guard,
+                    predictions.limit,
+                    self.max_header_size,
+                    traced=self.tracer is not None,
+                    platform=self.platform,
+                    missing=self.missing,
+                )
             self._lane = Lane(
-                server_state,
+                heads,
+                ResponseHeadCache(
+                    server_state,
+                    self.cors,
+                    confined=predictions is not None and predictions.confined,
+                ),
+                Clock(cast("Collection[TimedConnection]", server_state.connections)),
+                Turns(asyncio.get_running_loop()),
                 self.counts,
                 self.bytes_in_flight,
                 self.timeouts,
                 self.max_header_size,
                 0 if predictions is None else predictions.limit,
-                self.cors,
-                self.missing,
-                None if predictions is None else predictions.registry,
-                None if predictions is None else predictions.guard,
-                self.platform,
                 self.clients,
                 self.access_log,
                 self.tracer,
                 self.server_timing_share,
-                predictions is not None and predictions.confined,
             )
         return self._lane
 
