@@ -200,7 +200,7 @@ def running_server(
         )
         servers = []
         for app in apps:
-            http = http_protocol(limited=app.clients is not None)
+            http = http_protocol()
             servers.append(
                 uvicorn.Server(
                     uvicorn.Config(

@@ -52,7 +52,7 @@ IMPORTED = (
     "tsx_cli.serve.startup_page",
     "tsx_cli.serve.torchserve",
     "tsx_runtime.grpc.service",
-    "tsx_runtime.http.fast_lane.limited_lane",
+    "tsx_runtime.http.fast_lane.connection",
     "tsx_runtime.targets.entry",
     "tsx_runtime.targets.server.server",
     "tsx_runtime.worker.main",

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import grpc
+from anyio import fail_after
 
 from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.api.access.client_limits import ClientLimits
 from tsx_runtime.api.access_log import AccessLog
 from tsx_runtime.api.headers import check_distinct
 from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent_of
-from tsx_runtime.errors import InvalidToken, TooManyRequests, TsxError
+from tsx_runtime.errors import InvalidToken, TsxError
 from tsx_runtime.grpc.admission import Admission, Admissions, Call, current_call
 from tsx_runtime.grpc.calls import Context
 from tsx_runtime.grpc.messages import as_headers, read_message
@@ -104,21 +104,14 @@ class Service(grpc.GenericRpcHandler):
         async def guarded(raw: bytes, context: Context) -> Any:
             own = current_call.get()
             own.arrived()
-            with self._logged(method, context) as ended:
-                try:
-                    self._count(context)
-                    message = await read_message(request, raw, self._most)
-                    ended.model = getattr(message, "model_name", "")
-                    data = (await call(message, context)).SerializeToString()
-                    own.take(len(data))
-                    own.finish()
-                except Exception as error:  # the boundary of a call
-                    reason = self._reason(method, error, context)
-                else:
-                    ended.code, ended.status = grpc.StatusCode.OK, 200
-                    return data
-                ended.code, ended.status = reason.code, reason.status
-                return await _end(context, reason)
+            async with self._answered(method, context) as ended:
+                self._count(context)
+                message = await read_message(request, raw, self._most)
+                ended.model = getattr(message, "model_name", "")
+                data = (await call(message, context)).SerializeToString()
+                own.take(len(data))
+                own.finish()
+                return data
 
         self._add(method, grpc.unary_unary_rpc_method_handler(guarded), open_to_all=open_to_all)
 
@@ -138,28 +131,19 @@ class Service(grpc.GenericRpcHandler):
 
         async def guarded(raw: Any, context: Context) -> None:
             current_call.get().arrived()
-            with self._logged(method, context) as ended:
-                try:
-                    self._count(context)
-                    message = (
-                        self._each(request, raw)
-                        if both_ways
-                        else await read_message(request, raw, self._most)
-                    )
-                    ended.model = getattr(message, "model_name", "")
-                    async with aclosing(
-                        call(message, context)
-                    ) as responses:  # a client that leaves ends it here, not when it is collected
-                        async for response in responses:
-                            await self._write(context, response)
-                    current_call.get().finish()
-                except Exception as error:  # the boundary of a call
-                    reason = self._reason(method, error, context)
-                else:
-                    ended.code, ended.status = grpc.StatusCode.OK, 200
-                    return
-                ended.code, ended.status = reason.code, reason.status
-                await _end(context, reason)
+            async with self._answered(method, context) as ended:
+                self._count(context)
+                message = (
+                    self._each(request, raw)
+                    if both_ways
+                    else await read_message(request, raw, self._most)
+                )
+                ended.model = getattr(message, "model_name", "")
+                # A client that leaves ends the responses here, not when they are collected.
+                async with aclosing(call(message, context)) as responses:
+                    async for response in responses:
+                        await self._write(context, response)
+                current_call.get().finish()
 
         made = (
             grpc.stream_stream_rpc_method_handler
@@ -181,15 +165,9 @@ class Service(grpc.GenericRpcHandler):
         """
 
         async def refuse(_: Any, context: Context) -> None:
-            with self._logged(method, context) as ended:
-                try:
-                    self._count(context, error)
-                except TooManyRequests as many:
-                    reason = refusal(many)
-                else:
-                    reason = self._reason(method, error, context)
-                ended.code, ended.status = reason.code, reason.status
-                await _end(context, reason)
+            async with self._answered(method, context):
+                self._count(context, error)
+                raise error
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
@@ -198,36 +176,25 @@ class Service(grpc.GenericRpcHandler):
             yield await read_message(request, raw, self._most)
 
     async def _write(self, context: Context, response: Any) -> None:
-        """A client that reads nothing holds up the worker, and all requests that wait for it.
+        """Write one response.
 
-        Raises `CallRefused` and Unavailable.
+        A client that reads nothing holds up the worker, and all requests that wait for it. Raises
+        `CallRefused` and Unavailable.
         """
-        task, late = asyncio.current_task(), False
-        assert task is not None
-
-        def give_up() -> None:
-            nonlocal late
-            late = True
-            task.cancel()
-
-        data, call, seconds = (
+        data, call, timeout_s = (
             response.SerializeToString(),
             current_call.get(),
             self._admissions.calls.write_timeout,
         )
         call.take(len(data))
-        timer = asyncio.get_running_loop().call_later(seconds, give_up)
         try:
-            await context.write(data)
-            call.give(len(data))  # else once the call has ended
-        except asyncio.CancelledError:
-            if late:
-                raise CallRefused(
-                    Refusal(grpc.StatusCode.ABORTED, TOO_SLOW.format(seconds), status=408)
-                ) from None
-            raise
-        finally:
-            timer.cancel()
+            with fail_after(timeout_s):
+                await context.write(data)
+        except TimeoutError:
+            raise CallRefused(
+                Refusal(grpc.StatusCode.ABORTED, TOO_SLOW.format(timeout_s), status=408)
+            ) from None
+        call.give(len(data))  # else once the call has ended
 
     def _count(self, context: Context, error: Exception | None = None) -> None:
         """Raises TooManyRequests where the client has sent too many calls, or, as `error` says,
@@ -242,6 +209,18 @@ class Service(grpc.GenericRpcHandler):
         clients.count_request(client)
         if isinstance(error, InvalidToken) and error.given:
             clients.count_failure(client)
+
+    @asynccontextmanager
+    async def _answered(self, method: str, context: Context) -> AsyncGenerator[_CallEnd, None]:
+        """End the call with a status, whatever is raised within."""
+        with self._logged(method, context) as ended:
+            try:
+                yield ended
+                ended.code, ended.status = grpc.StatusCode.OK, 200
+            except Exception as error:  # the boundary of a call
+                reason = self._reason(method, error, context)
+                ended.code, ended.status = reason.code, reason.status
+                await _end(context, reason)
 
     def _reason(self, method: str, error: Exception, context: Context) -> Refusal:
         if isinstance(error, TsxError):

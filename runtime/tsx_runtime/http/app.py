@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
@@ -46,8 +46,10 @@ from tsx_runtime.http.asgi_lane.idempotency import App, Idempotency, has_key
 from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import WorkflowPredictions, runs_workflow
-from tsx_runtime.http.connection_clock import Timeouts
-from tsx_runtime.http.fast_lane.lane import Lane, LaneConfig
+from tsx_runtime.http.connection_clock import Clock, TimedConnection, Timeouts
+from tsx_runtime.http.fast_lane.heads import Heads
+from tsx_runtime.http.fast_lane.lane import Lane
+from tsx_runtime.http.fast_lane.response_heads import ResponseHeadCache
 from tsx_runtime.http.routes import (
     debug,
     exception_handlers,
@@ -65,6 +67,7 @@ from tsx_runtime.http.routes import plugins as plugged
 from tsx_runtime.http.routes import workflows as workflow_routes
 from tsx_runtime.http.routes.jobs import precomputed, queue
 from tsx_runtime.http.routes.plugins import check_paths
+from tsx_runtime.http.turns import Turns
 from tsx_runtime.http.ui import api_page
 from tsx_runtime.http.ui import routes as ui
 from tsx_runtime.http.ui.routes import PREDICT, Playground, PlaygroundJobs
@@ -76,6 +79,9 @@ from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import ROLES, Settings
 from tsx_runtime.version import __version__
 from tsx_runtime.workflows.manager import Workflows
+
+if TYPE_CHECKING:
+    from uvicorn.server import ServerState
 
 UNLIMITED = frozenset(
     {"/ping", "/livez", "/readyz", "/metrics", *kserve.HEALTH}
@@ -110,7 +116,7 @@ class ServerApp(FastAPI):
             settings.max_inflight_bytes
         )  # the registry's, where there is one
         self.max_header_size = settings.max_header_size
-        self.lane: Lane | None = None  # made by its first connection
+        self._lane: Lane | None = None
         # another server accepts the connections from now on: those that are here end with their
         # next answer
         self.leaving = False
@@ -233,25 +239,41 @@ class ServerApp(FastAPI):
                     dict.fromkeys(sorted(route.methods or ()), route.summary or "")
                 )
 
-    def lane_config(self) -> LaneConfig:
-        predictions = self.predictions
-        return LaneConfig(
-            counts=self.counts,
-            bytes_in_flight=self.bytes_in_flight,
-            timeouts=self.timeouts,
-            max_header_size=self.max_header_size,
-            max_request_size=0 if predictions is None else predictions.limit,
-            cors=self.cors,
-            missing=self.missing,
-            registry=None if predictions is None else predictions.registry,
-            guard=None if predictions is None else predictions.guard,
-            platform=self.platform,
-            clients=self.clients,
-            log=self.access_log,
-            tracer=self.tracer,
-            timing_share=self.server_timing_share,
-            confined=predictions is not None and predictions.confined,
-        )
+    def lane_of(self, server_state: ServerState) -> Lane:
+        """Return the lane of this listener, which the first connection makes."""
+        if self._lane is None:
+            predictions, heads = self.predictions, None
+            # Plugins may decide otherwise about the same head the next time.
+            if predictions is not None and not (predictions.guard and predictions.guard.plugins):
+                heads = Heads(
+                    predictions.registry,
+                    predictions.guard,
+                    predictions.limit,
+                    self.max_header_size,
+                    traced=self.tracer is not None,
+                    platform=self.platform,
+                    missing=self.missing,
+                )
+            self._lane = Lane(
+                heads,
+                ResponseHeadCache(
+                    server_state,
+                    self.cors,
+                    confined=predictions is not None and predictions.confined,
+                ),
+                Clock(cast("Collection[TimedConnection]", server_state.connections)),
+                Turns(asyncio.get_running_loop()),
+                self.counts,
+                self.bytes_in_flight,
+                self.timeouts,
+                self.max_header_size,
+                0 if predictions is None else predictions.limit,
+                self.clients,
+                self.access_log,
+                self.tracer,
+                self.server_timing_share,
+            )
+        return self._lane
 
     async def _rest(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)

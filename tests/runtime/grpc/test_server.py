@@ -15,7 +15,6 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
@@ -83,39 +82,6 @@ def code_of(call: Any) -> grpc.StatusCode:
     return caught.value.code()
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [(), (("authorization", "Bearer for-models"),), (("authorization", "Basic for-predictions"),)],
-)
-def test_predictions_need_their_token(client: Client, sent: Any) -> None:
-    assert code_of(lambda: client.ask(metadata=sent)) is grpc.StatusCode.PERMISSION_DENIED
-    request = client.messages.PredictionsRequest(model_name="talker")
-    streams = (
-        client.predictions.StreamPredictions,
-        lambda one, **options: client.predictions.StreamPredictions2(iter([one]), **options),
-    )
-    for stream in streams:
-        assert (
-            code_of(lambda stream=stream: list(stream(request, metadata=sent, timeout=TIMEOUT)))
-            is grpc.StatusCode.PERMISSION_DENIED
-        )
-
-
-def test_the_right_tokens_open_each_its_own(client: Client) -> None:
-    prediction, _ = client.ask(metadata=(("authorization", "Bearer for-predictions"),))
-    assert b"row" in prediction
-    request = client.management.ListModelsRequest()
-    listed = client.models.ListModels(
-        request, metadata=(("authorization", "bearer for-models"),), timeout=TIMEOUT
-    )
-    assert "talker" in listed.msg
-    wrong = (("authorization", "Bearer for-predictions"),)
-    assert (
-        code_of(lambda: client.models.ListModels(request, metadata=wrong, timeout=TIMEOUT))
-        is grpc.StatusCode.PERMISSION_DENIED
-    )
-
-
 def test_models_are_neither_registered_nor_removed_where_rest_does_not(client: Client) -> None:
     metadata = (("authorization", "Bearer for-models"),)
     requests = (
@@ -158,14 +124,6 @@ def test_the_access_log_has_a_line_for_each_call_with_grpc_s_status(
         lambda: reported() >= {(ok, "talker", True), (denied, None, False)}
     )  # refused before its message
     assert "for-predictions" not in guarded[0].log
-
-
-def test_whether_it_is_well_may_be_asked_without_a_token(client: Client) -> None:
-    assert (
-        HealthStub(client.inference_channel).Check(HealthCheckRequest(), timeout=TIMEOUT).status
-        == HealthCheckResponse.SERVING
-    )
-    assert "Healthy" in client.predictions.Ping(Empty(), timeout=TIMEOUT).health
 
 
 def test_who_does_not_speak_tls_is_not_answered(

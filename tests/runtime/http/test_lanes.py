@@ -24,7 +24,7 @@ from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
-from tsx_runtime.http.fast_lane.protocol import FastLane
+from tsx_runtime.http.fast_lane.connection import FastLane
 from tsx_runtime.settings.schema import ROLES, Settings
 
 pytestmark = pytest.mark.slow

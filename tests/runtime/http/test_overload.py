@@ -148,24 +148,6 @@ def test_a_greater_priority_is_served_first(blocked, lane):
 
 
 @both_lanes
-@pytest.mark.parametrize(
-    "header",
-    ["x-tsx-priority: high", "x-tsx-priority: 101", "x-tsx-timeout-ms: 0", "X-TSX-Timeout-MS: 1.5"],
-)
-def test_what_cannot_be_read_is_refused_by_name(server, lane, header):
-    parts = urlsplit(str(server.inference.base_url))
-    with socket.create_connection((parts.hostname, parts.port), timeout=60) as sock:
-        sock.sendall(
-            f"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode()
-            + LANES[lane]
-        )
-        status, _, body = answer_on(sock)
-    name, _, value = header.partition(": ")
-    assert status == 400
-    assert f"The header {name.lower()} is '{value}': it must be a whole number from" in body
-
-
-@both_lanes
 def test_a_client_that_leaves_takes_its_waiting_request_with_it(blocked, lane, until):
     leaving, staying = blocked.ask(lane), blocked.ask(lane)
     assert blocked.version.pending == blocked.waiting + 2

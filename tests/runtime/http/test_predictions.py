@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import uuid
 from urllib.parse import urlsplit
 
 import httpx
@@ -41,137 +40,9 @@ def raw_exchange(address, request, until=b""):
     return received
 
 
-def test_a_binary_body_is_given_as_body(server):
-    answer = server.inference.post(
-        PATH, content=b"\x00\xff", headers={"content-type": "application/octet-stream"}
-    ).json()
-    assert answer["row"] == {"body": {"bytes": "\x00\xff"}}
-
-
-def test_a_json_body_is_given_decoded(server):
-    assert server.inference.post(PATH, json={"a": [1]}).json()["row"] == {"body": {"a": [1]}}
-
-
-def test_a_text_body_is_given_as_text(server):
-    answer = server.inference.post(
-        PATH, content="müsli", headers={"content-type": "text/plain; charset=utf-8"}
-    ).json()
-    assert answer["row"] == {"body": "müsli"}
-
-
-def test_bad_json_is_given_as_it_is(server):
-    answer = server.inference.post(
-        PATH, content=b"{", headers={"content-type": "application/json"}
-    ).json()
-    assert answer["row"] == {"body": {"bytes": "{"}}
-
-
-def test_a_multipart_form_is_given_by_field(server):
-    answer = server.inference.post(
-        PATH, files={"data": ("a.png", b"\x89PNG", "image/png"), "more": ("b", b"x")}
-    ).json()
-    assert answer["row"]["data"] == {"bytes": "\x89PNG"}
-    assert answer["headers"]["data"] == {"content-type": "image/png"}
-
-
-def test_a_urlencoded_form_is_given_by_field(server):
-    assert server.inference.post(PATH, data={"data": "1"}).json()["row"] == {"data": {"bytes": "1"}}
-
-
-@pytest.mark.parametrize("path", ["/talker/predict", "/models/talker/invoke", "/invocations"])
-def test_query_parameters_are_inputs_where_torchserve_makes_them_some(server, path):
-    row = server.inference.get(
-        path, params={"data": "test", "more": "ä b", "model_name": "talker"}
-    ).json()["row"]
-    assert row["data"] == {"bytes": "test"}
-    assert row["more"] == {"bytes": "ä b".encode().decode("latin-1")}
-
-
-def test_elsewhere_they_are_not(server):
-    assert server.inference.get(PATH, params={"data": "test"}).json()["row"] == {
-        "body": {"bytes": ""}
-    }
-
-
-def test_a_handler_is_reported_what_the_route_says(server):
-    headers = server.inference.post(f"{PATH}/1.0/a/b").json()["headers"]
-    assert (headers["url_path"], headers["explain"]) == ("a/b", "False")
-
-
-@pytest.mark.parametrize("verb", ["GET", "POST", "PUT", "PATCH", "DELETE", "REPORT"])
-def test_every_verb_predicts(server, verb):
-    assert server.inference.request(verb, PATH, content=b"x", headers={"x-do": "bytes"}).text == "x"
-
-
 def test_the_handler_sees_the_clients_headers_as_they_were_written(server):
     headers = server.inference.post(PATH, headers={"X-Mine": "1", "x-YOURS": "2"}).json()["headers"]
     assert (headers["X-Mine"], headers["x-YOURS"]) == ("1", "2")
-
-
-def test_the_answer_is_the_handlers_with_an_id_and_without_caching(server):
-    answer = server.inference.post(
-        PATH, content=b"abc", headers={"x-do": "bytes", "x-request-id": "the-clients"}
-    )
-    assert answer.content == b"abc"
-    assert "content-type" not in answer.headers
-    assert uuid.UUID(answer.headers["x-request-id"]).version == 4
-    assert answer.headers["pragma"] == "no-cache"
-    assert answer.headers["cache-control"] == "no-cache; no-store, must-revalidate, private"
-    assert answer.headers["expires"] == "Thu, 01 Jan 1970 00:00:00 UTC"
-    assert answer.headers["content-length"] == "3"
-
-
-def test_the_id_of_the_answer_is_the_one_the_handler_knows(server):
-    answer = server.inference.post(PATH)
-    assert answer.json()["id"] == answer.headers["x-request-id"]
-
-
-def test_a_handlers_headers_are_in_the_answer(server):
-    answer = server.inference.post(PATH, headers={"x-do": "headers"})
-    assert answer.headers["content-type"] == "text/csv"
-    assert answer.headers["x-own"] == "1"
-    assert answer.headers["cache-control"] == "max-age=60"
-    assert answer.headers["x-request-id"] != "mine"
-
-
-@pytest.mark.parametrize("status", [201, 404, 507])
-def test_a_handlers_status_stands_with_its_body(server, status):
-    answer = server.inference.post(PATH, headers={"x-do": "status", "x-status": str(status)})
-    assert (answer.status_code, answer.text) == (status, "body of it")
-
-
-def test_a_status_without_body_has_none(server):
-    answer = server.inference.post(PATH, headers={"x-do": "status", "x-status": "204"})
-    assert (answer.status_code, answer.content) == (204, b"")
-    assert server.inference.post(PATH, content=b"next", headers={"x-do": "bytes"}).text == "next"
-
-
-def test_a_version_can_be_asked_for(server):
-    assert server.inference.post(f"{PATH}/1.0").json()["version"] == "1.0"
-    assert server.inference.post(f"{PATH}/1.0/").json()["version"] == "1.0"
-    assert server.inference.post(f"{PATH}/").json()["version"] == "1.0"
-
-
-def test_what_follows_the_version_is_the_header_url_path(server):
-    headers = server.inference.post(
-        f"{PATH}/1.0/v1/chat", headers={"url_path": "the clients"}
-    ).json()["headers"]
-    assert headers["url_path"] == "v1/chat"
-    assert server.inference.post(f"{PATH}/1.0").json()["headers"]["url_path"] == ""
-
-
-def test_a_path_cannot_add_headers(server):
-    headers = server.inference.post(f"{PATH}/1.0/a%0D%0Aexplain:%20True").json()["headers"]
-    assert headers["explain"] == "False"
-    assert headers["url_path"] == "a%0D%0Aexplain: True"
-
-
-def test_explanations_say_so_in_a_header(server):
-    for path in ("/explanations/talker", "/explanations/talker/1.0"):
-        assert (
-            server.inference.post(path, headers={"explain": "no"}).json()["headers"]["explain"]
-            == "True"
-        )
 
 
 def test_head_has_the_headers_of_the_answer_alone(server):
@@ -204,49 +75,10 @@ def test_a_stream_comes_in_chunks(server):
     assert body == b"1\r\na\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n"
 
 
-def test_a_head_of_a_stream_has_no_body(server):
-    assert server.inference.head(PATH, headers={"x-do": "stream"}).content == b""
-    assert server.inference.post(PATH, content=b"next", headers={"x-do": "bytes"}).text == "next"
-
-
 def test_a_stream_whose_worker_dies_ends_without_its_last_chunk(empty):
     empty.register("talker.mar", initial_workers=1)
     with pytest.raises(httpx.RemoteProtocolError):
         empty.inference.post(PATH, headers={"x-do": "break"})
-
-
-def test_an_unknown_model_is_not_found(server, error_of):
-    answer = server.inference.post("/predictions/nobody", content=b"x" * 1000)
-    assert answer.status_code == 404
-    assert error_of(answer) == ("ModelNotFoundException", "Model not found: nobody")
-    assert uuid.UUID(answer.headers["x-request-id"])
-    assert answer.headers["pragma"] == "no-cache"
-
-
-def test_an_unknown_version_is_not_found(server, error_of):
-    answer = server.inference.post(f"{PATH}/9.9")
-    assert answer.status_code == 404
-    assert error_of(answer) == (
-        "ModelVersionNotFoundException",
-        "Model version: 9.9 does not exist for model: talker",
-    )
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/predictions",
-        "/predictions/",
-        "/explanations/",
-        "/nothing",
-        "//predictions/talker",
-        "/models",
-    ],
-)
-def test_an_unknown_route_is_not_found(server, path, error_of):
-    answer = server.inference.get(str(server.inference.base_url) + path)
-    assert answer.status_code in (404, 405)
-    assert error_of(answer)[0] in ("ResourceNotFoundException", "MethodNotAllowedException")
 
 
 def test_a_version_without_workers_says_how_to_get_some(server, error_of):
@@ -263,16 +95,6 @@ def test_a_version_without_workers_says_how_to_get_some(server, error_of):
     assert "sequence" not in message
 
 
-def test_a_handler_that_raises_answers_500(server, error_of):
-    answer = server.inference.post(PATH, headers={"x-do": "raise"})
-    assert answer.status_code == 500
-    kind, message = error_of(answer)
-    assert kind == "InternalServerException"
-    assert message.startswith("Prediction failed")
-    assert "no such image" in message
-    assert "Traceback" not in message
-
-
 def test_a_worker_that_dies_answers_500(empty, error_of):
     empty.register("talker.mar", initial_workers=1)
     answer = empty.inference.post(PATH, headers={"x-do": "exit"})
@@ -280,44 +102,6 @@ def test_a_worker_that_dies_answers_500(empty, error_of):
     assert error_of(answer)[0] == "InternalServerException"
     assert "Worker died." in error_of(answer)[1]
     assert empty.inference.post(PATH, content=b"again", headers={"x-do": "bytes"}).text == "again"
-
-
-@pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_over_the_limit_is_refused_by_name(server, chunked, error_of):
-    body = bytes(100_001)
-    answer = server.inference.post(
-        PATH, content=iter([body[:50_000], body[50_000:]]) if chunked else body
-    )
-    assert answer.status_code == 413
-    kind, message = error_of(answer)
-    assert kind == "PayloadTooLargeException"
-    assert "max_request_size, which is 100000 bytes" in message
-    assert answer.headers["connection"] == "close"
-    assert server.inference.post(
-        PATH, content=bytes(100_000), headers={"x-do": "bytes"}
-    ).content == bytes(100_000)
-
-
-def test_a_client_that_asks_first_is_refused_before_it_sends(server):
-    request = b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100001\r\nExpect: 100-continue\r\n\r\n"
-    assert raw_exchange(str(server.inference.base_url), request, b"\r\n").startswith(
-        b"HTTP/1.1 413 "
-    )
-
-
-def test_a_client_that_asks_first_is_notified_to_go_on(server):
-    request = b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
-    assert raw_exchange(str(server.inference.base_url), request, b"\r\n\r\n").startswith(
-        b"HTTP/1.1 100 Continue\r\n\r\n"
-    )
-
-
-def test_a_connection_carries_one_request_after_the_other(server):
-    one = b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\nContent-Length: 1\r\n\r\n"
-    received = raw_exchange(
-        str(server.inference.base_url), one + b"1" + one + b"2" + one + b"3", b"\r\n\r\n3"
-    )
-    assert [part[:1] for part in received.split(b"\r\n\r\n")[1:]] == [b"1", b"2", b"3"]
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body_does_no_harm(server):
@@ -361,7 +145,8 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(start_server, tmp_path
     assert answer.headers["retry-after"] == "1"
     kind, message = error_of(answer)
     assert kind == "ServiceUnavailableException"
-    assert "has no worker to serve inference request" in message  # TorchServe's words
+    # TorchServe's words
+    assert message.startswith('Model "talker" has no worker to serve inference request')
     assert "jobQueueSize" in message
     assert [one.text for one in held] == ["waited"] * len(threads)
 

@@ -177,11 +177,6 @@ def server(start_server, store) -> Iterator[Any]:
         for name, handler, config in (
             ("counter", STATEFUL, SEQUENCES),
             (
-                "brief",
-                STATEFUL,
-                "sequenceBatching: true\nsequenceMaxIdleMSec: 50\nminWorkers: 1\nmaxWorkers: 1\n",
-            ),
-            (
                 "old",
                 STATEFUL,
                 SEQUENCES.replace("Workers: 2", "Workers: 1") + "maxWorkerRequests: 4\n",
@@ -256,14 +251,6 @@ def test_a_sequence_stays_with_its_worker_until_its_last_request(server: Any) ->
     assert step(server, "a", 5, start=True, end=True).json()["total"] == 5
 
 
-def test_sequences_spread_over_the_workers(server: Any, until: Any) -> None:
-    until(lambda: len(version_of(server, "counter")._dispatcher.channels) == 2)
-    pids = {step(server, id, 0, start=True).json()["pid"] for id in ("b", "c")}
-    assert len(pids) == 2
-    for id in ("b", "c"):
-        step(server, id, 0, end=True)
-
-
 def test_a_sequence_without_a_name_gets_one(server: Any) -> None:
     first = step(server, "", 1, start=True)
     id = first.headers["ts_request_sequence_id"]
@@ -279,15 +266,6 @@ def test_a_sequence_without_a_name_whose_first_answer_streams_gets_one(server: A
     assert not version_of(server, "counter")._dispatcher._given
 
 
-def test_an_id_that_is_too_long_to_be_remembered_is_refused(server: Any, error_of: Any) -> None:
-    answer = step(server, "x" * 10_000, 1)
-    assert (answer.status_code, error_of(answer)[1]) == (
-        400,
-        "The sequence's id has 10000 characters; the limit is 512.",
-    )
-    assert step(server, "x" * 512, 1, start=True, end=True).json()["total"] == 1
-
-
 def test_a_request_without_any_of_the_headers_is_a_sequence_of_its_own(server: Any) -> None:
     answer = ask(server, "counter", "raise")
     assert answer.status_code == 500
@@ -300,32 +278,6 @@ def test_the_handler_can_close_a_sequence(server: Any) -> None:
     assert sequences.active == 1
     assert step(server, "h", "close").status_code == 200
     assert sequences.active == 0
-
-
-def test_there_are_no_more_sequences_and_requests_than_the_model_says(
-    server: Any, until: Any, tmp_path: Any, error_of: Any
-) -> None:
-    version = version_of(server, "counter")
-    for id in "klmn":
-        step(server, id, 0, start=True)
-    assert error_of(step(server, "o", 0, start=True))[1].endswith(
-        "4 sequences are active, which is the limit (maxNumSequence)."
-    )
-    with ThreadPoolExecutor(4) as pool:
-        held = [pool.submit(step, server, "k", tmp_path / "gate")]
-        until(lambda: busy(version))
-        for number in (1, 2, 3):
-            held.append(pool.submit(step, server, "k", number))
-            until(lambda number=number: version.pending == number)
-        assert error_of(step(server, "k", 4))[1].endswith(
-            "3 requests of sequence k wait, which is the limit (maxSequenceJobQueueSize)."
-        )
-        (tmp_path / "gate").touch()
-        answers = [answer.result().json() for answer in held]
-    assert [answer["total"] for answer in answers] == [0, 1, 3, 6]
-    assert {answer["together"] for answer in answers} == {1}
-    for id in "klmn":
-        step(server, id, 0, end=True)
 
 
 def test_requests_of_several_sequences_share_a_batch(
@@ -378,15 +330,6 @@ def test_a_worker_that_dies_ends_its_sequences_and_says_so(
         )
         assert step(server, id, 5, start=True, end=True).json()["total"] == 5
     assert step(server, kept, 1, end=True).json()["total"] == 1
-
-
-def test_an_idle_sequence_expires(server: Any, until: Any, error_of: Any) -> None:
-    assert step(server, "a", 1, model="brief", start=True).status_code == 200
-    sequences = version_of(server, "brief")._dispatcher.sequences
-    until(lambda: sequences.active == 0)
-    assert error_of(step(server, "a", 1, model="brief"))[1].endswith(
-        "Sequence a has expired: no request of it came for 0.05 s (sequenceMaxIdleMSec)."
-    )
 
 
 def test_a_worker_that_is_replaced_serves_its_sequences_to_their_end(

@@ -28,10 +28,12 @@ logger = logging.getLogger("tsx.http")
 
 
 class CasedProtocol(HttpToolsProtocol):
-    """It also tells how the names of headers were written: see `as_sent`."""
+    """uvicorn's protocol, which also tells how the names of headers were written: see `as_sent`.
+
+    It serves by itself where the fast lane does not support the installed uvicorn.
+    """
 
     _received = b""  # the first bytes of what the parser got last
-    _in_head = False  # the parser is within a head
 
     def data_received(self, data: bytes) -> None:
         self._received = data[:SHOWN]
@@ -39,18 +41,14 @@ class CasedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = True
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]  # a TypedDict, which takes further keys all the same
         scope[HEADER_NAMES] = self._names = list[bytes]()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # Trailers are discarded (RFC 9110, 6.5.1).
+        # A head that is complete has its method: trailers are discarded (RFC 9110, 6.5.1).
+        if "method" not in self.scope:
             super().on_header(name, value)
             self._names.append(name)
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it where the parser raises, and would send `msg` as plain text."""

@@ -29,7 +29,6 @@ RELIED_ON = {
         "scheme",
         "scope",
         "server_state",
-        "timeout_keep_alive_task",
         "transport",
         # what the event loop, the parser and uvicorn's server call
         "connection_made",
@@ -55,7 +54,6 @@ RELIED_ON = {
 NAMES_NEED = (
     "on_message_begin",
     "on_header",
-    "on_headers_complete",
     "headers",
     "scope",
 )
@@ -63,12 +61,12 @@ NAMES_NEED = (
 logger = logging.getLogger("tsx.http")
 
 
-def http_protocol(*, limited: bool = False) -> Any:
-    """For uvicorn's `http`: the fast lane, or, with one warning, uvicorn's own protocol, which
-    gives the same answers by way of FastAPI.
+def http_protocol() -> Any:
+    """Return what uvicorn's `http` gets: the fast lane, or, with one warning, uvicorn's own
+    protocol, which gives the same answers by way of FastAPI.
 
-    `limited`: for a listener whose clients are limited. Where uvicorn's own does not even tell
-    header names as they were sent, handlers see them in lower case.
+    Where uvicorn's own does not even tell header names as they were sent, handlers see them in
+    lower case.
     """
     if sys.platform == "win32":
         return "auto"
@@ -86,12 +84,10 @@ def http_protocol(*, limited: bool = False) -> Any:
             ", ".join(missing),
         )
         return _cased_protocol(module)
-    from tsx_runtime.http.fast_lane.limited_lane import (
-        LimitedLane,
-    )  # here, because with another uvicorn they may not even be imported
-    from tsx_runtime.http.fast_lane.protocol import FastLane
+    # here, because with another uvicorn it may not even be imported
+    from tsx_runtime.http.fast_lane.connection import FastLane
 
-    return LimitedLane if limited else FastLane
+    return FastLane
 
 
 def _cased_protocol(module: ModuleType | None) -> Any:

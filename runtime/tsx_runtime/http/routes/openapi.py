@@ -31,52 +31,54 @@ _WHY = {
     507: "the worker ran out of memory",
 }
 
-_URGENCY = [
-    {
-        "name": name.decode(),
-        "in": "header",
-        "required": False,
-        "description": description,
-        "schema": {"type": "integer", "minimum": least, "maximum": most},
-    }
-    for name, description, least, most in (
-        (
-            request_options.PRIORITY,
-            (
-                "of the waiting requests, the one with the highest priority is served first; 0 if"
-                " not given"
-            ),
-            -request_options.MOST_URGENT,
-            request_options.MOST_URGENT,
-        ),
-        (
-            request_options.TIMEOUT,
-            "milliseconds that the client will wait for the answer",
-            1,
-            request_options.LONGEST,
-        ),
-    )
-]
 
-_STORED = [
-    {
+def _parameter(
+    name: str,
+    description: str,
+    example: str = "",
+    where: str = "path",
+    schema: dict[str, Any] = {"type": "string"},  # noqa: B006  # never changed
+) -> dict[str, Any]:
+    parameter = {
         "name": name,
-        "in": "header",
-        "required": False,
+        "in": where,
+        "required": where == "path",
         "description": description,
-        "schema": {"type": "string"},
+        "schema": schema,
     }
-    for name, description in (  # without examples, which the page at /docs would send
-        ("Prefer", "respond-async: answer later, at the Location of a 202"),
-        (
-            "Idempotency-Key",
+    return parameter | ({"example": example} if example else {})
+
+
+_OPTIONS = [
+    _parameter(
+        request_options.PRIORITY.decode(),
+        "of the waiting requests, the one with the highest priority is served first; 0 if not given",
+        where="header",
+        schema={
+            "type": "integer",
+            "minimum": -request_options.MOST_URGENT,
+            "maximum": request_options.MOST_URGENT,
+        },
+    ),
+    _parameter(
+        request_options.TIMEOUT.decode(),
+        "milliseconds that the client will wait for the answer",
+        where="header",
+        schema={"type": "integer", "minimum": 1, "maximum": request_options.LONGEST},
+    ),
+    # without examples, which the page at /docs would send
+    *(
+        _parameter(name, description, where="header")
+        for name, description in (
+            ("Prefer", "respond-async: answer later, at the Location of a 202"),
             (
+                "Idempotency-Key",
                 "a request that comes again under the same key gets the first one's answer, and"
-                " runs no model"
+                " runs no model",
             ),
-        ),
-        ("x-tsx-callback-url", "with respond-async: where the answer is sent"),
-    )
+            ("x-tsx-callback-url", "with respond-async: where the answer is sent"),
+        )
+    ),
 ]
 
 _QUERY = "Query parameters are inputs as well. "
@@ -86,14 +88,9 @@ _TAKES_QUERY = {
     "/{model}/predict",
     "/{model}/{version}/predict",
 }
-_ONLY_MODEL = {
-    "name": "model_name",
-    "in": "query",
-    "required": False,
-    "description": "a registered model; needed where there are several",
-    "schema": {"type": "string"},
-    "example": "digits",
-}
+_ONLY_MODEL = _parameter(
+    "model_name", "a registered model; needed where there are several", "digits", "query"
+)
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -208,7 +205,7 @@ def _openai(path: str, summary: str, example: dict[str, Any]) -> dict[str, Any]:
             " only one."
         ),
         "operationId": "post" + re.sub(r"[/]", "_", path),
-        "parameters": [*_URGENCY, *_STORED],
+        "parameters": _OPTIONS,
         "requestBody": {
             "content": {
                 content: {"schema": {"type": "object"}, "example": {"model": "digits"} | example}
@@ -362,17 +359,6 @@ def _add_schemas(part: Any, schemas: dict[str, Any], used: dict[str, Any]) -> No
             _add_schemas(each, schemas, used)
 
 
-def _parameter(name: str, description: str, example: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "in": "path",
-        "required": True,
-        "description": description,
-        "schema": {"type": "string"},
-        "example": example,
-    }
-
-
 def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
     explains = path.startswith("/explanations") or path.endswith("explain")
     words = re.sub(r"[/:]", "_", re.sub(r"[{}]", "", path.strip("/")))
@@ -388,7 +374,7 @@ def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
             " sets one."
         ),
         "operationId": f"post_{words}",
-        "parameters": [*parameters, *_URGENCY, *_STORED],
+        "parameters": [*parameters, *_OPTIONS],
         "requestBody": {
             "content": {
                 "application/octet-stream": {"schema": binary},

@@ -12,6 +12,7 @@ from typing import Any
 
 from tsx_runtime.api.access.auth import build_guards
 from tsx_runtime.api.access.tokens import build_keys
+from tsx_runtime.api.headers import clashing_names
 from tsx_runtime.api.messages import Receive, Scope, Send
 from tsx_runtime.api.request_options import IDEMPOTENCY_KEY
 from tsx_runtime.api.urls import runs_model
@@ -42,10 +43,12 @@ class LambdaApp:
         path = scope["path"]
         if scope["root_path"]:
             path = path.removeprefix(scope["root_path"])
-        has_key = any(
+        # Two kinds of requests are refused there: one with a key, which its client relies on, and
+        # one whose headers clash.
+        is_refused = clashing_names(scope["headers"]) or any(
             name == IDEMPOTENCY_KEY for name, _ in scope["headers"]
-        )  # to be refused: its client relies on it
-        if self._in_full or has_key or not runs_model(path):
+        )
+        if self._in_full or is_refused or not runs_model(path):
             await self._rest(scope, receive, send)
         else:
             scope["path"], scope["root_path"] = path, ""

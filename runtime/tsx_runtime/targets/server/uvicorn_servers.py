@@ -36,12 +36,9 @@ class ServerGroup:
         tls: ssl.SSLContext | None,
     ) -> None:
         """`apps` has one app for each listener."""
-        limited = [app.clients is not None for app in apps]
-        protocols = {
-            each: http_protocol(limited=each) for each in set(limited)
-        }  # once: it may have a warning to log
+        protocol = http_protocol()  # once: it may have a warning to log
         self._servers = [
-            _Server(app, protocols[app.clients is not None], settings, listener, tls)
+            _Server(app, protocol, settings, listener, tls)
             for app, listener in zip(apps, listeners, strict=True)
         ]
         self._ports = ports

@@ -32,7 +32,6 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.image.environment import ModelLocation, settings_of
 from tsx_runtime.targets.sagemaker.environment import read_environment
 from tsx_runtime.targets.server.listeners import Listener, listeners
-from tsx_runtime.targets.server.uvicorn_servers import ServerGroup
 
 BODIES = {
     "fast": b"Content-Length: 1\r\n\r\nx",
@@ -213,23 +212,16 @@ def test_each_listener_is_limited_by_its_own_address(tmp_path: Any) -> None:
         metrics_address=f"unix:{tmp_path}/metrics",
     )
 
-    async def build(bound: list[Listener]) -> tuple[list[Any], Any]:
-        apps = build_apps(Registry(settings), settings, [listener.roles for listener in bound])
-        return apps, ServerGroup(settings, apps, bound, [], None)
+    async def build(bound: list[Listener]) -> list[Any]:
+        return build_apps(Registry(settings), settings, [listener.roles for listener in bound])
 
     with listeners(settings) as bound:
-        apps, answering = asyncio.run(build(bound))
+        apps = asyncio.run(build(bound))
         limited = {
             listener.roles[0]: app.clients is not None
             for listener, app in zip(bound, apps, strict=True)
         }
-        protocols = {server.listener.roles[0]: server.config.http for server in answering._servers}
     assert limited == {"inference": True, "management": False, "metrics": False}
-    assert {role: kind.__name__ for role, kind in protocols.items()} == {
-        "inference": "LimitedLane",
-        "management": "FastLane",
-        "metrics": "FastLane",
-    }
 
 
 # Over sockets
@@ -250,7 +242,7 @@ def use(patch: pytest.MonkeyPatch, clock: Clock) -> None:
         return limits
 
     patch.setattr("tsx_runtime.http.app.client_limits", with_clock)
-    for module in ("http.fast_lane.limited_lane", "http.app", "api.access.client_limits"):
+    for module in ("http.fast_lane.connection", "http.app", "api.access.client_limits"):
         patch.setattr(f"tsx_runtime.{module}.HOLD", 0.02)
 
 

@@ -28,9 +28,9 @@ from tsx_runtime.api.messages import HEADER_NAMES
 from tsx_runtime.api.urls import Target
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
+from tsx_runtime.http.fast_lane.connection import CALLBACKS_PER_TURN, END, PIECE, SLICE, FastLane
 from tsx_runtime.http.fast_lane.heads import Head
-from tsx_runtime.http.fast_lane.pipelining import AHEAD, CALLBACKS_PER_TURN, END, PIECE, SLICE
-from tsx_runtime.http.fast_lane.protocol import FastLane
+from tsx_runtime.http.fast_lane.read_flow import AHEAD
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 

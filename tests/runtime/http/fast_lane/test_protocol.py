@@ -27,8 +27,8 @@ from tsx_runtime.api.access.tokens import BearerToken
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import InvalidToken, ModelNotFound, ResourceNotFound
 from tsx_runtime.http.app import ServerApp
+from tsx_runtime.http.fast_lane.connection import FastLane
 from tsx_runtime.http.fast_lane.heads import REMEMBERED, Heads, RefusalRoute, parse
-from tsx_runtime.http.fast_lane.protocol import FastLane
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 
@@ -343,30 +343,6 @@ def test_a_client_may_send_very_many_requests_ahead(server: RunningServer) -> No
 
 
 # Clients that leave, or are slow
-
-
-def test_a_client_that_leaves_takes_its_request_out_of_the_queue(
-    start_server: Any, tmp_path: Any, until: Any
-) -> None:
-    gate = tmp_path / "open"
-    with start_server() as server:
-        server.register("talker.mar", initial_workers=1, batch_size=1)
-        version = server.registry.find("talker")
-        wait = b"x-do: wait\r\nx-file: %b\r\n" % str(gate).encode()
-        socks = []
-        for number in range(3):  # one with the worker, two that wait
-            socks.append(connect(server))
-            socks[-1].sendall(request(b"", extra=wait))
-            until(lambda expected=number + 1: version.stats.requests == expected)
-        until(lambda: version.pending == 2)
-        for sock in socks[1:]:
-            sock.close()
-        until(lambda: version.pending == 0)
-        assert version.stats.refusals["ClientLeft"] == 2
-        gate.touch()
-        assert read_answer(socks[0])[2] == b"waited"
-        until(lambda: version.stats.answers[200] == 1)
-        socks[0].close()
 
 
 def test_a_client_that_does_not_read_its_stream_holds_the_worker_not_the_memory(

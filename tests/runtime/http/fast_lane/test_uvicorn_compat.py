@@ -18,16 +18,16 @@ from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
 from tsx_runtime.http.fast_lane import (
-    connection_limits,
+    cased_protocol,
+    connection,
     exchange,
     lane,
     observed_exchange,
-    pipelining,
-    protocol,
+    read_flow,
     uvicorn_compat,
 )
 from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
-from tsx_runtime.http.fast_lane.protocol import FastLane
+from tsx_runtime.http.fast_lane.connection import FastLane
 from tsx_runtime.http.fast_lane.uvicorn_compat import (
     RELIED_ON,
     http_protocol,
@@ -35,8 +35,8 @@ from tsx_runtime.http.fast_lane.uvicorn_compat import (
     parts_of,
 )
 
-MODULES = [protocol, connection_limits, pipelining]
-LANE = (FastLane, connection_limits.LimitedConnection, pipelining.PipeliningProtocol)
+MODULES = [connection, cased_protocol]
+LANE = (FastLane, CasedProtocol)
 
 
 def source_of(file: str | None) -> str:
@@ -57,7 +57,7 @@ def names_used(source: str, *owners: str) -> set[str]:
 
 def own_parts() -> set[str]:
     """What the fast lane defines itself."""
-    kinds = (*LANE, exchange.Exchange, lane.Lane, pipelining.ReadFlow)
+    kinds = (*LANE, exchange.Exchange, lane.Lane, read_flow.ReadFlow)
     return {name for kind in kinds for name in (*vars(kind), *code_names(kind))}
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.runtime.api.test_client_limits import Clock, use
 
+from tests.runtime.api.access.test_client_limits import Clock, use
 from tests.runtime.http.openai_api.conftest import ASYNC, client_of, said
 from tests.support.certificates import make_certificate
 from tests.support.models import make_model

@@ -20,7 +20,6 @@ from tsx_runtime.settings.traffic_policy import NOTHING
 
 GOOD = "def handle(data, context):\n    return data and ['good'] * len(data)\n"
 BAD = "def handle(data, context):\n    if data:\n        raise RuntimeError('a wrong file of weights')\n"
-SLOW = "import time\n\ndef handle(data, context):\n    if data:\n        time.sleep(0.05)\n    return data and ['slow'] * len(data)\n"
 QUICK = {
     "bake": 0.3,
     "min_requests": 20,
@@ -31,7 +30,7 @@ QUICK = {
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("rollouts")
-    for number, handler in (("1.0", GOOD), ("2.0", GOOD), ("3.0", BAD), ("4.0", SLOW)):
+    for number, handler in (("1.0", GOOD), ("2.0", GOOD), ("3.0", BAD)):
         make_model(directory / f"m{number[0]}.mar", handler, name="m", version=number)
     return directory
 
@@ -39,7 +38,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def started(processes: None, models: Path) -> Iterator[RunningServer]:
     with running_server(make_settings(models)) as running:
-        for number in range(1, 5):
+        for number in range(1, 4):
             running.register(f"m{number}.mar", initial_workers=1)
         yield running
 
@@ -146,14 +145,6 @@ def test_a_version_that_fails_goes_back_at_once(
     assert served.management.get("/models/m/traffic").json()["traffic"].get("weights", {}) == {}
     assert served.inference.post("/predictions/m", content=b"x").text == "good"
     assert seen[200] > 0
-
-
-def test_a_slower_version_goes_back(served: RunningServer, until: Callable[..., None]) -> None:
-    with asked(served, clients=4):
-        begin(served, "4.0", steps=[50, 100], bake=10, max_p99_ms=25)
-        until(lambda: shown(served)["status"] != "running")
-    assert shown(served)["status"] == "went back"
-    assert "took longer than 25 ms" in shown(served)["reason"]
 
 
 @pytest.mark.usefixtures("processes")
@@ -332,10 +323,10 @@ def test_a_server_with_a_rollout_and_other_versions_ends_as_it_should(
 ) -> None:
     settings = make_settings(models, state_dir=tmp_path / "state")
     with running_server(settings) as server:
-        for file in ("m1.mar", "m2.mar", "m4.mar"):
+        for file in ("m1.mar", "m2.mar", "m3.mar"):
             server.register(file, initial_workers=1)
         server.call(lambda: server.registry.set_default("m", "2.0"))
-        begin(server, "4.0", bake=2)
+        begin(server, "3.0", bake=2)
         until(lambda: shown(server)["seconds"] > 0)
     assert (
         json.loads((tmp_path / "state" / "models" / "m.json").read_text())["rollout"]["status"]

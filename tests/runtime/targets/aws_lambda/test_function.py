@@ -141,18 +141,8 @@ def test_an_idempotency_key_is_refused_as_no_answer_is_stored(host: Host) -> Non
     assert "takes no Idempotency-Key" in json.loads(answer_of(refused))["message"]
 
 
-def test_other_routes_are_those_of_the_server(host: Host) -> None:
-    assert json.loads(answer_of(host.invoke(function_url("/ping", method="GET")).json())) == {
-        "status": "Healthy"
-    }
-    missing = host.invoke(function_url("/predictions/nobody", "{}")).json()
-    assert (missing["statusCode"], json.loads(answer_of(missing))["type"]) == (
-        404,
-        "ModelNotFoundException",
-    )
-    assert (
-        host.invoke(function_url("/models", method="GET")).json()["statusCode"] == 404
-    )  # nobody manages it from outside
+def test_nobody_manages_it_from_outside(host: Host) -> None:
+    assert host.invoke(function_url("/models", method="GET")).json()["statusCode"] == 404
 
 
 def test_an_invocation_is_the_input_of_the_model(host: Host) -> None:

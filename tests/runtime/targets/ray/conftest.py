@@ -18,61 +18,40 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
+from tests.runtime.conftest import TALKER
 from tests.support.models import make_model
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
 from tsx_runtime.targets.ray.application import build
 from tsx_runtime.targets.ray.archives import upload
 
-HANDLER = """
-import json, os, time
-from pathlib import Path
-
+# The handler of every target's table, and what tests of Ray ask of it besides.
+HANDLER = (
+    TALKER
+    + """
 from ts.handler_utils.utils import send_intermediate_predict_response
 
 LOADED = Path(__file__).name  # read once
-
-
-def handle(data, context):
-    return None if data is None else [act(idx, row, context) for idx, row in enumerate(data)]
+talk = act
 
 
 def act(idx, row, context):
     headers = context.get_all_request_header(idx)
     word, file = headers.get("x-do", ""), headers.get("x-file", "")
-
-    def send(part):
-        send_intermediate_predict_response([part], {idx: context.get_request_id(idx)}, "", 200, context)
-
-    if word == "raise":
-        raise RuntimeError("no such image")
-    if word == "status":
-        context.set_response_status(418, "Own words", idx)
-        context.set_response_header(idx, "X-Own", "1")
-        return "a body"
-    if word == "bytes":
-        return bytes(row["body"])
-    if word == "stream":
-        send("a")
-        send("")
-        send("b")
-        return "c"
     if word == "forever":
         try:
             while True:
-                send("x" * 1000)
+                send_intermediate_predict_response(["x" * 1000], {idx: context.get_request_id(idx)}, "", 200, context)
                 time.sleep(0.01)
         finally:
             Path(file).touch()
     if word == "wait":
         Path(file + f".{os.getpid()}").touch()
-        deadline = time.monotonic() + 60  # a test that failed must not hold the worker
-        while not Path(file).exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
-    shown = {name: value.decode("latin-1") if isinstance(value, (bytes, bytearray)) else value for name, value in row.items()}
-    if headers.get("x-show"):
-        return json.dumps({"id": context.get_request_id(idx), "trace": headers.get("traceparent"), "pid": os.getpid()})
-    return json.dumps({"row": shown, "name": context.manifest["model"]["modelName"]})
+    if word:
+        return talk(idx, row, context)
+    shown = {"name": context.manifest["model"]["modelName"], "trace": headers.get("traceparent")}
+    return json.dumps(json.loads(talk(idx, row, context)) | shown)
 """
+)
 MANY = [f"model-{number}" for number in range(5)]
 GRPC = ["tsx_runtime.targets.ray.grpc_bridge.add_services_to_server"]
 DEADLINE = 60.0  # seconds; of a machine that has other things to do

@@ -48,7 +48,7 @@ def test_connections_in_the_backlog_of_a_server_that_ends_are_answered(loop: Any
         listener = Listener(parse_address("http://127.0.0.1:0"), ["inference"])
         listener.listen()
         app = OtherApp("late", ResponseCounts(), settings)
-        server = _Server(app, http_protocol(limited=False), settings, listener, None)
+        server = _Server(app, http_protocol(), settings, listener, None)
         running = asyncio.create_task(server.serve())
         await server.up.wait()
         with ExitStack() as stack:

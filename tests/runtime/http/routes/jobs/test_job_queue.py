@@ -4,13 +4,11 @@ server.
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -235,19 +233,6 @@ def test_a_key_runs_a_model_once_on_both_lanes(queueing: Any) -> None:
     assert "idempotent-replayed" not in unknown[1].headers
     counted = queueing.metrics.get("/metrics").text
     assert "tsx_idempotency_keys_total{hostname=" in counted
-
-
-def test_a_client_that_leaves_comes_back_for_its_answer(
-    queueing: Any, until: Callable[[Callable[[], object]], None], tmp_path: Path
-) -> None:
-    url = urlsplit(queueing.addresses["inference"])
-    headers = f"Host: {url.netloc}\r\nIdempotency-Key: left\r\nx-do: wait\r\nx-file: {tmp_path}/go\r\nContent-Length: 1"
-    with socket.create_connection((url.hostname, url.port)) as client:
-        client.sendall(f"POST /predictions/talker HTTP/1.1\r\n{headers}\r\n\r\nx".encode())
-        until(lambda: queueing.registry.find("talker").in_flight)
-    (tmp_path / "go").touch()
-    answer = queueing.ask(idempotency_key="left")
-    assert (answer.text, answer.headers["idempotent-replayed"]) == ("waited", "true")
 
 
 def test_a_key_makes_one_job(queueing: Any, until: Callable[[Callable[[], object]], None]) -> None:
