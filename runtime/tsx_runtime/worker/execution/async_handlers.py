@@ -34,7 +34,13 @@ from tsx_runtime.worker.codecs.v2_binary import tensor_responses
 from tsx_runtime.worker.diagnostics import printing
 from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.execution import step_times
-from tsx_runtime.worker.execution.batch import Outcome, Pieces, ServedModel, read_requests
+from tsx_runtime.worker.execution.batch import (
+    Outcome,
+    Pieces,
+    ServedModel,
+    read_requests,
+    send_nowhere,
+)
 from tsx_runtime.worker.execution.continuous import with_metrics
 from tsx_runtime.worker.execution.prefetch import keep
 from tsx_runtime.worker.execution.step_times import Laps
@@ -223,7 +229,7 @@ def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
     async def one(item: Item) -> Answer:
         nonlocal lost
         try:
-            return await _answer_of(model, [item], lambda *piece: None)
+            return await _answer_of(model, [item], send_nowhere)
         except Exception as error:  # the boundary to a user's code
             lost = lost or is_device_lost(error)
             return _logged_failure(error, item, model)

@@ -91,13 +91,8 @@ class TextClassifier(TextHandler):
         for token, share in zip(known, shares.tolist(), strict=True):
             for place in _places(words, token):
                 importances[place] += share / tokens.count(token) / len(token.split())
-        length = torch.linalg.vector_norm(importances)
-        return [
-            {
-                "importances": (importances / length if length > 0 else importances).tolist(),
-                "words": list(words),
-            }
-        ]
+        summed = self.summarize_attributions(importances[None, :, None])
+        return [{"importances": summed.tolist(), "words": list(words)}]
 
 
 def _places(words: list[str], token: str) -> list[int]:

@@ -13,7 +13,7 @@ from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface import requests as read
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
-from tsx_runtime.worker.handlers.huggingface.tasks import Request, Unit, each_or_bad
+from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task, Unit
 from tsx_runtime.worker.handlers.huggingface.texts import TextRow, TextTask, a_text, check_text
 
 Span: TypeAlias = tuple[int, int]  # of characters of the context
@@ -50,16 +50,15 @@ class QuestionAnswering(TextTask):
             for number, (question, context) in enumerate(request.inputs)
         ]
 
-    def units(self, requests: Sequence[Request]) -> list[Unit]:
-        return [unit for own in each_or_bad(self._units_of, requests) for unit in own]
+    units = Task.units  # and not the tokenizer's one call for all requests
 
-    def _units_of(self, position: int, request: Request) -> list[Unit]:
-        units = []
+    def units_of(self, position: int, request: Request) -> list[Unit]:
+        units: list[Unit] = []
         for number, (question, context) in enumerate(request.inputs):
-            for part in self._parts(question, context, request.parameters):
-                units.append(
-                    Unit(position, number, part, len(part["input_ids"]), None, request.parameters)
-                )
+            units += (
+                Unit(position, number, part, len(part["input_ids"]), None, request.parameters)
+                for part in self._parts(question, context, request.parameters)
+            )
             self.check_parts(len(units))
         return units
 
@@ -88,12 +87,11 @@ class QuestionAnswering(TextTask):
             "stride": stride,
             "return_overflowing_tokens": True,
         }
-        found = self.tokenizer([question], [context], return_offsets_mapping=True, **split)
-        names = [name for name in found if name != "overflow_to_sample_mapping"]
+        parts = self.tokenizer([question], [context], return_offsets_mapping=True, **split)
         return [
-            {name: found[name][number] for name in names}
-            | {"sequences": found.sequence_ids(number), "words": found.word_ids(number)}
-            for number in range(len(found["input_ids"]))
+            {name: parts[name][number] for name in parts}
+            | {"sequences": parts.sequence_ids(number), "words": parts.word_ids(number)}
+            for number in range(len(parts["input_ids"]))
         ]
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:

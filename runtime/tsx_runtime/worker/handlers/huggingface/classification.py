@@ -71,31 +71,22 @@ class TextClassification(TextPipelineTask):
     parameters: Mapping[str, Reader] = {**read.FUNCTION, "truncation": read.truncation}
 
     def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+        """Texts, and pairs of texts as {"text": ..., "text_pair": ...}."""
         for each in inputs:
             if isinstance(each, dict) and set(each) != {"text", "text_pair"}:
                 raise InvalidInput('A pair of texts is {"text": "...", "text_pair": "..."}.')
         return [
             (
-                {name: a_text(each[name], name) for name in each}
+                {name: a_text(each[name], name) for name in ("text", "text_pair")}
                 if isinstance(each, dict)
-                else a_text(each)
+                else {"text": a_text(each)}
             )
             for each in inputs
         ]
 
     def shortened(self, request: Request) -> list[Any]:
         return [
-            (
-                dict(
-                    zip(
-                        ("text", "text_pair"),
-                        shortened(self.loaded, each["text"], each["text_pair"]),
-                        strict=True,
-                    )
-                )
-                if isinstance(each, dict)
-                else beginning(self.loaded, each)
-            )
+            dict(zip(each, shortened(self.loaded, *each.values()), strict=False))
             for each in request.inputs
         ]
 
@@ -107,11 +98,9 @@ class TextClassification(TextPipelineTask):
         return [self.postprocessed(each) for each in parts]
 
     def cost(self, request: Request) -> int:
-        pairs = [
-            (each, None) if isinstance(each, str) else (each["text"], each["text_pair"])
-            for each in request.inputs
-        ]
-        return text_cost(self.loaded, pairs)
+        return text_cost(
+            self.loaded, [(each["text"], each.get("text_pair")) for each in request.inputs]
+        )
 
 
 class ZeroShotClassification(TextPipelineTask):
@@ -161,12 +150,9 @@ class TokenClassification(TextPipelineTask):
     }
 
     def units_of(self, position: int, request: Request) -> list[Unit]:
-        stride, room = (
-            request.parameters.get("stride"),
-            (self.loaded.most_tokens or 1 << 30)
-            - self.loaded.tokenizer.num_special_tokens_to_add(),
-        )
-        if stride is not None:
+        if (stride := request.parameters.get("stride")) is not None:
+            special = self.loaded.tokenizer.num_special_tokens_to_add()
+            room = (self.loaded.most_tokens or 1 << 30) - special
             if stride > (most := room * 9 // 10):
                 raise ValueError(
                     f"`stride` is {stride}; it is at most {most}, as parts that overlap more are"

@@ -25,7 +25,7 @@ from tsx_runtime.worker.handlers.huggingface.media import (
     plain,
 )
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
-from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task, Unit, each_or_bad
+from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task, Unit
 
 PADDED = (
     "input_values",
@@ -67,25 +67,18 @@ class PipelineTask(Task):
     def use(self, model: Any) -> None:
         self.model = self.pipeline.model = model
 
-    def units(self, requests: Sequence[Request]) -> list[Unit]:
-        return [unit for units in each_or_bad(self.units_of, requests) for unit in units]
-
     def units_of(self, position: int, request: Request) -> list[Unit]:
-        """Raises ValueError."""
         from transformers.pipelines.base import PipelineException  # an extra
 
         units: list[Unit] = []
         try:
             before, forward, after = self.pipeline._sanitize_parameters(**self.options(request))
-            forward, after = (
-                {**self.pipeline._forward_params, **forward},
-                {**self.pipeline._postprocess_params, **after},
-            )
+            forward = {**self.pipeline._forward_params, **forward}
+            after = {**self.pipeline._postprocess_params, **after}
+            options = {**self.pipeline._preprocess_params, **before}
             for number, given in enumerate(request.inputs):
                 chat_templates.begin()
-                found = self.pipeline.preprocess(
-                    given, **{**self.pipeline._preprocess_params, **before}
-                )
+                found = self.pipeline.preprocess(given, **options)
                 for tensors in found if isinstance(found, Iterator) else (found,):
                     key = self.key(tensors, before), repr(sorted(forward.items()))
                     self.check_parts(len(units) + 1)
@@ -109,16 +102,9 @@ class PipelineTask(Task):
         """Units of one key fit into one call of the model, whose outputs are those of each alone.
         `before`: how they were prepared.
         """
-        masked = self.masks(tensors)
+        padded = PADDED if self.masks(tensors) else ()
         shapes = [
-            (
-                name,
-                (
-                    (value.shape[2:] if masked and name in PADDED else value.shape[1:])
-                    if isinstance(value, torch.Tensor)
-                    else None
-                ),
-            )
+            (name, value.shape[2 if name in padded else 1 :] if torch.is_tensor(value) else None)
             for name, value in sorted(tensors.items())
         ]
         return *shapes, repr(sorted(before.items()))
@@ -276,9 +262,8 @@ class SpeechRecognition(SoundTask):
         return super().masks(tensors) and (self._generates or self._lengths is not None)
 
     def example(self) -> TaskRequest:
-        return (
-            super().example()._replace(parameters={"max_new_tokens": 4} if self._generates else {})
-        )
+        parameters = {"max_new_tokens": 4} if self._generates else {}
+        return super().example()._replace(parameters=parameters)
 
 
 class ImageTextToText(PipelineTask):
@@ -357,15 +342,9 @@ def _with_images(message: dict[str, Any], read_image: ImageReader) -> dict[str, 
         if part["type"] == "text":
             parts.append({"type": "text", "text": str(part["text"])})
         elif part["type"] in ("image", "image_url"):
-            given = (
-                part.get("image") or part.get("base64") or part.get("url") or part.get("image_url")
-            )
-            parts.append(
-                {
-                    "type": "image",
-                    "image": read_image(given["url"] if isinstance(given, dict) else given),
-                }
-            )
+            image = next(filter(None, map(part.get, ("image", "base64", "url", "image_url"))), None)
+            file = image["url"] if isinstance(image, dict) else image
+            parts.append({"type": "image", "image": read_image(file)})
         else:
             raise ValueError(f"a part has the type {part['type']!r}, and not text or image")
     return {"role": message["role"], "content": parts}

@@ -69,15 +69,11 @@ class Task(ABC):
         """Raises InvalidInput."""
         given = dict(request.parameters)
         adapter = given.pop("adapter", None)
-        if adapter is not None and adapter not in list(
-            self.loaded.adapters
-        ):  # a list: what the client sends may not be hashable
-            have = (
-                f"it has {', '.join(self.loaded.adapters)}"
-                if self.loaded.adapters
-                else "it has none"
+        names = list(self.loaded.adapters)  # what the client sends may not be hashable
+        if adapter is not None and adapter not in names:
+            raise InvalidInput(
+                f"The model has no adapter {adapter!r}; it has {', '.join(names) or 'none'}."
             )
-            raise InvalidInput(f"The model has no adapter {adapter!r}; {have}.")
         parameters = read_parameters(given, self.parameters, self.loaded.task)
         if adapter is not None:
             parameters["adapter"] = adapter
@@ -144,9 +140,13 @@ class Task(ABC):
                 " Send several requests, or longer parts."
             )
 
-    @abstractmethod
     def units(self, requests: Sequence[Request]) -> list[Unit]:
         """Raises BadRows."""
+        return [unit for units in each_or_bad(self.units_of, requests) for unit in units]
+
+    def units_of(self, position: int, request: Request) -> list[Unit]:
+        """Return the units of one request. Raises ValueError."""
+        raise NotImplementedError
 
     @abstractmethod
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:

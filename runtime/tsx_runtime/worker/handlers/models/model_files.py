@@ -35,11 +35,7 @@ def load_model_file(
 
     On the CPU the weights share the file's pages with other workers.
     """
-    if not path.is_file():
-        raise LoadError(
-            f"The model {path.name} is not in the archive. Name it with --serialized-file when"
-            " packing."
-        )
+    check_present(path)
     file = describe_model_file(
         path, called=Path(path.name)
     )  # the directory may be one of the cache, whose name means nothing to users
@@ -74,6 +70,14 @@ def load_model_file(
         " belong to. Pack its class with --model-file, or export the whole model with"
         " torch.export.save."
     )
+
+
+def check_present(path: Path) -> None:
+    if not path.is_file():
+        raise LoadError(
+            f"The model {path.name} is not in the archive. Name it with --serialized-file when"
+            " packing."
+        )
 
 
 def load_torchscript(path: Path, device: torch.device) -> Any:
