@@ -21,7 +21,7 @@ from tsx_archiver.metadata.compile_settings import wants_ahead
 from tsx_archiver.storage.private_directory import private_directory, temporary_place
 from tsx_runtime.shared.example_requests import ExampleInput, example_body, printing_command
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors
-from tsx_runtime.worker.exceptions import BadRows, LoadError
+from tsx_runtime.worker.exceptions import BadRows, LoadError, each_or_bad
 from tsx_runtime.worker.forms.loading import load_form, wanted_forms
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import own_file
@@ -237,19 +237,20 @@ class BaseHandler:
             return torch.as_tensor(
                 data, device=self.device
             )  # for a subclass that has read the requests
-        requests, faults = list[TensorRequest](), dict[int, str]()
         alone = self._is_explain() or not self._answers_tensors
-        for position, row in enumerate(data):
+
+        def read(position: int, row: Any) -> TensorRequest:
             try:
-                requests.append(read_request(row, self._input_specs))
+                request = read_request(row, self._input_specs)
                 for name in ("data", "body") if isinstance(row, dict) else ():
                     self.context.keep_parameters(position, row.get(name))
-                if alone and requests[-1].rows != 1:
-                    raise MalformedTensors(f"The request has {requests[-1].rows} rows; send one.")
+                if alone and request.rows != 1:
+                    raise MalformedTensors(f"The request has {request.rows} rows; send one.")
+                return request
             except MalformedTensors as error:
-                faults[position] = f"{error} {self._wanted}"
-        if faults:
-            raise BadRows(faults)
+                raise MalformedTensors(f"{error} {self._wanted}") from error
+
+        requests = each_or_bad(read, data, MalformedTensors)
         if not alone:
             return TensorBatch(requests)
         inputs = [

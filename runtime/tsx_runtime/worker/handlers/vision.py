@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from tsx_runtime.worker.exceptions import BadRows, field_names, form_advice, in_words
+from tsx_runtime.worker.exceptions import each_or_bad, field_names, form_advice, in_words
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.staging import stack_on_device
@@ -37,16 +37,7 @@ class VisionHandler(BaseHandler):
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        tensors: list[torch.Tensor] = []
-        faults: dict[int, str] = {}
-        for position, row in enumerate(data):
-            try:
-                tensors.append(self._tensor(row))
-            except NotAnImage as error:
-                faults[position] = str(error)
-        if faults:
-            raise BadRows(faults)
-        return self.collate(tensors)
+        return self.collate(each_or_bad(lambda _, row: self._tensor(row), data, NotAnImage))
 
     def collate(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the model takes, made of the images of a batch."""

@@ -21,8 +21,6 @@ from tsx_runtime.worker.execution.recovery import (
     GROW_AFTER,
     Ceiling,
     Search,
-    all_fail,
-    may_try,
     parts,
 )
 from tsx_runtime.worker.handler_api.context import Context
@@ -246,16 +244,23 @@ def test_parts_hold_each_position_once_and_are_smaller(size: int, first: bool) -
 def test_a_handler_is_blamed_only_when_enough_fail_alike_and_none_succeeds(
     alone: list[str], succeeded: bool
 ) -> None:
-    assert all_fail(alone, succeeded) == (
-        not succeeded and len(alone) >= ALIKE and alone in (["a"] * len(alone), ["b"] * len(alone))
-    )
+    search = Search(Ceiling(), 1.0)
+    for place in alone:
+        search.failed([0], place)
+    if succeeded:
+        search.succeeded()
+    search.again([1])
+    blamed = not succeeded and len(alone) >= ALIKE and len(set(alone)) == 1
+    assert search.next(0.0, 0.0) == ([] if blamed else [1])
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e4))
 def test_another_try_never_goes_past_the_timeout(
     used: float, longest: float, timeout: float
 ) -> None:
-    if may_try(used, longest, timeout):
+    search = Search(Ceiling(), timeout)
+    search.again([0])
+    if search.next(used, longest):
         assert used + longest <= timeout
 
 

@@ -5,10 +5,10 @@ request costs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from tsx_runtime.worker.exceptions import BadRows, InvalidInput
+from tsx_runtime.worker.exceptions import InvalidInput, each_or_bad
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
 from tsx_runtime.worker.handlers.huggingface.batches import run_batched
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
@@ -16,9 +16,6 @@ from tsx_runtime.worker.handlers.huggingface.requests import Reader, read_parame
 
 # of one request: inputs, parts of long texts, pairs of text and label, proposals for masked words
 MOST_PARTS = 10_000
-
-Given = TypeVar("Given")
-Result = TypeVar("Result")
 
 
 class Request(NamedTuple):
@@ -155,20 +152,3 @@ class Task(ABC):
     @abstractmethod
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
         """The answer, of the results of each input. Raises ValueError, in words for the client."""
-
-
-def each_or_bad(function: Callable[[int, Given], Result], given: Sequence[Given]) -> list[Result]:
-    """The results by position; raises BadRows with what is wrong with all for which the function
-    raises ValueError or InvalidInput.
-    """
-    results, faults = list[Result](), dict[int, str]()
-    for position, each in enumerate(given):
-        try:
-            results.append(function(position, each))
-        except InvalidInput as error:
-            faults[position] = error.message
-        except ValueError as error:
-            faults[position] = str(error)
-    if faults:
-        raise BadRows(faults)
-    return results

@@ -89,11 +89,11 @@ def load_torchscript(path: Path, device: torch.device) -> Any:
         ) from error
     model.eval()
     if device.type == "cpu":
-        share_with_file([*model.parameters(), *model.buffers(), *_constants(model)], path)
+        share_with_file([*model.parameters(), *model.buffers(), *constants_of(model)], path)
     return model
 
 
-def _constants(model: Any) -> list[torch.Tensor]:
+def constants_of(model: Any) -> list[torch.Tensor]:
     """A frozen TorchScript model has its weights in its graph."""
     nodes = model.graph.findAllNodes("prim::Constant") if hasattr(model, "forward") else []
     return [

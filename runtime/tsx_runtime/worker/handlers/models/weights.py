@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.exceptions import LoadError, in_words, presentable
 from tsx_runtime.worker.handler_api.loader import classes_of, import_file
 from tsx_runtime.worker.handlers.models.sharing import share_with_file
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("tsx.worker")
 
 NO_ARGUMENTS: Mapping[str, Any] = {}
 MAX_FAULT = 150  # characters for each class in a message
-SHOWN = 5  # names in a message; a mismatch of the whole model would fill pages
+MAX_DIFFERENCES = 600  # characters of torch's words, which fill pages where a whole model differs
 
 
 def load_eager(
@@ -241,12 +241,10 @@ def fit_weights(model: nn.Module, state: Mapping[str, Any], weights: Path, model
         AttributeError,
         TypeError,
     ) as error:  # torch raises each of them for what is not a state dict
-        text = differences(expected, state)
-        if text:
-            raise LoadError(
-                f"{weights.name} does not fit {model_file}: {text}"
-            ) from None  # torch's traceback says the same, at length
-        raise LoadError(f"{weights.name} does not fit {model_file}: {error}") from error
+        text = presentable(" ".join(str(error).split()), MAX_DIFFERENCES)
+        raise LoadError(
+            f"{weights.name} does not fit {model_file}: {text}{_hint(state)}"
+        ) from None
 
 
 def _takes_assign(model: nn.Module) -> bool:
@@ -256,32 +254,8 @@ def _takes_assign(model: nn.Module) -> bool:
     )
 
 
-def differences(expected: Mapping[str, torch.Tensor], given: Mapping[str, Any]) -> str:
-    """In words and short: keys that are missing, keys too many, shapes that differ, and what that
-    hints at.
-    """
-    missing = [name for name in expected if name not in given]
-    unexpected = [str(name) for name in given if name not in expected]
-    shapes = [
-        f"{name} is {tuple(given[name].shape)} in the file and {tuple(value.shape)} in the model"
-        for name, value in expected.items()
-        if isinstance(given.get(name), torch.Tensor) and given[name].shape != value.shape
-    ]
-    found = [
-        f"{len(names)} {what}:"
-        f" {', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}"
-        for what, names in (
-            ("missing keys", missing),
-            ("unexpected keys", unexpected),
-            ("shapes that differ", shapes),
-        )
-        if names
-    ]
-    return ". ".join(found) + _hint(unexpected, given) if found else ""
-
-
-def _hint(unexpected: list[str], given: Mapping[str, Any]) -> str:
-    if unexpected and all(name.startswith("module.") for name in unexpected):
+def _hint(given: Mapping[str, Any]) -> str:
+    if given and all(str(name).startswith("module.") for name in given):
         return (
             ". The keys begin with 'module.', as DataParallel writes them: save"
             " model.module.state_dict() instead"

@@ -29,6 +29,7 @@ import torch
 
 from tsx_runtime.errors import TsxError, error_body
 from tsx_runtime.shared.content_types import best_type
+from tsx_runtime.worker.codecs.requests import media_type_of
 from tsx_runtime.worker.codecs.responses import failure, is_out_of_device_memory
 from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.exceptions import LoadError, PredictionException, in_words
@@ -41,7 +42,6 @@ from tsx_runtime.worker.handlers.sagemaker.formats import (
     JSON,
     LINES,
     TEXT,
-    media_type,
     to_body,
     to_tensor,
 )
@@ -136,9 +136,11 @@ class ToolkitHandler:
         data = row.get("body", row)
         if isinstance(data, bytes | bytearray):
             data = (
-                data.decode("utf-8", "replace") if media_type(content_type) in TEXT else bytes(data)
+                data.decode("utf-8", "replace")
+                if media_type_of(content_type) in TEXT
+                else bytes(data)
             )
-        default = self._accepts or (LINES if media_type(content_type) == LINES else JSON)
+        default = self._accepts or (LINES if media_type_of(content_type) == LINES else JSON)
         return ToolkitRequest(
             data, content_type, default if accept.strip() in ("", "*/*") else accept, default
         )
@@ -205,7 +207,7 @@ class ToolkitHandler:
     def _answer(self, result: Any, index: int, own: ToolkitRequest, context: Context) -> Any:
         if isinstance(result, _FunctionFailure):
             return result.answer(index, context)
-        named = [media_type(part) for part in own.accept.split(",") if "*" not in part]
+        named = [media_type_of(part) for part in own.accept.split(",") if "*" not in part]
         content_type = best_type(own.accept, [own.default, *named]) or own.default
         if isinstance(result, tuple) and len(result) == 2:
             result, content_type = result

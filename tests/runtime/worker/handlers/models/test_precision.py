@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from tsx_runtime.worker.handlers.models.model_files import (
     load_torchscript,
 )
 from tsx_runtime.worker.handlers.models.precision import cast, in_precision, wanted_precision
-from tsx_runtime.worker.model_loading import applies_precision
 
 CPU = torch.device("cpu")
 QUESTIONS = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]
@@ -64,20 +62,6 @@ def test_the_key_converts_the_weights_and_answers_are_nearly_the_same(
     torch.testing.assert_close(
         torch.tensor([answer["numbers"] for answer in answers]), expected, rtol=0.03, atol=0.03
     )
-
-
-@pytest.mark.parametrize(
-    ("config", "handler", "applies"),
-    [
-        ({}, object(), True),
-        ({"precision": "bf16"}, object(), False),
-        ({"precision": "bf16"}, SimpleNamespace(precision="bf16"), True),
-    ],
-)
-def test_whether_a_handler_applies_the_key_is_known_by_its_attribute(
-    config: dict[str, Any], handler: object, applies: bool
-) -> None:
-    assert applies_precision(handler, config) is applies
 
 
 @pytest.mark.parametrize("value", ["int8", 16, True])
