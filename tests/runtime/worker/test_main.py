@@ -200,23 +200,6 @@ def test_a_handler_sees_the_inputs_and_the_context(start_worker: StartWorker) ->
     }
 
 
-def test_a_broken_form_is_refused_and_its_neighbours_are_answered(
-    start_worker: StartWorker,
-) -> None:
-    worker = start_worker("""
-        def handle(data, context):
-            if data is not None:
-                context.set_response_header(1, "X-Name", "second of those that are left")
-                return [f"{context.get_request_id(idx)} of {len(data)}" for idx in range(len(data))]
-    """)
-    broken = Request(b"nonsense", [(b"Content-Type", b"multipart/form-data; boundary=x")])
-    answers = worker.ask(b"", broken, b"")
-    assert answers[0] == (200, {}, b"id-0 of 2")
-    assert answers[1].status == 400
-    assert "cannot be read" in answers[1].message
-    assert answers[2] == (200, {"X-Name": "second of those that are left"}, b"id-2 of 2")
-
-
 def test_a_batch_of_broken_forms_does_not_reach_the_handler(start_worker: StartWorker) -> None:
     worker = start_worker("""
         def handle(data, context):
@@ -409,49 +392,6 @@ def test_a_line_of_the_log_says_when_it_was_written_and_by_which_worker(
     )
 
 
-def test_an_answer_that_cannot_be_sent_fails_alone(start_worker: StartWorker) -> None:
-    worker = start_worker(
-        """
-        def handle(data, context):
-            if data is not None:
-                return [{"ok": True}, {1, 2}, "x" * 2000, chr(0xD800), b"fine"]
-        """,
-        max_response_size=1000,
-    )
-    good, unsendable, long, surrogate, fine = worker.ask(*[b""] * 5)
-    assert (good.status, fine) == (200, (200, {}, b"fine"))
-    assert unsendable.status == 500
-    assert unsendable.message.startswith(
-        "Unsupported model output data type. The handler returned set"
-    )
-    assert (
-        long.message
-        == "The answer has 2000 bytes, but max_response_size is 1000. Raise it, or return a smaller answer."
-    )
-    assert surrogate.status == 500
-
-
-def test_bad_rows_are_refused_and_the_others_are_run_without_them(
-    start_worker: StartWorker,
-) -> None:
-    worker = start_worker("""
-        from tsx_runtime.worker.exceptions import BadRows
-        def handle(data, context):
-            if data is None:
-                return
-            context.set_response_status(201, idx=0)
-            bad = {idx: f"{row['body'].decode()} is not a number" for idx, row in enumerate(data) if not row["body"].isdigit()}
-            if bad:
-                raise BadRows(bad)
-            return [f"{context.get_request_id(idx)}={int(row['body'])}" for idx, row in enumerate(data)]
-    """)
-    answers = worker.ask(b"x", b"1", b"y", b"2")
-    assert [answer.status for answer in answers] == [400, 201, 400, 200]
-    assert [answers[0].message, answers[2].message] == ["x is not a number", "y is not a number"]
-    assert [answers[1].body, answers[3].body] == [b"id-1=1", b"id-3=2"]
-    assert [answer.status for answer in worker.ask(b"x", b"y")] == [400, 400]
-
-
 def test_bad_rows_that_are_not_in_the_batch_fail_it(start_worker: StartWorker) -> None:
     worker = start_worker("""
         from tsx_runtime.worker.exceptions import BadRows
@@ -591,34 +531,6 @@ def test_a_part_that_cannot_be_sent_fails_the_answer(
     assert answer.status == status
     assert said in answer.message
     assert worker.pieces == []
-
-
-def test_one_that_asks_to_explain_or_describe_is_a_batch_of_its_own(
-    start_worker: StartWorker,
-) -> None:
-    worker = start_worker("""
-        def handle(data, context):
-            if data is None:
-                return
-            if context.get_request_header(0, "explain") == "True":
-                return ["why"]
-            if context.get_request_header(0, "describe") == "True":
-                return ["what"]
-            return [f"{context.get_request_id(idx)} of {len(data)}" for idx in range(len(data))]
-    """)
-    explain, describe = (
-        Request(b"", [(b"explain", b"True")]),
-        Request(b"", [(b"describe", b"True")]),
-    )
-    answers = worker.ask(describe, b"", explain, b"", explain)
-    assert [answer.body for answer in answers] == [
-        b"what",
-        b"id-1 of 2",
-        b"why",
-        b"id-3 of 2",
-        b"why",
-    ]
-    assert [answer.body for answer in worker.ask(explain, describe)] == [b"why", b"what"]
 
 
 def test_a_part_that_comes_after_its_answer_reaches_nobody(start_worker: StartWorker) -> None:

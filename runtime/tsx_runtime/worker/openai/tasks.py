@@ -66,13 +66,14 @@ def read(path: str, row: Any) -> TaskBody:
                 "file",
             )
         body = {
-            name: value if name == "file" else _form_text(value) for name, value in body.items()
+            name: (
+                value.decode(errors="replace")
+                if name != "file" and isinstance(value, bytes | bytearray)
+                else value
+            )
+            for name, value in body.items()
         }
     return requests.read(kind, body)
-
-
-def _form_text(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes | bytearray) else value
 
 
 def _texts(given: Any) -> Any:
@@ -129,16 +130,14 @@ def _packed(vector: Sequence[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
-def _text_of(document: Any) -> Any:
-    return document.get("text") if isinstance(document, dict) else document
+Document = Annotated[
+    str, BeforeValidator(lambda value: value.get("text") if isinstance(value, dict) else value)
+]
 
 
 class RerankRequest(TaskBody):
     query: Annotated[str, Field(min_length=1)]
-    documents: Annotated[
-        list[Annotated[str, BeforeValidator(_text_of)]],
-        Field(min_length=1, max_length=MOST_DOCUMENTS),
-    ]
+    documents: Annotated[list[Document], Field(min_length=1, max_length=MOST_DOCUMENTS)]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
 
@@ -150,9 +149,9 @@ class RerankRequest(TaskBody):
         text.
         """
         scores = (
-            dict(enumerate(output))
-            if not isinstance(output[0], dict)
-            else {e["index"]: e["score"] for e in output}
+            {each["index"]: each["score"] for each in output}
+            if isinstance(output[0], dict)
+            else dict(enumerate(output))
         )
         best = sorted(scores, key=lambda idx: -scores[idx])[: self.top_n]
         results = [

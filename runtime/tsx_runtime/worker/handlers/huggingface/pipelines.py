@@ -25,7 +25,7 @@ from tsx_runtime.worker.handlers.huggingface.media import (
     plain,
 )
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
-from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task, Unit
+from tsx_runtime.worker.handlers.huggingface.tasks import Fields, Request, Task, Unit
 
 PADDED = (
     "input_values",
@@ -98,7 +98,7 @@ class PipelineTask(Task):
         """The pipeline's own arguments."""
         return {name: value for name, value in request.parameters.items() if name != "adapter"}
 
-    def key(self, tensors: Mapping[str, Any], before: Mapping[str, Any]) -> Hashable:
+    def key(self, tensors: Fields, before: Fields) -> Hashable:
         """Units of one key fit into one call of the model, whose outputs are those of each alone.
         `before`: how they were prepared.
         """
@@ -109,11 +109,11 @@ class PipelineTask(Task):
         ]
         return *shapes, repr(sorted(before.items()))
 
-    def masks(self, tensors: Mapping[str, Any]) -> bool:
+    def masks(self, tensors: Fields) -> bool:
         """Whether units of other lengths may be padded to the longest."""
         return False
 
-    def length(self, tensors: Mapping[str, Any]) -> int:
+    def length(self, tensors: Fields) -> int:
         """Of samples of a sound the model makes a vector for each few hundred."""
         samples = tensors.get("input_values")
         return 1 if samples is None or samples.ndim != 2 else 1 + samples.shape[1] // 320
@@ -159,7 +159,7 @@ class ImageTask(PipelineTask):
         self.parameters = IMAGES[loaded.task]
         self.required = tuple({"candidate_labels"} & self.parameters.keys())
 
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         return [*map(ImageReader(), inputs)]
 
     def example(self) -> TaskRequest:
@@ -176,13 +176,13 @@ class SoundTask(PipelineTask):
     """Classification of sounds, and the base of speech recognition."""
 
     input_kind = "file"
-    parameters: Mapping[str, Reader] = read.FUNCTION
+    parameters = read.FUNCTION
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
         need_soundfile()
 
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         return [*map(SoundReader(self.pipeline.feature_extractor.sampling_rate), inputs)]
 
     def units_of(self, position: int, request: Request) -> list[Unit]:
@@ -205,7 +205,7 @@ class SoundTask(PipelineTask):
                 )
         return units
 
-    def masks(self, tensors: Mapping[str, Any]) -> bool:
+    def masks(self, tensors: Fields) -> bool:
         """Without a mask, and where a model normalises over all of the time, what is added would
         change the answer.
         """
@@ -258,7 +258,7 @@ class SpeechRecognition(SoundTask):
         outputs = zip(super().forward(tensors, options), counts, strict=True)
         return [{**output, "tokens": output["tokens"][:, :count]} for output, count in outputs]
 
-    def masks(self, tensors: Mapping[str, Any]) -> bool:
+    def masks(self, tensors: Fields) -> bool:
         return super().masks(tensors) and (self._generates or self._lengths is not None)
 
     def example(self) -> TaskRequest:
@@ -286,7 +286,7 @@ class ImageTextToText(PipelineTask):
             return [{"messages": inputs}], True
         return super().listed(inputs)
 
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         from transformers.pipelines.base import Chat  # an extra
 
         found, read_image = list[Any](), ImageReader()

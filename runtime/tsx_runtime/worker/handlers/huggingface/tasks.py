@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from tsx_runtime.worker.exceptions import InvalidInput, each_or_bad
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
 from tsx_runtime.worker.handlers.huggingface.batches import run_batched
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.requests import Reader, read_parameters
+
+Fields: TypeAlias = Mapping[str, Any]  # the parameters of a request, or tensors by name
 
 # of one request: inputs, parts of long texts, pairs of text and label, proposals for masked words
 MOST_PARTS = 10_000
@@ -91,7 +93,7 @@ class Task(ABC):
         return (inputs, False) if isinstance(inputs, list) else ([inputs], True)
 
     @abstractmethod
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         """Raises InvalidInput."""
 
     @abstractmethod

@@ -242,9 +242,7 @@ def fit_weights(model: nn.Module, state: Mapping[str, Any], weights: Path, model
         TypeError,
     ) as error:  # torch raises each of them for what is not a state dict
         text = presentable(" ".join(str(error).split()), MAX_DIFFERENCES)
-        raise LoadError(
-            f"{weights.name} does not fit {model_file}: {text}{_hint(state)}"
-        ) from None
+        raise LoadError(f"{weights.name} does not fit {model_file}: {text}{_hint(state)}") from None
 
 
 def _takes_assign(model: nn.Module) -> bool:
