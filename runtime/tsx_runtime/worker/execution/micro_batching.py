@@ -72,9 +72,14 @@ class MicroBatching:
 
     def handle(self, data: Any, context: Context) -> Any:
         handler = self.handler
-        if data is None or _is_for_one(
-            data, context
-        ):  # explanations, descriptions and traces are made of the whole
+        # explanations, descriptions and traces are made of the whole
+        if (
+            os.environ.get("ENABLE_TORCH_PROFILER")
+            or not data
+            or any(
+                context.get_request_header(0, what) == "True" for what in ("explain", "describe")
+            )
+        ):
             return type(handler).handle(handler, data, context)
         start = time.perf_counter()
         handler.context = context
@@ -200,14 +205,6 @@ def is_handled_by_base(entry: LoadedHandler) -> bool:
         base is not None
         and isinstance(handler, base)
         and entry.call == base.handle.__get__(handler)
-    )
-
-
-def _is_for_one(data: Sequence[Any], context: Context) -> bool:
-    if os.environ.get("ENABLE_TORCH_PROFILER"):
-        return True
-    return bool(data) and any(
-        context.get_request_header(0, what) == "True" for what in ("explain", "describe")
     )
 
 

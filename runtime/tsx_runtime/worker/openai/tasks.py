@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tsx_runtime.worker.codecs.bodies import RefusedField
+from tsx_runtime.worker.codecs.bodies import JsonObject, RefusedField
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.openai import requests
 from tsx_runtime.worker.openai.requests import OpenAIRequest
@@ -34,7 +34,7 @@ MOST_DOCUMENTS = 10_000
 
 class TaskBody(OpenAIRequest):
     @abstractmethod
-    def task(self) -> tuple[Any, dict[str, Any]]:
+    def task(self) -> tuple[Any, JsonObject]:
         """Inputs and parameters."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class EmbeddingsRequest(TaskBody):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
-    def task(self) -> tuple[Any, dict[str, Any]]:
+    def task(self) -> tuple[Any, JsonObject]:
         return self.input, {"normalize": True}  # of length 1 there, and of texts as a whole
 
     def answer(self, vectors: Sequence[Sequence[float]], tokens: int, model: str) -> bytes:
@@ -141,7 +141,7 @@ class RerankRequest(TaskBody):
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
 
-    def task(self) -> tuple[Any, dict[str, Any]]:
+    def task(self) -> tuple[Any, JsonObject]:
         return {"query": self.query, "texts": self.documents}, {}
 
     def answer(self, output: Sequence[Any], tokens: int, model: str) -> bytes:
@@ -181,8 +181,8 @@ class TranscriptionRequest(TaskBody, strict=False):
     temperature: Literal["", "0", "0.0"] | None = None
     stream: Literal["", "false"] | None = None
 
-    def task(self) -> tuple[Any, dict[str, Any]]:
-        parameters: dict[str, Any] = (
+    def task(self) -> tuple[Any, JsonObject]:
+        parameters: JsonObject = (
             {"return_timestamps": True} if self.response_format == "verbose_json" else {}
         )
         return self.file, parameters | ({"language": self.language} if self.language else {})

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map  # what torch.export itself shapes results with
 
-from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.exceptions import LoadError, text_of
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, OnnxModel, constants_of
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -118,9 +118,10 @@ def _check_device(precision: str, dtype: torch.dtype, device: torch.device) -> N
         RuntimeError,
         TypeError,
     ) as error:  # TypeError: Apple's devices, of types that they have not
+        text = text_of(error).strip().partition("\n")[0]
         raise LoadError(
             f"precision: {precision} is not available on {device} with torch {torch.__version__}:"
-            f" {in_words(error)}"
+            f" {text}"
         ) from error
 
 

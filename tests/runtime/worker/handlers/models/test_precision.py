@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.worker.conftest import Request, StartWorker
+from tests.runtime.worker.conftest import ORDER, Request, StartWorker
 from tests.runtime.worker.handlers.conftest import MODEL, Net
+from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handler_api.loader import LoadedHandler
 from tsx_runtime.worker.handlers.models.model_files import (
     FixedBatch,
     load_exported,
@@ -62,6 +64,30 @@ def test_the_key_converts_the_weights_and_answers_are_nearly_the_same(
     torch.testing.assert_close(
         torch.tensor([answer["numbers"] for answer in answers]), expected, rtol=0.03, atol=0.03
     )
+
+
+@pytest.mark.parametrize(
+    ("attributes", "without_effect"),
+    [({}, ["precision", "forms"]), ({"precision": "bf16"}, ["forms"]), ({"form": "bf16"}, [])],
+)
+def test_keys_that_a_handler_does_not_apply_are_warned_of(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    attributes: dict[str, Any],
+    without_effect: list[str],
+) -> None:
+    for name in ("_take_place", "_enter", "_limit_threads"):
+        monkeypatch.setattr(model_loading, name, lambda *_: None)
+    monkeypatch.setattr(model_loading.ts_shim, "install", lambda: None)
+    entry = LoadedHandler(lambda *_: [], "own.py", type("Own", (), attributes)())
+    monkeypatch.setattr(model_loading, "load_entry", lambda *_: entry)
+    config = json.dumps({"precision": "bf16", "forms": ["bf16"]})
+    place = {"model_dir": str(tmp_path), "manifest": {}, "model_config": config}
+    order: Any = {**ORDER, **place, "handler": "own.py"}
+    model_loading.load_model(order)
+    said = [line.split()[0] for line in caplog.messages if "own.py does not apply it" in line]
+    assert said == without_effect
 
 
 @pytest.mark.parametrize("value", ["int8", 16, True])
