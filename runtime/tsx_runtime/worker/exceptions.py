@@ -11,14 +11,16 @@ MetricsCacheKeyError, MetricsCacheTypeError, MetricsCacheValueError     a metric
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from tsx_runtime.errors import shortened
 
-LONGEST = (
-    8000  # characters of an exception's message in reports; a traceback may have four times as many
-)
+# characters of an exception's message in reports; a traceback may have four times as many
+LONGEST = 8000
+
+Given = TypeVar("Given")
+Result = TypeVar("Result")
 
 
 class ClientsGone(BaseException):
@@ -112,6 +114,28 @@ def presentable(text: str, most: int = LONGEST) -> str:
     read.
     """
     return shortened(text, most, tail=most // 2).encode(errors="backslashreplace").decode()
+
+
+def each_or_bad(
+    function: Callable[[int, Given], Result],
+    rows: Iterable[Given],
+    kind: type[ValueError] = ValueError,
+) -> list[Result]:
+    """Call `function(position, row)` for all rows.
+
+    Raises BadRows with what is wrong with those for which it raises InvalidInput or `kind`.
+    """
+    results, faults = list[Result](), dict[int, str]()
+    for position, row in enumerate(rows):
+        try:
+            results.append(function(position, row))
+        except InvalidInput as error:
+            faults[position] = error.message
+        except kind as error:
+            faults[position] = str(error)
+    if faults:
+        raise BadRows(faults)
+    return results
 
 
 def form_advice(row: Any) -> str:

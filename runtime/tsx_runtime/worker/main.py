@@ -143,7 +143,11 @@ def begin_process(sock: socket.socket, files: int | None) -> None:
         resource.setrlimit(
             resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         )
-    end_with_front_end(sock)
+    # A handler that never returns would outlive the front end; one that does return lets `run` read
+    # the end by itself, well before.
+    threading.Thread(
+        target=_exit_after_hang_up, args=(sock.fileno(),), name="tsx-end", daemon=True
+    ).start()
     # How the server starts processes is not how the handler does: a DataLoader's need neither
     # import torch again nor be pickled.
     multiprocessing.set_start_method(
@@ -155,18 +159,8 @@ def begin_process(sock: socket.socket, files: int | None) -> None:
         )  # a child process of the handler must not hold it open, nor answer on it
 
 
-def end_with_front_end(sock: socket.socket) -> None:
-    """End this process some time after the front end has gone: a handler that never returns would
-    outlive it.
-
-    A handler that does return lets `run` read the end by itself, well before.
-    """
-    threading.Thread(
-        target=_exit_after_hang_up, args=(sock.fileno(),), name="tsx-end", daemon=True
-    ).start()
-
-
 def _exit_after_hang_up(fd: int) -> None:
+    """End this process some time after the front end has gone."""
     if hasattr(select, "poll"):  # not on Windows
         poller = select.poll()
         poller.register(fd, 0)  # wakes for a hang-up only
@@ -331,12 +325,9 @@ def failure_report(error: BaseException) -> dict[str, str | bool]:
     """The message, the traceback of the handler's own code, without the frames of the loader, and
     the same as the log has it.
     """
-    cause = error.__cause__ if isinstance(error, LoadError) else error
-    message = (
-        str(error)
-        if isinstance(error, LoadError)
-        else f"The model could not be loaded: {in_words(error)}"
-    )
+    cause, message = error.__cause__, str(error)
+    if not isinstance(error, LoadError):
+        cause, message = error, f"The model could not be loaded: {in_words(error)}"
     if cause is None:
         return {"message": message, "traceback": "", "outline": "", "out_of_memory": False}
     lines = outline(cause).splitlines()

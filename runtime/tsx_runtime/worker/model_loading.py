@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,6 @@ from tsx_runtime.worker.handlers.models.compiler_cache import protect_compiler_c
 INPUT_KINDS = ("image", "text", "json", "file", "chat")
 
 logger = logging.getLogger("tsx.worker")
-
-_HOW_TO_APPLY = (
-    "In its initialize, call `self.model = self.in_precision(self.model)`, a method of BaseHandler,"
-    " or remove the key."
-)
-_HOW_TO_USE_FORMS = (
-    "In its initialize, call `self.model = self.in_form(load)`, a method of BaseHandler, or remove"
-    " the key."
-)
 
 
 def load_model(order: LoadOrder) -> ServedModel:
@@ -84,24 +75,27 @@ def load_model(order: LoadOrder) -> ServedModel:
     if order["envelope"]:
         entry = _enveloped(entry, order["envelope"], coroutines)
     has_steps = step_times.watch(entry.instance)
-    form = form_of(entry.instance)  # a form's original, if it is loaded, has the precision
-    if form is None and not applies_precision(entry.instance, context.model_yaml_config):
-        logger.warning(
-            "precision in model-config.yaml has no effect: %s does not apply it. %s",
-            entry.name,
-            _HOW_TO_APPLY,
-        )
-    if context.model_yaml_config.get("forms") is not None and form is None:
-        logger.warning(
-            "forms in model-config.yaml has no effect: %s loads its model itself. %s",
-            entry.name,
-            _HOW_TO_USE_FORMS,
-        )
+    for key, has_effect, how in (
+        # A form's original, if it is loaded, has the precision.
+        ("precision", ("form", "precision"), "self.in_precision(self.model)"),
+        ("forms", ("form",), "self.in_form(load)"),
+    ):
+        if context.model_yaml_config.get(key) is not None and not any(
+            text_of(entry.instance, name) for name in has_effect
+        ):
+            logger.warning(
+                "%s in model-config.yaml has no effect: %s does not apply it. In its initialize,"
+                " call `self.model = %s`, a method of BaseHandler, or remove the key.",
+                key,
+                entry.name,
+                how,
+            )
     if order["mode"] == "async" and order["envelope"]:
         raise LoadError(
             "asyncCommunication and service_envelope exclude each other: requests would run one"
             " after the other. Remove one."
         )
+    alone, in_batches = order["ranks"] == 1, order["mode"] == "batch"
     model = ServedModel(
         entry,
         context,
@@ -110,17 +104,17 @@ def load_model(order: LoadOrder) -> ServedModel:
         order["max_response_size"],
         Ceiling(),
         metrics,
-        retry=order["ranks"] == 1  # ranks would fall out of step
+        retry=alone  # ranks would fall out of step
         and context.model_yaml_config.get("retryFailedBatch", not order["stateful"]) is not False,
         response_timeout=order["response_timeout"],
         worker=order["worker"],
-        alone=order["ranks"] == 1,
+        alone=alone,
         prediction_time=PredictionTime(metrics),
         version=order["model_version"],
         enveloped=order["envelope"] == "kservev2",
         mode=order["mode"],
         threads=(
-            tuning_of(order["threads"], tunes=order["mode"] == "batch")
+            tuning_of(order["threads"], tunes=in_batches)
             if order["shares_cores"] and order["threads"]
             else None
         ),
@@ -131,10 +125,7 @@ def load_model(order: LoadOrder) -> ServedModel:
         max_cost=order["max_batch_cost"],
     )
     return model._replace(
-        stops=model.mode == "batch"
-        and model.alone
-        and not order["stateful"]
-        and not overlaps(model)
+        stops=in_batches and alone and not order["stateful"] and not overlaps(model)
     )
 
 
@@ -195,34 +186,24 @@ def warm_up_model(model: ServedModel, order: LoadOrder) -> None:
 
 def facts_of(model: ServedModel, order: LoadOrder) -> dict[str, Any]:
     """The facts of a loaded model for the front end."""
+    handler = model.entry.instance
     return {
-        "device": device_of(model.entry.instance, order),
+        "device": device_of(handler, order),
         "prefetch": model.mode == "batch" and overlaps(model),
-        "input": input_of(model.entry.instance),
-        "example": has_example(model.entry.instance),
-        "precision": precision_of(model.entry.instance),
-        "form": form_of(model.entry.instance),
-        "forms_passed_over": list(getattr(model.entry.instance, "forms_passed_over", ())),
+        "input": input_of(handler),
+        "example": has_example(handler),
+        "precision": text_of(handler, "precision"),
+        "form": text_of(handler, "form"),
+        "forms_passed_over": list(getattr(handler, "forms_passed_over", ())),
     }
 
 
-def applies_precision(instance: Any, config: Mapping[str, Any]) -> bool:
-    """Whether the handler has applied the configured `precision`, if any."""
-    return config.get("precision") is None or precision_of(instance) is not None
-
-
-def precision_of(instance: Any) -> str | None:
-    """The precision that the handler has applied, by its attribute `precision`."""
-    precision = getattr(instance, "precision", None)
-    return precision if isinstance(precision, str) else None
-
-
-def form_of(instance: Any) -> str | None:
-    """The form that the handler's model has; None if no forms are configured, or the handler
-    ignores them.
+def text_of(instance: Any, name: str) -> str | None:
+    """Return an attribute of the handler: the `precision` that it has applied, the `form` that its
+    model has. None if none is configured, or the handler ignores it.
     """
-    form = getattr(instance, "form", None)
-    return form if isinstance(form, str) else None
+    value = getattr(instance, name, None)
+    return value if isinstance(value, str) else None
 
 
 def device_of(instance: Any, order: LoadOrder) -> str:

@@ -13,15 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.served_model import a_served_model, answers_of
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.wire import TENSORS_HEAD, request_meta
 from tsx_runtime.worker.codecs.envelopes import ENVELOPES
 from tsx_runtime.worker.codecs.requests import read_row
-from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
-from tsx_runtime.worker.execution.recovery import Ceiling
+from tsx_runtime.worker.execution.batch import answer_batch, send_nowhere
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
-from tsx_runtime.worker.handler_api.metrics import Metrics
 
 DEEP = b"[" * 100_000
 NESTED = b'{"a":' * 700 + b"1" + b"}" * 700
@@ -68,35 +66,15 @@ HOSTILE = {
 }
 
 
-def answers_of(*requests: tuple[bytes, bytes]) -> list[tuple[int, bytes]]:
-    items = [
-        (0, request_meta(f"id-{number}", b"", [(TENSORS_HEAD, length)]), body)
-        for number, (length, body) in enumerate(requests)
-    ]
-    model = served(lambda data, context: ["fine"] * len(data))
-    return [
-        (status, bytes(body))
-        for status, _, body in answer_batch(model, items, lambda *_: None).answers
-    ]
-
-
-def served(handle: Any) -> ServedModel:
-    context = Context("m", "/", {}, 8, None, "0", metrics=Metrics("m"))
-    return ServedModel(
-        LoadedHandler(handle, "h", None),
-        context,
-        Coroutines(),
-        True,
-        1 << 20,
-        Ceiling(),
-        Metrics("m"),
-    )
-
-
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_tensors_that_cannot_be_are_refused_and_their_neighbours_answered(kind: str) -> None:
-    good = tensor()
-    first, (status, body), last = answers_of(good, HOSTILE[kind], good)
+    items = [
+        (0, request_meta(f"id-{number}", b"", [(TENSORS_HEAD, length)]), body)
+        for number, (length, body) in enumerate((tensor(), HOSTILE[kind], tensor()))
+    ]
+    model = a_served_model(lambda data, context: ["fine"] * len(data))
+    first, (status, _, text), last = answer_batch(model, items, send_nowhere).answers
+    body = bytes(text)
     assert first[0] == last[0] == 200
     assert status == 400, body
     message = json.loads(body)["message"]
@@ -195,17 +173,10 @@ def new_process() -> Iterator[None]:
 @pytest.mark.parametrize("envelope", ["json", "kserve"])
 def test_json_that_is_nested_too_deeply_is_refused_by_its_envelope(envelope: str) -> None:
     bodies = [b'{"instances": [%b]}' % NESTED, b'{"instances": [1]}']
-    model = served(ENVELOPES[envelope](lambda data, context: [1] * len(data)).handle)
-    metas = [
-        request_meta(f"id-{number}", b"", [(b"content-type", b"application/json")])
-        for number in range(2)
-    ]
-    bad, good = answer_batch(
-        model, [(0, meta, body) for meta, body in zip(metas, bodies, strict=True)], lambda *_: None
-    ).answers
-    assert good[0] == 200, bytes(good[2])
-    assert bad[0] == 400
-    message = json.loads(bytes(bad[2]))["message"]
+    model = a_served_model(ENVELOPES[envelope](lambda data, context: [1] * len(data)).handle)
+    bad, good = answers_of(model, *bodies, headers=[(b"content-type", b"application/json")])
+    assert (bad[0], good[0]) == (400, 200)
+    message = json.loads(bad[2])["message"]
     assert (
         "nested too deeply" in message or "recursion" in message
     )  # by the parser, or behind it: Pythons differ
@@ -225,10 +196,6 @@ def test_an_exception_that_cannot_be_put_into_words_fails_its_request_alone(
             raise error
         return ["fine"] * len(data)
 
-    items = [
-        (0, request_meta(f"id-{number}", b"", ()), body)
-        for number, body in enumerate((b"good", b"bad"))
-    ]
-    good, bad = answer_batch(served(handle), items, lambda *_: None).answers
+    good, bad = answers_of(a_served_model(handle), b"good", b"bad")
     assert (good[0], bad[0]) == (200, 500)
-    assert json.loads(bytes(bad[2]))["message"].startswith("Prediction failed: ")
+    assert json.loads(bad[2])["message"].startswith("Prediction failed: ")

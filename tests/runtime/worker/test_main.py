@@ -30,7 +30,9 @@ ECHO = """
 """
 
 
-def test_a_batch_is_answered_in_its_order(start_worker: StartWorker) -> None:
+def test_batches_are_answered_in_their_order_though_they_are_sent_early(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker(ECHO)
     assert worker.loaded
     assert worker.report["device"] == "cpu"
@@ -39,19 +41,12 @@ def test_a_batch_is_answered_in_its_order(start_worker: StartWorker) -> None:
         b"",
         b"c" * 50_000,
     ]
-    assert [answer.body for answer in worker.ask(b"again")] == [b"again"]
-
-
-def test_batches_sent_early_are_answered_one_after_the_other(start_worker: StartWorker) -> None:
-    worker = start_worker(ECHO)
-    batches = [worker.begin(str(number).encode() * (number * 3000)) for number in range(1, 8)]
-    for batch in batches:
-        frame = worker.receive()
-        assert frame is not None
-        assert (frame.batch, bytes(frame.items[0][2])) == (
-            batch,
-            str(batch).encode() * (batch * 3000),
-        )
+    bodies = [str(number).encode() * (number * 3000) for number in range(1, 8)]
+    batches = [worker.begin(body) for body in bodies]
+    frames = [worker.receive() for _ in batches]
+    assert [(frame.batch, bytes(frame.items[0][2])) for frame in frames if frame] == list(
+        zip(batches, bodies, strict=True)
+    )
 
 
 def test_a_plain_answer_has_no_headers_and_one_that_was_given_some_has_those(
@@ -132,8 +127,9 @@ def test_it_lives_in_the_directory_of_its_model(start_worker: StartWorker) -> No
     assert (answer["helper"], answer["text"]) == ("beside the handler", "hello")
 
 
-def test_torch_gets_the_threads_of_the_order_and_the_gpu_is_not_touched(
-    start_worker: StartWorker,
+@pytest.mark.parametrize("shared", [False, True])
+def test_torch_gets_the_threads_of_the_order_or_of_a_changed_share_and_the_gpu_is_not_touched(
+    start_worker: StartWorker, shared: bool
 ) -> None:
     source = """
         import torch
@@ -141,24 +137,11 @@ def test_torch_gets_the_threads_of_the_order_and_the_gpu_is_not_touched(
             if data is not None:
                 return [[torch.get_num_threads(), torch.cuda.is_initialized()]]
     """
-    for threads in (1, 2):
-        assert json.loads(start_worker(source, threads=threads).ask(b"")[0].body) == [
-            threads,
-            False,
-        ]
-
-
-def test_a_share_of_the_cores_changes_from_the_next_batch_on(start_worker: StartWorker) -> None:
-    source = """
-        import torch
-        def handle(data, context):
-            if data is not None:
-                return [[torch.get_num_threads()]]
-    """
-    worker = start_worker(source, threads=2, shares_cores=True)
-    assert json.loads(worker.ask(b"")[0].body) == [2]
-    worker.send(Kind.THREADS, 1)
-    assert json.loads(worker.ask(b"")[0].body) == [1]
+    worker = start_worker(source, threads=1 + shared, shares_cores=shared)
+    assert json.loads(worker.ask(b"")[0].body) == [1 + shared, False]
+    if shared:  # from the next batch on
+        worker.send(Kind.THREADS, 1)
+        assert json.loads(worker.ask(b"")[0].body) == [1, False]
 
 
 def test_a_handler_that_chooses_its_own_number_of_threads_keeps_it(
@@ -200,23 +183,6 @@ def test_a_handler_sees_the_inputs_and_the_context(start_worker: StartWorker) ->
     }
 
 
-def test_a_broken_form_is_refused_and_its_neighbours_are_answered(
-    start_worker: StartWorker,
-) -> None:
-    worker = start_worker("""
-        def handle(data, context):
-            if data is not None:
-                context.set_response_header(1, "X-Name", "second of those that are left")
-                return [f"{context.get_request_id(idx)} of {len(data)}" for idx in range(len(data))]
-    """)
-    broken = Request(b"nonsense", [(b"Content-Type", b"multipart/form-data; boundary=x")])
-    answers = worker.ask(b"", broken, b"")
-    assert answers[0] == (200, {}, b"id-0 of 2")
-    assert answers[1].status == 400
-    assert "cannot be read" in answers[1].message
-    assert answers[2] == (200, {"X-Name": "second of those that are left"}, b"id-2 of 2")
-
-
 def test_a_batch_of_broken_forms_does_not_reach_the_handler(start_worker: StartWorker) -> None:
     worker = start_worker("""
         def handle(data, context):
@@ -225,44 +191,46 @@ def test_a_batch_of_broken_forms_does_not_reach_the_handler(start_worker: StartW
     assert worker.ask(Request(b"", [(b"content-type", b"multipart/form-data")]))[0].status == 400
 
 
-@pytest.mark.parametrize(
-    ("statement", "status", "said"),
-    [
-        ("raise ValueError('boom')", 500, "Prediction failed: ValueError: boom"),
-        ("import sys; sys.exit(3)", 500, "Prediction failed: SystemExit: 3"),
-        ("raise KeyboardInterrupt", 500, "Prediction failed: KeyboardInterrupt"),
-        ("raise MemoryError", 507, "Out of resources"),
-        ("raise RuntimeError('CUDA out of memory')", 507, "Out of resources"),
-        (
-            "from ts.utils.util import PredictionException; raise PredictionException('no', 418)",
-            418,
-            "no",
-        ),
-        ("from ts.service import PredictionException; raise PredictionException('no')", 500, "no"),
-        ("return None", 500, "Invalid model predict output"),
-        ("return 'ab'", 500, "Invalid model predict output"),
-        (
-            "return ['only one']",
-            500,
-            "number of batch response mismatched, expect: 2, got: 1. Handler handler.py",
-        ),
-    ],
+FAILURES = (
+    ("raise ValueError('boom')", 500, "Prediction failed: ValueError: boom"),
+    ("import sys; sys.exit(3)", 500, "Prediction failed: SystemExit: 3"),
+    ("raise KeyboardInterrupt", 500, "Prediction failed: KeyboardInterrupt"),
+    (
+        "from ts.utils.util import PredictionException; raise PredictionException('no', 418)",
+        418,
+        "no",
+    ),
+    ("from ts.service import PredictionException; raise PredictionException('no')", 500, "no"),
+    ("from tsx_runtime.worker.exceptions import BadRows; raise BadRows({9: 'none'})", 400, "none"),
+    ("answers = None", 500, "Invalid model predict output"),
+    ("answers = 'ab'", 500, "Invalid model predict output"),
+    (
+        "answers = ['only one']",
+        500,
+        "number of batch response mismatched, expect: 2, got: 1. Handler handler.py",
+    ),
+    # last: later batches are cut
+    ("raise MemoryError", 507, "Out of resources"),
+    ("raise RuntimeError('CUDA out of memory')", 507, "Out of resources"),
 )
+
+
 def test_what_fails_a_batch_is_reported_to_each_of_its_requests_and_the_worker_lives(
-    start_worker: StartWorker, statement: str, status: int, said: str
+    start_worker: StartWorker,
 ) -> None:
-    worker = start_worker(f"""
+    worker = start_worker("""
         def handle(data, context):
             if data is None:
                 return
-            if data[0]["body"] != b"fine":
-                {statement}
-            return ["fine"]
+            names = {}
+            exec(data[0]["body"], names)
+            return names["answers"]
     """)
-    for answer in worker.ask(b"x", b"y"):
-        assert answer.status == status
-        assert said in answer.message
-    assert worker.ask(b"fine")[0].body == b"fine"
+    for statement, status, said in FAILURES:
+        for answer in worker.ask(*[statement.encode()] * 2):
+            assert answer.status == status, statement
+            assert said in answer.message
+        assert worker.ask(b"answers = ['fine']")[0].body == b"fine"
 
 
 FAILS_ON_X = """
@@ -346,11 +314,8 @@ def test_a_batch_that_does_not_fit_the_device_is_cut_and_so_are_later_ones(
     assert json.loads(worker.ask(b"sizes")[0].body) == [10, 5, 2, 2, 1, 2, 2, 1] + [2] * 5 + [1]
 
 
-@pytest.mark.parametrize("error", TORCH_ERRORS)
-def test_a_request_that_does_not_fit_even_alone_is_reported_so(
-    start_worker: StartWorker, error: str
-) -> None:
-    worker = start_worker(OUT_OF_MEMORY.format(error=error, limit=0))
+def test_a_request_that_does_not_fit_even_alone_is_reported_so(start_worker: StartWorker) -> None:
+    worker = start_worker(OUT_OF_MEMORY.format(error=TORCH_ERRORS[0], limit=0))
     for answer in worker.ask(b"a", b"b", b"c"):
         assert answer.status == 507
         assert answer.message.startswith("Out of resources: ")
@@ -407,59 +372,6 @@ def test_a_line_of_the_log_says_when_it_was_written_and_by_which_worker(
     assert re.fullmatch(
         rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}} WARNING mine \(pid {pid}\): careful", line
     )
-
-
-def test_an_answer_that_cannot_be_sent_fails_alone(start_worker: StartWorker) -> None:
-    worker = start_worker(
-        """
-        def handle(data, context):
-            if data is not None:
-                return [{"ok": True}, {1, 2}, "x" * 2000, chr(0xD800), b"fine"]
-        """,
-        max_response_size=1000,
-    )
-    good, unsendable, long, surrogate, fine = worker.ask(*[b""] * 5)
-    assert (good.status, fine) == (200, (200, {}, b"fine"))
-    assert unsendable.status == 500
-    assert unsendable.message.startswith(
-        "Unsupported model output data type. The handler returned set"
-    )
-    assert (
-        long.message
-        == "The answer has 2000 bytes, but max_response_size is 1000. Raise it, or return a smaller answer."
-    )
-    assert surrogate.status == 500
-
-
-def test_bad_rows_are_refused_and_the_others_are_run_without_them(
-    start_worker: StartWorker,
-) -> None:
-    worker = start_worker("""
-        from tsx_runtime.worker.exceptions import BadRows
-        def handle(data, context):
-            if data is None:
-                return
-            context.set_response_status(201, idx=0)
-            bad = {idx: f"{row['body'].decode()} is not a number" for idx, row in enumerate(data) if not row["body"].isdigit()}
-            if bad:
-                raise BadRows(bad)
-            return [f"{context.get_request_id(idx)}={int(row['body'])}" for idx, row in enumerate(data)]
-    """)
-    answers = worker.ask(b"x", b"1", b"y", b"2")
-    assert [answer.status for answer in answers] == [400, 201, 400, 200]
-    assert [answers[0].message, answers[2].message] == ["x is not a number", "y is not a number"]
-    assert [answers[1].body, answers[3].body] == [b"id-1=1", b"id-3=2"]
-    assert [answer.status for answer in worker.ask(b"x", b"y")] == [400, 400]
-
-
-def test_bad_rows_that_are_not_in_the_batch_fail_it(start_worker: StartWorker) -> None:
-    worker = start_worker("""
-        from tsx_runtime.worker.exceptions import BadRows
-        def handle(data, context):
-            if data is not None:
-                raise BadRows({9: "there is no such row"})
-    """)
-    assert [answer.status for answer in worker.ask(b"", b"")] == [400, 400]
 
 
 def test_the_time_of_a_batch_is_reported_once_a_second(start_worker: StartWorker) -> None:
@@ -568,57 +480,25 @@ def test_a_part_goes_to_the_request_it_belongs_to_though_a_broken_one_was_left_o
     assert worker.pieces == [(1, b"ts_stream_next: true\r\n", b"part")]
 
 
-@pytest.mark.parametrize(
-    ("call", "status", "said"),
-    [
-        ("(['x'], {0: 'id-0'}, 'model fell over', 500, context)", 500, "model fell over"),
-        ("(['x', 'y'], {0: 'id-0'}, '', 200, context)", 500, "number of batch response mismatched"),
-        ("([{1}], {0: 'id-0'}, '', 200, context)", 500, "Unsupported model output data type"),
-        ("(['x' * 200_000], {0: 'id-0'}, '', 200, context)", 500, "max_response_size"),
-    ],
-)
-def test_a_part_that_cannot_be_sent_fails_the_answer(
-    start_worker: StartWorker, call: str, status: int, said: str
-) -> None:
-    worker = start_worker(f"""
-        from ts.handler_utils.utils import send_intermediate_predict_response
+def test_a_part_that_cannot_be_sent_fails_the_answer(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        from ts.handler_utils.utils import send_intermediate_predict_response as send
         def handle(data, context):
             if data is not None:
-                send_intermediate_predict_response{call}
+                text, ids, message, status = eval(data[0]["body"])
+                send(text, ids, message, status, context)
                 return ["end"]
     """)
-    (answer,) = worker.ask(b"")
-    assert answer.status == status
-    assert said in answer.message
+    for arguments, said in (
+        ("['x'], {0: 'id-0'}, 'model fell over', 500", "model fell over"),
+        ("['x', 'y'], {0: 'id-0'}, '', 200", "number of batch response mismatched"),
+        ("[{1}], {0: 'id-0'}, '', 200", "Unsupported model output data type"),
+        ("['x' * 200_000], {0: 'id-0'}, '', 200", "max_response_size"),
+    ):
+        (answer,) = worker.ask(arguments.encode())
+        assert answer.status == 500
+        assert said in answer.message
     assert worker.pieces == []
-
-
-def test_one_that_asks_to_explain_or_describe_is_a_batch_of_its_own(
-    start_worker: StartWorker,
-) -> None:
-    worker = start_worker("""
-        def handle(data, context):
-            if data is None:
-                return
-            if context.get_request_header(0, "explain") == "True":
-                return ["why"]
-            if context.get_request_header(0, "describe") == "True":
-                return ["what"]
-            return [f"{context.get_request_id(idx)} of {len(data)}" for idx in range(len(data))]
-    """)
-    explain, describe = (
-        Request(b"", [(b"explain", b"True")]),
-        Request(b"", [(b"describe", b"True")]),
-    )
-    answers = worker.ask(describe, b"", explain, b"", explain)
-    assert [answer.body for answer in answers] == [
-        b"what",
-        b"id-1 of 2",
-        b"why",
-        b"id-3 of 2",
-        b"why",
-    ]
-    assert [answer.body for answer in worker.ask(explain, describe)] == [b"why", b"what"]
 
 
 def test_a_part_that_comes_after_its_answer_reaches_nobody(start_worker: StartWorker) -> None:

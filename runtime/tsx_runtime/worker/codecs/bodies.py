@@ -13,6 +13,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from tsx_runtime.worker.exceptions import InvalidInput
 
+JsonObject: TypeAlias = dict[str, Any]
+
 MOST_STOPS = 16
 MOST_TOKENS = 1 << 31
 

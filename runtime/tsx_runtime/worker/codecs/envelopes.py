@@ -46,7 +46,7 @@ class BaseEnvelope:
         self._handle_fn = handle_fn
 
     def handle(self, data: Any, context: Context) -> Any:
-        if _wants_description(context):
+        if context.get_request_header(0, "describe") == "True":  # asked for without a body
             return self._handle_fn(data, context)
         return self.answer([_opened(row) for row in data], context)
 
@@ -197,11 +197,6 @@ ENVELOPES: dict[str, type[BaseEnvelope]] = {
     "kserve": KServeEnvelope,
     "kservev2": KServev2Envelope,
 }
-
-
-def _wants_description(context: Context) -> bool:
-    """A description is asked for without a body."""
-    return bool(context.get_request_header(0, "describe") == "True")
 
 
 def _opened(row: Any) -> Any:

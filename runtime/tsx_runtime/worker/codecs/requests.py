@@ -12,11 +12,11 @@ import re
 import struct
 from collections import defaultdict
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import parse_options_header
 
 from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.wire import INPUTS, TENSORS_HEAD, Buffer
@@ -32,6 +32,7 @@ TENSORS = "\n"
 
 # An object, a list, a text, a number or a literal; a form's fields have `=` or `&`.
 _JSON = re.compile(rb'\s*(?:[{\["]|(?:[-+.\deE]+|true|false|null)\s*\Z)')
+_BLANK_LINE = re.compile(rb"\r\n\r\n")
 _FORM = "application/x-www-form-urlencoded"
 _NO_TYPE = (
     "The request had no content type: send -H 'Content-Type: application/json' if the body is JSON."
@@ -78,43 +79,26 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
     inputs: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
     if query:
-        text = query.encode("latin-1").decode(
-            "utf-8", "replace"
-        )  # headers travel as latin-1; a URL is UTF-8
-        # The values are bytes, as TorchServe passes them on.
-        _add_fields(
-            inputs,
-            parts,
-            [
-                (name, bytearray(value, "utf-8"))
-                for name, value in parse_qsl(text, keep_blank_values=True)
-            ],
+        # Headers travel as latin-1; a URL is UTF-8. The values are bytes, as TorchServe passes them
+        # on.
+        pairs = parse_qsl(
+            query.encode("latin-1").decode("utf-8", "replace"), keep_blank_values=True
         )
+        _add_fields(inputs, parts, [(name, bytearray(value, "utf-8")) for name, value in pairs])
     if content_type.startswith(TENSORS):
         request, wanted = v2_binary.read(content_type.removeprefix(TENSORS), own(body))
         inputs["body"] = request
         return inputs, wanted
-    media_type = content_type.partition(";")[0].strip().lower()
+    media_type = media_type_of(content_type)
     if media_type == "multipart/form-data":
         fields = read_multipart(content_type, body)
-        parts |= {
-            part.name: {"content-type": part.content_type}
-            for part in fields
-            if part.content_type is not None
-        }
+        parts |= {name: {"content-type": kind} for name, kind, _ in fields if kind is not None}
         _add_fields(
             inputs,
             parts,
             [
-                (
-                    part.name,
-                    (
-                        decoded(part.content_type, part.value)
-                        if part.content_type and decode
-                        else part.value
-                    ),
-                )
-                for part in fields
+                (name, decoded(kind, value) if kind and decode else value)
+                for name, kind, value in fields
             ],
         )
     elif media_type == _FORM:
@@ -178,8 +162,7 @@ def decoded(content_type: str, body: Buffer) -> Any:
     """JSON and text as Python values; other types, and bodies that do not match their type, as raw
     bytes.
     """
-    media_type, _, options = content_type.partition(";")
-    media_type = media_type.strip().lower()
+    media_type = media_type_of(content_type)
     if media_type == "application/json":
         try:
             return json.loads(str(body, "utf-8-sig"))
@@ -190,7 +173,7 @@ def decoded(content_type: str, body: Buffer) -> Any:
             )
     elif media_type.startswith("text/"):
         try:
-            return str(body, _charset(options))
+            return str(body, _charset(content_type))
         except (ValueError, LookupError) as error:
             logger.warning(
                 "a body of type %r cannot be decoded, so the handler gets it as bytes: %s",
@@ -223,7 +206,7 @@ def json_fault(meta: str, body: Buffer, words: str) -> InvalidInput | Prediction
     content_type = _query_and_type(meta.partition("\r\n")[2])[1]
     if content_type is None:
         return PredictionFailed(f"{words.rstrip('.')}. {_NO_TYPE}") if is_json(body) else None
-    media_type = content_type.partition(";")[0].strip().lower()
+    media_type = media_type_of(content_type)
     if media_type == "application/json" or (media_type == _FORM and is_json(body)):
         try:
             json.loads(str(body, "utf-8-sig"))
@@ -239,108 +222,66 @@ def own(body: Buffer) -> bytearray:
     return body if isinstance(body, bytearray) else bytearray(body)
 
 
-def _charset(options: str) -> str:
-    if "charset" not in options.lower():
+def media_type_of(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def _charset(content_type: str) -> str:
+    if "charset" not in content_type.lower():
         return "utf-8"
-    _, parameters = parse_options_header("x;" + options)
-    return parameters.get(b"charset", b"utf-8").decode("latin-1") or "utf-8"
+    charset = parse_options_header(content_type)[1].get(b"charset", b"")
+    return charset.decode("latin-1") or "utf-8"
 
 
 def read_multipart(content_type: str, body: Buffer) -> list[FormPart]:
+    """The parts between the boundaries, each of which is a line of its own; what comes before the
+    first means nothing (RFC 2046, section 5.1.1). Raises `BadRequest`.
+    """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
         raise BadRequest(
             "The multipart/form-data request has no boundary in its Content-Type header."
         )
-    reader = _PartReader()
-    try:
-        parser = MultipartParser(boundary, reader.callbacks())
-        parser.write(_without_preamble(bytes(body), boundary))
-        parser.finalize()
-    except (FormParserError, ValueError) as error:  # ValueError: a boundary that the parser refuses
-        raise BadRequest(
-            "The multipart/form-data body cannot be read: it does not match its boundary"
-            f" ({error})."
-        ) from error
-    if not reader.complete:
-        raise BadRequest(
-            "The multipart/form-data body is incomplete: its last boundary is missing."
-        )
-    return reader.parts
-
-
-def _without_preamble(body: bytes, boundary: bytes) -> bytes:
-    """The body from its first boundary on.
-
-    What comes before means nothing (RFC 2046, section 5.1.1), and the parser does not take it.
-    """
-    if not body or body.startswith(b"--" + boundary + b"--"):
-        return body
+    view = memoryview(body)
+    marks = [
+        mark
+        for mark in re.finditer(rb"--" + re.escape(boundary) + rb"(--|(?=[ \t]*\r\n))", view)
+        if not mark.start() or bytes(view[mark.start() - 2 : mark.start()]) == b"\r\n"
+    ]
     # A last boundary behind other bytes is not taken: those would more likely be parts that have
     # another boundary.
-    first = re.search(rb"(?:^|\r\n)--" + re.escape(boundary) + rb"(?=[ \t]*\r\n)", body)
-    if first is None:
+    if not marks or (marks[0][1] and marks[0].start()):
         raise BadRequest(
             "The multipart/form-data body cannot be read: the boundary that its Content-Type header"
             " names is not in it."
         )
-    return body[first.end() - len(boundary) - 2 :]
+    ends = [index for index, mark in enumerate(marks) if mark[1]]
+    if not ends:
+        raise BadRequest(
+            "The multipart/form-data body is incomplete: its last boundary is missing."
+        )
+    if ends[0] > MAX_PARTS:
+        raise BadRequest(f"The multipart/form-data body has more than {MAX_PARTS} parts.")
+    return [
+        _read_part(view[mark.end() : following.start() - 2])
+        for mark, following in pairwise(marks[: ends[0] + 1])
+    ]
 
 
-class _PartReader:
-    """Collects the parser's events."""
-
-    def __init__(self) -> None:
-        self.parts: list[FormPart] = []
-        self.complete = False
-        self._headers: dict[bytes, bytes] = {}
-        self._name = b""
-        self._value = b""
-        self._data = bytearray()
-
-    def callbacks(self) -> Any:
-        return {
-            "on_part_begin": self._begin,
-            "on_header_field": self._header_name,
-            "on_header_value": self._header_value,
-            "on_header_end": self._header_end,
-            "on_part_data": self._more,
-            "on_part_end": self._end_part,
-            "on_end": self._end,
-        }
-
-    def _begin(self) -> None:
-        if len(self.parts) >= MAX_PARTS:
-            raise BadRequest(f"The multipart/form-data body has more than {MAX_PARTS} parts.")
-        self._headers = {}
-        self._data = bytearray()
-
-    def _header_name(self, data: bytes, start: int, end: int) -> None:
-        self._name += data[start:end]
-
-    def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def _header_end(self) -> None:
-        self._headers[self._name.lower()] = self._value
-        self._name = self._value = b""
-
-    def _more(self, data: bytes, start: int, end: int) -> None:
-        self._data += memoryview(data)[start:end]
-
-    def _end_part(self) -> None:
-        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
-        name = options.get(b"name")
-        if name is None:
-            raise BadRequest(
-                "A part of the multipart/form-data body has no name in its Content-Disposition"
-                " header."
-            )
-        content_type = self._headers.get(b"content-type")
-        if content_type is None and b"filename" in options:
-            content_type = b"application/octet-stream"
-        media_type = None if content_type is None else content_type.decode("latin-1")
-        self.parts.append(FormPart(name.decode("utf-8", "replace"), media_type, self._data))
-
-    def _end(self) -> None:
-        self.complete = True
+def _read_part(part: memoryview) -> FormPart:
+    blank = _BLANK_LINE.search(part)
+    headers: dict[bytes, bytes] = {}
+    for header in bytes(part[: blank.start()] if blank else b"").split(b"\r\n"):
+        field, _, text = header.partition(b":")
+        headers[field.strip().lower()] = text.strip()
+    _, options = parse_options_header(headers.get(b"content-disposition", b""))
+    name = options.get(b"name")
+    if blank is None or name is None:
+        raise BadRequest(
+            "A part of the multipart/form-data body has no name in its Content-Disposition header."
+        )
+    content_type = headers.get(b"content-type")
+    if content_type is None and b"filename" in options:
+        content_type = b"application/octet-stream"
+    media_type = None if content_type is None else content_type.decode("latin-1")
+    return FormPart(name.decode("utf-8", "replace"), media_type, bytearray(part[blank.end() :]))

@@ -14,7 +14,7 @@ import struct
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.wire import TENSORS_HEAD
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tsx_runtime.worker.handler_api.context import Context
+
+JsonObject: TypeAlias = dict[str, Any]
 
 SIZE = "binary_data_size"
 OUTPUT = "output"  # the name of a result without names
@@ -66,11 +68,11 @@ class OutputRequest(dict[str, dict[str, str]]):
         return True
 
 
-class Tensors(dict[str, Any]):
+class Tensors(JsonObject):
     """A request in the binary form."""
 
 
-def output_request_of_json(request: dict[str, Any]) -> OutputRequest | None:
+def output_request_of_json(request: JsonObject) -> OutputRequest | None:
     """For a request that is entirely JSON and asks for an answer in bytes; None where it does not,
     and is not checked further.
     """
@@ -81,7 +83,7 @@ def output_request_of_json(request: dict[str, Any]) -> OutputRequest | None:
     return wanted if wanted.binary or any(binary for _, binary in wanted.outputs) else None
 
 
-def read(length: str, body: bytearray) -> tuple[dict[str, Any], OutputRequest]:
+def read(length: str, body: bytearray) -> tuple[JsonObject, OutputRequest]:
     """The request with its tensors as arrays in `data`. Raises BadRequest."""
     if not (length.isdecimal() and len(length) <= MOST_DIGITS and 0 < int(length) <= len(body)):
         raise BadRequest(
@@ -156,7 +158,7 @@ def read_bytes(raw: memoryview, count: int) -> list[bytes]:
     return values
 
 
-def as_row(inputs: dict[str, Any]) -> dict[str, Any]:
+def as_row(inputs: JsonObject) -> JsonObject:
     """The row for a handler without an envelope: each tensor under its name, and the first one as
     `body` unless a name is one that handlers look for. BYTES of one element are that element, as a
     form's field would be. A body that was JSON as a whole stays.
@@ -246,7 +248,7 @@ class TensorResponse:
         return b"".join([text, *raw])
 
 
-def as_response(value: Any, wanted: OutputRequest, nan: str = NULL) -> dict[str, Any]:
+def as_response(value: Any, wanted: OutputRequest, nan: str = NULL) -> JsonObject:
     """The protocol's response, with an array (of BYTES a list of bytes) in each `data`; of the
     outputs those that were asked for.
     """
@@ -268,7 +270,7 @@ def as_response(value: Any, wanted: OutputRequest, nan: str = NULL) -> dict[str,
     return {**(own or {}), "outputs": outputs}
 
 
-def _own_response(value: Any) -> dict[str, Any] | None:
+def _own_response(value: Any) -> JsonObject | None:
     """The result of a handler or an envelope where it is already a response; else None."""
     if isinstance(value, str | bytes | bytearray):
         try:
@@ -284,14 +286,16 @@ def _own_response(value: Any) -> dict[str, Any] | None:
     return dict(value) if whole else None
 
 
-def _as_output(output: dict[str, Any]) -> dict[str, Any]:
+def _as_output(output: JsonObject) -> JsonObject:
     """A tensor that a handler wrote itself, its `data` as an array."""
     import numpy as np  # as above
 
     datatype, data = output["datatype"], output["data"]
     try:
         if datatype == "BYTES":
-            values: Any = [_to_bytes(value) for value in _flat(data)]
+            values: Any = [
+                value.encode() if isinstance(value, str) else bytes(value) for value in _flat(data)
+            ]
         elif datatype == "BF16":
             values = np.asarray(data, "<f4")
         else:
@@ -303,7 +307,7 @@ def _as_output(output: dict[str, Any]) -> dict[str, Any]:
     return {**output, "data": values}
 
 
-def _outputs_of(value: Any, wanted: OutputRequest, nan: str) -> list[dict[str, Any]]:
+def _outputs_of(value: Any, wanted: OutputRequest, nan: str) -> list[JsonObject]:
     """Any other value: one tensor, or one an entry of a dict of arrays.
 
     One alone has the name that was asked for.
@@ -313,7 +317,7 @@ def _outputs_of(value: Any, wanted: OutputRequest, nan: str) -> list[dict[str, A
     return [_output(wanted.outputs[0][0] if len(wanted.outputs) == 1 else OUTPUT, value, nan)]
 
 
-def _output(name: str, value: Any, nan: str) -> dict[str, Any]:
+def _output(name: str, value: Any, nan: str) -> JsonObject:
     array = _as_array(value)
     if array is None:
         text = (
@@ -360,7 +364,7 @@ def _as_array(value: Any) -> Any:
     return value if known else None
 
 
-def _written(output: dict[str, Any], binary: bool, raw: list[bytes]) -> dict[str, Any]:
+def _written(output: JsonObject, binary: bool, raw: list[bytes]) -> JsonObject:
     """The output as it stands in the JSON; its bytes, where it comes as bytes, go to `raw`."""
     data, datatype = output["data"], output["datatype"]
     head = {name: value for name, value in output.items() if name != "data"}
@@ -387,7 +391,7 @@ def _bytes_of(datatype: str, data: Any) -> bytes:
     return bytes(data.astype(DTYPES[datatype], copy=False).tobytes())
 
 
-def parse_output_request(request: dict[str, Any]) -> OutputRequest:
+def parse_output_request(request: JsonObject) -> OutputRequest:
     try:
         parameters = request.get("parameters") or {}
         binary = parameters.get("binary_data_output") is True
@@ -419,10 +423,6 @@ def _flat(data: Any) -> Iterable[Any]:
             yield from _flat(value)
     else:
         yield data
-
-
-def _to_bytes(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 def _json(value: Any, nan: str) -> bytes:

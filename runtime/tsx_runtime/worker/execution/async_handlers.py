@@ -34,7 +34,13 @@ from tsx_runtime.worker.codecs.v2_binary import tensor_responses
 from tsx_runtime.worker.diagnostics import printing
 from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.execution import step_times
-from tsx_runtime.worker.execution.batch import Outcome, Pieces, ServedModel, read_requests
+from tsx_runtime.worker.execution.batch import (
+    Outcome,
+    Pieces,
+    ServedModel,
+    read_requests,
+    send_nowhere,
+)
 from tsx_runtime.worker.execution.continuous import with_metrics
 from tsx_runtime.worker.execution.prefetch import keep
 from tsx_runtime.worker.execution.step_times import Laps
@@ -92,10 +98,8 @@ class ConcurrentRequests:
         try:
             if frame.kind is Kind.BATCH:
                 self._on_request()
-                began, laps = (
-                    time.monotonic(),
-                    step_times.begin(),
-                )  # the task copies them with its context
+                # the task copies them with its context
+                began, laps = time.monotonic(), step_times.begin()
                 task = self._tasks[frame.batch] = asyncio.ensure_future(
                     self._answer(frame.batch, frame.items)
                 )
@@ -147,21 +151,10 @@ class ConcurrentRequests:
             else CANCELLED
         )
         self._called_off.discard(batch)
+        times = step_times.times(began, time.monotonic(), laps)
+        frames = with_metrics(self._model, [(Kind.REPLY, batch, [answer], times)])
         with suppress(ConnectionError):  # the front end is gone, which the thread that reads tells
-            self._channel.send_all(
-                self._pieces
-                + with_metrics(
-                    self._model,
-                    [
-                        (
-                            Kind.REPLY,
-                            batch,
-                            [answer],
-                            step_times.times(began, time.monotonic(), laps),
-                        )
-                    ],
-                )
-            )
+            self._channel.send_all(self._pieces + frames)
         self._pieces.clear()
 
     def _report(self) -> None:
@@ -172,12 +165,8 @@ class ConcurrentRequests:
             else None
         )
         if self._model.metrics.pending:
-            facts = {
-                "errors": [],
-                "lines": [],
-                "lost": 0,
-                "metrics": self._model.metrics.pending.take(),
-            }
+            metrics = self._model.metrics.pending.take()
+            facts = {"errors": [], "lines": [], "lost": 0, "metrics": metrics}
             with suppress(ConnectionError):  # as in `_reply`
                 self._channel.send(Kind.REPORT, 0, extra=json.dumps(facts).encode())
 
@@ -210,7 +199,7 @@ def serve(
     continue.
     """
 
-    async def run() -> None:
+    async def run() -> None:  # a ConcurrentRequests is made on its loop
         await ConcurrentRequests(channel, model, on_other, on_request).run()
 
     model.coroutines.finish(run())
@@ -223,7 +212,7 @@ def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
     async def one(item: Item) -> Answer:
         nonlocal lost
         try:
-            return await _answer_of(model, [item], lambda *piece: None)
+            return await _answer_of(model, [item], send_nowhere)
         except Exception as error:  # the boundary to a user's code
             lost = lost or is_device_lost(error)
             return _logged_failure(error, item, model)

@@ -127,13 +127,15 @@ class ContinuousBatch:
                 raise problem
         # the boundary to a user's code: even SystemExit must not end the worker unanswered
         except BaseException as error:
-            context.end()
-            self._spent.add(time.monotonic() - start, laps)
+            self._end_call(start, laps)
             self._on_failure(members, error)
         else:
-            context.end()
-            self._spent.add(time.monotonic() - start, laps)
+            self._end_call(start, laps)
             self._on_success(members, results)
+
+    def _end_call(self, start: float, laps: step_times.Laps) -> None:
+        self._model.context.end()
+        self._spent.add(time.monotonic() - start, laps)
 
     def _on_success(self, members: list[BatchMember], results: list[Any]) -> None:
         context = self._model.context
@@ -167,16 +169,10 @@ class ContinuousBatch:
             return failure(error, self._model.error_status)
         if last:
             return answer
-        processor = context.processors.get(
-            idx
-        )  # what the encoder adds to its headers belongs to a whole answer
-        return (
-            MORE,
-            context.typed(
-                b"" if processor is None else processor.header_block(), answer[2], part=True
-            ),
-            answer[2],
-        )
+        # what the encoder adds to its headers belongs to a whole answer
+        processor, body = context.processors.get(idx), answer[2]
+        headers = b"" if processor is None else processor.header_block()
+        return MORE, context.typed(headers, body, part=True), body
 
     def _on_failure(self, members: list[BatchMember], error: BaseException) -> None:
         self.lost = is_device_lost(error)

@@ -44,7 +44,7 @@ class MicroBatching:
         parallelism: Mapping[str, int] | None = None,
     ) -> None:
         self.handler = parent_handler
-        self._size = _whole("micro_batch_size", micro_batch_size, 1)
+        self._size = _whole("micro_batch_size", micro_batch_size)
         self._parallelism = _parallelism(parallelism)
         self._pools: list[ThreadPoolExecutor] | None = None
         self._here = threading.local()
@@ -55,7 +55,7 @@ class MicroBatching:
 
     @micro_batch_size.setter
     def micro_batch_size(self, size: int) -> None:
-        self._size = _whole("micro_batch_size", size, 1)
+        self._size = _whole("micro_batch_size", size)
 
     @property
     def parallelism(self) -> dict[str, int]:
@@ -72,9 +72,14 @@ class MicroBatching:
 
     def handle(self, data: Any, context: Context) -> Any:
         handler = self.handler
-        if data is None or _is_for_one(
-            data, context
-        ):  # explanations, descriptions and traces are made of the whole
+        # explanations, descriptions and traces are made of the whole
+        if (
+            os.environ.get("ENABLE_TORCH_PROFILER")
+            or not data
+            or any(
+                context.get_request_header(0, what) == "True" for what in ("explain", "describe")
+            )
+        ):
             return type(handler).handle(handler, data, context)
         start = time.perf_counter()
         handler.context = context
@@ -100,11 +105,9 @@ class MicroBatching:
 
     def _run(self, data: Sequence[Any], parts: list[range], context: Context) -> list[Any]:
         if self._pools is None:
-            torch_state = _torch_state()
+            take_over = torch_state()
             self._pools = [
-                ThreadPoolExecutor(
-                    self._parallelism[stage], f"tsx-{stage}", initializer=torch_state
-                )
+                ThreadPoolExecutor(self._parallelism[stage], f"tsx-{stage}", initializer=take_over)
                 for stage in STAGES
             ]
         flows = [
@@ -141,26 +144,21 @@ class _Flow:
         self._number = number
         self._here = owner._here
         self.done: Future[Any] = Future()
-        self._steps: list[tuple[ThreadPoolExecutor, Callable[[Any], Any]]] = [
-            (pool, getattr(owner.handler, stage)) for pool, stage in zip(pools, STAGES, strict=True)
-        ]
+        self._pools = pools
+        self._handler = owner.handler
         self._context = context
         self._laps = step_times.current()
-        self._enter(0, rows)
+        pools[0].submit(self._step, 0, rows)
 
-    def _enter(self, stage: int, data: Any) -> None:
-        pool, step = self._steps[stage]
-        pool.submit(self._step, stage, step, data)
-
-    def _step(self, stage: int, step: Callable[[Any], Any], data: Any) -> None:
+    def _step(self, stage: int, data: Any) -> None:
         self._here.number = self._number
         if self._laps is not None:
             step_times.begin(self._laps)
         try:
             with self._context.part(self.part):
-                data = step(data)
-            if stage + 1 < len(self._steps):
-                self._enter(stage + 1, data)
+                data = getattr(self._handler, STAGES[stage])(data)
+            if stage + 1 < len(STAGES):
+                self._pools[stage + 1].submit(self._step, stage + 1, data)
                 return
         except BadRows as error:
             self.done.set_exception(
@@ -182,14 +180,7 @@ def with_micro_batches(entry: LoadedHandler, context: Context) -> LoadedHandler:
     own. Raises `LoadError`.
     """
     wanted = context.model_yaml_config.get("micro_batching")
-    handler = entry.instance
-    base = getattr(sys.modules.get(BASE), "BaseHandler", None)
-    if (
-        wanted is None
-        or base is None
-        or not isinstance(handler, base)
-        or entry.call != base.handle.__get__(handler)
-    ):
+    if wanted is None or not is_handled_by_base(entry):
         return entry
     if not isinstance(wanted, Mapping):
         raise LoadError(
@@ -199,18 +190,21 @@ def with_micro_batches(entry: LoadedHandler, context: Context) -> LoadedHandler:
     try:
         return entry._replace(
             call=MicroBatching(
-                handler, wanted.get("micro_batch_size", 1), wanted.get("parallelism")
+                entry.instance, wanted.get("micro_batch_size", 1), wanted.get("parallelism")
             )
         )
     except ValueError as error:
         raise LoadError(f"micro_batching in model-config.yaml: {error}") from error
 
 
-def _is_for_one(data: Sequence[Any], context: Context) -> bool:
-    if os.environ.get("ENABLE_TORCH_PROFILER"):
-        return True
-    return bool(data) and any(
-        context.get_request_header(0, what) == "True" for what in ("explain", "describe")
+def is_handled_by_base(entry: LoadedHandler) -> bool:
+    """Whether the handler is derived from `BaseHandler` and has no `handle` of its own."""
+    base = getattr(sys.modules.get(BASE), "BaseHandler", None)
+    handler = entry.instance
+    return (
+        base is not None
+        and isinstance(handler, base)
+        and entry.call == base.handle.__get__(handler)
     )
 
 
@@ -233,16 +227,16 @@ def _parallelism(given: Mapping[str, int] | None) -> dict[str, int]:
         raise ValueError(
             f"parallelism has no stage {unknown[0]!r}; the stages are {', '.join(STAGES)}"
         )
-    return {stage: _whole(f"parallelism of {stage}", given.get(stage, 1), 1) for stage in STAGES}
+    return {stage: _whole(f"parallelism of {stage}", given.get(stage, 1)) for stage in STAGES}
 
 
-def _whole(what: str, value: Any, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 1 << 20:
-        raise ValueError(f"{what} is {value!r}; it must be a whole number, {least} or more")
+def _whole(what: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= 1 << 20:
+        raise ValueError(f"{what} is {value!r}; it must be a whole number, 1 or more")
     return value
 
 
-def _torch_state() -> Callable[[], None]:
+def torch_state() -> Callable[[], None]:
     """Torch's settings of this thread, for the other threads."""
     torch = sys.modules.get("torch")
     if torch is None:

@@ -34,8 +34,7 @@ from tsx_runtime.worker.execution.batch import (
     may_ask_explain,
     read_requests,
 )
-
-BASE = "tsx_runtime.worker.handlers.base"
+from tsx_runtime.worker.execution.micro_batching import is_handled_by_base, torch_state
 
 logger = logging.getLogger("tsx.worker")
 
@@ -57,22 +56,15 @@ def overlaps(model: ServedModel) -> bool:
     """Whether the steps of this model's handler may run side by side."""
     wanted = model.context.model_yaml_config.get("overlapPreprocessing", "auto")
     handler = model.entry.instance
-    base = getattr(sys.modules.get(BASE), "BaseHandler", None)
-    if model.cost is not None:  # a batch may have to be cut before it is preprocessed
-        return False
     if (
-        wanted is False
+        model.cost is not None  # a batch may have to be cut before it is preprocessed
+        or wanted is False
         or not model.alone
         or profiling.is_wanted()
         or (wanted is not True and not _is_cuda(handler))
     ):
         return False
-    own = (
-        base is None
-        or not isinstance(handler, base)
-        or model.entry.call != base.handle.__get__(handler)
-    )
-    if own or os.environ.get("ENABLE_TORCH_PROFILER"):
+    if not is_handled_by_base(model.entry) or os.environ.get("ENABLE_TORCH_PROFILER"):
         if wanted is True:
             text = (
                 "overlapPreprocessing is on, but %s is not derived from BaseHandler, or overrides"
@@ -222,14 +214,11 @@ class _Side:
     """The device state of the preparing thread: on the CPU only torch's settings of the thread."""
 
     def __init__(self) -> None:
-        torch = sys.modules["torch"]
-        self._threads, self._grad = torch.get_num_threads(), torch.is_grad_enabled()
+        self._take_over = torch_state()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        torch = sys.modules["torch"]
-        torch.set_num_threads(self._threads)
-        torch.set_grad_enabled(self._grad)
+        self._take_over()
         yield
 
     def mark(self) -> Any:

@@ -61,20 +61,6 @@ def parts(size: int, *, first: bool) -> list[list[int]]:
     return [[position] for position in samples] + ([rest] if rest else [])
 
 
-def all_fail(alone: Sequence[Hashable], succeeded: bool) -> bool:
-    """Whether the handler is at fault: so many single requests have failed at the same place, and
-    nothing has succeeded.
-    """
-    return not succeeded and len(alone) >= ALIKE and len(set(alone)) == 1
-
-
-def may_try(used: float, longest: float, timeout: float) -> bool:
-    """Whether one more call, of the length of the longest so far, still fits the time of a
-    batch.
-    """
-    return used + longest <= timeout * TIME_SHARE
-
-
 class Search:
     """Which parts of a batch that failed to call the handler with, one after the other.
 
@@ -94,8 +80,13 @@ class Search:
         self._sampled = False
 
     def next(self, used: float, longest: float) -> list[int]:
-        """Empty when nothing is left to try, or nothing may be."""
-        if all_fail(self._alone, self._succeeded) or not may_try(used, longest, self._timeout):
+        """Empty when nothing is left to try, or nothing may be.
+
+        Gives up where the handler is at fault, as so many single requests have failed at the same
+        place, or where one more call would not fit the time of a batch.
+        """
+        all_fail = not self._succeeded and len(self._alone) >= ALIKE and len(set(self._alone)) == 1
+        if all_fail or used + longest > self._timeout * TIME_SHARE:
             self.give_up()
         while self._todo:
             positions, rest = self._todo.pop()

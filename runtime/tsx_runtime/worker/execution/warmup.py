@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from tsx_runtime import wire
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
-from tsx_runtime.wire import Buffer, Item
+from tsx_runtime.wire import Item
 from tsx_runtime.worker.codecs.responses import NO_LIST, WRONG_COUNT, Answer
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import async_handlers, continuous
-from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
+from tsx_runtime.worker.execution.batch import ServedModel, answer_batch, send_nowhere
 from tsx_runtime.worker.handler_api.loader import own_file
 
 if TYPE_CHECKING:
@@ -140,13 +140,9 @@ def _answers(model: ServedModel, items: list[Item]) -> list[Answer]:
     elif model.mode == "async":
         outcome = async_handlers.answer(model, items)
     else:
-        outcome = answer_batch(model, items, _send_nowhere)
+        outcome = answer_batch(model, items, send_nowhere)
     if outcome.device_lost:
         raise LoadError(
             "The device stopped responding to this process during the warm-up of the model."
         )
     return outcome.answers
-
-
-def _send_nowhere(position: int, headers: Buffer, body: Buffer) -> None:
-    """A part of an answer that streams."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tsx_runtime.worker.forms.form import NotBuilt, Subject
+from tsx_runtime.worker.forms.form import FormSource, NotBuilt, Subject
 from tsx_runtime.worker.forms.signature import FREE, FlatModel, Signature
 
 LARGEST = 32  # unless the handler called the model with more rows
@@ -117,19 +117,18 @@ def padded(signature: Signature, tensors: Sequence[torch.Tensor], size: int) -> 
 
 def with_fallback(
     buckets: BatchBuckets,
-    signature: Signature,
+    source: FormSource,
     run: Callable[[int, int, Sequence[torch.Tensor]], list[torch.Tensor]],
-    reference: Callable[[], Any],
 ) -> Callable[..., Any]:
     """A graph that calls `run(size, rows, tensors)` if a bucket holds the rows, else the archive's
     own model.
     """
 
     def graph(*tensors: torch.Tensor) -> Any:
-        rows = rows_of(signature, tensors)
+        rows = rows_of(source.flat_signature(), tensors)
         size = buckets.holding(rows)
         if rows is None or size is None:
-            return FlatModel(reference(), signature)(*tensors)
+            return source.run_original(*tensors)
         return run(size, rows, tensors)
 
     return graph

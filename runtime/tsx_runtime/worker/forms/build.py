@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_map
 
 from tsx_archiver.metadata.forms import REFERENCE, FormRecord
 from tsx_runtime import wire
-from tsx_runtime.wire import Buffer, Item, Kind, LoadOrder
+from tsx_runtime.wire import Item, Kind, LoadOrder
 from tsx_runtime.worker.exceptions import LoadError, in_words
-from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
+from tsx_runtime.worker.execution.batch import ServedModel, answer_batch, send_nowhere
 from tsx_runtime.worker.forms.bound import bound_of
 from tsx_runtime.worker.forms.form import FormSource, NotBuilt, Subject
 from tsx_runtime.worker.forms.kinds import known_forms
@@ -92,50 +92,33 @@ def main() -> None:
 def run(order: BuildOrder) -> BuildReport:
     """Raises NotBuilt, LoadError, or whatever a form's libraries raise."""
     subject = subject_of(load_model(order["load"]), Path(order["batches"]))
+    forms, device = known_forms(), subject.device
     if order["form"] is None:
         return BuildReport(
             applies={
-                name: (
-                    form.missing() or _wrong_device(form.devices, subject) or form.applies(subject)
+                name: form.missing()
+                or (
+                    form.applies(subject)
+                    if device.type in form.devices
+                    else f"it runs on {', '.join(sorted(form.devices))}, and this worker runs on"
+                    f" {device.type}"
                 )
-                for name, form in known_forms().items()
+                for name, form in forms.items()
             },
-            labels={name: form.label for name, form in known_forms().items()},
+            labels={name: form.label for name, form in forms.items()},
         )
-    form, directory, signature = (
-        known_forms()[order["form"]],
-        Path(order["directory"]),
-        subject.signature,
-    )
+    form, directory, signature = forms[order["form"]], Path(order["directory"]), subject.signature
+    compared = form.is_graph and signature is not None and not form.compiles
     with torch.no_grad():
-        wanted = (
-            ModelResults.of(subject)
-            if form.is_graph and signature is not None and not form.compiles
-            else None
-        )
+        wanted = ModelResults.of(subject) if compared else None
         settings = form.build(subject, directory)
         if wanted is not None:
-            wanted.check(
-                form,
-                FormSource(
-                    directory,
-                    settings,
-                    signature,
-                    lambda: subject.model,
-                    lambda: subject.model,
-                    subject.device,
-                ),
-            )
-    return BuildReport(
-        record=asdict(
-            FormRecord(
-                form.name,
-                bound_of(form, subject.device),
-                settings,
-                signature and signature.as_json(),
-            )
-        )
+            loads = (lambda: subject.model,) * 2
+            wanted.check(form, FormSource(directory, settings, signature, *loads, device))
+    record = FormRecord(
+        form.name, bound_of(form, device), settings, signature and signature.as_json()
     )
+    return BuildReport(record=asdict(record))
 
 
 def subject_of(served: ServedModel, batches: Path) -> Subject:
@@ -148,20 +131,21 @@ def subject_of(served: ServedModel, batches: Path) -> Subject:
             f"{served.entry.name} loads its model itself: in its initialize, call `self.model ="
             " self.in_form(load)`, a method of BaseHandler, where load() returns the model"
         )
-    specs = _input_specs(
-        handler
-    )  # first, as the handler keeps what it finds, and a RecordingModel shows it nothing
+    # First, as the handler keeps what it finds, and a RecordingModel shows it nothing. Handlers
+    # that do not take tensors read their requests themselves.
+    specs: tuple[InputSpec, ...] = (
+        handler._input_specs if getattr(handler, "_takes_tensors", False) else ()
+    )
     recorder = handler.model = RecordingModel(handler.model)
     for items in _batches(batches):
         recorder.rows = len(items)
-        outcome = answer_batch(served, items, _send_nowhere)
-        if failed := next(
-            (bytes(body) for status, _, body in outcome.answers if status >= 400), None
-        ):
-            raise NotBuilt(
-                "the archive as it is does not answer an input:"
-                f" {failed[:300].decode(errors='replace')}"
-            )
+        outcome = answer_batch(served, items, send_nowhere)
+        for status, _, body in outcome.answers:
+            if status >= 400:
+                raise NotBuilt(
+                    "the archive as it is does not answer an input:"
+                    f" {bytes(body)[:300].decode(errors='replace')}"
+                )
     handler.model = recorder.model
     calls = [
         ModelCall(_copy(call.args), _copy(call.kwargs), call.rows) for call in recorder.calls
@@ -174,20 +158,6 @@ def subject_of(served: ServedModel, batches: Path) -> Subject:
     except NoSignature as error:
         reason = str(error)
     return Subject(recorder.model, calls, signature, reason, torch.device(handler.device))
-
-
-def _input_specs(handler: Any) -> tuple[InputSpec, ...]:
-    """Only handlers that take tensors have them; others read their requests themselves."""
-    return handler._input_specs if getattr(handler, "_takes_tensors", False) else ()
-
-
-def _wrong_device(devices: frozenset[str], subject: Subject) -> str | None:
-    device = subject.device.type
-    return (
-        None
-        if device in devices
-        else f"it runs on {', '.join(sorted(devices))}, and this worker runs on {device}"
-    )
 
 
 def _batches(path: Path) -> Iterator[list[Item]]:
@@ -205,10 +175,6 @@ def _copy(values: Any) -> Any:
     return tree_map(
         lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values
     )
-
-
-def _send_nowhere(position: int, headers: Buffer, body: Buffer) -> None:
-    """Drops a part of a streamed answer."""
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -101,8 +101,15 @@ def example_tensors(subject: Subject) -> tuple[torch.Tensor, ...]:
     """The flat tensors of the call whose smallest free size is largest: torch.export makes sizes of
     0 and 1 constants.
     """
-    signature = subject.flat_signature()
-    return max(flat_calls(subject), key=lambda tensors: _smallest_free_size(tensors, signature))
+    free = [
+        (number, at)
+        for number, own in enumerate(subject.flat_signature().inputs)
+        for at in _free(own)
+    ]
+    return max(
+        flat_calls(subject),
+        key=lambda tensors: min((tensors[number].shape[at] for number, at in free), default=0),
+    )
 
 
 def traced(subject: Subject, model: Any = None) -> Any:
@@ -132,9 +139,10 @@ def exported(subject: Subject, model: Any = None) -> torch.export.ExportedProgra
                 flat, tensors, dynamic_shapes=(signature.dynamic_shapes(),), strict=False
             )
         except UserError:  # sizes that depend on each other, which only torch can find out
-            program = torch.export.export(
-                flat, tensors, dynamic_shapes=(_automatic_shapes(signature),), strict=False
+            shapes = tuple(
+                dict.fromkeys(_free(each), torch.export.Dim.AUTO) for each in signature.inputs
             )
+            program = torch.export.export(flat, tensors, dynamic_shapes=(shapes,), strict=False)
     _check_free(program, signature)
     return program
 
@@ -145,17 +153,9 @@ def size_ranges(program: torch.export.ExportedProgram, signature: Signature) -> 
     """
     from torch.utils._sympy.value_ranges import bound_sympy  # here: as below
 
-    shapes = {
-        node.name: node.meta["val"].shape
-        for node in program.graph.nodes
-        if node.op == "placeholder"
-    }
     places: dict[Any, list[tuple[int, int]]] = {}
-    for number, (name, own) in enumerate(
-        zip(program.graph_signature.user_inputs, signature.inputs, strict=True)
-    ):
-        for at in _free(own):
-            places.setdefault(shapes[name][at].node.expr, []).append((number, at))
+    for number, at, size in _free_sizes(program, signature):
+        places.setdefault(size.node.expr, []).append((number, at))
     ranges = []
     for size, found in places.items():
         if not size.is_Symbol:
@@ -173,25 +173,6 @@ def size_ranges(program: torch.export.ExportedProgram, signature: Signature) -> 
     return ranges
 
 
-def _signature(subject: Subject) -> Signature:
-    if subject.signature is None:
-        raise NotBuilt(subject.no_signature)
-    return subject.signature
-
-
-def _smallest_free_size(tensors: Sequence[torch.Tensor], signature: Signature) -> int:
-    free = [
-        tensor.shape[at]
-        for tensor, own in zip(tensors, signature.inputs, strict=True)
-        for at in _free(own)
-    ]
-    return min(free, default=0)
-
-
-def _automatic_shapes(signature: Signature) -> tuple[dict[int, Any], ...]:
-    return tuple(dict.fromkeys(_free(each), torch.export.Dim.AUTO) for each in signature.inputs)
-
-
 def _free(input: TensorInput) -> list[int]:
     return [at for at, size in enumerate(input.shape) if size is FREE]
 
@@ -202,20 +183,21 @@ def _check_free(program: torch.export.ExportedProgram, signature: Signature) -> 
         is_concrete_int,
     )  # here: sympy, which it needs, takes half a second to import
 
-    shapes = {
-        node.name: node.meta["val"].shape
-        for node in program.graph.nodes
-        if node.op == "placeholder"
-    }
-    for name, own in zip(program.graph_signature.user_inputs, signature.inputs, strict=True):
-        for at in _free(own):
-            if is_concrete_int(size := shapes[name][at]):
-                what = (
-                    f"batches of {size}"
-                    if at in own.rows
-                    else f"tensors of size {size} in dimension {at}"
-                )
-                raise NotBuilt(
-                    f"as an exported program it takes only {what}, since its code makes that size a"
-                    " constant"
-                )
+    for number, at, size in _free_sizes(program, signature):
+        if is_concrete_int(size):
+            is_batch = at in signature.inputs[number].rows
+            what = f"batches of {size}" if is_batch else f"tensors of size {size} in dimension {at}"
+            raise NotBuilt(
+                f"as an exported program it takes only {what}, since its code makes that size a"
+                " constant"
+            )
+
+
+def _free_sizes(
+    program: torch.export.ExportedProgram, signature: Signature
+) -> Iterator[tuple[int, int, Any]]:
+    """Yield (number of the input, dimension, size in the program) of each free size."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    for number, name in enumerate(program.graph_signature.user_inputs):
+        for at in _free(signature.inputs[number]):
+            yield number, at, nodes[name].meta["val"].shape[at]

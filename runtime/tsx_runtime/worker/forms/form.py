@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from tsx_runtime.worker.forms.signature import ModelCall, Signature
+from tsx_runtime.worker.forms.signature import FlatModel, ModelCall, Signature
 
 EXTRA = re.compile(r"tsx-serve\[([\w-]+)\]")
 
@@ -53,6 +53,18 @@ class FormSource(NamedTuple):
     ]  # loads the archive's own model, at the first call; later calls return the same
     fresh: Callable[[], Any]  # loads another one, which the form may change
     device: torch.device
+
+    def flat_signature(self) -> Signature:
+        """Return the signature, which a graph always has."""
+        assert self.signature is not None
+        return self.signature
+
+    def run_original(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Call the archive's own model with the tensors of a graph."""
+        result: tuple[torch.Tensor, ...] = FlatModel(self.reference(), self.flat_signature())(
+            *tensors
+        )
+        return result
 
 
 @dataclass(frozen=True)

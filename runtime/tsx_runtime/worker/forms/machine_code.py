@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from tsx_runtime.worker.forms.exporting import SizeRange, module_of, not_exportable, size_ranges
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
-from tsx_runtime.worker.forms.signature import FlatModel
 from tsx_runtime.worker.handlers.models.model_files import load_aotinductor
 
 FILE = "model.pt2"
@@ -100,8 +99,7 @@ class MachineCodeForm(Form):
         from torch._inductor import aoti_compile_and_package  # as above
 
         program = self.program(subject)
-        assert subject.signature is not None
-        ranges = size_ranges(program, subject.signature)
+        ranges = size_ranges(program, subject.flat_signature())
         aoti_compile_and_package(
             program, package_path=str(directory / FILE), inductor_configs=OPTIONS
         )
@@ -112,15 +110,11 @@ class MachineCodeForm(Form):
         not made for go to the archive's own model.
         """
         loader = load_aotinductor(source.directory / FILE, source.device, source.device.type).loader
-        ranges, signature = (
-            [SizeRange(**each) for each in source.settings["sizes"]],
-            source.signature,
-        )
-        assert signature is not None
+        ranges = [SizeRange(**each) for each in source.settings["sizes"]]
 
         def run(*tensors: torch.Tensor) -> Any:
             if not all(each.holds(tensors) for each in ranges):
-                return FlatModel(source.reference(), signature)(*tensors)
+                return source.run_original(*tensors)
             return loader.boxed_run(list(tensors))
 
         return run

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import torch
 
+from tsx_runtime.worker.forms.exporting import flat_calls
 from tsx_runtime.worker.forms.form import Form, FormSource, NotBuilt, Subject
-from tsx_runtime.worker.forms.signature import FlatModel
+from tsx_runtime.worker.forms.signature import FlatModel, ModelCall
 
 ROWS = 16  # calibration inputs that are compared, about: results may be large
 LEAST = 0.25  # share of the variance; forms that answer right explain nearly all of it
@@ -28,16 +29,12 @@ class ModelResults(NamedTuple):
     @classmethod
     def of(cls, subject: Subject) -> ModelResults:
         """Of the last calls."""
-        signature = subject.signature
-        assert signature is not None
-        calls: list[tuple[torch.Tensor, ...]] = []
-        rows = 0
+        latest: list[ModelCall] = []
         for call in reversed(subject.calls):
-            tensors = signature.tensors(call.args, call.kwargs)
-            if tensors is not None and rows < ROWS:
-                calls.append(tuple(each.contiguous() for each in tensors))
-                rows += call.rows
-        model = FlatModel(subject.model, signature)
+            if sum(each.rows for each in latest) < ROWS:
+                latest.append(call)
+        calls = flat_calls(subject._replace(calls=latest))
+        model = FlatModel(subject.model, subject.flat_signature())
         return cls(calls, [model(*tensors) for tensors in calls])
 
     def check(self, form: Form, source: FormSource) -> None:

@@ -50,23 +50,14 @@ class GenerationMetrics:
         if self._metrics is None:
             return
         labels = [Dimension("adapter", adapter or "")]
-        if timing.tokens:
-            self._metrics.add_metric(PROMPT, prompt, "count", None, labels, MetricTypes.COUNTER)
-            self._metrics.add_metric(
-                GENERATED, timing.tokens, "count", None, labels, MetricTypes.COUNTER
-            )
-            self._metrics.add_metric(
-                FIRST, timing.first - timing.began, "s", None, labels, MetricTypes.HISTOGRAM
-            )
+        seconds = {FIRST: timing.first - timing.began} if timing.tokens else {}
         if (others := timing.tokens - timing.first_tokens) > 0:
-            self._metrics.add_metric(
-                EACH,
-                (timing.last - timing.first) / others,
-                "s",
-                None,
-                labels,
-                MetricTypes.HISTOGRAM,
-            )
+            seconds[EACH] = (timing.last - timing.first) / others
+        if timing.tokens:
+            self._metrics.add_counter(PROMPT, prompt, dimensions=labels)
+            self._metrics.add_counter(GENERATED, timing.tokens, dimensions=labels)
+        for name, value in seconds.items():
+            self._metrics.add_time(name, value, None, "s", labels, MetricTypes.HISTOGRAM)
         self.report_engine(stats)
 
     def report_engine(self, stats: EngineStats) -> None:

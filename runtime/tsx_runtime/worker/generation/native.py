@@ -142,13 +142,9 @@ def _read(body: Any, generator: TextGenerator) -> tuple[GenerationRequest, list[
 
 
 def _reason(piece: TextPiece) -> str:
-    return (
-        "length"
-        if piece.finished == "length"
-        else "eos_token"
-        if piece.stop is None
-        else "stop_sequence"
-    )
+    if piece.finished == "length":
+        return "length"
+    return "eos_token" if piece.stop is None else "stop_sequence"
 
 
 def _token(generator: TextGenerator, piece: TextPiece, index: int) -> dict[str, Any]:

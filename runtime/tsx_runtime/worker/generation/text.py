@@ -55,21 +55,15 @@ class StopStrings:
         if found:
             index, stop = min(found)
             return text[:index], stop
-        held = max(_overlap(text, stop) for stop in self._stops)
+        # the longest end of the text that a stop string begins with
+        held = max(
+            size
+            for stop in self._stops
+            for size in range(min(len(stop), len(text) + 1))
+            if text.endswith(stop[:size])
+        )
         self._held = text[len(text) - held :]
         return text[: len(text) - held], None
 
     def finish(self) -> str:
         return self._held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that `stop` begins with."""
-    return next(
-        (
-            size
-            for size in range(min(len(stop) - 1, len(text)), 0, -1)
-            if text.endswith(stop[:size])
-        ),
-        0,
-    )

@@ -34,7 +34,13 @@ from tsx_runtime.errors import Unavailable
 from tsx_runtime.shared.memory import free_memory
 from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
 from tsx_runtime.worker.generation import attention
-from tsx_runtime.worker.generation.interface import EngineStats, Sampling, TokenLogprob, Tokens
+from tsx_runtime.worker.generation.interface import (
+    EngineStats,
+    FinishReason,
+    Sampling,
+    TokenLogprob,
+    Tokens,
+)
 from tsx_runtime.worker.generation.pretrained import adapter_view
 from tsx_runtime.worker.generation.sampler import Sampler, SamplingRunner, sampling_arguments
 
@@ -146,13 +152,9 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.call(self._hand_out, [(each, self._logprobs_of(each)) for each in outputs])
 
     def _logprobs_of(self, output: Any) -> TokenLogprob | None:
-        position, tokens = (
-            len(output.prompt_ids) + len(output.generated_tokens) - 1,
-            output.generated_tokens or [0],
-        )
-        return self.sampler.take_logprobs(
-            output.request_id, position, tokens[-1], output.status in ENDED
-        )
+        tokens = output.generated_tokens
+        position, last = len(output.prompt_ids) + len(tokens) - 1, tokens[-1] if tokens else 0
+        return self.sampler.take_logprobs(output.request_id, position, last, output.status in ENDED)
 
     def call(self, function: Any, *arguments: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: the worker ends
@@ -206,18 +208,9 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
                 self._begin(stream)
             stream.seen += len(new)
             finished = output.status is RequestStatus.FINISHED
+            reason: FinishReason = "stop" if new and new[-1] in self._end_tokens else "length"
             stream.tokens.put_nowait(
-                Tokens(
-                    new,
-                    (
-                        None
-                        if not finished
-                        else "stop"
-                        if new and new[-1] in self._end_tokens
-                        else "length"
-                    ),
-                    () if logprobs is None else [logprobs],
-                )
+                Tokens(new, reason if finished else None, () if logprobs is None else [logprobs])
             )
             if finished:
                 self.seconds += (time.monotonic() - stream.began - self.seconds) / 8

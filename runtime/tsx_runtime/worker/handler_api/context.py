@@ -473,15 +473,15 @@ class Context:
     def _processor(self, idx: int) -> RequestProcessor:
         state = self._state()
         idx = state.local(idx)
-        found = state.processors.get(idx)
-        if found is None:
+        processor = state.processors.get(idx)
+        if processor is None:
             if not 0 <= idx < len(state.metas):
                 raise IndexError(f"there is no request {idx} in a batch of {len(state.metas)}")
             headers = Headers(
                 parse_header_block(parse_request_meta(state.metas[idx].encode("latin-1"))[2])
             )
-            if state.parts and idx in state.parts:
-                headers.update(state.parts[idx])
-            found = state.processors[idx] = RequestProcessor(headers)
-            found.parameters = getattr((state.parts or {}).get(idx), "parameters", None)
-        return found
+            parts = (state.parts or {}).get(idx, {})
+            headers.update(parts)
+            processor = state.processors[idx] = RequestProcessor(headers)
+            processor.parameters = getattr(parts, "parameters", None)
+        return processor

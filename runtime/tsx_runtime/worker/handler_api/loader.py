@@ -147,7 +147,11 @@ def find_entry(handler: str, model_dir: Path) -> tuple[Callable[..., Any], str]:
     elif builtin in ELSEWHERE:
         raise LoadError(f"tsx does not include TorchServe's {builtin}: {ELSEWHERE[builtin]}")
     else:
-        raise LoadError(_not_found(handler, model_dir))
+        files = ", ".join(sorted(path.name for path in model_dir.glob("*.py"))) or "no Python file"
+        raise LoadError(
+            f"Handler {handler!r} was not found: the archive has {files}, and the built-in handlers"
+            f" are {', '.join(BUILTIN)}."
+        )
     return _entry_of(module, function_name, handler), handler
 
 
@@ -258,13 +262,9 @@ def _entry_of(module: ModuleType, function_name: str, handler: str) -> Callable[
             classes[0].__name__,
         )
     if not classes:
-        wanted = (
-            f"function {function_name}(data, context)"
-            if function_name
-            else "function handle(data, context)"
-        )
         raise LoadError(
-            f"Handler {handler} has neither a {wanted} nor a class. Define one of them in it."
+            f"Handler {handler} has neither a function {function_name or 'handle'}(data, context)"
+            " nor a class. Define one of them in it."
         )
     if len(classes) > 1:
         names = ", ".join(member.__name__ for member in classes)
@@ -281,9 +281,8 @@ def _from_class(
 ) -> LoadedHandler:
     instance: Any = _initialised(handler, kind)
     for method, arguments in (("handle", "data, context"), ("initialize", "context")):
-        if not callable(
-            getattr(instance, method, None)
-        ):  # not the class: `self.handle = MicroBatching(self)` is one, too
+        # not of the class: `self.handle = MicroBatching(self)` is one, too
+        if not callable(getattr(instance, method, None)):
             raise LoadError(
                 f"Class {kind.__name__} of handler {handler} has no method {method}. Add `def"
                 f" {method}(self, {arguments})`, or derive it from"
@@ -342,13 +341,4 @@ def _missing_file(error: BaseException) -> str:
     return (
         f". The archive does not contain {shown(str(path.relative_to(root)))}: add it with"
         " --extra-files when packing"
-    )
-
-
-def _not_found(handler: str, model_dir: Path) -> str:
-    files = sorted(os.path.relpath(path, model_dir) for path in model_dir.glob("*.py"))
-    there = f"the archive has {', '.join(files)}" if files else "the archive has no Python file"
-    return (
-        f"Handler {handler!r} was not found: {there}, and the built-in handlers are"
-        f" {', '.join(BUILTIN)}."
     )

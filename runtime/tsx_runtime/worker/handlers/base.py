@@ -21,13 +21,17 @@ from tsx_archiver.metadata.compile_settings import wants_ahead
 from tsx_archiver.storage.private_directory import private_directory, temporary_place
 from tsx_runtime.shared.example_requests import ExampleInput, example_body, printing_command
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors
-from tsx_runtime.worker.exceptions import BadRows, LoadError
+from tsx_runtime.worker.exceptions import BadRows, LoadError, each_or_bad
 from tsx_runtime.worker.forms.loading import load_form, wanted_forms
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import own_file
 from tsx_runtime.worker.handlers.models.compiling import compiled, load_library
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec, examples, input_specs
-from tsx_runtime.worker.handlers.models.model_files import load_model_file, load_torchscript
+from tsx_runtime.worker.handlers.models.model_files import (
+    check_present,
+    load_model_file,
+    load_torchscript,
+)
 from tsx_runtime.worker.handlers.models.precision import in_precision, wanted_precision
 from tsx_runtime.worker.handlers.models.weights import load_eager
 from tsx_runtime.worker.handlers.staging import to_device
@@ -92,7 +96,7 @@ class BaseHandler:
             )
         self.model_pt_path = None if path is None else str(path)
         self.model = self.in_form(lambda: self._load_model(path, model_file))
-        if self.context.model_yaml_config.get("input_shape"):
+        if self._config.get("input_shape"):
             _ = self._input_specs  # raises for a name that the model does not have
         self.mapping = load_label_mapping(model_dir / "index_to_name.json")
         self.initialized = True
@@ -106,14 +110,11 @@ class BaseHandler:
         """
 
         def reference() -> Any:
-            with torch.inference_mode(
-                False
-            ):  # a form may load it during a request, and explanations need its gradients
-                return compiled(
-                    self.in_precision(load()), self.context.model_yaml_config.get("pt2")
-                )
+            # a form may load it during a request, and explanations need its gradients
+            with torch.inference_mode(False):
+                return compiled(self.in_precision(load()), self._config.get("pt2"))
 
-        names = wanted_forms(self.context.model_yaml_config)
+        names = wanted_forms(self._config)
         if not names:
             return reference()
         model, self.form, self.forms_passed_over = load_form(
@@ -132,14 +133,12 @@ class BaseHandler:
         if model_file is not None and (
             path is None or type(self)._load_pickled_model is not BaseHandler._load_pickled_model
         ):
-            model_dir = self.context.system_properties["model_dir"]
-            return (
-                self._load_pickled_model(
-                    model_dir, self.manifest["model"]["modelFile"], self.model_pt_path
-                )
-                .to(self.device)
-                .eval()
+            model = self._load_pickled_model(
+                self.context.system_properties["model_dir"],
+                self.manifest["model"]["modelFile"],
+                self.model_pt_path,
             )
+            return model.to(self.device).eval()
         assert path is not None
         if (
             model_file is None
@@ -160,19 +159,14 @@ class BaseHandler:
         """The model in the configured `precision`; handlers that load one themselves set `context`
         and `device` before.
         """
-        precision = wanted_precision(self.context.model_yaml_config)
-        if precision is None:
-            return model
-        model = in_precision(model, precision, self.device)
-        self.precision = precision
+        precision = wanted_precision(self._config)
+        if precision is not None:
+            model = in_precision(model, precision, self.device)
+            self.precision = precision
         return model
 
     def _load_library(self, path: Path) -> Any:
-        if not path.is_file():
-            raise LoadError(
-                f"The model {path.name} is not in the archive. Name it with --serialized-file when"
-                " packing."
-            )
+        check_present(path)
         if not self._use_torch_export_aot_compile():
             raise LoadError(
                 f"{path.name} is a library, and loading it runs its code. If torch's AOTInductor"
@@ -182,7 +176,7 @@ class BaseHandler:
         return self._load_torch_export_aot_compile(str(path))
 
     def _use_torch_export_aot_compile(self) -> bool:
-        return wants_ahead(self.context.model_yaml_config.get("pt2"))
+        return wants_ahead(self._config.get("pt2"))
 
     def _load_torch_export_aot_compile(self, model_so_path: str) -> Any:
         """For handlers that load a compiled library in a way of their own."""
@@ -205,12 +199,14 @@ class BaseHandler:
             class_name=self.manifest["model"].get("modelClass"),
         )
 
+    @property
+    def _config(self) -> dict[str, Any]:
+        """The whole of model-config.yaml."""
+        config: dict[str, Any] = {} if self.context is None else self.context.model_yaml_config
+        return config
+
     def _weights_only(self) -> bool:
-        value = (
-            self.context.model_yaml_config.get("weightsOnly", True)
-            if self.context is not None
-            else True
-        )
+        value = self._config.get("weightsOnly", True)
         if not isinstance(value, bool):
             raise LoadError(
                 f"weightsOnly in model-config.yaml is {value!r}; it must be true or false"
@@ -218,9 +214,7 @@ class BaseHandler:
         return value
 
     def _init_args(self) -> dict[str, Any]:
-        value = (
-            self.context.model_yaml_config.get("init_args") if self.context is not None else None
-        )
+        value = self._config.get("init_args")
         if value is None:
             return {}
         from tsx_archiver import parse_model_config  # here: it imports pydantic
@@ -243,19 +237,20 @@ class BaseHandler:
             return torch.as_tensor(
                 data, device=self.device
             )  # for a subclass that has read the requests
-        requests, faults = list[TensorRequest](), dict[int, str]()
         alone = self._is_explain() or not self._answers_tensors
-        for position, row in enumerate(data):
+
+        def read(position: int, row: Any) -> TensorRequest:
             try:
-                requests.append(read_request(row, self._input_specs))
+                request = read_request(row, self._input_specs)
                 for name in ("data", "body") if isinstance(row, dict) else ():
                     self.context.keep_parameters(position, row.get(name))
-                if alone and requests[-1].rows != 1:
-                    raise MalformedTensors(f"The request has {requests[-1].rows} rows; send one.")
+                if alone and request.rows != 1:
+                    raise MalformedTensors(f"The request has {request.rows} rows; send one.")
+                return request
             except MalformedTensors as error:
-                faults[position] = f"{error} {self._wanted}"
-        if faults:
-            raise BadRows(faults)
+                raise MalformedTensors(f"{error} {self._wanted}") from error
+
+        requests = each_or_bad(read, data, MalformedTensors)
         if not alone:
             return TensorBatch(requests)
         inputs = [
@@ -316,7 +311,7 @@ class BaseHandler:
     @functools.cached_property
     def _input_specs(self) -> tuple[InputSpec, ...]:
         """What the model takes, as far as it is known."""
-        shape = self.context.model_yaml_config.get("input_shape")
+        shape = self._config.get("input_shape")
         if shape is not None:
             from tsx_archiver import parse_model_config  # here: it imports pydantic
 
@@ -351,10 +346,9 @@ class BaseHandler:
         text = f"The model takes {' and '.join(map(str, self._input_specs))}. {forms}"
         if example is None:
             return text
-        return (
-            f"{text} Example:"
-            f" {f'what {example} prints.' if example.startswith('python3') else example}"
-        )
+        if example.startswith("python3"):
+            example = f"what {example} prints."
+        return f"{text} Example: {example}"
 
     def handle(self, data: Any, context: Context) -> Any:
         start = time.perf_counter()
@@ -364,17 +358,18 @@ class BaseHandler:
         elif self._is_describe():
             output = [self.describe_handle()]
         else:
-            prepared = self.preprocess(data)
-            output = (
-                self.explain_handle(prepared, data)
-                if self._is_explain()
-                else self.postprocess(self.inference(prepared))
-            )
+            output = self._run_steps(data)
         if context.metrics is not None:
             context.metrics.add_time(
                 "HandlerTime", round((time.perf_counter() - start) * 1000, 2), None, "ms"
             )
         return output
+
+    def _run_steps(self, data: Any) -> Any:
+        prepared = self.preprocess(data)
+        if self._is_explain():
+            return self.explain_handle(prepared, data)
+        return self.postprocess(self.inference(prepared))
 
     # Describe and explain
 
@@ -433,12 +428,7 @@ class BaseHandler:
             logger.info("torch's profiler writes its traces into %s", directory)
         arguments.setdefault("activities", torch.profiler.supported_activities())  # type: ignore[no-untyped-call]  # torch's
         with torch.profiler.profile(**arguments) as profiler:
-            prepared = self.preprocess(data)
-            output = (
-                self.explain_handle(prepared, data)
-                if self._is_explain()
-                else self.postprocess(self.inference(prepared))
-            )
+            output = self._run_steps(data)
             profiler.step()
         return output, profiler
 

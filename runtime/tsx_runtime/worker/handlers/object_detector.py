@@ -32,34 +32,21 @@ class ObjectDetector(VisionHandler):
 
     def collate(self, tensors: Sequence[torch.Tensor]) -> Any:
         if _wants_list(self.model) or any(tensor.shape != tensors[0].shape for tensor in tensors):
-            return [tensor.to(self.device) for tensor in tensors]
+            return to_device(list(tensors), self.device)
         return stack_on_device(tensors, self.device)
 
     @timed
-    def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        with torch.inference_mode():
-            return self.model(
-                data if isinstance(data, list) else to_device(data, self.device), *args, **kwargs
-            )
-
-    @timed
     def postprocess(self, data: Any) -> list[Any]:
-        found = (
-            data[1] if isinstance(data, tuple) else data
-        )  # a scripted model gives its losses first
-        return [self._things(things) for things in found]
+        # a scripted model gives its losses first
+        return [self._things(things) for things in (data[1] if isinstance(data, tuple) else data)]
 
     def _things(self, things: Any) -> list[dict[str, Any]]:
         names = self.mapping or {}
-        kept = things["scores"] >= self.threshold
-        rows = zip(
-            things["boxes"][kept].tolist(),
-            things["labels"][kept].tolist(),
-            things["scores"][kept].tolist(),
-            strict=True,
-        )
+        likely = things["scores"] >= self.threshold
+        columns = (things[name][likely].tolist() for name in ("boxes", "labels", "scores"))
         return [
-            {names.get(str(label), str(label)): box, "score": score} for box, label, score in rows
+            {names.get(str(label), str(label)): box, "score": score}
+            for box, label, score in zip(*columns, strict=True)
         ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tsx_runtime.worker.exceptions import BadRows
+from tsx_runtime.worker.exceptions import each_or_bad
 from tsx_runtime.worker.handlers.staging import to_device
 from tsx_runtime.worker.handlers.steps.explaining import token_attributions
 from tsx_runtime.worker.handlers.steps.labels import map_class_to_label
@@ -44,23 +44,18 @@ class TextClassifier(TextHandler):
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        numbers: list[list[int]] = []
-        words: list[list[str]] = []
-        faults: dict[int, str] = {}
-        for idx, row in enumerate(data):
-            try:
-                tokens = self.tokens_of(text_of(row))
-                found = self.numbers_of(ngrams_iterator(tokens, self.ngrams))
-                if not found:
-                    raise NotAText("The text has no word that is in the model's vocabulary.")
-            except NotAText as error:
-                faults[idx] = str(error)
-            else:
-                numbers.append(found)
-                words.append(tokens)
-        if faults:
-            raise BadRows(faults)
-        return TokenBatch.of(numbers, words, self.device)
+        texts = each_or_bad(lambda _, row: self._read(row), data, NotAText)
+        return TokenBatch.of(
+            [numbers for numbers, _ in texts], [words for _, words in texts], self.device
+        )
+
+    def _read(self, row: Any) -> tuple[list[int], list[str]]:
+        """Return the numbers of a text's tokens, and its words. Raises `NotAText`."""
+        words = self.tokens_of(text_of(row))
+        numbers = self.numbers_of(ngrams_iterator(words, self.ngrams))
+        if not numbers:
+            raise NotAText("The text has no word that is in the model's vocabulary.")
+        return numbers, words
 
     def tokens_of(self, text: str) -> list[str]:
         text = self._remove_html_tags(text).lower()
@@ -91,13 +86,8 @@ class TextClassifier(TextHandler):
         for token, share in zip(known, shares.tolist(), strict=True):
             for place in _places(words, token):
                 importances[place] += share / tokens.count(token) / len(token.split())
-        length = torch.linalg.vector_norm(importances)
-        return [
-            {
-                "importances": (importances / length if length > 0 else importances).tolist(),
-                "words": list(words),
-            }
-        ]
+        summed = self.summarize_attributions(importances[None, :, None])
+        return [{"importances": summed.tolist(), "words": list(words)}]
 
 
 def _places(words: list[str], token: str) -> list[int]:

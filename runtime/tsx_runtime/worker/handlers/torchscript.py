@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tsx_runtime.worker.exceptions import BadRows
+from tsx_runtime.worker.exceptions import each_or_bad
 from tsx_runtime.worker.handlers.base import BaseHandler
 
 _HOW = "Send a tensor as torch.save writes it, or a JSON list of numbers."
@@ -22,19 +22,7 @@ class TorchScriptHandler(BaseHandler):
     """
 
     def preprocess(self, data: Any) -> list[torch.Tensor]:
-        rows, faults = list[torch.Tensor](), dict[int, str]()
-        for position, row in enumerate(data):
-            value = row.get("data") if row.get("data") is not None else row.get("body")
-            try:
-                rows.append(_tensor(value))
-            except MemoryError:
-                raise
-            # a request's boundary: torch's unpickler raises nearly anything on what it cannot read
-            except Exception as error:
-                faults[position] = f"the request holds no tensor ({type(error).__name__}). {_HOW}"
-        if faults:
-            raise BadRows(faults)
-        return rows
+        return each_or_bad(lambda _, row: _tensor(row), data)
 
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         """Tensors of one shape run as one batch."""
@@ -55,7 +43,15 @@ class TorchScriptHandler(BaseHandler):
         return list(data)
 
 
-def _tensor(value: Any) -> torch.Tensor:
-    if isinstance(value, bytes | bytearray | memoryview):
-        value = torch.load(io.BytesIO(value), weights_only=True)
-    return torch.as_tensor(value)
+def _tensor(row: Any) -> torch.Tensor:
+    """Read a request. Raises ValueError."""
+    value = row.get("data") if row.get("data") is not None else row.get("body")
+    try:
+        if isinstance(value, bytes | bytearray | memoryview):
+            value = torch.load(io.BytesIO(value), weights_only=True)
+        return torch.as_tensor(value)
+    except MemoryError:
+        raise
+    # a request's boundary: torch's unpickler raises nearly anything on what it cannot read
+    except Exception as error:
+        raise ValueError(f"the request holds no tensor ({type(error).__name__}). {_HOW}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from tsx_runtime.worker.exceptions import BadRows, field_names, form_advice, in_words
+from tsx_runtime.worker.exceptions import each_or_bad, field_names, form_advice, in_words
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.staging import stack_on_device
@@ -38,16 +37,7 @@ class VisionHandler(BaseHandler):
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        tensors: list[torch.Tensor] = []
-        faults: dict[int, str] = {}
-        for position, row in enumerate(data):
-            try:
-                tensors.append(self._tensor(row))
-            except NotAnImage as error:
-                faults[position] = str(error)
-        if faults:
-            raise BadRows(faults)
-        return self.collate(tensors)
+        return self.collate(each_or_bad(lambda _, row: self._tensor(row), data, NotAnImage))
 
     def collate(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the model takes, made of the images of a batch."""
@@ -95,14 +85,13 @@ def _value_of(row: Any) -> Any:
     return value
 
 
-def image_bytes(row: Any) -> bytes | bytearray | memoryview:
-    """Those of an image file, however a row holds them. Raises `NotAnImage`."""
-    return _bytes_of(_value_of(row))
-
-
 def _bytes_of(value: Any) -> bytes | bytearray | memoryview:
     if isinstance(value, str):
-        value = _from_base64(value)
+        text = value.partition(",")[2] if value.startswith("data:") else value
+        try:
+            value = base64.b64decode(text)
+        except ValueError as error:
+            raise NotAnImage(f"The text in the request is not base64: {error}") from error
     if isinstance(value, bytes | bytearray | memoryview):
         if not value:
             raise NotAnImage("The request has an empty body, not an image.")
@@ -134,12 +123,3 @@ def open_image(data: bytes | bytearray | memoryview) -> Image.Image:
             f"The request's {len(data)} bytes, beginning {start}, are not a readable image: {why}"
         ) from error
     return image
-
-
-def _from_base64(text: str) -> bytes:
-    if text.startswith("data:"):
-        text = text.partition(",")[2]
-    try:
-        return base64.b64decode(text)
-    except (binascii.Error, ValueError) as error:
-        raise NotAnImage(f"The text in the request is not base64: {error}") from error

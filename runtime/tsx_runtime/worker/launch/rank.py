@@ -85,10 +85,14 @@ class Leader(FrameSocket):
     def reply(
         self, batch: int, answers: Sequence[tuple[int, Buffer, Buffer]], extra: Buffer
     ) -> None:
-        if any(code >= 500 for code, _, _ in answers) and self._is_alone(MOMENT):
-            logger.error("a batch failed because another rank has ended")
-            # its death shows by the end of the group, which the agent is about to cause
-            threading.Event().wait()
+        if any(code >= 500 for code, _, _ in answers):
+            poller = select.poll()
+            for other in self._others:
+                poller.register(other, 0)  # wakes for a hang-up only
+            if poller.poll(MOMENT):
+                logger.error("a batch failed because another rank has ended")
+                # its death shows by the end of the group, which the agent is about to cause
+                threading.Event().wait()
         super().reply(batch, answers, extra)
 
     def _listen(self, other: socket.socket, position: int) -> None:
@@ -115,13 +119,6 @@ class Leader(FrameSocket):
         """Report the first failure; the front end then ends the group."""
         if self._refused.acquire(blocking=False):
             super().send(Kind.FAILED, 0, extra=extra)
-
-    def _is_alone(self, timeout: int) -> bool:
-        """Whether another rank has ended, or does within so many milliseconds."""
-        poller = select.poll()
-        for other in self._others:
-            poller.register(other, 0)  # wakes for a hang-up only
-        return bool(poller.poll(timeout))
 
 
 class Follower(FrameSocket):

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from tsx_runtime.worker.codecs.bodies import RefusedField, TokenCount
+from tsx_runtime.worker.codecs.bodies import JsonObject, RefusedField, TokenCount
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import TextPiece, TokenLogprob
 from tsx_runtime.worker.openai.messages import Message, Tool, choose_tools, encode
@@ -30,7 +30,7 @@ class ChatRequest(ChoicesRequest):
     top_logprobs: Logprobs = None
     tools: list[Tool] | None = None
     tool_choice: Any = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
 
 
 class ChatReply(ChoicesReply):
@@ -59,7 +59,7 @@ class ChatReply(ChoicesReply):
         )
         names = [tool["function"]["name"] for tool in tools]
         self._tool_texts = [ToolText(names) for _ in self._choices] if tools else []
-        self._calls: list[list[dict[str, Any]]] = [[] for _ in self._choices]
+        self._calls: list[list[JsonObject]] = [[] for _ in self._choices]
 
     def add(self, index: int, piece: TextPiece) -> bytes:
         choice = self._choices[index]
@@ -82,10 +82,10 @@ class ChatReply(ChoicesReply):
             events.append(self._delta(index, {}, finished=piece.finished))
         return b"".join(events)
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> JsonObject:
         choices = []
         for index, (choice, calls) in enumerate(zip(self._choices, self._calls, strict=True)):
-            message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+            message: JsonObject = {"role": "assistant", "content": choice.text, "refusal": None}
             if calls:
                 message |= {"content": choice.text.strip() or None, "tool_calls": calls}
             shown = {
@@ -111,7 +111,7 @@ class ChatReply(ChoicesReply):
     def _delta(
         self,
         index: int,
-        delta: dict[str, Any],
+        delta: JsonObject,
         logprobs: Sequence[TokenLogprob] = (),
         finished: str | None = None,
     ) -> bytes:
@@ -124,7 +124,7 @@ class ChatReply(ChoicesReply):
             }
         )
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> JsonObject | None:
         if not logprobs:
             return None
         content = [
@@ -134,6 +134,6 @@ class ChatReply(ChoicesReply):
         ]
         return {"content": content, "refusal": None}
 
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+    def _token(self, token_id: int, logprob: float) -> JsonObject:
         text = self._generator.decode([token_id])
         return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from tsx_runtime.worker.codecs.bodies import MOST_TOKENS, RefusedField, TokenCount
+from tsx_runtime.worker.codecs.bodies import MOST_TOKENS, JsonObject, RefusedField, TokenCount
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import TextPiece, TokenLogprob
 from tsx_runtime.worker.openai.replies import (
@@ -97,7 +97,7 @@ class CompletionReply(ChoicesReply):
             return b""
         return self._chunk(self._shown(index, text, piece.logprobs, piece.finished))
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> JsonObject:
         choices = [
             self._shown(idx, self._echo[idx] + choice.text, choice.logprobs, choice.finished)
             for idx, choice in enumerate(self._choices)
@@ -106,7 +106,7 @@ class CompletionReply(ChoicesReply):
 
     def _shown(
         self, index: int, text: str, logprobs: Sequence[TokenLogprob], finished: str | None
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         return {
             "text": text,
             "index": index,
@@ -114,7 +114,7 @@ class CompletionReply(ChoicesReply):
             "finish_reason": finished,
         }
 
-    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> JsonObject | None:
         if not logprobs:
             return None
         decode = self._generator.decode

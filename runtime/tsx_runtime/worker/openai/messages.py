@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
-from tsx_runtime.worker.codecs.bodies import BodyObject, RefusedField, shown
+from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField, shown
 from tsx_runtime.worker.generation.generator import TextGenerator
 
 
@@ -58,7 +58,7 @@ class Message(BodyObject, extra="ignore"):
             raise ValueError("it has no 'content'")
         return self
 
-    def for_template(self) -> dict[str, Any]:
+    def for_template(self) -> JsonObject:
         own = self.model_dump(include={"name", "tool_call_id", "tool_calls"}, exclude_none=True)
         text = "".join(part.text for part in self.content or ())
         return {"role": "system" if self.role == "developer" else self.role, "content": text} | own
@@ -67,7 +67,7 @@ class Message(BodyObject, extra="ignore"):
 class ToolFunction(BodyObject, extra="ignore"):
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
 
 
 class Tool(BodyObject, extra="ignore"):
@@ -77,7 +77,7 @@ class Tool(BodyObject, extra="ignore"):
 
 def choose_tools(
     tools: Sequence[Tool], choice: Any
-) -> tuple[list[dict[str, Any]], Mapping[str, Any] | None]:
+) -> tuple[list[JsonObject], Mapping[str, Any] | None]:
     """The tools that the model is shown, and the schema of an answer that must be a call.
 
     Raises RefusedField.

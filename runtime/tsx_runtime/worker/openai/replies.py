@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tsx_runtime.worker.codecs.bodies import BodyObject, RefusedField
+from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import FinishReason, Sampling, TextPiece, TokenLogprob
 from tsx_runtime.worker.openai.requests import Choices, TextRequest
@@ -87,7 +87,7 @@ class TextFormat(BodyObject):
     """Of Responses. That of chats has the schema in an object of its own."""
 
     type: Literal["text", "json_object", "json_schema"]
-    definition: dict[str, Any] | None = Field(None, alias="schema")
+    definition: JsonObject | None = Field(None, alias="schema")
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
@@ -140,7 +140,7 @@ class ChoicesReply:
         generator: TextGenerator,
         prompts: list[list[int]],
         sampling: Sampling,
-        head: dict[str, Any],
+        head: JsonObject,
     ) -> None:
         """Raises RefusedField."""
         self.streams = bool(request.stream)
@@ -160,7 +160,7 @@ class ChoicesReply:
             else b""
         ) + DONE
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
+    def _chunk(self, choice: JsonObject) -> bytes:
         return event(
             self._head | {"choices": [choice]} | ({"usage": None} if self._shows_usage else {})
         )

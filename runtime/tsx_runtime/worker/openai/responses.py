@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tsx_runtime.worker.codecs.bodies import BodyObject, RefusedField, TokenCount, shown
+from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField, TokenCount, shown
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import TextPiece
 from tsx_runtime.worker.openai.messages import Message, encode
@@ -71,7 +71,7 @@ class ResponseRequest(TextRequest):
     text: TextShape | None = None
     tool_choice: Literal["auto", "none"] | None = None
     reasoning: Reasoning | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
 
 
 class ResponseReply:
@@ -98,7 +98,7 @@ class ResponseReply:
         self._choice = Choice()
         self._message_id = new_id("msg_")
         self._number = 0
-        self._head: dict[str, Any] = {
+        self._head: JsonObject = {
             "id": new_id("resp_"),
             "object": "response",
             "created_at": int(time.time()),
@@ -144,7 +144,7 @@ class ResponseReply:
             ]
         )
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> JsonObject:
         prompt, tokens = len(self.continuations[0].prompt), self._choice.tokens
         counts = {
             "input_tokens": prompt,
@@ -179,17 +179,17 @@ class ResponseReply:
             ]
         )
 
-    def _event(self, kind: str, data: dict[str, Any]) -> bytes:
+    def _event(self, kind: str, data: JsonObject) -> bytes:
         number, self._number = self._number, self._number + 1
         return event({"type": kind, "sequence_number": number} | data, kind)
 
     def _status(self) -> str:
         return "incomplete" if self._choice.finished == "length" else "completed"
 
-    def _place(self) -> dict[str, Any]:
+    def _place(self) -> JsonObject:
         return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
 
-    def _item(self, status: str) -> dict[str, Any]:
+    def _item(self, status: str) -> JsonObject:
         content = [_part(self._choice.text)]
         return {
             "id": self._message_id,
@@ -200,5 +200,5 @@ class ResponseReply:
         }
 
 
-def _part(text: str) -> dict[str, Any]:
+def _part(text: str) -> JsonObject:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

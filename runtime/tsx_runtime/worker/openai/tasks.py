@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tsx_runtime.worker.codecs.bodies import RefusedField
+from tsx_runtime.worker.codecs.bodies import JsonObject, RefusedField
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.openai import requests
 from tsx_runtime.worker.openai.requests import OpenAIRequest
@@ -34,7 +34,7 @@ MOST_DOCUMENTS = 10_000
 
 class TaskBody(OpenAIRequest):
     @abstractmethod
-    def task(self) -> tuple[Any, dict[str, Any]]:
+    def task(self) -> tuple[Any, JsonObject]:
         """Inputs and parameters."""
 
     @abstractmethod
@@ -66,13 +66,14 @@ def read(path: str, row: Any) -> TaskBody:
                 "file",
             )
         body = {
-            name: value if name == "file" else _form_text(value) for name, value in body.items()
+            name: (
+                value.decode(errors="replace")
+                if name != "file" and isinstance(value, bytes | bytearray)
+                else value
+            )
+            for name, value in body.items()
         }
     return requests.read(kind, body)
-
-
-def _form_text(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes | bytearray) else value
 
 
 def _texts(given: Any) -> Any:
@@ -95,7 +96,7 @@ class EmbeddingsRequest(TaskBody):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
-    def task(self) -> tuple[Any, dict[str, Any]]:
+    def task(self) -> tuple[Any, JsonObject]:
         return self.input, {"normalize": True}  # of length 1 there, and of texts as a whole
 
     def answer(self, vectors: Sequence[Sequence[float]], tokens: int, model: str) -> bytes:
@@ -129,20 +130,18 @@ def _packed(vector: Sequence[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
-def _text_of(document: Any) -> Any:
-    return document.get("text") if isinstance(document, dict) else document
+Document = Annotated[
+    str, BeforeValidator(lambda value: value.get("text") if isinstance(value, dict) else value)
+]
 
 
 class RerankRequest(TaskBody):
     query: Annotated[str, Field(min_length=1)]
-    documents: Annotated[
-        list[Annotated[str, BeforeValidator(_text_of)]],
-        Field(min_length=1, max_length=MOST_DOCUMENTS),
-    ]
+    documents: Annotated[list[Document], Field(min_length=1, max_length=MOST_DOCUMENTS)]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
 
-    def task(self) -> tuple[Any, dict[str, Any]]:
+    def task(self) -> tuple[Any, JsonObject]:
         return {"query": self.query, "texts": self.documents}, {}
 
     def answer(self, output: Sequence[Any], tokens: int, model: str) -> bytes:
@@ -150,9 +149,9 @@ class RerankRequest(TaskBody):
         text.
         """
         scores = (
-            dict(enumerate(output))
-            if not isinstance(output[0], dict)
-            else {e["index"]: e["score"] for e in output}
+            {each["index"]: each["score"] for each in output}
+            if isinstance(output[0], dict)
+            else dict(enumerate(output))
         )
         best = sorted(scores, key=lambda idx: -scores[idx])[: self.top_n]
         results = [
@@ -182,8 +181,8 @@ class TranscriptionRequest(TaskBody, strict=False):
     temperature: Literal["", "0", "0.0"] | None = None
     stream: Literal["", "false"] | None = None
 
-    def task(self) -> tuple[Any, dict[str, Any]]:
-        parameters: dict[str, Any] = (
+    def task(self) -> tuple[Any, JsonObject]:
+        parameters: JsonObject = (
             {"return_timestamps": True} if self.response_format == "verbose_json" else {}
         )
         return self.file, parameters | ({"language": self.language} if self.language else {})

@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Collection
-from typing import Any
+
+from tsx_runtime.worker.codecs.bodies import JsonObject
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
@@ -40,13 +41,13 @@ class ToolText:
         shown, self._held = self._held[:at], self._held[at:]
         return shown
 
-    def end(self) -> tuple[str, list[dict[str, Any]]]:
+    def end(self) -> tuple[str, list[JsonObject]]:
         """The rest of the text that is shown, and the calls.
 
         What cannot be read as calls is shown as it is.
         """
         text, self._held = self._held, ""
-        calls: list[dict[str, Any]] = []
+        calls: list[JsonObject] = []
         rest = text
         if OPENS in text:
             rest, *blocks = text.split(OPENS)
@@ -65,7 +66,7 @@ class ToolText:
         return ("" if calls and not rest.strip() else rest), calls
 
 
-def _calls_in(text: str) -> list[dict[str, Any]]:
+def _calls_in(text: str) -> list[JsonObject]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

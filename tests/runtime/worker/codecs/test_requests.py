@@ -262,18 +262,11 @@ def test_of_a_repeated_field_the_last_counts() -> None:
     [
         (form((named("a"), b"1")), "multipart/form-data", "no boundary"),
         (form((named("a"), b"1"), end=False), MULTIPART, "incomplete"),
-        (b"", MULTIPART, "incomplete"),
-        (
-            b"nonsense",
-            MULTIPART,
-            "cannot be read: the boundary that its Content-Type header names is not in it",
-        ),
-        (
-            b"--xyy\r\n" + form((named("a"), b"1"))[7:],
-            MULTIPART,
-            "the boundary that its Content-Type header names is not in it",
-        ),
-        (b"--xyz\r\nno header\r\n", MULTIPART, "it does not match its boundary"),
+        (b"", MULTIPART, "not in it"),
+        (b"nonsense", MULTIPART, "not in it"),
+        (b"--xyy\r\n" + form((named("a"), b"1"))[7:], MULTIPART, "not in it"),
+        (b"--xyz\r\nno header\r\n", MULTIPART, "incomplete"),
+        (b"--xyz\r\nno header\r\n--xyz--", MULTIPART, "no name"),
         (form(("Content-Type: text/plain", b"1")), MULTIPART, "no name"),
         (form((named("a"), b"1")), f"multipart/form-data; boundary={'b' * 10_000}", "multipart"),
     ],

@@ -12,14 +12,11 @@ import pytest
 
 from tests.runtime.worker.conftest import DEADLINE, StartWorker, Worker
 from tests.runtime.worker.execution.test_continuous import answers, send
+from tests.support.served_model import a_served_model
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.execution import async_handlers
-from tsx_runtime.worker.execution.batch import ServedModel
-from tsx_runtime.worker.execution.recovery import Ceiling
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
-from tsx_runtime.worker.handler_api.metrics import Metrics
 
 HANDLER = """
     import asyncio, time
@@ -165,15 +162,7 @@ def test_a_body_that_is_no_json_is_its_clients_fault() -> None:
     async def fails(data: Any, context: Context) -> list[Any]:
         raise TypeError("no input")
 
-    model = ServedModel(
-        LoadedHandler(fails, "own.py", None),
-        Context("m", "/m", {}, 1, None, "1"),
-        Coroutines(),
-        True,
-        9,
-        Ceiling(),
-        Metrics(),
-    )
+    model = a_served_model(fails)
     item = (0, wire.request_meta("id", b"", [(b"content-type", b"application/json")]), b'{"a')
     ((status, _, body),) = async_handlers.answer(model, [item]).answers
     assert (status, b"not valid JSON" in bytes(body)) == (400, True)

@@ -11,19 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.served_model import a_served_model
 from tsx_runtime.wire import Item, request_meta
 from tsx_runtime.worker.exceptions import BadRows
-from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
-from tsx_runtime.worker.execution.recovery import Ceiling
+from tsx_runtime.worker.execution.batch import answer_batch, send_nowhere
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
-from tsx_runtime.worker.handler_api.metrics import Metrics
 
 STATUS = {
     "good": 200,
     "bad row": 400,
     "broken form": 400,
     "unsendable": 500,
+    "half a character": 500,
     "raises when it is sent": 500,
     "too long": 500,
     "own status": 218,
@@ -59,9 +58,12 @@ def handler(data: Any, context: Context) -> list[Any]:
         if kind == "no header":
             context.get_response_headers(idx)["X-Price"] = "5 €"
         results.append(
-            {"unsendable": {1}, "too long": "x" * 101, "raises when it is sent": Raises(a=1)}.get(
-                kind, context.get_request_id(idx)
-            )
+            {
+                "unsendable": {1},
+                "half a character": "\ud800",
+                "too long": "x" * 101,
+                "raises when it is sent": Raises(a=1),
+            }.get(kind, context.get_request_id(idx))
         )
     return results
 
@@ -79,17 +81,8 @@ def items(kinds: list[str]) -> list[Item]:
 
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=12))
 def test_each_request_gets_its_own_answer(kinds: list[str]) -> None:
-    context = Context("m", "/m", {}, 1, None, "1")
-    model = ServedModel(
-        LoadedHandler(handler, "handler.py", None),
-        context,
-        Coroutines(),
-        True,
-        100,
-        Ceiling(),
-        Metrics(),
-    )
-    answers = answer_batch(model, items(kinds), lambda position, headers, body: None).answers
+    model = a_served_model(handler, max_response_size=100)
+    answers = answer_batch(model, items(kinds), send_nowhere).answers
     assert [status for status, _, _ in answers] == [STATUS[kind] for kind in kinds]
     for number, (kind, (_, headers, body)) in enumerate(zip(kinds, answers, strict=True)):
         if kind in ("good", "own status"):
@@ -107,15 +100,7 @@ def test_what_has_begun_is_not_tried_again_and_what_has_not_is(kinds: list[str],
         return handler(data, context)
 
     pieces: list[int] = []
-    model = ServedModel(
-        LoadedHandler(streaming, "handler.py", None),
-        Context("m", "/m", {}, 1, None, "1"),
-        Coroutines(),
-        True,
-        100,
-        Ceiling(),
-        Metrics(),
-    )
+    model = a_served_model(streaming, max_response_size=100)
     answers = answer_batch(
         model, items(kinds), lambda position, headers, body: pieces.append(position)
     ).answers
@@ -135,21 +120,8 @@ def test_a_handler_may_empty_the_list_that_it_gets() -> None:
         return []
 
     answers = [
-        answer_batch(
-            ServedModel(
-                LoadedHandler(handle, "handler.py", None),
-                context,
-                Coroutines(),
-                True,
-                100,
-                Ceiling(),
-                Metrics(),
-            ),
-            items(["good"] * 2),
-            lambda *piece: None,
-        ).answers
+        answer_batch(a_served_model(handle), items(["good"] * 2), send_nowhere).answers
         for handle in (takes_rows, loses_rows)
-        for context in (Context("m", "/m", {}, 1, None, "1"),)
     ]
     assert [(status, bytes(body)) for status, _, body in answers[0]] == [
         (200, b"good/0"),
@@ -168,21 +140,14 @@ def test_a_wish_for_an_explanation_is_seen_however_its_header_is_written() -> No
         seen.append([str(context.get_request_header(idx, "explain")) for idx in range(len(data))])
         return [""] * len(data)
 
-    model = ServedModel(
-        LoadedHandler(notes, "handler.py", None),
-        Context("m", "/m", {}, 1, None, "1"),
-        Coroutines(),
-        True,
-        100,
-        Ceiling(),
-        Metrics(),
-    )
-    blocks = [[], [(b"Explain", b"True")], [(b"X-Cached", b"True")], [(b"explain", b"False")]]
-    batch = [(0, request_meta(f"id-{idx}", b"", block), b"") for idx, block in enumerate(blocks)]
-    assert [status for status, _, _ in answer_batch(model, batch, lambda *piece: None).answers] == [
-        200
-    ] * 4
-    assert seen == [["None", "None", "False"], ["True"]]
+    headers = [b"X-A: 1", b"Explain: True", b"X-Cached: True", b"explain: False", b"describe: True"]
+    batch = [
+        (0, request_meta(f"id-{idx}", b"", [tuple(header.split(b": "))]), b"")
+        for idx, header in enumerate(headers)
+    ]
+    answers = answer_batch(a_served_model(notes), batch, send_nowhere).answers
+    assert [status for status, _, _ in answers] == [200] * 5
+    assert seen == [["None", "None", "False"], ["True"], ["None"]]
 
 
 def test_a_request_that_cannot_be_read_fails_alone_whatever_reading_it_raises(
@@ -194,16 +159,7 @@ def test_a_request_that_cannot_be_read_fails_alone_whatever_reading_it_raises(
     monkeypatch.setattr(json, "loads", loads)
     good, _, other = items(["good"] * 3)
     bad = (0, request_meta("id-1", b"", [(b"Content-Type", b"application/json")]), b"{}")
-    model = ServedModel(
-        LoadedHandler(handler, "handler.py", None),
-        Context("m", "/m", {}, 1, None, "1"),
-        Coroutines(),
-        True,
-        100,
-        Ceiling(),
-        Metrics(),
-    )
-    answers = answer_batch(model, [good, bad, other], lambda position, headers, body: None).answers
+    answers = answer_batch(a_served_model(handler), [good, bad, other], send_nowhere).answers
     monkeypatch.undo()
     assert [status for status, _, _ in answers] == [200, 500, 200]
 
@@ -246,22 +202,14 @@ def test_a_failed_handler_is_not_blamed_for_a_body_that_is_no_json(
             return ["good"] * len(data)
         raise TypeError("no input")
 
-    model = ServedModel(
-        LoadedHandler(fails, "own.py", None),
-        Context("m", "/m", {}, 1, None, "1"),
-        Coroutines(),
-        True,
-        9,
-        Ceiling(),
-        Metrics(),
-    )
+    model = a_served_model(fails)
     headers = [(b"content-type", content_type.encode())] if content_type else []
     good = (0, request_meta("good", b"", [(b"content-type", JSON.encode())]), b"{}")
     for batch in (
         [(0, request_meta("id", b"", headers), body)],
         [(0, request_meta("id", b"", headers), body), good],
     ):
-        (answer, *others) = answer_batch(model, batch, lambda position, headers, body: None).answers
+        (answer, *others) = answer_batch(model, batch, send_nowhere).answers
         assert (answer[0], says in json.loads(bytes(answer[2]))["message"]) == (status, True), (
             answer
         )

@@ -59,38 +59,6 @@ def test_newcomers_join_at_once_and_stay():
     assert membership.next() == ["b", "c"]
 
 
-def test_one_newcomer_is_to_blame_and_the_others_go_on_without_it():
-    membership: Membership[str] = Membership()
-    membership.join("a")
-    membership.next()
-    membership.called([])
-    membership.join("bad")
-    membership.next()
-    assert membership.failed() == ["bad"]
-    assert membership.next() == ["a"]
-
-
-def test_of_several_newcomers_each_joins_alone_after_a_call_without_them():
-    membership: Membership[str] = Membership()
-    membership.join("a")
-    membership.next()
-    membership.called([])
-    for word in ("b", "bad", "c"):
-        membership.join(word)
-    membership.next()
-    assert membership.failed() == []
-    assert membership.next() == ["a"]
-    membership.called([])
-    membership.join("late")
-    assert membership.next() == ["a", "b"]
-    membership.called([])
-    assert membership.next() == ["a", "b", "bad"]
-    assert membership.failed() == ["bad"]
-    assert membership.next() == ["a", "b", "c"]
-    membership.called([])
-    assert membership.next() == ["a", "b", "c", "late"]
-
-
 def test_a_call_without_newcomers_that_fails_ends_all():
     membership: Membership[str] = Membership()
     membership.join("a")

@@ -80,6 +80,11 @@ HANDLER = """
 ON = {"overlapPreprocessing": True}
 
 
+@pytest.fixture
+def worker(start_worker: StartWorker) -> Worker:
+    return start_worker(HANDLER, model_config=ON)
+
+
 def request(word: str, **headers: str) -> Request:
     return Request(
         word.encode(),
@@ -110,10 +115,7 @@ def replies(worker: Worker, *batches: list[Request]) -> list[list[Answer]]:
     return found
 
 
-def test_the_next_batch_is_prepared_while_the_model_runs_this_one(
-    start_worker: StartWorker,
-) -> None:
-    worker = start_worker(HANDLER, model_config=ON)
+def test_the_next_batch_is_prepared_while_the_model_runs_this_one(worker: Worker) -> None:
     assert worker.report["prefetch"] is True
     first, second = replies(
         worker,
@@ -134,10 +136,7 @@ def test_the_next_batch_is_prepared_while_the_model_runs_this_one(
     ]
 
 
-def test_many_batches_are_answered_in_their_order_and_each_with_its_own(
-    start_worker: StartWorker,
-) -> None:
-    worker = start_worker(HANDLER, model_config=ON)
+def test_many_batches_are_answered_in_their_order_and_each_with_its_own(worker: Worker) -> None:
     batches = [
         [request(f"{row}", x_name=f"batch-{number}") for row in range(number % 4 + 1)]
         for number in range(60)
@@ -178,10 +177,7 @@ def test_a_handler_that_handles_in_its_own_way_is_served_without(
     assert worker.ask(b"")[0].body == b"ok"
 
 
-def test_what_fails_ahead_fails_in_its_turn_and_its_neighbours_are_answered(
-    start_worker: StartWorker,
-) -> None:
-    worker = start_worker(HANDLER, model_config=ON)
+def test_what_fails_ahead_fails_in_its_turn_and_its_neighbours_are_answered(worker: Worker) -> None:
     first, bad, poison, late, last = replies(
         worker,
         [request("1", x_name="a", x_until_begun="b")],
@@ -199,10 +195,7 @@ def test_what_fails_ahead_fails_in_its_turn_and_its_neighbours_are_answered(
     assert [answer.body for answer in last] == [b"e id-0 10"]
 
 
-def test_what_does_not_fit_the_memory_is_cut_and_later_batches_too(
-    start_worker: StartWorker,
-) -> None:
-    worker = start_worker(HANDLER, model_config=ON)
+def test_what_does_not_fit_the_memory_is_cut_and_later_batches_too(worker: Worker) -> None:
     for answers in replies(
         worker, *([request("x", x_name="a") for _ in range(8)] for _ in range(3))
     ):
@@ -211,8 +204,7 @@ def test_what_does_not_fit_the_memory_is_cut_and_later_batches_too(
     assert runs == [8, *[4] * 6, 1]
 
 
-def test_a_part_that_is_sent_while_preparing_waits_for_its_turn(start_worker: StartWorker) -> None:
-    worker = start_worker(HANDLER, model_config=ON)
+def test_a_part_that_is_sent_while_preparing_waits_for_its_turn(worker: Worker) -> None:
     first, second = replies(
         worker,
         [request("1", x_name="a", x_until_begun="b")],
@@ -222,8 +214,7 @@ def test_a_part_that_is_sent_while_preparing_waits_for_its_turn(start_worker: St
     assert worker.pieces == [(0, b"ts_stream_next: true\r\n", b"part ")]
 
 
-def test_explanations_and_descriptions_are_made_in_their_turn(start_worker: StartWorker) -> None:
-    worker = start_worker(HANDLER, model_config=ON)
+def test_explanations_and_descriptions_are_made_in_their_turn(worker: Worker) -> None:
     first, mixed, what = replies(
         worker,
         [request("1", x_name="a")],
@@ -238,10 +229,7 @@ def test_explanations_and_descriptions_are_made_in_their_turn(start_worker: Star
     ]
 
 
-def test_a_broken_device_ends_the_worker_and_the_next_batch_is_left(
-    start_worker: StartWorker,
-) -> None:
-    worker = start_worker(HANDLER, model_config=ON)
+def test_a_broken_device_ends_the_worker_and_the_next_batch_is_left(worker: Worker) -> None:
     (answers,) = replies(worker, [request("lost", x_name="a")])
     assert answers[0].status == 507
     assert worker.receive() is None
@@ -258,8 +246,7 @@ def test_the_worker_ends_when_its_socket_is_closed_or_what_comes_is_no_frame(
     assert worker.ended() == 0
 
 
-def test_it_shows_life_also_while_the_model_runs(start_worker: StartWorker) -> None:
-    worker = start_worker(HANDLER, model_config=ON)
+def test_it_shows_life_also_while_the_model_runs(worker: Worker) -> None:
     worker.begin(request("1", x_name="a", x_until_begun="b"))
     worker.send(Kind.PING, 0)
     frame = worker.receive()

@@ -5,7 +5,6 @@ handler costs little.
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 from unittest import mock
 
@@ -13,21 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.wire import request_meta
+from tests.support.served_model import a_served_model, answers_of
 from tsx_runtime.worker.exceptions import InvalidInput, PredictionException
-from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
+from tsx_runtime.worker.execution.batch import ServedModel
 from tsx_runtime.worker.execution.recovery import (
     ALIKE,
     GROW_AFTER,
     Ceiling,
     Search,
-    all_fail,
-    may_try,
-    parts,
 )
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
-from tsx_runtime.worker.handler_api.metrics import Metrics
 
 pytestmark = pytest.mark.slow
 
@@ -63,28 +57,13 @@ class Handler:
         return answers
 
     def model(self, **what: Any) -> ServedModel:
-        context = Context("m", "/m", {}, 1, None, "1")
-        return ServedModel(
-            LoadedHandler(self, "handler.py", None),
-            context,
-            Coroutines(),
-            True,
-            1000,
-            Ceiling(),
-            Metrics(),
-            **what,
-        )
+        return a_served_model(self, **what)
 
 
 def run(model: ServedModel, words: list[str]) -> list[tuple[int, str]]:
-    items = [
-        (0, request_meta(f"id-{number}", b"", []), word.encode())
-        for number, word in enumerate(words)
-    ]
-    answers = answer_batch(model, items, lambda *piece: None).answers
     return [
-        (status, json.loads(bytes(body))["message"] if status >= 400 else bytes(body).decode())
-        for status, _, body in answers
+        (status, json.loads(body)["message"] if status >= 400 else body.decode())
+        for status, _, body in answers_of(model, *map(str.encode, words))
     ]
 
 
@@ -168,7 +147,7 @@ def test_what_runs_out_of_the_processor_s_memory_is_tried_apart() -> None:
             raise MemoryError
         return [row["body"].decode() for row in data]
 
-    model = Handler().model()._replace(entry=LoadedHandler(handle, "handler.py", None))
+    model = a_served_model(handle)
     assert [status for status, _ in run(model, ["word"] * 16)] == [200] * 16
 
 
@@ -198,7 +177,7 @@ def test_in_a_batch_that_fails_what_has_begun_is_not_tried_again_and_what_has_no
                 context.send_piece(idx, b"part")
         return ["whole"] * len(data)
 
-    model = Handler().model()._replace(entry=LoadedHandler(handle, "handler.py", None))
+    model = a_served_model(handle)
     failed = (500, "Prediction failed: ValueError: guilty")
     first = words[: words.index("guilty")]
     assert run(model, words) == [
@@ -216,7 +195,7 @@ def test_a_broken_handler_that_streams_costs_no_more_calls_than_one_that_does_no
         context.send_piece(0, b"part")
         raise ValueError("boom")
 
-    model = Handler().model()._replace(entry=LoadedHandler(handle, "handler.py", None))
+    model = a_served_model(handle)
     assert [status for status, _ in run(model, ["word"] * 8)] == [500] * 8
     assert calls == [8, 1, 1, 1]
 
@@ -228,34 +207,32 @@ def test_a_wrong_number_of_answers_is_not_tried_again() -> None:
         calls.append(len(data))
         return ["one"]
 
-    model = Handler().model()._replace(entry=LoadedHandler(handle, "handler.py", None))
+    model = a_served_model(handle)
     assert [status for status, _ in run(model, ["word"] * 4)] == [500] * 4
     assert calls == [4]
-
-
-@given(SIZES, st.booleans())
-def test_parts_hold_each_position_once_and_are_smaller(size: int, first: bool) -> None:
-    found = parts(size, first=first)
-    assert sorted(position for part in found for position in part) == (
-        list(range(size)) if size > 1 else []
-    )
-    assert all(0 < len(part) < size for part in found)
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=8), st.booleans())
 def test_a_handler_is_blamed_only_when_enough_fail_alike_and_none_succeeds(
     alone: list[str], succeeded: bool
 ) -> None:
-    assert all_fail(alone, succeeded) == (
-        not succeeded and len(alone) >= ALIKE and alone in (["a"] * len(alone), ["b"] * len(alone))
-    )
+    search = Search(Ceiling(), 1.0)
+    for place in alone:
+        search.failed([0], place)
+    if succeeded:
+        search.succeeded()
+    search.again([1])
+    blamed = not succeeded and len(alone) >= ALIKE and len(set(alone)) == 1
+    assert search.next(0.0, 0.0) == ([] if blamed else [1])
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e4))
 def test_another_try_never_goes_past_the_timeout(
     used: float, longest: float, timeout: float
 ) -> None:
-    if may_try(used, longest, timeout):
+    search = Search(Ceiling(), timeout)
+    search.again([0])
+    if search.next(used, longest):
         assert used + longest <= timeout
 
 
@@ -309,35 +286,6 @@ def test_a_ceiling_grows_slowly_and_falls_back_when_it_grew_too_far() -> None:
         if ceiling.size is not None:
             ceiling.fitted(ceiling.size)
     assert ceiling.size is None  # 32 fits now
-
-
-def test_a_thread_that_prepares_the_next_batch_sees_that_one_and_all_others_this_one() -> None:
-    context = Context("m", "/m", {}, 1, None, "1")
-    context.begin(["now\r\n\r\n"])
-    ready, done = threading.Event(), threading.Event()
-    seen = []
-
-    def prepare() -> None:
-        state = context.begin_ahead(["next\r\n\r\nX-A: 1\r\n"], {}, lambda *piece: None)
-        seen.append(context.get_request_id(0))
-        context.set_response_status(201)
-        assert context.get_request_header(0, "x-a") == "1"
-        ready.set()
-        done.wait()
-        context.resume(state, lambda *piece: None)
-
-    thread = threading.Thread(target=prepare)
-    thread.start()
-    ready.wait()
-    assert context.get_request_id(0) == "now"
-    assert context.get_response_status(0) == (200, None)
-    with pytest.raises(IndexError):
-        context.get_request_header(1, "x-a")
-    done.set()
-    thread.join()
-    assert seen == ["next"]
-    assert context.get_request_id(0) == "next"
-    assert context.get_response_status(0) == (201, "")
 
 
 @given(st.integers(1, 64), st.data())

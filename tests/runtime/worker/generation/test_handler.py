@@ -167,12 +167,6 @@ def test_an_adapter_is_chosen_by_request_and_counted_apart(worker: Worker) -> No
     )  # else one that rests keeps its last values
 
 
-def test_a_seed_repeats_an_answer(worker: Worker) -> None:
-    drawn: dict[str, Any] = {"max_new_tokens": 16, "temperature": 1.2, "top_k": 50}
-    assert ask(worker, PROMPT, seed=5, **drawn) == ask(worker, PROMPT, seed=5, **drawn)
-    assert ask(worker, PROMPT, seed=5, **drawn) != ask(worker, PROMPT, seed=6, **drawn)
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [

@@ -439,12 +439,6 @@ def test_a_cache_that_is_too_small_for_anything_is_refused_at_load(llama: Path) 
         TransformersEngine(model_of(llama), {}, HuggingFaceConfig(cache_memory=5000), [0])
 
 
-def test_an_adapter_that_does_not_fit_is_named(llama: Path, tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(LoadError, match="The adapter odd does not fit the model"):
-        TransformersEngine(model_of(llama), {"odd": tmp_path}, HuggingFaceConfig(), [0])
-
-
 def test_an_engine_that_dies_ends_all_its_streams(llama: Path, run: Run) -> None:
     engine = start(run, model_of(llama))
 
@@ -501,16 +495,3 @@ def test_a_sequence_that_begins_after_its_reader_has_left_is_ended(
         return int(manager.current_batch - step)
 
     assert run(late()) < 100
-
-
-def test_an_adapter_that_changes_the_shared_model_is_refused(
-    llama: Path, adapters: dict[str, Path], tmp_path: Path
-) -> None:
-    for file in adapters["polite"].iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = tmp_path / "adapter_config.json"
-    config.write_text(config.read_text().replace('"bias": "none"', '"bias": "all"'))
-    with pytest.raises(
-        LoadError, match="own was trained with bias=all, which changes the model that others share"
-    ):
-        TransformersEngine(model_of(llama), {"own": tmp_path}, HuggingFaceConfig(), [0])

@@ -11,6 +11,8 @@ import shutil
 import sys
 import textwrap
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,32 @@ from tests.runtime.worker.handlers.conftest import MODEL, Net
 from tsx_archiver import describe_model_file
 from tsx_runtime.worker.handlers.base import BaseHandler
 
+BLOCK = """
+from torch import nn
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+"""
+OTHER = """
+class Other(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+"""
+BROKEN = """
+class Broken(nn.Module):
+    def __init__(self):
+        raise RuntimeError("needs a GPU")
+"""
+TWIN = "\nclass Twin(Net):\n    pass\n"
+OWN_LOADING = (
+    MODEL
+    + """
+    def load_state_dict(self, state_dict, strict=True):
+        return super().load_state_dict({name.removeprefix("module."): value for name, value in state_dict.items()}, strict)
+"""
+)
 ROWS = """
     from ts.torch_handler.base_handler import BaseHandler
 
@@ -31,6 +59,34 @@ ROWS = """
 """
 JSON = [(b"Content-Type", b"application/json")]
 QUESTIONS = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]
+
+
+Serve = Callable[..., Worker]
+
+
+@pytest.fixture
+def serve(start_worker: StartWorker, model_bytes: dict[str, bytes]) -> Serve:
+    """Start a worker that takes rows: `file` is one of `model_bytes` or of `files`, `model_py` the
+    source of its model file.
+    """
+
+    def start(
+        file: str | None,
+        model_py: str | None = None,
+        source: str = ROWS,
+        files: Any = (),
+        model: Any = (),
+        **order: Any,
+    ) -> Worker:
+        contents = {name: model_bytes[name] for name in [file] if name in model_bytes}
+        if model_py is not None:
+            contents["model.py"] = model_py
+        names = {"serializedFile": file, "modelFile": "model.py" if model_py is not None else None}
+        return start_worker(
+            source, files={**contents, **dict(files)}, model=names | dict(model), **order
+        )
+
+    return start
 
 
 def ask(worker: Worker, *rows: Any) -> Any:
@@ -48,31 +104,30 @@ def assert_right(worker: Worker, net: Net) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "model_file"),
+    ("file", "model_py"),
     [
-        ("weights.pth", "model.py"),
-        ("old.pth", "model.py"),
-        ("double.pth", "model.py"),
-        ("checkpoint.pth", "model.py"),
-        ("weights.safetensors", "model.py"),
+        ("weights.pth", MODEL),
+        ("old.pth", MODEL),
+        ("double.pth", MODEL),
+        ("checkpoint.pth", MODEL),
+        ("weights.safetensors", MODEL),
         ("script.pt", None),
-        ("script.pt", "model.py"),
+        ("script.pt", MODEL),
         ("frozen.pt", None),
         ("program.pt2", None),
+        ("parallel.pth", OWN_LOADING),
+        ("weights.pth", MODEL + "\nclass Helper: pass\n"),
+        *[
+            (file, MODEL + BLOCK + OTHER + BROKEN)
+            for file in ("weights.pth", "checkpoint.pth", "weights.safetensors")
+        ],
     ],
 )
 def test_every_kind_of_model_gives_the_models_own_numbers(
-    start_worker: StartWorker,
-    net: Net,
-    model_bytes: dict[str, bytes],
-    file: str,
-    model_file: str | None,
+    serve: Serve, net: Net, file: str, model_py: str | None
 ) -> None:
-    files = {file: model_bytes[file], "model.py": MODEL}
-    assert_right(
-        start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": model_file}),
-        net,
-    )
+    """Of several classes in the model file, by the one that the weights fit."""
+    assert_right(serve(file, model_py), net)
 
 
 def test_a_handler_may_ask_for_its_device() -> None:
@@ -82,40 +137,19 @@ def test_a_handler_may_ask_for_its_device() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_program_exported_for_one_batch_size_takes_every_other(
-    start_worker: StartWorker, net: Net, tmp_path: Any, size: int
+def test_a_program_exported_for_one_batch_size_takes_every_other_whatever_its_file_is_called(
+    serve: Serve, net: Net, tmp_path: Any, size: int
 ) -> None:
     path = tmp_path / "fixed.pt2"
     torch.export.save(torch.export.export(net, (torch.zeros(size, 3),)), path)
-    assert_right(
-        start_worker(
-            ROWS, files={"fixed.pt2": path.read_bytes()}, model={"serializedFile": "fixed.pt2"}
-        ),
-        net,
-    )
-
-
-def test_the_kind_is_reported_by_the_bytes_and_not_by_the_name(
-    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]
-) -> None:
-    assert_right(
-        start_worker(
-            ROWS,
-            files={"model.bin": model_bytes["program.pt2"]},
-            model={"serializedFile": "model.bin"},
-        ),
-        net,
-    )
+    assert_right(serve("model.bin", files={"model.bin": path.read_bytes()}), net)
 
 
 def test_onnx_models_are_served_through_onnxruntime(
-    start_worker: StartWorker, net: Net, onnx_bytes: bytes
+    serve: Serve, net: Net, onnx_bytes: bytes
 ) -> None:
     pytest.importorskip("onnxruntime")
-    worker = start_worker(
-        ROWS, files={"model.onnx": onnx_bytes}, model={"serializedFile": "model.onnx"}
-    )
-    assert_right(worker, net)
+    assert_right(serve("model.onnx", files={"model.onnx": onnx_bytes}), net)
 
 
 def save_apart(onnx_bytes: bytes, directory: Path) -> Path:
@@ -129,16 +163,16 @@ def save_apart(onnx_bytes: bytes, directory: Path) -> Path:
 
 
 def test_an_onnx_model_with_its_weights_in_a_second_file_is_served(
-    start_worker: StartWorker, net: Net, onnx_bytes: bytes, tmp_path: Path
+    serve: Serve, net: Net, onnx_bytes: bytes, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxruntime")
     path = save_apart(onnx_bytes, tmp_path)
     files = {file.name: file.read_bytes() for file in (path, tmp_path / "lin.onnx.data")}
-    assert_right(start_worker(ROWS, files=files, model={"serializedFile": "lin.onnx"}), net)
+    assert_right(serve("lin.onnx", files=files), net)
 
 
 def test_onnx_weights_that_are_missing_or_lie_elsewhere_are_named(
-    start_worker: StartWorker, onnx_bytes: bytes, tmp_path: Path
+    serve: Serve, onnx_bytes: bytes, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxruntime")
     content = save_apart(onnx_bytes, tmp_path).read_bytes()
@@ -153,19 +187,16 @@ def test_onnx_weights_that_are_missing_or_lie_elsewhere_are_named(
         ),
     ):
         changed = content.replace(b"lin.onnx.data", location)
-        worker = start_worker(
-            ROWS, files={"lin.onnx": changed}, model={"serializedFile": "lin.onnx"}
-        )
+        worker = serve("lin.onnx", files={"lin.onnx": changed})
         assert not worker.loaded
         assert said in worker.report["message"]
 
 
-def test_a_handler_may_call_an_onnx_session_itself(
-    start_worker: StartWorker, onnx_bytes: bytes
-) -> None:
+def test_a_handler_may_call_an_onnx_session_itself(serve: Serve, onnx_bytes: bytes) -> None:
     pytest.importorskip("onnxruntime")
-    worker = start_worker(
-        """
+    worker = serve(
+        "model.onnx",
+        source="""
         import numpy as np
         from ts.torch_handler.base_handler import BaseHandler
 
@@ -177,18 +208,13 @@ def test_a_handler_may_call_an_onnx_session_itself(
                 return self.model.run(None, feed)[0].tolist()
         """,
         files={"model.onnx": onnx_bytes},
-        model={"serializedFile": "model.onnx"},
     )
     assert len(ask(worker, 1)[0]) == 2
 
 
-def test_without_onnxruntime_the_pip_command_is_named(
-    start_worker: StartWorker, onnx_bytes: bytes
-) -> None:
+def test_without_onnxruntime_the_pip_command_is_named(serve: Serve, onnx_bytes: bytes) -> None:
     source = "import sys\nsys.modules['onnxruntime'] = None\nfrom ts.torch_handler.base_handler import BaseHandler\nclass H(BaseHandler): pass"
-    worker = start_worker(
-        source, files={"model.onnx": onnx_bytes}, model={"serializedFile": "model.onnx"}
-    )
+    worker = serve("model.onnx", source=source, files={"model.onnx": onnx_bytes})
     assert "pip install 'tsx-serve[onnx]'" in worker.report["message"]
 
 
@@ -206,7 +232,7 @@ VecISA.check_build = lambda self, code: False
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling a package needs g++")
-def test_compiled_packages_are_served(start_worker: StartWorker, tmp_path: Any) -> None:
+def test_compiled_packages_are_served(serve: Serve, tmp_path: Any) -> None:
     class Double(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
@@ -223,9 +249,7 @@ def test_compiled_packages_are_served(start_worker: StartWorker, tmp_path: Any) 
     ahead = {"pt2": {"export": {"aot_compile": True}}}
 
     def right(name: str, content: bytes, config: Any) -> bool:
-        worker = start_worker(
-            source, files={name: content}, model={"serializedFile": name}, model_config=config
-        )
+        worker = serve(name, source=source, files={name: content}, model_config=config)
         return bool(ask(worker, [1, 2, 3], [4, 5, 6]) == [[2, 4, 6], [8, 10, 12]])
 
     assert right("double.pt2", exported.read_bytes(), ahead)
@@ -245,28 +269,24 @@ def test_compiled_packages_are_served(start_worker: StartWorker, tmp_path: Any) 
         )  # what older releases of torch wrote
     assert right("double.pt2", kept.read_bytes(), {})
     assert right("double.so", library, ahead)
-    worker = start_worker(ROWS, files={"double.so": library}, model={"serializedFile": "double.so"})
+    worker = serve("double.so", files={"double.so": library})
     assert (
         "set `pt2: {export: {aot_compile: true}}` in model-config.yaml" in worker.report["message"]
     )
 
 
-FIT = {"serializedFile": "weights.pth", "modelFile": "model.py"}
-SCRIPT = {"serializedFile": "script.pt"}
-EMPTY = "import torch\n"
 TWO = "from torch import nn\nclass A(nn.Module): pass\nclass B(nn.Module): pass\n"
-WITH_HELPER = MODEL + "\nclass Helper: pass\n"
 WANTS = "from torch import nn\nclass Sized(nn.Module):\n    def __init__(self, width, depth=2, *rest): super().__init__()\n"
 
 
 @pytest.mark.parametrize(
     ("file", "model_py", "said"),
     [
-        ("less.pth", MODEL, "does not fit model.py: 1 missing keys: last.bias"),
+        ("less.pth", MODEL, "does not fit model.py: "),
         (
             "wide.pth",
             MODEL,
-            "1 shapes that differ: last.weight is (5, 8) in the file and (2, 8) in the model",
+            "size mismatch for last.weight: copying a param with shape torch.Size([5, 8])",
         ),
         ("parallel.pth", MODEL, "save model.module.state_dict() instead"),
         (
@@ -275,7 +295,7 @@ WANTS = "from torch import nn\nclass Sized(nn.Module):\n    def __init__(self, w
             "a training checkpoint with several state dicts: save one of 'model', 'ema' alone",
         ),
         ("list.pth", MODEL, "holds a list, not weights"),
-        ("weights.pth", EMPTY, "model.py defines no class"),
+        ("weights.pth", "import torch\n", "model.py defines no class"),
         ("weights.pth", TWO, "defines several classes (A, B)"),
         (
             "weights.pth",
@@ -287,63 +307,39 @@ WANTS = "from torch import nn\nclass Sized(nn.Module):\n    def __init__(self, w
             "import not_there",
             "The model file model.py does not import: No module named 'not_there'",
         ),
-        ("weights.pth", None, "model.py is not in the archive"),
+        (
+            "weights.pth",
+            MODEL + TWIN,
+            "several classes (Net, Twin), and the weights fit several (Net, Twin). Name one when packing: --model-file",
+        ),
+        (
+            "weights.pth",
+            BLOCK + OTHER + BROKEN,
+            "the weights fit none of them (Block: TypeError: Block.__init__() missing 1 required positional argument: 'width'; "
+            "Broken: RuntimeError: needs a GPU; Other: LoadError: weights.pth does not fit Other: ",
+        ),
+        (None, MODEL + TWIN, "there are no weights to choose by. Name one when packing"),
     ],
 )
 def test_weights_and_model_files_that_do_not_fit_are_explained(
-    start_worker: StartWorker,
-    model_bytes: dict[str, bytes],
-    file: str,
-    model_py: str | None,
-    said: str,
+    serve: Serve, file: str | None, model_py: str, said: str
 ) -> None:
-    files: dict[str, str | bytes] = {file: model_bytes[file]}
-    if model_py is not None:
-        files["model.py"] = model_py
-    worker = start_worker(
-        ROWS, files=files, model={"serializedFile": file, "modelFile": "model.py"}
-    )
+    worker = serve(file, model_py)
     assert not worker.loaded
     assert said in worker.report["message"]
-    assert len(worker.report["message"]) < 800
+    assert len(worker.report["message"]) < 1000
     if "does not fit" in said:
         assert worker.report["traceback"] == ""  # torch's says the same, at length
 
 
-OWN_LOADING = (
-    MODEL
-    + """
-    def load_state_dict(self, state_dict, strict=True):
-        return super().load_state_dict({name.removeprefix("module."): value for name, value in state_dict.items()}, strict)
-"""
-)
-
-
-def test_a_model_class_with_its_own_load_state_dict_is_served(
-    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]
-) -> None:
-    files = {"parallel.pth": model_bytes["parallel.pth"], "model.py": OWN_LOADING}
-    assert_right(
-        start_worker(
-            ROWS, files=files, model={"serializedFile": "parallel.pth", "modelFile": "model.py"}
-        ),
-        net,
-    )
-
-
 def test_without_a_serialized_file_the_class_is_made_and_may_load_by_itself(
-    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]
+    serve: Serve, net: Net, model_bytes: dict[str, bytes]
 ) -> None:
     source = MODEL.replace(
         "nn.Linear(8, 2)\n",
         "nn.Linear(8, 2)\n        self.load_state_dict(torch.load('own.pth'))\n",
     )
-    worker = start_worker(
-        ROWS,
-        files={"own.pth": model_bytes["weights.pth"], "model.py": source},
-        model={"modelFile": "model.py"},
-    )
-    assert_right(worker, net)
+    assert_right(serve(None, source, files={"own.pth": model_bytes["weights.pth"]}), net)
 
 
 SIZED = """
@@ -374,14 +370,9 @@ SIZED = """
     ],
 )
 def test_a_model_class_gets_its_arguments_from_the_configuration(
-    start_worker: StartWorker, given: Any, answer: Any
+    serve: Serve, given: Any, answer: Any
 ) -> None:
-    worker = start_worker(
-        ROWS,
-        files={"model.py": SIZED},
-        model={"modelFile": "model.py"},
-        model_config={"init_args": given},
-    )
+    worker = serve(None, SIZED, model_config={"init_args": given})
     if isinstance(answer, list):
         assert ask(worker, [1.0, 2.0, 3.0]) == answer
     else:
@@ -398,105 +389,29 @@ def test_a_manifest_that_names_no_weights_is_explained(
     )
 
 
-def test_a_helper_class_beside_the_only_model_does_no_harm(
-    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]
-) -> None:
-    files = {"weights.pth": model_bytes["weights.pth"], "model.py": WITH_HELPER}
-    assert_right(start_worker(ROWS, files=files, model=FIT), net)
-
-
-BLOCK = """
-from torch import nn
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.layer = nn.Linear(width, width)
-"""
-OTHER = """
-class Other(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-"""
-BROKEN = """
-class Broken(nn.Module):
-    def __init__(self):
-        raise RuntimeError("needs a GPU")
-"""
-TWIN = "\nclass Twin(Net):\n    pass\n"
-
-
-@pytest.mark.parametrize("file", ["weights.pth", "checkpoint.pth", "weights.safetensors"])
-def test_of_several_model_classes_the_one_that_fits_the_weights_is_served(
-    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], file: str
-) -> None:
-    files = {file: model_bytes[file], "model.py": MODEL + BLOCK + OTHER + BROKEN}
-    assert_right(
-        start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": "model.py"}),
-        net,
-    )
-
-
-def test_the_class_that_the_manifest_names_is_served(
-    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]
-) -> None:
-    files = {
-        "weights.pth": model_bytes["weights.pth"],
-        "model.py": MODEL + TWIN,
-        "elsewhere.py": "from model import Net",
-    }
-    assert_right(start_worker(ROWS, files=files, model={**FIT, "modelClass": "Twin"}), net)
-    assert_right(
-        start_worker(
-            ROWS, files=files, model={**FIT, "modelFile": "elsewhere.py", "modelClass": "Net"}
-        ),
-        net,
-    )
-
-
 @pytest.mark.parametrize(
-    ("code", "model", "said"),
+    ("model", "said"),
     [
-        (
-            MODEL + TWIN,
-            FIT,
-            "several classes (Net, Twin), and the weights fit several (Net, Twin). Name one when packing: --model-file",
-        ),
-        (
-            BLOCK + OTHER + BROKEN,
-            FIT,
-            "the weights fit none of them (Block: TypeError: Block.__init__() missing 1 required positional argument: 'width'; "
-            "Broken: RuntimeError: needs a GPU; Other: LoadError: weights.pth does not fit Other: 2 missing keys",
-        ),
-        (
-            MODEL + TWIN,
-            {"modelFile": "model.py"},
-            "there are no weights to choose by. Name one when packing: --model-file model.py:CLASS",
-        ),
-        (
-            MODEL + TWIN,
-            {**FIT, "modelClass": "Gone"},
-            "model.py has no class Gone; its classes: Net, Twin. Name one of them.",
-        ),
-        (
-            MODEL + BLOCK,
-            {**FIT, "modelClass": "Block"},
-            "Class Block of model.py cannot be created with no arguments",
-        ),
+        ({"modelClass": "Twin"}, None),
+        ({"modelFile": "elsewhere.py", "modelClass": "Net"}, None),
+        ({"modelClass": "Gone"}, "model.py has no class Gone; its classes: Block, Net, Twin."),
+        ({"modelClass": "Block"}, "Class Block of model.py cannot be created with no arguments"),
+        ({"modelFile": "gone.py"}, "gone.py is not in the archive"),
     ],
 )
-def test_a_model_class_that_cannot_be_chosen_is_explained(
-    start_worker: StartWorker,
-    model_bytes: dict[str, bytes],
-    code: str,
-    model: dict[str, str],
-    said: str,
+def test_the_class_that_the_manifest_names_is_served(
+    serve: Serve, net: Net, model: dict[str, str], said: str | None
 ) -> None:
-    worker = start_worker(
-        ROWS, files={"weights.pth": model_bytes["weights.pth"], "model.py": code}, model=model
+    worker = serve(
+        "weights.pth",
+        MODEL + TWIN + BLOCK,
+        files={"elsewhere.py": "from model import Net"},
+        model=model,
     )
-    assert not worker.loaded
-    assert said in worker.report["message"]
+    if said is None:
+        assert_right(worker, net)
+    else:
+        assert said in worker.report["message"]
 
 
 @pytest.mark.parametrize(
@@ -514,17 +429,14 @@ def test_a_model_class_that_cannot_be_chosen_is_explained(
     ],
 )
 def test_a_model_file_that_cannot_be_served_is_explained(
-    start_worker: StartWorker, model_bytes: dict[str, bytes], file: str, said: str
+    serve: Serve, model_bytes: dict[str, bytes], file: str, said: str
 ) -> None:
-    files = {
-        **model_bytes,
+    broken = {
         "empty.pt": b"",
         "cut.pt": model_bytes["script.pt"][:-400],
         "junk.pt": b"\x89junk" * 100,
     }
-    worker = start_worker(
-        ROWS, files={file: files[file]} if file in files else {}, model={"serializedFile": file}
-    )
+    worker = serve(file, files={name: broken[name] for name in [file] if name in broken})
     assert not worker.loaded
     assert said in worker.report["message"]
     assert (
@@ -533,7 +445,7 @@ def test_a_model_file_that_cannot_be_served_is_explained(
 
 
 def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(
-    start_worker: StartWorker, tmp_path: Any
+    serve: Serve, tmp_path: Any
 ) -> None:
     script = tmp_path / "whole.py"
     script.write_text(
@@ -548,34 +460,24 @@ def test_a_file_with_code_in_it_is_refused_unless_it_is_trusted(
         sys.path.remove(str(tmp_path))
         sys.modules.pop("whole", None)
     files = {"whole.pth": (tmp_path / "whole.pth").read_bytes(), "whole.py": script.read_bytes()}
-    model = {"serializedFile": "whole.pth", "modelFile": "whole.py"}
-    refused = start_worker(ROWS, files=files, model=model)
+    start = partial(serve, "whole.pth", files=files)
+    refused = start(model={"modelFile": "whole.py"})
     assert "would run code from it" in refused.report["message"]
     assert "`weightsOnly: false` in model-config.yaml" in refused.report["message"]
-    trusted = start_worker(ROWS, files=files, model=model, model_config={"weightsOnly": False})
-    assert ask(trusted, [1, 2, 3]) == [[2, 4, 6]]
-    alone = start_worker(
-        ROWS,
-        files=files,
-        model={"serializedFile": "whole.pth"},
-        model_config={"weightsOnly": False},
-    )
-    assert ask(alone, [1, 2, 3]) == [[2, 4, 6]]
-    wrong = start_worker(ROWS, files=files, model=model, model_config={"weightsOnly": "no"})
+    for names in ({"modelFile": "whole.py"}, {}):
+        trusted = start(model=names, model_config={"weightsOnly": False})
+        assert ask(trusted, [1, 2, 3]) == [[2, 4, 6]]
+    wrong = start(model_config={"weightsOnly": "no"})
     assert "weightsOnly in model-config.yaml is 'no'" in wrong.report["message"]
 
 
 def test_handling_time_is_reported_and_the_steps_where_profiling_is_asked_for(
-    start_worker: StartWorker, model_bytes: dict[str, bytes]
+    serve: Serve,
 ) -> None:
-    model = {"serializedFile": "script.pt"}
-    files = {"script.pt": model_bytes["script.pt"]}
-    plain = start_worker(ROWS, files=files, model=model)
+    plain = serve("script.pt")
     ask(plain, QUESTIONS[0])
     assert [(metric["name"], metric["unit"]) for metric in plain.metrics] == [("HandlerTime", "ms")]
-    profiled = start_worker(
-        ROWS, files=files, model=model, model_config={"handler": {"profile": True}}
-    )
+    profiled = serve("script.pt", model_config={"handler": {"profile": True}})
     ask(profiled, QUESTIONS[0])
     names = [metric["name"] for metric in profiled.metrics]
     assert names == [
@@ -587,11 +489,10 @@ def test_handling_time_is_reported_and_the_steps_where_profiling_is_asked_for(
     assert all(math.isfinite(metric["value"]) for metric in profiled.metrics)
 
 
-def test_describe_and_explain_requests_reach_their_methods(
-    start_worker: StartWorker, model_bytes: dict[str, bytes]
-) -> None:
-    worker = start_worker(
-        ROWS
+def test_describe_and_explain_requests_reach_their_methods(serve: Serve) -> None:
+    worker = serve(
+        "script.pt",
+        source=ROWS
         + """
         def describe_handle(self):
             return {"about": self.context.model_name}
@@ -599,8 +500,6 @@ def test_describe_and_explain_requests_reach_their_methods(
         def get_insights(self, tensor_data, raw_data, target):
             return [[list(tensor_data.shape), raw_data, target.decode()]]  # as bytes, as TorchServe hands query parameters on
         """,
-        files={"script.pt": model_bytes["script.pt"]},
-        model={"serializedFile": "script.pt"},
     )
     assert json.loads(worker.ask(Request(b"", [(b"describe", b"True")]))[0].body) == {"about": "m"}
     explained = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=1"))[0]
@@ -609,14 +508,9 @@ def test_describe_and_explain_requests_reach_their_methods(
 
 @pytest.mark.parametrize("file", ["weights.pth", "script.pt", "program.pt2"])
 def test_an_explanation_tells_what_each_number_of_a_row_weighs(
-    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], file: str
+    serve: Serve, net: Net, file: str
 ) -> None:
-    files = {file: model_bytes[file], "model.py": MODEL}
-    worker = start_worker(
-        ROWS,
-        files=files,
-        model={"serializedFile": file, "modelFile": "model.py" if file == "weights.pth" else None},
-    )
+    worker = serve(file, MODEL if file == "weights.pth" else None)
     answer = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=1"))[0]
     assert answer.status == 200, answer
     weights = json.loads(answer.body)
@@ -632,12 +526,10 @@ def test_an_explanation_tells_what_each_number_of_a_row_weighs(
 
 
 def test_what_gradients_cannot_explain_is_refused_with_the_way_out(
-    start_worker: StartWorker, onnx_bytes: bytes
+    serve: Serve, onnx_bytes: bytes
 ) -> None:
     pytest.importorskip("onnxruntime")
-    worker = start_worker(
-        ROWS, files={"model.onnx": onnx_bytes}, model={"serializedFile": "model.onnx"}
-    )
+    worker = serve("model.onnx", files={"model.onnx": onnx_bytes})
     answer = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")]))[0]
     assert answer.status == 501
     assert (
@@ -646,17 +538,16 @@ def test_what_gradients_cannot_explain_is_refused_with_the_way_out(
     )
 
 
-def test_torchs_profiler_leaves_a_trace(
-    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], tmp_path: Any
-) -> None:
+def profiled(serve: Serve, tmp_path: Path) -> Worker:
     source = (
         f"import os, tempfile\nos.environ['ENABLE_TORCH_PROFILER'] = '1'\ntempfile.tempdir = {str(tmp_path)!r}\n"
-        + "\n".join(line[4:] for line in ROWS.splitlines())
+        + textwrap.dedent(ROWS)
     )
-    worker = start_worker(
-        source, files={"script.pt": model_bytes["script.pt"]}, model={"serializedFile": "script.pt"}
-    )
-    assert_right(worker, net)
+    return serve("script.pt", source=source)
+
+
+def test_torchs_profiler_leaves_a_trace(serve: Serve, net: Net, tmp_path: Path) -> None:
+    assert_right(profiled(serve, tmp_path), net)
     assert list((tmp_path / "pytorch_profiler" / "m").glob("*.pt.trace.json"))
 
 
@@ -665,18 +556,11 @@ def test_torchs_profiler_leaves_a_trace(
     reason="only root can give a directory to another user",
 )
 def test_torchs_profiler_writes_into_no_directory_of_another_user(
-    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], tmp_path: Path
+    serve: Serve, net: Net, tmp_path: Path
 ) -> None:
     (tmp_path / "pytorch_profiler" / "m").mkdir(parents=True)
     os.chown(tmp_path / "pytorch_profiler", 54321, 54321)
-    source = (
-        f"import os, tempfile\nos.environ['ENABLE_TORCH_PROFILER'] = '1'\ntempfile.tempdir = {str(tmp_path)!r}\n"
-        + "\n".join(line[4:] for line in ROWS.splitlines())
-    )
-    worker = start_worker(
-        source, files={"script.pt": model_bytes["script.pt"]}, model={"serializedFile": "script.pt"}
-    )
-    assert_right(worker, net)
+    assert_right(profiled(serve, tmp_path), net)
     assert list((tmp_path / "pytorch_profiler" / "m").iterdir()) == []
     assert len(list(tmp_path.glob("pytorch_profiler-*/*.pt.trace.json"))) > 0
 
@@ -693,37 +577,24 @@ def test_torchs_profiler_writes_into_no_directory_of_another_user(
     ],
 )
 def test_a_compiled_model_gives_the_same_numbers_and_so_does_one_that_cannot_be_compiled(
-    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], pt2: Any
+    serve: Serve, net: Net, pt2: Any
 ) -> None:
-    files = {"weights.pth": model_bytes["weights.pth"], "model.py": MODEL}
-    assert_right(start_worker(ROWS, files=files, model=FIT, model_config={"pt2": pt2}), net)
+    assert_right(serve("weights.pth", MODEL, model_config={"pt2": pt2}), net)
 
 
-def test_a_gpu_that_is_not_there_gives_way_to_the_cpu(
-    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]
-) -> None:
+def test_a_gpu_that_is_not_there_gives_way_to_the_cpu(serve: Serve, net: Net) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    worker = start_worker(
-        ROWS,
-        files={"script.pt": model_bytes["script.pt"]},
-        model={"serializedFile": "script.pt"},
-        gpu_id=0,
-    )
+    worker = serve("script.pt", gpu_id=0)
     assert worker.report["device"] == "cpu"
     assert_right(worker, net)
 
 
-def test_the_names_of_classes_are_there_for_the_handler(
-    start_worker: StartWorker, model_bytes: dict[str, bytes]
-) -> None:
-    worker = start_worker(
-        ROWS + "\n        def describe_handle(self):\n            return self.mapping\n",
-        files={
-            "script.pt": model_bytes["script.pt"],
-            "index_to_name.json": '{"0": ["n1", "cat"], "1": "dog"}',
-        },
-        model={"serializedFile": "script.pt"},
+def test_the_names_of_classes_are_there_for_the_handler(serve: Serve) -> None:
+    worker = serve(
+        "script.pt",
+        source=ROWS + "\n        def describe_handle(self):\n            return self.mapping\n",
+        files={"index_to_name.json": '{"0": ["n1", "cat"], "1": "dog"}'},
     )
     assert json.loads(worker.ask(Request(b"", [(b"describe", b"True")]))[0].body) == {
         "0": "cat",
@@ -734,20 +605,16 @@ def test_the_names_of_classes_are_there_for_the_handler(
 @pytest.mark.parametrize(
     ("method", "model"),
     [
-        ("_load_pickled_model(self, model_dir, model_file, model_pt_path)", FIT),
-        ("_load_torchscript_model(self, model_pt_path)", SCRIPT),
+        (
+            "_load_pickled_model(self, model_dir, model_file, model_pt_path)",
+            ("weights.pth", MODEL),
+        ),
+        ("_load_torchscript_model(self, model_pt_path)", ("script.pt", None)),
     ],
 )
 def test_a_handler_may_load_its_model_in_its_own_way(
-    start_worker: StartWorker, model_bytes: dict[str, bytes], method: str, model: dict[str, str]
+    serve: Serve, method: str, model: tuple[str, str | None]
 ) -> None:
-    worker = start_worker(
-        f"{ROWS}\n        def {method}:\n            import torch\n            return torch.nn.Identity()\n",
-        files={
-            "weights.pth": model_bytes["weights.pth"],
-            "script.pt": model_bytes["script.pt"],
-            "model.py": MODEL,
-        },
-        model=model,
-    )
+    own = f"{ROWS}\n        def {method}:\n            import torch\n            return torch.nn.Identity()\n"
+    worker = serve(*model, source=own)
     assert ask(worker, [1, 2, 3]) == [[1, 2, 3]]

@@ -44,9 +44,8 @@ class CompileForm(Form):
         return {"shapes": shapes}
 
     def load(self, source: FormSource) -> Callable[..., Any]:
-        assert source.signature is not None
         return self._compiled(
-            source.fresh(), source.signature, source.settings["shapes"], source.device
+            source.fresh(), source.flat_signature(), source.settings["shapes"], source.device
         )
 
     def _compiled(

@@ -54,18 +54,16 @@ class CudaGraphsForm(Form):
         return buckets._asdict()
 
     def load(self, source: FormSource) -> Callable[..., Any]:
-        signature, buckets = source.signature, BatchBuckets.from_json(source.settings)
-        assert signature is not None
+        buckets = BatchBuckets.from_json(source.settings)
         with torch.cuda.device(source.device):
-            replayed = ReplayedModel(source, signature, buckets)
-        return with_fallback(buckets, signature, replayed.run, source.reference)
+            return with_fallback(buckets, source, ReplayedModel(source, buckets).run)
 
 
 class ReplayedModel:
     """A graph for each batch size. They share their memory, so only one of them runs at a time."""
 
-    def __init__(self, source: FormSource, signature: Signature, buckets: BatchBuckets) -> None:
-        self._signature = signature
+    def __init__(self, source: FormSource, buckets: BatchBuckets) -> None:
+        self._signature = signature = source.flat_signature()
         self._buckets = buckets
         self._device = source.device
         self._lock = threading.Lock()
@@ -109,14 +107,13 @@ def _captured(flat: FlatModel, inputs: list[torch.Tensor], pool: Any) -> Capture
 
 def _blank(signature: Signature, size: int, device: torch.device) -> list[torch.Tensor]:
     """Zeros of the shapes of a batch: valid as numbers and as indices."""
-    shapes = [
-        [size if at in own.rows else fixed or 0 for at, fixed in enumerate(own.shape)]
-        for own in signature.inputs
-    ]
-    types = [getattr(torch, own.dtype) for own in signature.inputs]
     return [
-        torch.zeros(shape, dtype=dtype, device=device)
-        for shape, dtype in zip(shapes, types, strict=True)
+        torch.zeros(
+            [size if at in own.rows else fixed or 0 for at, fixed in enumerate(own.shape)],
+            dtype=getattr(torch, own.dtype),
+            device=device,
+        )
+        for own in signature.inputs
     ]
 
 

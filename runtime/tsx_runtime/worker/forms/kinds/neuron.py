@@ -76,15 +76,14 @@ class NeuronForm(Form):
         _take_one_core()
         import torch_neuronx  # noqa: F401  # registers the class that a traced module holds
 
-        signature, buckets = source.signature, BatchBuckets.from_json(source.settings)
-        assert signature is not None
+        signature, buckets = source.flat_signature(), BatchBuckets.from_json(source.settings)
         load: Any = torch.jit.load  # has no types
         models = {size: load(str(source.directory / _file(size))) for size in buckets.sizes}
 
         def run(size: int, rows: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             return buckets.cut(models[size](*padded(signature, tensors, size)), rows)
 
-        return with_fallback(buckets, signature, run, source.reference)
+        return with_fallback(buckets, source, run)
 
 
 def _has_device() -> bool:

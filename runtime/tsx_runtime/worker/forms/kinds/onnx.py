@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -52,10 +52,8 @@ class OnnxRuntimeForm(Form):
 
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
             results = session(*tensors)
-            return [
-                each.to(source.device)
-                for each in (results if isinstance(results, list) else [results])
-            ]
+            results = results if isinstance(results, list) else [results]
+            return [each.to(source.device) for each in results]
 
         return run
 
@@ -79,11 +77,9 @@ class OnnxInt8Form(OnnxRuntimeForm):
             write_graph(subject, Path(source))
             quant_pre_process(source, prepared, skip_symbolic_shape=True)
             graph = onnx.load(prepared)
-            del graph.graph.value_info[
-                :
-                # it has shapes of weights, which quantization transposes; the others are inferred
-                # again
-            ]
+            # It has shapes of weights, which quantization transposes; the others are inferred
+            # again.
+            del graph.graph.value_info[:]
             onnx.save(graph, prepared)
             _quantize(subject, prepared, str(directory / FILE), graph.graph)
         return {}
@@ -98,15 +94,19 @@ def _quantize(subject: Subject, source: str, target: str, graph: Any) -> None:
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     names = [each.name for each in graph.input]
+    batches = (
+        {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+        for tensors in flat_calls(subject)
+    )
     is_transformer = any(node.op_type == "LayerNormalization" for node in graph.node)
     quantize_static(
         source,
         target,
-        _CalibrationInputs(names, flat_calls(subject)),
+        _CalibrationInputs(batches),
         quant_format=QuantFormat.QDQ,
         op_types_to_quantize=["Conv", "Gemm", "MatMul"] if is_transformer else None,
         per_channel=True,
-        reduce_range=_saturates(),
+        reduce_range=is_x86() and not VNNI & cpu_instructions(),  # products may exceed 16 bits
         activation_type=QuantType.QUInt8 if is_x86() else QuantType.QInt8,
         weight_type=QuantType.QInt8,
         extra_options={"MatMulConstBOnly": True},
@@ -116,17 +116,11 @@ def _quantize(subject: Subject, source: str, target: str, graph: Any) -> None:
 class _CalibrationInputs:
     """A CalibrationDataReader of onnxruntime."""
 
-    def __init__(self, names: Sequence[str], calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
-        self._names = names
-        self._calls = iter(calls)
+    def __init__(self, batches: Iterator[dict[str, Any]]) -> None:
+        self._batches = batches
 
     def get_next(self) -> dict[str, Any] | None:
-        tensors = next(self._calls, None)
-        return (
-            None
-            if tensors is None
-            else {name: tensor.numpy() for name, tensor in zip(self._names, tensors, strict=True)}
-        )
+        return next(self._batches, None)
 
 
 def write_graph(subject: Subject, path: Path) -> None:
@@ -154,11 +148,6 @@ def write_graph(subject: Subject, path: Path) -> None:
     assert program is not None
     program.optimize()
     program.save(path)
-
-
-def _saturates() -> bool:
-    """Whether products of 8 bits may exceed 16 bits; weights then get 7 bits."""
-    return is_x86() and not VNNI & cpu_instructions()
 
 
 FORMS = (

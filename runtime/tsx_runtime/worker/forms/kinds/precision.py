@@ -1,5 +1,5 @@
-"""The archive's own model in half precision: with converted weights, or by autocast, which keeps
-sensitive operations in float32.
+"""The archive's own model in the channels-last memory format or in half precision: with converted
+weights, or by autocast, which keeps sensitive operations in float32.
 
 Converted weights are a file of the form that each worker maps, so that workers share its pages.
 """
@@ -19,7 +19,6 @@ from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.forms.bound import cpu_instructions
 from tsx_runtime.worker.forms.exporting import module_of, not_eager
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
-from tsx_runtime.worker.forms.kinds.channels_last import has_convolutions
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch
 from tsx_runtime.worker.handlers.models.precision import DTYPES, cast, in_precision
 
@@ -43,13 +42,40 @@ def unsupported(precision: str, device: torch.device) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class ConvertedForm(Form):
-    precision: str
+class OwnModelForm(Form):
+    """The archive's own model, changed in the worker. Such a form has no files by default."""
 
     devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
-    bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})
     is_graph: ClassVar[bool] = False
+
+    def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
+        return {}
+
+
+class ChannelsLastForm(OwnModelForm):
+    """Weights and images in the channels-last memory format, in which convolutions are faster."""
+
+    bound_to: ClassVar[frozenset[str]] = frozenset()
+
+    def applies(self, subject: Subject) -> str | None:
+        return not_eager(subject.model) or (
+            None if has_convolutions(subject.model) else "the model has no 2D convolution"
+        )
+
+    def load(self, source: FormSource) -> Any:
+        """The first convolution converts the images; later layers keep the format."""
+        return source.fresh().to(memory_format=torch.channels_last)
+
+
+def has_convolutions(model: nn.Module) -> bool:
+    return any(isinstance(layer, nn.Conv2d) for layer in model.modules())
+
+
+@dataclass(frozen=True)
+class ConvertedForm(OwnModelForm):
+    precision: str
+
+    bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})
 
     def applies(self, subject: Subject) -> str | None:
         return not_eager(subject.model) or unsupported(self.precision, subject.device)
@@ -59,20 +85,16 @@ class ConvertedForm(Form):
 
         model = subject.model.to(DTYPES[self.precision])
         last = has_convolutions(model)
-        kept, tied, first = dict[str, torch.Tensor](), dict[str, str](), dict[Any, str]()
+        weights, tied, first = dict[str, torch.Tensor](), dict[str, str](), dict[Any, str]()
         for name, _, _, tensor in _weights(model):
-            same = first.setdefault(
-                (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name, name
-            )
-            if same == name:
-                kept[name] = (
-                    (tensor.permute(0, 2, 3, 1) if last and tensor.dim() == 4 else tensor)
-                    .cpu()
-                    .clone(memory_format=torch.contiguous_format)
-                )
-            else:
+            key = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name
+            if (same := first.setdefault(key, name)) != name:
                 tied[name] = same
-        save_file(kept, directory / FILE)
+                continue
+            if last and tensor.dim() == 4:
+                tensor = tensor.permute(0, 2, 3, 1)
+            weights[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)
+        save_file(weights, directory / FILE)
         return {"tied": tied, "channels_last": last}
 
     def load(self, source: FormSource) -> Any:
@@ -89,33 +111,19 @@ class ConvertedForm(Form):
                     f"{name} is {tuple(given.shape)} in {FILE}, and {tuple(tensor.shape)} in the"
                     " model; run tsx optimize again"
                 )
-            setattr(
-                owner,
-                attribute,
-                (
-                    nn.Parameter(given, requires_grad=False)
-                    if isinstance(tensor, nn.Parameter)
-                    else given
-                ),
-            )
+            if isinstance(tensor, nn.Parameter):
+                given = nn.Parameter(given, requires_grad=False)
+            setattr(owner, attribute, given)
         return in_precision(model, self.precision, source.device)
 
 
-@dataclass(frozen=True)
-class AutocastForm(Form):
-    precision: str
-
-    devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
-    bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})
-    is_graph: ClassVar[bool] = False
-
+class AutocastForm(ConvertedForm):
     def applies(self, subject: Subject) -> str | None:
-        if not isinstance(subject.model, nn.Module | FixedBatch) or isinstance(
-            subject.model, torch.jit.ScriptModule
+        model = subject.model
+        if isinstance(model, torch.jit.ScriptModule) or not isinstance(
+            model, nn.Module | FixedBatch
         ):
-            return (
-                f"the model is a {type(subject.model).__name__}, to which autocast does not apply"
-            )
+            return f"the model is a {type(model).__name__}, to which autocast does not apply"
         return unsupported(self.precision, subject.device)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
@@ -195,6 +203,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tens
 
 
 FORMS = (
+    ChannelsLastForm("channels-last", "channels last"),
     ConvertedForm("bf16", "bf16 weights", "bf16"),
     ConvertedForm("fp16", "fp16 weights", "fp16"),
     AutocastForm("bf16-autocast", "bf16 by autocast", "bf16"),

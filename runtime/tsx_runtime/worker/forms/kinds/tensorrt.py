@@ -15,7 +15,7 @@ from tsx_runtime.worker.forms.buckets import LARGEST
 from tsx_runtime.worker.forms.exporting import example_tensors, exported, flat_calls, not_exportable
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.kinds.precision import module_in
-from tsx_runtime.worker.forms.signature import FlatModel, Signature
+from tsx_runtime.worker.forms.signature import Signature
 from tsx_runtime.worker.handlers.models.model_files import load_aotinductor
 
 FILE = "model.pt2"
@@ -61,14 +61,13 @@ class TensorRtForm(Form):
         """Calls outside the range of shapes of the engines go to the archive's own model."""
         import torch_tensorrt  # noqa: F401  # registers the operator that runs an engine
 
-        signature, settings = source.signature, source.settings
-        assert signature is not None
+        settings = source.settings
         model = load_aotinductor(source.directory / FILE, source.device, None)
 
         def run(*tensors: torch.Tensor) -> Any:
             if not _within(tensors, settings["least"], settings["most"]):
-                return FlatModel(source.reference(), signature)(*tensors)
-            results = model(*(tensor.contiguous() for tensor in tensors))
+                return source.run_original(*tensors)
+            results = model(*tensors)
             return [results] if isinstance(results, torch.Tensor) else list(results)
 
         return run

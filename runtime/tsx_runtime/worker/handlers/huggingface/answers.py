@@ -4,7 +4,7 @@ and last token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -12,8 +12,7 @@ import torch
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface import requests as read
-from tsx_runtime.worker.handlers.huggingface.requests import Reader
-from tsx_runtime.worker.handlers.huggingface.tasks import Request, Unit, each_or_bad
+from tsx_runtime.worker.handlers.huggingface.tasks import Fields, Request, Task, Unit
 from tsx_runtime.worker.handlers.huggingface.texts import TextRow, TextTask, a_text, check_text
 
 Span: TypeAlias = tuple[int, int]  # of characters of the context
@@ -26,7 +25,7 @@ class QuestionAnswering(TextTask):
     """
 
     fields = frozenset({"question", "context"})
-    parameters: Mapping[str, Reader] = {
+    parameters = {
         "align_to_words": read.flag,
         "doc_stride": read.whole(0, 1 << 20),
         "handle_impossible_answer": read.flag,
@@ -36,7 +35,7 @@ class QuestionAnswering(TextTask):
         "top_k": read.whole(1, 1000),
     }
 
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         if not all(isinstance(each, dict) and set(each) == self.fields for each in inputs):
             raise InvalidInput('`inputs` must be {"question": "...", "context": "..."}.')
         return [
@@ -50,22 +49,19 @@ class QuestionAnswering(TextTask):
             for number, (question, context) in enumerate(request.inputs)
         ]
 
-    def units(self, requests: Sequence[Request]) -> list[Unit]:
-        return [unit for own in each_or_bad(self._units_of, requests) for unit in own]
+    units = Task.units  # and not the tokenizer's one call for all requests
 
-    def _units_of(self, position: int, request: Request) -> list[Unit]:
-        units = []
+    def units_of(self, position: int, request: Request) -> list[Unit]:
+        units: list[Unit] = []
         for number, (question, context) in enumerate(request.inputs):
-            for part in self._parts(question, context, request.parameters):
-                units.append(
-                    Unit(position, number, part, len(part["input_ids"]), None, request.parameters)
-                )
+            units += (
+                Unit(position, number, part, len(part["input_ids"]), None, request.parameters)
+                for part in self._parts(question, context, request.parameters)
+            )
             self.check_parts(len(units))
         return units
 
-    def _parts(
-        self, question: str, context: str, parameters: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
+    def _parts(self, question: str, context: str, parameters: Fields) -> list[dict[str, Any]]:
         most = min(parameters.get("max_seq_len", 384), self.loaded.most_tokens or 1 << 20)
         cut = {
             "truncation": True,
@@ -88,12 +84,11 @@ class QuestionAnswering(TextTask):
             "stride": stride,
             "return_overflowing_tokens": True,
         }
-        found = self.tokenizer([question], [context], return_offsets_mapping=True, **split)
-        names = [name for name in found if name != "overflow_to_sample_mapping"]
+        parts = self.tokenizer([question], [context], return_offsets_mapping=True, **split)
         return [
-            {name: found[name][number] for name in names}
-            | {"sequences": found.sequence_ids(number), "words": found.word_ids(number)}
-            for number in range(len(found["input_ids"]))
+            {name: parts[name][number] for name in parts}
+            | {"sequences": parts.sequence_ids(number), "words": parts.word_ids(number)}
+            for number in range(len(parts["input_ids"]))
         ]
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
@@ -130,7 +125,7 @@ class QuestionAnswering(TextTask):
 
 
 def _best(
-    part: Mapping[str, Any], logits: torch.Tensor, parameters: Mapping[str, Any]
+    part: Fields, logits: torch.Tensor, parameters: Fields
 ) -> tuple[float, list[tuple[Span, float]]]:
     """The probability of no answer, for which the first token stands, and answers: where they are
     in the context, and how likely.

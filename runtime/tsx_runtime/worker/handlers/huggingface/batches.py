@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 
 class Budget(NamedTuple):
     """Of one call of the model, in tokens."""
@@ -21,10 +19,6 @@ class Budget(NamedTuple):
 
 
 CPU, ACCELERATOR = Budget(4096, 48), Budget(32768, 4096)
-
-
-def budget_of(device: torch.device) -> Budget:
-    return CPU if device.type == "cpu" else ACCELERATOR
 
 
 def sub_batches(lengths: Sequence[int], budget: Budget) -> Iterator[list[int]]:

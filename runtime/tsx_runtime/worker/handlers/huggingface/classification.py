@@ -4,7 +4,7 @@ classification, masked words.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from tsx_runtime.worker.exceptions import InvalidInput
@@ -13,8 +13,7 @@ from tsx_runtime.worker.handlers.huggingface import requests as read
 from tsx_runtime.worker.handlers.huggingface.batches import Budget
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.pipelines import PipelineTask
-from tsx_runtime.worker.handlers.huggingface.requests import Reader
-from tsx_runtime.worker.handlers.huggingface.tasks import MOST_PARTS, Request, Unit
+from tsx_runtime.worker.handlers.huggingface.tasks import MOST_PARTS, Fields, Request, Unit
 from tsx_runtime.worker.handlers.huggingface.texts import (
     EXAMPLE,
     a_text,
@@ -37,7 +36,7 @@ class TextPipelineTask(PipelineTask):
         if loaded.tokenizer.pad_token is None:
             self.budget = Budget(0, 0)  # each row alone
 
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         return [a_text(each) for each in inputs]
 
     def example(self) -> TaskRequest:
@@ -51,10 +50,10 @@ class TextPipelineTask(PipelineTask):
         """The inputs, with as much of each as the model reads. Raises ValueError."""
         return [beginning(self.loaded, text) for text in request.inputs]
 
-    def length(self, tensors: Mapping[str, Any]) -> int:
+    def length(self, tensors: Fields) -> int:
         return int(tensors["input_ids"].shape[1])
 
-    def key(self, tensors: Mapping[str, Any], before: Mapping[str, Any]) -> Hashable:
+    def key(self, tensors: Fields, before: Fields) -> Hashable:
         return None
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
@@ -68,34 +67,25 @@ class TextPipelineTask(PipelineTask):
 
 
 class TextClassification(TextPipelineTask):
-    parameters: Mapping[str, Reader] = {**read.FUNCTION, "truncation": read.truncation}
+    parameters = {**read.FUNCTION, "truncation": read.truncation}
 
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
+        """Texts, and pairs of texts as {"text": ..., "text_pair": ...}."""
         for each in inputs:
             if isinstance(each, dict) and set(each) != {"text", "text_pair"}:
                 raise InvalidInput('A pair of texts is {"text": "...", "text_pair": "..."}.')
         return [
             (
-                {name: a_text(each[name], name) for name in each}
+                {name: a_text(each[name], name) for name in ("text", "text_pair")}
                 if isinstance(each, dict)
-                else a_text(each)
+                else {"text": a_text(each)}
             )
             for each in inputs
         ]
 
     def shortened(self, request: Request) -> list[Any]:
         return [
-            (
-                dict(
-                    zip(
-                        ("text", "text_pair"),
-                        shortened(self.loaded, each["text"], each["text_pair"]),
-                        strict=True,
-                    )
-                )
-                if isinstance(each, dict)
-                else beginning(self.loaded, each)
-            )
+            dict(zip(each, shortened(self.loaded, *each.values()), strict=False))
             for each in request.inputs
         ]
 
@@ -107,22 +97,20 @@ class TextClassification(TextPipelineTask):
         return [self.postprocessed(each) for each in parts]
 
     def cost(self, request: Request) -> int:
-        pairs = [
-            (each, None) if isinstance(each, str) else (each["text"], each["text_pair"])
-            for each in request.inputs
-        ]
-        return text_cost(self.loaded, pairs)
+        return text_cost(
+            self.loaded, [(each["text"], each.get("text_pair")) for each in request.inputs]
+        )
 
 
 class ZeroShotClassification(TextPipelineTask):
-    parameters: Mapping[str, Reader] = {
+    parameters = {
         "candidate_labels": read.labels,
         "hypothesis_template": read.template,
         "multi_label": read.flag,
     }
     required = ("candidate_labels",)
 
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         if (pairs := len(inputs) * len(parameters["candidate_labels"])) > MOST_PARTS:
             raise InvalidInput(
                 f"Texts times labels are {pairs}; at most {MOST_PARTS} are taken. Send several"
@@ -154,19 +142,16 @@ class TokenClassification(TextPipelineTask):
     overlapping parts where `stride` says so.
     """
 
-    parameters: Mapping[str, Reader] = {
+    parameters = {
         "aggregation_strategy": read.one_of("none", "simple", "first", "average", "max"),
         "ignore_labels": read.strings,
         "stride": read.whole(0, 1 << 20),
     }
 
     def units_of(self, position: int, request: Request) -> list[Unit]:
-        stride, room = (
-            request.parameters.get("stride"),
-            (self.loaded.most_tokens or 1 << 30)
-            - self.loaded.tokenizer.num_special_tokens_to_add(),
-        )
-        if stride is not None:
+        if (stride := request.parameters.get("stride")) is not None:
+            special = self.loaded.tokenizer.num_special_tokens_to_add()
+            room = (self.loaded.most_tokens or 1 << 30) - special
             if stride > (most := room * 9 // 10):
                 raise ValueError(
                     f"`stride` is {stride}; it is at most {most}, as parts that overlap more are"
@@ -183,13 +168,13 @@ class TokenClassification(TextPipelineTask):
 
 
 class FillMask(TextPipelineTask):
-    parameters: Mapping[str, Reader] = {
+    parameters = {
         "top_k": read.whole(1, 1000),
         "targets": read.labels,
         "truncation": read.truncation,
     }
 
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         texts, mask = super().read_inputs(inputs, parameters), self.loaded.tokenizer.mask_token
         if not all(mask in text for text in texts):
             raise InvalidInput(f"The input has no {mask}, which stands for the word to be found.")

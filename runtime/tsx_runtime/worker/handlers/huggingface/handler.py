@@ -15,7 +15,7 @@ from PIL import Image
 
 from tsx_archiver.metadata.huggingface import HANDLER, family
 from tsx_runtime.worker.codecs.json_text import JsonText, to_compact_json
-from tsx_runtime.worker.exceptions import InvalidInput, LoadError, in_words
+from tsx_runtime.worker.exceptions import InvalidInput, LoadError, each_or_bad, in_words
 from tsx_runtime.worker.generation.interface import TaskResult
 from tsx_runtime.worker.generation.pretrained import find_pretrained
 from tsx_runtime.worker.handler_api.context import Context
@@ -38,7 +38,7 @@ from tsx_runtime.worker.handlers.huggingface.pipelines import (
 from tsx_runtime.worker.handlers.huggingface.requests import read_body
 from tsx_runtime.worker.handlers.huggingface.sentences import Sentences, TextRanking
 from tsx_runtime.worker.handlers.huggingface.seq2seq import OUTPUTS, TextToText
-from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task, each_or_bad
+from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task
 from tsx_runtime.worker.openai import tasks as openai
 
 TASKS: Mapping[str, Callable[[Loaded], Task]] = {

@@ -21,7 +21,7 @@ from tsx_runtime.worker.generation.pretrained import (
     log_size,
     place,
 )
-from tsx_runtime.worker.handlers.huggingface.batches import Budget, budget_of
+from tsx_runtime.worker.handlers.huggingface.batches import ACCELERATOR, CPU, Budget
 
 # tasks that transformers has no pipeline for, or whose pipeline is not used: the class that loads
 # their model
@@ -89,7 +89,8 @@ def load(files: PretrainedFiles) -> Loaded:
         device,
         time.monotonic() - began,
     )
-    return Loaded(task, directory, model, tokenizer, pipeline, device, adapters, budget_of(device))
+    budget = CPU if device.type == "cpu" else ACCELERATOR
+    return Loaded(task, directory, model, tokenizer, pipeline, device, adapters, budget)
 
 
 def _prepare(tokenizer: Any, model: Any) -> None:

@@ -25,7 +25,7 @@ from tsx_runtime.worker.handlers.huggingface.media import (
     plain,
 )
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
-from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task, Unit, each_or_bad
+from tsx_runtime.worker.handlers.huggingface.tasks import Fields, Request, Task, Unit
 
 PADDED = (
     "input_values",
@@ -67,25 +67,18 @@ class PipelineTask(Task):
     def use(self, model: Any) -> None:
         self.model = self.pipeline.model = model
 
-    def units(self, requests: Sequence[Request]) -> list[Unit]:
-        return [unit for units in each_or_bad(self.units_of, requests) for unit in units]
-
     def units_of(self, position: int, request: Request) -> list[Unit]:
-        """Raises ValueError."""
         from transformers.pipelines.base import PipelineException  # an extra
 
         units: list[Unit] = []
         try:
             before, forward, after = self.pipeline._sanitize_parameters(**self.options(request))
-            forward, after = (
-                {**self.pipeline._forward_params, **forward},
-                {**self.pipeline._postprocess_params, **after},
-            )
+            forward = {**self.pipeline._forward_params, **forward}
+            after = {**self.pipeline._postprocess_params, **after}
+            options = {**self.pipeline._preprocess_params, **before}
             for number, given in enumerate(request.inputs):
                 chat_templates.begin()
-                found = self.pipeline.preprocess(
-                    given, **{**self.pipeline._preprocess_params, **before}
-                )
+                found = self.pipeline.preprocess(given, **options)
                 for tensors in found if isinstance(found, Iterator) else (found,):
                     key = self.key(tensors, before), repr(sorted(forward.items()))
                     self.check_parts(len(units) + 1)
@@ -105,29 +98,22 @@ class PipelineTask(Task):
         """The pipeline's own arguments."""
         return {name: value for name, value in request.parameters.items() if name != "adapter"}
 
-    def key(self, tensors: Mapping[str, Any], before: Mapping[str, Any]) -> Hashable:
+    def key(self, tensors: Fields, before: Fields) -> Hashable:
         """Units of one key fit into one call of the model, whose outputs are those of each alone.
         `before`: how they were prepared.
         """
-        masked = self.masks(tensors)
+        padded = PADDED if self.masks(tensors) else ()
         shapes = [
-            (
-                name,
-                (
-                    (value.shape[2:] if masked and name in PADDED else value.shape[1:])
-                    if isinstance(value, torch.Tensor)
-                    else None
-                ),
-            )
+            (name, value.shape[2 if name in padded else 1 :] if torch.is_tensor(value) else None)
             for name, value in sorted(tensors.items())
         ]
         return *shapes, repr(sorted(before.items()))
 
-    def masks(self, tensors: Mapping[str, Any]) -> bool:
+    def masks(self, tensors: Fields) -> bool:
         """Whether units of other lengths may be padded to the longest."""
         return False
 
-    def length(self, tensors: Mapping[str, Any]) -> int:
+    def length(self, tensors: Fields) -> int:
         """Of samples of a sound the model makes a vector for each few hundred."""
         samples = tensors.get("input_values")
         return 1 if samples is None or samples.ndim != 2 else 1 + samples.shape[1] // 320
@@ -173,7 +159,7 @@ class ImageTask(PipelineTask):
         self.parameters = IMAGES[loaded.task]
         self.required = tuple({"candidate_labels"} & self.parameters.keys())
 
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         return [*map(ImageReader(), inputs)]
 
     def example(self) -> TaskRequest:
@@ -190,13 +176,13 @@ class SoundTask(PipelineTask):
     """Classification of sounds, and the base of speech recognition."""
 
     input_kind = "file"
-    parameters: Mapping[str, Reader] = read.FUNCTION
+    parameters = read.FUNCTION
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
         need_soundfile()
 
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         return [*map(SoundReader(self.pipeline.feature_extractor.sampling_rate), inputs)]
 
     def units_of(self, position: int, request: Request) -> list[Unit]:
@@ -219,7 +205,7 @@ class SoundTask(PipelineTask):
                 )
         return units
 
-    def masks(self, tensors: Mapping[str, Any]) -> bool:
+    def masks(self, tensors: Fields) -> bool:
         """Without a mask, and where a model normalises over all of the time, what is added would
         change the answer.
         """
@@ -272,13 +258,12 @@ class SpeechRecognition(SoundTask):
         outputs = zip(super().forward(tensors, options), counts, strict=True)
         return [{**output, "tokens": output["tokens"][:, :count]} for output, count in outputs]
 
-    def masks(self, tensors: Mapping[str, Any]) -> bool:
+    def masks(self, tensors: Fields) -> bool:
         return super().masks(tensors) and (self._generates or self._lengths is not None)
 
     def example(self) -> TaskRequest:
-        return (
-            super().example()._replace(parameters={"max_new_tokens": 4} if self._generates else {})
-        )
+        parameters = {"max_new_tokens": 4} if self._generates else {}
+        return super().example()._replace(parameters=parameters)
 
 
 class ImageTextToText(PipelineTask):
@@ -301,7 +286,7 @@ class ImageTextToText(PipelineTask):
             return [{"messages": inputs}], True
         return super().listed(inputs)
 
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         from transformers.pipelines.base import Chat  # an extra
 
         found, read_image = list[Any](), ImageReader()
@@ -357,15 +342,9 @@ def _with_images(message: dict[str, Any], read_image: ImageReader) -> dict[str, 
         if part["type"] == "text":
             parts.append({"type": "text", "text": str(part["text"])})
         elif part["type"] in ("image", "image_url"):
-            given = (
-                part.get("image") or part.get("base64") or part.get("url") or part.get("image_url")
-            )
-            parts.append(
-                {
-                    "type": "image",
-                    "image": read_image(given["url"] if isinstance(given, dict) else given),
-                }
-            )
+            image = next(filter(None, map(part.get, ("image", "base64", "url", "image_url"))), None)
+            file = image["url"] if isinstance(image, dict) else image
+            parts.append({"type": "image", "image": read_image(file)})
         else:
             raise ValueError(f"a part has the type {part['type']!r}, and not text or image")
     return {"role": message["role"], "content": parts}

@@ -16,7 +16,7 @@ from tsx_runtime.worker.handlers.huggingface import requests as read
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.pooling import SentenceLayout
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
-from tsx_runtime.worker.handlers.huggingface.tasks import Request, Unit
+from tsx_runtime.worker.handlers.huggingface.tasks import Fields, Request, Unit
 from tsx_runtime.worker.handlers.huggingface.texts import TextRow, TextTask, check_pairs
 
 LIKENESS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -41,7 +41,7 @@ class Sentences(TextTask):
     """
 
     fields = frozenset(name for pair in PAIRS for name in pair)
-    parameters: Mapping[str, Reader] = {
+    parameters = {
         **RANKING,
         "dimensions": read.whole(),
         "encoding_format": read.one_of("float"),
@@ -143,7 +143,7 @@ class TextRanking(TextTask):
             return [inputs["query"], *inputs["texts"]], False
         raise InvalidInput('`inputs` must be {"query": "...", "texts": ["...", ...]}.')
 
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         query, *texts = super().read_inputs(inputs, parameters)
         check_pairs([query], texts)
         return [query, *texts]
@@ -162,14 +162,13 @@ class TextRanking(TextTask):
         """Of one label a probability, as sentence-transformers has it by default; of several that
         of the last.
         """
-        logits, raw = (
-            torch.stack([result for part in parts for result in part]),
-            request.parameters.get("raw_scores", False),
-        )
-        said = getattr(self.loaded.model.config, "sentence_transformers", None) or {}
-        if not raw and logits.shape[-1] > 1:
+        logits = torch.stack([result for part in parts for result in part])
+        config = getattr(self.loaded.model.config, "sentence_transformers", None) or {}
+        if request.parameters.get("raw_scores"):
+            pass
+        elif logits.shape[-1] > 1:
             logits = logits.softmax(dim=-1)
-        elif not raw and not str(said.get("activation_fn", "")).endswith("Identity"):
+        elif not str(config.get("activation_fn", "")).endswith("Identity"):
             logits = logits.sigmoid()
         return ranked(logits[:, -1].tolist(), request.inputs[1:], request.parameters)
 
@@ -183,9 +182,7 @@ class TextRanking(TextTask):
         )
 
 
-def ranked(
-    scores: list[float], texts: Sequence[str], parameters: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def ranked(scores: list[float], texts: Sequence[str], parameters: Fields) -> list[dict[str, Any]]:
     """As text-embeddings-inference answers: the best first, each with the index that its text
     had.
     """

@@ -54,11 +54,10 @@ class TextToText(TextTask):
 
     def read(self, request: TaskRequest) -> Request:
         found = super().read(request)
-        wanted = found.parameters.get("num_return_sequences", 1)
-        beams = (
-            found.parameters.get("num_beams") or self.loaded.model.generation_config.num_beams or 1
-        )
-        if wanted > max(beams, 1) and not (beams == 1 and found.parameters.get("do_sample")):
+        parameters = found.parameters
+        wanted = parameters.get("num_return_sequences", 1)
+        beams = parameters.get("num_beams") or self.loaded.model.generation_config.num_beams or 1
+        if wanted > beams and not (beams == 1 and parameters.get("do_sample")):
             raise InvalidInput(
                 f"num_return_sequences is {wanted}: that takes as many num_beams, or do_sample."
             )

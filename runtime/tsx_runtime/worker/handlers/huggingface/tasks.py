@@ -5,20 +5,19 @@ request costs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from tsx_runtime.worker.exceptions import BadRows, InvalidInput
+from tsx_runtime.worker.exceptions import InvalidInput, each_or_bad
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
 from tsx_runtime.worker.handlers.huggingface.batches import run_batched
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.requests import Reader, read_parameters
 
+Fields: TypeAlias = Mapping[str, Any]  # the parameters of a request, or tensors by name
+
 # of one request: inputs, parts of long texts, pairs of text and label, proposals for masked words
 MOST_PARTS = 10_000
-
-Given = TypeVar("Given")
-Result = TypeVar("Result")
 
 
 class Request(NamedTuple):
@@ -69,15 +68,11 @@ class Task(ABC):
         """Raises InvalidInput."""
         given = dict(request.parameters)
         adapter = given.pop("adapter", None)
-        if adapter is not None and adapter not in list(
-            self.loaded.adapters
-        ):  # a list: what the client sends may not be hashable
-            have = (
-                f"it has {', '.join(self.loaded.adapters)}"
-                if self.loaded.adapters
-                else "it has none"
+        names = list(self.loaded.adapters)  # what the client sends may not be hashable
+        if adapter is not None and adapter not in names:
+            raise InvalidInput(
+                f"The model has no adapter {adapter!r}; it has {', '.join(names) or 'none'}."
             )
-            raise InvalidInput(f"The model has no adapter {adapter!r}; {have}.")
         parameters = read_parameters(given, self.parameters, self.loaded.task)
         if adapter is not None:
             parameters["adapter"] = adapter
@@ -98,7 +93,7 @@ class Task(ABC):
         return (inputs, False) if isinstance(inputs, list) else ([inputs], True)
 
     @abstractmethod
-    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+    def read_inputs(self, inputs: list[Any], parameters: Fields) -> Sequence[Any]:
         """Raises InvalidInput."""
 
     @abstractmethod
@@ -144,9 +139,13 @@ class Task(ABC):
                 " Send several requests, or longer parts."
             )
 
-    @abstractmethod
     def units(self, requests: Sequence[Request]) -> list[Unit]:
         """Raises BadRows."""
+        return [unit for units in each_or_bad(self.units_of, requests) for unit in units]
+
+    def units_of(self, position: int, request: Request) -> list[Unit]:
+        """Return the units of one request. Raises ValueError."""
+        raise NotImplementedError
 
     @abstractmethod
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
@@ -155,20 +154,3 @@ class Task(ABC):
     @abstractmethod
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
         """The answer, of the results of each input. Raises ValueError, in words for the client."""
-
-
-def each_or_bad(function: Callable[[int, Given], Result], given: Sequence[Given]) -> list[Result]:
-    """The results by position; raises BadRows with what is wrong with all for which the function
-    raises ValueError or InvalidInput.
-    """
-    results, faults = list[Result](), dict[int, str]()
-    for position, each in enumerate(given):
-        try:
-            results.append(function(position, each))
-        except InvalidInput as error:
-            faults[position] = error.message
-        except ValueError as error:
-            faults[position] = str(error)
-    if faults:
-        raise BadRows(faults)
-    return results

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.exceptions import InvalidInput, each_or_bad
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface.batches import Budget
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
@@ -20,7 +20,6 @@ from tsx_runtime.worker.handlers.huggingface.tasks import (
     Request,
     Task,
     Unit,
-    each_or_bad,
 )
 
 # characters of all pairs of a request, whose texts are tokenized with each of the others

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from tsx_archiver.metadata.mlmodel import MANIFEST_KEY, MLmodel
+from tsx_archiver.errors import ArchiveError
+from tsx_archiver.metadata.mlmodel import DIRECTORY, FILE, MANIFEST_KEY, MLmodel, read_mlmodel
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import choose_device
-from tsx_runtime.worker.handlers.mlflow.model import missing_module, model_in
 
 JSON, PARQUET = "application/json", "application/vnd.apache.parquet"
 ALIASES = {  # MLflow knows one name of each; the first is what `curl -d` sends.
@@ -52,19 +55,13 @@ class MLflowPyfunc:
                 f"A model of the flavour {self.mlmodel.flavor} is loaded by MLflow: pip install"
                 " 'tsx-serve[mlflow]'"
             ) from error
-        try:
+        with missing_modules():
             self.model = mlflow.pyfunc.load_model(str(directory))
-        except ModuleNotFoundError as error:
-            raise missing_module(error) from error
 
     def handle(self, data: Any, context: Context) -> list[Any]:
         if context.get_request_header(0, "describe") == "True":
-            return [
-                {
-                    "signature": self.mlmodel.data.get("signature"),
-                    MANIFEST_KEY: context.manifest.get(MANIFEST_KEY),
-                }
-            ]
+            signature = self.mlmodel.data.get("signature")
+            return [{"signature": signature, MANIFEST_KEY: context.manifest.get(MANIFEST_KEY)}]
         return [
             self._answer(row.get("body") or row.get("data") or b"", context, index)
             for index, row in enumerate(data)
@@ -98,24 +95,45 @@ class MLflowPyfunc:
                     ) from error
                 # what the model raised: to MLflow that is the client's fault, whatever it is
                 raise cause from error
-            status, said = (
-                error.get_http_status_code(),
-                {"message": error.message, "error_code": error.error_code},
-            )
-            if (
-                status == BadRequest.status and b'"datatype"' in body
-            ):  # a tensor of the Open Inference Protocol
-                said["message"] += f" {HINT}"
+            status = error.get_http_status_code()
+            details = {"message": error.message, "error_code": error.error_code}
+            # a tensor of the Open Inference Protocol
+            if status == BadRequest.status and b'"datatype"' in body:
+                details["message"] += f" {HINT}"
         else:
             if answer.status < 400:
                 context.set_response_content_type(index, answer.mimetype)
                 return str(answer.response)
-            status, said = answer.status, {"message": answer.response}
+            status, details = answer.status, {"message": answer.response}
         context.set_response_status(status, idx=index)
         context.set_response_content_type(index, JSON)
-        return (
-            json.dumps(
-                {"code": status, "type": (BadRequest if status < 500 else TsxError).type, **said}
-            )
-            + "\n"
+        kind = (BadRequest if status < 500 else TsxError).type
+        return json.dumps({"code": status, "type": kind, **details}) + "\n"
+
+
+def model_in(context: Context) -> tuple[Path, MLmodel]:
+    """Return the model's directory in the archive, and its description. Raises LoadError."""
+    archived = Path(context.system_properties["model_dir"]) / DIRECTORY
+    # `tsx serve DIRECTORY` links the files, and MLflow refuses links out of its directory.
+    directory = (archived / FILE).resolve().parent
+    if not (directory / FILE).is_file():
+        raise LoadError(
+            f"The archive has no {DIRECTORY}/{FILE}. Pack the model with `tsx archive"
+            " models:/NAME/VERSION`."
         )
+    try:
+        return directory, read_mlmodel(directory)
+    except ArchiveError as error:
+        raise LoadError(error.message) from error
+
+
+@contextmanager
+def missing_modules() -> Iterator[None]:
+    """Raise LoadError for a module that the model lacks."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise LoadError(
+            f"The model needs the module {error.name}: install it where tsx runs, or set"
+            " install_py_dep_per_model = true."
+        ) from error

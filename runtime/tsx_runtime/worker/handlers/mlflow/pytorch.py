@@ -17,7 +17,7 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import own_file
 from tsx_runtime.worker.handler_api.modules import own_modules
 from tsx_runtime.worker.handlers.base import BaseHandler, choose_device
-from tsx_runtime.worker.handlers.mlflow.model import missing_module, model_in
+from tsx_runtime.worker.handlers.mlflow.pyfunc import missing_modules, model_in
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec
 from tsx_runtime.worker.handlers.models.model_files import load_model_file
 
@@ -42,12 +42,10 @@ class MLflowPyTorch(BaseHandler):
             own_modules.add(own_file(directory / flavor["code"], directory))
         exported = directory / str(flavor.get("model_data", "data")) / "model.pt2"
         path = exported if exported.is_file() else exported.with_name("model.pth")
-        try:  # a whole model, which its packer trusts
+        with missing_modules():  # a whole model, which its packer trusts
             self.model = self.in_form(
                 lambda: load_model_file(path, None, self.device, weights_only=False)
             )
-        except ModuleNotFoundError as error:
-            raise missing_module(error) from error
         self.initialized = True
 
     @functools.cached_property
@@ -69,27 +67,16 @@ def _as_instances(row: Any) -> Any:
     right stays as it is.
     """
     body = row.get("body") if isinstance(row, dict) else None
-    if isinstance(body, bytearray | bytes) and body.startswith(
-        b"{"
-    ):  # without a content type, or not decoded
+    # without a content type, or not decoded
+    if isinstance(body, bytearray | bytes) and body.startswith(b"{"):
         with suppress(ValueError):
             body = json.loads(body)
     inputs = body.get("inputs") if isinstance(body, dict) else None
-    if isinstance(inputs, list) and not any(
-        isinstance(each, dict) for each in inputs
-    ):  # else of the Open Inference Protocol
-        return {"body": {"instances": inputs}}
-    if not isinstance(inputs, dict):
-        return row
-    columns = list(inputs.values())
-    if columns and all(
-        isinstance(column, list) and len(column) == len(columns[0]) for column in columns
-    ):
-        return {
-            "body": {
-                "instances": [
-                    dict(zip(inputs, values, strict=True)) for values in zip(*columns, strict=True)
-                ]
-            }
-        }
-    return row
+    if isinstance(inputs, dict) and inputs:
+        columns = list(inputs.values())
+        if not all(isinstance(each, list) and len(each) == len(columns[0]) for each in columns):
+            return row
+        inputs = [dict(zip(inputs, values, strict=True)) for values in zip(*columns, strict=True)]
+    elif not isinstance(inputs, list) or any(isinstance(each, dict) for each in inputs):
+        return row  # among others, tensors of the Open Inference Protocol
+    return {"body": {"instances": inputs}}

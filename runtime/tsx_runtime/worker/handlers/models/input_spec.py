@@ -95,15 +95,10 @@ class InputSpec(NamedTuple):
 
     def __str__(self) -> str:
         kind = self.kind or "numbers"
-        shape = (
-            ""
-            if self.shape is None
-            else (
-                " of shape"
-                f" [{', '.join('any' if size is None else str(size) for size in self.shape)}]"
-            )
-        )
-        return f"rows of {kind}" if not shape else f"{kind} rows{shape}"
+        if self.shape is None:
+            return f"rows of {kind}"
+        sizes = ", ".join("any" if size is None else str(size) for size in self.shape)
+        return f"{kind} rows of shape [{sizes}]"
 
 
 def input_specs(
@@ -113,28 +108,22 @@ def input_specs(
 
     `casts`: the model takes float32 whatever its weights are.
     """
-    found = _of_program(model) or _of_layers(model)
-    if casts:
-        found = tuple(
-            (
-                spec._replace(dtype=torch.float32)
-                if spec.dtype and spec.dtype.is_floating_point
-                else spec
-            )
-            for spec in found
-        )
+    specs = list(_of_program(model) or _of_layers(model))
+    for place, spec in enumerate(specs):
+        if casts and spec.dtype and spec.dtype.is_floating_point:
+            specs[place] = spec._replace(dtype=torch.float32)
     if shape is None:
-        return found
-    shapes = shape if isinstance(shape, Mapping) else {found[0].name: shape}
-    if unknown := shapes.keys() - {spec.name for spec in found}:
-        names = ", ".join(spec.name for spec in found)
+        return tuple(specs)
+    shapes = shape if isinstance(shape, Mapping) else {specs[0].name: shape}
+    if unknown := shapes.keys() - {spec.name for spec in specs}:
+        names = ", ".join(spec.name for spec in specs)
         raise LoadError(
             f"input_shape in model-config.yaml names {', '.join(map(str, unknown))}, but the model"
             f" takes {names}."
         )
     return tuple(
         spec._replace(shape=shapes[spec.name], certain=True) if spec.name in shapes else spec
-        for spec in found
+        for spec in specs
     )
 
 
@@ -174,33 +163,31 @@ def _of_program(model: Any) -> tuple[InputSpec, ...]:
     while isinstance(model, FixedBatch | Cast):
         model = model.model
     if isinstance(model, OnnxModel):
-        inputs = model.session.get_inputs()
-        shapes = [
-            (
-                tuple(size if isinstance(size, int) else None for size in entry.shape[1:])
-                if entry.shape
-                else None
-            )
-            for entry in inputs
-        ]
         return tuple(
-            InputSpec(entry.name, shape, _ONNX_TYPES.get(entry.type), shape is not None)
-            for entry, shape in zip(inputs, shapes, strict=True)
+            InputSpec(
+                entry.name,
+                _row_shape(entry.shape) if entry.shape else None,
+                _ONNX_TYPES.get(entry.type),
+                bool(entry.shape),
+            )
+            for entry in model.session.get_inputs()
         )
     if isinstance(model, torch.fx.GraphModule):
-        nodes = [node for node in model.graph.nodes if node.op == "placeholder"]
-        values = [node.meta.get("val") for node in nodes]
-        if nodes and all(isinstance(value, torch.Tensor) for value in values):
+        values = {
+            str(node.target): node.meta.get("val")
+            for node in model.graph.nodes
+            if node.op == "placeholder"
+        }
+        if all(isinstance(value, torch.Tensor) for value in values.values()):
             return tuple(
-                InputSpec(
-                    str(node.target),
-                    tuple(size if isinstance(size, int) else None for size in value.shape[1:]),
-                    value.dtype,
-                    True,
-                )
-                for node, value in zip(nodes, values, strict=True)
+                InputSpec(name, _row_shape(value.shape), value.dtype, True)
+                for name, value in values.items()
             )
     return ()
+
+
+def _row_shape(shape: Sequence[Any]) -> Shape:
+    return tuple(size if isinstance(size, int) else None for size in shape[1:])
 
 
 def _of_layers(model: Any) -> tuple[InputSpec, ...]:

@@ -35,11 +35,7 @@ def load_model_file(
 
     On the CPU the weights share the file's pages with other workers.
     """
-    if not path.is_file():
-        raise LoadError(
-            f"The model {path.name} is not in the archive. Name it with --serialized-file when"
-            " packing."
-        )
+    check_present(path)
     file = describe_model_file(
         path, called=Path(path.name)
     )  # the directory may be one of the cache, whose name means nothing to users
@@ -76,6 +72,14 @@ def load_model_file(
     )
 
 
+def check_present(path: Path) -> None:
+    if not path.is_file():
+        raise LoadError(
+            f"The model {path.name} is not in the archive. Name it with --serialized-file when"
+            " packing."
+        )
+
+
 def load_torchscript(path: Path, device: torch.device) -> Any:
     try:
         model = torch.jit.load(str(path), map_location=device)  # type: ignore[no-untyped-call]  # torch's
@@ -85,11 +89,11 @@ def load_torchscript(path: Path, device: torch.device) -> Any:
         ) from error
     model.eval()
     if device.type == "cpu":
-        share_with_file([*model.parameters(), *model.buffers(), *_constants(model)], path)
+        share_with_file([*model.parameters(), *model.buffers(), *constants_of(model)], path)
     return model
 
 
-def _constants(model: Any) -> list[torch.Tensor]:
+def constants_of(model: Any) -> list[torch.Tensor]:
     """A frozen TorchScript model has its weights in its graph."""
     nodes = model.graph.findAllNodes("prim::Constant") if hasattr(model, "forward") else []
     return [

@@ -9,15 +9,15 @@ built in; it is checked, not converted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map  # what torch.export itself shapes results with
 
-from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.handlers.models.model_files import FixedBatch, OnnxModel
+from tsx_runtime.worker.exceptions import LoadError, text_of
+from tsx_runtime.worker.handlers.models.model_files import FixedBatch, OnnxModel, constants_of
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 ONNX_TYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
@@ -53,7 +53,8 @@ def in_precision(model: Any, precision: str, device: torch.device) -> Any:
         )
         return Cast(model, dtype)
     if isinstance(model, FixedBatch | torch.fx.GraphModule):
-        _check_types({tensor.dtype for tensor in _floating(model)}, precision)
+        tensors = (*model.parameters(), *model.buffers())
+        _check_types({each.dtype for each in tensors if each.is_floating_point()}, precision)
         return Cast(model, dtype)
     if isinstance(model, torch.jit.ScriptModule):
         _check_script(model, precision)
@@ -117,7 +118,7 @@ def _check_device(precision: str, dtype: torch.dtype, device: torch.device) -> N
         RuntimeError,
         TypeError,
     ) as error:  # TypeError: Apple's devices, of types that they have not
-        text = str(error).strip().partition("\n")[0]
+        text = text_of(error).strip().partition("\n")[0]
         raise LoadError(
             f"precision: {precision} is not available on {device} with torch {torch.__version__}:"
             f" {text}"
@@ -140,24 +141,12 @@ def _check_types(found: set[torch.dtype | None], precision: str) -> None:
 
 def _check_script(model: Any, precision: str) -> None:
     """The weights of a frozen model are constants of its graph."""
-    nodes = model.graph.findAllNodes("prim::Constant") if hasattr(model, "forward") else []
-    constants = [
-        node.t("value")
-        for node in nodes
-        if node.hasAttribute("value") and node.kindOf("value") == "t"
-    ]
     if any(
         value.is_floating_point() and value.ndim and value.dtype != DTYPES[precision]
-        for value in constants
+        for value in constants_of(model)
     ):
         raise LoadError(
             f"precision: {precision} cannot be given to this model: it is frozen TorchScript, whose"
             f" weights are constants. Freeze it in {precision}, pack it without torch.jit.freeze,"
             " or remove the key from model-config.yaml."
         )
-
-
-def _floating(model: Any) -> Iterator[torch.Tensor]:
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
-            yield tensor

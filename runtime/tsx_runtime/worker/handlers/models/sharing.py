@@ -17,7 +17,7 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,7 +50,10 @@ def share_with_file(tensors: Iterable[torch.Tensor], path: Path) -> int:
     by_size: dict[int, list[Record]] = defaultdict(list)
     for record in stored_records(path):
         by_size[record.size].append(record)
-    mapping = _mapped(path)
+    # Private: what a handler writes into a weight is a copy of its own.
+    mapping: Any = torch.UntypedStorage.from_file(
+        str(path), shared=False, nbytes=path.stat().st_size
+    )
     shared = 0
     for group in groups.values():
         storage = group[0].untyped_storage()
@@ -60,7 +63,10 @@ def share_with_file(tensors: Iterable[torch.Tensor], path: Path) -> int:
         )
         if found is not None and all(found.offset % tensor.element_size() == 0 for tensor in group):
             for tensor in group:
-                _move_into(tensor, mapping, found.offset)
+                start = found.offset // tensor.element_size() + tensor.storage_offset()
+                tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
+                    mapping, start, tensor.size(), tensor.stride()
+                )
             shared += found.size
     return shared
 
@@ -85,20 +91,7 @@ def stored_records(path: Path) -> list[Record]:
     return records
 
 
-def _mapped(path: Path) -> torch.UntypedStorage:
-    """Private: what a handler writes into a weight is a copy of its own."""
-    mapping = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
-    assert isinstance(mapping, torch.UntypedStorage)
-    return mapping
-
-
 def _same(storage: torch.UntypedStorage, mapping: torch.UntypedStorage, record: Record) -> bool:
     mine = torch.empty(0, dtype=torch.uint8).set_(storage)
     its = torch.empty(0, dtype=torch.uint8).set_(mapping, record.offset, (record.size,), (1,))
     return torch.equal(mine, its)
-
-
-def _move_into(tensor: torch.Tensor, mapping: torch.UntypedStorage, offset: int) -> None:
-    start = offset // tensor.element_size() + tensor.storage_offset()
-    view = torch.empty(0, dtype=tensor.dtype).set_(mapping, start, tensor.size(), tensor.stride())
-    tensor.data = view

@@ -7,20 +7,23 @@ import logging
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.exceptions import LoadError, in_words, presentable
 from tsx_runtime.worker.handler_api.loader import classes_of, import_file
 from tsx_runtime.worker.handlers.models.sharing import share_with_file
 
 logger = logging.getLogger("tsx.worker")
 
-NO_ARGUMENTS: Mapping[str, Any] = {}
+# of a state dict, of a checkpoint, or of the configuration
+Entries: TypeAlias = Mapping[str, Any]
+
+NO_ARGUMENTS: Entries = {}
 MAX_FAULT = 150  # characters for each class in a message
-SHOWN = 5  # names in a message; a mismatch of the whole model would fill pages
+MAX_DIFFERENCES = 600  # characters of torch's words, which fill pages where a whole model differs
 
 
 def load_eager(
@@ -28,7 +31,7 @@ def load_eager(
     weights: Path | None,
     *,
     weights_only: bool,
-    init_args: Mapping[str, Any] = NO_ARGUMENTS,
+    init_args: Entries = NO_ARGUMENTS,
     class_name: str | None = None,
 ) -> nn.Module:
     """Load a model on the CPU, its weights mapped from the file rather than copied.
@@ -84,7 +87,7 @@ def load_eager(
 
 
 def check_class(
-    model_file: Path, weights: Path | None, config: Mapping[str, Any], class_name: str | None
+    model_file: Path, weights: Path | None, config: Entries, class_name: str | None
 ) -> None:
     """Check that a model can be made; weights are read only to choose among several classes."""
     kinds, init_args = model_classes(model_file, class_name), config.get("init_args") or {}
@@ -99,7 +102,7 @@ def check_class(
         )
 
 
-def _of_checkpoint(state: Mapping[str, Any], weights: str) -> Mapping[str, Any]:
+def _of_checkpoint(state: Entries, weights: str) -> Entries:
     """The only state dict in a training checkpoint; anything else as it is."""
     found = state_dicts(state)
     if len(found) != 1:
@@ -107,11 +110,11 @@ def _of_checkpoint(state: Mapping[str, Any], weights: str) -> Mapping[str, Any]:
     logger.info(
         "%s is a training checkpoint: the weights of its entry %r are used", weights, found[0]
     )
-    chosen: Mapping[str, Any] = state[found[0]]
+    chosen: Entries = state[found[0]]
     return chosen
 
 
-def state_dicts(given: Mapping[str, Any]) -> list[str]:
+def state_dicts(given: Entries) -> list[str]:
     """The names of the entries that are state dicts, of a mapping that is none itself."""
     if any(isinstance(value, torch.Tensor) for value in given.values()):
         return []
@@ -150,35 +153,27 @@ def model_classes(model_file: Path, class_name: str | None) -> list[type]:
     return [kind for kind in classes if issubclass(kind, nn.Module)] or classes
 
 
-def check_arguments(kind: type, given: Mapping[str, Any], model_file: str) -> None:
+def check_arguments(kind: type, given: Entries, model_file: str) -> None:
+    signature = inspect.signature(kind)
     try:
-        inspect.signature(kind).bind(**given)
+        signature.bind(**given)
     except TypeError as error:
-        example = ", ".join(f"{name}: ..." for name in _required(kind))
+        example = ", ".join(
+            f"{each.name}: ..."
+            for each in signature.parameters.values()
+            if each.default is each.empty
+            and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        )
         how = (
             f"Set `init_args: {{{example}}}` in model-config.yaml"
             if example and not given
             else "Correct init_args in model-config.yaml"
         )
+        arguments = f"init_args ({', '.join(given)})" if given else "no arguments"
         raise LoadError(
-            f"Class {kind.__name__} of {model_file} cannot be created with {_shown(given)}:"
+            f"Class {kind.__name__} of {model_file} cannot be created with {arguments}:"
             f" {error}. {how}."
         ) from None
-
-
-def _shown(given: Mapping[str, Any]) -> str:
-    return f"init_args ({', '.join(given)})" if given else "no arguments"
-
-
-def _required(kind: type) -> list[str]:
-    """The parameters without which it cannot be made."""
-    parameters = inspect.signature(kind).parameters
-    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [
-        name
-        for name, given in parameters.items()
-        if given.default is inspect.Parameter.empty and given.kind not in starred
-    ]
 
 
 def read_weights(path: Path, *, weights_only: bool) -> Any:
@@ -215,7 +210,7 @@ def _refused(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200]
 
 
-def fit_weights(model: nn.Module, state: Mapping[str, Any], weights: Path, model_file: str) -> None:
+def fit_weights(model: nn.Module, state: Entries, weights: Path, model_file: str) -> None:
     """Put the weights into the model without copying them; where they do not fit, say what
     differs.
     """
@@ -223,15 +218,14 @@ def fit_weights(model: nn.Module, state: Mapping[str, Any], weights: Path, model
     cast = {
         name: (
             value.to(expected[name].dtype)
-            if isinstance(value, torch.Tensor)
-            and name in expected
-            and value.dtype != expected[name].dtype
+            if isinstance(value, torch.Tensor) and name in expected
             else value
         )
         for name, value in state.items()
     }
     try:
-        if _takes_assign(model):
+        parameters = inspect.signature(model.load_state_dict).parameters.values()
+        if any(each.name == "assign" or each.kind is each.VAR_KEYWORD for each in parameters):
             model.load_state_dict(cast, assign=True)
         else:  # a method of its own, which may rename keys, and copies
             model.load_state_dict(cast)
@@ -241,47 +235,12 @@ def fit_weights(model: nn.Module, state: Mapping[str, Any], weights: Path, model
         AttributeError,
         TypeError,
     ) as error:  # torch raises each of them for what is not a state dict
-        text = differences(expected, state)
-        if text:
-            raise LoadError(
-                f"{weights.name} does not fit {model_file}: {text}"
-            ) from None  # torch's traceback says the same, at length
-        raise LoadError(f"{weights.name} does not fit {model_file}: {error}") from error
+        text = presentable(" ".join(str(error).split()), MAX_DIFFERENCES)
+        raise LoadError(f"{weights.name} does not fit {model_file}: {text}{_hint(state)}") from None
 
 
-def _takes_assign(model: nn.Module) -> bool:
-    parameters = inspect.signature(model.load_state_dict).parameters
-    return "assign" in parameters or any(
-        each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()
-    )
-
-
-def differences(expected: Mapping[str, torch.Tensor], given: Mapping[str, Any]) -> str:
-    """In words and short: keys that are missing, keys too many, shapes that differ, and what that
-    hints at.
-    """
-    missing = [name for name in expected if name not in given]
-    unexpected = [str(name) for name in given if name not in expected]
-    shapes = [
-        f"{name} is {tuple(given[name].shape)} in the file and {tuple(value.shape)} in the model"
-        for name, value in expected.items()
-        if isinstance(given.get(name), torch.Tensor) and given[name].shape != value.shape
-    ]
-    found = [
-        f"{len(names)} {what}:"
-        f" {', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}"
-        for what, names in (
-            ("missing keys", missing),
-            ("unexpected keys", unexpected),
-            ("shapes that differ", shapes),
-        )
-        if names
-    ]
-    return ". ".join(found) + _hint(unexpected, given) if found else ""
-
-
-def _hint(unexpected: list[str], given: Mapping[str, Any]) -> str:
-    if unexpected and all(name.startswith("module.") for name in unexpected):
+def _hint(given: Entries) -> str:
+    if given and all(str(name).startswith("module.") for name in given):
         return (
             ". The keys begin with 'module.', as DataParallel writes them: save"
             " model.module.state_dict() instead"

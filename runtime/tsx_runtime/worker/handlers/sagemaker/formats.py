@@ -13,6 +13,7 @@ import torch
 
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.shared.content_types import best_type
+from tsx_runtime.worker.codecs.requests import media_type_of
 from tsx_runtime.worker.exceptions import PredictionException, in_words
 
 JSON, CSV, NPY, NPZ, LINES = (
@@ -28,16 +29,12 @@ TEXT = (JSON, CSV, LINES)  # functions get these as str, others as bytes
 UNSUPPORTED = 415
 
 
-def media_type(header: str) -> str:
-    return header.partition(";")[0].strip().lower()
-
-
 def to_tensor(body: str | bytes, content_type: str) -> torch.Tensor:
     """Numbers that came as text are float32, others as they were.
 
     Raises PredictionException and BadRequest.
     """
-    kind = media_type(content_type)
+    kind = media_type_of(content_type)
     if kind not in READ:
         wanted = f"input_fn in your program, or send one of {', '.join(READ)}"
         raise PredictionException(

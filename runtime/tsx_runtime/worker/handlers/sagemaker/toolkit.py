@@ -21,6 +21,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ import torch
 
 from tsx_runtime.errors import TsxError, error_body
 from tsx_runtime.shared.content_types import best_type
+from tsx_runtime.worker.codecs.requests import media_type_of
 from tsx_runtime.worker.codecs.responses import failure, is_out_of_device_memory
 from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.exceptions import LoadError, PredictionException, in_words
@@ -41,7 +43,6 @@ from tsx_runtime.worker.handlers.sagemaker.formats import (
     JSON,
     LINES,
     TEXT,
-    media_type,
     to_body,
     to_tensor,
 )
@@ -113,15 +114,18 @@ class ToolkitHandler:
     def handle(self, data: Sequence[Any], context: Context) -> list[Any]:
         requests = [self._request(row, index, context) for index, row in enumerate(data)]
         if "transform_fn" in self._functions:
+            transform = partial(self._functions["transform_fn"], context, self.model)
             results = [
-                self._guarded("transform_fn", self._transformed, own, context) for own in requests
+                self._guarded("transform_fn", transform, each.data, each.content_type, each.accept)
+                for each in requests
             ]
         else:
             inputs = [self._guarded("input_fn", self._read, own, context) for own in requests]
-            predictions = zip(self._predictions(inputs, context), requests, strict=True)
             results = [
                 self._guarded("output_fn", self._written, prediction, own, context)
-                for prediction, own in predictions
+                for prediction, own in zip(
+                    self._predictions(inputs, context), requests, strict=True
+                )
             ]
         return [
             self._answer(result, index, own, context)
@@ -136,9 +140,11 @@ class ToolkitHandler:
         data = row.get("body", row)
         if isinstance(data, bytes | bytearray):
             data = (
-                data.decode("utf-8", "replace") if media_type(content_type) in TEXT else bytes(data)
+                data.decode("utf-8", "replace")
+                if media_type_of(content_type) in TEXT
+                else bytes(data)
             )
-        default = self._accepts or (LINES if media_type(content_type) == LINES else JSON)
+        default = self._accepts or (LINES if media_type_of(content_type) == LINES else JSON)
         return ToolkitRequest(
             data, content_type, default if accept.strip() in ("", "*/*") else accept, default
         )
@@ -197,15 +203,10 @@ class ToolkitHandler:
             return self._call("output_fn", context, prediction, own.accept)
         return to_body(prediction, own.accept, own.default)
 
-    def _transformed(self, own: ToolkitRequest, context: Context) -> Any:
-        return self._call(
-            "transform_fn", context, self.model, own.data, own.content_type, own.accept
-        )
-
     def _answer(self, result: Any, index: int, own: ToolkitRequest, context: Context) -> Any:
         if isinstance(result, _FunctionFailure):
             return result.answer(index, context)
-        named = [media_type(part) for part in own.accept.split(",") if "*" not in part]
+        named = [media_type_of(part) for part in own.accept.split(",") if "*" not in part]
         content_type = best_type(own.accept, [own.default, *named]) or own.default
         if isinstance(result, tuple) and len(result) == 2:
             result, content_type = result
@@ -235,9 +236,7 @@ class ToolkitHandler:
                 "Without a model_fn there has to be one .pt or .pth beside code/ (there is:"
                 f" {there}). Define model_fn(model_dir)."
             )
-        return load_model_file(
-            (usual or files)[0] if len(files) != 1 else files[0], None, self.device
-        )
+        return load_model_file((files if len(files) == 1 else usual)[0], None, self.device)
 
 
 class _FunctionFailure:

@@ -20,8 +20,9 @@ def timed(method: F) -> F:
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        context = getattr(self, "context", None)
-        if context is None or not is_profiled(context.model_yaml_config):
+        context: Any = getattr(self, "context", None)
+        config = {} if context is None else context.model_yaml_config.get("handler")
+        if not isinstance(config, dict) or config.get("profile") is not True:
             return method(self, *args, **kwargs)
         _wait_for(self)
         start = time.perf_counter()
@@ -33,11 +34,6 @@ def timed(method: F) -> F:
         return result
 
     return run  # type: ignore[return-value]  # it has the method's own signature
-
-
-def is_profiled(config: Any) -> bool:
-    handler = config.get("handler") if isinstance(config, dict) else None
-    return isinstance(handler, dict) and handler.get("profile") is True
 
 
 def _wait_for(handler: Any) -> None:

@@ -15,8 +15,7 @@ from torch import nn
 from tests.support.forms import compared, subject_of, tensor_inputs
 from tsx_runtime.worker.forms.form import NotBuilt
 from tsx_runtime.worker.forms.kinds import known_forms
-from tsx_runtime.worker.forms.kinds.int8_dynamic import no_linear
-from tsx_runtime.worker.forms.kinds.int8_static import StaticInt8Form
+from tsx_runtime.worker.forms.kinds.integers import StaticInt8Form, no_linear
 from tsx_runtime.worker.forms.machine_code import MachineCodeForm
 
 pytest.importorskip("torchao")

@@ -17,11 +17,8 @@ import pytest
 from PIL import Image
 
 from tests.support import huggingface_models
-from tsx_runtime.wire import request_meta
-from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
-from tsx_runtime.worker.execution.recovery import Ceiling
-from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
+from tests.support.served_model import a_context, a_served_model, answers_of
+from tsx_runtime.worker.execution.batch import ServedModel
 from tsx_runtime.worker.handler_api.metrics import Metrics
 from tsx_runtime.worker.handlers.huggingface.handler import HuggingFaceHandler
 
@@ -45,16 +42,9 @@ class Served(NamedTuple):
     def ask(self, *bodies: Any, **headers: str) -> list[Answer]:
         """One batch; a body that is no bytes is sent as JSON."""
         block = [(name.encode(), value.encode()) for name, value in headers.items()]
-        items = [
-            (
-                0,
-                request_meta(f"r{number}", b"", block),
-                bytearray(body if isinstance(body, bytes) else json.dumps(body).encode()),
-            )
-            for number, body in enumerate(bodies)
-        ]
-        outcome = answer_batch(self.model, items, lambda *_: None)
-        return [Answer(status, json.loads(bytes(body))) for status, _, body in outcome.answers]
+        raw = (body if isinstance(body, bytes) else json.dumps(body).encode() for body in bodies)
+        answers = answers_of(self.model, *map(bytearray, raw), headers=block)
+        return [Answer(status, json.loads(body)) for status, _, body in answers]
 
     def ok(self, *bodies: Any) -> list[Any]:
         answers = self.ask(*bodies)
@@ -86,22 +76,23 @@ def start(
 ) -> Served:
     (place / "huggingface_model").symlink_to(directory)
     manifest = {"model": {}, "huggingface": {"task": task, "adapters": list(adapters)}}
-    context = Context(
-        "m", str(place), manifest, 32, None, "0.12.0", True, Metrics("m"), dict(config)
-    )
+    context = a_context(manifest=manifest, metrics=Metrics("m"), model_yaml_config=dict(config))
+    context.system_properties["model_dir"] = str(place)
     handler = HuggingFaceHandler()
     handler.initialize(context)
-    served = ServedModel(
-        LoadedHandler(handler.handle, "huggingface", handler),
-        context,
-        Coroutines(),
-        False,
-        1 << 28,
-        Ceiling(),
-        Metrics("m"),
-        cost=None,
+    served = a_served_model(
+        handler.handle, handler, context=context, decode=False, max_response_size=1 << 28
     )
     return Served(handler, directory, served)
+
+
+def refuses_alone(model: Served, body: Any, message: str) -> None:
+    """Assert that a bad request gets 400 and its neighbours in the batch are answered."""
+    example = model.handler.task.example()
+    good = {"inputs": example.inputs, "parameters": example.parameters}
+    first, bad, last = model.ask(good, body, good)
+    assert (first.status, bad.status, last.status) == (200, 400, 200)
+    assert message in bad.message
 
 
 @pytest.fixture(scope="session")

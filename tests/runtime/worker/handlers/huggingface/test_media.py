@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.runtime.worker.handlers.huggingface.conftest import Served, near
+from tests.runtime.worker.handlers.huggingface.conftest import Served, near, refuses_alone
 from tests.support.huggingface_models import image, sound
 from tsx_runtime.worker.handlers.huggingface.media import plain, resampled
 
@@ -346,10 +346,4 @@ BAD = [
 def test_a_bad_request_is_refused_alone(
     served: Get, kind: str, task: str, body: Any, message: str
 ) -> None:
-    model = served(kind, task)
-    example = model.handler.task.example()
-    good = {"inputs": example.inputs, "parameters": example.parameters}
-    first, bad, last = model.ask(good, body, good)
-    assert bad.status == 400
-    assert message in bad.message
-    assert first.status == last.status == 200
+    refuses_alone(served(kind, task), body, message)

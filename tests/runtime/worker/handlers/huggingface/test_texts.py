@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.worker.handlers.huggingface.conftest import Served, near
+from tests.runtime.worker.handlers.huggingface.conftest import Served, near, refuses_alone
 from tests.support.huggingface_models import WORDS
 from tsx_runtime.worker.generation.interface import TaskRequest
 
@@ -426,13 +426,7 @@ BAD = [
 def test_a_bad_request_is_refused_alone(
     served: Get, kind: str, task: str, body: Any, message: str
 ) -> None:
-    model = served(kind, task)
-    example = model.handler.task.example()
-    good = {"inputs": example.inputs, "parameters": example.parameters}
-    first, bad, last = model.ask(good, body, good)
-    assert bad.status == 400
-    assert message in bad.message
-    assert first.status == last.status == 200
+    refuses_alone(served(kind, task), body, message)
 
 
 def test_too_long_a_text_is_cut_where_that_is_asked_for(served: Get) -> None:

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.runtime.worker.conftest import Request, StartWorker
+from tests.runtime.worker.conftest import ORDER, Request, StartWorker
 from tests.runtime.worker.handlers.conftest import MODEL, Net
+from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handler_api.loader import LoadedHandler
 from tsx_runtime.worker.handlers.models.model_files import (
     FixedBatch,
     load_exported,
@@ -22,7 +23,6 @@ from tsx_runtime.worker.handlers.models.model_files import (
     load_torchscript,
 )
 from tsx_runtime.worker.handlers.models.precision import cast, in_precision, wanted_precision
-from tsx_runtime.worker.model_loading import applies_precision
 
 CPU = torch.device("cpu")
 QUESTIONS = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.25], [0.0, 0.0, 0.0]]
@@ -67,17 +67,27 @@ def test_the_key_converts_the_weights_and_answers_are_nearly_the_same(
 
 
 @pytest.mark.parametrize(
-    ("config", "handler", "applies"),
-    [
-        ({}, object(), True),
-        ({"precision": "bf16"}, object(), False),
-        ({"precision": "bf16"}, SimpleNamespace(precision="bf16"), True),
-    ],
+    ("attributes", "without_effect"),
+    [({}, ["precision", "forms"]), ({"precision": "bf16"}, ["forms"]), ({"form": "bf16"}, [])],
 )
-def test_whether_a_handler_applies_the_key_is_known_by_its_attribute(
-    config: dict[str, Any], handler: object, applies: bool
+def test_keys_that_a_handler_does_not_apply_are_warned_of(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    attributes: dict[str, Any],
+    without_effect: list[str],
 ) -> None:
-    assert applies_precision(handler, config) is applies
+    for name in ("_take_place", "_enter", "_limit_threads"):
+        monkeypatch.setattr(model_loading, name, lambda *_: None)
+    monkeypatch.setattr(model_loading.ts_shim, "install", lambda: None)
+    entry = LoadedHandler(lambda *_: [], "own.py", type("Own", (), attributes)())
+    monkeypatch.setattr(model_loading, "load_entry", lambda *_: entry)
+    config = json.dumps({"precision": "bf16", "forms": ["bf16"]})
+    place = {"model_dir": str(tmp_path), "manifest": {}, "model_config": config}
+    order: Any = {**ORDER, **place, "handler": "own.py"}
+    model_loading.load_model(order)
+    said = [line.split()[0] for line in caplog.messages if "own.py does not apply it" in line]
+    assert said == without_effect
 
 
 @pytest.mark.parametrize("value", ["int8", 16, True])

@@ -11,7 +11,6 @@ import torch
 
 from tsx_runtime.worker.handlers.models.model_files import load_model_file
 from tsx_runtime.worker.handlers.models.sharing import share_with_file
-from tsx_runtime.worker.handlers.models.weights import differences
 
 CPU = torch.device("cpu")
 MODEL = """
@@ -152,9 +151,3 @@ def test_what_the_file_does_not_hold_as_it_is_stays_a_copy(tmp_path: Path, case:
         return
     assert share_with_file([tensor], path) == 0
     assert torch.equal(tensor, torch.arange(5000, dtype=torch.float64))
-
-
-def test_a_long_list_of_missing_keys_says_how_many_more_there_are() -> None:
-    expected = {f"blocks.{number}.weight": torch.zeros(1) for number in range(7)}
-    text = differences(expected, {"other": torch.zeros(1)})
-    assert text.endswith("blocks.3.weight, blocks.4.weight and 2 more. 1 unexpected keys: other")

@@ -23,7 +23,7 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec, examples, input_specs
 from tsx_runtime.worker.handlers.steps.tensor_requests import read_request
-from tsx_runtime.worker.handlers.vision import NotAnImage, image_bytes
+from tsx_runtime.worker.handlers.vision import VisionHandler
 
 ROW = [0.5, -1.0, 0.25, 2.0]
 IMAGE = torch.arange(784.0).reshape(1, 28, 28).tolist()
@@ -475,6 +475,6 @@ def test_the_bytes_of_a_file_that_curl_sent_as_a_form_are_not_echoed(made: Made,
 
 
 def refusal_of_image(row: dict[str, bytearray]) -> str:
-    with pytest.raises(NotAnImage) as caught:
-        image_bytes(row)
-    return str(caught.value)
+    with pytest.raises(BadRows) as caught:
+        VisionHandler().preprocess([row])
+    return caught.value.message

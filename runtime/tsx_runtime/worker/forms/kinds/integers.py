@@ -1,0 +1,169 @@
+"""Layers in int4 or int8, quantized by torchao and compiled ahead of time."""
+
+from __future__ import annotations
+
+import copy
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from tsx_runtime.worker.forms.bound import VNNI, cpu_instructions, is_x86
+from tsx_runtime.worker.forms.exporting import exported, flat_calls, not_eager
+from tsx_runtime.worker.forms.form import NotBuilt, Subject
+from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
+
+GROUP = 32  # of int4 weights that share a scale
+OUTPUTS = 16  # torch's kernel for int4 takes multiples of this
+LEAST_LINEAR = 0.5  # share of the arithmetic, below which int8 in linear layers gains nothing
+
+
+class QuantizedLinearForm(MachineCodeForm):
+    """A model whose linear layers are quantized, and little else is computed in it."""
+
+    def applies(self, subject: Subject) -> str | None:
+        return not_eager(subject.model) or super().applies(subject) or no_linear(subject)
+
+
+def no_linear(subject: Subject) -> str | None:
+    """Why quantized linear layers do not make this model faster."""
+    if not any(isinstance(layer, nn.Linear) for layer in subject.model.modules()):
+        return "the model has no linear layer"
+    from torch.utils.flop_counter import FlopCounterMode  # here: workers import the kinds of forms
+
+    call = subject.calls[0]
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        subject.model(*call.args, **call.kwargs)
+    counts = {str(name): count for name, count in counter.get_flop_counts()["Global"].items()}
+    linear = counts.get("aten.mm", 0) + counts.get("aten.addmm", 0)
+    share = linear / max(sum(counts.values()), 1)
+    if share < LEAST_LINEAR:
+        return f"only {share:.0%} of its arithmetic is in linear layers, which this form is for"
+    return None
+
+
+class Int4WeightsForm(QuantizedLinearForm):
+    """Weights of linear layers in int4, a scale for each group of 32, and bf16 activations: for
+    models bound by memory bandwidth.
+
+    These layers take an eighth of the memory of their float32 weights. torchao's own packed tensors
+    would have to be unpickled; compiled ahead of time, they are constants of the package.
+    """
+
+    def program(self, subject: Subject) -> torch.export.ExportedProgram:
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+        from torchao.quantization import quantize_
+
+        model = copy.deepcopy(subject.model)
+        layers = list(filter(_fits_int4, model.modules()))
+        if not layers:
+            raise NotBuilt(
+                f"it has no linear layer with a multiple of {GROUP} inputs and of {OUTPUTS}"
+                " outputs, as torch's kernel for int4 needs"
+            )
+        for layer in layers:
+            _in_bf16(layer)
+        config = PrototypeInt4WeightOnlyConfig(GROUP, set_inductor_config=False)
+        quantize_(model, config, lambda layer, name: _fits_int4(layer))
+        return exported(subject, model)
+
+
+def _in_bf16(layer: nn.Module) -> None:
+    """torch's kernel is made for bf16 activations: with float32 it was 150 times slower."""
+    dtype = next(layer.parameters()).dtype
+    layer.to(torch.bfloat16)
+    layer.register_forward_pre_hook(lambda layer, given: (given[0].to(torch.bfloat16),))
+    layer.register_forward_hook(lambda layer, given, result: result.to(dtype))
+
+
+def _fits_int4(layer: nn.Module) -> bool:
+    return (
+        type(layer) is nn.Linear
+        and layer.in_features % GROUP == 0
+        and layer.out_features % OUTPUTS == 0
+    )
+
+
+class DynamicInt8Form(QuantizedLinearForm):
+    """Linear layers in int8, with ranges computed for each row of activations: no calibration, and
+    no row depends on its batch.
+
+    torch's quantizer for x86 has one range per tensor. That is faster by a fifth, but an outlier in
+    one request would take the precision of the others in its batch.
+    """
+
+    def program(self, subject: Subject) -> torch.export.ExportedProgram:
+        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+        model = copy.deepcopy(subject.model)
+        quantize_(model, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
+        return exported(subject, for_inductor(model))
+
+
+class FlatGraph(nn.Module):
+    """A graph over flat tensors, called as the original model.
+
+    With `dtypes`, its float layers run in bf16, and its results have those.
+    """
+
+    def __init__(self, graph: nn.Module, dtypes: Sequence[torch.dtype] = ()) -> None:
+        super().__init__()
+        self.graph = graph
+        self.dtypes = dtypes
+
+    def forward(self, *args: Any, **kwargs: Any) -> Sequence[torch.Tensor]:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(self.dtypes)):
+            results = self.graph(*tensors)
+        return (
+            [each.to(dtype) for each, dtype in zip(results, self.dtypes, strict=True)]
+            if self.dtypes
+            else results
+        )
+
+
+@dataclass(frozen=True)
+class StaticInt8Form(MachineCodeForm):
+    """Weights and activations in int8 with calibrated ranges: PyTorch 2 export quantization for
+    x86.
+    """
+
+    bf16: bool = False
+
+    def applies(self, subject: Subject) -> str | None:
+        if not is_x86():
+            return f"its kernels are for x86, and this machine is {platform.machine()}"
+        return super().applies(subject)
+
+    def program(self, subject: Subject) -> torch.export.ExportedProgram:
+        from torchao.quantization.pt2e import move_exported_model_to_eval
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+        from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+        program = exported(subject, for_inductor(subject.model))
+        quantizer = x86.X86InductorQuantizer()
+        quantizer.set_global(
+            x86.get_default_x86_inductor_quantization_config(
+                reduce_range=not VNNI & cpu_instructions()
+            )
+        )
+        prepared = prepare_pt2e(program.module(), quantizer)
+        for tensors in flat_calls(subject):
+            prepared(*tensors)
+        quantized = move_exported_model_to_eval(convert_pt2e(prepared))
+        if not any("dequantize_per_channel" in str(node.target) for node in quantized.graph.nodes):
+            raise NotBuilt("it has no convolution or linear layer that the quantizer for x86 takes")
+        dtypes = [each.meta["val"].dtype for each in program.graph.output_node().args[0]]
+        return exported(subject, FlatGraph(quantized, dtypes if self.bf16 else ()))
+
+
+FORMS = (
+    Int4WeightsForm("int4-weights", "int4 weights"),
+    DynamicInt8Form("int8-dynamic", "int8, dynamic"),
+    StaticInt8Form("int8-static", "int8, static"),
+    StaticInt8Form("int8-static-bf16", "int8, static, the rest in bf16", True),
+)
