@@ -8,18 +8,17 @@ from functools import partial
 from itertools import count
 
 from tsx_archiver.metadata.slo import Slo
-from tsx_cli.bench.generator.plan import Arrivals, LoadPlan
-from tsx_cli.bench.generator.run import LoadProgress, measure, most_connections
-from tsx_cli.bench.measure.environment import environment
-from tsx_cli.bench.model.parts import PinnedCores
-from tsx_cli.bench.model.points import best_point, failures, knee_of, open_loops, with_round
-from tsx_cli.bench.model.results import ModelInfo, Point, Results, Round, Trial, now
-from tsx_cli.bench.model.statistics import FEWEST
+from tsx_cli.bench.load.generator import LoadProgress, measure, most_connections
+from tsx_cli.bench.load.payloads import mix
+from tsx_cli.bench.load.plan import Arrivals, LoadPlan
+from tsx_cli.bench.load.results import ModelInfo, PinnedCores, Point, Results, Round, Trial, now
+from tsx_cli.bench.load.statistics import FEWEST
 from tsx_cli.bench.report import facts, show_details, shown
 from tsx_cli.bench.report.tables import loads
-from tsx_cli.bench.search.ramp import to_the_knee
-from tsx_cli.bench.search.run_options import plain
-from tsx_cli.bench.workload.payloads import mix
+from tsx_cli.bench.search.confirm import to_the_knee
+from tsx_cli.bench.search.machine import environment
+from tsx_cli.bench.search.options import plain
+from tsx_cli.bench.search.points import best_point, failures, knee_of, open_loops, with_round
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import milliseconds, one_line, print_table
 

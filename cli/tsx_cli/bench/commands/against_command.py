@@ -136,13 +136,13 @@ def bench_against(
         raise UsageError("--against needs the name of the model: --model NAME")
     from tsx_cli.bench.commands.against import run_against, show_against
     from tsx_cli.bench.commands.progress import progress_line
-    from tsx_cli.bench.generator.plan import LoadPlan
-    from tsx_cli.bench.measure.pinning import chosen
-    from tsx_cli.bench.model.slo import parse_slo
+    from tsx_cli.bench.load.inputs import choose_payloads, parse_shape
+    from tsx_cli.bench.load.plan import LoadPlan
+    from tsx_cli.bench.load.results import parse_slo
     from tsx_cli.bench.report import write_report
-    from tsx_cli.bench.search.run_options import command_line, finite, seconds
-    from tsx_cli.bench.storage.junit import bound_cases, check_junit, write_junit
-    from tsx_cli.bench.workload.inputs import choose_payloads, parse_shape
+    from tsx_cli.bench.report.junit import bound_cases, check_junit, write_junit
+    from tsx_cli.bench.search.options import command_line, finite, seconds
+    from tsx_cli.bench.search.server import chosen
 
     if json_to not in (None, "-") and (
         Path(json_to).is_dir() or not Path(json_to).absolute().parent.is_dir()

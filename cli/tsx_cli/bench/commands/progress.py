@@ -12,7 +12,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from tsx_cli.bench.generator.run import LoadProgress
+from tsx_cli.bench.load.generator import LoadProgress
 from tsx_runtime.shared.log_format import escaped
 
 

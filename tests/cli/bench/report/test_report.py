@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 
 from tests.support.benchmarked import one_round, point, results
 from tsx_cli.bench.commands.against import show_against
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.parts import PinnedCores
-from tsx_cli.bench.model.points import cost_per_million, point_of
-from tsx_cli.bench.model.results import (
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.results import (
     OUT_OF_TIME,
     Figure,
     Latency,
     OfferedLoad,
     PairedComparison,
+    PinnedCores,
     Prediction,
     Results,
     Round,
@@ -43,12 +42,13 @@ from tsx_cli.bench.report.charts import (
     stacked,
     ticks,
 )
+from tsx_cli.bench.report.compare import compare, parse_condition, show_compared
 from tsx_cli.bench.report.facts import facts
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.bench.report.shown import margin, note, shown_point
 from tsx_cli.bench.report.tables import csv_rows, headline, tables
-from tsx_cli.bench.search.verdict import conclude
-from tsx_cli.bench.storage.compare import compare, parse_condition, show_compared
+from tsx_cli.bench.report.verdict import conclude
+from tsx_cli.bench.search.points import cost_per_million, point_of
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "reference" / "bench-results.schema.json"
 

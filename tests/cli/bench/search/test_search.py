@@ -15,31 +15,34 @@ from hypothesis import strategies as st
 
 from tsx_archiver import ModelConfig
 from tsx_archiver.metadata.slo import Slo
-from tsx_cli.bench.model.configuration import Configuration, parse_numbers
-from tsx_cli.bench.model.parts import Latency
-from tsx_cli.bench.model.points import best_point
-from tsx_cli.bench.model.predict import predict
-from tsx_cli.bench.model.results import (
+from tsx_cli.bench.load.configuration import Configuration, parse_numbers
+from tsx_cli.bench.load.results import (
     OUT_OF_TIME,
     Accuracy,
     Curve,
     CurvePoint,
     Figure,
+    Latency,
     OfferedLoad,
     Point,
     Round,
     Trial,
+    parse_slo,
 )
-from tsx_cli.bench.model.slo import parse_slo
-from tsx_cli.bench.search.forecast import State, outlook, ranking, undisturbed
 from tsx_cli.bench.search.ladder import Rung, next_level
-from tsx_cli.bench.search.run_options import BenchOptions
-from tsx_cli.bench.search.run_options import configurations as configurations_of
+from tsx_cli.bench.search.options import BenchOptions
+from tsx_cli.bench.search.options import configurations as configurations_of
+from tsx_cli.bench.search.points import best_point
+from tsx_cli.bench.search.predict import predict, undisturbed
 from tsx_cli.bench.search.search import (
+    FIRST,
+    State,
     baseline,
     faster_unmeasured,
+    forecast,
     next_trial,
     passed_over,
+    ranking,
     ruled_out,
 )
 from tsx_cli.common.failure import UsageError
@@ -215,7 +218,7 @@ def test_the_best_is_found_with_few_measurements(
     machine = modelled(truth, cores)
     ended = run(state, machine)
     assert won(ended)[0] >= 0.95 * optimum(state, machine)
-    assert len(ended.trials) <= 15
+    assert len(ended.trials) <= 1 + 2 * FIRST
     assert points(ended) <= 45
 
 
@@ -328,9 +331,9 @@ def test_a_failure_is_a_result_and_what_asks_for_more_is_not_tried() -> None:
         state, configurations=[each for each in state.configurations if not fails(each)]
     )
     assert won(ended)[0] >= 0.95 * optimum(possible, machine)
-    failed = [trial.how() for trial in ended.trials if trial.state == "failed"]
-    assert failed
-    assert len(failed) < sum(map(fails, state.configurations))
+    states = [trial.state for trial in ended.trials]
+    last = max(at for at, state in enumerate(states) if state == "measured")
+    assert 1 <= states[:last].count("failed") <= 4 < states.count("failed")
     assert "failed, which asks for less: out of memory" in str(
         ruled_out(ended, Configuration(workers=16, batch_size=32))
     )
@@ -362,11 +365,11 @@ def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
         (2, None),
     }
     state = State(configurations, curves, slo=parse_slo("p99<100ms"), cores=2)
-    two = outlook(state, Configuration(workers=2))
+    two = forecast(state, Configuration(workers=2))
     assert (
         two.expected
-        == outlook(state, Configuration(workers=2, threads=1)).expected
-        > 1.5 * outlook(state, Configuration(threads=1)).expected
+        == forecast(state, Configuration(workers=2, threads=1)).expected
+        > 1.5 * forecast(state, Configuration(threads=1)).expected
     )
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
@@ -405,8 +408,8 @@ def test_a_curve_that_was_disturbed_at_one_size_does_not_mislead_the_search() ->
     )
     state = replace(state, trials=[first])
     assert (
-        outlook(state, Configuration(batch_size=2)).expected
-        < outlook(state, Configuration(workers=2, batch_size=32)).expected
+        forecast(state, Configuration(batch_size=2)).expected
+        < forecast(state, Configuration(workers=2, batch_size=32)).expected
     )
 
 
