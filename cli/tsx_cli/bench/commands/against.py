@@ -222,22 +222,9 @@ def _note_of_knee(points: Sequence[Point]) -> list[str]:
 
 
 def _nothing(plan: LoadPlan, result: Round) -> str:
-    came = (
-        ", ".join(f"{kind} ({count:,} times)" for kind, count in failures([result]).items())
-        or "nothing came back"
+    counts = failures([result]).items()
+    came = ", ".join(f"{kind} ({count:,} times)" for kind, count in counts) or "nothing came back"
+    return (
+        f"{plan.url} accepted no request: {came}; is {plan.model!r} the name of a model there, does"
+        f" this port speak --protocol {plan.protocol}, and does it need https or a --token?"
     )
-    hint = {
-        "404": f"is the model called {plan.model}, and the protocol {plan.protocol}?",
-        "401": "give a token with --token",
-        "403": "give a token with --token",
-        "malformed": f"it does not speak HTTP; --protocol is {plan.protocol}",
-        "closed": (
-            "it closes connections without an answer: does it need https, or another --protocol?"
-        ),
-        "connect": "it closes connections, or sends data before a request: is this its HTTP port?",
-    }
-    help_text = next(
-        (text for name, text in hint.items() if name in result.errors),
-        "send a single request to see its answer",
-    )
-    return f"{plan.url} accepted no request: {came}; {help_text}"

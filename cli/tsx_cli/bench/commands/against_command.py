@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -135,7 +136,7 @@ def bench_against(
     if model is None:
         raise UsageError("--against needs the name of the model: --model NAME")
     from tsx_cli.bench.commands.against import run_against, show_against
-    from tsx_cli.bench.commands.progress import progress_line
+    from tsx_cli.bench.commands.progress import Progress
     from tsx_cli.bench.load.inputs import choose_payloads, parse_shape
     from tsx_cli.bench.load.plan import LoadPlan
     from tsx_cli.bench.load.results import parse_slo
@@ -204,19 +205,21 @@ def bench_against(
         seed=seed,
         slo=bounds,
     )
-    progress = progress_line(None if ramp else rounds) if json_to != "-" else None
     secret = None if token is None or token.startswith("@") else token
-    results = run_against(
-        plan,
-        source,
-        rounds=rounds,
-        slo=bounds,
-        ramp=(arrivals or "poisson") if ramp else None,  # type: ignore[arg-type]  # the plan looks at it
-        pinning=pinning,
-        price_per_hour=price_per_hour,
-        command=command_line(secret),
-        on_progress=progress,
-    )
+    with Progress(math.inf, quiet=json_to == "-") as progress:
+        results = run_against(
+            plan,
+            source,
+            rounds=rounds,
+            slo=bounds,
+            ramp=(arrivals or "poisson") if ramp else None,  # type: ignore[arg-type]  # the plan looks at it
+            pinning=pinning,
+            price_per_hour=price_per_hour,
+            command=command_line(secret),
+            on_progress=lambda number, load: progress.load_of(
+                number, None if ramp else rounds, load
+            ),
+        )
     text = results.model_dump_json(indent=1) + "\n"
     if json_to == "-":
         sys.stdout.write(text)

@@ -38,6 +38,8 @@ MARGIN = 1.35  # times a prediction: the most that a configuration is thought to
 # times a predicted latency, to choose a load by: one that breaks the bounds tells little
 CAUTION = 1.2
 HOPE = 0.57  # times a predicted latency: the least that is thought possible
+# of predictions: measurements that are further off tell of a curve that was disturbed
+LEAST_CORRECTION, MOST_CORRECTION = 0.25, 2.0
 GAIN = 1.01  # a configuration that cannot exceed the best by this factor is not measured
 CLEARLY = 1.1  # times the bound: less may be noise
 MOST_CONNECTIONS = 1024
@@ -96,13 +98,14 @@ class State:
     @cached_property
     def correction(self) -> float:
         """Measured throughput divided by predicted throughput: the median of all points."""
-        pairs = [
-            (worth(point), prediction.throughput)
+        ratios = [
+            worth(point) / prediction.throughput
             for trial in self.trials
             for point in trial.points
             if (prediction := predict_load(self, trial.how(), point.offered)) is not None
+            and worth(point) > 0
         ]
-        return median([measured / predicted for measured, predicted in pairs] or [1.0])
+        return min(max(median(ratios), LEAST_CORRECTION), MOST_CORRECTION) if ratios else 1.0
 
     @cached_property
     def sound_curves(self) -> dict[tuple[Variant, int], Curve | None]:
@@ -140,19 +143,19 @@ def next_trial(state: State) -> Candidate | None:
         candidate = _candidate(state, first, state.loads[0] if state.loads else level)
         return candidate if _fits(state, candidate, 0.0) else None
     ordered = [one for one in _ordered(state) if one.configuration != first]
+    by_throughput = sorted(state.trials, key=_highest, reverse=True)
+    climbs = (climb for trial in by_throughput if (climb := _climb(state, trial)) is not None)
+    higher = next((each for each in climbs if _fits(state, each, state.seconds_reserved)), None)
     size = 1 if state.exhaustive else FIRST
     for start in range(0, len(ordered) or 1, size):
-        reserved = state.seconds_reserved if start else 0.0
         for one in ordered[start : start + size]:
             if one.configuration not in state.tried and _may_win(state, one):
                 level = state.loads[0] if state.loads else one.level
                 candidate = _candidate(state, one.configuration, level)
-                if _fits(state, candidate, reserved):
+                if _fits(state, candidate, state.seconds_reserved if start else 0.0):
                     return candidate
-        for trial in sorted(state.trials, key=_highest, reverse=True):
-            climb = _climb(state, trial)
-            if climb is not None and _fits(state, climb, state.seconds_reserved):
-                return climb
+        if higher is not None:
+            return higher
     return None
 
 
@@ -327,10 +330,8 @@ def _climb(state: State, trial: Trial) -> Candidate | None:
     """
     configuration = trial.how()
     one = forecast(state, configuration)
-    leads = _highest(trial) >= state.best
-    if trial.state != "measured" or not (
-        state.exhaustive or state.loads or leads or one.most > state.best * GAIN
-    ):
+    leads = state.exhaustive or state.loads or _highest(trial) >= state.best
+    if trial.state != "measured" or not (leads or one.most > state.best * GAIN):
         return None
     # an earlier run has confirmed its best by loads of the other mode
     points = [point for point in trial.points if point.offered.mode == state.mode]

@@ -277,7 +277,7 @@ def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running
     )
     assert done.code == 1
     assert "accepted no request: 404" in done.err
-    assert "is the model called ehco" in done.err
+    assert "'ehco'" in done.err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.cli.bench.search.test_confirm import one_round
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.load.results import Noise, OfferedLoad, PairedComparison, Round, Trial, parse_slo
 from tsx_cli.bench.search.machine import again, correction, judge, summary, worth
-from tsx_cli.bench.search.points import choose, point_of, winner_of
+from tsx_cli.bench.search.points import choose, point_of
 
 LOAD = OfferedLoad(connections=4)
 
@@ -156,11 +156,6 @@ def test_of_those_that_differ_within_the_noise_the_one_with_fewest_workers_is_re
     made[1] = trial_of(2, *twice[95])
     assert choose([0, 1], made.__getitem__, []) == (0, [1]), "as fast, for all that is known"
     assert choose([], made.__getitem__, []) == (None, [])
-
-
-def test_a_figure_that_was_measured_again_does_not_win_over_far_higher_ones() -> None:
-    made = [trial_of(2, one_round(300, 20)), trial_of(1, one_round(100, 20), one_round(100, 20))]
-    assert winner_of([0, 1], made.__getitem__) == 0
 
 
 def test_what_was_measured_in_turn_and_is_slower_does_not_win_by_a_lucky_round_of_the_search() -> (
