@@ -44,11 +44,11 @@ def _curve(sizes: tuple[int, ...], times: tuple[float, ...]) -> LatencyCurve:
     )
 
 
-def timing_of(curve: Curve) -> Timing | None:
-    """None where nothing was measured."""
+def timing_of(curve: Curve) -> Timing:
+    """Raises ValueError where the curve has no point."""
     points = sorted(curve.points, key=lambda point: point.batch_size)
     if not points:
-        return None
+        raise ValueError("the curve has no point")
     shares = [
         point.cpu_ms / point.median_ms
         for point in points
@@ -85,8 +85,6 @@ def predict(
 ) -> Prediction:
     """Raises ValueError where the curve has no point."""
     timing = timing_of(curve)
-    if timing is None:
-        raise ValueError("the curve has no point")
     if offered.mode == "open":
         return _open(timing, configuration, offered.rate or 0.0, overhead_ms, cores)
     return _closed(timing, configuration, offered.connections, overhead_ms, cores)
@@ -163,18 +161,19 @@ def best_connections(
     """The connections with the most throughput whose latency, `times` the predicted one, holds the
     bounds; one where none does.
     """
+    timing = timing_of(curve)
     full = min(most, 2 * (configuration.workers + 1) * configuration.batch_size)
     low, high = 1, full
     while low < high:
         middle = (low + high + 1) // 2
-        one = predict(curve, configuration, OfferedLoad(connections=middle), overhead_ms, cores)
+        one = _closed(timing, configuration, middle, overhead_ms, cores)
         if slo is None or slo.slack(latency_of(one, times)) <= 1:
             low = middle
         else:
             high = middle - 1
     if slo is None:  # more connections than keep all workers at work only wait
         low = min(full, (configuration.workers + 1) * configuration.batch_size)
-    return low, predict(curve, configuration, OfferedLoad(connections=low), overhead_ms, cores)
+    return low, _closed(timing, configuration, low, overhead_ms, cores)
 
 
 def best_rate(
@@ -189,8 +188,6 @@ def best_rate(
     nine tenths of what is possible.
     """
     timing = timing_of(curve)
-    if timing is None:
-        raise ValueError("the curve has no point")
     most = capacity(timing, configuration, cores)
     if slo is None:
         return 0.9 * most, _open(timing, configuration, 0.9 * most, overhead_ms, cores)

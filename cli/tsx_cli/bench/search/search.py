@@ -1,8 +1,8 @@
 """Chooses the next configuration and load to measure: a pure function of the measurements so far.
 
-Every configuration is predicted from the curve of one worker. The eight with the best predictions
+Every configuration is predicted from the curve of one worker. The five with the best predictions
 are measured once, then more loads of those that may win, up and down a ladder. Then come the next
-eight, until the time is over or no prediction that is left comes near the best.
+five, until the time is over or no prediction that is left comes near the best.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tsx_cli.bench.search.predict import (
     undisturbed,
 )
 
-FIRST = 8  # configurations that are measured together, the best predictions first
+FIRST = 5  # configurations that are measured together, the best predictions first
 # of the logarithm of throughput: predictions that differ by less count as equal
 ALIKE = 0.05
 MARGIN = 1.35  # times a prediction: the most that a configuration is thought to do
@@ -134,7 +134,7 @@ def baseline(configurations: Sequence[Configuration]) -> Configuration:
 def next_trial(state: State) -> Candidate | None:
     """Return what to measure next; None when the search is over, or its time.
 
-    No time is kept for the end of the run until the first eight were measured once.
+    No time is kept for the end of the run until the first five were measured once.
     """
     first = baseline(state.configurations)
     if first not in state.tried:
