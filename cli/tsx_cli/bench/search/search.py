@@ -96,16 +96,26 @@ class State:
         return 0.0 if point is None else worth(point)
 
     @cached_property
-    def correction(self) -> float:
-        """Measured throughput divided by predicted throughput: the median of all points."""
+    def corrections(self) -> tuple[float, float]:
+        """Measured throughput divided by predicted throughput: the median of all points, and of the
+        undisturbed ones, as others tell little of what is possible.
+        """
         ratios = [
-            worth(point) / prediction.throughput
+            (
+                worth(point) / prediction.throughput,
+                any(each.disturbed for each in point.counted),
+            )
             for trial in self.trials
             for point in trial.points
             if (prediction := predict_load(self, trial.how(), point.offered)) is not None
             and worth(point) > 0
         ]
-        return min(max(median(ratios), LEAST_CORRECTION), MOST_CORRECTION) if ratios else 1.0
+        sound = [ratio for ratio, disturbed in ratios if not disturbed]
+        middle, undisturbed_middle = (
+            min(max(median(each or [1.0]), LEAST_CORRECTION), MOST_CORRECTION)
+            for each in ([ratio for ratio, _ in ratios], sound)
+        )
+        return middle, undisturbed_middle
 
     @cached_property
     def sound_curves(self) -> dict[tuple[Variant, int], Curve | None]:
@@ -205,10 +215,9 @@ def forecast(state: State, configuration: Configuration) -> Forecast:
         return Forecast(configuration, level, None, 0.0, math.inf)
     level, prediction = _best_load(state, curve, configuration, CAUTION)
     _, hopeful = _best_load(state, curve, configuration, HOPE)
-    expected, most = (
-        each.throughput * state.correction if _holds(state, each, times) else 0.0
-        for each, times in ((prediction, 1.0), (hopeful, HOPE))
-    )
+    usual, possible = state.corrections
+    expected = usual * prediction.throughput if _holds(state, prediction, 1.0) else 0.0
+    most = possible * hopeful.throughput if _holds(state, hopeful, HOPE) else 0.0
     return Forecast(configuration, level, prediction, expected, MARGIN * most)
 
 
