@@ -39,8 +39,8 @@ from attackers import ATTACKS
 from chaos.flatness import Usage, mib_per_hour, rising
 from flood import LIMITS
 
-from tsx_cli.bench.generator.run import measure as measure_load
-from tsx_cli.bench.model.histogram import Histogram
+from tsx_cli.bench.load.generator import measure as measure_load
+from tsx_cli.bench.load.histogram import Histogram
 
 RATE = 45.0  # requests/s of the good client
 LIMIT_MS = 1000.0

@@ -29,9 +29,9 @@ import machine
 import openloop
 import servers
 
-from tsx_cli.bench.generator.plan import LoadPlan
-from tsx_cli.bench.generator.run import measure
-from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.bench.load.generator import measure
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.load.plan import LoadPlan
 
 HANDLER = Path(__file__).parent / "models" / "slow.py"
 SECONDS = 0.020  # that a request takes

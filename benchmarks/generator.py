@@ -21,9 +21,9 @@ import machine
 import servers
 import wrk
 
-from tsx_cli.bench.generator.plan import LoadPlan
-from tsx_cli.bench.generator.run import measure
-from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.bench.load.generator import measure
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.load.plan import LoadPlan
 
 MODELS = Path(__file__).parent / "models"
 BODY = b'{"x":1}'

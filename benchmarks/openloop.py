@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tsx_cli.bench.generator.plan import LoadPlan
-from tsx_cli.bench.generator.run import measure
-from tsx_cli.bench.model.results import Round
-from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.bench.load.generator import measure
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.load.plan import LoadPlan
+from tsx_cli.bench.load.results import Round
 
 
 class Result(NamedTuple):

@@ -31,9 +31,9 @@ import openloop
 import servers
 
 from tsx_archiver.metadata.slo import latency_target
-from tsx_cli.bench.generator.plan import LoadPlan
-from tsx_cli.bench.generator.run import measure as generate
-from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.bench.load.generator import measure as generate
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.load.plan import LoadPlan
 
 sys.path.append(str(Path(__file__).parents[1]))  # where the package `benchmarks` is
 from benchmarks.peers import environments

@@ -23,10 +23,10 @@ from pathlib import Path
 import machine
 import servers
 
-from tsx_cli.bench.generator.plan import LoadPlan
-from tsx_cli.bench.generator.run import measure
-from tsx_cli.bench.model.results import Round
-from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.bench.load.generator import measure
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.load.plan import LoadPlan
+from tsx_cli.bench.load.results import Round
 
 HANDLER = Path(__file__).parent / "models" / "ok.py"
 SECONDS = (

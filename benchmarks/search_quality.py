@@ -29,9 +29,9 @@ from typing import Any
 
 import machine
 
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import Results, read_results
-from tsx_cli.bench.search.run_options import seconds
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.results import Results, read_results
+from tsx_cli.bench.search.options import seconds
 
 GRID = (
     "--slo",

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from tsx_archiver.metadata.model_limits import LIMITS
-from tsx_cli.bench.model.results import Results
+from tsx_cli.bench.load.results import Results
 from tsx_cli.deploy.aws.iam_policies import documents
 from tsx_runtime.settings.schema import Settings
 

@@ -85,9 +85,9 @@ def forked_programs() -> Iterator[None]:
     """Programs that commands start when a test calls them in its own process."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (
-            "bench.generator.run",
-            "bench.measure.server",
-            "bench.measure.standalone_worker",
+            "bench.load.generator",
+            "bench.search.server",
+            "bench.search.worker",
             "check.entry",
             "check.lambda_host",
             "optimize.builder",

@@ -168,17 +168,7 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
         "main",
         "__main__",
     ),
-    "tsx_cli.bench": (
-        "model",
-        "workload",
-        "generator",
-        "measure",
-        "report search",
-        "storage",
-        "capacity commands",
-        "torchserve",
-        "command",
-    ),
+    "tsx_cli.bench": ("load", "search", "report", "commands", "command"),
     "tsx_cli.deploy": (
         "spec_values",
         "ray.spec",

@@ -63,7 +63,7 @@ class Commands(LazyGroup):
             "Replay the requests of a recording to a running server, and report how it answered.",
         ),
         "plan": (
-            "tsx_cli.bench.capacity.command",
+            "tsx_cli.bench.commands.plan_command",
             (
                 "Estimate how many replicas of a measured model a request rate needs, and what they"
                 " cost."

@@ -23,7 +23,7 @@ from tests.cli.conftest import Ended, Run
 from tests.support.certificates import Pair, make_certificate
 from tests.support.models import make_model
 from tests.support.servers import FREE_GRPC_PORTS, Running, serving
-from tsx_cli.bench.model.results import read_results
+from tsx_cli.bench.load.results import read_results
 from tsx_cli.common.client import Server
 from tsx_cli.common.failure import CliError
 from tsx_cli.serve.server import with_addresses

@@ -11,8 +11,8 @@ import pytest
 
 from tests.differential.conftest import Pair
 from tests.differential.pair import Side
-from tsx_cli.bench.model.results import Results, read_results
-from tsx_cli.bench.torchserve import run
+from tsx_cli.bench.commands import torchserve_run as run
+from tsx_cli.bench.load.results import Results, read_results
 from tsx_cli.main import main
 
 SHORT = ("--duration", "0.3s", "--warm-up", "0", "--json")

@@ -8,11 +8,11 @@ import math
 import random
 from collections.abc import Sequence
 
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.histogram import Histogram
-from tsx_cli.bench.model.parts import ColdStart, SizeClass
-from tsx_cli.bench.model.results import (
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.histogram import Histogram
+from tsx_cli.bench.load.results import (
     Accuracy,
+    ColdStart,
     Curve,
     CurvePoint,
     Environment,
@@ -24,11 +24,12 @@ from tsx_cli.bench.model.results import (
     Prediction,
     Results,
     Round,
+    SizeClass,
     Stages,
     Trial,
     Usage,
 )
-from tsx_cli.bench.model.statistics import latency, percentile_figure, throughput
+from tsx_cli.bench.load.statistics import latency, percentile_figure, throughput
 
 
 def one_round(

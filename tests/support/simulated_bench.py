@@ -7,6 +7,7 @@ configuration can do on the quiet machine is known, so that the choice can be ju
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -18,10 +19,8 @@ from typing import Any, cast
 from tsx_archiver import ModelConfig
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.run import Bench
-from tsx_cli.bench.measure.trial import LoadMeasurement
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.predict import predict
-from tsx_cli.bench.model.results import (
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.results import (
     Accuracy,
     Curve,
     CurvePoint,
@@ -35,11 +34,14 @@ from tsx_cli.bench.model.results import (
     Round,
     Stages,
 )
-from tsx_cli.bench.search.budget import BESIDE
-from tsx_cli.bench.search.run_options import BenchOptions, configurations
-from tsx_cli.bench.storage.journal import Journal
+from tsx_cli.bench.report.journal import Journal
+from tsx_cli.bench.search.confirm import BESIDE
+from tsx_cli.bench.search.options import BenchOptions, configurations
+from tsx_cli.bench.search.predict import predict
+from tsx_cli.bench.search.trial import LoadMeasurement
 
 CORES = 2
+DETECTOR = Path(__file__).parents[2] / "docs" / "reference" / "bench" / "detector"
 LOADING, STARTING, STEP = 2.5, 3.0, 0.25  # seconds
 GRID = BenchOptions(slo="p99<100ms", workers="1..16", precisions="fp32,bf16")
 Others = Callable[[float], float]  # the cores that other processes are ready to use at a moment
@@ -72,6 +74,7 @@ class SimulatedMachine:
     seed: int
     others: Others = quiet
     drift: float = 0.0
+    bound_ms: float = 100.0
     now: float = 0.0
     running: set[Configuration] = field(default_factory=set)
     log: list[tuple[float, Configuration, OfferedLoad]] = field(default_factory=list)
@@ -117,9 +120,9 @@ class SimulatedMachine:
     def best(self, how: Configuration) -> float:
         loads = [
             self.truth(how, OfferedLoad(connections=each))
-            for each in (*range(1, 24), *range(24, 80, 4))
+            for each in (*range(1, 24), *range(24, 140, 4))
         ]
-        return max((rate for rate, p99 in loads if p99 <= 100), default=0.0)
+        return max((rate for rate, p99 in loads if p99 <= self.bound_ms), default=0.0)
 
     def share(self, how: Configuration) -> float:
         """Of the cores that it could use, what it gets now: the kernel divides them by what is
@@ -193,6 +196,44 @@ class SimulatedMachine:
                 ]
                 break
         return curve
+
+
+class RecordedMachine(SimulatedMachine):
+    """The 72 configurations of docs/reference/bench/detector: its curves of one worker, each
+    corrected by what the configuration did when it was measured.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        curves = json.loads((DETECTOR / "results.json").read_text())["curves"]
+        self.curves = [Curve.model_validate(curve) for curve in curves]
+        self.ratios: dict[Configuration, tuple[float, float]] = {}
+        for row in json.loads((DETECTOR / "exhaustive.json").read_text())["rows"]:
+            how = Configuration(
+                **{name: row[name] for name in Configuration().as_json() if name in row}
+            )
+            if row["load"] is None:  # no load held the bound of the recording
+                self.ratios[how] = 0.5, 2.0
+                continue
+            offered = OfferedLoad(connections=int(row["load"].split()[0]))
+            found = predict(self._of(how), how, offered, 0.5, CORES)
+            self.ratios[how] = row["throughput"] / found.throughput, row["p99_ms"] / found.p99_ms
+
+    def curve(self, precision: str, threads: int | None) -> Curve:
+        found = next(
+            curve
+            for curve in self.curves
+            if curve.precision == precision and curve.threads == threads
+        )
+        return found.model_copy(deep=True)
+
+    def truth(self, how: Configuration, offered: OfferedLoad) -> tuple[float, float]:
+        found = predict(self._of(how), how, offered, 0.5, CORES)
+        rate, tail = self.ratios.get(how, (0.9, 1.5))
+        return found.throughput * rate, found.p99_ms * tail
+
+    def _of(self, how: Configuration) -> Curve:
+        return self.curve(how.precision, 1 if how.threads_each(CORES) == 1 else None)
 
 
 class _Watch:
@@ -283,7 +324,7 @@ def search(machine: SimulatedMachine, seconds: float, place: Path, **options: An
     results = Results(
         started="now",
         model=ModelInfo(name="m"),
-        slo=GRID.slo,
+        slo=f"p99<{machine.bound_ms:g}ms",
         environment=Environment(fingerprint="f", cores=CORES),
         inputs=Inputs(source="a", count=1),
     )
@@ -294,7 +335,7 @@ def search(machine: SimulatedMachine, seconds: float, place: Path, **options: An
             archive=archive, payloads=[], seconds=3.0, name="m", warm_up="auto", seed=0
         ),
     )
-    given = replace(GRID, **options)
+    given = replace(GRID, slo=f"p99<{machine.bound_ms:g}ms", **options)
     journal = Journal(place, new=True)
     bench = Bench(
         given,

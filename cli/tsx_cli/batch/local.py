@@ -18,8 +18,8 @@ import psutil
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from tsx_cli.batch.rows import Row, RowResult
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.storage.archive_record import read_record
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.model import ModelVersion

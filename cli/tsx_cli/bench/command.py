@@ -20,7 +20,7 @@ from tsx_cli.common.output import one_line
 app = typer.Typer(add_completion=False)
 
 AGAINST = "tsx_cli.bench.commands.against_command"
-TORCHSERVE = "tsx_cli.bench.torchserve.command"
+TORCHSERVE = "tsx_cli.bench.commands.torchserve_command"
 COMPARE = "tsx_cli.bench.commands.compare_command"
 WITH_RESUME = {  # all other options are those of the original run
     "model",
@@ -104,17 +104,17 @@ def bench_command(
     """
     from tsx_cli.bench.commands.session import carry_out, new_run, resumed_run
     from tsx_cli.bench.report import show, write_report
+    from tsx_cli.bench.report.junit import bound_cases, check_junit, write_junit
+    from tsx_cli.bench.report.write_back import check_writable
+    from tsx_cli.bench.report.write_back import write as keep
 
     # here, as they import a server, and help must be quick
-    from tsx_cli.bench.search.run_options import (
+    from tsx_cli.bench.search.options import (
         BenchOptions,
         finite,
         seconds,
         share,
     )
-    from tsx_cli.bench.storage.junit import bound_cases, check_junit, write_junit
-    from tsx_cli.bench.storage.write_back import check_writable
-    from tsx_cli.bench.storage.write_back import write as keep
     from tsx_cli.common.output import print_json
 
     limit = None if time_limit is None else seconds(time_limit, "--time-limit")

@@ -21,8 +21,9 @@ from typing import IO, Any
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE, FormRecord, KeptForms
 from tsx_archiver.storage.atomic_file import whole_file
-from tsx_cli.bench.measure.modelconfig import with_keys
-from tsx_cli.bench.measure.standalone_worker import (
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.search.variants import lay_out, with_keys
+from tsx_cli.bench.search.worker import (
     WorkerSpec,
     batch_of,
     how_it_ended,
@@ -30,8 +31,6 @@ from tsx_cli.bench.measure.standalone_worker import (
     model_variables,
     worker_spec,
 )
-from tsx_cli.bench.measure.variants import lay_out
-from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.optimize.write_back import BuiltForm
 from tsx_runtime import wire
 from tsx_runtime.shared.safe_path import CLEAN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from tsx_cli.bench.model.statistics import RatioInterval
+from tsx_cli.bench.load.statistics import RatioInterval
 from tsx_cli.common.failure import UsageError
 from tsx_cli.optimize.results import MANY, FormResult, FormState, GuardVerdict, SizeFigures
 from tsx_runtime.shared.suggestions import suggestion

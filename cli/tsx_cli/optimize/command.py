@@ -54,10 +54,10 @@ def optimize_command(
     and reports what was measured. If no form is better, the archive stays as it is, and the exit
     code is 0.
     """
-    from tsx_cli.bench.search.run_options import (
+    from tsx_cli.bench.report.write_back import check_writable
+    from tsx_cli.bench.search.options import (
         seconds,
     )  # here, as they import a server, and help must be quick
-    from tsx_cli.bench.storage.write_back import check_writable
     from tsx_cli.common.output import print_json
     from tsx_cli.optimize.report import show, write_report
     from tsx_cli.optimize.session import carry_out, new_optimization, resumed_optimization

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tsx_cli.bench.model.parts import Part
+from tsx_cli.bench.load.results import Part
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.run_directory import JournaledRun, JournalFile, read_journal_file
 from tsx_cli.optimize.results import FORMAT, FormResult

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from tsx_cli.bench.measure.latency_curve import CHUNK, CHUNKS, FEWEST, chunk_of, settled
-from tsx_cli.bench.measure.noise import Watch
-from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed
-from tsx_cli.bench.model.disturbance import judge
-from tsx_cli.bench.model.statistics import RatioInterval, real_difference
+from tsx_cli.bench.load.statistics import RatioInterval, real_difference
+from tsx_cli.bench.search.latency_curve import CHUNK, CHUNKS, FEWEST, chunk_of, settled
+from tsx_cli.bench.search.machine import Watch, judge
+from tsx_cli.bench.search.worker import StandaloneWorker, WorkerFailed
 from tsx_cli.optimize.results import SizeFigures
 from tsx_runtime.wire import Item
 

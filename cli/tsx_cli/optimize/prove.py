@@ -10,10 +10,10 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
-from tsx_cli.bench.measure.accuracy import parse_tolerance
-from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, items_of
-from tsx_cli.bench.model.configuration import parse_numbers
-from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.bench.load.configuration import parse_numbers
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.search.accuracy import parse_tolerance
+from tsx_cli.bench.search.worker import StandaloneWorker, WorkerFailed, items_of
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.optimize.guard.labels import with_names

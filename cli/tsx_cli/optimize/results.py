@@ -9,8 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tsx_cli.bench.model.parts import Part
-from tsx_cli.bench.model.results import Environment, Inputs, ModelInfo
+from tsx_cli.bench.load.results import Environment, Inputs, ModelInfo, Part
 
 FORMAT = 1
 MANY = 10_000_000  # rows: more than can be had

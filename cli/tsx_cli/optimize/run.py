@@ -15,17 +15,16 @@ import psutil
 
 from tsx_archiver.metadata.forms import REFERENCE
 from tsx_cli.bench.commands.progress import Progress
-from tsx_cli.bench.measure.environment import NOISY
-from tsx_cli.bench.measure.noise import Watch
-from tsx_cli.bench.measure.standalone_worker import (
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.load.results import now
+from tsx_cli.bench.search.machine import NOISY, Watch
+from tsx_cli.bench.search.usage import MEBI, memory_of
+from tsx_cli.bench.search.worker import (
     StandaloneWorker,
     WorkerFailed,
     items_of,
     start_worker,
 )
-from tsx_cli.bench.measure.usage import MEBI, memory_of
-from tsx_cli.bench.model.results import now
-from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.builder import BuildFailed, BuildTimeout, FormBuilder, size_of
 from tsx_cli.optimize.choose import describe_choice, in_order, judged, ranked, speedup_of

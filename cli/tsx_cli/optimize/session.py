@@ -21,13 +21,13 @@ from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.session import model_info, new_directory
-from tsx_cli.bench.measure.environment import environment
-from tsx_cli.bench.measure.standalone_worker import items_of
-from tsx_cli.bench.model.configuration import parse_numbers
-from tsx_cli.bench.model.results import Inputs, now
-from tsx_cli.bench.search.run_options import DEVICES, command_line, plain, words
-from tsx_cli.bench.workload.inputs import choose_payloads, of_archive
-from tsx_cli.bench.workload.payloads import Payload, mix
+from tsx_cli.bench.load.configuration import parse_numbers
+from tsx_cli.bench.load.inputs import choose_payloads, of_archive
+from tsx_cli.bench.load.payloads import Payload, mix
+from tsx_cli.bench.load.results import Inputs, now
+from tsx_cli.bench.search.machine import environment
+from tsx_cli.bench.search.options import DEVICES, command_line, plain, words
+from tsx_cli.bench.search.worker import items_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import INDEX_TO_NAME
 from tsx_cli.common.interruption import interruptible

@@ -16,8 +16,7 @@ from tsx_archiver.names import normal
 from tsx_archiver.opening import MODEL_SUFFIXES
 from tsx_archiver.storage.cache import Cache
 from tsx_archiver.storage.digest import file_digest
-from tsx_cli.bench.measure.modelconfig import with_keys
-from tsx_cli.bench.measure.variants import config_name, config_text
+from tsx_cli.bench.search.variants import config_name, config_text, with_keys
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
 from tsx_cli.optimize.results import FormResult

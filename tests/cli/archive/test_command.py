@@ -20,7 +20,7 @@ from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, write_archive
 from tsx_archiver.errors import ArchiveTooLarge
 from tsx_cli.archive import importing
 from tsx_cli.archive.model_file import NOT_SERVED
-from tsx_cli.bench.storage.archive_record import read_record
+from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.check.container import unpack_model
 from tsx_cli.deploy.engine.facts import look_at
 from tsx_runtime.worker.handler_api.loader import BUILTIN, ELSEWHERE

@@ -14,8 +14,8 @@ from tests.support.benchmarked import results
 from tests.support.models import make_model
 from tsx_cli.batch.local import Recommendation, open_local, recommendation
 from tsx_cli.batch.rows import Row
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.storage.archive_record import record_of
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.report.archive_record import record_of
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.placement.hardware import hardware
 from tsx_runtime.settings.schema import Settings

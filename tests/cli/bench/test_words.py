@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver.metadata.modelconfig import parse_model_config
-from tsx_cli.bench.model.configuration import PRECISIONS, Configuration
-from tsx_cli.bench.model.results import (
+from tsx_cli.bench.load.configuration import PRECISIONS, Configuration
+from tsx_cli.bench.load.results import (
     Environment,
     Figure,
     Inputs,
@@ -23,9 +23,9 @@ from tsx_cli.bench.model.results import (
     Prediction,
     Results,
     Trial,
+    parse_slo,
     read_results,
 )
-from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.common.failure import CliError, UsageError
 
 QUICK = Latency(

@@ -13,14 +13,14 @@ import pytest
 
 from tests.support.models import make_model
 from tsx_archiver import open_archive
-from tsx_cli.bench.measure.standalone_worker import (
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.search.worker import (
     StandaloneWorker,
     WorkerFailed,
     start_worker,
     worker_spec,
 )
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.optimize.options import OptimizeOptions
 from tsx_cli.optimize.prove import Criteria, OutOfTime, Proof
 

@@ -21,9 +21,9 @@ from tests.cli.conftest import Run
 from tests.support import forked
 from tests.support.servers import clean
 from tsx_archiver import ArchiveSpec, open_archive, write_archive
-from tsx_cli.bench.measure.standalone_worker import items_of, start_worker, worker_spec
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.search.worker import items_of, start_worker, worker_spec
 from tsx_cli.optimize.builder import FormBuilder
 from tsx_cli.optimize.results import OptimizeResults
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_cli.bench.workload.payloads import Payload, read_payloads
+from tsx_cli.bench.load.payloads import Payload, read_payloads
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.guard.labels import read_labels
 from tsx_cli.optimize.journal import PastOptimization

@@ -18,7 +18,7 @@ from tsx_archiver import (
     write_archive,
 )
 from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, parse_forms
-from tsx_cli.bench.storage.write_back import check_writable
+from tsx_cli.bench.report.write_back import check_writable
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.results import FormResult, GuardVerdict
 from tsx_cli.optimize.write_back import (

@@ -20,7 +20,7 @@ from tsx_cli.batch.ray.coordinator import AT_ONCE, Coordinator
 from tsx_cli.batch.ray.replica import Answers, ReplicaOrder
 from tsx_cli.batch.rows import Row, RowResult
 from tsx_cli.batch.summary import counted
-from tsx_cli.bench.storage.archive_record import read_record
+from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
 from tsx_cli.deploy.ray.cluster import connect

@@ -8,18 +8,17 @@ from functools import partial
 from itertools import count
 
 from tsx_archiver.metadata.slo import Slo
-from tsx_cli.bench.generator.plan import Arrivals, LoadPlan
-from tsx_cli.bench.generator.run import LoadProgress, measure, most_connections
-from tsx_cli.bench.measure.environment import environment
-from tsx_cli.bench.model.parts import PinnedCores
-from tsx_cli.bench.model.points import best_point, failures, knee_of, open_loops, with_round
-from tsx_cli.bench.model.results import ModelInfo, Point, Results, Round, Trial, now
-from tsx_cli.bench.model.statistics import FEWEST
+from tsx_cli.bench.load.generator import LoadProgress, measure, most_connections
+from tsx_cli.bench.load.payloads import mix
+from tsx_cli.bench.load.plan import Arrivals, LoadPlan
+from tsx_cli.bench.load.results import ModelInfo, PinnedCores, Point, Results, Round, Trial, now
+from tsx_cli.bench.load.statistics import FEWEST
 from tsx_cli.bench.report import facts, show_details, shown
 from tsx_cli.bench.report.tables import loads
-from tsx_cli.bench.search.ramp import to_the_knee
-from tsx_cli.bench.search.run_options import plain
-from tsx_cli.bench.workload.payloads import mix
+from tsx_cli.bench.search.confirm import to_the_knee
+from tsx_cli.bench.search.machine import environment
+from tsx_cli.bench.search.options import plain
+from tsx_cli.bench.search.points import best_point, failures, knee_of, open_loops, with_round
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import milliseconds, one_line, print_table
 
@@ -223,22 +222,9 @@ def _note_of_knee(points: Sequence[Point]) -> list[str]:
 
 
 def _nothing(plan: LoadPlan, result: Round) -> str:
-    came = (
-        ", ".join(f"{kind} ({count:,} times)" for kind, count in failures([result]).items())
-        or "nothing came back"
+    counts = failures([result]).items()
+    came = ", ".join(f"{kind} ({count:,} times)" for kind, count in counts) or "nothing came back"
+    return (
+        f"{plan.url} accepted no request: {came}; is {plan.model!r} the name of a model there, does"
+        f" this port speak --protocol {plan.protocol}, and does it need https or a --token?"
     )
-    hint = {
-        "404": f"is the model called {plan.model}, and the protocol {plan.protocol}?",
-        "401": "give a token with --token",
-        "403": "give a token with --token",
-        "malformed": f"it does not speak HTTP; --protocol is {plan.protocol}",
-        "closed": (
-            "it closes connections without an answer: does it need https, or another --protocol?"
-        ),
-        "connect": "it closes connections, or sends data before a request: is this its HTTP port?",
-    }
-    help_text = next(
-        (text for name, text in hint.items() if name in result.errors),
-        "send a single request to see its answer",
-    )
-    return f"{plan.url} accepted no request: {came}; {help_text}"

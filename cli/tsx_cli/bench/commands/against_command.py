@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -135,14 +136,14 @@ def bench_against(
     if model is None:
         raise UsageError("--against needs the name of the model: --model NAME")
     from tsx_cli.bench.commands.against import run_against, show_against
-    from tsx_cli.bench.commands.progress import progress_line
-    from tsx_cli.bench.generator.plan import LoadPlan
-    from tsx_cli.bench.measure.pinning import chosen
-    from tsx_cli.bench.model.slo import parse_slo
+    from tsx_cli.bench.commands.progress import Progress
+    from tsx_cli.bench.load.inputs import choose_payloads, parse_shape
+    from tsx_cli.bench.load.plan import LoadPlan
+    from tsx_cli.bench.load.results import parse_slo
     from tsx_cli.bench.report import write_report
-    from tsx_cli.bench.search.run_options import command_line, finite, seconds
-    from tsx_cli.bench.storage.junit import bound_cases, check_junit, write_junit
-    from tsx_cli.bench.workload.inputs import choose_payloads, parse_shape
+    from tsx_cli.bench.report.junit import bound_cases, check_junit, write_junit
+    from tsx_cli.bench.search.options import command_line, finite, seconds
+    from tsx_cli.bench.search.server import chosen
 
     if json_to not in (None, "-") and (
         Path(json_to).is_dir() or not Path(json_to).absolute().parent.is_dir()
@@ -204,19 +205,21 @@ def bench_against(
         seed=seed,
         slo=bounds,
     )
-    progress = progress_line(None if ramp else rounds) if json_to != "-" else None
     secret = None if token is None or token.startswith("@") else token
-    results = run_against(
-        plan,
-        source,
-        rounds=rounds,
-        slo=bounds,
-        ramp=(arrivals or "poisson") if ramp else None,  # type: ignore[arg-type]  # the plan looks at it
-        pinning=pinning,
-        price_per_hour=price_per_hour,
-        command=command_line(secret),
-        on_progress=progress,
-    )
+    with Progress(math.inf, quiet=json_to == "-") as progress:
+        results = run_against(
+            plan,
+            source,
+            rounds=rounds,
+            slo=bounds,
+            ramp=(arrivals or "poisson") if ramp else None,  # type: ignore[arg-type]  # the plan looks at it
+            pinning=pinning,
+            price_per_hour=price_per_hour,
+            command=command_line(secret),
+            on_progress=lambda number, load: progress.load_of(
+                number, None if ramp else rounds, load
+            ),
+        )
     text = results.model_dump_json(indent=1) + "\n"
     if json_to == "-":
         sys.stdout.write(text)

@@ -47,14 +47,14 @@ def compare_command(
     Exit code 0: nothing that --fail-if names; 1: something; 2: the files or the words of the
     command are wrong.
     """
-    from tsx_cli.bench.model.results import read_results
-    from tsx_cli.bench.storage.compare import (
+    from tsx_cli.bench.load.results import read_results
+    from tsx_cli.bench.report.compare import (
         compare,
         parse_condition,
         print_compared,
         show_compared,
     )  # here, so that help stays quick
-    from tsx_cli.bench.storage.junit import check_junit, condition_cases, write_junit
+    from tsx_cli.bench.report.junit import check_junit, condition_cases, write_junit
 
     if junit is not None:
         check_junit(junit, fail_if, "--fail-if")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
 
-from tsx_cli.bench.generator.run import LoadProgress
+from tsx_cli.bench.load.generator import LoadProgress
 from tsx_runtime.shared.log_format import escaped
 
 
@@ -54,50 +52,26 @@ class Progress:
         """What lasts for a while: only a terminal shows it."""
         self._doing = text
         if self._status is not None:
-            self._status.update(
-                f"{_clock(self._ends - time.monotonic())} left · {text}{more}".replace("[", r"\[")
-            )
+            left = self._ends - time.monotonic()
+            before = "" if math.isinf(left) else f"{_clock(left)} left · "
+            self._status.update(f"{before}{text}{more}".replace("[", r"\["))
 
     def load(self, progress: LoadProgress) -> None:
         self.doing(self._doing, f" · {progress.answers:,} answers in {progress.seconds:.0f} s")
+
+    def load_of(self, number: int, rounds: int | None, progress: LoadProgress) -> None:
+        """Show a load on a running server, of so many rounds; None where their number is not
+        known.
+        """
+        left = (rounds - number if rounds else 1) * progress.of - progress.seconds
+        name = f"round {number + 1} of {rounds}" if rounds else f"load {number + 1}"
+        self.doing(name, f" · {progress.answers:,} answers, {max(0.0, left):.0f} s left")
 
     def rows(self, count: int) -> None:
         self.doing(self._doing, f" · {count:,} rows")
 
 
-def progress_line(rounds: int | None) -> Callable[[int, LoadProgress], None] | None:
-    """One line on a terminal that tells how far it is; None where stderr is none. `rounds` is None
-    where their number is not known.
-    """
-    if not sys.stderr.isatty():
-        return None
-    begun = time.monotonic()
-
-    def show(number: int, progress: LoadProgress) -> None:
-        left = max(0.0, (rounds - number if rounds else 1) * progress.of - progress.seconds)
-        text = (
-            f"load {number + 1}: "
-            if rounds is None
-            else f"round {number + 1} of {rounds}: "
-            if rounds > 1
-            else ""
-        )
-        answered = f"{progress.answers:,} answers"
-        print(
-            f"\r\033[K{text}{answered}, {time.monotonic() - begun:.0f} s, {left:.0f} s left",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
-        if (rounds is None or number == rounds - 1) and left < 1:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-    return show
-
-
 def _clock(left: float) -> str:
-    if math.isinf(left):
-        return "any time"
     minutes, seconds = divmod(max(0, round(left)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -12,26 +12,32 @@ from dataclasses import dataclass, field, replace
 
 from tsx_archiver.metadata.forms import REFERENCE, FormRecord
 from tsx_cli.bench.commands.progress import Progress
-from tsx_cli.bench.generator.run import most_connections
-from tsx_cli.bench.measure.accuracy import AccuracyGuard, verdicts_of
-from tsx_cli.bench.measure.environment import NOISY
-from tsx_cli.bench.measure.latency_curve import measure_curve
-from tsx_cli.bench.measure.noise import Watch
-from tsx_cli.bench.measure.trial import RunningCandidate, Servers, TrialFailed, TrialTarget
-from tsx_cli.bench.measure.variants import takes_batches
-from tsx_cli.bench.model.configuration import Configuration, Variant
-from tsx_cli.bench.model.disturbance import again, judge, summary
-from tsx_cli.bench.model.points import best_point, choose, confirmed_best, with_round
-from tsx_cli.bench.model.results import Curve, OfferedLoad, Results, Trial, now
-from tsx_cli.bench.search import budget
-from tsx_cli.bench.search.confirm import confirm
-from tsx_cli.bench.search.forecast import MOST_CONNECTIONS, State, by_use, ranking
-from tsx_cli.bench.search.ramp import SHARE, ramp_of
-from tsx_cli.bench.search.run_options import BenchOptions, configurations
-from tsx_cli.bench.search.search import FIRST, baseline, faster_unmeasured, next_trial, passed_over
+from tsx_cli.bench.load.configuration import Configuration, Variant
+from tsx_cli.bench.load.generator import most_connections
+from tsx_cli.bench.load.results import Curve, OfferedLoad, Results, Trial, now
+from tsx_cli.bench.report.journal import Journal
+from tsx_cli.bench.report.verdict import conclude
+from tsx_cli.bench.search import confirm as budget
+from tsx_cli.bench.search.accuracy import AccuracyGuard, verdicts_of
+from tsx_cli.bench.search.confirm import RAMP_SHARE, confirm, ramp_of
+from tsx_cli.bench.search.latency_curve import measure_curve
+from tsx_cli.bench.search.machine import NOISY, Watch, again, judge, summary
+from tsx_cli.bench.search.options import BenchOptions, configurations
+from tsx_cli.bench.search.points import best_point, choose, confirmed_best, with_round
+from tsx_cli.bench.search.search import (
+    FIRST,
+    MOST_CONNECTIONS,
+    State,
+    baseline,
+    by_use,
+    faster_unmeasured,
+    next_trial,
+    passed_over,
+    ranking,
+)
 from tsx_cli.bench.search.search import Candidate as Proposal
-from tsx_cli.bench.search.verdict import conclude
-from tsx_cli.bench.storage.journal import Journal
+from tsx_cli.bench.search.trial import RunningCandidate, Servers, TrialFailed, TrialTarget
+from tsx_cli.bench.search.variants import takes_batches
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import milliseconds, rounded
 from tsx_runtime.core.placement.hardware import gpu_count
@@ -85,7 +91,9 @@ class Bench:
     def go(self) -> None:
         """Whatever ends it, no server stays. Raises what interrupts it."""
         kept = (
-            SHARE * self.seconds_left() if self.options.ramp and math.isfinite(self.ends) else 0.0
+            RAMP_SHARE * self.seconds_left()
+            if self.options.ramp and math.isfinite(self.ends)
+            else 0.0
         )
         self.ends -= kept
         try:

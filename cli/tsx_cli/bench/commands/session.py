@@ -16,21 +16,19 @@ from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.metadata.forms import REFERENCE, FormRecord
 from tsx_archiver.names import similar_file
 from tsx_cli.archive.source import require_packed
+from tsx_cli.bench.commands.profile import profile_best
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.run import Bench
-from tsx_cli.bench.measure.environment import environment
-from tsx_cli.bench.measure.noise import Watch
-from tsx_cli.bench.measure.pinning import chosen, pinned
-from tsx_cli.bench.measure.profile import profile_best
-from tsx_cli.bench.measure.server import sweep
-from tsx_cli.bench.measure.trial import TrialTarget
-from tsx_cli.bench.measure.variants import kept_forms
-from tsx_cli.bench.model.results import ModelInfo, Results, now
-from tsx_cli.bench.search.budget import FULL
-from tsx_cli.bench.search.run_options import BenchOptions, command_line, plain
-from tsx_cli.bench.storage.journal import Journal, PastRun, read_journal
-from tsx_cli.bench.workload.inputs import choose_payloads, parse_shape
-from tsx_cli.bench.workload.payloads import Payload, mix
+from tsx_cli.bench.load.inputs import choose_payloads, parse_shape
+from tsx_cli.bench.load.payloads import Payload, mix
+from tsx_cli.bench.load.results import ModelInfo, Results, now
+from tsx_cli.bench.report.journal import Journal, PastRun, read_journal
+from tsx_cli.bench.search.confirm import FULL
+from tsx_cli.bench.search.machine import Watch, environment
+from tsx_cli.bench.search.options import BenchOptions, command_line, plain
+from tsx_cli.bench.search.server import chosen, pinned, sweep
+from tsx_cli.bench.search.trial import TrialTarget
+from tsx_cli.bench.search.variants import kept_forms
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.interruption import interruptible
 from tsx_cli.common.run_directory import has_run, write_results

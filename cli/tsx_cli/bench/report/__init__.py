@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tsx_cli.bench.model.results import Results
+from tsx_cli.bench.load.results import Results
 from tsx_cli.bench.report import facts, render, shown, tables
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.common.output import one_line

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tsx_cli.bench.model.results import Environment, Inputs, ModelInfo, Results, Usage
+from tsx_cli.bench.load.results import Environment, Inputs, ModelInfo, Results, Usage
 from tsx_cli.bench.report import shown
 from tsx_cli.common.output import number
 

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.points import knee_of, open_loops
-from tsx_cli.bench.model.results import Curve, CurvePoint, Figure, Point, Results, Stages, Trial
-from tsx_cli.bench.model.statistics import (
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.results import Curve, CurvePoint, Figure, Point, Results, Stages, Trial
+from tsx_cli.bench.load.statistics import (
     QUANTILES,
     interval,
     merged,
@@ -32,6 +31,7 @@ from tsx_cli.bench.report.charts import (
     plot,
     stacked,
 )
+from tsx_cli.bench.search.points import knee_of, open_loops
 from tsx_cli.common.output import milliseconds, number
 
 NAMED = 5  # configurations that have a colour of their own; the others are drawn without

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from tsx_archiver.metadata.slo import Bound
-from tsx_cli.bench.model.points import cost_per_million
-from tsx_cli.bench.model.results import OUT_OF_TIME, Figure, Point, Results, Trial
-from tsx_cli.bench.model.slo import parse_slo
-from tsx_cli.bench.model.statistics import RatioInterval, difference_of
+from tsx_cli.bench.load.results import OUT_OF_TIME, Figure, Point, Results, Trial, parse_slo
+from tsx_cli.bench.load.statistics import RatioInterval, difference_of
+from tsx_cli.bench.search.points import cost_per_million
 from tsx_cli.common.output import milliseconds, number
 
 NONE = "-"

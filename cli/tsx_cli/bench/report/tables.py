@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.parts import SizeClass
-from tsx_cli.bench.model.results import Point, Results, Trial
-from tsx_cli.bench.model.statistics import interval
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.results import Point, Results, SizeClass, Trial
+from tsx_cli.bench.load.statistics import interval
 from tsx_cli.bench.report import shown
 from tsx_cli.bench.report.figures import STAGES, stage_times
 from tsx_cli.bench.report.render import NOTE, ReportTable

@@ -4,18 +4,86 @@ disturbances affect all of them; then the rate of random arrivals that the best 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tsx_cli.bench.model.disturbance import correction
-from tsx_cli.bench.model.points import choose, confirmed_best, winner_of
-from tsx_cli.bench.model.results import OfferedLoad, PairedComparison, Point, Trial
-from tsx_cli.bench.model.statistics import enough, real_difference
-from tsx_cli.bench.search.budget import AT_RANDOM, COMPARED
+from tsx_cli.bench.load.plan import AUTO_SECONDS
+from tsx_cli.bench.load.results import OfferedLoad, PairedComparison, Point, Trial
+from tsx_cli.bench.load.statistics import enough, real_difference
 from tsx_cli.bench.search.ladder import AIM, bisected, three_digits
-from tsx_cli.bench.search.run_options import BenchOptions
+from tsx_cli.bench.search.machine import correction
+from tsx_cli.bench.search.options import BenchOptions
+from tsx_cli.bench.search.points import choose, confirmed_best, knee_of, winner_of
+
+FULL, SHORT = 3.0, 1.0  # seconds of a round where there is time for it, and where there is not
+ANSWERS = 300  # that a round of the search sees, if `FULL` suffices: fewer tell no p99
+# seconds of a round in which nothing is measured: the generator starts, and the server tells its
+# metrics
+BESIDE = 0.6
+COMPARED = 3  # the best, the next best and the baseline
+FEWEST = 4  # rounds of a comparison: two of each of two
+AT_RANDOM = 3  # rounds of requests that come at random
+OF_THE_LEFT = 0.025  # of the time that is left, for a round
+# of it, for the curves with the loading of their models: one that would go beyond is not begun
+FOR_LOADING = 0.3
+FOR_CURVES = 0.15  # of the time that is left, for all curves together
+FOR_THE_END = 0.35  # of the whole time, at most
+CURVE = 20.0  # seconds that a curve may take at most
+
+
+def round_cost(seconds: float) -> float:
+    """What a round takes whose figures are of so many seconds; its warm-up counts as well where it
+    turns out to be none.
+    """
+    return seconds + min(AUTO_SECONDS, seconds) + BESIDE
+
+
+def seconds_in_search(
+    requested: float | None, throughput: float | None, left: float = math.inf
+) -> float:
+    """Seconds of a round, where so many answers a second are expected: no more than it takes to see
+    enough of them.
+
+    Little time that is left is for more configurations, not for longer rounds.
+    """
+    if requested is not None:
+        return requested
+    needed = FULL if not throughput else ANSWERS / 2 / throughput
+    return min(max(min(needed, left * OF_THE_LEFT), SHORT), FULL)
+
+
+def seconds_at_end(requested: float | None, rounds: int, left: float, starting: float) -> float:
+    """Seconds of a round, so that all rounds of the comparison come into the time that is left;
+    servers start for so long.
+    """
+    if requested is not None:
+        return requested
+    each = (left - starting) / (COMPARED * rounds + AT_RANDOM)
+    return min(max((each - BESIDE) / 2, SHORT), FULL)
+
+
+def reserved_for_end(requested: float | None, rounds: int, whole: float, start: float) -> float:
+    """Seconds that the search leaves over, of so many in all, where a server takes `start` seconds
+    to start.
+    """
+    needed = COMPARED * start + (COMPARED * rounds + AT_RANDOM) * round_cost(
+        FULL if requested is None else requested
+    )
+    return min(needed, FOR_THE_END * whole)
+
+
+def reserved_for_another(rounds: int, start: float) -> float:
+    """Seconds that it takes to compare the winner with one that was found after the comparison."""
+    return 2 * start + (2 * rounds + 1) * round_cost(SHORT)
+
+
+def of_a_curve(left: float, curves: int) -> float:
+    """Seconds for each of so many curves."""
+    return CURVE if math.isinf(left) else min(CURVE, FOR_CURVES * max(0.0, left) / curves)
+
 
 ATTEMPTS = 5  # one that no longer holds its bounds makes room for another
 MOST_ROUNDS = 20
@@ -253,3 +321,73 @@ def _lower(run: Measurer, at: int, broken: OfferedLoad) -> OfferedLoad | None:
 
 def _point(run: Measurer, at: int, offered: OfferedLoad) -> Point:
     return next(point for point in run.trial(at).points if point.offered == offered)
+
+
+RAMP_FIRST, RAMP_STEP = 0.1, 1.5  # times the throughput of a closed loop, and times the rate before
+LEAST_RATE = 0.01  # of that throughput: where even this rate does not hold, none is looked for
+KNEE_NEAR = 0.05  # of a rate: rates that are closer are not told apart
+RAMP_SHARE = 0.3  # of the time of a run, that is kept for its ramp
+LOWERED = 5  # times at most that a rate is given up which no longer holds when it is measured again
+
+Attempt = Callable[
+    [float], Point | None
+]  # one more round at a rate; None where there is no time left for it, or where it failed
+
+
+def to_the_knee(attempt: Attempt, throughput: float, rounds: int = 3) -> None:
+    """Measures the course of the latency up to the knee, then narrows the knee, and measures the
+    highest rate that holds so many times.
+
+    `throughput` is what a closed loop reached. The points that `attempt` has made tell the result:
+    `points.knee_of`.
+    """
+    held, rate = 0.0, RAMP_FIRST * throughput
+    while (point := attempt(three_digits(rate))) is not None and point.holds:
+        held, rate = three_digits(rate), rate * RAMP_STEP
+    if point is None:
+        return
+    broken = three_digits(rate)
+    while held == 0 and broken > LEAST_RATE * throughput:
+        if (point := attempt(three_digits(broken / 2))) is None:
+            return
+        held, broken = (
+            (three_digits(broken / 2), broken) if point.holds else (0.0, three_digits(broken / 2))
+        )
+    if held == 0:
+        return
+    held, _ = bisected(
+        lambda rate: _rate_holds(attempt, rate),
+        held,
+        broken,
+        (held + broken) / 2,
+        KNEE_NEAR * broken,
+    )
+    for _ in range(LOWERED):
+        point = attempt(held)
+        while point is not None and point.holds and len(point.counted) < rounds:
+            point = attempt(held)
+        if point is None or point.holds:
+            return
+        held = three_digits((1 - KNEE_NEAR) * held)
+
+
+def _rate_holds(attempt: Attempt, rate: float) -> bool | None:
+    point = attempt(rate)
+    return None if point is None else point.holds
+
+
+def ramp_of(run: Measurer, at: int) -> bool:
+    """Of one configuration, as far as there is time left; whether the knee was found."""
+    points = run.trial(at).points
+    position = confirmed_best(points)
+    if position is None:
+        return False
+
+    def at_rate(rate: float) -> Point | None:
+        offered = OfferedLoad(mode="open", rate=rate, arrivals="poisson")
+        if run.seconds_left() < run.round_seconds or not run.attempt(at, offered):
+            return None
+        return next(point for point in points if point.offered == offered)
+
+    to_the_knee(at_rate, points[position].throughput.value, run.options.rounds)
+    return knee_of(points).known(run.options.rounds)

@@ -9,7 +9,7 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from tsx_cli.bench.storage.archive_record import read_record
+from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, look_at

@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import Curve
-from tsx_cli.bench.storage.archive_record import ArchiveRecord
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.results import Curve
+from tsx_cli.bench.report.archive_record import ArchiveRecord
 from tsx_cli.common.output import milliseconds, rounded
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.core.placement.hardware import describe

@@ -15,7 +15,7 @@ from typing import Any
 
 from tsx_archiver import Inspection, verify_archive
 from tsx_cli.archive.check import CheckResult
-from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record
+from tsx_cli.bench.report.archive_record import ArchiveRecord, read_record
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import archive_limits

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from tsx_cli.bench.storage.archive_record import read_record
+from tsx_cli.bench.report.archive_record import read_record
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.engine.facts import Facts, look_at

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.storage.archive_record import ArchiveRecord
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.report.archive_record import ArchiveRecord
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts, tags_of

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import NormalDist, fmean, pstdev, stdev
 
-from tsx_cli.bench.model.statistics import t_quantile
+from tsx_cli.bench.load.statistics import t_quantile
 
 CONFIDENCE = 0.95
 DRAWS = 400  # of a bootstrap

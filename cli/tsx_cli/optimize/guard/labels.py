@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.bench.load.payloads import Payload
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.optimize.guard.answers import best_labels, decode
 from tsx_runtime.plugins import ComparedAnswer

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tsx_cli.bench.measure.accuracy import parse_tolerance
+from tsx_cli.bench.search.accuracy import parse_tolerance
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.settings.traffic_policy import Compare
 from tsx_runtime.shared.suggestions import suggestion

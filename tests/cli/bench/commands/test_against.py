@@ -17,13 +17,13 @@ from tests.support.benchmarked import one_round
 from tests.support.clients.scripted import OK, scripted
 from tests.support.models import make_model
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
-from tsx_cli.bench.generator.plan import LoadPlan
-from tsx_cli.bench.generator.run import run_load
-from tsx_cli.bench.model.points import knee_of, open_loops
-from tsx_cli.bench.model.results import Round, read_results
+from tsx_cli.bench.load.generator import run_load
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.load.plan import LoadPlan
+from tsx_cli.bench.load.results import Round, read_results
 from tsx_cli.bench.report.shown import rate
-from tsx_cli.bench.search.run_options import command_line
-from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.bench.search.options import command_line
+from tsx_cli.bench.search.points import knee_of, open_loops
 from tsx_cli.common.failure import CliError
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -277,7 +277,7 @@ def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running
     )
     assert done.code == 1
     assert "accepted no request: 404" in done.err
-    assert "is the model called ehco" in done.err
+    assert "'ehco'" in done.err
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from tests.cli.conftest import Run
 from tests.support.benchmarked import results
 from tsx_archiver import ArchiveSpec, inspect_archive, open_archive, write_archive
 from tsx_archiver.metadata.forms import FormRecord
-from tsx_cli.bench.model.results import read_results
-from tsx_cli.bench.storage.write_back import write
+from tsx_cli.bench.load.results import read_results
+from tsx_cli.bench.report.write_back import write
 from tsx_cli.optimize.write_back import BuiltForm, keep_forms
 
 pytestmark = pytest.mark.skipif(

@@ -20,10 +20,9 @@ from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, clean, serving, tsx
 from tsx_archiver import inspect_archive, verify_archive
-from tsx_cli.bench.model.parts import PinnedCores
-from tsx_cli.bench.model.points import best_point
-from tsx_cli.bench.model.results import Results, read_results
-from tsx_cli.bench.storage.archive_record import read_record
+from tsx_cli.bench.load.results import PinnedCores, Results, read_results
+from tsx_cli.bench.report.archive_record import read_record
+from tsx_cli.bench.search.points import best_point
 
 # A worker with batches of two dies under load, batches of four are answered otherwise than one
 # request alone, larger ones do not load.

@@ -15,7 +15,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, Running, serving
 from tests.support.streaming import CONFIG, TALKER
-from tsx_cli.bench.model.results import read_results
+from tsx_cli.bench.load.results import read_results
 
 pytestmark = pytest.mark.usefixtures("processes")
 

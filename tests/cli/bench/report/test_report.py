@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 
 from tests.support.benchmarked import one_round, point, results
 from tsx_cli.bench.commands.against import show_against
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.parts import PinnedCores
-from tsx_cli.bench.model.points import cost_per_million, point_of
-from tsx_cli.bench.model.results import (
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.results import (
     OUT_OF_TIME,
     Figure,
     Latency,
     OfferedLoad,
     PairedComparison,
+    PinnedCores,
     Prediction,
     Results,
     Round,
@@ -43,12 +42,13 @@ from tsx_cli.bench.report.charts import (
     stacked,
     ticks,
 )
+from tsx_cli.bench.report.compare import compare, parse_condition, show_compared
 from tsx_cli.bench.report.facts import facts
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.bench.report.shown import margin, note, shown_point
 from tsx_cli.bench.report.tables import csv_rows, headline, tables
-from tsx_cli.bench.search.verdict import conclude
-from tsx_cli.bench.storage.compare import compare, parse_condition, show_compared
+from tsx_cli.bench.report.verdict import conclude
+from tsx_cli.bench.search.points import cost_per_million, point_of
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "reference" / "bench-results.schema.json"
 
@@ -87,16 +87,6 @@ def test_the_page_needs_nothing_from_elsewhere(report: Path) -> None:
     assert "<script" not in page
     assert "url(" not in page
     assert "prefers-color-scheme: dark" in page
-
-
-def test_a_line_joins_loads_of_one_kind_only() -> None:
-    found = results()
-    before = charts(found)[0].svg.count('class="line"')
-    winner = found.trials[found.winner or 0]
-    winner.points += [
-        point(512, winner.points[at].rounds, rate=rate) for at, rate in ((0, 40.0), (1, 60.0))
-    ]
-    assert charts(found)[0].svg.count('class="line"') == before + 1
 
 
 def test_the_page_shows_the_winner_each_chart_and_what_became_of_each_configuration(
@@ -229,24 +219,6 @@ def test_the_terminal_shows_the_winner_and_why(
         in reported
     )
     assert "Note: the machine was noisy" in reported
-
-
-def test_figures_stay_in_one_line_on_a_terminal_of_80_columns(
-    found: Results, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
-    monkeypatch.setenv("COLUMNS", "80")
-    unmeasured = found.model_copy(deep=True)
-    unmeasured.trials.append(trial_out_of_time())
-    show(unmeasured)
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in capsys.readouterr().out.splitlines()]
-    table = lines[: next(place for place, line in enumerate(lines) if line.startswith("Best:"))]
-    assert max(map(len, lines[: len(table) - 4])) <= 80
-    for pattern in (
-        r" cpu, 2 workers, 1 .* 2 conn\. +51.2 ± 1.6% +39.1 ms +87.7 ms +0 ",
-        r" cpu, 2 workers, .* ~22,855 +- +~4.71 ms +- ",
-    ):
-        assert any(re.match(pattern, line) for line in table), table
 
 
 def on_a_terminal(text: str) -> list[str]:
@@ -498,9 +470,10 @@ def test_the_latency_by_rate_shows_the_knee(found: Results) -> None:
     assert "Latency by rate" not in [each.title for each in charts(found)]
 
 
-def test_a_line_joins_one_kind_of_arrivals_only(found: Results) -> None:
+def test_a_line_joins_loads_of_one_kind_and_one_kind_of_arrivals_only(found: Results) -> None:
     mixed = with_rates(found)
     before = charts(mixed)[0].svg.count('class="line"')
+    assert before == charts(found)[0].svg.count('class="line"') + 1
     winner = mixed.trials[mixed.winner or 0]
     constant = [each.model_copy(deep=True) for each in winner.points[-2:]]
     for each in constant:

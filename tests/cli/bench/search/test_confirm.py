@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.parts import Latency
-from tsx_cli.bench.model.points import confirmed_best, point_of, winner_of, with_round
-from tsx_cli.bench.model.results import (
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.results import (
     Environment,
     Inputs,
+    Latency,
     ModelInfo,
     OfferedLoad,
     Results,
     Round,
     Trial,
+    parse_slo,
 )
-from tsx_cli.bench.model.slo import parse_slo
-from tsx_cli.bench.search import budget
+from tsx_cli.bench.report.verdict import conclude
+from tsx_cli.bench.search import confirm as budget
 from tsx_cli.bench.search.confirm import confirm
-from tsx_cli.bench.search.forecast import ranking
-from tsx_cli.bench.search.run_options import BenchOptions
-from tsx_cli.bench.search.verdict import conclude
+from tsx_cli.bench.search.options import BenchOptions
+from tsx_cli.bench.search.points import confirmed_best, point_of, winner_of, with_round
+from tsx_cli.bench.search.search import ranking
 
 SLO = parse_slo("p99<50ms")
 

@@ -8,13 +8,12 @@ import pytest
 
 from tests.support.benchmarked import one_round
 from tests.support.simulated_bench import SimulatedMachine, search
-from tsx_cli.bench.measure.trial import LoadMeasurement, TrialFailed
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.points import confirmed_best, knee_of, open_loops, with_round
-from tsx_cli.bench.model.results import OfferedLoad, Point, Round
-from tsx_cli.bench.model.slo import parse_slo
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.results import OfferedLoad, Point, Round, parse_slo
+from tsx_cli.bench.search.confirm import KNEE_NEAR, to_the_knee
 from tsx_cli.bench.search.ladder import bisected
-from tsx_cli.bench.search.ramp import NEAR, to_the_knee
+from tsx_cli.bench.search.points import confirmed_best, knee_of, open_loops, with_round
+from tsx_cli.bench.search.trial import LoadMeasurement, TrialFailed
 
 SLO = parse_slo("p99<100ms")
 
@@ -59,7 +58,7 @@ def test_the_knee_is_found_whatever_a_closed_loop_reached(stands: float) -> None
     assert held is not None
     assert broken is not None
     rate, beyond = held.offered.rate or 0.0, broken.offered.rate or 0.0
-    assert rate <= stands < beyond <= rate * (1 + 2 * NEAR)
+    assert rate <= stands < beyond <= rate * (1 + 2 * KNEE_NEAR)
     assert len(held.rounds) == 3, "so that its figures have an interval"
     assert len(server.rates) <= 20
     climb = [point for point in open_loops(server.points) if (point.offered.rate or 0.0) <= rate]

@@ -12,12 +12,11 @@ from tests.cli.conftest import Run
 from tests.support.models import make_model
 from tsx_archiver import ModelConfig
 from tsx_archiver.metadata.forms import FormRecord
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.parts import Latency
-from tsx_cli.bench.model.results import Figure, OfferedLoad, Point, Trial
-from tsx_cli.bench.search.run_options import BenchOptions, configurations, seconds, share
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.results import Figure, Latency, OfferedLoad, Point, Trial
+from tsx_cli.bench.report.journal import Journal, read_journal
+from tsx_cli.bench.search.options import BenchOptions, configurations, seconds, share
 from tsx_cli.bench.search.search import baseline
-from tsx_cli.bench.storage.journal import Journal, read_journal
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.run_directory import NAME
 

@@ -15,31 +15,33 @@ from hypothesis import strategies as st
 
 from tsx_archiver import ModelConfig
 from tsx_archiver.metadata.slo import Slo
-from tsx_cli.bench.model.configuration import Configuration, parse_numbers
-from tsx_cli.bench.model.parts import Latency
-from tsx_cli.bench.model.points import best_point
-from tsx_cli.bench.model.predict import predict
-from tsx_cli.bench.model.results import (
+from tsx_cli.bench.load.configuration import Configuration, parse_numbers
+from tsx_cli.bench.load.results import (
     OUT_OF_TIME,
     Accuracy,
     Curve,
     CurvePoint,
     Figure,
+    Latency,
     OfferedLoad,
     Point,
     Round,
     Trial,
+    parse_slo,
 )
-from tsx_cli.bench.model.slo import parse_slo
-from tsx_cli.bench.search.forecast import State, outlook, ranking, undisturbed
 from tsx_cli.bench.search.ladder import Rung, next_level
-from tsx_cli.bench.search.run_options import BenchOptions
-from tsx_cli.bench.search.run_options import configurations as configurations_of
+from tsx_cli.bench.search.options import BenchOptions
+from tsx_cli.bench.search.options import configurations as configurations_of
+from tsx_cli.bench.search.points import best_point
+from tsx_cli.bench.search.predict import predict, undisturbed
 from tsx_cli.bench.search.search import (
+    State,
     baseline,
     faster_unmeasured,
+    forecast,
     next_trial,
     passed_over,
+    ranking,
     ruled_out,
 )
 from tsx_cli.common.failure import UsageError
@@ -215,7 +217,7 @@ def test_the_best_is_found_with_few_measurements(
     machine = modelled(truth, cores)
     ended = run(state, machine)
     assert won(ended)[0] >= 0.95 * optimum(state, machine)
-    assert len(ended.trials) <= 15
+    assert len(ended.trials) <= 17
     assert points(ended) <= 45
 
 
@@ -243,23 +245,6 @@ def test_the_best_is_found_although_predictions_are_wrong() -> None:
         regained.append(won(run(state, machine))[0] / best if best else 1.0)
     assert min(regained) >= 0.85
     assert sum(regained) / len(regained) >= 0.98
-
-
-@pytest.mark.parametrize("slo", [None, "p99<60ms"])
-def test_the_best_is_found_where_figures_are_noisy(slo: str | None) -> None:
-    truth = curve(6, 1.5)
-    chance = random.Random(4)
-
-    def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
-        rate, p99 = modelled(truth, 4)(configuration, offered)
-        return rate * chance.gauss(1, 0.01), p99 * chance.gauss(1, 0.02)
-
-    state = State(
-        space((1, 2, 4, 8), (1, 2, 4, 8, 16)), [truth], slo=parse_slo(slo) if slo else None, cores=4
-    )
-    ended = run(state, machine)
-    assert won(ended)[0] >= 0.9 * optimum(state, machine, 10)
-    assert len(ended.trials) < 14
 
 
 @pytest.mark.parametrize(
@@ -304,17 +289,6 @@ def test_what_is_not_better_by_the_curve_of_its_variant_is_not_measured() -> Non
     assert all("at most" in why and predicted is not None for _, predicted, why in reported)
 
 
-def test_a_form_is_predicted_by_its_own_curve_and_wins_by_it() -> None:
-    curves = [curve(100, 20, form="reference"), curve(20, 2, form="int8")]
-
-    def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
-        return modelled(curves[configuration.form == "int8"], 4)(configuration, offered)
-
-    ended = run(State([*space(form="reference"), *space(form="int8")], curves, cores=4), machine)
-    assert ended.trials[0].how() == Configuration(form="reference")
-    assert {trial.how().form for trial in ended.trials[1:]} == {"int8"}
-
-
 def test_a_failure_is_a_result_and_what_asks_for_more_is_not_tried() -> None:
     truth = curve(20, 0.5, cpu=0.1)
     state = State(space(), [truth], cores=8)
@@ -328,12 +302,22 @@ def test_a_failure_is_a_result_and_what_asks_for_more_is_not_tried() -> None:
         state, configurations=[each for each in state.configurations if not fails(each)]
     )
     assert won(ended)[0] >= 0.95 * optimum(possible, machine)
-    failed = [trial.how() for trial in ended.trials if trial.state == "failed"]
-    assert failed
-    assert len(failed) < sum(map(fails, state.configurations))
+    states = [trial.state for trial in ended.trials]
+    last = max(at for at, state in enumerate(states) if state == "measured")
+    assert 1 <= states[:last].count("failed") <= 4 < states.count("failed")
     assert "failed, which asks for less: out of memory" in str(
         ruled_out(ended, Configuration(workers=16, batch_size=32))
     )
+
+
+def test_a_baseline_that_answers_nothing_does_not_end_the_search() -> None:
+    state = State(space(), [curve(20, 2)], slo=parse_slo("p99<200ms"), cores=4)
+    dead = Trial(
+        configuration=Configuration().as_json(), points=[measured(state.slo, OfferedLoad(), 0, 0)]
+    )
+    assert next_trial(replace(state, trials=[dead])) is not None
+    slow = dead.model_copy(update={"points": [measured(state.slo, OfferedLoad(), 0.001, 20)]})
+    assert next_trial(replace(state, trials=[slow])) is not None
 
 
 def test_where_even_the_baseline_fails_the_search_ends() -> None:
@@ -362,11 +346,11 @@ def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
         (2, None),
     }
     state = State(configurations, curves, slo=parse_slo("p99<100ms"), cores=2)
-    two = outlook(state, Configuration(workers=2))
+    two = forecast(state, Configuration(workers=2))
     assert (
         two.expected
-        == outlook(state, Configuration(workers=2, threads=1)).expected
-        > 1.5 * outlook(state, Configuration(threads=1)).expected
+        == forecast(state, Configuration(workers=2, threads=1)).expected
+        > 1.5 * forecast(state, Configuration(threads=1)).expected
     )
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
@@ -405,8 +389,8 @@ def test_a_curve_that_was_disturbed_at_one_size_does_not_mislead_the_search() ->
     )
     state = replace(state, trials=[first])
     assert (
-        outlook(state, Configuration(batch_size=2)).expected
-        < outlook(state, Configuration(workers=2, batch_size=32)).expected
+        forecast(state, Configuration(batch_size=2)).expected
+        < forecast(state, Configuration(workers=2, batch_size=32)).expected
     )
 
 

@@ -12,9 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.simulated_bench import Others, SimulatedMachine, bursts, hog, quiet, search
-from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import Results
+from tests.support.simulated_bench import (
+    Others,
+    RecordedMachine,
+    SimulatedMachine,
+    bursts,
+    hog,
+    quiet,
+    search,
+)
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.results import Results
 from tsx_cli.bench.search.search import FIRST
 
 pytestmark = pytest.mark.slow
@@ -51,11 +59,23 @@ def test_the_chosen_configuration_is_within_a_tenth_of_the_best_in_four_of_five_
     assert sum(share >= 0.9 for share in shares) >= 4, shares
 
 
+@pytest.mark.parametrize("bound_ms", [30, 100])
+def test_of_the_recorded_configurations_one_within_a_tenth_of_the_best_is_chosen(
+    tmp_path: Path, bound_ms: float
+) -> None:
+    """In each noise, and with less than a third of the rounds of the whole table."""
+    for seed in range(2):
+        machine = RecordedMachine(seed, bound_ms=bound_ms)
+        results = search(machine, 300, tmp_path / str(seed))
+        assert regained(machine, results) >= 0.9
+        assert len(machine.log) < 319 / 3
+
+
 @settings(
     max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 @given(st.integers(0, 10_000), st.sampled_from([30, 45, 60, 100, 150]), st.booleans())
-def test_five_configurations_are_measured_before_anything_is_measured_twice(
+def test_the_first_configurations_are_measured_before_anything_is_measured_twice(
     tmp_path_factory: pytest.TempPathFactory, seed: int, seconds: float, noisy: bool
 ) -> None:
     machine = SimulatedMachine(seed, bursts(seed) if noisy else quiet)

@@ -15,7 +15,7 @@ from tests.support.benchmarked import results
 from tests.support.models import make_model
 from tests.support.platforms.aws import Course
 from tsx_archiver import rewrite_archive
-from tsx_cli.bench.storage.archive_record import record_of
+from tsx_cli.bench.report.archive_record import record_of
 from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.preflight.limits import ModelProfile, findings
 from tsx_cli.deploy.preflight.outlook import outlook

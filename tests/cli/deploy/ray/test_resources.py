@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.benchmarked import results
-from tsx_cli.bench.storage.archive_record import record_of
+from tsx_cli.bench.report.archive_record import record_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.commands.locations import named, place

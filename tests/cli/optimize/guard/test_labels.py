@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tsx_cli.bench.workload.payloads import Payload, read_payloads
+from tsx_cli.bench.load.payloads import Payload, read_payloads
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.guard.labels import read_labels, with_names
 from tsx_runtime.plugins import ComparedAnswer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_cli.bench.model.results import Environment, Inputs, ModelInfo
+from tsx_cli.bench.load.results import Environment, Inputs, ModelInfo
 from tsx_cli.optimize.report import show, write_report
 from tsx_cli.optimize.results import FormResult, GuardVerdict, OptimizeResults, SizeFigures
 

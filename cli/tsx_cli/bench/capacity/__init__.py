@@ -1,1 +1,0 @@
-"""`tsx plan`: how many replicas a load needs."""

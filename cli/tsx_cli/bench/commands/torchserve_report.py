@@ -1,0 +1,140 @@
+"""The figures of a load as TorchServe's scripts report them: read from ts_metrics.log and
+model_metrics.log, which tsx writes like TorchServe, into the columns of ab_report.csv.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tsx_cli.bench.commands.torchserve_plan import Case
+from tsx_cli.bench.load.results import Point
+
+FILES = ("ts_metrics.log", "model_metrics.log")
+_LINE = re.compile(r"[ -] ([A-Za-z_0-9]+)\.[A-Za-z/]+:(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\|#([^|]*)")
+WANTED = {
+    *("PredictionTime", "HandlerTime", "QueueTime", "WorkerThreadTime"),
+    *("ts_handler_preprocess", "ts_handler_inference", "ts_handler_postprocess"),
+    *(
+        "CPUUtilization",
+        "MemoryUtilization",
+        "GPUUtilization",
+        "GPUMemoryUtilization",
+        "GPUMemoryUsed",
+    ),
+}
+
+
+class LogPosition(NamedTuple):
+    """The log files, and their lengths at the start of the load."""
+
+    directory: Path
+    sizes: Mapping[str, int]
+
+
+def begin(directory: Path) -> LogPosition:
+    return LogPosition(
+        directory,
+        {
+            name: (directory / name).stat().st_size if (directory / name).is_file() else 0
+            for name in FILES
+        },
+    )
+
+
+def figures(place: LogPosition) -> dict[str, list[float]]:
+    """The values by their metric, in order, of what was written since."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for name in FILES:
+        for metric, value in _read(place.directory / name, place.sizes.get(name, 0)):
+            found[metric].append(value)
+    return found
+
+
+def _read(file: Path, start: int) -> list[tuple[str, float]]:
+    try:
+        if file.stat().st_size < start:  # the log was rotated
+            start = 0
+        with file.open("rb") as lines:
+            lines.seek(start)
+            text = lines.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [
+        (found[1], float(found[2]))
+        for found in map(_LINE.search, text.splitlines())
+        if found and found[1] in WANTED
+    ]
+
+
+def at(values: Sequence[float], share: float) -> float:
+    """As TorchServe takes percentiles: the value at that place in their order."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
+
+
+def mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 2) if values else 0.0
+
+
+Row = dict[str, object]
+MEANS = {
+    "predict_mean": "PredictionTime",
+    "handler_time_mean": "HandlerTime",
+    "waiting_time_mean": "QueueTime",
+    "worker_thread_mean": "WorkerThreadTime",
+    "cpu_percentage_mean": "CPUUtilization",
+    "memory_percentage_mean": "MemoryUtilization",
+    "gpu_percentage_mean": "GPUUtilization",
+    "gpu_memory_percentage_mean": "GPUMemoryUtilization",
+    "gpu_memory_used_mean": "GPUMemoryUsed",
+}
+PROFILED = {
+    f"handler_{step}_mean": f"ts_handler_{step}"
+    for step in ("preprocess", "inference", "postprocess")
+}
+
+
+def row(case: Case, point: Point, times: Mapping[str, Sequence[float]]) -> Row:
+    """Milliseconds, percent and requests per second.
+
+    A value that is in no log is 0, as in TorchServe.
+    """
+    sent = sum(each.sent for each in point.rounds)
+    failed = sent - sum(each.ok for each in point.rounds)
+    latency = point.latency
+    found: Row = {
+        "Benchmark": "AB",
+        "TS failed requests": failed,
+        "TS throughput": round(point.throughput.value, 2),
+        "TS latency P50": round(latency.p50_ms, 3),
+        "TS latency P90": round(latency.p90_ms, 3),
+        "TS latency P99": round(latency.p99_ms, 3),
+        "TS latency mean": round(latency.mean_ms, 3),
+        "TS error rate": round(100 * failed / sent, 4) if sent else 0.0,
+        "Batch size": case.batch_size,
+        "Batch delay": case.batch_delay,
+        "Workers": case.workers,
+        "Model": f"[.mar]({case.url})",
+        "Concurrency": case.concurrency,
+        "Input": f"[input]({case.input})",
+        "Requests": sent,
+    }
+    for name, metric in (("Model_p", "PredictionTime"), ("Queue time p", "QueueTime")):
+        found |= {
+            f"{name}{percent}": at(times.get(metric, ()), percent / 100) for percent in (50, 90, 99)
+        }
+    columns = MEANS | (PROFILED if case.profiled else {})
+    return found | {column: mean(times.get(metric, ())) for column, metric in columns.items()}
+
+
+def csv_text(row: Row) -> str:
+    """Two lines: what the columns are, and what they hold."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\r\n").writerows([list(row), list(row.values())])
+    return out.getvalue()

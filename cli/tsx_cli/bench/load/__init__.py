@@ -1,0 +1,1 @@
+"""What a benchmark sends, and the figures of it: inputs, protocols, the load generator, results.json."""

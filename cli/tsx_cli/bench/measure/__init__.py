@@ -1,1 +1,0 @@
-"""Measuring one configuration: server, latency, memory, accuracy."""

@@ -1,1 +1,0 @@
-"""Configurations, results and the arithmetic on them."""

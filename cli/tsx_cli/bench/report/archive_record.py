@@ -1,0 +1,158 @@
+"""`tsx-bench.json` of an archive: the measurements of `tsx bench --write`, for `tsx serve`, `tsx
+plan` and people.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from tsx_archiver import read_member
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.results import (
+    Curve,
+    Environment,
+    Inputs,
+    ModelInfo,
+    OfferedLoad,
+    Part,
+    Point,
+    Results,
+    Trial,
+)
+from tsx_cli.common.failure import CliError
+from tsx_cli.common.options import archive_limits
+from tsx_runtime.core.models.benchmark_record import FILE, FORMAT, LARGEST
+from tsx_runtime.core.placement.hardware import hardware
+
+
+class Best(Part):
+    """The winner's figures at the highest load within the bounds."""
+
+    configuration: dict[str, Any]
+    describes: str  # the configuration in words
+    offered: OfferedLoad
+    throughput: float
+    p50_ms: float
+    p99_ms: float
+
+
+class MeasuredLoad(Point):
+    """A load on one configuration."""
+
+    configuration: dict[str, Any]
+    utilisation: float | None = None  # share of the time that the workers were at work
+
+    @property
+    def how(self) -> Configuration:
+        return Configuration(**self.configuration)
+
+
+class ArchiveRecord(Part):
+    format: int = FORMAT
+    measured: str  # ISO 8601, with the offset
+    tsx: str
+    environment: Environment
+    model: ModelInfo
+    slo: str | None = None
+    protocol: str = "tsx"
+    inputs: Inputs
+    best: Best
+    curves: list[Curve] = Field(default_factory=list)
+    points: list[MeasuredLoad] = Field(default_factory=list)  # of all configurations
+
+    @property
+    def here(self) -> bool:
+        """Whether this machine computes as the one that it was measured on."""
+        return self.environment.fingerprint == hardware().fingerprint
+
+    def content(self) -> bytes:
+        return (
+            json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False).encode() + b"\n"
+        )
+
+
+def read_record(archive: Path) -> ArchiveRecord | None:
+    """What an archive or a model's directory has of it; None where it was never measured. Raises
+    CliError for a damaged one.
+    """
+    content = read_member(archive, FILE, most=LARGEST, limits=archive_limits())
+    if content is None:
+        return None
+    try:
+        given = json.loads(content)
+        if isinstance(given, dict) and given.get("format") != FORMAT:
+            message = (
+                f"{FILE} is of format {given.get('format')}, and this tsx reads format {FORMAT}"
+            )
+            raise CliError(f"{archive}: {message}; measure again: tsx bench {archive} --write")
+        return ArchiveRecord.model_validate(given)
+    except (ValueError, ValidationError, RecursionError) as error:
+        raise CliError(
+            f"{archive}: {FILE} is damaged; measure again: tsx bench {archive} --write"
+        ) from error
+
+
+def record_of(results: Results, *, only_winner: bool = False) -> ArchiveRecord:
+    """Return what is kept of a run that has a winner: the loads of all configurations, or only
+    its.
+    """
+    assert results.winner is not None
+    best = _best(results, results.winner)
+    if best is None:
+        raise CliError("the winner has no measured point, so there is nothing to keep")
+    return ArchiveRecord(
+        measured=results.ended or results.started,
+        tsx=results.environment.tsx,
+        environment=results.environment,
+        model=results.model,
+        slo=results.slo,
+        protocol=results.protocol,
+        inputs=results.inputs,
+        best=best,
+        curves=results.curves,
+        points=_points([results.trials[results.winner]] if only_winner else results.trials),
+    )
+
+
+def _points(trials: Iterable[Trial]) -> list[MeasuredLoad]:
+    """Return the loads of the configurations whose answers are allowed, without their rounds."""
+    return [
+        MeasuredLoad(
+            configuration=trial.configuration,
+            utilisation=_utilisation(point, trial.how().workers),
+            **point.model_dump(
+                exclude={"rounds": True, "stream": {"ttft_histogram", "tpot_histogram"}}
+            ),
+        )
+        for trial in trials
+        if trial.accuracy is None or trial.accuracy.allowed
+        for point in trial.points
+    ]
+
+
+def _utilisation(point: Point, workers: int) -> float | None:
+    busy_ms = [each.busy_ms for each in point.counted if each.busy_ms is not None]
+    if not busy_ms:
+        return None
+    return round(min(1.0, point.throughput.value * fmean(busy_ms) / 1000 / workers), 4)
+
+
+def _best(results: Results, number: int) -> Best | None:
+    trial = results.trials[number]
+    point = trial.chosen
+    if point is None:
+        return None
+    return Best(
+        configuration=trial.configuration,
+        describes=str(trial.how()),
+        offered=point.offered,
+        throughput=point.throughput.value,
+        p50_ms=point.latency.p50_ms,
+        p99_ms=point.p99_ms.value,
+    )

@@ -1,0 +1,62 @@
+"""`--write`: writes the winner's settings and the measurements into the archive, atomically."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tsx_archiver import open_archive, rewrite_archive
+from tsx_archiver.metadata.forms import REFERENCE
+from tsx_archiver.storage.atomic_file import beside
+from tsx_archiver.storage.cache import Cache
+from tsx_cli.bench.load.results import Results
+from tsx_cli.bench.report.archive_record import record_of
+from tsx_cli.bench.search.variants import changes, config_name, config_text, with_keys
+from tsx_cli.common.failure import CliError
+from tsx_cli.common.options import archive_limits
+from tsx_runtime.core.models.benchmark_record import FILE, LARGEST
+
+
+def check_writable(path: Path, option: str = "--write", way_out: str = "leave --write out") -> None:
+    """Before minutes are spent on what is to be written. Raises CliError where it cannot be."""
+    place = path.resolve() / FILE if path.is_dir() else path.resolve()
+    try:
+        partial = beside(place)
+        partial.touch()
+        partial.unlink()
+        if place.exists():
+            place.open("r+b").close()
+    except OSError as error:
+        raise CliError(
+            f"{option}: {path} cannot be written ({error.strerror}); make it writable, or {way_out}"
+        ) from error
+
+
+def write(path: Path, results: Results, cache: Path | Cache) -> str:
+    """What was written, in words. Raises CliError, ArchiveError."""
+    if results.winner is None:
+        raise CliError(f"nothing was written into {path}: {results.why}")
+    configuration = results.trials[results.winner].how()
+    content = record_of(results).content()
+    if len(content) > LARGEST:
+        content = record_of(results, only_winner=True).content()
+    with open_archive(path, cache=cache, limits=archive_limits()) as archive:
+        if archive.digest != results.model.sha256:
+            raise CliError(
+                f"nothing was written into {path}: it has changed since it was measured. Measure it"
+                " again"
+            )
+        name = config_name(archive)
+        keys = changes(configuration, archive.config.raw)
+        if archive.config.slo is not None:  # it stays, and begins with what was measured
+            keys |= {"slo": archive.config.slo, "batchSize": None}
+        if keys.get("forms"):  # the winner first; the others for where it does not fit
+            keys["forms"] += [
+                form
+                for form in archive.config.forms or ()
+                if form not in (configuration.form, REFERENCE)
+            ]
+        config = with_keys(config_text(archive), keys).encode()
+    rewrite_archive(
+        path, {name: config, FILE: content}, model={"configFile": name}, limits=archive_limits()
+    )
+    return f"{path} now runs with {configuration}, and has what was measured in {FILE}"

@@ -1,0 +1,340 @@
+"""A worker without a server: a real worker process that loads a model and answers one batch after
+the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import IO, NamedTuple
+
+import psutil
+
+from tsx_archiver import OpenArchive, parse_model_config
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.search.variants import changes
+from tsx_runtime import wire
+from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS, hidden_variables
+from tsx_runtime.core.models.handlers import handler_of
+from tsx_runtime.core.models.load_order import envelope_of, load_order
+from tsx_runtime.core.models.plan import RegisterOrder, plan
+from tsx_runtime.core.placement.hardware import gpu_count
+from tsx_runtime.core.placement.placement import Machine, placement_of
+from tsx_runtime.core.workers.launch import Launch, launch_of
+from tsx_runtime.errors import BadRequest
+from tsx_runtime.plugins import ComparedAnswer
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.cores import cpu_count
+from tsx_runtime.wire import Buffer, Item, Kind, LoadOrder
+
+LAST_LINES = 6  # of its log, in the reason of a failure
+PATIENCE = 5.0  # seconds that it may take to end
+OUT_OF_MEMORY = "tsx_oom_retries_total"  # what a worker counts that has cut a batch
+
+
+class WorkerFailed(Exception):
+    """Says why, for people."""
+
+
+class WorkerSpec(NamedTuple):
+    """How a worker is started, and its load order."""
+
+    load: LoadOrder
+    launch: Launch
+    startup_timeout: float
+
+
+class BatchReply(NamedTuple):
+    """Of one batch. The seconds are the worker's own: in all, and in preprocess, inference and
+    postprocess (NaN: it has no such step).
+    """
+
+    answers: list[ComparedAnswer]
+    seconds: float
+    stages: tuple[float, float, float]
+
+
+def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: int) -> WorkerSpec:
+    """For one worker of that variant which gets batches of at most that size.
+
+    Raises WorkerFailed where there can be none.
+    """
+    settings = Settings.model_validate({})
+    config, _ = parse_model_config(
+        {
+            **archive.config.raw,
+            **changes(configuration, archive.config.raw),
+            "batchSize": batch_size,
+        }
+    )
+    archive = replace(archive, config=config)
+    if configuration.device != "cpu" and not gpu_count():
+        raise WorkerFailed("there is no GPU here that torch could use")
+    try:
+        chosen = plan(
+            RegisterOrder(url=""),
+            config,
+            settings,
+            gpu_count() if configuration.device != "cpu" else 0,
+        )
+        handler = handler_of(
+            archive,
+            archive.manifest.handler or settings.default_service_handler or "",
+            archive.manifest.runtime,
+        )
+    except BadRequest as error:
+        raise WorkerFailed(str(error)) from error
+    if chosen.strategy.mode != "batch" or chosen.strategy.sequences is not None:
+        raise WorkerFailed(
+            "its requests join and leave at any time (sequences, continuous batching, tasks), so"
+            " the time of a batch cannot be measured"
+        )
+    if config.use_venv:
+        raise WorkerFailed(
+            "it has an interpreter of its own (useVenv), which only a server sets up"
+        )
+    gpus = chosen.gpus[: chosen.parallel.gpus]
+    place = placement_of(
+        Machine(cpu_count()),
+        chosen.parallel,
+        threads=chosen.threads,
+        worker=0,
+        workers=1,
+        gpus=gpus,
+    )
+    place = place._replace(shares_cores=False)  # every batch with the same number of threads
+    name, version = archive.manifest.model_name, archive.manifest.version
+    load = load_order(
+        archive,
+        chosen,
+        place,
+        settings,
+        name=name,
+        version=version,
+        handler=handler,
+        envelope=envelope_of(archive, settings),
+        worker="bench",
+        gpus=len(gpus),
+    )
+    launch = (
+        launch_of(
+            chosen.parallel, None, use_venv=False, threads=place.threads, group=f"{name}_bench"
+        )
+        or Launch()
+    )
+    return WorkerSpec(load, launch, chosen.startup_timeout)
+
+
+def model_variables() -> dict[str, str]:
+    """Return the environment for an archive's code, without the secrets that a server hides."""
+    hidden = hidden_variables(Settings.model_validate({}), os.environ)
+    return {**DEFAULTS, **{name: value for name, value in os.environ.items() if name not in hidden}}
+
+
+@contextmanager
+def start_worker(
+    spec: WorkerSpec, variables: dict[str, str] | None = None
+) -> Iterator[StandaloneWorker]:
+    """Loaded, and ended whatever happens. Raises WorkerFailed."""
+    front, back = socket.socketpair()
+    with front, tempfile.TemporaryFile() as log:
+        with back:
+            process = subprocess.Popen(
+                spec.launch.command(back.fileno(), None),
+                env={**model_variables(), **spec.launch.variables, **(variables or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[back.fileno()],
+                start_new_session=True,
+            )
+        try:
+            worker = StandaloneWorker(front, process, log, spec.load["response_timeout"])
+            worker.load(spec)
+            yield worker
+            front.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE)  # it may have something to write, such as a profile
+        finally:
+            with suppress(ProcessLookupError, PermissionError):  # its process group is empty
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+class StandaloneWorker:
+    """See `start_worker`."""
+
+    device = "cpu"  # as it says itself, once it is loaded
+    precision: str | None = None  # that its handler says it has
+    form: str | None = None  # that its model has, where forms are configured
+    forms_passed_over: Sequence[str] = ()  # why it has none before that
+    load_seconds = 0.0  # from the load order to readiness
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        process: subprocess.Popen[bytes],
+        log: IO[bytes],
+        response_timeout: float,
+    ) -> None:
+        self.pid = process.pid
+        self._sock = sock
+        self._process = process
+        self._log = log
+        self._response_timeout = response_timeout
+        self._batches = itertools.count(1)
+
+    def load(self, spec: WorkerSpec) -> None:
+        begun = time.monotonic()
+        self._send(Kind.LOAD, 0, extra=json.dumps(spec.load).encode())
+        frame = self._receive(
+            spec.startup_timeout,
+            f"it was not loaded within {spec.startup_timeout:g} seconds (startupTimeout)",
+        )
+        reply = json.loads(bytes(frame.extra))
+        if frame.kind is not Kind.LOADED:
+            raise WorkerFailed(reply["message"])
+        self.load_seconds = time.monotonic() - begun
+        self.device, self.precision = reply["device"], reply.get("precision")
+        self.form, self.forms_passed_over = reply.get("form"), reply.get("forms_passed_over", ())
+
+    def answer(self, batch: Sequence[Item]) -> BatchReply:
+        """Raises WorkerFailed where the worker dies of it, or runs out of memory."""
+        self._send(Kind.BATCH, next(self._batches), batch)
+        late = (
+            f"a batch of {len(batch)} was not answered within {self._response_timeout:g} seconds"
+            " (responseTimeout)"
+        )
+        pieces: defaultdict[int, bytes] = defaultdict(bytes)
+        while (
+            frame := self._receive(self._response_timeout, late)
+        ).kind is Kind.PIECE:  # the time of the whole answer counts
+            for at, _, body in frame.items:
+                pieces[at] += bytes(body)
+        extra = bytes(frame.extra)
+        _, seconds, *stages = wire.TIMES.unpack_from(extra)
+        if any(
+            metric["name"] == OUT_OF_MEMORY
+            for metric in json.loads(extra[wire.TIMES.size :] or b"[]")
+        ):
+            raise WorkerFailed(f"a batch of {len(batch)} does not fit the memory of {self.device}")
+        answers = [
+            ComparedAnswer(status, _headers(meta), pieces[at] + bytes(body))
+            for at, (status, meta, body) in enumerate(frame.items)
+        ]
+        return BatchReply(answers, seconds, (stages[0], stages[1], stages[2]))
+
+    def cpu_seconds(self) -> float:
+        """Of the process and all that it has started, so far."""
+        total = 0.0
+        with suppress(psutil.Error):
+            first = psutil.Process(self.pid)
+            for process in (first, *first.children(recursive=True)):
+                with suppress(psutil.Error):
+                    times = process.cpu_times()
+                    total += times.user + times.system
+        return total
+
+    def _send(self, kind: Kind, batch: int, items: Sequence[Item] = (), extra: bytes = b"") -> None:
+        self._sock.settimeout(self._response_timeout)
+        try:
+            self._sock.sendall(b"".join(wire.encode(kind, batch, items, extra)))
+        except OSError as error:
+            raise WorkerFailed(self._how_it_ended()) from error
+
+    def _receive(self, seconds: float, late: str) -> wire.Frame:
+        """The next that is no report: those are in its log as well.
+
+        It may take so long between two parts of a frame.
+        """
+        self._sock.settimeout(seconds)
+        try:
+            while True:
+                header = wire.decode_header(self._exactly(wire.HEADER.size))
+                frame = wire.decode(header, self._exactly(header.size))
+                if frame.kind is not Kind.REPORT:
+                    return frame
+        except TimeoutError as error:
+            raise WorkerFailed(late) from error
+        except ConnectionError as error:
+            raise WorkerFailed(self._how_it_ended()) from error
+
+    def _exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            got = self._sock.recv_into(view)
+            if not got:
+                raise ConnectionResetError
+            view = view[got:]
+        return data
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            return "the worker closed its connection"
+        words = last_lines(self._log)
+        return f"the worker ended ({how_it_ended(code)})" + (f": {words}" if words else "")
+
+
+def _headers(block: Buffer) -> dict[str, str]:
+    return {name.lower(): value for name, value in wire.parse_header_block(str(block, "latin-1"))}
+
+
+def how_it_ended(code: int) -> str:
+    """A process with this return code, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return (
+        f"{name}, which is what a system that is out of memory sends" if name == "SIGKILL" else name
+    )
+
+
+def last_lines(log: IO[bytes]) -> str:
+    log.seek(0)
+    return "\n".join(log.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:])
+
+
+def items_of(payloads: Sequence[Payload]) -> list[Item]:
+    """The requests as a front end passes them on."""
+    found: list[Item] = []
+    for number, payload in enumerate(payloads):
+        named = {name.lower() for name, _ in payload.headers}
+        own = (
+            [("Content-Type", payload.content_type)]
+            if payload.content_type and "content-type" not in named
+            else []
+        )
+        head = [
+            (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+            for name, value in (*own, *payload.headers)
+        ]
+        found.append(
+            (
+                0,
+                wire.request_meta(
+                    f"bench-{number}", payload.query.encode("latin-1", "replace"), head
+                ),
+                payload.body,
+            )
+        )
+    return found
+
+
+def batch_of(items: Sequence[Item], size: int, number: int) -> list[Item]:
+    """Batch `number`, from 0: the items in turn, so that each stands beside others."""
+    start = number * size
+    return [items[position % len(items)] for position in range(start, start + size)]

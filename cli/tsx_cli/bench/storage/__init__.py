@@ -1,1 +1,0 @@
-"""The stored results of a run: journal, archive record, comparisons."""

@@ -1,3 +1,0 @@
-"""TorchServe's auto-benchmark: its configuration files, run on tsx or a running TorchServe, and its
-reports.
-"""

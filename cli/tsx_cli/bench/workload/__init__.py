@@ -1,1 +1,0 @@
-"""The workload: inputs, payloads, protocols."""

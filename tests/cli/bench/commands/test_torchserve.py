@@ -1,0 +1,364 @@
+"""TorchServe's auto-benchmark: what its files mean, what comes of running one, and the columns that
+its users' scripts read.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.support.benchmarked import one_round, point
+from tests.support.models import make_model
+from tsx_cli.bench.command import AGAINST, COMPARE, TORCHSERVE, another
+from tsx_cli.bench.commands import torchserve_report as logs
+from tsx_cli.bench.commands import torchserve_run as run
+from tsx_cli.bench.commands.torchserve_plan import Case, read_plan
+from tsx_cli.bench.commands.torchserve_report import csv_text, row
+from tsx_cli.bench.load.results import Trial, read_results
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.main import main
+
+MODEL = """
+echo:
+  eager_mode:
+    benchmark_engine: "ab"
+    url: "{url}"
+    workers: [1]
+    batch_delay: 5
+    batch_size: [1, 4]
+    input: "./input.txt"
+    requests: 20
+    concurrency: 2
+    backend_profiling: False
+    exec_env: "local"
+    processors:
+      - "cpu"
+      - "gpus": "all"
+"""
+TOP = """
+ts_version:
+  release: "0.12.0"
+models:
+  - "echo.yaml"
+hardware: &hardware "cpu"
+metrics_cmd:
+  - "cmd": "aws cloudwatch put-metric-data"
+  - "--namespace": ["torchserve_benchmark_nightly_", *hardware]
+"""
+COLUMNS = (
+    "Benchmark,TS failed requests,TS throughput,TS latency P50,TS latency P90,TS latency P99,TS latency mean,TS error rate,Batch size,"
+    "Batch delay,Workers,Model,Concurrency,Input,Requests,Model_p50,Model_p90,Model_p99,Queue time p50,Queue time p90,Queue time p99,"
+    "predict_mean,handler_time_mean,waiting_time_mean,worker_thread_mean,cpu_percentage_mean,memory_percentage_mean,gpu_percentage_mean,"
+    "gpu_memory_percentage_mean,gpu_memory_used_mean"
+)
+HANDLER = """
+import time
+
+def handle(data, context):
+    time.sleep(0.002)
+    return [str(len(row.get("data") or row.get("body"))) for row in data or []]
+"""
+
+
+def written(place: Path, model: str = MODEL, top: str = TOP, url: str = "echo.mar") -> Path:
+    """The auto-benchmark's file, as TorchServe's repository has it beside the models'."""
+    (place / "models_config").mkdir(parents=True)
+    (place / "models_config" / "echo.yaml").write_text(model.format(url=url))
+    (place / "input.txt").write_text("some words")
+    (place / "benchmark_config.yaml").write_text(top)
+    return place / "benchmark_config.yaml"
+
+
+def test_a_file_is_a_case_for_each_number_of_workers_and_batch_size(tmp_path: Path) -> None:
+    plan = read_plan(written(tmp_path))
+    assert [case.name for case in plan.cases] == ["eager_mode_echo_w1_b1", "eager_mode_echo_w1_b4"]
+    case = plan.cases[0]
+    assert (case.batch_delay, case.requests, case.concurrency, case.device, case.served_as) == (
+        5,
+        20,
+        2,
+        "cpu",
+        "benchmark",
+    )
+    assert case.input == tmp_path / "input.txt"
+    assert [note.split(":")[0] for note in plan.notes] == ["ts_version", "metrics_cmd"]
+
+
+def test_a_model_s_own_file_is_enough_and_gpus_are_for_that_hardware(tmp_path: Path) -> None:
+    top = written(tmp_path, top=TOP.replace('"cpu"', '"gpu"'))
+    assert {case.device for case in read_plan(top).cases} == {"cuda"}
+    alone = read_plan(tmp_path / "models_config" / "echo.yaml")
+    assert {case.device for case in alone.cases} == {"cpu"}
+    assert not alone.notes
+
+
+def test_what_means_nothing_here_is_reported_once(tmp_path: Path) -> None:
+    more = (
+        MODEL.replace("    exec_env: local", "")
+        + '    docker_runtime: "nvidia"\n    backend_profiling: True\n'
+    )
+    plan = read_plan(written(tmp_path, model=more, top=TOP + "colour: red\n"))
+    assert [
+        note
+        for note in plan.notes
+        if note.startswith(("docker_runtime", "backend_profiling", "colour"))
+    ] == [
+        "colour: tsx does not know this key",
+        "backend_profiling: it has no effect",
+        "docker_runtime: it has no effect",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "workers: [1]",
+            "workers: [0]",
+            "workers is \\[0\\]; it must be a whole number of 1 or more",
+        ),
+        ("batch_size: [1, 4]", "batch_size: many", "batch_size is 'many'"),
+        ("requests: 20", "requests: [1, 2]", "requests is \\[1, 2\\]"),
+        ("./input.txt", "./absent.txt", "absent.txt does not exist"),
+        ('url: "{url}"', "", "has no url of an archive"),
+        ('"{url}"', "nlp.war", "contains no load"),
+        ('"gpus": "all"', '"tpu"', "processors is"),
+        (
+            "benchmark_engine:",
+            "content_type: [a]\n    benchmark_engine:",
+            "content_type is \\['a'\\]",
+        ),
+        (
+            "benchmark_engine:",
+            "inference_model_url: v1/x\n    benchmark_engine:",
+            "the URL of a model is predictions/NAME",
+        ),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_reported_with_its_place(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    assert old in MODEL
+    with pytest.raises(UsageError, match=said):
+        read_plan(written(tmp_path, model=MODEL.replace(old, new)))
+
+
+def test_files_that_are_none_are_reported(tmp_path: Path) -> None:
+    top = written(tmp_path, top=TOP.replace("echo.yaml", "bert.yaml"))
+    with pytest.raises(CliError, match=r"bert\.yaml does not exist"):
+        read_plan(top)
+    for text, said in (
+        ("a: [", "is not valid YAML"),
+        ("a: 2020-13-01", "is not valid YAML"),
+        ("../../a:\n  b:\n    url: x", "must not contain a /"),
+        ("- 1", "it must contain keys"),
+        ("models: 3", "must be a list"),
+        ("models: []\nhardware: neuron", "cpu and gpu"),
+    ):
+        top.write_text(text)
+        with pytest.raises(UsageError, match=said):
+            read_plan(top)
+
+
+def a_case(**changes: object) -> Case:
+    case = Case(
+        "mnist",
+        "eager_mode",
+        "https://h/mnist.mar",
+        4,
+        2,
+        100,
+        Path("0.png"),
+        None,
+        1000,
+        10,
+        "cpu",
+        False,
+        "benchmark",
+    )
+    return case._replace(**changes)  # type: ignore[arg-type]  # of its own fields
+
+
+def test_ab_report_is_two_lines_with_torchserve_s_columns(tmp_path: Path) -> None:
+    place = logs.begin(tmp_path)
+    lines = [
+        f"2026-05-30T21:46:03,626 - QueueTime.Milliseconds:{value}|#Level:Host|#hostname:box,timestamp:1"
+        for value in range(10)
+    ]
+    (tmp_path / "ts_metrics.log").write_text("\n".join(lines) + "\n")
+    (tmp_path / "model_metrics.log").write_text(
+        "2026-05-30T21:46:03,626 [INFO ] W-9000 TS_METRICS - PredictionTime.Milliseconds:2.5|#ModelName:mnist,Level:Model|#hostname:box\n"
+        "2026-05-30T21:46:03,626 - ts_handler_inference.ms:1.5|#ModelName:mnist|#hostname:box\nnot one of them\n"
+    )
+    reported = logs.figures(place)
+    found = row(a_case(), point(10, [one_round(100, 10, 1, errors=10)]), reported)
+    text = csv_text(found)
+    assert text.splitlines()[0] == COLUMNS
+    assert len(text.splitlines()) == 2
+    values = next(csv.DictReader(text.splitlines()))
+    assert (values["Benchmark"], values["Model"], values["Input"]) == (
+        "AB",
+        "[.mar](https://h/mnist.mar)",
+        "[input](0.png)",
+    )
+    assert (values["TS failed requests"], values["Workers"], values["Batch size"]) == (
+        "10",
+        "4",
+        "2",
+    )
+    assert float(values["TS error rate"]) == pytest.approx(1, abs=0.1)
+    assert (values["Queue time p50"], values["Queue time p90"], values["waiting_time_mean"]) == (
+        "5.0",
+        "9.0",
+        "4.5",
+    )
+    assert (values["Model_p99"], values["predict_mean"], values["gpu_percentage_mean"]) == (
+        "2.5",
+        "2.5",
+        "0.0",
+    )
+    profiled = row(a_case(profiled=True), point(10, [one_round(100, 10, 1)]), reported)
+    assert list(profiled)[-3:] == [
+        "handler_preprocess_mean",
+        "handler_inference_mean",
+        "handler_postprocess_mean",
+    ]
+    assert profiled["handler_inference_mean"] == 1.5
+
+
+def test_only_what_was_written_since_counts(tmp_path: Path) -> None:
+    line = "2026-05-30T21:46:03,626 - QueueTime.Milliseconds:{}|#Level:Host|#hostname:box\n"
+    log = tmp_path / "ts_metrics.log"
+    log.write_text(line.format(1) + line.format(2))
+    place = logs.begin(tmp_path)
+    log.write_text(log.read_text() + line.format(3))
+    assert logs.figures(place) == {"QueueTime": [3.0]}
+    log.write_text(line.format(7))
+    assert logs.figures(place) == {"QueueTime": [7.0]}, "renamed, and begun anew"
+
+
+def test_a_load_lasts_as_long_as_its_requests_take_at_the_pace_of_the_pilot() -> None:
+    assert [run.length_of(100, rate, most=60.0) for rate in (10.0, 1000.0, 0.5, 0.0)] == [
+        10.0,
+        1.0,
+        60.0,
+        60.0,
+    ]
+
+
+def test_the_words_say_which_command_it_is() -> None:
+    assert another(["compare", "a", "b"]) == COMPARE
+    assert another(["config.yaml", "--against", "http://h"]) == TORCHSERVE
+    assert another(["--against", "http://h", "config.yml"]) == TORCHSERVE
+    assert another(["--against=http://h", "config.yml"]) == TORCHSERVE
+    assert another(["--against", "http://h", "--input", "body.yaml"]) == AGAINST
+    assert another(["--torchserve-config=c"]) == TORCHSERVE
+    assert another(["model.mar", "--slo", "p99<1s"]) is None
+    assert another([]) is None
+
+
+@pytest.mark.parametrize(
+    ("inference", "management"),
+    [
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8081"),
+        ("https://host:8443/up", "https://host:8444"),
+        ("http://[::1]:80", "http://[::1]:81"),
+        ("127.0.0.1:7000", "http://127.0.0.1:7001"),
+    ],
+)
+def test_a_server_is_managed_at_its_next_port(inference: str, management: str) -> None:
+    assert run.management_of(inference) == management
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--token", "t"), 2, "go with --against"),
+        (("--certificate", "c"), 2, "go with --against"),
+        (
+            ("--against", "unix:/run/tsx.sock"),
+            2,
+            "has another management address: give it with --management URL",
+        ),
+        (("--against", "http://h", "--certificate", "c"), 2, "is not an https address"),
+        (("--against", "ftp://h"), 2, "is not the address of a server"),
+        (("--against", "http://h", "--logs", "gone"), 1, "--logs: there is no directory 'gone'"),
+        (
+            ("--against", "http://h", "--management-token", "@gone"),
+            1,
+            "--management-token: gone cannot be read",
+        ),
+        (("--time-limit", "soon"), 2, "--time-limit: 'soon' is not a time"),
+        (("other.yaml",), 2, "unexpected extra argument"),
+    ],
+)
+def test_a_bad_option_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, said: str
+) -> None:
+    assert main(["bench", str(written(tmp_path)), *words]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_it_with_the_reports_of_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(case: Case, *_: object) -> run.CaseResult:
+        if case.batch_size == 4:
+            raise KeyboardInterrupt
+        point_ = point(2, [one_round(100, 10, 1)])
+        trial = Trial(configuration=case.configuration.as_json(), points=[point_], best=0)
+        return run.CaseResult(case, trial, row(case, point_, {}))
+
+    monkeypatch.setattr(run, "_measured", measured)
+    assert main(["bench", str(written(tmp_path)), "-o", str(tmp_path / "out")]) == 130
+    assert (tmp_path / "out" / "eager_mode_echo_w1_b1" / "ab_report.csv").exists()
+    assert not read_results(tmp_path / "out" / "eager_mode_echo" / "results.json").complete
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_file_runs_against_a_server_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_model(tmp_path / "echo.mar", HANDLER)
+    absent = MODEL.replace("echo:", "gone:").replace("[1, 4]", "[1]")
+    file = written(
+        tmp_path,
+        url=str(tmp_path / "echo.mar"),
+        model=MODEL.replace("[1, 4]", "[4]"),
+        top=TOP.replace('"echo.yaml"', '"echo.yaml", gone.yaml'),
+    )
+    file.write_text(
+        file.read_text().replace('  - "echo.yaml", gone.yaml', '  - "echo.yaml"\n  - gone.yaml')
+    )
+    (tmp_path / "models_config" / "gone.yaml").write_text(absent.format(url="gone.mar"))
+    monkeypatch.setattr(run, "PILOT", 0.3)
+    monkeypatch.setenv("TSX_WORKER_PRELOAD", "false")
+    assert main(["bench", str(file), "-o", str(tmp_path / "out")]) == 1, (
+        "one of the two has no archive"
+    )
+    reported = capsys.readouterr()
+    assert "1 of 2: eager_mode_echo_w1_b4" in reported.err
+    assert "gone.mar does not exist" in reported.out
+    values = next(
+        csv.DictReader(
+            (tmp_path / "out" / "eager_mode_echo_w1_b4" / "ab_report.csv").read_text().splitlines()
+        )
+    )
+    assert (values["TS failed requests"], values["Concurrency"], values["Batch size"]) == (
+        "0",
+        "2",
+        "4",
+    )
+    assert float(values["TS throughput"]) > 0
+    reported = {
+        column: float(values[column])
+        for column in ("predict_mean", "Model_p50", "memory_percentage_mean")
+    }
+    assert reported["predict_mean"] >= 2, "from the server's own log"
+    assert min(reported.values()) > 0
+    assert "eager" in (tmp_path / "out" / "eager_mode_echo" / "report.md").read_text()
+    found = read_results(tmp_path / "out" / "eager_mode_echo" / "results.json")
+    assert found.winner == 0
+    assert not (tmp_path / "out" / "eager_mode_gone_w1_b1").exists()

@@ -1,0 +1,399 @@
+"""The load generator against servers whose every answer is known: what it counts, and where its
+clock starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.clients.scripted import CLOSE, OK, Request, Step, scripted
+from tsx_cli.bench.load.generator import LoadProgress, measure, run_load
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.load.plan import LoadPlan
+from tsx_cli.bench.load.results import Round
+from tsx_cli.common.failure import CliError
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="httptools is not there"),
+    pytest.mark.slow,
+]
+
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+FAILED = b"HTTP/1.1 500 Internal Server Error\r\nconnection: close\r\ncontent-length: 1\r\n\r\nx"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nOK\r\n0\r\n\r\n"
+PAYLOADS = (Payload(b'{"x":1}', "application/json"),)
+
+
+def plan(url: str, **more: Any) -> LoadPlan:
+    given: dict[str, Any] = {
+        "model": "m",
+        "payloads": PAYLOADS,
+        "seconds": 0.3,
+        "warm_up": 0.0,
+        "grace": 30.0,
+    }
+    return LoadPlan(url=url, **given | more)
+
+
+def run(url: str, **more: Any) -> Round:
+    return asyncio.run(run_load(plan(url, **more)))
+
+
+def ends(reported: Round) -> int:
+    return reported.ok + reported.refused + sum(reported.errors.values()) + reported.unanswered
+
+
+def cut(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def stalling(number: int, seconds: float) -> Any:
+    """From the n-th request on, nobody is answered for so many seconds; all are at once before and
+    after.
+    """
+    begun: list[float] = []
+
+    def script(count: int, request: Request) -> Sequence[Step]:
+        if count == number:
+            begun.append(time.monotonic())
+        left = begun[0] + seconds - time.monotonic() if begun else 0.0
+        return [left, OK] if left > 0 else [OK]
+
+    return script
+
+
+@pytest.mark.parametrize(
+    "mode", [{"connections": 4}, {"connections": 60, "mode": "open", "rate": 300.0}]
+)
+def test_every_request_has_one_end_whatever_the_server_answers(mode: dict[str, Any]) -> None:
+    kinds: list[list[Step]] = [
+        [OK],
+        [BUSY],
+        [FAILED, CLOSE],
+        [CLOSE],
+        list(cut(OK, 7)),
+        list(cut(CHUNKED, 5)),
+        [b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno"],
+        [b"HTTP/1.1 100 Continue\r\n\r\n", OK],
+        [b"HTTP/1.1 200 OK\r\n\r\nuntil the end", CLOSE],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\ntoo short", CLOSE],
+        [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK, and more"],
+        [b"no HTTP at all\r\n\r\n"],
+        [OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), CLOSE],
+        [b"HTTP/1.1 204 No Content\r\n\r\n"],
+    ]
+    with scripted(lambda number, _: kinds[number % len(kinds)]) as url:
+        reported = run(url, **mode)
+    assert reported.sent == ends(reported)
+    assert reported.unanswered == 0
+    assert set(reported.errors) == {"500", "404", "closed", "malformed"}
+    each = reported.sent // len(kinds)
+    assert each >= 1
+    about = lambda count, kind: kind * (each - 1) <= count <= kind * (each + 2)  # noqa: E731  # a round begins and ends anywhere
+    assert about(reported.ok, 7), reported
+    assert about(reported.refused, 1)
+    assert about(reported.errors["closed"], 2)
+    assert about(reported.errors["malformed"], 2)
+    assert reported.latency.max_ms >= reported.latency.p99_ms >= reported.latency.p50_ms > 0
+    assert sum(count for _, count in reported.histogram) == reported.ok
+
+
+def test_latencies_are_the_delays_of_the_server_and_the_rate_what_they_allow() -> None:
+    with scripted(lambda number, _: [0.02, OK]) as url:
+        reported = run(url, connections=4)
+    assert reported.latency.p50_ms >= 19.9
+    assert reported.throughput <= 4 / 0.0199
+    assert reported.ok > 0
+
+
+@pytest.mark.parametrize(
+    "mode", [{"connections": 3}, {"connections": 20, "mode": "open", "rate": 100.0}]
+)
+def test_each_answer_counts_for_the_input_that_it_answers(mode: dict[str, Any]) -> None:
+    payloads = (Payload(b"small"), Payload(b"much larger"))
+    with scripted(
+        lambda number, request: [0.03, OK] if request.body == b"much larger" else [OK]
+    ) as url:
+        small, large = run(url, payloads=payloads, **mode).by_size
+    assert (small.smallest, large.largest) == (5, 11)
+    assert small.ok + large.ok > 10
+    assert small.p50_ms < 29 < large.p50_ms
+
+
+def test_a_slow_answer_in_ten_is_in_the_high_percentiles() -> None:
+    with scripted(lambda number, _: [0.1, OK] if number % 10 == 9 else [OK]) as url:
+        reported = run(url, connections=2)
+    assert reported.latency.p99_ms >= 99
+    assert reported.latency.mean_ms < reported.latency.p95_ms
+
+
+def test_a_stall_shows_in_an_open_loop_in_the_latencies_of_all_that_came_meanwhile() -> None:
+    with scripted(stalling(20, 0.4)) as url:
+        reported = run(
+            url, connections=100, mode="open", rate=100.0, arrivals="constant", seconds=0.8
+        )
+    assert reported.ok == reported.sent == 80
+    assert (
+        sum(count for upper, count in reported.histogram if upper > 100) >= 25
+    )  # of those that came in the first 300 ms of it
+    assert any(length > 0.3 for _, length in reported.stalls), reported.stalls
+    assert reported.corrected_p99_ms is None
+
+
+def test_a_stall_does_not_hide_in_a_closed_loop() -> None:
+    """Four requests wait for its end, too few for a percentile: the report tells the stall, and
+    what others would have seen.
+    """
+    with scripted(stalling(10, 0.4)) as url:
+        reported = run(url, connections=4, seconds=0.8)
+    assert any(length > 0.35 for _, length in reported.stalls), reported.stalls
+    assert reported.corrected_p99_ms is not None
+    assert reported.corrected_p99_ms > 200
+    assert reported.latency.max_ms > 390
+
+
+def test_what_finds_no_connection_waits_and_its_latency_counts_from_when_it_was_due() -> None:
+    with scripted(lambda number, _: [0.3, OK] if number == 0 else [OK]) as url:
+        reported = run(url, connections=1, mode="open", rate=20.0, arrivals="constant", seconds=0.5)
+    assert reported.ok + reported.unsent == 10
+    assert reported.generator.waited >= 4
+    assert sum(count for upper, count in reported.histogram if upper > 50) >= 4
+
+
+def test_what_is_due_at_the_end_and_has_no_connection_is_unsent_and_what_has_no_answer_unanswered() -> (
+    None
+):
+    with scripted(lambda number, _: [OK] if number < 10 else []) as url:
+        reported = run(url, connections=4, mode="open", rate=200.0, arrivals="constant", grace=0.0)
+    assert (reported.ok, reported.unanswered, reported.unsent) == (10, 4, 46)
+
+
+def test_who_never_answers_is_given_up_after_the_timeout() -> None:
+    with scripted(lambda number, _: []) as url:
+        reported = run(url, connections=3, timeout=0.15, grace=1.0)
+    assert reported.ok == 0
+    assert reported.errors["timeout"] >= 3
+    assert reported.sent == ends(reported)
+
+
+def test_a_server_that_goes_away_and_comes_back_is_found_again(
+    free_ports: Callable[[int], list[int]],
+) -> None:
+    gone = threading.Event()
+
+    def leave(number: int, _: Request) -> list[Step]:
+        if number == 20:
+            gone.set()
+        return [OK] if number < 20 else [CLOSE]
+
+    (port,) = free_ports(1)
+    results: list[Round] = []
+    with scripted(leave, port=port) as url:
+        thread = threading.Thread(
+            target=lambda: results.append(run(url, connections=2, seconds=3.0))
+        )
+        thread.start()
+        assert gone.wait(60)
+    with scripted(lambda *_: [OK], port=port):
+        thread.join(120)
+    reported = results[0]
+    assert reported.sent == ends(reported)
+    assert reported.errors["closed"] >= 1
+    assert reported.ok > 20
+
+
+def test_who_refuses_connections_is_no_server(free_ports: Callable[[int], list[int]]) -> None:
+    nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
+    with pytest.raises(CliError, match=f"no server answers at {nobody}"):
+        run(nobody)
+
+
+@pytest.mark.parametrize(
+    "mode", [{"connections": 3}, {"connections": 3, "mode": "open", "rate": 50.0}]
+)
+def test_a_server_that_closes_every_connection_at_once_is_reported_from_one_that_answers(
+    mode: dict[str, Any],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def close() -> None:
+            with suppress(OSError):
+                while True:
+                    server.accept()[0].close()
+
+        threading.Thread(target=close, daemon=True).start()
+        reported = run(f"http://127.0.0.1:{server.getsockname()[1]}", **mode)
+        server.shutdown(socket.SHUT_RDWR)
+    assert reported.ok == 0
+    assert reported.sent == ends(reported)
+
+
+@pytest.mark.parametrize(
+    "mode", [{"connections": 2}, {"connections": 2, "mode": "open", "rate": 50.0}]
+)
+def test_who_speaks_before_being_asked_answers_nothing(mode: dict[str, Any]) -> None:
+    async def asked() -> Round:
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"\0\0\x12\4\0\0\0\0\0" + bytes(18))  # as HTTP/2, and so gRPC, begins
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(greet, "127.0.0.1", 0) as listening:
+            return await run_load(
+                plan(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", **mode)
+            )
+
+    reported = asyncio.run(asked())
+    assert reported.ok == 0
+    assert reported.sent == ends(reported)
+
+
+def test_a_connection_that_closes_before_the_load_begins_is_made_again() -> None:
+    seen = itertools.count()
+
+    async def asked() -> Round:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                while next(seen) > 0:  # the first is closed at once
+                    await reader.readuntil(b'{"x":1}')
+                    writer.write(OK)
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+            return await run_load(
+                plan(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", connections=70)
+            )
+
+    reported = asyncio.run(asked())
+    assert reported.ok > 0
+    assert reported.sent == ends(reported)
+    assert set(reported.errors) <= {"closed"}
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_generator_that_gets_no_plan_ends_without_a_word() -> None:
+    command = [sys.executable, "-c", "from tsx_cli.bench.load.generator import main; main()"]
+    for cut in (b"", b'{"url"'):
+        ended = subprocess.run(command, input=cut, capture_output=True, timeout=60, check=False)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+
+
+def test_large_bodies_go_and_come_whole() -> None:
+    large = b"HTTP/1.1 200 OK\r\nContent-Length: 2000000\r\n\r\n" + bytes(2_000_000)
+    sizes: set[int] = set()
+
+    def answer(_: int, request: Request) -> list[Step]:
+        sizes.add(len(request.body))
+        return [large]
+
+    with scripted(answer) as url:
+        reported = run(url, connections=2, payloads=(Payload(bytes(3_000_000)),))
+    assert sizes == {3_000_000}
+    assert (reported.errors, reported.unanswered) == ({}, 0)
+    assert reported.ok >= 2
+
+
+@pytest.mark.parametrize(
+    "mode", [{"connections": 1}, {"connections": 1, "mode": "open", "rate": 100.0}]
+)
+def test_different_inputs_are_sent_in_turn_as_the_protocol_has_them(mode: dict[str, Any]) -> None:
+    seen: list[Request] = []
+    payloads = [
+        Payload(b"%d" % number, "text/plain", (("X-Own", "o"),), "a=1") for number in range(3)
+    ]
+    with scripted(lambda _, request: [seen.append(request) or OK]) as url:
+        reported = run(url, payloads=payloads, version="2.0", token="secret", **mode)
+    assert [request.body for request in seen] == [
+        b"%d" % (number % 3) for number in range(reported.sent)
+    ]
+    assert {request.line for request in seen} == {b"POST /predictions/m/2.0?a=1 HTTP/1.1"}
+    wanted = {
+        b"authorization": b"Bearer secret",
+        b"content-type": b"text/plain",
+        b"x-own": b"o",
+        b"content-length": b"1",
+    }
+    assert wanted.items() <= seen[0].headers.items()
+
+
+def test_recorded_requests_keep_their_spacing() -> None:
+    came: list[float] = []
+    payloads = [Payload(b"x", None, (), "", at) for at in (0.0, 0.4, 0.6)]
+    with scripted(lambda *_: [came.append(time.monotonic()) or OK]) as url:
+        begun = time.monotonic()
+        reported = run(
+            url,
+            connections=3,
+            mode="open",
+            arrivals="recorded",
+            payloads=payloads,
+            speed=2.0,
+            seconds=0.4,
+        )
+    assert (reported.ok, reported.unsent) == (3, 0)
+    offered = plan(
+        "http://h", mode="open", arrivals="recorded", payloads=payloads, speed=2.0
+    ).offered
+    assert offered.rate == pytest.approx(2 * 2 / 0.6)
+    assert came[2] - begun >= 0.3  # late is possible, early is not
+
+
+def test_the_warm_up_counts_in_nothing() -> None:
+    with scripted(lambda number, _: [BUSY] if number < 5 else [OK]) as url:
+        reported = run(url, connections=1, warm_up=0.3, seconds=0.3)
+    assert reported.refused == 0
+    assert reported.warm_up_seconds >= 0.29
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_process_of_its_own_tells_how_far_it_is_and_the_same_figures() -> None:
+    reported: list[LoadProgress] = []
+    with scripted(lambda *_: [OK]) as url:
+        measured = measure(plan(url, connections=2, seconds=1.1), on_progress=reported.append)
+    assert [progress.of for progress in reported] == pytest.approx([1.1, 1.1])
+    assert [progress.seconds for progress in reported] == pytest.approx([0.5, 1.0])
+    assert measured.ok == sum(count for _, count in measured.histogram) >= reported[-1].answers > 0
+    assert 0 < measured.generator.cpu <= 1.5
+    with pytest.raises(CliError, match="no server answers"):
+        measure(plan("http://127.0.0.1:9", seconds=0.1))
+
+
+@pytest.mark.usefixtures("processes")
+def test_it_has_as_many_connections_as_the_system_lets_it_have_not_as_the_shell_does() -> None:
+    """They stay in the queue of one who listens and accepts none, so that they take descriptors of
+    the generator only.
+    """
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = psutil.Process().num_fds() + 50
+    if hard != resource.RLIM_INFINITY and hard < few + 100:
+        pytest.skip("the system lets nobody have more")
+    with socket.create_server(("127.0.0.1", 0), backlog=few + 20) as listening:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+        try:
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            assert (
+                measure(plan(url, connections=few + 20, seconds=0.1, grace=0.0)).unanswered
+                == few + 20
+            )
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_answers_that_nobody_asked_for_cost_a_connection_and_no_request() -> None:
+    late = itertools.count()
+    with scripted(lambda *_: [OK, 0.05, OK] if next(late) == 0 else [OK]) as url:
+        reported = run(url, connections=1, mode="open", rate=5.0, arrivals="constant", seconds=0.6)
+    assert (reported.ok, reported.errors) == (3, {})

@@ -1,0 +1,260 @@
+"""What is sent: files, directories, lists, recordings, an archive's own samples, and what is made
+up.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.support.models import make_model
+from tsx_archiver import inspect_archive
+from tsx_cli.bench.commands.session import sizes
+from tsx_cli.bench.load.inputs import KINDS, choose_payloads, generated, kind_of, parse_shape
+from tsx_cli.bench.load.payloads import MOST_BYTES, Payload, mix, read_payloads
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_runtime.recordings import Recorded, encode, file_head
+from tsx_runtime.settings.schema import Settings
+
+HANDLE = "def handle(data, context):\n    return [b'' for _ in data or []]\n"
+
+
+def test_files_and_directories_are_sent_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "b.json").write_text("[1]")
+    (tmp_path / "in" / "a.png").write_bytes(b"\x89PNG")
+    (tmp_path / "in" / ".hidden").write_text("no")
+    (tmp_path / "c").write_bytes(b"\xff")
+    found = read_payloads([tmp_path / "in", tmp_path / "c"])
+    assert found == [
+        Payload(b"\x89PNG", "image/png", name="a.png"),
+        Payload(b"[1]", "application/json", name="b.json"),
+        Payload(b"\xff", "application/octet-stream", name="c"),
+    ]
+    assert {each.content_type for each in read_payloads([tmp_path / "in"], content_type="a/b")} == {
+        "a/b"
+    }
+    reported = mix(found, "somewhere")
+    assert (reported.count, reported.smallest, reported.median, reported.largest) == (3, 1, 3, 4)
+    assert reported.content_types == {
+        "image/png": 1,
+        "application/json": 1,
+        "application/octet-stream": 1,
+    }
+
+
+def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("text")
+    lines = [
+        {"body": {"x": "ä"}},
+        {"body": "words", "headers": {"X-Own": 1}, "query": "a=1"},
+        {"base64": "/9g=", "content_type": "image/jpeg"},
+        {"file": "x.txt"},
+    ]
+    (tmp_path / "list.jsonl").write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    assert read_payloads([tmp_path / "list.jsonl"]) == [
+        Payload('{"x":"ä"}'.encode(), "application/json"),
+        Payload(b"words", "text/plain; charset=utf-8", (("X-Own", "1"),), "a=1"),
+        Payload(b"\xff\xd8", "image/jpeg"),
+        Payload(b"text", "text/plain", name="x.txt"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "reported"),
+    [
+        ("{", "line 2: "),
+        ("[]", "a request is an object"),
+        ("{}", "has one of body, file, base64, this one has none"),
+        ('{"body": 1, "file": "x"}', "this one has body and file"),
+        ('{"body": 1, "boddy": 2}', "'boddy' is not known"),
+        ('{"base64": "*"}', "'base64' is not base64"),
+        ('{"file": 3}', "'file' is text"),
+        ('{"file": "gone"}', "there is no file"),
+        ('{"body": 1, "headers": []}', "headers an object"),
+        ('{"body": 1, "headers": {"Host": "h"}}', "the header Host"),
+        ('{"body": 1, "headers": {"a": "b\\r\\nc: d"}}', "the header 'a' cannot be sent"),
+        ('{"body": 1, "headers": {"a b": "c"}}', "the header 'a b' cannot be sent"),
+        ('{"body": 1, "headers": {"": "c"}}', "the header '' cannot be sent"),
+        (
+            '{"body": 1, "headers": {"Content-Type": "a/b"}}',
+            "give the Content-Type as 'content_type', not in the headers",
+        ),
+        ('{"body": 1, "content_type": "a\\r\\nc: d"}', "the header 'content-type' cannot be sent"),
+        ('{"body": "\\ud800"}', "surrogates not allowed"),
+        ('{"body": ' + 100_000 * "[", "recursion"),
+    ],
+)
+def test_what_is_wrong_in_a_list_is_reported_with_its_line(
+    tmp_path: Path, line: str, reported: str
+) -> None:
+    (tmp_path / "list.jsonl").write_text('{"body": 1}\n' + line)
+    with pytest.raises(CliError, match="line 2") as error:
+        read_payloads([tmp_path / "list.jsonl"])
+    assert reported in str(error.value)
+
+
+def test_a_list_that_is_no_text_is_reported_with_its_line_and_one_of_windows_is_read(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "list.jsonl").write_bytes(b'\xef\xbb\xbf{"body": 1, "query": "n=\xc3\xa9"}\r\n')
+    assert read_payloads([tmp_path / "list.jsonl"]) == [
+        Payload(b"1", "application/json", query="n=\xc3\xa9")
+    ]
+    (tmp_path / "list.jsonl").write_bytes(b'{"body": 1}\n\xff\xfe\n')
+    with pytest.raises(CliError, match="line 2"):
+        read_payloads([tmp_path / "list.jsonl"])
+
+
+def test_what_is_too_large_to_send_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)  # it takes no room on the disk
+    with pytest.raises(CliError, match="the limit for one input"):
+        read_payloads([tmp_path / "large"])
+
+
+def test_the_server_takes_what_is_sent_however_large_and_answers_as_it_is_set() -> None:
+    settings = Settings.model_validate({"max_request_size": 100, "max_response_size": 200})
+    assert sizes(settings, [Payload(b"x")]) == {"max_request_size": 100, "max_response_size": 200}
+    assert sizes(settings, [Payload(b"x"), Payload(bytes(101))])["max_request_size"] == 101
+
+
+def test_a_recording_keeps_its_spacing_and_its_headers_but_no_secret(tmp_path: Path) -> None:
+    headers = (
+        ("Content-Type", "a/b"),
+        ("X-Own", "o"),
+        ("Authorization", "Bearer x"),
+        ("content-length", "1"),
+    )
+    entries = [Recorded(10.0 + at, "1.0", "q=1", headers, b"x") for at in (0.0, 0.25)]
+    (tmp_path / "a.tsxrec").write_bytes(file_head("m") + b"".join(map(encode, entries)))
+    found = read_payloads([tmp_path / "a.tsxrec"])
+    assert found == read_payloads([tmp_path])
+    assert found == [Payload(b"x", "a/b", (("X-Own", "o"),), "q=1", at) for at in (0.0, 0.25)]
+
+
+def test_inputs_that_are_none_say_so(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.tsxrec").write_bytes(b"PK")
+    (tmp_path / "none.jsonl").write_text("\n")
+    for name, reported in (
+        ("gone", "there is no input"),
+        ("empty", "contains no file"),
+        ("bad.tsxrec", "not a recording"),
+        ("none.jsonl", "no request"),
+    ):
+        with pytest.raises(CliError, match=reported):
+            read_payloads([tmp_path / name])
+    with pytest.raises(UsageError, match="--input"):
+        read_payloads([])
+
+
+def test_images_that_are_made_up_are_of_their_shape_and_as_large_as_photographs() -> None:
+    for kind, form, shape, mode in (
+        ("image", "JPEG", (3, 48, 64), "RGB"),
+        ("png", "PNG", (1, 48, 64), "L"),
+        ("png", "PNG", (48, 64), "RGB"),
+    ):
+        made = generated(kind, 3, 1, shape)
+        assert {each.content_type for each in made} == {f"image/{form.lower()}"}
+        for payload in made:
+            image = Image.open(io.BytesIO(payload.body))
+            image.load()
+            assert (image.format, image.size, image.mode) == (form, (64, 48), mode)
+        assert len({each.body for each in made}) == 3
+    large = generated("image", 1)[0].body
+    assert 20_000 < len(large) < 400_000
+
+
+def test_texts_numbers_and_files_that_are_made_up() -> None:
+    assert all(8 <= len(each.body.split()) <= 60 for each in generated("text", 5))
+    assert len(generated("text", 1, shape=(7,))[0].body.split()) == 7
+    rows = json.loads(generated("json", 2, 3, (2, 3))[1].body)
+    assert [len(row) for row in rows] == [3, 3]
+    assert len(generated("file", 1, shape=(1000,))[0].body) == 1000
+    assert len(generated("file", shape=(1 << 25,))) == 2  # not 32, of this size
+    for kind in KINDS:
+        assert (
+            generated(kind, 2, 7, (3, 8, 8))
+            == generated(kind, 2, 7, (3, 8, 8))
+            != generated(kind, 2, 8, (3, 8, 8))
+        )
+
+
+@pytest.mark.parametrize(
+    ("call", "reported"),
+    [
+        (lambda: generated("sound"), "'sound' is unknown"),
+        (lambda: generated("json"), "--input-kind json needs the shape"),
+        (lambda: generated("image", shape=(5, 4, 4)), "with 1 or 3 channels"),
+        (lambda: generated("json", shape=(1 << 20, 1 << 20)), "all together"),
+        (lambda: generated("json", shape=(1 << 23,)), "all together"),
+        (lambda: choose_payloads(None, kind="text", content_type="a\r\nb: c"), "--content-type"),
+        (lambda: parse_shape("1,x"), "'1,x' is not a shape"),
+        (lambda: parse_shape("0"), "is not a shape"),
+        (lambda: choose_payloads(None), "--input FILE"),
+        (lambda: choose_payloads(None, [Path("a")], kind="text"), "give only one of them"),
+    ],
+)
+def test_what_cannot_be_made_up_says_what_to_do(call: Callable[[], Any], reported: str) -> None:
+    with pytest.raises(UsageError) as error:
+        call()
+    assert reported in str(error.value)
+    assert parse_shape("1x28,28") == (1, 28, 28)
+
+
+def test_an_archive_s_samples_come_first_then_its_warm_up_then_what_its_handler_takes(
+    tmp_path: Path,
+) -> None:
+    made = make_model(tmp_path / "m", HANDLE, config="warmup:\n  - file: warm.json\n")
+    (made / "warm.json").write_text("[1]")
+    assert choose_payloads(made) == (
+        [Payload(b"[1]", "application/json")],
+        "the warm-up requests of the archive",
+    )
+    (made / "samples").mkdir()
+    for name in ("b.json", "a.txt", ".c"):
+        (made / "samples" / name).write_text("[2]")
+    assert choose_payloads(made) == (
+        [Payload(b"[2]", "text/plain"), Payload(b"[2]", "application/json")],
+        "samples/ of the archive",
+    )
+    found, source = choose_payloads(made, kind="text", count=2)
+    assert (len(found), source) == (2, "generated: 2 different text requests")
+    assert choose_payloads(made, shape=(2,), count=1)[0][0].content_type == "application/json"
+    (tmp_path / "x").write_text("x")
+    assert choose_payloads(made, [tmp_path / "x"]) == (
+        [Payload(b"x", "text/plain; charset=utf-8", name="x")],
+        "x",
+    )
+    with pytest.raises(UsageError, match="has no samples"):
+        choose_payloads(make_model(tmp_path / "own.mar", HANDLE))
+    (tmp_path / "i" / "MAR-INF").mkdir(parents=True)
+    manifest = {
+        "runtime": "python",
+        "model": {"modelName": "i", "modelVersion": "1", "handler": "image_classifier"},
+    }
+    (tmp_path / "i" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    assert choose_payloads(tmp_path / "i", count=1)[0][0].content_type == "image/jpeg"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("class Own:\n    input_kind = 'text'\n", "text"),
+        ("class Own(ImageClassifier):\n    pass\n", "image"),
+        ("class Own(handlers.TextClassifier):\n    input_kind = 'json'\n", "json"),
+        ("class Own(BaseHandler):\n    input_kind = 'music'\n", None),
+        ("no Python", None),
+    ],
+)
+def test_what_a_handler_of_one_s_own_takes_is_in_its_text(
+    tmp_path: Path, code: str, kind: str | None
+) -> None:
+    assert kind_of(inspect_archive(make_model(tmp_path / "m.mar", code))) == kind

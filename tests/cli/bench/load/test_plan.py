@@ -1,0 +1,381 @@
+"""What a load is: its plan, when requests are due, how they look on the wire, and how its latencies
+are counted. No server here.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from array import array
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_cli.bench.load.accounting import (
+    MOST_INTERVALS,
+    account,
+    by_size,
+    corrected_p99,
+    find_stalls,
+    limit,
+    over_time,
+)
+from tsx_cli.bench.load.connection import _plain_ok
+from tsx_cli.bench.load.histogram import BITS, UNIT, Histogram, bucket, upper
+from tsx_cli.bench.load.loops import SlotCounts
+from tsx_cli.bench.load.payloads import Payload
+from tsx_cli.bench.load.plan import LoadPlan, constant, poisson, recorded
+from tsx_cli.bench.load.protocols import PROTOCOLS, read_target, render, tensor_of
+from tsx_cli.common.failure import UsageError
+
+ONE = (Payload(b'{"x":1}', "application/json"),)
+TIMED = (Payload(b"x", at=0.0), Payload(b"x", at=1.0))
+OK = b"HTTP/1.1 200 OK\r\nx-a: b\r\ncontent-length: 2\r\nx-c: d\r\n\r\nOK"
+
+
+def plan(**more: Any) -> LoadPlan:
+    return LoadPlan(**{"url": "http://127.0.0.1:8080", "model": "m", "payloads": ONE} | more)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reported"),
+    [
+        ({"payloads": ()}, "--input"),
+        ({"protocol": "soap"}, "--protocol: 'soap'"),
+        ({"mode": "ajar"}, "--mode"),
+        ({"mode": "open", "rate": 1.0, "arrivals": "normal"}, "--arrivals: 'normal'"),
+        ({"connections": 0}, "--connections: 0"),
+        ({"connections": 10_001}, "--connections: 10001"),
+        ({"seconds": 0.0}, "--duration"),
+        ({"seconds": math.nan}, "--duration"),
+        ({"warm_up": -1.0}, "--warm-up"),
+        ({"timeout": 0.0}, "--timeout"),
+        ({"grace": -1.0}, "late answers"),
+        ({"rate": 5.0}, "--rate is for an open loop"),
+        ({"mode": "open"}, "needs a rate"),
+        ({"mode": "open", "rate": 0.0}, "needs a rate"),
+        ({"mode": "open", "rate": math.nan}, "needs a rate"),
+        ({"mode": "open", "rate": 1e9}, "too much"),
+        (
+            {"mode": "open", "rate": 1.0, "arrivals": "recorded", "payloads": TIMED},
+            "cannot be combined",
+        ),
+        ({"mode": "open", "arrivals": "recorded"}, "recorded arrivals need a recording"),
+        ({"mode": "open", "arrivals": "recorded", "payloads": TIMED, "speed": 0.0}, "--speed: 0"),
+        (
+            {"mode": "open", "arrivals": "recorded", "payloads": TIMED, "speed": 1e9},
+            "--speed 1e+09",
+        ),
+        ({"url": "ftp://there"}, "is not the address of a server"),
+        ({"url": "http://:80"}, "is not the address of a server"),
+        ({"url": "http://there:99999"}, "is not the address of a server"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_says_what_to_do(wrong: dict[str, Any], reported: str) -> None:
+    with pytest.raises(UsageError) as error:
+        plan(**wrong)
+    assert reported in str(error.value)
+
+
+def test_a_recording_is_offered_at_its_own_rate_times_the_speed() -> None:
+    assert plan(payloads=TIMED, mode="open", arrivals="recorded", speed=2.0).offered.rate == 2.0
+
+
+@given(st.floats(1, 5000), st.floats(0.1, 3), st.integers(0, 5))
+def test_arrivals_rise_within_their_seconds_and_are_about_as_many_as_asked(
+    rate: float, seconds: float, seed: int
+) -> None:
+    for due, spread in (
+        (constant(rate, seconds), 0.0),
+        (poisson(rate, seconds, seed), 6 * math.sqrt(rate * seconds) + 5),
+    ):
+        assert list(due) == sorted(due)
+        assert all(0 <= moment < seconds for moment in due) or len(due) == 1
+        assert abs(len(due) - rate * seconds) <= spread + 1
+    assert poisson(rate, seconds, seed) == poisson(rate, seconds, seed)
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=20),
+    st.sampled_from([0.5, 1.0, 4.0]),
+    st.integers(1, 30),
+)
+def test_recorded_arrivals_keep_their_pauses_and_begin_again(
+    pauses: list[int], speed: float, seconds: int
+) -> None:
+    times, now = [], 100.0
+    for pause in pauses:
+        now += pause
+        times.append(now)
+    due = recorded(times, speed, float(seconds))
+    assert list(due) == sorted(due)
+    assert due[0] == 0
+    assert all(moment < seconds for moment in due)
+    for number in range(min(len(times), len(due))):
+        assert due[number] == pytest.approx((times[number] - times[0]) / speed)
+    if times[-1] > times[0]:
+        again = (times[-1] - times[0]) * (1 + 1 / max(1, len(times) - 1)) / speed
+        assert again >= seconds or len(due) > len(times) - times.count(times[0]) or due[-1] < again
+
+
+@given(st.integers(0, 1 << 40))
+def test_a_bucket_holds_what_differs_by_no_more_than_a_thousandth(units: int) -> None:
+    index = bucket(units)
+    assert units <= upper(index) <= units * (1 + 2.0 ** (1 - BITS)) + 1
+    assert bucket(upper(index)) == index
+    assert bucket(upper(index) + 1) == index + 1
+
+
+@given(
+    st.lists(st.floats(0, 100), max_size=50),
+    st.lists(st.floats(0, 100), max_size=50),
+    st.sampled_from([0.5, 0.9, 0.99, 0.999]),
+)
+def test_percentiles_are_those_of_all_values_and_of_all_rounds(
+    first: list[float], second: list[float], which: float
+) -> None:
+    histogram = Histogram()
+    histogram.add(first)
+    histogram.add(second)
+    ordered = sorted(first + second)
+    assert len(histogram) == len(ordered)
+    assert sum(count for _, count in histogram.coarse()) == len(ordered)
+    if not ordered:
+        assert histogram.quantile(which) == histogram.latency().p99_ms == 0
+        return
+    exact = ordered[max(0, math.ceil(len(ordered) * which - 1e-9) - 1)]
+    assert exact - UNIT <= histogram.quantile(which) <= exact * 1.001 + 2 * UNIT
+    assert histogram.latency().max_ms == pytest.approx(1000 * ordered[-1])
+    assert histogram.latency().mean_ms == pytest.approx(1000 * sum(ordered) / len(ordered))
+
+
+@pytest.mark.parametrize("name", [b"content-length", b"Content-Length"])
+def test_only_one_whole_answer_that_leaves_the_connection_open_is_plain(name: bytes) -> None:
+    answer = OK.replace(b"content-length", name)
+    assert _plain_ok(answer)
+    assert not any(_plain_ok(answer[:end]) for end in range(len(answer)))
+    assert not _plain_ok(
+        answer.replace(b"\r\n\r\n", b"\r\ncontent-type: text/event-stream\r\n\r\n")
+    )  # its tokens are counted
+    for other in (
+        answer + b"H",
+        answer.replace(b" 200 ", b" 500 "),
+        answer.replace(b"x-a: b", b"Connection: close"),
+        answer.replace(b": 2\r", b": x\r"),
+        answer.replace(b": 2\r", b": \r"),
+        answer.replace(name, b"x-length"),
+    ):
+        assert not _plain_ok(other)
+
+
+def test_a_stall_is_longer_than_answers_take_and_than_they_are_apart() -> None:
+    gaps = [(0.0, 0.02), (0.2, 0.5), (1.0, 1.09), (2.0, 2.4)]
+    assert find_stalls(gaps, 0.1, 10.0, 10_000, 0.001) == [
+        (pytest.approx(0.1), 0.3),
+        (pytest.approx(0.9), pytest.approx(0.09)),
+        (pytest.approx(1.9), pytest.approx(0.4)),
+    ]
+    assert find_stalls(gaps, 0.1, 10.0, 10_000, 0.11) == [(pytest.approx(1.9), pytest.approx(0.4))]
+    assert find_stalls(gaps, 0.1, 10.0, 100, 0.001) == []
+    begun_late = [(9.9, 10.3), (10.2, 10.7)]  # the second once nothing more was sent
+    assert find_stalls(begun_late, 0.1, 10.0, 10_000, 0.001) == [
+        (pytest.approx(9.8), pytest.approx(0.4))
+    ]
+
+
+def test_the_corrected_percentile_is_what_clients_that_arrive_all_the_time_would_see() -> None:
+    seen = Histogram()
+    seen.add([0.001] * 990 + [0.5])
+    assert seen.latency().p99_ms == pytest.approx(1, rel=0.01)
+    assert corrected_p99(seen, [(1.0, 0.5)], 1000.0) == pytest.approx(
+        486, rel=0.01
+    )  # 1 % of 1490 is 15, of those 2 ms apart
+
+
+@pytest.mark.parametrize(
+    ("cpu", "starved", "late", "p99", "limited"),
+    [
+        (0.5, 0.1, 0.2, 1, False),
+        (0.95, 0, 0.2, 1, True),
+        (0.5, 0.45, 0.2, 1, True),
+        (0.5, 0, 3, 5, True),
+        (0.5, 0, 3, 500, False),
+        (0.5, 0, 0.5, 0.6, False),
+    ],
+)
+def test_the_generator_says_when_it_is_the_limit(
+    cpu: float, starved: float, late: float, p99: float, limited: bool
+) -> None:
+    assert (limit(cpu, starved, late, p99) is not None) == limited
+
+
+def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
+    """Ten slots in which it gets up to speed, sixty in which it stays there."""
+    marks, answers = [], 0
+    for number in range(70):
+        answers += 100 if number >= 10 else 10
+        marks.append(SlotCounts(0.1 * (number + 1), answers, 0, answers, Counter({"404": 1})))
+    marks.append(SlotCounts(7.2, answers + 1, 0, answers + 1, Counter()))
+    accepted = array("f", [0.5] * 100 + [0.01] * (answers + 1 - 100))
+    figures = {
+        "start": 0.0,
+        "marks": marks,
+        "accepted": accepted,
+        "refused": array("f"),
+        "late": array("f"),
+        "gaps": [],
+    }
+    figures["numbers"] = array("I", [0] * len(accepted))
+    noted: Any = SimpleNamespace(**figures, streams=[], unanswered=2, unsent=0, waited=0)
+    measured = account(plan(seconds=5.0, warm_up="auto"), noted, 0.1, 0.0)
+    assert measured.warm_up_seconds == pytest.approx(1.0)
+    assert measured.throughput == pytest.approx(1000)
+    assert measured.errors == {"404": 60}
+    assert measured.ok == 6001
+    assert measured.sent == 6001 + 60 + 2
+    assert measured.latency.max_ms == pytest.approx(10, rel=0.001)
+    assert measured.by_size == [], "all inputs are of one size"
+    seconds, counts, medians, _ = zip(*measured.over_time, strict=True)
+    assert [round(second, 3) for second in seconds[:5]] == [-0.8, -0.6, -0.4, -0.2, 0.0], (
+        "the warm-up is told as well"
+    )
+    assert (
+        sum(count for second, count in zip(seconds, counts, strict=True) if second > 0)
+        == measured.ok - 1
+    )
+    assert (medians[0], medians[-1]) == (pytest.approx(500), pytest.approx(10))
+
+
+def test_a_long_round_is_told_in_few_intervals() -> None:
+    marks = [
+        SlotCounts(0.1 * number, 2 * number, 0, 2 * number, Counter()) for number in range(3001)
+    ]
+    told = over_time(marks, 157, array("f", [0.001, 0.003] * 3000))
+    assert len(told) <= MOST_INTERVALS
+    assert min(abs(each[0]) for each in told) == 0, "one of them ends where the warm-up does"
+    assert {each[2:] for each in told} == {(1.0, 3.0)}
+
+
+def test_an_interval_has_enough_answers_for_its_percentiles() -> None:
+    slow = [
+        SlotCounts(0.1 * number, number // 2, 0, number // 2, Counter()) for number in range(61)
+    ]
+    told = over_time(slow, 0, array("f", [0.001] * 30))
+    assert [count for _, count, *_ in told] == [5] * 6, (
+        "and there are enough intervals to see a course"
+    )
+    some = [SlotCounts(0.1 * number, 5 * number, 0, 5 * number, Counter()) for number in range(61)]
+    assert [count for _, count, *_ in over_time(some, 0, array("f", [0.001] * 300))] == [20] * 15
+
+
+def test_latencies_are_told_by_the_sizes_of_inputs() -> None:
+    few = by_size([10, 500, 10], array("I", [0, 1, 2, 1]), array("f", [0.001, 0.05, 0.002, 0.07]))
+    assert [(each.smallest, each.largest, each.ok, each.p50_ms, each.p99_ms) for each in few] == [
+        (10, 10, 2, 1, 2),
+        (500, 500, 2, 50, 70),
+    ]
+    many = by_size(
+        range(1, 101), array("I", range(100)), array("f", [0.001 * size for size in range(1, 101)])
+    )
+    assert [(each.smallest, each.largest, each.ok, each.p50_ms) for each in many] == [
+        (1, 25, 25, 13),
+        (26, 50, 25, 38),
+        (51, 75, 25, 63),
+        (76, 100, 25, 88),
+    ]
+    assert by_size([7, 7], array("I", [0]), array("f", [1.0])) == []
+    assert [each.ok for each in by_size([1, 2], array("I"), array("f"))] == [0, 0]
+
+
+def sent(
+    protocol: str, payload: Payload = ONE[0], **more: Any
+) -> tuple[str, dict[str, str], bytes]:
+    head, _, body = render(protocol, "http://there:1/up/", "a b", payload, **more).partition(
+        b"\r\n\r\n"
+    )
+    line, *headers = head.decode().split("\r\n")
+    return line, dict(each.split(": ", 1) for each in headers), body
+
+
+def test_each_protocol_has_its_paths_and_bodies() -> None:
+    for protocol in ("tsx", "torchserve"):
+        line, headers, body = sent(protocol, version="2.0", token="t")
+        assert line == "POST /up/predictions/a%20b/2.0 HTTP/1.1"
+        assert body == b'{"x":1}'
+        assert headers == {
+            "Host": "there:1",
+            "Content-Type": "application/json",
+            "Authorization": "Bearer t",
+            "Content-Length": "7",
+        }
+    line, _, body = sent("kserve-v1")
+    assert (line, json.loads(body)) == (
+        "POST /up/v1/models/a%20b:predict HTTP/1.1",
+        {"instances": [{"x": 1}]},
+    )
+    assert json.loads(sent("kserve-v1", Payload(b"\xff", "image/png"))[2]) == {
+        "instances": [{"b64": base64.b64encode(b"\xff").decode()}]
+    }
+    assert sent("kserve-v1", Payload(b'{"instances":[]}', None))[2] == b'{"instances":[]}'
+    line, headers, body = sent(
+        "kserve-v2", Payload(b"[[1.5,2],[3,4]]", "application/json"), version="3"
+    )
+    assert line == "POST /up/v2/models/a%20b/versions/3/infer HTTP/1.1"
+    assert json.loads(body)["inputs"][0] == {
+        "name": "input-0",
+        "shape": [2, 2],
+        "datatype": "FP32",
+        "data": [1.5, 2, 3, 4],
+    }
+    line, headers, body = sent("kserve-v2", Payload(b"\xff\xd8", "image/jpeg"))
+    size = int(headers["Inference-Header-Content-Length"])
+    assert json.loads(body[:size])["inputs"][0]["datatype"] == "BYTES"
+    assert body[size:] == b"\2\0\0\0\xff\xd8"
+    assert sent("kserve-v2", Payload(b'{"inputs":[]}', "application/json"))[2] == b'{"inputs":[]}'
+    assert (
+        sent("invocations", Payload(b"x", "text/plain", query="a=1"))[0]
+        == "POST /up/invocations?model_name=a%20b&a=1 HTTP/1.1"
+    )
+    assert sent("post", Payload(b"x", "text/plain", query="a=1"))[0] == "POST /up?a=1 HTTP/1.1"
+    assert render("post", "http://there", "", ONE[0]).startswith(b"POST / HTTP/1.1\r\n")
+    for protocol in ("kserve-v1", "invocations", "post"):
+        with pytest.raises(UsageError, match="leave --version out"):
+            sent(protocol, version="1.0")
+    with pytest.raises(UsageError, match="not a protocol over HTTP"):
+        sent(PROTOCOLS[-1])
+
+
+def test_headers_of_an_input_go_along_but_for_those_that_are_the_generator_s_own() -> None:
+    payload = Payload(
+        b"x",
+        "text/plain",
+        (("X-Own", "o"), ("content-length", "9"), ("Host", "h"), ("Authorization", "Bearer own")),
+    )
+    assert sent("tsx", payload)[1] == {
+        "Host": "there:1",
+        "Content-Type": "text/plain",
+        "X-Own": "o",
+        "Authorization": "Bearer own",
+        "Content-Length": "1",
+    }
+    assert sent("tsx", payload, token="t")[1]["Authorization"] == "Bearer t"
+
+
+@pytest.mark.parametrize(
+    "value", [[[1, 2], [3]], [], [[]], ["a"], [True], {"x": 1}, 3, None, [[1], 2], [1, [2]]]
+)
+def test_what_is_no_tensor_is_none(value: Any) -> None:
+    assert tensor_of(value) is None
+
+
+def test_addresses_of_servers() -> None:
+    assert read_target("127.0.0.1:8080").authority == "127.0.0.1:8080"
+    assert read_target("http://0.0.0.0:8080").host == "127.0.0.1"
+    assert read_target("https://there/a/") == ("there", 443, "/a", True, "")
+    assert read_target("http://[::1]:80").authority == "[::1]"
+    assert read_target("unix:/run/tsx.sock").socket == "/run/tsx.sock"

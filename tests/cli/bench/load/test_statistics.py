@@ -1,0 +1,284 @@
+"""What rounds of measurement allow to be said."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsx_cli.bench.load.results import Figure, Latency, Round
+from tsx_cli.bench.load.statistics import (
+    difference_of,
+    enough,
+    interval,
+    latency,
+    machine_noise,
+    percentile,
+    percentile_figure,
+    real_difference,
+    t_quantile,
+    variation,
+    warm_up_end,
+)
+
+
+def noisy(levels: list[float], seed: int, spread: float = 0.05) -> list[int]:
+    chance = random.Random(seed)
+    return [max(0, round(level * (1 + chance.gauss(0, spread)))) for level in levels]
+
+
+def one_round(latencies: list[float], throughput: float = 100.0) -> Round:
+    counts: dict[float, int] = {}
+    for value in latencies:
+        end = float(f"{value:.2g}")
+        counts[end] = counts.get(end, 0) + 1
+    mean = sum(latencies) / len(latencies)
+    reported = Latency(
+        mean_ms=mean, p99_ms=sorted(latencies)[int(0.99 * len(latencies))], max_ms=max(latencies)
+    )
+    count = len(latencies)
+    return Round(
+        seconds=1,
+        sent=count,
+        ok=count,
+        throughput=throughput,
+        latency=reported,
+        histogram=sorted(counts.items()),
+    )
+
+
+def round_at(throughput: float) -> Round:
+    return Round(seconds=1, sent=1, ok=1, throughput=throughput, latency=Latency())
+
+
+@settings(derandomize=True)  # of so much noise, some leads astray
+@given(
+    st.integers(0, 2**32),
+    st.integers(5, 120),
+    st.sampled_from([0.0, 0.3, 0.7, 1.4]),
+    st.sampled_from([30, 100, 5000]),
+)
+def test_the_end_of_a_step_is_found(seed: int, steps: int, share: float, level: int) -> None:
+    slots = noisy([level * share] * steps + [float(level)] * (300 - steps), seed)
+    assert steps - 3 <= warm_up_end(slots) <= steps + 12
+
+
+@settings(derandomize=True)  # of so much noise, some leads astray
+@given(st.integers(0, 2**32), st.integers(20, 120))
+def test_most_of_a_ramp_is_cut_off(seed: int, length: int) -> None:
+    slots = noisy(
+        [100 * (position + 1) / length for position in range(length)] + [100.0] * (300 - length),
+        seed,
+    )
+    assert 0.7 * length <= warm_up_end(slots) <= length + 15
+
+
+@settings(derandomize=True)  # of so much noise, some leads astray
+@given(st.integers(0, 2**32), st.sampled_from([0.02, 0.1, 0.3]), st.integers(20, 600))
+def test_where_nothing_changes_next_to_nothing_is_cut_off(
+    seed: int, spread: float, length: int
+) -> None:
+    slots = noisy([200.0] * length, seed, spread)
+    end = warm_up_end(slots)
+    assert end <= length // 2
+    kept = slots[end:]
+    assert sum(kept) / len(kept) == pytest.approx(200, rel=6 * spread / math.sqrt(len(kept)))
+
+
+@settings(derandomize=True)  # of so much noise, some leads astray
+@given(st.integers(0, 2**32), st.integers(60, 140), st.integers(5, 20))
+def test_a_stall_in_the_middle_is_no_warm_up(seed: int, start: int, length: int) -> None:
+    assert (
+        warm_up_end(
+            noisy([100.0] * start + [0.0] * length + [100.0] * (300 - start - length), seed, 0.02)
+        )
+        <= 15
+    )
+
+
+def test_a_compilation_at_the_start_is_warm_up() -> None:
+    assert 12 <= warm_up_end(noisy([100.0] * 2 + [0.0] * 10 + [100.0] * 188, 1)) <= 20
+
+
+@pytest.mark.parametrize("slots", [[], [5], [0] * 100, [1, 0, 0, 2], [0.0] * 95 + [50.0] * 5])
+def test_too_little_to_tell_is_no_warm_up(slots: list[float]) -> None:
+    assert warm_up_end(slots) == 0
+
+
+@pytest.mark.parametrize("rate", [0.3, 1, 4])
+def test_few_answers_a_slot_are_looked_at_together(rate: float) -> None:
+    chance = random.Random(3)
+    slots = [sum(chance.random() < rate / 8 for _ in range(8)) for _ in range(600)]
+    assert warm_up_end([0] * 100 + slots) >= 60
+    assert warm_up_end(slots) <= 120
+
+
+@pytest.mark.parametrize(
+    ("freedom", "confidence", "value"),
+    [
+        (1, 0.95, 12.7062),
+        (2, 0.95, 4.3027),
+        (3, 0.9, 2.3534),
+        (9, 0.99, 3.2498),
+        (30, 0.95, 2.0423),
+        (500, 0.95, 1.96),
+    ],
+)
+def test_students_t_is_that_of_the_tables(freedom: int, confidence: float, value: float) -> None:
+    assert t_quantile(freedom, confidence) == pytest.approx(value, rel=1e-4)
+
+
+def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
+    chance = random.Random(1)
+    held = 0
+    for _ in range(1000):
+        reported = interval([chance.gauss(100, 10) for _ in range(4)])
+        held += reported.low <= 100 <= reported.high
+    assert 920 <= held <= 980
+
+
+def test_one_repetition_has_no_interval_and_is_not_enough() -> None:
+    reported = interval([5.0])
+    assert (reported.value, reported.low, reported.high) == (5, 5, 5)
+    assert not enough([round_at(5.0)], 0.5)
+    assert not enough([round_at(5.0)] * 2, 0.5)
+    assert enough([round_at(5.0)] * 3, 0.05)
+
+
+@given(st.lists(st.floats(50, 150), min_size=3, max_size=12), st.floats(0.01, 1))
+def test_enough_is_an_interval_under_the_width(values: list[float], width: float) -> None:
+    reported = interval(values)
+    assert enough([round_at(value) for value in values], width) == (
+        reported.high - reported.low <= width * reported.value
+    )
+
+
+def test_the_interval_of_a_percentile_holds_the_truth() -> None:
+    """Latencies are exponential; rounds differ by a few percent, as they do on a real machine."""
+    chance = random.Random(7)
+    held = 0
+    for _ in range(60):
+        rounds = []
+        for _ in range(4):
+            mean = 10 * chance.gauss(1, 0.03)
+            rounds.append(one_round([chance.expovariate(1 / mean) for _ in range(800)]))
+        reported = percentile_figure(rounds)
+        held += (
+            reported.low <= 10 * math.log(100) * 1.02 and reported.high >= 10 * math.log(100) * 0.98
+        )
+    assert held >= 50
+
+
+def test_the_percentile_of_one_round_has_no_interval() -> None:
+    """Its answers came out of one queue: reckoned as if they were drawn apart, it held the truth of
+    an M/D/1 in a fifth of the rounds.
+    """
+    reported = percentile_figure([one_round([float(value) for value in range(1, 201)])])
+    assert reported.low == reported.value == reported.high > 190
+
+
+def test_figures_without_histograms_are_those_of_the_rounds() -> None:
+    rounds = [
+        Round(seconds=1, sent=1, ok=1, throughput=5, latency=Latency(p99_ms=value, mean_ms=1))
+        for value in (10.0, 12.0)
+    ]
+    assert percentile_figure(rounds, "p99_ms").value == 11
+    assert percentile_figure(rounds, "mean_ms").value == 1
+    assert latency(rounds[:1]) == rounds[0].latency
+
+
+@given(st.lists(st.lists(st.floats(1, 500), min_size=1, max_size=50), min_size=1, max_size=4))
+def test_latencies_of_all_rounds_together_are_in_order(rounds: list[list[float]]) -> None:
+    reported = latency([one_round(each) for each in rounds])
+    assert (
+        reported.p50_ms
+        <= reported.p90_ms
+        <= reported.p95_ms
+        <= reported.p99_ms
+        <= reported.p999_ms
+        <= reported.max_ms
+    )
+    everything = [value for each in rounds for value in each]
+    assert reported.mean_ms == pytest.approx(sum(everything) / len(everything))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1), st.floats(0, 1))
+def test_a_percentile_is_the_value_that_so_large_a_share_does_not_exceed(
+    values: list[int], share: float
+) -> None:
+    value = percentile([(float(each), values.count(each)) for each in sorted(set(values))], share)
+    assert sum(each <= value for each in values) >= share * len(values) - 1e-6
+    assert value in values
+
+
+def test_pairs_show_a_difference_that_the_machines_drift_hides() -> None:
+    drift = [100.0, 140.0, 90.0, 120.0, 70.0]
+    first, second = (
+        drift,
+        [value * gain for value, gain in zip(drift, [1.04, 1.06, 1.05, 1.05, 1.045], strict=True)],
+    )
+    reported = real_difference(first, second)
+    assert reported.real
+    assert reported.low < 1.05 < reported.high
+    assert reported.ratio == pytest.approx(1.049, abs=0.001)
+    assert not difference_of(interval(first), interval(second)).real
+
+
+def test_equals_are_called_different_as_rarely_as_is_said() -> None:
+    chance = random.Random(5)
+    wrong = sum(
+        real_difference(
+            [chance.gauss(100, 3) for _ in range(4)], [chance.gauss(100, 3) for _ in range(4)]
+        ).real
+        for _ in range(500)
+    )
+    assert wrong < 45
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(1, 1e6)), min_size=1, max_size=8))
+def test_a_difference_the_other_way_round_is_the_inverse(pairs: list[tuple[float, float]]) -> None:
+    first, second = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    there, back = real_difference(first, second), real_difference(second, first)
+    assert there.ratio * back.ratio == pytest.approx(1)
+    assert there.real == back.real
+    assert there.low <= there.ratio <= there.high
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [([1.0], [2.0]), ([0.0, 0.0], [5.0, 5.0]), ([5.0, 5.0], [0.0, 0.0]), ([0.0], [0.0])],
+)
+def test_one_pair_or_none_that_was_answered_proves_nothing(
+    first: list[float], second: list[float]
+) -> None:
+    assert not real_difference(first, second).real
+
+
+def test_figures_that_do_not_pair_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 and 1"):
+        real_difference([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "real"),
+    [
+        ((100, 98, 102), (110, 108, 112), True),
+        ((100, 90, 110), (110, 100, 120), False),
+        ((100, 100, 100), (150, 150, 150), False),
+    ],
+)
+def test_figures_that_were_measured_apart_differ_by_more_than_both_intervals(
+    first: tuple[float, float, float], second: tuple[float, float, float], real: bool
+) -> None:
+    one, other = (Figure(value=value, low=low, high=high) for value, low, high in (first, second))
+    assert difference_of(one, other).real == real
+
+
+def test_the_noise_of_a_machine_is_a_share() -> None:
+    assert machine_noise() >= 0
+    assert variation([10.0, 10.0]) == 0
+    assert variation([5.0]) == 0
+    assert variation([9.0, 11.0]) == pytest.approx(0.1414, abs=1e-3)

@@ -1,0 +1,114 @@
+"""A configuration's keys in a model-config.yaml."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tsx_cli.bench.load.configuration import Configuration
+from tsx_cli.bench.search.variants import changes, with_keys
+
+COMMENTED = """\
+# how it is served
+minWorkers: 1   # one is enough
+maxWorkers: 1
+# the most in a batch
+batchSize: 4
+
+handler:   # its own
+  threshold: 0.5  # of the score
+  # trailing
+# last
+"""
+
+
+def test_values_change_and_comments_stay() -> None:
+    assert with_keys(COMMENTED, {"minWorkers": 2, "batchSize": 16, "deviceType": "cpu"}) == (
+        COMMENTED.replace("minWorkers: 1   # one", "minWorkers: 2  # one").replace(
+            "batchSize: 4", "batchSize: 16"
+        )
+        + "deviceType: cpu\n"
+    )
+
+
+def test_blocks_are_replaced_whole_and_removed_whole() -> None:
+    assert with_keys(COMMENTED, {"handler": None, "maxWorkers": None}) == (
+        "# how it is served\nminWorkers: 1   # one is enough\n# the most in a batch\nbatchSize: 4\n\n  # trailing\n# last\n"
+    )
+    nested = with_keys(
+        "a: 1\npt2:\n  compile:\n    enable: false\nb: 2", {"pt2": {"compile": {"enable": True}}}
+    )
+    assert nested == "a: 1\npt2:\n  compile:\n    enable: true\nb: 2\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# only a comment\n",
+        "{a: 1, batchSize: 4}",
+        "a: &x [1]\nbatchSize: *x\n",
+        "---\na: 1\n...\n",
+        "batchSize: |\n  4\n",
+    ],
+)
+def test_whatever_the_document_looks_like_the_keys_are_set(text: str) -> None:
+    expected = {**(yaml.safe_load(text) or {}), "batchSize": 8}
+    assert yaml.safe_load(with_keys(text, {"batchSize": 8})) == expected
+
+
+KEYS = st.sampled_from(["batchSize", "minWorkers", "handler", "pt2", "own: key", "x"])
+SCALARS = st.integers() | st.booleans() | st.text(max_size=8) | st.floats(allow_nan=False)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(KEYS, VALUES), st.dictionaries(KEYS, VALUES | st.none()), st.booleans())
+@example({}, {"batchSize": {"\x85": "\u2028"}}, False)
+def test_any_document_ends_with_what_was_asked_for(
+    document: dict[str, Any], changed: dict[str, Any], flow: bool
+) -> None:
+    text = yaml.safe_dump(document, default_flow_style=flow)
+    expected = {key: value for key, value in {**document, **changed}.items() if value is not None}
+    assert (yaml.safe_load(with_keys(text, changed)) or {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "compiled", "expected"),
+    [
+        (None, True, {"compile": {"enable": True}}),
+        ("inductor", True, {"compile": {"backend": "inductor", "enable": True}}),
+        ({"mode": "max-autotune"}, True, {"compile": {"mode": "max-autotune", "enable": True}}),
+        (
+            {"compile": {"enable": False, "backend": "eager"}},
+            True,
+            {"compile": {"enable": True, "backend": "eager"}},
+        ),
+        (
+            {"export": {"aot_compile": True}, "compile": {"enable": True}},
+            False,
+            {"export": {"aot_compile": True}},
+        ),
+        ({"compile": {"enable": True}}, False, None),
+    ],
+)
+def test_compilation_goes_on_or_off_and_keeps_its_words(
+    own: Any, compiled: bool, expected: Any
+) -> None:
+    raw = {} if own is None else {"pt2": own}
+    found = changes(Configuration(compiled=compiled), raw)
+    assert found["pt2"] == expected
+    assert "pt2" not in changes(Configuration(compiled=None), raw)
+
+
+def test_what_is_not_there_need_not_go() -> None:
+    assert "pt2" not in changes(Configuration(compiled=False), {})

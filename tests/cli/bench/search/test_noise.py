@@ -1,0 +1,177 @@
+"""What else happens on the machine, as the kernel tells it, on trees of files such as Linux has
+them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tsx_cli.bench.search import machine as noise
+from tsx_cli.bench.search.machine import Watch, between, probe, read
+
+TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+OWN = 10
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "proc/pressure").mkdir(parents=True)
+    return tmp_path
+
+
+def process(
+    root: Path, pid: int, seconds: float, parent: int = 1, name: str = "sh", waited: float = 0.0
+) -> None:
+    place = root / "proc" / str(pid)
+    place.mkdir(exist_ok=True)
+    fields = [
+        "S",
+        str(parent),
+        *["0"] * 9,
+        str(round(seconds * TICKS)),
+        "0",
+        str(round(waited * TICKS)),
+        "0",
+        "20",
+    ]
+    (place / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")
+
+
+def stat(root: Path, user: float, stolen: float = 0.0) -> None:
+    """Of two cores, in equal parts."""
+    core = f"{round(user / 2 * TICKS)} 0 0 1000 0 0 0 {round(stolen / 2 * TICKS)} 0 0"
+    (root / "proc/stat").write_text(f"cpu  9 9 9 9\ncpu0 {core}\ncpu1 {core}\nintr 5\n")
+
+
+def moment(root: Path, at: float) -> noise.MachineCounters:
+    return read(root, OWN)._replace(at=at)
+
+
+def test_the_time_of_other_processes_is_neither_that_of_the_benchmark_nor_of_the_kernel(
+    root: Path,
+) -> None:
+    stat(root, 100)
+    for pid, parent in ((1, 0), (2, 0), (OWN, 1), (11, OWN), (12, 11), (20, 1), (30, 2)):
+        process(root, pid, 5, parent)
+    before = moment(root, 100)
+    process(root, 12, 9, 11)  # a worker of the server
+    process(root, 20, 7, 1, "a (strange) name")
+    process(root, 30, 9, 2)  # of the kernel
+    process(root, 21, 1, 20)  # that began meanwhile
+    found = between(before, moment(root, 102))
+    assert (found.cores, found.others, found.busiest) == (2.0, 1.5, "a (strange) name")
+
+
+def test_what_a_process_used_that_has_ended_is_its_parents(root: Path) -> None:
+    stat(root, 100)
+    for pid, parent in ((1, 0), (OWN, 1), (11, OWN), (20, 1), (21, 20)):
+        process(root, pid, 5, parent)
+    before = moment(root, 0)
+    for pid in (11, 21):
+        (root / "proc" / str(pid) / "stat").unlink()
+    process(root, OWN, 5, 1, waited=6)  # a generator that used one second more
+    process(root, 20, 5, 1, waited=7)
+    found = between(before, moment(root, 2))
+    assert (found.cores, found.others) == (0.5, 1.0)
+
+
+def test_where_other_users_processes_are_hidden_the_cores_tell(root: Path) -> None:
+    stat(root, 100)
+    process(root, OWN, 5)
+    before = moment(root, 0)
+    stat(root, 103)
+    process(root, OWN, 6)
+    found = between(before, moment(root, 2))
+    assert (found.cores, found.others, found.busiest) == (0.5, 1.0, "")
+
+
+def test_on_a_part_of_the_cores_only_what_runs_there_counts(root: Path) -> None:
+    stat(root, 100)
+    for pid, parent in ((1, 0), (OWN, 1), (20, 1)):
+        process(root, pid, 5, parent)
+    before = read(root, OWN, {0})._replace(at=0)
+    stat(root, 104)
+    process(root, OWN, 6.5)
+    process(root, 20, 8)  # most of it on the other core
+    found = between(before, read(root, OWN, {0})._replace(at=2))
+    assert (found.cores, found.others, found.busiest) == (0.75, 0.25, "")
+
+
+def test_steal_is_a_share_of_all_cores(root: Path) -> None:
+    stat(root, 100, 3)
+    process(root, 1, 0, 0)
+    before = moment(root, 0)
+    stat(root, 100, 4)
+    assert between(before, moment(root, 5)).steal == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("group", "file", "name", "unit"),
+    [
+        ("0::/system.slice/a", "system.slice/a/cpu.stat", "throttled_usec", 1e6),
+        ("0::/not/here", "cpu.stat", "throttled_usec", 1e6),
+        ("4:memory:/m\n3:cpu,cpuacct:/a", "cpu,cpuacct/a/cpu.stat", "throttled_time", 1e9),
+        ("4:memory:/m\n3:cpu:/from/the/host", "cpu/cpu.stat", "throttled_time", 1e9),
+    ],
+)
+def test_a_used_up_quota_is_read_of_both_versions_of_control_groups(
+    root: Path, group: str, file: str, name: str, unit: float
+) -> None:
+    stat(root, 100)
+    (root / "proc/self").mkdir()
+    (root / "proc/self/cgroup").write_text(f"{group}\n")
+    place = root / "sys/fs/cgroup" / file
+    place.parent.mkdir(parents=True)
+    place.write_text(f"nr_periods 7\nnr_throttled 1\n{name} {round(2 * unit)}\n")
+    before = moment(root, 0)
+    place.write_text(f"nr_periods 9\nnr_throttled 2\n{name} {round(3 * unit)}\n")
+    assert between(before, moment(root, 4)).throttled == pytest.approx(0.25)
+
+
+def test_pressure_and_heat_are_those_of_the_time_between_and_unknown_where_the_kernel_does_not_count(
+    root: Path,
+) -> None:
+    stat(root, 100)
+    some = root / "proc/pressure/memory"
+    some.write_text(
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=1000000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    )
+    heat = root / "sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count"
+    heat.parent.mkdir(parents=True)
+    heat.write_text("3\n")
+    before = moment(root, 0)
+    some.write_text("some avg10=9.00 avg60=0.00 avg300=0.00 total=1500000\n")
+    heat.write_text("5\n")
+    found = between(before, moment(root, 5))
+    assert (found.memory_pressure, found.io_pressure, found.cpu_pressure, found.heat) == (
+        0.1,
+        None,
+        None,
+        2,
+    )
+
+
+def test_without_proc_the_processes_and_cores_are_read_by_psutil(tmp_path: Path) -> None:
+    before = read(tmp_path)
+    probe()
+    after = read(tmp_path)
+    assert before.processes is None
+    assert os.getpid() in before.mine
+    assert between(before, after).others >= 0
+
+
+def test_a_watch_compares_its_probes_with_the_fastest_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([2.0, 3.0, 1.0, 1.0, 1.5, 2.0])
+    monkeypatch.setattr(noise, "probe", lambda: next(times))
+    fastest: list[float] = []
+    found = []
+    for _ in range(3):
+        with Watch(fastest) as watch:
+            pass
+        found.append(watch.noise.probe)
+    assert found == [1.5, 1.0, 2.0]

@@ -1,0 +1,71 @@
+"""Where the time of requests went, as a server's own metrics tell it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tsx_cli.bench.search.usage import batch_sizes, parse, stages
+
+NOTHING = parse("", "m")
+
+
+def reported(**values: float) -> str:
+    return "\n".join(
+        f'{name}{{model_name="m",model_version="1.0"}} {value}' for name, value in values.items()
+    )
+
+
+def test_steps_of_batches_are_reported_as_requests_saw_them_where_large_and_small_ones_alternate() -> (
+    None
+):
+    """Nine requests in a batch of 90 ms and one in a batch of 10 ms: the mean batch takes 50 ms,
+    that of the mean request 82 ms.
+    """
+    after = parse(
+        reported(
+            tsx_request_seconds_sum=9 * 0.1 + 0.02,
+            tsx_request_seconds_count=10,
+            tsx_queue_seconds_sum=0.1,
+            tsx_queue_seconds_count=10,
+            tsx_inference_seconds_sum=0.1,
+            tsx_inference_seconds_count=2,
+            tsx_batch_size_sum=10,
+            tsx_batch_size_count=2,
+            tsx_worker_busy_seconds_total=0.1,
+        ),
+        "m",
+    )
+    seen = stages(NOTHING, after, 95.0)
+    assert seen.queue_ms == pytest.approx(10)
+    assert seen.inference_ms == pytest.approx(82)
+    assert seen.transport_ms == pytest.approx(3)
+
+
+def test_without_batches_there_is_only_transport() -> None:
+    seen = stages(NOTHING, parse(reported(tsx_request_seconds_count=0), "m"), 2.0)
+    assert (seen.queue_ms, seen.inference_ms, seen.transport_ms) == (0, 0, 2)
+
+
+METRICS = """
+tsx_queue_seconds_sum{model_name="m",hostname="h"} %s
+tsx_queue_seconds_count{model_name="m",hostname="h"} %s
+tsx_inference_seconds_sum{model_name="m",hostname="h"} %s
+tsx_inference_seconds_count{model_name="m",hostname="h"} %s
+tsx_inference_seconds_sum{model_name="other",hostname="h"} 1000.0
+tsx_batch_size_bucket{model_name="m",hostname="h",le="1.0"} %s
+tsx_batch_size_bucket{model_name="m",hostname="h",le="2.0"} %s
+tsx_batch_size_bucket{model_name="m",hostname="h",le="+Inf"} %s
+"""
+
+
+def test_metrics_tell_where_the_time_went_and_how_large_batches_were() -> None:
+    before, after = (
+        parse(METRICS % values, "m")
+        for values in ((1, 10, 2, 5, 3, 5, 5), (1.4, 30, 3, 15, 4, 14, 15))
+    )
+    reported = stages(before, after, mean_ms=130)
+    assert [round(value) for value in reported.model_dump().values()] == [20, 0, 100, 0, 10]
+    assert batch_sizes(before, after) == {1: 1, 2: 8, 4: 1}
+    nothing = stages(after, after, mean_ms=5)
+    assert nothing.transport_ms == 5
+    assert batch_sizes(after, after) == {}
