@@ -4,6 +4,7 @@ answered before (docs/guides/caching.md).
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 import time
@@ -211,7 +212,7 @@ class _Miss(ObservedJob):
     """A request that runs, and those that wait for its answer."""
 
     def __init__(self, job: Job, key: bytes, cache: ReplyCache) -> None:
-        super().__init__(job)
+        super().__init__(job, self._end, math.inf)
         self.key = key
         self.followers: dict[Job, None] = {}  # in the order of their arrival
         self.streamed = False
@@ -232,14 +233,14 @@ class _Miss(ObservedJob):
     def gone(self, gone: bool) -> None:
         self.job.gone = gone
 
-    def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        if status == 200 and not self.streamed and self._cache.may_store(bytes(headers)):
-            self._cache.answered(self, bytes(headers), bytes(body))
+    def _end(self, status: int, headers: bytes, body: bytes | None, error: TsxError | None) -> None:
+        if error is not None:
+            self._cache.refused(self, error)
+        elif status == 200 and not self.streamed and self._cache.may_store(headers):
+            assert body is not None
+            self._cache.answered(self, headers, body)
         else:
             self._cache.not_shared(self)
-
-    def seen_refusal(self, error: TsxError) -> None:
-        self._cache.refused(self, error)
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         if not self.streamed:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel, Owner, SentBatch, arrivals, check_extra
-from tsx_runtime.core.scheduling.job import Job, LateJob
+from tsx_runtime.core.scheduling.job import Job
 
 HELD_MOST = 4 << 20  # bytes of one streamed answer that may wait for its client before all wait
 # seconds; a request that kills workers mostly does so at once, but on a busy machine that takes a
@@ -100,17 +100,9 @@ class OpenChannel(Channel):
             self._transport.writelines(wire.encode(wire.Kind.CANCEL, flight.batch))
             self.release(job)
 
-    def replace(self, job: Job, late: LateJob) -> bool:
+    def holds(self, job: Job) -> bool:
         flight = self._of.get(job)
-        if flight is not None:
-            if flight.streaming:
-                return False
-            self._of[late] = self._of.pop(job)
-            flight.job = late
-            if job in self.quarantine:
-                self.quarantine.remove(job)
-                self.quarantine.add(late)
-        return super().replace(job, late)
+        return flight is not None and not flight.streaming
 
     def overdue(self, before: float) -> list[Job]:
         """Those of which nothing was heard since `before`.

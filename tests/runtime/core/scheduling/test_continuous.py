@@ -12,15 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.core.scheduling.test_batching import (
-    NOW,
-    FakeJob,
-    FakeWorker,
-    ids,
-    is_over,
-    queues,
-    waiting,
-)
+from tests.kit.jobs import NOW, FakeJob
+from tests.runtime.core.scheduling.test_batching import FakeWorker, ids, is_over, queues, waiting
 from tests.runtime.core.scheduling.test_dispatcher import (
     TIMEOUT,
     Peer,

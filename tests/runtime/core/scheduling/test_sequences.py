@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.runtime.core.scheduling.test_batching import FakeJob, FakeWorker
+from tests.kit.jobs import FakeJob
+from tests.runtime.core.scheduling.test_batching import FakeWorker
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
