@@ -27,7 +27,7 @@ from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
 
 async def look_until(registry, condition) -> None:
@@ -152,16 +152,13 @@ def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_
     with_registry(test)
 
 
-def test_what_a_worker_used_before_it_was_restarted_does_not_count():
-    async def main():
-        version, watched, worker = (
-            SimpleNamespace(stats=SimpleNamespace()),
-            _Watched(),
-            Worker("1", (), 0.0),
-        )
-        for process, busy, cpu in [(1, 10.0, 50.0), (2, 12.0, 0.1), (2, 14.0, 1.1)]:
-            worker.instance, version.stats.busy_seconds = process, busy
-            _learn_cores(version, watched, {worker: ResourceUsage((1,), 0, cpu, 0)})
-        assert watched.cores_of_worker == pytest.approx(0.5)
-
-    asyncio.run(main())
+async def test_what_a_worker_used_before_it_was_restarted_does_not_count():
+    version, watched, worker = (
+        SimpleNamespace(stats=SimpleNamespace()),
+        _Watched(),
+        Worker("1", (), 0.0),
+    )
+    for process, busy, cpu in [(1, 10.0, 50.0), (2, 12.0, 0.1), (2, 14.0, 1.1)]:
+        worker.instance, version.stats.busy_seconds = process, busy
+        _learn_cores(version, watched, {worker: ResourceUsage((1,), 0, cpu, 0)})
+    assert watched.cores_of_worker == pytest.approx(0.5)

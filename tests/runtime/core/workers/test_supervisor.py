@@ -33,7 +33,7 @@ from tsx_runtime.errors import (
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.cores import cpu_count
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
 
 FRONT_END = """
@@ -72,37 +72,33 @@ def own_fork_server(monkeypatch):
     vars(server).update(before)
 
 
-def test_a_model_answers_and_its_worker_knows_nothing_of_the_front_end(own_fork_server, tmp_path):
-    async def main():
-        async with open_model(talker(tmp_path / "m"), Settings()) as version:
-            assert await ask(version, "hello") == "hello"
-            [worker] = version.workers
-            assert worker.state is WorkerState.READY
-            assert worker.memory() > 0
-            modules = json.loads(await ask(version, "modules"))
-            assert not [
-                name
-                for name in modules
-                if name.startswith(("tsx_runtime.core", "tsx_runtime.http", "tsx_cli", "pytest"))
-            ]
-            assert "ts" not in sys.modules
-        assert not psutil.pid_exists(worker.pid)
+async def test_a_model_answers_and_its_worker_knows_nothing_of_the_front_end(
+    own_fork_server, tmp_path
+):
+    async with open_model(talker(tmp_path / "m"), Settings()) as version:
+        assert await ask(version, "hello") == "hello"
+        [worker] = version.workers
+        assert worker.state is WorkerState.READY
+        assert worker.memory() > 0
+        modules = json.loads(await ask(version, "modules"))
+        assert not [
+            name
+            for name in modules
+            if name.startswith(("tsx_runtime.core", "tsx_runtime.http", "tsx_cli", "pytest"))
+        ]
+        assert "ts" not in sys.modules
+    assert not psutil.pid_exists(worker.pid)
 
-    asyncio.run(main())
 
-
-def test_torch_threads_are_the_cores_shared_out_over_the_workers(tmp_path):
-    async def main():
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        async with open_model(talker(tmp_path / "m"), Settings(), workers=2) as version:
-            assert int(await ask(version, "threads")) <= max(1, cores // 2)
-        async with open_model(talker(tmp_path / "n", config="threads: 3\n"), Settings()) as version:
-            assert await ask(version, "threads") in {
-                "3",
-                str(cores),
-            }  # MKL gives no more than there are cores, where nobody came before it
-
-    asyncio.run(main())
+async def test_torch_threads_are_the_cores_shared_out_over_the_workers(tmp_path):
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    async with open_model(talker(tmp_path / "m"), Settings(), workers=2) as version:
+        assert int(await ask(version, "threads")) <= max(1, cores // 2)
+    async with open_model(talker(tmp_path / "n", config="threads: 3\n"), Settings()) as version:
+        assert await ask(version, "threads") in {
+            "3",
+            str(cores),
+        }  # MKL gives no more than there are cores, where nobody came before it
 
 
 @pytest.mark.skipif(cpu_count() == 1, reason="needs two cores")
@@ -132,22 +128,19 @@ def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_wait_sl
         ("kill", OutOfResources, "Out of resources"),
     ],
 )
-def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(
+async def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(
     tmp_path, how, error, text
 ):
-    async def main():
-        async with open_model(talker(tmp_path / "m"), Settings()) as version:
-            job = submit(version, "exit" if how == "exit" else "hang")
-            waiting = submit(version, "next")
-            if how == "kill":
-                await until(lambda: version.workers[0].channel.batches)
-                os.kill(version.workers[0].pid, signal.SIGKILL)
-            with pytest.raises(error, match=text):
-                await asyncio.wait_for(job.done, TIMEOUT)
-            assert (await asyncio.wait_for(waiting.done, TIMEOUT)).body == b"next"
-            assert version.workers[0].restarts == version.stats.restarts == 1
-
-    asyncio.run(main())
+    async with open_model(talker(tmp_path / "m"), Settings()) as version:
+        job = submit(version, "exit" if how == "exit" else "hang")
+        waiting = submit(version, "next")
+        if how == "kill":
+            await until(lambda: version.workers[0].channel.batches)
+            os.kill(version.workers[0].pid, signal.SIGKILL)
+        with pytest.raises(error, match=text):
+            await asyncio.wait_for(job.done, TIMEOUT)
+        assert (await asyncio.wait_for(waiting.done, TIMEOUT)).body == b"next"
+        assert version.workers[0].restarts == version.stats.restarts == 1
 
 
 def test_a_request_that_kills_its_worker_does_not_take_its_batch_along(tmp_path):
@@ -194,26 +187,23 @@ def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(tmp_pa
     with_registry(test)
 
 
-def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(
+async def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
         "tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 250)
     )  # longer than this test, shorter than after which a worker is given up
 
-    async def main():
-        async with open_model(talker(tmp_path / "m"), Settings()) as version:
-            for _ in range(3):
-                with pytest.raises(WorkerDied):
-                    await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
-                assert await ask(version, "good") == "good"
+    async with open_model(talker(tmp_path / "m"), Settings()) as version:
+        for _ in range(3):
             with pytest.raises(WorkerDied):
                 await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
-            with pytest.raises(WorkerDied):  # a worker that has answered nothing backs off
-                await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
-            await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
-
-    asyncio.run(main())
+            assert await ask(version, "good") == "good"
+        with pytest.raises(WorkerDied):
+            await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+        with pytest.raises(WorkerDied):  # a worker that has answered nothing backs off
+            await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+        await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
 
 
 def test_a_worker_that_does_not_answer_in_time_is_killed_and_replaced(tmp_path):
@@ -511,24 +501,21 @@ def test_exits_are_reported_in_words():
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or os.cpu_count() == 1, reason="needs two cores and Linux"
 )
-def test_pinned_workers_keep_to_their_cores_and_are_replaced_when_these_change(tmp_path):
+async def test_pinned_workers_keep_to_their_cores_and_are_replaced_when_these_change(tmp_path):
     pinned = Settings(cpu_launcher_enable=True, cpu_launcher_args="--use-logical-core")
 
-    async def main():
-        first, *_ = have = sorted(os.sched_getaffinity(0))
-        async with open_model(talker(tmp_path / "m"), pinned) as version:
-            [worker] = version.workers
-            assert psutil.Process(worker.pid).cpu_affinity() == have
-            assert await ask(version, "threads") == str(len(have))
-            before = worker.pid
-            await version.scale(2, 2)
-            await until(lambda: version.stats.recycled["cores"] == 1)
-            shares = [psutil.Process(each.pid).cpu_affinity() for each in version.workers]
-            assert sorted(shares[0] + shares[1]) == have[: len(have) // 2 * 2]
-            assert first in shares[0]
-            assert worker.pid != before
-
-    asyncio.run(main())
+    first, *_ = have = sorted(os.sched_getaffinity(0))
+    async with open_model(talker(tmp_path / "m"), pinned) as version:
+        [worker] = version.workers
+        assert psutil.Process(worker.pid).cpu_affinity() == have
+        assert await ask(version, "threads") == str(len(have))
+        before = worker.pid
+        await version.scale(2, 2)
+        await until(lambda: version.stats.recycled["cores"] == 1)
+        shares = [psutil.Process(each.pid).cpu_affinity() for each in version.workers]
+        assert sorted(shares[0] + shares[1]) == have[: len(have) // 2 * 2]
+        assert first in shares[0]
+        assert worker.pid != before
 
 
 def test_a_failure_to_load_is_logged_once_for_all_workers_and_attempts(tmp_path, caplog):
