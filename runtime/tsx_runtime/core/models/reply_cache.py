@@ -18,7 +18,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
 from tsx_runtime.core.isolation.hidden_credentials import USERS
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
-from tsx_runtime.core.scheduling.job import Flow, Job, ObservedJob
+from tsx_runtime.core.scheduling.job import Flow, Job, ObservedAnswer, ObservedJob
 from tsx_runtime.core.telemetry.batch_times import NOTHING, Batch
 from tsx_runtime.core.telemetry.cold_starts import without_cold_start
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, TsxError
@@ -233,12 +233,12 @@ class _Miss(ObservedJob):
     def gone(self, gone: bool) -> None:
         self.job.gone = gone
 
-    def _end(self, status: int, headers: bytes, body: bytes | None, error: TsxError | None) -> None:
-        if error is not None:
-            self._cache.refused(self, error)
-        elif status == 200 and not self.streamed and self._cache.may_store(headers):
-            assert body is not None
-            self._cache.answered(self, headers, body)
+    def _end(self, seen: ObservedAnswer) -> None:
+        if seen.error is not None:
+            self._cache.refused(self, seen.error)
+        elif seen.status == 200 and not self.streamed and self._cache.may_store(seen.headers):
+            assert seen.body is not None
+            self._cache.answered(self, seen.headers, seen.body)
         else:
             self._cache.not_shared(self)
 

@@ -25,8 +25,7 @@ from tsx_archiver.quantities import parse_bytes, parse_percent, parse_seconds, w
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.recording.segments import Segments, StoredSize
-from tsx_runtime.core.scheduling.job import Job, ObservedJob
-from tsx_runtime.errors import TsxError
+from tsx_runtime.core.scheduling.job import Job, ObservedAnswer, ObservedJob
 from tsx_runtime.recordings import Headers, Recorded, encode
 from tsx_runtime.shared.redaction import is_identifying_header, is_secret_header, redacted
 from tsx_runtime.wire import Body, Parts
@@ -147,15 +146,7 @@ class Recorder:
         most = LONGEST_ANSWER if self.config.answers else -1
         return ObservedJob(job, partial(self._note_answer, job, version), most)
 
-    def _note_answer(
-        self,
-        job: Job,
-        version: ModelVersion,
-        status: int,
-        headers: bytes,
-        answer: bytes | None,
-        error: TsxError | None,
-    ) -> None:
+    def _note_answer(self, job: Job, version: ModelVersion, seen: ObservedAnswer) -> None:
         seconds = time.monotonic() - job.arrived
         self.note(
             CapturedRequest(
@@ -163,10 +154,10 @@ class Recorder:
                 version.version,
                 job.meta,
                 job.body,
-                status,
+                seen.status,
                 seconds,
-                b"" if answer is None else headers,
-                answer,
+                b"" if seen.body is None else seen.headers,
+                seen.body,
                 version.precision,
             )
         )

@@ -56,6 +56,9 @@ class Owner(Protocol):
 
     def on_closed(self, channel: Channel) -> None: ...
 
+    def on_proven(self) -> None:
+        """Requests with which a worker died have not killed this one: others may join them."""
+
     def remove(self, channel: Channel) -> None:
         """Nothing more is to be sent on it."""
 

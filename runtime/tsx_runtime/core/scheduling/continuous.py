@@ -104,9 +104,6 @@ class JoiningDispatcher(Dispatcher):
         self._blamed |= channel.quarantine
         super().on_closed(channel)
 
-    def on_proven(self) -> None:
-        self._flush()
-
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         if self._deaths:
             del self._deaths[sent.jobs[0]]  # a Counter takes that also for what it does not have

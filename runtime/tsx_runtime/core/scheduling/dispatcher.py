@@ -325,6 +325,9 @@ class Dispatcher:
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
         return self.cold_starts.with_header(job, headers)
 
+    def on_proven(self) -> None:
+        self._flush()
+
     def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
         self.stats.add_report(channel.worker, facts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Collection
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.core.telemetry.tracing import JobTrace, OpenSpan
@@ -254,14 +254,19 @@ class WaitingJob(Job):
             self.done.set_result(Answer(200, bytes(headers) + self._added, bytes(body), self._rest))
 
 
-# gets the status, the headers, the body (None where it is too long) and the error of a refusal
-Seen = Callable[[int, bytes, "bytes | None", "TsxError | None"], None]
+class ObservedAnswer(NamedTuple):
+    """What an observer gets."""
+
+    status: int
+    headers: bytes = b""
+    body: bytes | None = None  # None where it is too long, and of a refusal
+    error: TsxError | None = None
 
 
 class ObservedJob(Job):
     """A job in place of another, whose answer is shown to an observer once the client has it."""
 
-    def __init__(self, job: Job, seen: Seen, most: float) -> None:
+    def __init__(self, job: Job, seen: Callable[[ObservedAnswer], None], most: float) -> None:
         """`most`: bytes of a body that `seen` gets."""
         super().__init__(job.meta, job.body, job.arrived, job.deadline, job.priority)
         self.job = job
@@ -286,11 +291,11 @@ class ObservedJob(Job):
         self.job.answer(status, headers, body, batch)
         self._add(headers, body)
         whole = b"".join(self._parts) if self._room >= 0 else None
-        self._seen(status, self._headers or b"", whole, None)
+        self._seen(ObservedAnswer(status, self._headers or b"", whole))
 
     def refuse(self, error: TsxError) -> None:
         self.job.refuse(error)
-        self._seen(error.status, b"", None, error)
+        self._seen(ObservedAnswer(error.status, error=error))
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         self._flow = flow

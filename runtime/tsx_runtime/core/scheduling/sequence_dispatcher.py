@@ -148,14 +148,11 @@ class SequenceDispatcher(Dispatcher):
             said = f"\r\n{str(headers, 'latin-1').lower()}" if headers else ""
             self._refuse_each(self.sequences.answered(job, now, last=end in said))
         if not self._given.isdisjoint(sent.jobs):
-            with_ids = [
-                self._with_id(job, headers)
-                for job, (_, headers, _) in zip(sent.jobs, frame.items, strict=True)
-            ]
+            pairs = zip(sent.jobs, frame.items, strict=True)
             frame = frame._replace(
                 items=[
-                    (item[0], headers, item[2])
-                    for item, headers in zip(frame.items, with_ids, strict=True)
+                    (status, self._with_id(job, headers), body)
+                    for job, (status, headers, body) in pairs
                 ]
             )
         self._tell_leaving()

@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple
 from tsx_runtime import wire
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.scheduling.job import Flow, Job, ObservedJob
+from tsx_runtime.core.scheduling.job import Flow, Job, ObservedAnswer, ObservedJob
 from tsx_runtime.core.shadowing.report import EXAMPLES, ShadowReport
 from tsx_runtime.core.workers.worker import WorkerState
-from tsx_runtime.errors import TsxError, Unavailable
+from tsx_runtime.errors import Unavailable
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.traffic_policy import Shadow
 from tsx_runtime.wire import Buffer
@@ -126,25 +126,17 @@ class Mirror:
             return "under-way"
         return None
 
-    def _answered(
-        self,
-        job: Job,
-        version: ModelVersion,
-        status: int,
-        headers: bytes,
-        body: bytes | None,
-        error: TsxError | None,
-    ) -> None:
+    def _answered(self, job: Job, version: ModelVersion, seen: ObservedAnswer) -> None:
         """The client has its answer (a body of None: it is too large).
 
         Others of its batch may not have theirs yet, so more is done when they do.
         """
-        if error is not None or job.gone:
+        answer = _compared(seen)
+        if seen.error is not None or job.gone:
             self.report.shed["unanswered"] += 1
-        elif body is None:
+        elif answer is None:
             self.report.shed["size"] += 1
         else:
-            answer = _answer(status, headers, body)
             asyncio.get_running_loop().call_soon(
                 self._copy, job, version, answer, time.monotonic() - job.arrived
             )
@@ -223,14 +215,12 @@ class Copy(ObservedJob):
         if self._room < 0:
             self.gone = True  # its further parts are not read
 
-    def _return(
-        self, status: int, headers: bytes, body: bytes | None, error: TsxError | None
-    ) -> None:
-        answer = None if body is None else _answer(status, headers, body)
-        if isinstance(error, Unavailable):
+    def _return(self, seen: ObservedAnswer) -> None:
+        answer = _compared(seen)
+        if isinstance(seen.error, Unavailable):
             self.report.shed["refused"] += 1
-        elif error is not None:
-            answer = ComparedAnswer(status, {}, error.message.encode()[:LONGEST])
+        elif seen.error is not None:
+            answer = ComparedAnswer(seen.status, {}, seen.error.message.encode()[:LONGEST])
         elif answer is None:
             self.report.uncompared += 1
             self.report.last_problem = f"an answer of the shadow has more than {LONGEST} bytes"
@@ -248,9 +238,11 @@ class ResponsePair(NamedTuple):
     seconds: float
 
 
-def _answer(status: int, headers: bytes, body: bytes) -> ComparedAnswer:
-    lines = wire.parse_header_block(str(headers, "latin-1"))
-    return ComparedAnswer(status, {name.lower(): value for name, value in lines}, body)
+def _compared(seen: ObservedAnswer) -> ComparedAnswer | None:
+    if seen.body is None:
+        return None
+    lines = wire.parse_header_block(str(seen.headers, "latin-1"))
+    return ComparedAnswer(seen.status, {name.lower(): value for name, value in lines}, seen.body)
 
 
 def _examples(said: Shadow) -> int:

@@ -13,12 +13,13 @@ import pytest
 from tests.support.clients.talker import (
     HANDLER,
     TIMEOUT,
+    a_registry,
+    a_talker,
     ask,
     order,
     submit,
     talker,
     until,
-    with_registry,
 )
 from tsx_runtime.core.elastic.controller import _learn_cores, _Watched
 from tsx_runtime.core.elastic.decision import CALM
@@ -43,11 +44,11 @@ def pass_time(registry, seconds: float) -> None:
     registry.elastic.clock = lambda: before() + seconds
 
 
-def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_lost(tmp_path):
+async def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_lost(tmp_path):
     go = tmp_path / "go"
 
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order(max_workers=3))
+    async with a_registry(cpus=8) as registry:
+        version = await a_talker(registry, tmp_path, max_workers=3)
         fixed = await registry.register_path(
             talker(tmp_path / "n", name="fixed"), order(model_name="fixed")
         )
@@ -67,13 +68,11 @@ def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_lost(t
         assert version.stats.scalings["quiet"] == 1
         assert await ask(version, "still") == "still"
 
-    with_registry(test, cpus=8)
 
-
-def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
+async def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
     handler = "import time\n\ndef handle(data, context):\n    time.sleep(0.02 * len(data or []))\n    return data and [b'ok'] * len(data)\n"
 
-    async def test(registry):
+    async with a_registry(cpus=8) as registry:
         version = await registry.register_path(
             talker(tmp_path / "m", handler), order(max_workers=3, slo="p99<200ms")
         )
@@ -89,17 +88,15 @@ def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
         await asyncio.wait([job.done for job in jobs], timeout=TIMEOUT)
         assert {type(job.done.exception()).__name__ for job in jobs} <= {"NoneType", "QueueFull"}
 
-    with_registry(test, cpus=8)
 
-
-def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_process_dies_meanwhile(
+async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_process_dies_meanwhile(
     tmp_path,
 ):
     flag = tmp_path / "flag"
     flag.touch()
     handler = f"import time\nfrom pathlib import Path\nwhile not Path({str(flag)!r}).exists():\n    time.sleep(0.01)\n{HANDLER}"
 
-    async def test(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(
             talker(tmp_path / "m", handler, config="scaleToZero: 10m\n"), order()
         )
@@ -130,26 +127,22 @@ def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_pro
         await version.scale(0, 0)
         assert not version.asleep  # no workers at all, as was asked for
 
-    with_registry(test)
 
-
-def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_if_it_may_scale_to_zero(
+async def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_if_it_may_scale_to_zero(
+    registry,
     tmp_path,
 ):
-    async def test(registry):
-        config = "scaleToZero: 90\n"
-        version = await registry.register_path(
-            talker(tmp_path / "m", config=config), RegisterOrder(url="m", initial_workers=0)
+    config = "scaleToZero: 90\n"
+    version = await registry.register_path(
+        talker(tmp_path / "m", config=config), RegisterOrder(url="m", initial_workers=0)
+    )
+    assert (version.min_workers, version.max_workers, version.asleep) == (0, 1, True)
+    assert await ask(version, "a") == "a"
+    with pytest.raises(BadRequest, match="useJobTicket"):
+        await registry.register_path(
+            talker(tmp_path / "n", name="n", config=config + "useJobTicket: true\n"),
+            RegisterOrder(url="n", model_name="n"),
         )
-        assert (version.min_workers, version.max_workers, version.asleep) == (0, 1, True)
-        assert await ask(version, "a") == "a"
-        with pytest.raises(BadRequest, match="useJobTicket"):
-            await registry.register_path(
-                talker(tmp_path / "n", name="n", config=config + "useJobTicket: true\n"),
-                RegisterOrder(url="n", model_name="n"),
-            )
-
-    with_registry(test)
 
 
 async def test_what_a_worker_used_before_it_was_restarted_does_not_count():

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tests.support.clients.talker import TIMEOUT, a_registry, ask, order, submit, talker, until
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget, least_recently_used
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.workers.worker import Worker, WorkerState
@@ -217,7 +217,7 @@ async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(m
 
 
 @pytest.mark.usefixtures("processes")
-def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
+async def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
     tmp_path, monkeypatch
 ):
     """The sizes are made up: what the system tells of processes that share memory depends on how
@@ -228,7 +228,8 @@ def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
     )
     names = ["a", "b", "c", "d", "e", "f"]
 
-    async def test(registry):
+    async with a_registry(model_memory=250 * MEGA) as registry:
+
         def loaded() -> str:
             return "".join(name for name in names if registry.find(name).workers)
 
@@ -261,11 +262,9 @@ def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
             await asyncio.wait_for(job.done, TIMEOUT)
         assert len(loaded()) <= 2
 
-    with_registry(test, model_memory=250 * MEGA)
-
 
 @pytest.mark.usefixtures("processes")
-def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(
+async def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(
     tmp_path, monkeypatch
 ):
     """Processes are real, and their sizes are made up."""
@@ -273,7 +272,7 @@ def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(
         "tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10 * MEGA * len(list(workers))
     )
 
-    async def test(registry):
+    async with a_registry(model_memory=200 * MEGA) as registry:
         names = [f"m{number}" for number in range(200)]
         for name in names:
             config = RegisterOrder(url=name, model_name=name, initial_workers=0)
@@ -290,8 +289,6 @@ def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(
         assert await ask(models[199], "last") == "last"
         assert registry.memory.free() == 0
         assert sum(bool(model.workers) for model in models) == 20
-
-    with_registry(test, model_memory=200 * MEGA)
 
 
 async def test_a_process_that_takes_over_from_another_does_not_double_what_its_model_needs(
@@ -320,11 +317,8 @@ async def test_a_process_that_takes_over_from_another_does_not_double_what_its_m
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_model_for_which_no_request_may_wait_is_not_unloaded_for_others(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(
-            talker(tmp_path / "m", config="useJobTicket: true\n"), order()
-        )
-        assert not version.is_idle
-
-    with_registry(test)
+async def test_a_model_for_which_no_request_may_wait_is_not_unloaded_for_others(registry, tmp_path):
+    version = await registry.register_path(
+        talker(tmp_path / "m", config="useJobTicket: true\n"), order()
+    )
+    assert not version.is_idle

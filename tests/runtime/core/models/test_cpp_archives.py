@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.clients.talker import order, with_registry
+from tests.support.clients.talker import a_registry, order
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.handlers.torchscript import TorchScriptHandler
+
+pytestmark = pytest.mark.anyio
 
 
 class Double(torch.nn.Module):
@@ -51,10 +53,10 @@ def saved(tensor: torch.Tensor) -> bytes:
 
 
 @pytest.mark.usefixtures("processes")
-def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_saves_them(tmp_path):
+async def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_saves_them(tmp_path):
     path = archive(tmp_path / "double.mar")
 
-    async def test(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(path, order(batch_size=4))
         assert version.runtime == "LSP"
         bodies = [
@@ -75,8 +77,6 @@ def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_saves_the
         assert found == [[2.0, 4.0], [[6.0]], [8.0, 10.0]]
         assert b"torch.save writes it" in await answers[2].whole(1 << 20)
 
-    with_registry(test)
-
 
 @pytest.mark.parametrize("body", [b"\x80\x02R.", b"\x80\x02h\x01.", b"\x80\x02X\x05"])
 def test_a_body_that_only_begins_like_a_tensor_is_refused_and_no_other(body):
@@ -95,12 +95,10 @@ def test_a_body_that_only_begins_like_a_tensor_is_refused_and_no_other(body):
         ({"script": False}, "model.pt holds eager"),
     ],
 )
-def test_what_only_cpp_can_run_is_refused_with_the_reason(tmp_path, what, text):
+async def test_what_only_cpp_can_run_is_refused_with_the_reason(tmp_path, what, text):
     path = archive(tmp_path / "other.mar", **what)
 
-    async def test(registry):
+    async with a_registry() as registry:
         with pytest.raises(BadRequest, match=text):
             await registry.register_path(path, order())
         assert not registry.models
-
-    with_registry(test)

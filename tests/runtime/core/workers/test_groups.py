@@ -16,20 +16,23 @@ import pytest
 from tests.support import forked
 from tests.support.clients.talker import (
     TIMEOUT,
+    a_registry,
     ask,
     gone,
     order,
     submit,
     talker,
     until,
-    with_registry,
 )
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, OutOfResources
 
-pytestmark = pytest.mark.skipif(
-    sys.platform == "win32", reason="torchrun workers need sockets that are passed on"
-)
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(
+        sys.platform == "win32", reason="torchrun workers need sockets that are passed on"
+    ),
+]
 
 HANDLER = """
 import datetime, json, os
@@ -78,10 +81,12 @@ async def reported(version) -> dict:
 
 
 @pytest.mark.usefixtures("processes")
-def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_new_group(tmp_path):
+async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_new_group(
+    tmp_path,
+):
     directory = talker(tmp_path / "m", handler(), config=TENSOR)
 
-    async def test(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(directory, order(batch_size=4))
         first = await reported(version)
         assert (first["sum"], first["gpu"], first["threads"], first["omp"]) == (3.0, None, 1, "1")
@@ -115,11 +120,9 @@ def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_n
         await registry.unregister("talker")
         await until(lambda: not [pid for pid in second["pids"] if not gone(pid)])
 
-    with_registry(test)
-
 
 @pytest.mark.usefixtures("processes")
-def test_a_group_on_one_machine_listens_at_loopback_alone(tmp_path):
+async def test_a_group_on_one_machine_listens_at_loopback_alone(tmp_path):
     """torch's stores ask for no password, and its own rendezvous unpickles what anybody writes into
     one.
     """
@@ -129,7 +132,7 @@ def test_a_group_on_one_machine_listens_at_loopback_alone(tmp_path):
         config=f"{TENSOR}  rdzv-backend: c10d\n  rdzv-endpoint: 0.0.0.0:0\n",
     )
 
-    async def test(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(directory, order())
         agent = psutil.Process((await reported(version))["pids"][0]).parent()
         sockets = [
@@ -141,46 +144,38 @@ def test_a_group_on_one_machine_listens_at_loopback_alone(tmp_path):
         assert sockets
         assert {each.laddr.ip for each in sockets} == {"127.0.0.1"}
 
-    with_registry(test)
-
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("mode", ["", "continuousBatching: true\n"])
-def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_behind(
+async def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_behind(
     tmp_path, mode
 ):
     directory = talker(
         tmp_path / "m", handler(pipeline=True), config=f"parallelType: pp\nparallelLevel: 2\n{mode}"
     )
 
-    async def test(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(directory, order())
         pids = (await reported(version))["pids"]
         assert sorted(path.name for path in directory.glob("called-*")) == ["called-0"]
         version.workers[0].kill("the test wants it")
         await until(lambda: not [pid for pid in pids if not gone(pid)])
 
-    with_registry(test)
-
 
 @pytest.mark.usefixtures("processes")
-def test_a_rank_that_cannot_load_is_named_with_its_reason(tmp_path):
+async def test_a_rank_that_cannot_load_is_named_with_its_reason(tmp_path):
     directory = talker(tmp_path / "m", handler(fails=True), config=TENSOR)
 
-    async def test(registry):
+    async with a_registry() as registry:
         with pytest.raises(LoadFailed, match=r"rank 1: .*no weights for this rank"):
             await registry.register_path(directory, order())
 
-    with_registry(test)
-
 
 @pytest.mark.usefixtures("processes")
-def test_models_with_latency_targets_see_all_gpus_of_a_worker(tmp_path, monkeypatch):
+async def test_models_with_latency_targets_see_all_gpus_of_a_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     directory = talker(tmp_path / "m", config="parallelType: custom\nparallelLevel: 2\n")
 
-    async def test(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(directory, order())
         assert [worker.channel.devices for worker in version.workers] == [(0, 1)]
-
-    with_registry(test)

@@ -19,7 +19,7 @@ import pytest
 from tests.runtime.conftest import RunningServer, make_settings, running_server
 from tests.support.models import STATEFUL, make_model
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.scheduling.job import Job, ObservedJob
+from tsx_runtime.core.scheduling.job import Job, ObservedAnswer, ObservedJob
 from tsx_runtime.errors import TsxError
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 
@@ -472,10 +472,9 @@ class Notes:
         self.seen.append(("to", version.version))
         return ObservedJob(job, self._note, 1 << 20)
 
-    def _note(
-        self, status: int, headers: bytes, body: bytes | None, error: TsxError | None
-    ) -> None:
-        self.seen.append((status, body) if error is None else ("refusal", type(error).__name__))
+    def _note(self, seen: ObservedAnswer) -> None:
+        failure = ("refusal", type(seen.error).__name__)
+        self.seen.append((seen.status, seen.body) if seen.error is None else failure)
 
 
 @pytest.mark.usefixtures("processes")
