@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tsx_runtime.core.scheduling.job import Flow, Job
+import time
+
+from tsx_runtime.core.scheduling.job import Flow, Job, WaitingJob
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import TsxError
-from tsx_runtime.wire import Body, Buffer
+from tsx_runtime.wire import Body, Buffer, request_meta
 
 NOW = 100.0
 
@@ -36,3 +38,15 @@ class FakeJob(Job):
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         self.pieces.append(bytes(body))
+
+
+def a_waiting_job(
+    body: Body = b"x",
+    deadline: float | None = None,
+    priority: int = 0,
+    meta: bytes = request_meta("id", b"", []),  # immutable bytes
+) -> WaitingJob:
+    """A job that has just arrived. An error that no test looks at is not one of the test."""
+    job = WaitingJob(meta, body, time.monotonic(), deadline, priority)
+    job.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return job

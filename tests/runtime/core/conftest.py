@@ -11,6 +11,6 @@ from tsx_runtime.core.registry.registry import Registry
 
 
 @pytest.fixture
-async def registry() -> AsyncIterator[Registry]:
+async def registry(processes: None) -> AsyncIterator[Registry]:
     async with a_registry() as made:
         yield made

@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import psutil
 
+from tests.kit.jobs import a_waiting_job
 from tests.support.models import make_model
-from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
@@ -60,13 +60,8 @@ def talker(directory: Path, handler: str = HANDLER, **what: str) -> Path:
 
 
 def submit(version: ModelVersion, word: str, timeout: float | None = None) -> WaitingJob:
-    now = time.monotonic()
-    job = WaitingJob(
-        wire.request_meta("id", b"", []),
-        word.encode(),
-        now,
-        None if timeout is None else now + timeout,
-    )
+    due = None if timeout is None else time.monotonic() + timeout
+    job = a_waiting_job(word.encode(), due)
     version.submit(job)
     return job
 

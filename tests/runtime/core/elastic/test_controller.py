@@ -90,42 +90,41 @@ async def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
 
 
 async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_process_dies_meanwhile(
+    registry,
     tmp_path,
 ):
     flag = tmp_path / "flag"
     flag.touch()
     handler = f"import time\nfrom pathlib import Path\nwhile not Path({str(flag)!r}).exists():\n    time.sleep(0.01)\n{HANDLER}"
 
-    async with a_registry() as registry:
-        version = await registry.register_path(
-            talker(tmp_path / "m", handler, config="scaleToZero: 10m\n"), order()
-        )
-        await ask(version, "a")
-        pass_time(registry, 590)
-        await registry.elastic.look()
-        assert len(version.workers) == 1
-        pass_time(registry, 20)
-        await registry.elastic.look()
-        assert version.asleep
-        assert version.ready
-        flag.unlink()
-        jobs = [submit(version, word) for word in ("b", "c")]
-        await until(lambda: version.workers and version.workers[0].pid)
-        assert version.retry_after() >= 1
-        os.kill(version.workers[0].pid, signal.SIGKILL)
-        await until(lambda: version.workers[0].restarts == 1)
-        flag.touch()
-        answers = [await asyncio.wait_for(job.done, TIMEOUT) for job in jobs]
-        assert [answer.body for answer in answers] == [b"b", b"c"]
-        assert all(
-            float(answer.headers.decode().partition("x-tsx-cold-start: ")[2]) > 0
-            for answer in answers
-        )
-        later = await asyncio.wait_for(submit(version, "d").done, TIMEOUT)
-        assert b"cold-start" not in later.headers
-        assert version.stats.scalings == {"unused": 1, "request": 1}
-        await version.scale(0, 0)
-        assert not version.asleep  # no workers at all, as was asked for
+    version = await registry.register_path(
+        talker(tmp_path / "m", handler, config="scaleToZero: 10m\n"), order()
+    )
+    await ask(version, "a")
+    pass_time(registry, 590)
+    await registry.elastic.look()
+    assert len(version.workers) == 1
+    pass_time(registry, 20)
+    await registry.elastic.look()
+    assert version.asleep
+    assert version.ready
+    flag.unlink()
+    jobs = [submit(version, word) for word in ("b", "c")]
+    await until(lambda: version.workers and version.workers[0].pid)
+    assert version.retry_after() >= 1
+    os.kill(version.workers[0].pid, signal.SIGKILL)
+    await until(lambda: version.workers[0].restarts == 1)
+    flag.touch()
+    answers = [await asyncio.wait_for(job.done, TIMEOUT) for job in jobs]
+    assert [answer.body for answer in answers] == [b"b", b"c"]
+    assert all(
+        float(answer.headers.decode().partition("x-tsx-cold-start: ")[2]) > 0 for answer in answers
+    )
+    later = await asyncio.wait_for(submit(version, "d").done, TIMEOUT)
+    assert b"cold-start" not in later.headers
+    assert version.stats.scalings == {"unused": 1, "request": 1}
+    await version.scale(0, 0)
+    assert not version.asleep  # no workers at all, as was asked for
 
 
 async def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_if_it_may_scale_to_zero(

@@ -316,7 +316,6 @@ async def test_a_process_that_takes_over_from_another_does_not_double_what_its_m
     await load(budget, model)
 
 
-@pytest.mark.usefixtures("processes")
 async def test_a_model_for_which_no_request_may_wait_is_not_unloaded_for_others(registry, tmp_path):
     version = await registry.register_path(
         talker(tmp_path / "m", config="useJobTicket: true\n"), order()

@@ -124,24 +124,23 @@ async def test_unregistering_goes_on_where_its_client_leaves(tmp_path, monkeypat
         await registry.register_path(tmp_path / "m", order())
 
 
-async def test_a_model_whose_client_leaves_while_it_loads_is_not_registered(tmp_path):
+async def test_a_model_whose_client_leaves_while_it_loads_is_not_registered(registry, tmp_path):
     hanging = "import time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(600)\n"
 
-    async with a_registry() as registry:
-        registering = asyncio.create_task(
-            registry.register_path(talker(tmp_path / "m", hanging), order())
-        )
-        await until((tmp_path / "m" / "began").exists)
-        pid = registry.find("talker").workers[0].pid
-        registering.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await registering
-        await until(lambda: gone(pid) and not registry._background)
-        assert not registry.models
+    registering = asyncio.create_task(
+        registry.register_path(talker(tmp_path / "m", hanging), order())
+    )
+    await until((tmp_path / "m" / "began").exists)
+    pid = registry.find("talker").workers[0].pid
+    registering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await registering
+    await until(lambda: gone(pid) and not registry._background)
+    assert not registry.models
 
 
 async def test_what_is_downloaded_for_a_client_that_has_left_stands_in_nobodys_way(
-    tmp_path, monkeypatch
+    registry, tmp_path, monkeypatch
 ):
     file = tmp_path / "m.mar"
     began, goes_on, came = threading.Event(), threading.Event(), threading.Event()
@@ -153,18 +152,17 @@ async def test_what_is_downloaded_for_a_client_that_has_left_stands_in_nobodys_w
         came.set()
         return file
 
-    async with a_registry() as registry:
-        monkeypatch.setattr(registry._downloads._fetcher, "local_file", lambda *what: None)
-        monkeypatch.setattr(registry._downloads._fetcher, "fetch", fetch)
-        registering = asyncio.create_task(
-            registry.register(RegisterOrder(url="https://models.example/m.mar"))
-        )
-        await until(began.is_set)
-        registering.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await registering
-        goes_on.set()
-        await until(lambda: came.is_set() and not file.exists())
+    monkeypatch.setattr(registry._downloads._fetcher, "local_file", lambda *what: None)
+    monkeypatch.setattr(registry._downloads._fetcher, "fetch", fetch)
+    registering = asyncio.create_task(
+        registry.register(RegisterOrder(url="https://models.example/m.mar"))
+    )
+    await until(began.is_set)
+    registering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await registering
+    goes_on.set()
+    await until(lambda: came.is_set() and not file.exists())
 
 
 async def test_a_worker_that_is_taken_away_ends_also_where_who_asked_for_it_leaves(
@@ -252,17 +250,16 @@ async def test_names_that_could_leave_their_place_are_refused(registry, tmp_path
 
 @pytest.mark.parametrize("file", ["r.txt", ""])
 async def test_a_missing_module_that_the_requirements_may_bring_names_the_setting_that_installs_them(
-    tmp_path, file
+    registry, tmp_path, file
 ):
     place = make_model(
         tmp_path / "own", "import not_there", **({"requirementsFile": file} if file else {})
     )
     (place / "r.txt").write_text("not-there")
 
-    async with a_registry() as registry:
-        with pytest.raises(LoadFailed) as caught:
-            await registry.register_path(place, order())
-        assert ("--set install_py_dep_per_model=true" in caught.value.message) is bool(file)
+    with pytest.raises(LoadFailed) as caught:
+        await registry.register_path(place, order())
+    assert ("--set install_py_dep_per_model=true" in caught.value.message) is bool(file)
 
 
 async def test_a_number_of_workers_that_is_plainly_a_slip_starts_none(tmp_path):

@@ -73,31 +73,30 @@ async def test_one_that_does_not_load_leaves_everything_as_it_was(registry, tmp_
     assert await ask(registry.find("talker"), "x") == "new"
 
 
-async def test_a_version_is_warm_before_it_takes_over(tmp_path):
+async def test_a_version_is_warm_before_it_takes_over(registry, tmp_path):
     notes = tmp_path / "notes"
     handler = f"def handle(data, context):\n    print(len(data or []), file=open({str(notes)!r}, 'a'))\n    return ['new'] * len(data or [])\n"
     fails = "def handle(data, context):\n    if data:\n        raise ValueError('too cold')\n"
 
-    async with a_registry() as registry:
-        old = await registry.register_path(talker(tmp_path / "1"), order())
-        cold = make_model(
-            tmp_path / "2",
-            fails,
-            name="talker",
-            config="warmup: [{file: handler.py, strict: true}]",
-        )
-        with pytest.raises(
-            LoadFailed,
-            match=r"warm-up of the model failed: a request of handler\.py was answered with 500",
-        ):
-            await registry.register_path(cold, replaces())
-        assert registry.find("talker") is old
-        config = "warmup: [{file: handler.py, count: 8}, gone.txt]\nbatchSize: 4\n"
-        new = await registry.register_path(
-            make_model(tmp_path / "3", handler, name="talker", config=config), replaces()
-        )
-        assert new.archive.problems == ["warmup: gone.txt is not in the archive"]
-        assert notes.read_text().split() == ["0", "4", "4"]  # the first is the call that loads it
+    old = await registry.register_path(talker(tmp_path / "1"), order())
+    cold = make_model(
+        tmp_path / "2",
+        fails,
+        name="talker",
+        config="warmup: [{file: handler.py, strict: true}]",
+    )
+    with pytest.raises(
+        LoadFailed,
+        match=r"warm-up of the model failed: a request of handler\.py was answered with 500",
+    ):
+        await registry.register_path(cold, replaces())
+    assert registry.find("talker") is old
+    config = "warmup: [{file: handler.py, count: 8}, gone.txt]\nbatchSize: 4\n"
+    new = await registry.register_path(
+        make_model(tmp_path / "3", handler, name="talker", config=config), replaces()
+    )
+    assert new.archive.problems == ["warmup: gone.txt is not in the archive"]
+    assert notes.read_text().split() == ["0", "4", "4"]  # the first is the call that loads it
 
 
 async def test_where_there_is_nothing_to_replace_it_is_registered(registry, tmp_path):

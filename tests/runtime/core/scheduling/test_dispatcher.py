@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from tests.kit.jobs import a_waiting_job as job
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import MOST_FACTS, PIECES_PER_TURN, Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
@@ -91,13 +92,6 @@ async def started(
     dispatcher.service_rate.short = True  # as measured, until it is: a batch may be sent early
     dispatcher.accept(True)
     return dispatcher, *await add_worker(dispatcher)
-
-
-def job(body: bytes = b"x", deadline: float | None = None, priority: int = 0) -> WaitingJob:
-    made = WaitingJob(wire.request_meta("id", b"", []), body, time.monotonic(), deadline, priority)
-    # An error that no test looks at is not one of the test.
-    made.done.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return made
 
 
 async def busy(

@@ -44,7 +44,6 @@ def held(version) -> list[int]:
     return [channel.batches for channel in version._dispatcher.channels]
 
 
-@pytest.mark.usefixtures("processes")
 async def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(registry, tmp_path):
     version = await registry.register_path(
         talker(tmp_path / "m", HANDLER, config=CONFIG), order(initial_workers=2, batch_size=2)
@@ -60,7 +59,6 @@ async def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(regis
     assert {answer.body.decode() for answer in answers} == {f"until {gate}"}
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_one_that_kills_its_worker_while_it_is_prepared_takes_no_other_with_it(
     registry, tmp_path, workers

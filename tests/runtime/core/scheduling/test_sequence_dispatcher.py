@@ -8,13 +8,13 @@ import asyncio
 
 import pytest
 
+from tests.kit.jobs import a_waiting_job as job
 from tests.runtime.core.scheduling.test_dispatcher import (
     TIMEOUT,
     Peer,
     add_worker,
     answer,
     counts,
-    job,
     soon,
     submit,
 )

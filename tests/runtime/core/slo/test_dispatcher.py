@@ -10,15 +10,9 @@ import time
 
 import pytest
 
+from tests.kit.jobs import a_waiting_job as job
 from tests.runtime.core.scheduling.test_costs import measured
-from tests.runtime.core.scheduling.test_dispatcher import (
-    TIMEOUT,
-    Peer,
-    add_worker,
-    answer,
-    job,
-    submit,
-)
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker, answer, submit
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.costs import CostQueue

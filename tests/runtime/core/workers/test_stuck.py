@@ -120,7 +120,6 @@ async def test_a_worker_whose_threads_are_busy_is_left_alone(tmp_path):
         assert not version.stats.restarts
 
 
-@pytest.mark.usefixtures("processes")
 async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_come_from(
     registry, tmp_path
 ):
@@ -188,7 +187,6 @@ def handle(data, context):
 """
 
 
-@pytest.mark.usefixtures("processes")
 async def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(registry, tmp_path):
     version = await registry.register_path(talker(tmp_path / "m", LEFT_BEHIND), order())
     try:
@@ -199,7 +197,6 @@ async def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(
         os.kill(int((tmp_path / "m" / "child").read_text()), signal.SIGKILL)
 
 
-@pytest.mark.usefixtures("processes")
 async def test_restarts_leave_no_descriptor_behind(registry, tmp_path):
     version = await a_talker(registry, tmp_path)
     gc.disable()  # or it would hide what is left to it
