@@ -40,6 +40,11 @@ os.environ.setdefault(
 )  # asks for GPUs so that the processes that are forked later can still use them
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def without_own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What servers keep, they do not keep in the tester's home."""

@@ -17,7 +17,8 @@ import pytest
 import yaml
 from prometheus_client import ProcessCollector
 
-from tests.support.batches import FakeJob, count
+from tests.kit.jobs import FakeJob
+from tests.support.batches import count
 from tsx_archiver.metadata.slo import latency_target
 from tsx_cli.deploy.kubernetes.resources import serving_runtime
 from tsx_runtime.core.slo.attainment import SloReport
@@ -133,7 +134,7 @@ def expressions() -> Iterator[str]:
 def rendered() -> dict[str, set[str]]:
     """The labels of each sample that a server can have, by its name."""
     stats = Stats()
-    count(stats, (1.0, 1.0, 2.0), [FakeJob(1.0)], TIMES.pack(1.0, 1.0, 0.1, 0.1, 0.1))
+    count(stats, (1.0, 1.0, 2.0), [FakeJob(arrived=1.0)], TIMES.pack(1.0, 1.0, 0.1, 0.1, 0.1))
     stats.refusals["QueueFull"] = 1
     labels = {
         "ModelName": "m",

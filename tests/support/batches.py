@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from tests.kit.jobs import FakeJob
 from tsx_runtime.core.scheduling.channel import arrivals
 from tsx_runtime.core.telemetry.batch_times import NOTHING, Batch
 from tsx_runtime.core.telemetry.version_stats import Stats
-
-
-@dataclass
-class FakeJob:
-    arrived: float
-    request_id: bytes = b"id"
-    body: bytes = b"x"
-    deadline: float | None = None
-    priority: int = 0
 
 
 def batch_of(
@@ -30,7 +21,7 @@ def batch_of(
     return *points, len(jobs), reported, arrivals(jobs), statuses
 
 
-BATCH = batch_of((1.0, 1.0, 2.0), [FakeJob(0.0)])  # of an answer whose times do not matter
+BATCH = batch_of((1.0, 1.0, 2.0), [FakeJob(arrived=0.0)])  # of an answer whose times do not matter
 
 
 def count(

@@ -24,13 +24,12 @@ from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import open_model
-from tsx_runtime.core.scheduling.job import Answer, Flow, WaitingJob
-from tsx_runtime.core.telemetry.batch_times import Batch
-from tsx_runtime.errors import PredictionFailed, TsxError, Unavailable
+from tsx_runtime.core.scheduling.job import Answer, WaitingJob
+from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.content_types import looks_like
 from tsx_runtime.shared.cores import cpu_count
-from tsx_runtime.wire import Buffer, content_type_of, header_block
+from tsx_runtime.wire import content_type_of, header_block
 
 CHUNK = 64  # rows that go to the workers together, where they are fast
 QUICK, SLOW = 0.02, 1.0  # seconds of such rows, between which their number stays
@@ -230,19 +229,18 @@ class LocalEngine:
 
     async def _answers(self, rows: Sequence[Row]) -> list[RowResult]:
         """In the order of the rows. Raises Unavailable where the model has no worker any more."""
-        now, most, jobs = time.monotonic(), self._version.max_response_size, list[RowJob]()
+        now, most, jobs = time.monotonic(), self._version.max_response_size, list[WaitingJob]()
         for row in rows:
             if row.error is None:
                 jobs.append(
-                    RowJob(
-                        b"%d\r\n\r\n%b" % (row.index, _headers(row.content_type)),
-                        row.body,
-                        now,
-                        most,
+                    WaitingJob(
+                        b"%d\r\n\r\n%b" % (row.index, _headers(row.content_type)), row.body, now
                     )
                 )
                 self._version.submit(jobs[-1])
-        answers = iter(await asyncio.gather(*(job.done for job in jobs), return_exceptions=True))
+        answers = iter(
+            await asyncio.gather(*(job.whole(most) for job in jobs), return_exceptions=True)
+        )
         return [
             _result(row, next(answers)) if row.error is None else row.failed(400, row.error)
             for row in rows
@@ -255,33 +253,6 @@ class RowFlight(NamedTuple):
     rows: int
     size: int  # bytes
     results: Future[list[RowResult]]
-
-
-class RowJob(WaitingJob):
-    """Collects the parts of a streamed answer, since nobody reads them before the last."""
-
-    __slots__ = ("_most", "_parts", "_size")
-
-    def __init__(self, meta: bytes, body: bytes, arrived: float, most: int) -> None:
-        super().__init__(meta, body, arrived)
-        self._most, self._parts, self._size = most, list[bytes](), 0
-
-    def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
-        self._size += len(body)
-        if self._size <= self._most:
-            self._parts.append(bytes(body))
-
-    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        if self._size > self._most:
-            self.refuse(
-                PredictionFailed(
-                    "The parts of the answer have more bytes than max_response_size allows."
-                )
-            )
-        else:
-            super().answer(
-                status, headers, b"".join((*self._parts, body)) if status < 400 else body, batch
-            )
 
 
 def _take(rows: Iterator[Row], count: int) -> list[Row]:

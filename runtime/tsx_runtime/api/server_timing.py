@@ -5,18 +5,12 @@ trace).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple
 
 from tsx_runtime.api.headers import Pair
-from tsx_runtime.core.scheduling.job import Job, WaitingJob
+from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes
 from tsx_runtime.core.telemetry.tracing import parent_of
-from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.wire import Body, Buffer
-
-if TYPE_CHECKING:
-    from tsx_runtime.core.models.model import ModelVersion
-    from tsx_runtime.core.scheduling.job import Route
 
 TIMING = b"x-tsx-timing"
 MILLI = 1000.0
@@ -50,40 +44,13 @@ def server_timing(times: BatchTimes, arrived: float) -> bytes:
     ).encode()
 
 
-def timing_header(
-    request: TimingRequest, stats: Stats, job: Job, status: int, batch: Batch
-) -> bytes:
-    """The value of `Server-Timing` where it is asked for; the request is remembered, and its trace
+def timing_header(request: TimingRequest, job: Job, status: int, batch: Batch) -> bytes:
+    """The line of `Server-Timing` where it is asked for; the request is remembered, and its trace
     pointed to, in any case.
     """
+    stats = (job.routed or job.destination).stats
     times = stats.times(batch)
     stats.keep(job.request_id, job.arrived, status, times)
     if request.trace_id:
         stats.point_out(request.trace_id, job.arrived, times)
-    return server_timing(times, job.arrived) if request.timing else b""
-
-
-class TimedJob(WaitingJob):
-    """A job of the ASGI lane that keeps the `Server-Timing` of its answer."""
-
-    __slots__ = ("_timing", "header")
-
-    def __init__(
-        self,
-        timing: TimingRequest,
-        route: Route,
-        meta: bytes,
-        body: Body,
-        arrived: float,
-        deadline: float | None,
-        priority: int,
-    ) -> None:
-        super().__init__(meta, body, arrived, deadline, priority)
-        self._timing = timing
-        self._route = route
-        self.header = b""
-
-    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        version = cast("ModelVersion", self.routed or self._route)
-        self.header = timing_header(self._timing, version.stats, self, status, batch)
-        super().answer(status, headers, body, batch)
+    return b"server-timing: %b\r\n" % server_timing(times, job.arrived) if request.timing else b""

@@ -15,7 +15,8 @@ from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.openmetrics.parser import text_fd_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.batches import FakeJob, count
+from tests.kit.jobs import FakeJob
+from tests.support.batches import count
 from tsx_runtime.core.telemetry.batch_times import NAN, times_of
 from tsx_runtime.core.telemetry.version_stats import MOST_LABEL_SETS, MOST_METRICS, Stats
 from tsx_runtime.core.workers.instance import ResourceUsage
@@ -278,7 +279,7 @@ def test_memory_of_a_gpu_is_reported_by_worker():
 
 def test_openmetrics_has_the_same_samples_and_points_to_traces():
     stats = Stats()
-    count(stats, (10.0, 10.0, 12.0), [FakeJob(9.98)], TIMES.pack(10.0, 2.0, NAN, 2.0, NAN))
+    count(stats, (10.0, 10.0, 12.0), [FakeJob(arrived=9.98)], TIMES.pack(10.0, 2.0, NAN, 2.0, NAN))
     assert stats.newest is not None
     stats.point_out("4bf92f3577b34da6a3ce929d0e0e4736", 9.98, times_of(stats.newest))
     stats.add_handler_metrics([delta("Seen"), delta("tsx_queue_depth_total")])
@@ -329,7 +330,7 @@ def test_openmetrics_is_given_to_those_who_ask_for_it(scraped):
 def test_batches_beyond_the_last_bound_are_counted():
     stats = Stats()
     for size in (3, 1000):
-        count(stats, (1.0, 1.0, 2.0), [FakeJob(0.5)] * size)
+        count(stats, (1.0, 1.0, 2.0), [FakeJob(arrived=0.5)] * size)
     version = version_with(stats)
     reading = Reading("host", [SimpleNamespace(versions={"1": version})], ResponseCounts(), [], {})
     buckets = {

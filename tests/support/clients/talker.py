@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest.mock import patch
 
 import psutil
 
+from tests.kit.jobs import a_waiting_job
 from tests.support.models import make_model
-from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
@@ -21,6 +23,8 @@ TIMEOUT = 90.0  # of a machine that has other things to do
 
 HANDLER = """
 import json, os, sys, time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 def handle(data, context):
@@ -56,13 +60,8 @@ def talker(directory: Path, handler: str = HANDLER, **what: str) -> Path:
 
 
 def submit(version: ModelVersion, word: str, timeout: float | None = None) -> WaitingJob:
-    now = time.monotonic()
-    job = WaitingJob(
-        wire.request_meta("id", b"", []),
-        word.encode(),
-        now,
-        None if timeout is None else now + timeout,
-    )
+    due = None if timeout is None else time.monotonic() + timeout
+    job = a_waiting_job(word.encode(), due)
     version.submit(job)
     return job
 
@@ -89,19 +88,21 @@ def gone(pid: int) -> bool:
         return True
 
 
-def with_registry(test, heartbeat: float = 2, **settings) -> None:
-    """`heartbeat`: seconds between two checks of a worker."""
-
-    async def main():
-        with patch("tsx_runtime.core.models.model.HEARTBEAT_INTERVAL_S", heartbeat):
-            registry = Registry(Settings(**settings))
-            try:
-                await test(registry)
-            finally:
-                await registry.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def a_registry(heartbeat: float = 2, **settings) -> AsyncIterator[Registry]:
+    """A registry in this process; `heartbeat`: seconds between two checks of a worker."""
+    with patch("tsx_runtime.core.models.model.HEARTBEAT_INTERVAL_S", heartbeat):
+        made = Registry(Settings(**settings))
+        try:
+            yield made
+        finally:
+            await made.close()
 
 
 def order(**values) -> RegisterOrder:
     return RegisterOrder(url="talker", **{"initial_workers": 1, **values})
+
+
+async def a_talker(registry: Registry, directory: Path, **values) -> ModelVersion:
+    """Have a talker with one worker registered, or as `values` of its order say."""
+    return await registry.register_path(talker(directory / "m"), order(**values))

@@ -4,6 +4,7 @@ answered before (docs/guides/caching.md).
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 import time
@@ -17,7 +18,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
 from tsx_runtime.core.isolation.hidden_credentials import USERS
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
-from tsx_runtime.core.scheduling.job import Flow, Job, ObservedJob
+from tsx_runtime.core.scheduling.job import Flow, Job, ObservedAnswer, ObservedJob
 from tsx_runtime.core.telemetry.batch_times import NOTHING, Batch
 from tsx_runtime.core.telemetry.cold_starts import without_cold_start
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, TsxError
@@ -211,7 +212,7 @@ class _Miss(ObservedJob):
     """A request that runs, and those that wait for its answer."""
 
     def __init__(self, job: Job, key: bytes, cache: ReplyCache) -> None:
-        super().__init__(job)
+        super().__init__(job, self._end, math.inf)
         self.key = key
         self.followers: dict[Job, None] = {}  # in the order of their arrival
         self.streamed = False
@@ -232,14 +233,14 @@ class _Miss(ObservedJob):
     def gone(self, gone: bool) -> None:
         self.job.gone = gone
 
-    def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        if status == 200 and not self.streamed and self._cache.may_store(bytes(headers)):
-            self._cache.answered(self, bytes(headers), bytes(body))
+    def _end(self, seen: ObservedAnswer) -> None:
+        if seen.error is not None:
+            self._cache.refused(self, seen.error)
+        elif seen.status == 200 and not self.streamed and self._cache.may_store(seen.headers):
+            assert seen.body is not None
+            self._cache.answered(self, seen.headers, seen.body)
         else:
             self._cache.not_shared(self)
-
-    def seen_refusal(self, error: TsxError) -> None:
-        self._cache.refused(self, error)
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         if not self.streamed:

@@ -14,6 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 from urllib.parse import unquote_plus
@@ -24,11 +25,10 @@ from tsx_archiver.quantities import parse_bytes, parse_percent, parse_seconds, w
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.recording.segments import Segments, StoredSize
-from tsx_runtime.core.scheduling.job import Job, ObservedJob
-from tsx_runtime.errors import TsxError
+from tsx_runtime.core.scheduling.job import Job, ObservedAnswer, ObservedJob
 from tsx_runtime.recordings import Headers, Recorded, encode
 from tsx_runtime.shared.redaction import is_identifying_header, is_secret_header, redacted
-from tsx_runtime.wire import Body, Buffer, Parts
+from tsx_runtime.wire import Body, Parts
 
 SMALLEST = 64 << 10  # bytes
 MOST_WAITING = 32 << 20  # bytes that wait for the disk
@@ -143,7 +143,24 @@ class Recorder:
         return draw * 100 < self.config.share
 
     def watch(self, job: Job, version: ModelVersion) -> Job:
-        return _RecordedJob(job, version, self)
+        most = LONGEST_ANSWER if self.config.answers else -1
+        return ObservedJob(job, partial(self._note_answer, job, version), most)
+
+    def _note_answer(self, job: Job, version: ModelVersion, seen: ObservedAnswer) -> None:
+        seconds = time.monotonic() - job.arrived
+        self.note(
+            CapturedRequest(
+                time.time() - seconds,
+                version.version,
+                job.meta,
+                job.body,
+                seen.status,
+                seconds,
+                b"" if seen.body is None else seen.headers,
+                seen.body,
+                version.precision,
+            )
+        )
 
     def note(self, noted: CapturedRequest) -> None:
         if self._closed:
@@ -247,55 +264,6 @@ class Recorder:
             self._segments.sweep(time.time())
         except OSError as error:
             logger.warning("model %s: old recordings cannot be removed: %s", self._name, error)
-
-
-class _RecordedJob(ObservedJob):
-    """One that is recorded, once it is answered."""
-
-    def __init__(self, job: Job, version: ModelVersion, recorder: Recorder) -> None:
-        super().__init__(job)
-        self._version = version
-        self._recorder = recorder
-        self._headers = b""
-        self._parts: list[bytes] | None = [] if recorder.config.answers else None
-        self._size = 0
-
-    def seen_piece(self, headers: Buffer, body: Buffer) -> None:
-        if self._parts is None:
-            return
-        self._headers = self._headers or bytes(headers)
-        self._size += len(body)
-        if self._size > LONGEST_ANSWER:
-            self._parts = None
-        else:
-            self._parts.append(bytes(body))
-
-    def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        self.seen_piece(headers, body)
-        self._note(status)
-
-    def seen_refusal(self, error: TsxError) -> None:
-        self._parts = None
-        self._note(error.status)
-
-    def _note(self, status: int) -> None:
-        seconds = time.monotonic() - self.arrived
-        answer = None if self._parts is None else b"".join(self._parts)
-        headers = b"" if answer is None else self._headers
-        number, precision = self._version.version, self._version.precision
-        self._recorder.note(
-            CapturedRequest(
-                time.time() - seconds,
-                number,
-                self.meta,
-                self.body,
-                status,
-                seconds,
-                headers,
-                answer,
-                precision,
-            )
-        )
 
 
 class RecordingConfig(BaseModel):

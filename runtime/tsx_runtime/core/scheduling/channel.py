@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.job import Job, LateJob, UncountedJob
+from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
@@ -55,6 +55,9 @@ class Owner(Protocol):
         """What the handler raised, printed and counted, in the form of `wire`."""
 
     def on_closed(self, channel: Channel) -> None: ...
+
+    def on_proven(self) -> None:
+        """Requests with which a worker died have not killed this one: others may join them."""
 
     def remove(self, channel: Channel) -> None:
         """Nothing more is to be sent on it."""
@@ -180,17 +183,13 @@ class Channel(asyncio.BufferedProtocol):
         if self.sent and job in self.sent[0].jobs:
             self._call_off()
 
-    def replace(self, job: Job, late: LateJob) -> bool:
-        """Whether it holds `job`, and its answer has not begun: then `late` gets it."""
-        for sent in self.sent:
-            if job in sent.jobs:
-                position = sent.jobs.index(job)
-                if sent is self.sent[0] and position in self.streaming:
-                    return False
-                sent.jobs[position] = late
-                self.cancel(late)
-                return True
-        return False
+    def holds(self, job: Job) -> bool:
+        """Whether it holds `job`, and its answer has not begun."""
+        return any(
+            job in sent.jobs
+            and not (sent is self.sent[0] and sent.jobs.index(job) in self.streaming)
+            for sent in self.sent
+        )
 
     @property
     def held(self) -> bool:
@@ -413,11 +412,7 @@ def without_late(
     """
     _, jobs, _, _, _, arrived = sent
     items = frame.items
-    left = [
-        position
-        for position, job in enumerate(jobs)
-        if not (isinstance(job, UncountedJob) and job.takes(items[position]))
-    ]
+    left = [position for position, job in enumerate(jobs) if not job.takes(items[position])]
     if len(left) == len(jobs):
         return jobs, arrived, frame.codes, items
     kept = [jobs[position] for position in left]

@@ -16,7 +16,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.batching import Assignment, SlotT, halves
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
-from tsx_runtime.core.scheduling.job import Job, LateJob
+from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
 from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue, Suspects
 from tsx_runtime.errors import TsxError, WorkerDied
@@ -104,9 +104,6 @@ class JoiningDispatcher(Dispatcher):
         self._blamed |= channel.quarantine
         super().on_closed(channel)
 
-    def on_proven(self) -> None:
-        self._flush()
-
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         if self._deaths:
             del self._deaths[sent.jobs[0]]  # a Counter takes that also for what it does not have
@@ -152,10 +149,10 @@ class JoiningDispatcher(Dispatcher):
         self._blamed.discard(job)
         super()._refuse(job, error)
 
-    def _refuse_running(self, job: Job, late: LateJob) -> None:
+    def _refuse_running(self, job: Job) -> None:
         del self._deaths[job]
         self._blamed.discard(job)
-        super()._refuse_running(job, late)
+        super()._refuse_running(job)
 
     def room(self) -> int:
         return (

@@ -15,7 +15,7 @@ from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.batching import BLAMELESS, Assignment, apart, assign, halves
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch, without_late
-from tsx_runtime.core.scheduling.job import Job, LateJob
+from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, Suspects
 from tsx_runtime.core.scheduling.service_rate import ServiceRate, latest_start, retry_after
 from tsx_runtime.core.telemetry.batch_times import times_in
@@ -83,12 +83,8 @@ class Dispatcher:
             None  # the one for whatever is to be done next although nothing arrives
         )
         self._timer_at = NEVER
-        self._due: dict[
-            Job,
-            float,
-            # the deadlines of accepted jobs that have one; NEVER of what took the place of a late
-            # one
-        ] = {}
+        # the deadlines of accepted jobs that have one; NEVER of those that may not be counted
+        self._due: dict[Job, float] = {}
         self._begun: set[Job] = (
             set()
         )  # of those: what waits again after it had begun at a worker that was lost
@@ -123,9 +119,8 @@ class Dispatcher:
             self._open += 1
             if job.deadline is not None:
                 self._watch_deadline(job, job.deadline)
-                job.deadline = latest_start(
-                    job.arrived, job.deadline, self.service_rate.answer_time
-                )
+                start = latest_start(job.arrived, job.deadline, self.service_rate.answer_time)
+                job.deadline = min(start, job.arrived + job.patience)
             queue.put(job, size)
             if (
                 not self._flush_due
@@ -330,6 +325,9 @@ class Dispatcher:
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
         return self.cold_starts.with_header(job, headers)
 
+    def on_proven(self) -> None:
+        self._flush()
+
     def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
         self.stats.add_report(channel.worker, facts)
 
@@ -397,18 +395,29 @@ class Dispatcher:
         and what it answers goes nowhere.
         """
         for job in [job for job, due in self._due.items() if due <= now]:
+            if job.late:  # given up with another part of its request
+                continue
             self._due.pop(job, None)
-            late = LateJob(job)
-            if not job.gone and any(channel.replace(job, late) for channel in self._all_channels):
-                self._begun.discard(job)
-                self._refuse_running(job, late)
+            if not job.gone and self._runs(job):
+                self._refuse_running(job)
         if (earliest := min(self._due.values(), default=NEVER)) < self._timer_at:
             self._set_timer(earliest, now)
 
-    def _refuse_running(self, job: Job, late: LateJob) -> None:
-        """`late` is what its worker holds now; it is counted as open until that is done with it."""
-        self._due[late] = NEVER
+    def _runs(self, job: Job) -> bool:
+        """Whether a worker holds it, and its answer has not begun."""
+        return any(channel.holds(job) for channel in self._all_channels)
+
+    def _refuse_running(self, job: Job) -> None:
         self._reject(job, self._late(begun=True))
+        self._give_up(job)
+
+    def _give_up(self, job: Job) -> None:
+        """What its worker answers goes nowhere; it is counted as open until that is done."""
+        self._begun.discard(job)
+        self._due[job] = NEVER
+        job.give_up()
+        for channel in self._all_channels:
+            channel.cancel(job)
 
     def _reject(self, job: Job, error: TsxError) -> None:
         """Refuse what was never accepted."""
@@ -491,7 +500,7 @@ class Dispatcher:
     def _refuse(self, job: Job, error: TsxError) -> None:
         self._due.pop(job, None)
         self._begun.discard(job)
-        if not isinstance(job, LateJob):  # that is refused already
+        if not job.late:  # it is refused already
             self._reject(job, error)
         self._close(1)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Collection
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.core.telemetry.tracing import JobTrace, OpenSpan
@@ -26,25 +27,54 @@ class Flow(Protocol):
     def release(self, job: Job) -> None: ...
 
 
-class Job(Protocol):
-    """A request, as the core sees it. Exactly one of `answer` and `refuse` is called, exactly
-    once.
+class Job:
+    """A request on its way to a worker and back. Exactly one of `answer` and `refuse` is called,
+    exactly once; what is told here goes nowhere, so a subclass says where it goes.
+
+    Attributes:
+        meta: The head of the request, see `wire.request_meta`.
+        arrived: `time.monotonic()` when the request was complete.
+        deadline: When its answer is of no use any more, by the same clock; a job that waits for
+            too long is refused.
+        priority: Greater goes first.
+        patience: Seconds that a job with a deadline may wait for a worker at most.
+        gone: Whether the client has left.
+        late: Whether the job was refused while it ran.
+        destination: The route that the client's lane submitted it to.
+        routed: The version that a splitter sent it to.
+        watched: The job that a splitter sent on in its place.
     """
 
-    meta: bytes  # see `wire.request_meta`
-    body: Body
-    arrived: float  # time.monotonic() when the request was complete
-    deadline: (
-        float | None
-        # the same clock: when its answer is of no use any more; a job that waits for too long is
-        # refused
-    )
-    priority: int  # greater goes first; 0 where the request names none
-    gone: bool  # set by `Dispatcher.leave` once the client has left
+    deadline: float | None = None
+    priority = 0
+    patience = math.inf
+    gone = False
+    late = False
+    destination: Any = None
+    routed: Any = None
+    watched: Job | None = None
 
-    @property
-    def request_id(self) -> bytes:
-        """The first line of `meta`."""
+    def __init__(
+        self, meta: bytes, body: Body, arrived: float, deadline: float | None, priority: int
+    ) -> None:
+        self.meta = meta
+        self.request_id = meta.partition(b"\r")[0]
+        self.body = body
+        self.arrived = arrived
+        self.deadline = deadline
+        self.priority = priority
+
+    def route(self, version: Any, added: bytes) -> None:
+        """Set `routed`, and have header lines of the server's own go out with the answer."""
+
+    def takes(self, item: Item) -> bool:
+        """Whether a worker's answer goes no further, and is not counted."""
+        return self.late
+
+    def give_up(self) -> None:
+        """Let go of what a worker still runs, once the job is refused."""
+        self.late = self.gone = True
+        self.body = Parts([], len(self.body))
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         """The handler's answer: an HTTP status, a header block (see `wire`), the body, and the
@@ -60,59 +90,6 @@ class Job(Protocol):
         """A part of a streamed answer; `answer` brings the last part. Only the first piece's
         headers count.
         """
-
-
-class ClientJob(Job, Protocol):
-    """A job that came from a client, and may be sent on by a `Splitter`."""
-
-    routed: Any  # the version that it was sent to; None where it came to its version straight
-    watched: Job | None  # what was sent on in its place
-
-    def route(self, version: Any, added: bytes) -> None:
-        """Set `routed`, and have header lines of the server's own go out with the answer."""
-
-
-class UncountedJob:
-    """In the place of another job: its answer may be that of no request."""
-
-    def __init__(self, job: Job) -> None:
-        self.meta = job.meta
-        self.body: Body = job.body
-        self.arrived = job.arrived
-        self.deadline = job.deadline
-        self.priority = job.priority
-        self.gone = False
-
-    @property
-    def request_id(self) -> bytes:
-        return self.meta.partition(b"\r")[0]
-
-    def takes(self, item: Item) -> bool:
-        """Whether the answer goes no further, and is not counted."""
-        return True
-
-
-class LateJob(UncountedJob):
-    """Takes the place of a running request that was refused at its deadline: what its worker
-    answers goes nowhere.
-    """
-
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
-        self.body, self.deadline, self.gone = (
-            Parts([], len(job.body)),
-            None,
-            True,
-        )  # of the body, its size
-
-    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        pass
-
-    def refuse(self, error: TsxError) -> None:
-        pass
-
-    def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
-        pass
 
 
 class Answer:
@@ -206,24 +183,8 @@ class _Rest:
             self._flow.release(self._job)
 
 
-class WaitingJob:
+class WaitingJob(Job):
     """A job for a coroutine: `answer = await job.done` (raises `TsxError`)."""
-
-    __slots__ = (
-        "_added",
-        "_rest",
-        "_route",
-        "_trace",
-        "arrived",
-        "body",
-        "deadline",
-        "done",
-        "gone",
-        "meta",
-        "priority",
-        "routed",
-        "watched",
-    )
 
     def __init__(
         self,
@@ -233,38 +194,42 @@ class WaitingJob:
         deadline: float | None = None,
         priority: int = 0,
     ) -> None:
-        self.meta = meta
-        self.body: Body = body
-        self.arrived = arrived
-        self.deadline = deadline
-        self.priority = priority
-        self.gone = False
-        self.routed: Any = None
-        self.watched: Job | None = None
+        super().__init__(meta, body, arrived, deadline, priority)
+        self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        # makes header lines of the times of an answer
+        self.on_times: Callable[[Job, int, Batch], bytes] | None = None
         self._added = b""
         self._trace: JobTrace | None = None
-        self._route: Any = None
-        self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._rest: _Rest | None = None
 
     def route(self, version: Any, added: bytes) -> None:
         self.routed, self._added = version, added
 
-    @property
-    def request_id(self) -> bytes:
-        return self.meta.partition(b"\r")[0]
-
     def trace(self, above: OpenSpan, route: Any) -> None:
         """Have spans made of it, below this one."""
-        self._route, self._trace = route, JobTrace(above)
+        self.destination, self._trace = route, JobTrace(above)
         self.meta = self._trace.with_traceparent(self.meta)
+
+    async def whole(self, most: int) -> Answer:
+        """Wait for the answer with all its parts, of which nothing more is read after an error.
+
+        Raises as `Answer.whole` does.
+        """
+        answer = await self.done
+        try:
+            return Answer(answer.status, answer.headers, await answer.whole(most))
+        except BaseException:
+            self.gone = True
+            answer.leave()
+            raise
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         if self._trace is not None:
-            self._trace.answered(self.routed or self._route, self.arrived, status, batch)
-        if (
-            self._rest is not None and status >= 400
-        ):  # the handler failed in the middle: its error is no part of the answer
+            self._trace.answered(self.routed or self.destination, self.arrived, status, batch)
+        if self.on_times is not None:
+            self._added += self.on_times(self, status, batch)
+        # An error in the middle of a stream is no part of the answer.
+        if self._rest is not None and status >= 400:
             self._rest.put(PredictionFailed(str(body, "utf-8", "replace")))
         elif self._rest is not None:
             self._rest.put(bytes(body))
@@ -274,7 +239,7 @@ class WaitingJob:
 
     def refuse(self, error: TsxError) -> None:
         if self._trace is not None:
-            self._trace.refused(self.routed or self._route, self.arrived, error)
+            self._trace.refused(self.routed or self.destination, self.arrived, error)
         if self._rest is not None:
             self._rest.put(error)
         elif not self.done.done():
@@ -289,33 +254,26 @@ class WaitingJob:
             self.done.set_result(Answer(200, bytes(headers) + self._added, bytes(body), self._rest))
 
 
-class ObservedJob:
-    """Stands in a queue in place of a job, and sees its answer, once the client has got it: the
-    base of what observers make of a job.
-    """
+class ObservedAnswer(NamedTuple):
+    """What an observer gets."""
 
-    def __init__(self, job: Job) -> None:
+    status: int
+    headers: bytes = b""
+    body: bytes | None = None  # None where it is too long, and of a refusal
+    error: TsxError | None = None
+
+
+class ObservedJob(Job):
+    """A job in place of another, whose answer is shown to an observer once the client has it."""
+
+    def __init__(self, job: Job, seen: Callable[[ObservedAnswer], None], most: float) -> None:
+        """`most`: bytes of a body that `seen` gets."""
+        super().__init__(job.meta, job.body, job.arrived, job.deadline, job.priority)
         self.job = job
-        self.meta = job.meta
-        self.body: Body = job.body
-        self.arrived = job.arrived
-        self.deadline = job.deadline
-        self.priority = job.priority
-
-    def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        """The answer, or the last part of one that streamed. The buffers are valid during the
-        call.
-        """
-
-    def seen_piece(self, headers: Buffer, body: Buffer) -> None:
-        """A part of an answer that streams."""
-
-    def seen_refusal(self, error: TsxError) -> None:
-        """There is no answer, and why."""
-
-    @property
-    def request_id(self) -> bytes:
-        return self.job.request_id
+        self._seen = seen
+        self._room = most
+        self._headers: bytes | None = None
+        self._parts: list[bytes] = []
 
     @property
     def gone(self) -> bool:
@@ -325,31 +283,42 @@ class ObservedJob:
     def gone(self, gone: bool) -> None:
         self.job.gone = gone
 
+    def give_up(self) -> None:
+        super().give_up()
+        self.job.give_up()
+
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         self.job.answer(status, headers, body, batch)
-        self.seen_answer(status, headers, body)
+        self._add(headers, body)
+        whole = b"".join(self._parts) if self._room >= 0 else None
+        self._seen(ObservedAnswer(status, self._headers or b"", whole))
 
     def refuse(self, error: TsxError) -> None:
         self.job.refuse(error)
-        self.seen_refusal(error)
+        self._seen(ObservedAnswer(error.status, error=error))
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
-        self.job.piece(headers, body, _Flow(flow, self))
-        self.seen_piece(headers, body)
-
-
-class _Flow:
-    """The worker's end knows the watched job, the client's end the one inside."""
-
-    def __init__(self, flow: Flow, watched: ObservedJob) -> None:
         self._flow = flow
-        self._watched = watched
+        self.job.piece(headers, body, self)
+        if not self.late:
+            self._add(headers, body)
+
+    def _add(self, headers: Buffer, body: Buffer) -> None:
+        if self._headers is None:
+            self._headers = bytes(headers)
+        self._room -= len(body)
+        if self._room >= 0:
+            self._parts.append(bytes(body))
+        else:
+            self._parts.clear()
+
+    # The worker's end knows this job, the client's end the one inside.
 
     def hold(self, job: Job) -> None:
-        self._flow.hold(self._watched)
+        self._flow.hold(self)
 
     def release(self, job: Job) -> None:
-        self._flow.release(self._watched)
+        self._flow.release(self)
 
 
 class Route(Protocol):
@@ -368,7 +337,7 @@ class Route(Protocol):
         """What is left to decide once the headers of a request are known: that is submitted to."""
 
     @property
-    def submit(self) -> Callable[[ClientJob], None]: ...
+    def submit(self) -> Callable[[Job], None]: ...
 
     @property
-    def leave(self) -> Callable[[ClientJob], None]: ...
+    def leave(self) -> Callable[[Job], None]: ...

@@ -11,21 +11,15 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel, Owner, SentBatch, arrivals, check_extra
-from tsx_runtime.core.scheduling.job import Job, LateJob
+from tsx_runtime.core.scheduling.job import Job
 
 HELD_MOST = 4 << 20  # bytes of one streamed answer that may wait for its client before all wait
 # seconds; a request that kills workers mostly does so at once, but on a busy machine that takes a
 # while
 QUARANTINE = 2.0
-
-
-class OpenOwner(Owner, Protocol):
-    def on_proven(self) -> None:
-        """Requests with which a worker died have not killed this one: others may join them."""
 
 
 @dataclass(eq=False, slots=True)
@@ -50,9 +44,8 @@ class OpenChannel(Channel):
     time has passed.
     """
 
-    def __init__(self, owner: OpenOwner) -> None:
+    def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
-        self._open_owner = owner
         self.quarantine: set[Job] = set()
         self._quarantine_over: asyncio.TimerHandle | None = None
         self.flights: dict[int, Flight] = {}
@@ -100,17 +93,9 @@ class OpenChannel(Channel):
             self._transport.writelines(wire.encode(wire.Kind.CANCEL, flight.batch))
             self.release(job)
 
-    def replace(self, job: Job, late: LateJob) -> bool:
+    def holds(self, job: Job) -> bool:
         flight = self._of.get(job)
-        if flight is not None:
-            if flight.streaming:
-                return False
-            self._of[late] = self._of.pop(job)
-            flight.job = late
-            if job in self.quarantine:
-                self.quarantine.remove(job)
-                self.quarantine.add(late)
-        return super().replace(job, late)
+        return flight is not None and not flight.streaming
 
     def overdue(self, before: float) -> list[Job]:
         """Those of which nothing was heard since `before`.
@@ -217,7 +202,7 @@ class OpenChannel(Channel):
             self._quarantine_over.cancel()
             self._quarantine_over = None
         self.quarantine.clear()
-        self._open_owner.on_proven()
+        self.owner.on_proven()
 
     def _land(self, flight: Flight) -> None:
         self.quarantine.discard(flight.job)

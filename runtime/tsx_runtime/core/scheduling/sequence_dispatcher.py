@@ -13,7 +13,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch
 from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
 from tsx_runtime.core.scheduling.dispatcher import NO_WORKER, Bounds, Dispatcher
-from tsx_runtime.core.scheduling.job import Job, LateJob
+from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.sequences import (
     LONGEST_REMEMBERED,
@@ -148,14 +148,11 @@ class SequenceDispatcher(Dispatcher):
             said = f"\r\n{str(headers, 'latin-1').lower()}" if headers else ""
             self._refuse_each(self.sequences.answered(job, now, last=end in said))
         if not self._given.isdisjoint(sent.jobs):
-            with_ids = [
-                self._with_id(job, headers)
-                for job, (_, headers, _) in zip(sent.jobs, frame.items, strict=True)
-            ]
+            pairs = zip(sent.jobs, frame.items, strict=True)
             frame = frame._replace(
                 items=[
-                    (item[0], headers, item[2])
-                    for item, headers in zip(frame.items, with_ids, strict=True)
+                    (status, self._with_id(job, headers), body)
+                    for job, (status, headers, body) in pairs
                 ]
             )
         self._tell_leaving()
@@ -243,10 +240,9 @@ class SequenceDispatcher(Dispatcher):
         self._refuse_each(self.sequences.answered(job, time.monotonic()))
         super()._refuse(job, error)
 
-    def _refuse_running(self, job: Job, late: LateJob) -> None:
+    def _refuse_running(self, job: Job) -> None:
         self._given.discard(job)
-        self.sequences.replace(job, late)
-        super()._refuse_running(job, late)
+        super()._refuse_running(job)
 
     def _refusal(self, why: str) -> Unavailable:
         return Unavailable(f"{self._no_worker().message}. {why}")

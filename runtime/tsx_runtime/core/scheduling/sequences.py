@@ -248,15 +248,6 @@ class Sequences(Generic[SlotT]):
             batches.setdefault(worker, []).append(job)
         return list(batches.items())
 
-    def replace(self, job: Job, other: Job) -> None:
-        """`other` takes the place of a request that is under way: its sequence goes on once that is
-        answered.
-        """
-        chain = self._of.pop(job, None)
-        if chain is not None:
-            self._of[other] = chain
-            chain.under_way = other
-
     def begun(self, job: Job) -> bool:
         """A request's answer has begun to stream.
 

@@ -8,7 +8,7 @@
 | sequenceBatching                           | SequenceDispatcher        | batch                                   |
 | sequenceBatching and one of the two others | JoiningSequenceDispatcher | continuous or async                     |
 | splitRows                                  | RowsDispatcher            | batch                                   |
-| useJobTicket                               | any of them, behind a Gate                                          |
+| useJobTicket                               | any of them, and no request waits                                   |
 """
 
 from __future__ import annotations
@@ -118,20 +118,11 @@ def queue_of(chosen: Strategy) -> RequestQueue | None:
 def entrance(
     dispatcher: Dispatcher, chosen: Strategy, response_timeout: float
 ) -> Callable[[Job], None]:
-    """Where requests are submitted."""
+    """Where requests are submitted; with `useJobTicket` none waits for a worker."""
     if not response_timeout:
         return dispatcher.reject_without_time
-    return Gate(dispatcher).submit if chosen.tickets else dispatcher.submit
 
+    def submit_to_idle(job: Job) -> None:
+        (dispatcher.submit if dispatcher.room() > 0 else dispatcher.reject_busy)(job)
 
-class Gate:
-    """`useJobTicket`: accepts a request only if a worker has room for it now; no request waits."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    def submit(self, job: Job) -> None:
-        if self._dispatcher.room() > 0:
-            self._dispatcher.submit(job)
-        else:
-            self._dispatcher.reject_busy(job)
+    return submit_to_idle if chosen.tickets else dispatcher.submit

@@ -12,19 +12,19 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from tsx_runtime import wire
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.scheduling.job import Flow, Job, ObservedJob
+from tsx_runtime.core.scheduling.job import Flow, Job, ObservedAnswer, ObservedJob
 from tsx_runtime.core.shadowing.report import EXAMPLES, ShadowReport
-from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.core.workers.worker import WorkerState
-from tsx_runtime.errors import TsxError, Unavailable
+from tsx_runtime.errors import Unavailable
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.traffic_policy import Shadow
-from tsx_runtime.wire import Body, Buffer
+from tsx_runtime.wire import Buffer
 
 MOST_COPIES = 32  # under way at a time, until they are compared
 MOST_BYTES = 64 << 20  # of their requests' bodies
@@ -110,7 +110,7 @@ class Mirror:
         if reason is not None:
             self.report.shed[reason] += 1
             return job
-        return _MirroredJob(job, version, self)
+        return ObservedJob(job, partial(self._answered, job, version), LONGEST)
 
     def _reason(
         self, target: ModelVersion | None, version: ModelVersion, size: int
@@ -126,17 +126,15 @@ class Mirror:
             return "under-way"
         return None
 
-    # What watched requests and copies call
-
-    def unanswered(self) -> None:
-        self.report.shed["unanswered"] += 1
-
-    def answered(self, job: Job, version: ModelVersion, answer: ComparedAnswer | None) -> None:
-        """The client has its answer (None: it is too large).
+    def _answered(self, job: Job, version: ModelVersion, seen: ObservedAnswer) -> None:
+        """The client has its answer (a body of None: it is too large).
 
         Others of its batch may not have theirs yet, so more is done when they do.
         """
-        if answer is None:
+        answer = _compared(seen)
+        if seen.error is not None or job.gone:
+            self.report.shed["unanswered"] += 1
+        elif answer is None:
             self.report.shed["size"] += 1
         else:
             asyncio.get_running_loop().call_soon(
@@ -185,32 +183,10 @@ class Mirror:
             self._size -= len(copy.body)
 
 
-class _MirroredJob(ObservedJob):
-    """A client's request: collects its answer."""
-
-    def __init__(self, job: Job, version: ModelVersion, mirror: Mirror) -> None:
-        super().__init__(job)
-        self._version = version
-        self._mirror = mirror
-        self._buffer = ResponseBuffer()
-
-    def seen_piece(self, headers: Buffer, body: Buffer) -> None:
-        self._buffer.add(headers, body)
-
-    def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        if self.job.gone:
-            self._mirror.unanswered()
-        else:
-            self._mirror.answered(
-                self.job, self._version, self._buffer.whole(status, headers, body)
-            )
-
-    def seen_refusal(self, error: TsxError) -> None:
-        self._mirror.unanswered()
-
-
-class Copy:
+class Copy(ObservedJob):
     """The job of the shadow: a copy of `job` with its own id."""
+
+    patience = PATIENCE
 
     def __init__(
         self,
@@ -222,51 +198,30 @@ class Copy:
         seconds: float,
     ) -> None:
         """`answer` is what the client got from `version`, after so many seconds."""
+        meta = str(uuid.uuid4()).encode() + job.meta[job.meta.index(b"\r\n") :] + TOLD
+        now = time.monotonic()
+        due = now + PATIENCE + target.plan.response_timeout
+        super().__init__(Job(meta, job.body, now, due, LAST), self._return, LONGEST)
         self.report = mirror.report  # of the time when it was made
         self.target = target
         self.of = job
         self.version = version
         self.first = answer
         self.seconds = seconds
-        self.request_id = str(uuid.uuid4()).encode()
-        self.meta = self.request_id + job.meta[job.meta.index(b"\r\n") :] + TOLD
-        self.body: Body = job.body
-        self.arrived = time.monotonic()
-        self._deadline: float | None = self.arrived + PATIENCE + target.plan.response_timeout
-        self.priority = LAST
-        self.gone = False
         self._mirror = mirror
-        self._buffer = ResponseBuffer()
-
-    @property
-    def deadline(self) -> float | None:
-        return self._deadline
-
-    @deadline.setter
-    def deadline(self, latest_start: float | None) -> None:
-        """The dispatcher's: a model that is slow has time to answer, but no more than others to
-        begin.
-        """
-        assert latest_start is not None
-        self._deadline = min(latest_start, self.arrived + PATIENCE)
-
-    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        self._return(self._buffer.whole(status, headers, body))
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
-        self._buffer.add(headers, body)
-        if self._buffer.too_large:
+        super().piece(headers, body, flow)
+        if self._room < 0:
             self.gone = True  # its further parts are not read
 
-    def refuse(self, error: TsxError) -> None:
-        if isinstance(error, Unavailable):
+    def _return(self, seen: ObservedAnswer) -> None:
+        answer = _compared(seen)
+        if isinstance(seen.error, Unavailable):
             self.report.shed["refused"] += 1
-            self._mirror.returned(self, None)
-        else:
-            self._return(ComparedAnswer(error.status, {}, error.message.encode()[:LONGEST]))
-
-    def _return(self, answer: ComparedAnswer | None) -> None:
-        if answer is None:
+        elif seen.error is not None:
+            answer = ComparedAnswer(seen.status, {}, seen.error.message.encode()[:LONGEST])
+        elif answer is None:
             self.report.uncompared += 1
             self.report.last_problem = f"an answer of the shadow has more than {LONGEST} bytes"
         self._mirror.returned(self, answer)
@@ -283,37 +238,11 @@ class ResponsePair(NamedTuple):
     seconds: float
 
 
-class ResponseBuffer:
-    """Collects an answer, unless it is too large."""
-
-    __slots__ = ("_headers", "_parts", "_size", "too_large")
-
-    def __init__(self) -> None:
-        self._headers: bytes | None = None
-        self._parts: list[bytes] = []
-        self._size = 0
-        self.too_large = False
-
-    def add(self, headers: Buffer, body: Buffer) -> None:
-        """The buffers are valid during the call."""
-        if self._headers is None:
-            self._headers = bytes(headers)
-        self._size += len(body)
-        if self._size > LONGEST:
-            self.too_large = True
-            self._parts.clear()
-        else:
-            self._parts.append(bytes(body))
-
-    def whole(self, status: int, headers: Buffer, body: Buffer) -> ComparedAnswer | None:
-        """With the last part. None where it is too large."""
-        self.add(headers, body)
-        if self.too_large:
-            return None
-        lines = wire.parse_header_block(str(self._headers or b"", "latin-1"))
-        return ComparedAnswer(
-            status, {name.lower(): value for name, value in lines}, b"".join(self._parts)
-        )
+def _compared(seen: ObservedAnswer) -> ComparedAnswer | None:
+    if seen.body is None:
+        return None
+    lines = wire.parse_header_block(str(seen.headers, "latin-1"))
+    return ComparedAnswer(seen.status, {name.lower(): value for name, value in lines}, seen.body)
 
 
 def _examples(said: Shadow) -> int:

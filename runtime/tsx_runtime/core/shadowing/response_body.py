@@ -32,12 +32,7 @@ _LINE_END = re.compile(
 )  # of server-sent events: `splitlines` would also split at U+2028, which JSON may hold
 
 
-class _NoJson:
-    def __repr__(self) -> str:
-        return "NO_JSON"
-
-
-NO_JSON: Final = _NoJson()
+NO_JSON: Final = object()
 
 
 def read_answer(answer: ComparedAnswer) -> Any:

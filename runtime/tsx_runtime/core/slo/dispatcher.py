@@ -15,7 +15,7 @@ from tsx_runtime.core.scheduling.batching import Assignment, assign
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch
 from tsx_runtime.core.scheduling.costs import CostQueue
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
-from tsx_runtime.core.scheduling.job import Job, LateJob
+from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.core.scheduling.service_rate import retry_after
 from tsx_runtime.core.slo.arbitration import LATE, Claim, DeviceArbiter
@@ -139,7 +139,7 @@ class SloDispatcher(Dispatcher):
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         now = time.monotonic()
         due = now - self.control.target.seconds
-        missed = sum([job.arrived < due or isinstance(job, LateJob) for job in sent.jobs])
+        missed = sum([job.arrived < due or job.late for job in sent.jobs])
         if not sent.deaths:
             seconds, cost = now - max(sent.at, channel.replied), sum(self._costs(sent.jobs))
             self.control.learn(len(sent.jobs), seconds, now, len(self.channels), missed, cost)

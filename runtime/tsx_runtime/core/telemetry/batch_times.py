@@ -87,18 +87,14 @@ def batch_times(
 
     `BatchAggregator.settle` does the same for many batches at a time.
     """
-    began, seconds, preprocess, inference, postprocess = worker
+    began, seconds, *steps = worker
     most = answered - sent
     if not 0.0 <= seconds <= most:
         seconds = most
     if not sent <= began <= answered - seconds:
         began = answered - seconds
-    if preprocess > seconds or preprocess < 0.0:
-        preprocess = _within(preprocess, seconds)
-    if inference > seconds or inference < 0.0:
-        inference = _within(inference, seconds)
-    if postprocess > seconds or postprocess < 0.0:
-        postprocess = _within(postprocess, seconds)
+    # Steps that ran side by side, as with micro-batches, add up to more than their time.
+    steps = [min(step, seconds) if step >= 0.0 else NAN for step in steps]
     return BatchTimes(
         min(free, sent),
         sent,
@@ -106,9 +102,7 @@ def batch_times(
         began + seconds,
         answered,
         size,
-        preprocess,
-        inference,
-        postprocess,
+        *steps,
     )
 
 
@@ -125,10 +119,3 @@ def moments(batch: Batch) -> tuple[float, ...]:
 def oldest(batch: Batch) -> float:
     """When the first of its requests arrived."""
     return min(moments(batch))
-
-
-def _within(step: float, most: float) -> float:
-    """Steps that ran side by side, as with micro-batches, add up to more than the time in which
-    they ran.
-    """
-    return most if step > most else NAN

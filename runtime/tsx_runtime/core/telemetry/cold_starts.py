@@ -47,14 +47,11 @@ class ColdStarts:
         if all(job.arrived >= self.until for job in jobs):
             self.until = 0.0
             return frame
-        added = [
-            self.with_header(job, headers)
-            for job, (_, headers, _) in zip(jobs, frame.items, strict=True)
-        ]
+        pairs = zip(jobs, frame.items, strict=True)
         return frame._replace(
             items=[
-                (item[0], headers, item[2])
-                for item, headers in zip(frame.items, added, strict=True)
+                (status, self.with_header(job, headers), body)
+                for job, (status, headers, body) in pairs
             ]
         )
 

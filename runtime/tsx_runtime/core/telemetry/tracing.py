@@ -161,13 +161,12 @@ class OpenSpan:
     def _make(self, end: float, error: str, describe: Callable[[], None] | None) -> list[Span]:
         if describe is not None:
             describe()
-        trace, own, above, remote = self.trace_id, self.span_id, self.parent_id, self.is_remote
         return [
             Span(
-                trace,
-                own,
-                above,
-                remote,
+                self.trace_id,
+                self.span_id,
+                self.parent_id,
+                self.is_remote,
                 self.name,
                 self.kind,
                 self.started,
@@ -224,10 +223,14 @@ class JobTrace:
         start = times.began
         for name, took in (("preprocess", times.preprocess), ("inference", times.inference)):
             if took >= 0.0:  # NaN is not
-                spans.append(self._step(name, start, start + took))
+                spans.append(self._span(name, start, start + took, below=self._handler))
                 start += took
         if times.postprocess >= 0.0:
-            spans.append(self._step("postprocess", times.done - times.postprocess, times.done))
+            spans.append(
+                self._span(
+                    "postprocess", times.done - times.postprocess, times.done, below=self._handler
+                )
+            )
         return spans
 
     def refused(self, version: Any, arrived: float, error: TsxError) -> None:
@@ -249,13 +252,14 @@ class JobTrace:
         attributes: dict[str, Any] | None = None,
         error: str = "",
         links: Links = (),
+        below: int = 0,
     ) -> Span:
         above = self._above
         span_id = self._handler if name == "handler" else new_id(64)
         return Span(
             above.trace_id,
             span_id,
-            above.span_id,
+            below or above.span_id,
             False,
             name,
             "internal",
@@ -265,21 +269,6 @@ class JobTrace:
             error,
             above.state,
             links,
-        )
-
-    def _step(self, name: str, start: float, end: float) -> Span:
-        return Span(
-            self._above.trace_id,
-            new_id(64),
-            self._handler,
-            False,
-            name,
-            "internal",
-            start,
-            end,
-            {},
-            "",
-            self._above.state,
         )
 
 

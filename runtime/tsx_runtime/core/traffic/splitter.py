@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.scheduling.job import ClientJob, Headers, Job
+from tsx_runtime.core.scheduling.job import Headers, Job
 from tsx_runtime.core.traffic.routing import (
     Table,
     by_rule,
@@ -74,13 +74,13 @@ class Splitter:
             fixed = self._fixed[number] = FixedRoute(self, self.versions[number])
         return fixed
 
-    def submit(self, job: ClientJob) -> None:
+    def submit(self, job: Job) -> None:
         table = self.table
         key = key_in_body(table, job.body) if table.by else None
         number = draw(table, self._draw()) if key is None else pick_sticky(table, key)
         self.send(job, self.versions[number])
 
-    def send(self, job: ClientJob, version: ModelVersion) -> None:
+    def send(self, job: Job, version: ModelVersion) -> None:
         if (
             self._stateful
         ):  # a sequence stays with the version that has it, however the shares are now
@@ -101,12 +101,12 @@ class Splitter:
             self._watch(job, version)
         version.submit(job.watched or job)
 
-    def leave(self, job: ClientJob) -> None:
+    def leave(self, job: Job) -> None:
         if job.routed is not None:
             job.routed.leave(job.watched or job)
 
-    def _watch(self, job: ClientJob, version: ModelVersion) -> None:
-        watched: Job = job
+    def _watch(self, job: Job, version: ModelVersion) -> None:
+        watched = job
         for observer in self.observers:
             if observer.wants(self._draw()):
                 watched = observer.watch(watched, version)
@@ -128,5 +128,5 @@ class FixedRoute:
     def by_head(self, headers: Headers) -> FixedRoute:
         return self
 
-    def submit(self, job: ClientJob) -> None:
+    def submit(self, job: Job) -> None:
         self._send(job, self.version)

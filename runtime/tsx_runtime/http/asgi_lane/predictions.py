@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tsx_runtime import wire
@@ -40,7 +41,7 @@ from tsx_runtime.api.messages import (
     send_whole,
 )
 from tsx_runtime.api.request_options import deadline, priority_and_timeout
-from tsx_runtime.api.server_timing import TIMED, TimedJob, parse_timing_request
+from tsx_runtime.api.server_timing import TIMED, parse_timing_request, timing_header
 from tsx_runtime.api.urls import (
     Target,
     field_counter,
@@ -121,8 +122,6 @@ class Predictions:
                     [(b"x-request-id", request_id), *headers],
                 )
             else:
-                if isinstance(job, TimedJob) and job.header:
-                    headers = (*headers, (b"server-timing", job.header))
                 await self._send(send, scope, request_id, answer.status, headers, answer.body)
 
     async def _job(
@@ -141,9 +140,11 @@ class Predictions:
         timing = parse_timing_request(headers)
         if timing is None and self.timing_share and random.random() < self.timing_share:
             timing = TIMED
+        job = WaitingJob(meta, body, now, due, priority)
+        job.destination = route
         if timing is not None:
-            return route, TimedJob(timing, route, meta, body, now, due, priority)
-        return route, WaitingJob(meta, body, now, due, priority)
+            job.on_times = partial(timing_header, timing)
+        return route, job
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         target = find_target(scope["path"], scope["query_string"])

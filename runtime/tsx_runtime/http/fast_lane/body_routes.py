@@ -4,18 +4,11 @@ is found once the body is there.
 
 from __future__ import annotations
 
-from typing import Protocol, cast
-
 from tsx_runtime.api.urls import Target, resolve, with_model
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.job import ClientJob, Headers, Route
+from tsx_runtime.core.scheduling.job import Headers, Job
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import header_block
-
-
-class _PlacedJob(ClientJob, Protocol):
-    # whose `leave` is called when the client leaves, and which is shown as what served the request
-    destination: Route
 
 
 class BodyRoute:
@@ -32,7 +25,7 @@ class BodyRoute:
     def by_head(self, headers: Headers) -> BodyRoute:
         return BodyRoute(self._registry, self._target, headers)
 
-    def submit(self, job: ClientJob) -> None:
+    def submit(self, job: Job) -> None:
         registry, headers = self._registry, self._headers
         try:
             route = resolve(
@@ -41,7 +34,7 @@ class BodyRoute:
         except TsxError as error:
             job.refuse(error)
             return
-        cast("_PlacedJob", job).destination = route
+        job.destination = route
         if passed := registry.hidden_headers.of(self.name) - registry.hidden_headers.of(
             route.name
         ):  # that this model gets
@@ -51,5 +44,5 @@ class BodyRoute:
             job.deadline = due if job.deadline is None else min(due, job.deadline)
         route.submit(job)
 
-    def leave(self, job: ClientJob) -> None:
+    def leave(self, job: Job) -> None:
         """The client of a refused job is gone; there is nothing to cancel."""

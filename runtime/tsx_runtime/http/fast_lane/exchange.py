@@ -20,7 +20,6 @@ from tsx_runtime.wire import JSON_HEADER, Body, Buffer
 
 if TYPE_CHECKING:
     from tsx_runtime.core.models.model import ModelVersion
-    from tsx_runtime.core.scheduling.job import Route
     from tsx_runtime.http.fast_lane.lane import Lane
 
 # an answer beyond this size lies in memory of its own (see `core.channel`) and is sent from there,
@@ -56,15 +55,9 @@ class Connection(Protocol):
         """End a streamed answer without its end, so that the client can tell."""
 
 
-class Exchange:
+class Exchange(Job):
     """Writes its answer to the connection that it came from, which handles one at a time."""
 
-    deadline: float | None = None
-    priority = 0
-    gone = False
-    destination: Route  # where it was submitted
-    routed: Any = None
-    watched: Job | None = None
     _added = b""  # header lines of the server's own
     _timing: TimingRequest | None = None
     _flow: Flow | None = None  # once the answer streams
@@ -134,11 +127,7 @@ class Exchange:
         self.go_on()
 
     def _answer_otherwise(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        timing = (
-            b""
-            if self._timing is None
-            else timing_header(self._timing, self.served_by().stats, self, status, batch)
-        )
+        timing = b"" if self._timing is None else timing_header(self._timing, self, status, batch)
         if self._flow is not None:
             self._end_stream(status, body)
             return
@@ -159,7 +148,7 @@ class Exchange:
         lane.counts.add(status)
         close = b"" if self.keep_alive else CLOSE
         if timing:
-            close = b"server-timing: %b\r\n%b" % (timing, close)
+            close = timing + close
         if status in (204, 304):
             connection.finish(
                 b"%b%b%b%b\r\n" % (before, self.request_id, behind, close), self.keep_alive

@@ -26,7 +26,7 @@ from tsx_runtime.api.request_options import is_stored, priority_and_timeout
 from tsx_runtime.api.server_timing import TimingRequest, parse_timing_request
 from tsx_runtime.api.urls import Target, find_target, is_form, resolve, with_headers
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.job import ClientJob, Headers, Route
+from tsx_runtime.core.scheduling.job import Headers, Job, Route
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.fast_lane.body_routes import BodyRoute
@@ -53,13 +53,13 @@ class RefusalRoute:
     def by_head(self, headers: Headers) -> RefusalRoute:
         return self
 
-    def submit(self, job: ClientJob) -> None:
+    def submit(self, job: Job) -> None:
         if self._hold:
             asyncio.get_running_loop().call_later(self._hold, job.refuse, self.error)
         else:
             job.refuse(self.error)
 
-    def leave(self, job: ClientJob) -> None:
+    def leave(self, job: Job) -> None:
         """The client is gone; there is nothing to cancel."""
 
 

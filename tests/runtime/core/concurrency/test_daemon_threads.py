@@ -10,35 +10,31 @@ import pytest
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.errors import Unavailable
 
+pytestmark = pytest.mark.anyio
+
 
 def raises(error: BaseException) -> object:
     raise error
 
 
-def test_a_call_gives_what_its_function_returns_or_raises() -> None:
-    async def main() -> None:
-        threads = DaemonThreads(1, "calls")
-        assert await threads.call(threading.get_ident) != threading.get_ident()
-        with pytest.raises(KeyError):
-            await threads.call(lambda: raises(KeyError("x")))
-        with pytest.raises(RuntimeError, match="StopIteration"):
-            await threads.call(lambda: raises(StopIteration()))
-
-    asyncio.run(main())
+async def test_a_call_gives_what_its_function_returns_or_raises() -> None:
+    threads = DaemonThreads(1, "calls")
+    assert await threads.call(threading.get_ident) != threading.get_ident()
+    with pytest.raises(KeyError):
+        await threads.call(lambda: raises(KeyError("x")))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await threads.call(lambda: raises(StopIteration()))
 
 
-def test_beyond_the_most_a_call_is_refused_until_one_has_ended() -> None:
-    async def main() -> None:
-        threads, gate = DaemonThreads(2, "downloads"), threading.Event()
-        calls = [asyncio.create_task(threads.call(gate.wait)) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match="2 downloads are running"):
-            await threads.call(int)
-        gate.set()
-        assert await asyncio.gather(*calls) == [True, True]
-        assert await threads.call(int) == 0
-
-    asyncio.run(main())
+async def test_beyond_the_most_a_call_is_refused_until_one_has_ended() -> None:
+    threads, gate = DaemonThreads(2, "downloads"), threading.Event()
+    calls = [asyncio.create_task(threads.call(gate.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="2 downloads are running"):
+        await threads.call(int)
+    gate.set()
+    assert await asyncio.gather(*calls) == [True, True]
+    assert await threads.call(int) == 0
 
 
 def test_the_end_of_the_loop_does_not_wait_for_a_call_that_hangs() -> None:

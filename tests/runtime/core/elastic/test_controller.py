@@ -13,12 +13,13 @@ import pytest
 from tests.support.clients.talker import (
     HANDLER,
     TIMEOUT,
+    a_registry,
+    a_talker,
     ask,
     order,
     submit,
     talker,
     until,
-    with_registry,
 )
 from tsx_runtime.core.elastic.controller import _learn_cores, _Watched
 from tsx_runtime.core.elastic.decision import CALM
@@ -27,7 +28,7 @@ from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
 
 async def look_until(registry, condition) -> None:
@@ -43,11 +44,11 @@ def pass_time(registry, seconds: float) -> None:
     registry.elastic.clock = lambda: before() + seconds
 
 
-def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_lost(tmp_path):
+async def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_lost(tmp_path):
     go = tmp_path / "go"
 
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order(max_workers=3))
+    async with a_registry(cpus=8) as registry:
+        version = await a_talker(registry, tmp_path, max_workers=3)
         fixed = await registry.register_path(
             talker(tmp_path / "n", name="fixed"), order(model_name="fixed")
         )
@@ -67,13 +68,11 @@ def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_lost(t
         assert version.stats.scalings["quiet"] == 1
         assert await ask(version, "still") == "still"
 
-    with_registry(test, cpus=8)
 
-
-def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
+async def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
     handler = "import time\n\ndef handle(data, context):\n    time.sleep(0.02 * len(data or []))\n    return data and [b'ok'] * len(data)\n"
 
-    async def test(registry):
+    async with a_registry(cpus=8) as registry:
         version = await registry.register_path(
             talker(tmp_path / "m", handler), order(max_workers=3, slo="p99<200ms")
         )
@@ -89,79 +88,69 @@ def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
         await asyncio.wait([job.done for job in jobs], timeout=TIMEOUT)
         assert {type(job.done.exception()).__name__ for job in jobs} <= {"NoneType", "QueueFull"}
 
-    with_registry(test, cpus=8)
 
-
-def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_process_dies_meanwhile(
+async def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_process_dies_meanwhile(
+    registry,
     tmp_path,
 ):
     flag = tmp_path / "flag"
     flag.touch()
     handler = f"import time\nfrom pathlib import Path\nwhile not Path({str(flag)!r}).exists():\n    time.sleep(0.01)\n{HANDLER}"
 
-    async def test(registry):
-        version = await registry.register_path(
-            talker(tmp_path / "m", handler, config="scaleToZero: 10m\n"), order()
-        )
-        await ask(version, "a")
-        pass_time(registry, 590)
-        await registry.elastic.look()
-        assert len(version.workers) == 1
-        pass_time(registry, 20)
-        await registry.elastic.look()
-        assert version.asleep
-        assert version.ready
-        flag.unlink()
-        jobs = [submit(version, word) for word in ("b", "c")]
-        await until(lambda: version.workers and version.workers[0].pid)
-        assert version.retry_after() >= 1
-        os.kill(version.workers[0].pid, signal.SIGKILL)
-        await until(lambda: version.workers[0].restarts == 1)
-        flag.touch()
-        answers = [await asyncio.wait_for(job.done, TIMEOUT) for job in jobs]
-        assert [answer.body for answer in answers] == [b"b", b"c"]
-        assert all(
-            float(answer.headers.decode().partition("x-tsx-cold-start: ")[2]) > 0
-            for answer in answers
-        )
-        later = await asyncio.wait_for(submit(version, "d").done, TIMEOUT)
-        assert b"cold-start" not in later.headers
-        assert version.stats.scalings == {"unused": 1, "request": 1}
-        await version.scale(0, 0)
-        assert not version.asleep  # no workers at all, as was asked for
-
-    with_registry(test)
+    version = await registry.register_path(
+        talker(tmp_path / "m", handler, config="scaleToZero: 10m\n"), order()
+    )
+    await ask(version, "a")
+    pass_time(registry, 590)
+    await registry.elastic.look()
+    assert len(version.workers) == 1
+    pass_time(registry, 20)
+    await registry.elastic.look()
+    assert version.asleep
+    assert version.ready
+    flag.unlink()
+    jobs = [submit(version, word) for word in ("b", "c")]
+    await until(lambda: version.workers and version.workers[0].pid)
+    assert version.retry_after() >= 1
+    os.kill(version.workers[0].pid, signal.SIGKILL)
+    await until(lambda: version.workers[0].restarts == 1)
+    flag.touch()
+    answers = [await asyncio.wait_for(job.done, TIMEOUT) for job in jobs]
+    assert [answer.body for answer in answers] == [b"b", b"c"]
+    assert all(
+        float(answer.headers.decode().partition("x-tsx-cold-start: ")[2]) > 0 for answer in answers
+    )
+    later = await asyncio.wait_for(submit(version, "d").done, TIMEOUT)
+    assert b"cold-start" not in later.headers
+    assert version.stats.scalings == {"unused": 1, "request": 1}
+    await version.scale(0, 0)
+    assert not version.asleep  # no workers at all, as was asked for
 
 
-def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_if_it_may_scale_to_zero(
+async def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_if_it_may_scale_to_zero(
+    registry,
     tmp_path,
 ):
-    async def test(registry):
-        config = "scaleToZero: 90\n"
-        version = await registry.register_path(
-            talker(tmp_path / "m", config=config), RegisterOrder(url="m", initial_workers=0)
+    config = "scaleToZero: 90\n"
+    version = await registry.register_path(
+        talker(tmp_path / "m", config=config), RegisterOrder(url="m", initial_workers=0)
+    )
+    assert (version.min_workers, version.max_workers, version.asleep) == (0, 1, True)
+    assert await ask(version, "a") == "a"
+    with pytest.raises(BadRequest, match="useJobTicket"):
+        await registry.register_path(
+            talker(tmp_path / "n", name="n", config=config + "useJobTicket: true\n"),
+            RegisterOrder(url="n", model_name="n"),
         )
-        assert (version.min_workers, version.max_workers, version.asleep) == (0, 1, True)
-        assert await ask(version, "a") == "a"
-        with pytest.raises(BadRequest, match="useJobTicket"):
-            await registry.register_path(
-                talker(tmp_path / "n", name="n", config=config + "useJobTicket: true\n"),
-                RegisterOrder(url="n", model_name="n"),
-            )
-
-    with_registry(test)
 
 
-def test_what_a_worker_used_before_it_was_restarted_does_not_count():
-    async def main():
-        version, watched, worker = (
-            SimpleNamespace(stats=SimpleNamespace()),
-            _Watched(),
-            Worker("1", (), 0.0),
-        )
-        for process, busy, cpu in [(1, 10.0, 50.0), (2, 12.0, 0.1), (2, 14.0, 1.1)]:
-            worker.instance, version.stats.busy_seconds = process, busy
-            _learn_cores(version, watched, {worker: ResourceUsage((1,), 0, cpu, 0)})
-        assert watched.cores_of_worker == pytest.approx(0.5)
-
-    asyncio.run(main())
+async def test_what_a_worker_used_before_it_was_restarted_does_not_count():
+    version, watched, worker = (
+        SimpleNamespace(stats=SimpleNamespace()),
+        _Watched(),
+        Worker("1", (), 0.0),
+    )
+    for process, busy, cpu in [(1, 10.0, 50.0), (2, 12.0, 0.1), (2, 14.0, 1.1)]:
+        worker.instance, version.stats.busy_seconds = process, busy
+        _learn_cores(version, watched, {worker: ResourceUsage((1,), 0, cpu, 0)})
+    assert watched.cores_of_worker == pytest.approx(0.5)

@@ -15,11 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tests.support.clients.talker import TIMEOUT, a_registry, ask, order, submit, talker, until
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget, least_recently_used
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadOutOfMemory
+
+pytestmark = pytest.mark.anyio
 
 
 @given(
@@ -146,64 +148,55 @@ async def load_gpu(budget: MemoryBudget, models: list[GpuModel], number: int) ->
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_gpu_has_a_budget_of_its_own_and_models_elsewhere_stay(known, monkeypatch):
+async def test_a_gpu_has_a_budget_of_its_own_and_models_elsewhere_stay(known, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 60)
     models = [GpuModel(gpu, 60, used) for used, gpu in enumerate([1, 0, 0, 0])]
 
-    async def main():
-        budget = gpu_budget(models, 130, known=known)
-        for number in range(4):
-            await load_gpu(budget, models, number)
-        assert [bool(model.workers) for model in models] == [True, False, True, True]
-        assert [budget.fitting(model) for model in models] == [1, 0, 0, 0]  # type: ignore[arg-type]
-        assert budget.free() is None
-        for model in models[2:]:
-            model.workers[0].state = WorkerState.LOADING
-        with pytest.raises(LoadOutOfMemory, match="model_gpu_memory is 0 MB"):
-            await load_gpu(budget, models, 1)
-        assert budget.fitting(models[0]) == 1  # type: ignore[arg-type]
-
-    asyncio.run(main())
+    budget = gpu_budget(models, 130, known=known)
+    for number in range(4):
+        await load_gpu(budget, models, number)
+    assert [bool(model.workers) for model in models] == [True, False, True, True]
+    assert [budget.fitting(model) for model in models] == [1, 0, 0, 0]  # type: ignore[arg-type]
+    assert budget.free() is None
+    for model in models[2:]:
+        model.workers[0].state = WorkerState.LOADING
+    with pytest.raises(LoadOutOfMemory, match="model_gpu_memory is 0 MB"):
+        await load_gpu(budget, models, 1)
+    assert budget.fitting(models[0]) == 1  # type: ignore[arg-type]
 
 
-def test_a_model_that_grows_on_its_gpu_has_others_unloaded_there(monkeypatch):
+async def test_a_model_that_grows_on_its_gpu_has_others_unloaded_there(monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 10)
     models = [GpuModel(gpu, 40, used) for used, gpu in enumerate([0, 0, 1])]
 
-    async def main():
-        budget = gpu_budget(models, 100)
-        for number in range(3):
-            await load_gpu(budget, models, number)
-        models[1].size = 70
-        await budget.measure()
-        assert [bool(model.workers) for model in models] == [False, True, True]
-
-    asyncio.run(main())
+    budget = gpu_budget(models, 100)
+    for number in range(3):
+        await load_gpu(budget, models, number)
+    models[1].size = 70
+    await budget.measure()
+    assert [bool(model.workers) for model in models] == [False, True, True]
 
 
-def test_one_that_has_loaded_does_not_wait_for_one_that_waits_for_its_gpu(monkeypatch):
+async def test_one_that_has_loaded_does_not_wait_for_one_that_waits_for_its_gpu(monkeypatch):
     memory = {"now": 10}
     monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: memory["now"])
     monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 40)
     models = [GpuModel(0, 10), GpuModel(0, 50), GpuModel(0, 10)]
 
-    async def main():
-        budget = gpu_budget(models, 85, host=100)
-        await load_gpu(budget, models, 0)
-        memory["now"] = 75
-        models[0].workers[0].state = WorkerState.LOADING
-        found = await asyncio.wait_for(
-            asyncio.gather(
-                load_gpu(budget, models, 1), load_gpu(budget, models, 2), return_exceptions=True
-            ),
-            TIMEOUT,
-        )
-        assert [type(each) for each in found] == [LoadOutOfMemory, type(None)]
-
-    asyncio.run(main())
+    budget = gpu_budget(models, 85, host=100)
+    await load_gpu(budget, models, 0)
+    memory["now"] = 75
+    models[0].workers[0].state = WorkerState.LOADING
+    found = await asyncio.wait_for(
+        asyncio.gather(
+            load_gpu(budget, models, 1), load_gpu(budget, models, 2), return_exceptions=True
+        ),
+        TIMEOUT,
+    )
+    assert [type(each) for each in found] == [LoadOutOfMemory, type(None)]
 
 
-def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(monkeypatch):
+async def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10)
     monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 0)
     models = [GpuModel(number % 2, 10) for number in range(200)]
@@ -216,18 +209,15 @@ def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(monkeyp
         assert len(loaded) <= 25
         assert max(sum(model.gpu == gpu for model in loaded) for gpu in (0, 1)) <= 15
 
-    async def main():
-        budget = gpu_budget(models, 150, host=250)
-        await asyncio.wait_for(
-            asyncio.gather(*(load(budget, number) for number in range(200))), TIMEOUT
-        )
-        assert budget.free() == 0
-
-    asyncio.run(main())
+    budget = gpu_budget(models, 150, host=250)
+    await asyncio.wait_for(
+        asyncio.gather(*(load(budget, number) for number in range(200))), TIMEOUT
+    )
+    assert budget.free() == 0
 
 
 @pytest.mark.usefixtures("processes")
-def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
+async def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
     tmp_path, monkeypatch
 ):
     """The sizes are made up: what the system tells of processes that share memory depends on how
@@ -238,7 +228,8 @@ def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
     )
     names = ["a", "b", "c", "d", "e", "f"]
 
-    async def test(registry):
+    async with a_registry(model_memory=250 * MEGA) as registry:
+
         def loaded() -> str:
             return "".join(name for name in names if registry.find(name).workers)
 
@@ -271,11 +262,9 @@ def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
             await asyncio.wait_for(job.done, TIMEOUT)
         assert len(loaded()) <= 2
 
-    with_registry(test, model_memory=250 * MEGA)
-
 
 @pytest.mark.usefixtures("processes")
-def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(
+async def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(
     tmp_path, monkeypatch
 ):
     """Processes are real, and their sizes are made up."""
@@ -283,7 +272,7 @@ def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(
         "tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10 * MEGA * len(list(workers))
     )
 
-    async def test(registry):
+    async with a_registry(model_memory=200 * MEGA) as registry:
         names = [f"m{number}" for number in range(200)]
         for name in names:
             config = RegisterOrder(url=name, model_name=name, initial_workers=0)
@@ -301,10 +290,10 @@ def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(
         assert registry.memory.free() == 0
         assert sum(bool(model.workers) for model in models) == 20
 
-    with_registry(test, model_memory=200 * MEGA)
 
-
-def test_a_process_that_takes_over_from_another_does_not_double_what_its_model_needs(monkeypatch):
+async def test_a_process_that_takes_over_from_another_does_not_double_what_its_model_needs(
+    monkeypatch,
+):
     monkeypatch.setattr(
         "tsx_runtime.core.elastic.memory.memory_of",
         lambda workers: sum(10 + 10 * bool(each.successor) for each in workers),
@@ -319,23 +308,16 @@ def test_a_process_that_takes_over_from_another_does_not_double_what_its_model_n
             pass
         worker.state, worker.successor = WorkerState.READY, None
 
-    async def main():
-        budget = MemoryBudget(25, lambda: [], lambda: [model, other])
-        await load(budget, model)
-        await load(budget, model, successor="a process that has loaded beside it")
-        model.workers = []
-        await load(budget, other)
-        await load(budget, model)
-
-    asyncio.run(main())
+    budget = MemoryBudget(25, lambda: [], lambda: [model, other])
+    await load(budget, model)
+    await load(budget, model, successor="a process that has loaded beside it")
+    model.workers = []
+    await load(budget, other)
+    await load(budget, model)
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_model_for_which_no_request_may_wait_is_not_unloaded_for_others(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(
-            talker(tmp_path / "m", config="useJobTicket: true\n"), order()
-        )
-        assert not version.is_idle
-
-    with_registry(test)
+async def test_a_model_for_which_no_request_may_wait_is_not_unloaded_for_others(registry, tmp_path):
+    version = await registry.register_path(
+        talker(tmp_path / "m", config="useJobTicket: true\n"), order()
+    )
+    assert not version.is_idle

@@ -21,7 +21,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import InvalidModel
 from tsx_runtime.settings.schema import Settings
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
 HANDLER = """
 import json, os, subprocess, sys
@@ -190,23 +190,18 @@ def test_an_installation_that_takes_too_long_is_ended_with_all_that_it_started(t
     served(test, tmp_path / "cache", install_timeout=2)
 
 
-def test_others_are_served_while_a_model_is_installed_and_a_stop_ends_it(tmp_path):
+async def test_others_are_served_while_a_model_is_installed_and_a_stop_ends_it(tmp_path):
     note = tmp_path / "note"
 
-    async def main():
-        registry = Registry(Settings(cache_dir=tmp_path / "cache", install_py_dep_per_model=True))
-        installing = asyncio.create_task(
-            registry.register_path(hanging(tmp_path / "m", note), order())
-        )
-        other = await registry.register_path(talker(tmp_path / "other"), order())
-        await until(lambda: note.exists() and note.read_text())
-        assert await ask(other, "hello") == "hello"
-        await registry.close()
-        with pytest.raises(InvalidModel):
-            await installing
-        await until(lambda: gone(int(note.read_text())))
-
-    asyncio.run(main())
+    registry = Registry(Settings(cache_dir=tmp_path / "cache", install_py_dep_per_model=True))
+    installing = asyncio.create_task(registry.register_path(hanging(tmp_path / "m", note), order()))
+    other = await registry.register_path(talker(tmp_path / "other"), order())
+    await until(lambda: note.exists() and note.read_text())
+    assert await ask(other, "hello") == "hello"
+    await registry.close()
+    with pytest.raises(InvalidModel):
+        await installing
+    await until(lambda: gone(int(note.read_text())))
 
 
 def test_without_the_setting_nothing_is_installed_and_it_is_said(tmp_path, caplog):
@@ -245,18 +240,15 @@ def test_the_key_is_of_all_that_decides_what_is_installed(tmp_path, monkeypatch)
     assert key_of(read_requirements(tmp_path / "a", "requirements.txt")) != one
 
 
-def test_environments_that_nobody_uses_make_room_for_others(tmp_path):
-    async def main():
-        environments = Environments(tmp_path / "cache", timeout=60, age=0)
-        try:
-            for name in ("a", "b"):
-                directory = model(tmp_path / name, "iniconfig==99.0\n", config=f"n: {name}\n")
-                make_wheel(directory / "wheels", f"only_{name}", "1.0")
-                opened = await environments.open(name, directory, "requirements.txt")
-                await until(lambda: len(built(tmp_path / "cache")) == 1)
-                assert opened.directory.exists()
-                opened.close()
-        finally:
-            environments.close()
-
-    asyncio.run(main())
+async def test_environments_that_nobody_uses_make_room_for_others(tmp_path):
+    environments = Environments(tmp_path / "cache", timeout=60, age=0)
+    try:
+        for name in ("a", "b"):
+            directory = model(tmp_path / name, "iniconfig==99.0\n", config=f"n: {name}\n")
+            make_wheel(directory / "wheels", f"only_{name}", "1.0")
+            opened = await environments.open(name, directory, "requirements.txt")
+            await until(lambda: len(built(tmp_path / "cache")) == 1)
+            assert opened.directory.exists()
+            opened.close()
+    finally:
+        environments.close()

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clients.talker import ask, gone, order, with_registry
+from tests.support.clients.talker import a_registry, ask, gone, order
 from tests.support.models import make_model
 from tsx_runtime.core.isolation import cgroups
 from tsx_runtime.core.isolation.config import Isolation, Sandbox, lacking
 from tsx_runtime.errors import OutOfResources
+
+pytestmark = pytest.mark.anyio
 
 BOUNDED = {"isolation_memory": 200, "isolation_processes": 60}
 NO_BOUNDS = "; ".join(lacking(Isolation(memory=200, processes=60)))
@@ -160,14 +162,12 @@ def handle(data, context):
 
 
 @bounded
-def test_a_worker_that_takes_more_memory_than_it_may_is_killed_alone(tmp_path, caplog):
-    async def test(registry):
+async def test_a_worker_that_takes_more_memory_than_it_may_is_killed_alone(tmp_path, caplog):
+    async with a_registry(
+        worker_preload=False, isolation="on", cache_dir=tmp_path / "cache", **BOUNDED
+    ) as registry:
         version = await registry.register_path(make_model(tmp_path / "m.mar", HANDLER), order())
         with pytest.raises(OutOfResources):
             await ask(version, "eat")
         assert int(await ask(version, "fork")) < 60
         assert "isolation_memory, 200 MB" in caplog.text
-
-    with_registry(
-        test, worker_preload=False, isolation="on", cache_dir=tmp_path / "cache", **BOUNDED
-    )

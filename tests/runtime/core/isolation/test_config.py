@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clients.talker import ask, gone, order, until, with_registry
+from tests.support.clients.talker import a_registry, ask, gone, order, until
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
 from tsx_archiver import ArchiveSpec, write_archive
@@ -33,6 +33,7 @@ from tsx_runtime.settings.sources import load_settings
 
 MISSING = "; ".join(lacking(Isolation()))
 pytestmark = [
+    pytest.mark.anyio,
     pytest.mark.skipif(bool(MISSING), reason=f"this system cannot isolate: {MISSING}"),
     pytest.mark.slow,
 ]
@@ -173,19 +174,18 @@ def names(tmp_path_factory) -> Iterator[dict[str, object]]:
 
 
 def answers_of(directory: Path, questions: Mapping[str, str], **settings: object) -> dict[str, str]:
-    answers: dict[str, str] = {}
+    path = make_model(directory / "hostile.mar", HANDLER)
 
-    async def test(registry):
-        version = await registry.register_path(
-            make_model(directory / "hostile.mar", HANDLER), order()
-        )
-        for name, question in questions.items():
-            answers[name] = await ask(version, question)
+    async def ask_all() -> dict[str, str]:
+        cache = directory / "cache"
+        async with a_registry(worker_preload=False, cache_dir=cache, **settings) as registry:
+            version = await registry.register_path(path, order())
+            return {name: await ask(version, text) for name, text in questions.items()}
 
     patch = pytest.MonkeyPatch()
     patch.setenv("TSX_TEST_PRIVATE", "the key")
     with patch.context():
-        with_registry(test, worker_preload=False, cache_dir=directory / "cache", **settings)
+        answers = asyncio.run(ask_all())
     patch.undo()
     return answers
 
@@ -314,8 +314,10 @@ def handle(data, context):
 
 
 @pytest.mark.usefixtures("processes")
-def test_workers_stream_from_an_environment_of_their_own(tmp_path):
-    async def test(registry):
+async def test_workers_stream_from_an_environment_of_their_own(tmp_path):
+    async with a_registry(
+        worker_preload=False, isolation="on", cache_dir=tmp_path / "cache"
+    ) as registry:
         path = make_model(tmp_path / "m.mar", STREAMING, config="useVenv: true\n")
         version = await registry.register_path(path, order(initial_workers=2))
         job = WaitingJob(wire.request_meta("id", b"", []), b"", time.monotonic())
@@ -324,8 +326,6 @@ def test_workers_stream_from_an_environment_of_their_own(tmp_path):
         streamed = (await answer.whole(1 << 20)).decode()
         assert streamed.startswith(f"one {tmp_path / 'cache'}")
         assert len({worker.pid for worker in version.workers}) == 2
-
-    with_registry(test, worker_preload=False, isolation="on", cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.usefixtures("processes")
@@ -357,8 +357,10 @@ def test_what_the_administrator_names_is_allowed(names, tmp_path):
 
 
 @pytest.mark.usefixtures("processes")
-def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
-    async def test(registry):
+async def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
+    async with a_registry(
+        worker_preload=False, isolation="on", cache_dir=tmp_path / "cache"
+    ) as registry:
         version = await registry.register_path(
             make_model(tmp_path / "hostile.mar", HANDLER, config="maxWorkerRequests: 3\n"), order()
         )
@@ -375,11 +377,11 @@ def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
         await until(lambda: not scratch.exists())
         assert Path(await ask(version, HONEST["home"])) != scratch
 
-    with_registry(test, worker_preload=False, isolation="on", cache_dir=tmp_path / "cache")
 
-
-def test_a_description_says_what_holds(tmp_path):
-    async def test(registry):
+async def test_a_description_says_what_holds(tmp_path):
+    async with a_registry(
+        models={"m": ModelSettings(isolation="on")}, cache_dir=tmp_path / "cache"
+    ) as registry:
         version = await registry.register_path(
             make_model(tmp_path / "m.mar", HANDLER), order(initial_workers=0)
         )
@@ -389,8 +391,6 @@ def test_a_description_says_what_holds(tmp_path):
             make_model(tmp_path / "n.mar", HANDLER), order(initial_workers=0)
         )
         assert describe_version(other, {}, {}).isolation is None
-
-    with_registry(test, models={"m": ModelSettings(isolation="on")}, cache_dir=tmp_path / "cache")
 
 
 def test_a_model_sets_again_what_is_set_for_all():
@@ -451,8 +451,10 @@ def test_paths_that_isolated_workers_may_read_are_absolute_and_there(tmp_path):
         config.check_isolation(settings)
 
 
-def test_what_cannot_run_isolated_is_refused_with_the_reason(tmp_path):
-    async def test(registry):
+async def test_what_cannot_run_isolated_is_refused_with_the_reason(tmp_path):
+    async with a_registry(
+        isolation="on", install_py_dep_per_model=True, cache_dir=tmp_path / "cache"
+    ) as registry:
         group = make_model(
             tmp_path / "group.mar", HANDLER, config="torchrun:\n  nproc-per-node: 2\n"
         )
@@ -461,8 +463,6 @@ def test_what_cannot_run_isolated_is_refused_with_the_reason(tmp_path):
         needy = make_model(tmp_path / "needy.mar", HANDLER, requirementsFile="handler.py")
         with pytest.raises(BadRequest, match="pip would run code"):
             await registry.register_path(needy, order(initial_workers=0))
-
-    with_registry(test, isolation="on", install_py_dep_per_model=True, cache_dir=tmp_path / "cache")
 
 
 DIGITS = Path(__file__).parents[4] / "examples" / "digits"

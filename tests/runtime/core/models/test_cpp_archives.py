@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.clients.talker import order, with_registry
-from tsx_runtime import wire
-from tsx_runtime.core.scheduling.job import WaitingJob
+from tests.kit.jobs import a_waiting_job
+from tests.support.clients.talker import order
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.handlers.torchscript import TorchScriptHandler
+
+pytestmark = pytest.mark.anyio
 
 
 class Double(torch.nn.Module):
@@ -50,32 +51,30 @@ def saved(tensor: torch.Tensor) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.usefixtures("processes")
-def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_saves_them(tmp_path):
+async def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_saves_them(
+    registry, tmp_path
+):
     path = archive(tmp_path / "double.mar")
 
-    async def test(registry):
-        version = await registry.register_path(path, order(batch_size=4))
-        assert version.runtime == "LSP"
-        bodies = [
-            saved(torch.tensor([1.0, 2.0])),
-            saved(torch.tensor([[3.0]])),
-            b"no tensor",
-            saved(torch.tensor([4.0, 5.0])),
-        ]
-        jobs = [WaitingJob(wire.request_meta("id", b"", []), body, 0.0) for body in bodies]
-        for job in jobs:
-            version.submit(job)
-        answers = [await asyncio.wait_for(job.done, 30) for job in jobs]
-        assert [answer.status for answer in answers] == [200, 200, 400, 200]
-        found = [
-            torch.load(io.BytesIO(await answers[index].whole(1 << 20)), weights_only=True).tolist()
-            for index in (0, 1, 3)
-        ]
-        assert found == [[2.0, 4.0], [[6.0]], [8.0, 10.0]]
-        assert b"torch.save writes it" in await answers[2].whole(1 << 20)
-
-    with_registry(test)
+    version = await registry.register_path(path, order(batch_size=4))
+    assert version.runtime == "LSP"
+    bodies = [
+        saved(torch.tensor([1.0, 2.0])),
+        saved(torch.tensor([[3.0]])),
+        b"no tensor",
+        saved(torch.tensor([4.0, 5.0])),
+    ]
+    jobs = [a_waiting_job(body) for body in bodies]
+    for job in jobs:
+        version.submit(job)
+    answers = [await asyncio.wait_for(job.done, 30) for job in jobs]
+    assert [answer.status for answer in answers] == [200, 200, 400, 200]
+    found = [
+        torch.load(io.BytesIO(await answers[index].whole(1 << 20)), weights_only=True).tolist()
+        for index in (0, 1, 3)
+    ]
+    assert found == [[2.0, 4.0], [[6.0]], [8.0, 10.0]]
+    assert b"torch.save writes it" in await answers[2].whole(1 << 20)
 
 
 @pytest.mark.parametrize("body", [b"\x80\x02R.", b"\x80\x02h\x01.", b"\x80\x02X\x05"])
@@ -95,12 +94,9 @@ def test_a_body_that_only_begins_like_a_tensor_is_refused_and_no_other(body):
         ({"script": False}, "model.pt holds eager"),
     ],
 )
-def test_what_only_cpp_can_run_is_refused_with_the_reason(tmp_path, what, text):
+async def test_what_only_cpp_can_run_is_refused_with_the_reason(registry, tmp_path, what, text):
     path = archive(tmp_path / "other.mar", **what)
 
-    async def test(registry):
-        with pytest.raises(BadRequest, match=text):
-            await registry.register_path(path, order())
-        assert not registry.models
-
-    with_registry(test)
+    with pytest.raises(BadRequest, match=text):
+        await registry.register_path(path, order())
+    assert not registry.models

@@ -6,12 +6,14 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.support.clients.talker import order, with_registry
+from tests.support.clients.talker import a_registry, order
 from tests.support.models import make_model
 from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
 from tsx_archiver.metadata.mlmodel import PYFUNC
 from tsx_runtime.core.models import packages
 from tsx_runtime.errors import InvalidModel
+
+pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,7 @@ from tsx_runtime.errors import InvalidModel
         ("image_classifier", "net.onnx", "onnx"),
     ],
 )
-def test_a_missing_extra_is_named_before_a_worker_starts(
+async def test_a_missing_extra_is_named_before_a_worker_starts(
     tmp_path, monkeypatch, handler, file, extra
 ):
     missing = {"transformers", "mlflow", "onnxruntime"}
@@ -33,11 +35,9 @@ def test_a_missing_extra_is_named_before_a_worker_starts(
     )
     more = {"serializedFile": file} if file else {}
 
-    async def test(registry):
+    async with a_registry() as registry:
         path = make_model(tmp_path / "m", "", **more)
         (path / (file or "unused")).touch()
         with pytest.raises(InvalidModel, match=rf"pip install 'tsx-serve\[{extra}\]'"):
             await registry.register_path(path, order(handler=handler))
         assert not registry.models
-
-    with_registry(test)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.jobs import FakeJob
 from tests.support.batches import BATCH
 from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_runtime import wire
@@ -24,9 +25,7 @@ NO_FLOW: Any = None
 SIZE = 1000
 
 
-class Client:
-    """A job that notes what comes of it."""
-
+class Client(FakeJob):
     def __init__(
         self,
         body: wire.Body = b"x",
@@ -36,25 +35,7 @@ class Client:
         deadline: float | None = None,
         priority: int = 0,
     ) -> None:
-        self.meta = wire.request_meta("id", query, headers)
-        self.body = body
-        self.arrived = 0.0
-        self.deadline = deadline
-        self.priority = priority
-        self.gone = False
-        self.request_id = b"id"
-        self.answers: list[tuple[int, bytes, bytes]] = []
-        self.pieces: list[bytes] = []
-        self.refusals: list[TsxError] = []
-
-    def answer(self, status: int, headers: wire.Buffer, body: wire.Buffer, batch: Any) -> None:
-        self.answers.append((status, bytes(headers), bytes(body)))
-
-    def refuse(self, error: TsxError) -> None:
-        self.refusals.append(error)
-
-    def piece(self, headers: wire.Buffer, body: wire.Buffer, flow: Any) -> None:
-        self.pieces.append(bytes(body))
+        super().__init__(wire.request_meta("id", query, headers), body, 0.0, deadline, priority)
 
     @property
     def is_hit(self) -> bool:

@@ -12,13 +12,14 @@ import pytest
 
 from tests.support.clients.talker import (
     TIMEOUT,
+    a_registry,
+    a_talker,
     ask,
     gone,
     order,
     submit,
     talker,
     until,
-    with_registry,
 )
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
@@ -34,62 +35,53 @@ from tsx_runtime.errors import (
     WorkerDied,
 )
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
 
-def test_a_model_that_does_not_load_is_reported_with_the_workers_own_traceback_and_is_not_registered(
+async def test_a_model_that_does_not_load_is_reported_with_the_workers_own_traceback_and_is_not_registered(
+    registry,
     tmp_path,
 ):
-    async def test(registry):
-        path = talker(tmp_path / "m", "import nothing_of_that_name\n")
-        with pytest.raises(LoadFailed, match="nothing_of_that_name") as caught:
-            await registry.register_path(path, order())
-        assert "handler.py" in caught.value.traceback
-        assert not registry.models
-
-    with_registry(test)
+    path = talker(tmp_path / "m", "import nothing_of_that_name\n")
+    with pytest.raises(LoadFailed, match="nothing_of_that_name") as caught:
+        await registry.register_path(path, order())
+    assert "handler.py" in caught.value.traceback
+    assert not registry.models
 
 
-def test_workers_do_not_see_variables_that_are_none_of_their_business(tmp_path):
+async def test_workers_do_not_see_variables_that_are_none_of_their_business(tmp_path):
     handler = "import os\n\ndef handle(data, context):\n    return [os.environ.get(bytes(row['body']).decode(), '') for row in data or []]\n"
 
-    async def test(registry):
+    async with a_registry(blacklist_env_vars="HOM.|ATH") as registry:
         version = await registry.register_path(make_model(tmp_path / "m", handler), order())
         assert await ask(version, "HOME") == ""
         assert await ask(version, "PATH") != ""
 
-    with_registry(test, blacklist_env_vars="HOM.|ATH")  # whole names: PATH stays
 
-
-def test_versions_stand_side_by_side(tmp_path):
-    async def test(registry):
-        one = await registry.register_path(talker(tmp_path / "1"), order())
-        two = await registry.register_path(talker(tmp_path / "2", version="2.0"), order())
-        assert registry.find("talker") is one
-        registry.set_default("talker", "2.0")
-        assert registry.find("talker") is two
-        assert registry.find("talker", "1.0") is one
-        with pytest.raises(
-            Conflict, match=r"Model version 2.0 is already registered for model talker"
-        ):
-            await registry.register_path(tmp_path / "2", order())
-        with pytest.raises(CannotRemoveDefault):
-            await registry.unregister("talker")
-        with pytest.raises(
-            ModelVersionNotFound, match=r"Model version 9 does not exist for model talker"
-        ):
-            registry.set_default("talker", "9")
-        await registry.unregister("talker", "1.0")
+async def test_versions_stand_side_by_side(registry, tmp_path):
+    one = await registry.register_path(talker(tmp_path / "1"), order())
+    two = await registry.register_path(talker(tmp_path / "2", version="2.0"), order())
+    assert registry.find("talker") is one
+    registry.set_default("talker", "2.0")
+    assert registry.find("talker") is two
+    assert registry.find("talker", "1.0") is one
+    with pytest.raises(Conflict, match=r"Model version 2.0 is already registered for model talker"):
+        await registry.register_path(tmp_path / "2", order())
+    with pytest.raises(CannotRemoveDefault):
         await registry.unregister("talker")
-        with pytest.raises(ModelNotFound):
-            registry.find("talker")
+    with pytest.raises(
+        ModelVersionNotFound, match=r"Model version 9 does not exist for model talker"
+    ):
+        registry.set_default("talker", "9")
+    await registry.unregister("talker", "1.0")
+    await registry.unregister("talker")
+    with pytest.raises(ModelNotFound):
+        registry.find("talker")
 
-    with_registry(test)
 
-
-def test_unregistering_waits_for_what_was_accepted_and_gives_up_after_its_timeout(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order())
+async def test_unregistering_waits_for_what_was_accepted_and_gives_up_after_its_timeout(tmp_path):
+    async with a_registry(unregister_model_timeout=1) as registry:
+        version = await a_talker(registry, tmp_path)
         go = tmp_path / "go"
         job = submit(version, f"until {go}")
         with pytest.raises(CleanupTimeout, match="Timed out while cleaning resources: talker"):
@@ -99,33 +91,28 @@ def test_unregistering_waits_for_what_was_accepted_and_gives_up_after_its_timeou
         await registry.unregister("talker")
         assert (await job.done).status == 200
 
-    with_registry(test, unregister_model_timeout=1)
 
-
-def test_unregistering_does_not_wait_for_requests_to_stop_coming(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order())
-        go = tmp_path / "go"
-        accepted = [submit(version, f"until {go}") for _ in range(3)]
-        unregistering = asyncio.create_task(registry.unregister("talker"))
-        await asyncio.sleep(0)
-        with pytest.raises(ModelNotFound):  # what comes now would keep it busy for ever
-            registry.find("talker")
-        with pytest.raises(Conflict):
-            await registry.register_path(tmp_path / "m", order())
-        go.touch()
-        await asyncio.wait_for(unregistering, TIMEOUT)
-        assert [job.done.result().status for job in accepted] == [200] * 3
+async def test_unregistering_does_not_wait_for_requests_to_stop_coming(registry, tmp_path):
+    version = await a_talker(registry, tmp_path)
+    go = tmp_path / "go"
+    accepted = [submit(version, f"until {go}") for _ in range(3)]
+    unregistering = asyncio.create_task(registry.unregister("talker"))
+    await asyncio.sleep(0)
+    with pytest.raises(ModelNotFound):  # what comes now would keep it busy for ever
+        registry.find("talker")
+    with pytest.raises(Conflict):
         await registry.register_path(tmp_path / "m", order())
+    go.touch()
+    await asyncio.wait_for(unregistering, TIMEOUT)
+    assert [job.done.result().status for job in accepted] == [200] * 3
+    await registry.register_path(tmp_path / "m", order())
 
-    with_registry(test)
 
-
-def test_unregistering_goes_on_where_its_client_leaves(tmp_path, monkeypatch):
+async def test_unregistering_goes_on_where_its_client_leaves(tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 0.5)
 
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order())
+    async with a_registry() as registry:
+        version = await a_talker(registry, tmp_path)
         pid = version.workers[0].pid
         os.kill(pid, signal.SIGSTOP)  # so that it takes its time to end
         unregistering = asyncio.create_task(registry.unregister("talker"))
@@ -136,28 +123,25 @@ def test_unregistering_goes_on_where_its_client_leaves(tmp_path, monkeypatch):
         await until(lambda: gone(pid) and not registry._background)
         await registry.register_path(tmp_path / "m", order())
 
-    with_registry(test)
 
-
-def test_a_model_whose_client_leaves_while_it_loads_is_not_registered(tmp_path):
+async def test_a_model_whose_client_leaves_while_it_loads_is_not_registered(registry, tmp_path):
     hanging = "import time\nfrom pathlib import Path\nPath('began').touch()\ntime.sleep(600)\n"
 
-    async def test(registry):
-        registering = asyncio.create_task(
-            registry.register_path(talker(tmp_path / "m", hanging), order())
-        )
-        await until((tmp_path / "m" / "began").exists)
-        pid = registry.find("talker").workers[0].pid
-        registering.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await registering
-        await until(lambda: gone(pid) and not registry._background)
-        assert not registry.models
-
-    with_registry(test)
+    registering = asyncio.create_task(
+        registry.register_path(talker(tmp_path / "m", hanging), order())
+    )
+    await until((tmp_path / "m" / "began").exists)
+    pid = registry.find("talker").workers[0].pid
+    registering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await registering
+    await until(lambda: gone(pid) and not registry._background)
+    assert not registry.models
 
 
-def test_what_is_downloaded_for_a_client_that_has_left_stands_in_nobodys_way(tmp_path, monkeypatch):
+async def test_what_is_downloaded_for_a_client_that_has_left_stands_in_nobodys_way(
+    registry, tmp_path, monkeypatch
+):
     file = tmp_path / "m.mar"
     began, goes_on, came = threading.Event(), threading.Event(), threading.Event()
 
@@ -168,68 +152,58 @@ def test_what_is_downloaded_for_a_client_that_has_left_stands_in_nobodys_way(tmp
         came.set()
         return file
 
-    async def test(registry):
-        monkeypatch.setattr(registry._downloads._fetcher, "local_file", lambda *what: None)
-        monkeypatch.setattr(registry._downloads._fetcher, "fetch", fetch)
-        registering = asyncio.create_task(
-            registry.register(RegisterOrder(url="https://models.example/m.mar"))
-        )
-        await until(began.is_set)
-        registering.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await registering
-        goes_on.set()
-        await until(lambda: came.is_set() and not file.exists())
-
-    with_registry(test)
+    monkeypatch.setattr(registry._downloads._fetcher, "local_file", lambda *what: None)
+    monkeypatch.setattr(registry._downloads._fetcher, "fetch", fetch)
+    registering = asyncio.create_task(
+        registry.register(RegisterOrder(url="https://models.example/m.mar"))
+    )
+    await until(began.is_set)
+    registering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await registering
+    goes_on.set()
+    await until(lambda: came.is_set() and not file.exists())
 
 
-def test_a_worker_that_is_taken_away_ends_also_where_who_asked_for_it_leaves(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order())
-        pid, go = version.workers[0].pid, tmp_path / "go"
-        job = submit(version, f"until {go}")
-        await until(lambda: version.workers[0].channel.batches)
-        scaling = asyncio.create_task(registry.scale("talker", None, 0))
-        await asyncio.sleep(0)
-        assert not version.workers
-        scaling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await scaling
-        go.touch()
-        assert (await asyncio.wait_for(job.done, TIMEOUT)).status == 200
-        await until(lambda: gone(pid))
-
-    with_registry(test)
-
-
-def test_closing_ends_a_model_that_is_being_unregistered(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order())
-        job = submit(version, "hang")
-        await until(lambda: version.workers[0].channel.batches)
-        pid = version.workers[0].pid
-        unregistering = asyncio.create_task(registry.unregister("talker"))
-        await asyncio.sleep(0)
-        await registry.close()
-        await asyncio.wait_for(unregistering, TIMEOUT)
-        with pytest.raises(WorkerDied):
-            await job.done
-        assert not psutil.pid_exists(pid)
-
-    with_registry(test)
+async def test_a_worker_that_is_taken_away_ends_also_where_who_asked_for_it_leaves(
+    registry, tmp_path
+):
+    version = await a_talker(registry, tmp_path)
+    pid, go = version.workers[0].pid, tmp_path / "go"
+    job = submit(version, f"until {go}")
+    await until(lambda: version.workers[0].channel.batches)
+    scaling = asyncio.create_task(registry.scale("talker", None, 0))
+    await asyncio.sleep(0)
+    assert not version.workers
+    scaling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scaling
+    go.touch()
+    assert (await asyncio.wait_for(job.done, TIMEOUT)).status == 200
+    await until(lambda: gone(pid))
 
 
-def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order())
+async def test_closing_ends_a_model_that_is_being_unregistered(registry, tmp_path):
+    version = await a_talker(registry, tmp_path)
+    job = submit(version, "hang")
+    await until(lambda: version.workers[0].channel.batches)
+    pid = version.workers[0].pid
+    unregistering = asyncio.create_task(registry.unregister("talker"))
+    await asyncio.sleep(0)
+    await registry.close()
+    await asyncio.wait_for(unregistering, TIMEOUT)
+    with pytest.raises(WorkerDied):
+        await job.done
+    assert not psutil.pid_exists(pid)
+
+
+async def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(tmp_path):
+    async with a_registry() as registry:
+        version = await a_talker(registry, tmp_path)
         quick = submit(version, "slow")
         await registry.close(drain=TIMEOUT)
         assert (await quick.done).body == b"slow"
-
-    with_registry(test)
-
-    async def test_late(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(talker(tmp_path / "n"), order(initial_workers=2))
         hanging = [submit(version, "hang") for _ in range(2)]
         late = submit(version, "late")
@@ -240,8 +214,6 @@ def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(t
         for job in hanging:
             with pytest.raises(WorkerDied):
                 await asyncio.wait_for(job.done, TIMEOUT)
-
-    with_registry(test_late)
 
 
 @pytest.mark.parametrize(
@@ -261,70 +233,58 @@ def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(t
         ("text.mar", BadRequest, "text.mar"),
     ],
 )
-def test_only_archives_in_the_model_store_are_registered(tmp_path, url, error, text):
+async def test_only_archives_in_the_model_store_are_registered(tmp_path, url, error, text):
     (tmp_path / "text.mar").write_text("this is no archive")
 
-    async def test(registry):
+    async with a_registry(model_store=tmp_path) as registry:
         with pytest.raises(error, match=text):
             await registry.register(RegisterOrder(url=url))
 
-    with_registry(test, model_store=tmp_path)
 
-
-def test_names_that_could_leave_their_place_are_refused(tmp_path):
-    async def test(registry):
-        path = talker(tmp_path / "m")
-        for bad in ({"model_name": "../x"}, {"version": "1/2"}, {"model_name": "a b"}):
-            with pytest.raises(BadRequest, match="cannot be used"):
-                await registry.register_path(path, order(**bad))
-
-    with_registry(test)
+async def test_names_that_could_leave_their_place_are_refused(registry, tmp_path):
+    path = talker(tmp_path / "m")
+    for bad in ({"model_name": "../x"}, {"version": "1/2"}, {"model_name": "a b"}):
+        with pytest.raises(BadRequest, match="cannot be used"):
+            await registry.register_path(path, order(**bad))
 
 
 @pytest.mark.parametrize("file", ["r.txt", ""])
-def test_a_missing_module_that_the_requirements_may_bring_names_the_setting_that_installs_them(
-    tmp_path, file
+async def test_a_missing_module_that_the_requirements_may_bring_names_the_setting_that_installs_them(
+    registry, tmp_path, file
 ):
     place = make_model(
         tmp_path / "own", "import not_there", **({"requirementsFile": file} if file else {})
     )
     (place / "r.txt").write_text("not-there")
 
-    async def test(registry):
-        with pytest.raises(LoadFailed) as caught:
-            await registry.register_path(place, order())
-        assert ("--set install_py_dep_per_model=true" in caught.value.message) is bool(file)
-
-    with_registry(test)
+    with pytest.raises(LoadFailed) as caught:
+        await registry.register_path(place, order())
+    assert ("--set install_py_dep_per_model=true" in caught.value.message) is bool(file)
 
 
-def test_a_number_of_workers_that_is_plainly_a_slip_starts_none(tmp_path):
-    async def test(registry):
+async def test_a_number_of_workers_that_is_plainly_a_slip_starts_none(tmp_path):
+    async with a_registry(cpus=2) as registry:
         with pytest.raises(BadRequest, match="500 workers are too many"):
-            await registry.register_path(talker(tmp_path / "m"), order(initial_workers=500))
+            await a_talker(registry, tmp_path, initial_workers=500)
         assert not registry.models
         version = await registry.register_path(tmp_path / "m", order(initial_workers=0))
         with pytest.raises(BadRequest, match=r"max_workers = 500 in \[models\.talker\]"):
             await registry.scale("talker", None, 500)
         assert (version.workers, version.min_workers) == ([], 0)
 
-    with_registry(test, cpus=2)
-
 
 @pytest.mark.parametrize("place", ["archive", "models", "model_versions"])
-def test_the_own_max_workers_of_a_model_allow_more(tmp_path, place):
+async def test_the_own_max_workers_of_a_model_allow_more(tmp_path, place):
     config = {"config": "maxWorkers: 70\n"} if place == "archive" else {}
     settings = {
         "models": {"models": {"talker": {"max_workers": 70}}},
         "model_versions": {"model_versions": {"talker": {"1.0": {"maxWorkers": 70}}}},
     }
 
-    async def test(registry):
+    async with a_registry(cpus=2, **settings.get(place, {})) as registry:
         version = await registry.register_path(
             talker(tmp_path / "m", **config), order(initial_workers=0)
         )
         version._check_workers(70)
         with pytest.raises(BadRequest, match="71 workers are too many"):
             version._check_workers(71)
-
-    with_registry(test, cpus=2, **settings.get(place, {}))

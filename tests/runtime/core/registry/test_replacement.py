@@ -8,13 +8,13 @@ import pytest
 
 from tests.support.clients.talker import (
     TIMEOUT,
+    a_registry,
     ask,
     gone,
     order,
     submit,
     talker,
     until,
-    with_registry,
 )
 from tests.support.models import STATEFUL, make_model
 from tsx_runtime import wire
@@ -25,7 +25,7 @@ from tsx_runtime.errors import Conflict, LoadFailed, ModelVersionNotFound, TsxEr
 from tsx_runtime.settings.schema import ModelSettings
 from tsx_runtime.settings.traffic_policy import parse_traffic
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
 SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: {idle}\nmaxNumSequence: 10\nmaxSequenceJobQueueSize: 10\n"
 WHO = "def handle(data, context):\n    return [{who!r}] * len(data or [])\n"
@@ -36,169 +36,152 @@ def replaces(**values) -> RegisterOrder:
     return RegisterOrder(url="talker", replaces=True, **values)
 
 
-def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_what_it_has(tmp_path):
-    async def test(registry):
-        old = await registry.register_path(talker(tmp_path / "1"), order(initial_workers=2))
-        pids = [worker.pid for worker in old.workers]
-        under_way = submit(old, f"until {tmp_path / 'go'}")
-        new = await registry.register_path(
-            talker(tmp_path / "2", WHO.format(who="new")), replaces()
-        )
-        assert registry.find("talker") is registry.find("talker", "1.0") is new
-        assert (new.replaced, new.min_workers, len(new.workers)) == ("1.0", 2, 2)
-        assert await ask(new, "x") == "new"
-        assert await ask(old, "x") == "new"  # whoever found it before
-        assert not under_way.done.done()
-        (tmp_path / "go").touch()
-        assert (await asyncio.wait_for(under_way.done, TIMEOUT)).status == 200
-        await until(lambda: all(map(gone, pids)) and not registry._background)
-        assert await ask(old, "x") == "new"
-        with pytest.raises(Conflict):
-            await registry.register_path(tmp_path / "2", order())
-        await registry.unregister("talker")
+async def test_a_version_of_the_same_number_takes_over_and_the_old_one_answers_what_it_has(
+    registry, tmp_path
+):
+    old = await registry.register_path(talker(tmp_path / "1"), order(initial_workers=2))
+    pids = [worker.pid for worker in old.workers]
+    under_way = submit(old, f"until {tmp_path / 'go'}")
+    new = await registry.register_path(talker(tmp_path / "2", WHO.format(who="new")), replaces())
+    assert registry.find("talker") is registry.find("talker", "1.0") is new
+    assert (new.replaced, new.min_workers, len(new.workers)) == ("1.0", 2, 2)
+    assert await ask(new, "x") == "new"
+    assert await ask(old, "x") == "new"  # whoever found it before
+    assert not under_way.done.done()
+    (tmp_path / "go").touch()
+    assert (await asyncio.wait_for(under_way.done, TIMEOUT)).status == 200
+    await until(lambda: all(map(gone, pids)) and not registry._background)
+    assert await ask(old, "x") == "new"
+    with pytest.raises(Conflict):
         await registry.register_path(tmp_path / "2", order())
-
-    with_registry(test)
-
-
-def test_one_that_does_not_load_leaves_everything_as_it_was(tmp_path):
-    async def test(registry):
-        old = await registry.register_path(talker(tmp_path / "1"), order())
-        broken = talker(tmp_path / "2", "import nothing_of_that_name\n")
-        with pytest.raises(LoadFailed, match="nothing_of_that_name"):
-            await registry.register_path(broken, replaces())
-        assert "nothing_of_that_name" in old.last_error
-        assert registry.find("talker") is old
-        assert await ask(old, "x") == "x"
-        await registry.register_path(broken, replaces(), wait=False)
-        await until(lambda: not registry._background)
-        assert await ask(registry.find("talker"), "x") == "x"
-        await registry.register_path(talker(tmp_path / "3", WHO.format(who="new")), replaces())
-        assert await ask(registry.find("talker"), "x") == "new"
-
-    with_registry(test)
+    await registry.unregister("talker")
+    await registry.register_path(tmp_path / "2", order())
 
 
-def test_a_version_is_warm_before_it_takes_over(tmp_path):
+async def test_one_that_does_not_load_leaves_everything_as_it_was(registry, tmp_path):
+    old = await registry.register_path(talker(tmp_path / "1"), order())
+    broken = talker(tmp_path / "2", "import nothing_of_that_name\n")
+    with pytest.raises(LoadFailed, match="nothing_of_that_name"):
+        await registry.register_path(broken, replaces())
+    assert "nothing_of_that_name" in old.last_error
+    assert registry.find("talker") is old
+    assert await ask(old, "x") == "x"
+    await registry.register_path(broken, replaces(), wait=False)
+    await until(lambda: not registry._background)
+    assert await ask(registry.find("talker"), "x") == "x"
+    await registry.register_path(talker(tmp_path / "3", WHO.format(who="new")), replaces())
+    assert await ask(registry.find("talker"), "x") == "new"
+
+
+async def test_a_version_is_warm_before_it_takes_over(registry, tmp_path):
     notes = tmp_path / "notes"
     handler = f"def handle(data, context):\n    print(len(data or []), file=open({str(notes)!r}, 'a'))\n    return ['new'] * len(data or [])\n"
     fails = "def handle(data, context):\n    if data:\n        raise ValueError('too cold')\n"
 
-    async def test(registry):
-        old = await registry.register_path(talker(tmp_path / "1"), order())
-        cold = make_model(
-            tmp_path / "2",
-            fails,
-            name="talker",
-            config="warmup: [{file: handler.py, strict: true}]",
-        )
-        with pytest.raises(
-            LoadFailed,
-            match=r"warm-up of the model failed: a request of handler\.py was answered with 500",
-        ):
-            await registry.register_path(cold, replaces())
-        assert registry.find("talker") is old
-        config = "warmup: [{file: handler.py, count: 8}, gone.txt]\nbatchSize: 4\n"
-        new = await registry.register_path(
-            make_model(tmp_path / "3", handler, name="talker", config=config), replaces()
-        )
-        assert new.archive.problems == ["warmup: gone.txt is not in the archive"]
-        assert notes.read_text().split() == ["0", "4", "4"]  # the first is the call that loads it
-
-    with_registry(test)
+    old = await registry.register_path(talker(tmp_path / "1"), order())
+    cold = make_model(
+        tmp_path / "2",
+        fails,
+        name="talker",
+        config="warmup: [{file: handler.py, strict: true}]",
+    )
+    with pytest.raises(
+        LoadFailed,
+        match=r"warm-up of the model failed: a request of handler\.py was answered with 500",
+    ):
+        await registry.register_path(cold, replaces())
+    assert registry.find("talker") is old
+    config = "warmup: [{file: handler.py, count: 8}, gone.txt]\nbatchSize: 4\n"
+    new = await registry.register_path(
+        make_model(tmp_path / "3", handler, name="talker", config=config), replaces()
+    )
+    assert new.archive.problems == ["warmup: gone.txt is not in the archive"]
+    assert notes.read_text().split() == ["0", "4", "4"]  # the first is the call that loads it
 
 
-def test_where_there_is_nothing_to_replace_it_is_registered(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "1"), replaces(initial_workers=1))
-        assert version.replaced is None
-        assert await ask(registry.find("talker"), "x") == "x"
-
-    with_registry(test)
+async def test_where_there_is_nothing_to_replace_it_is_registered(registry, tmp_path):
+    version = await registry.register_path(talker(tmp_path / "1"), replaces(initial_workers=1))
+    assert version.replaced is None
+    assert await ask(registry.find("talker"), "x") == "x"
 
 
-def test_another_number_takes_the_place_of_the_default_version_with_all_that_named_it(tmp_path):
-    async def test(registry):
-        await registry.register_path(talker(tmp_path / "1"), order())
-        await registry.register_path(talker(tmp_path / "2", version="2.0"), order())
-        said = {
-            "weights": {"1.0": 90, "2.0": 10},
-            "labels": {"stable": "1.0"},
-            "rules": [{"header": "X", "equals": "1", "to": "1.0"}],
-        }
-        registry.set_traffic("talker", parse_traffic({}))
-        registry.set_traffic("talker", parse_traffic(said))
-        new = await registry.register_path(talker(tmp_path / "3", version="3.0"), replaces())
-        assert registry.find("talker") is registry.find("talker", "stable") is new
-        assert [*registry.models["talker"].versions] == ["3.0", "2.0"]
-        assert registry.shares("talker") == {"3.0": 0.9, "2.0": 0.1}
-        assert registry.traffic("talker").rules[0].to == "3.0"
-        with pytest.raises(ModelVersionNotFound):
-            registry.find("talker", "1.0")
-        registry.rollback("talker")
-        assert registry.shares("talker") == {"3.0": 1.0}
-        same = await registry.register_path(
-            talker(tmp_path / "4", WHO.format(who="new"), version="2.0"), replaces()
-        )
-        assert registry.find("talker", "2.0") is same
-        assert registry.find("talker") is new
-        await until(lambda: not registry._background)
-        await registry.register_path(tmp_path / "1", order())  # its number is free again
-
-    with_registry(test)
-
-
-def test_limits_and_workers_that_were_set_stay(tmp_path):
-    async def test(registry):
-        await registry.register_path(talker(tmp_path / "1"), order(job_queue_size=7, batch_size=3))
-        registry.change("talker", None, {"batch_size": 5, "client_timeout": 900})
-        await registry.scale("talker", None, 2)
-        waits = make_model(
-            tmp_path / "2",
-            WAITS + WHO.format(who="new"),
-            name="talker",
-            config="batchSize: 9\nminWorkers: 1\n",
-        )
-        replacing = asyncio.create_task(registry.register_path(waits, replaces(batch_size=4)))
-        await until((waits / "began").exists)
-        registry.change("talker", None, {"client_timeout": 800})  # while the new one loads
-        await registry.scale("talker", None, 1)
-        (waits / "go").touch()
-        new = await asyncio.wait_for(replacing, TIMEOUT)
-        plan = new.plan
-        assert (plan.batch_size, plan.job_queue_size, plan.client_timeout) == (4, 7, 800)
-        await until(lambda: len(new.workers) == 1)
-        third = await registry.register_path(
-            make_model(tmp_path / "3", WHO.format(who="3"), name="talker"), replaces()
-        )
-        assert (third.plan.batch_size, third.plan.job_queue_size, third.plan.client_timeout) == (
-            4,
-            7,
-            800,
-        )
-
-    with_registry(test)
+async def test_another_number_takes_the_place_of_the_default_version_with_all_that_named_it(
+    registry, tmp_path
+):
+    await registry.register_path(talker(tmp_path / "1"), order())
+    await registry.register_path(talker(tmp_path / "2", version="2.0"), order())
+    said = {
+        "weights": {"1.0": 90, "2.0": 10},
+        "labels": {"stable": "1.0"},
+        "rules": [{"header": "X", "equals": "1", "to": "1.0"}],
+    }
+    registry.set_traffic("talker", parse_traffic({}))
+    registry.set_traffic("talker", parse_traffic(said))
+    new = await registry.register_path(talker(tmp_path / "3", version="3.0"), replaces())
+    assert registry.find("talker") is registry.find("talker", "stable") is new
+    assert [*registry.models["talker"].versions] == ["3.0", "2.0"]
+    assert registry.shares("talker") == {"3.0": 0.9, "2.0": 0.1}
+    assert registry.traffic("talker").rules[0].to == "3.0"
+    with pytest.raises(ModelVersionNotFound):
+        registry.find("talker", "1.0")
+    registry.rollback("talker")
+    assert registry.shares("talker") == {"3.0": 1.0}
+    same = await registry.register_path(
+        talker(tmp_path / "4", WHO.format(who="new"), version="2.0"), replaces()
+    )
+    assert registry.find("talker", "2.0") is same
+    assert registry.find("talker") is new
+    await until(lambda: not registry._background)
+    await registry.register_path(tmp_path / "1", order())  # its number is free again
 
 
-def test_what_a_latency_target_is_in_place_of_does_not_follow_to_a_version_that_has_one(tmp_path):
-    async def test(registry):
-        await registry.register_path(talker(tmp_path / "1"), order())
-        waits = make_model(tmp_path / "2", WAITS + WHO.format(who="new"), name="talker")
-        replacing = asyncio.create_task(registry.register_path(waits, replaces(slo="p99<60s")))
-        await until((waits / "began").exists)
-        registry.change(
-            "talker", None, {"batch_size": 5, "client_timeout": 800}
-        )  # while the new one loads
-        (waits / "go").touch()
-        new = await asyncio.wait_for(replacing, TIMEOUT)
-        assert (new.plan.slo, new.plan.client_timeout) == ("p99<60s", 800)
-        assert "batch_size" not in new.changed
+async def test_limits_and_workers_that_were_set_stay(registry, tmp_path):
+    await registry.register_path(talker(tmp_path / "1"), order(job_queue_size=7, batch_size=3))
+    registry.change("talker", None, {"batch_size": 5, "client_timeout": 900})
+    await registry.scale("talker", None, 2)
+    waits = make_model(
+        tmp_path / "2",
+        WAITS + WHO.format(who="new"),
+        name="talker",
+        config="batchSize: 9\nminWorkers: 1\n",
+    )
+    replacing = asyncio.create_task(registry.register_path(waits, replaces(batch_size=4)))
+    await until((waits / "began").exists)
+    registry.change("talker", None, {"client_timeout": 800})  # while the new one loads
+    await registry.scale("talker", None, 1)
+    (waits / "go").touch()
+    new = await asyncio.wait_for(replacing, TIMEOUT)
+    plan = new.plan
+    assert (plan.batch_size, plan.job_queue_size, plan.client_timeout) == (4, 7, 800)
+    await until(lambda: len(new.workers) == 1)
+    third = await registry.register_path(
+        make_model(tmp_path / "3", WHO.format(who="3"), name="talker"), replaces()
+    )
+    assert (third.plan.batch_size, third.plan.job_queue_size, third.plan.client_timeout) == (
+        4,
+        7,
+        800,
+    )
 
-    with_registry(test)
+
+async def test_what_a_latency_target_is_in_place_of_does_not_follow_to_a_version_that_has_one(
+    registry, tmp_path
+):
+    await registry.register_path(talker(tmp_path / "1"), order())
+    waits = make_model(tmp_path / "2", WAITS + WHO.format(who="new"), name="talker")
+    replacing = asyncio.create_task(registry.register_path(waits, replaces(slo="p99<60s")))
+    await until((waits / "began").exists)
+    registry.change(
+        "talker", None, {"batch_size": 5, "client_timeout": 800}
+    )  # while the new one loads
+    (waits / "go").touch()
+    new = await asyncio.wait_for(replacing, TIMEOUT)
+    assert (new.plan.slo, new.plan.client_timeout) == ("p99<60s", 800)
+    assert "batch_size" not in new.changed
 
 
-def test_an_archive_says_its_own_where_nobody_else_did(tmp_path):
-    async def test(registry):
+async def test_an_archive_says_its_own_where_nobody_else_did(tmp_path):
+    async with a_registry(models={"talker": ModelSettings(response_timeout=77)}) as registry:
         one = await registry.register_path(
             make_model(
                 tmp_path / "1",
@@ -220,43 +203,35 @@ def test_an_archive_says_its_own_where_nobody_else_did(tmp_path):
         )
         assert (two.min_workers, two.batch_size, two.plan.response_timeout) == (2, 4, 77)
 
-    with_registry(test, models={"talker": ModelSettings(response_timeout=77)})
+
+async def test_a_second_replacement_meanwhile_is_refused(registry, tmp_path):
+    old = await registry.register_path(talker(tmp_path / "1"), order())
+    waits = talker(tmp_path / "2", WAITS + WHO.format(who="new"))
+    replacing = asyncio.create_task(registry.register_path(waits, replaces()))
+    await until((waits / "began").exists)
+    with pytest.raises(Conflict, match="is already being replaced"):
+        await registry.register_path(tmp_path / "1", replaces())
+    assert await ask(old, "x") == "x"
+    replacing.cancel()  # its client leaves
+    with pytest.raises(asyncio.CancelledError):
+        await replacing
+    assert await ask(registry.find("talker"), "x") == "x"
+    again = asyncio.create_task(registry.register_path(waits, replaces()))
+    await until(lambda: registry._table._coming)
+    await registry.unregister("talker")
+    (waits / "go").touch()
+    with pytest.raises(Conflict, match="was unregistered while"):
+        await again
+    assert not registry.models
+    await registry.register_path(tmp_path / "1", replaces(initial_workers=1))
 
 
-def test_a_second_replacement_meanwhile_is_refused(tmp_path):
-    async def test(registry):
-        old = await registry.register_path(talker(tmp_path / "1"), order())
-        waits = talker(tmp_path / "2", WAITS + WHO.format(who="new"))
-        replacing = asyncio.create_task(registry.register_path(waits, replaces()))
-        await until((waits / "began").exists)
-        with pytest.raises(Conflict, match="is already being replaced"):
-            await registry.register_path(tmp_path / "1", replaces())
-        assert await ask(old, "x") == "x"
-        replacing.cancel()  # its client leaves
-        with pytest.raises(asyncio.CancelledError):
-            await replacing
-        assert await ask(registry.find("talker"), "x") == "x"
-        again = asyncio.create_task(registry.register_path(waits, replaces()))
-        await until(lambda: registry._table._coming)
-        await registry.unregister("talker")
-        (waits / "go").touch()
-        with pytest.raises(Conflict, match="was unregistered while"):
-            await again
-        assert not registry.models
-        await registry.register_path(tmp_path / "1", replaces(initial_workers=1))
-
-    with_registry(test)
-
-
-def test_counts_go_on_where_the_old_version_left_them(tmp_path):
-    async def test(registry):
-        old = await registry.register_path(talker(tmp_path / "1"), order())
-        await ask(old, "x")
-        new = await registry.register_path(talker(tmp_path / "2"), replaces())
-        await ask(new, "x")
-        assert new.stats.requests == 2
-
-    with_registry(test)
+async def test_counts_go_on_where_the_old_version_left_them(registry, tmp_path):
+    old = await registry.register_path(talker(tmp_path / "1"), order())
+    await ask(old, "x")
+    new = await registry.register_path(talker(tmp_path / "2"), replaces())
+    await ask(new, "x")
+    assert new.stats.requests == 2
 
 
 async def add(version: ModelVersion, id: str, word: str) -> int | str:
@@ -288,39 +263,36 @@ def sums(place, start: int, idle: int = 60_000):
     )
 
 
-def test_sequences_stay_with_the_version_that_has_their_state_until_they_end(tmp_path):
-    async def test(registry):
-        one = await registry.register_path(sums(tmp_path / "1", 0), order())
-        assert await add(one, "a", "1") == 1
-        two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
-        assert await add(two, "a", "1") == 2
-        assert await add(two, "b", "1") == 1001
-        three = await registry.register_path(sums(tmp_path / "3", 2000), replaces())
-        assert [await add(three, id, "1") for id in "abc"] == [3, 1002, 2001]
-        assert await add(one, "a", "1") == 4  # whoever found the first before
-        assert await add(three, "a", "close") == 4
-        await until(lambda: not one.workers)
-        assert await add(three, "a", "1") == 2001
-        assert await add(three, "b", "close") == 1002
-        await until(lambda: not registry._background)
-        assert await add(three, "c", "1") == 2002
+async def test_sequences_stay_with_the_version_that_has_their_state_until_they_end(
+    registry, tmp_path
+):
+    one = await registry.register_path(sums(tmp_path / "1", 0), order())
+    assert await add(one, "a", "1") == 1
+    two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
+    assert await add(two, "a", "1") == 2
+    assert await add(two, "b", "1") == 1001
+    three = await registry.register_path(sums(tmp_path / "3", 2000), replaces())
+    assert [await add(three, id, "1") for id in "abc"] == [3, 1002, 2001]
+    assert await add(one, "a", "1") == 4  # whoever found the first before
+    assert await add(three, "a", "close") == 4
+    await until(lambda: not one.workers)
+    assert await add(three, "a", "1") == 2001
+    assert await add(three, "b", "close") == 1002
+    await until(lambda: not registry._background)
+    assert await add(three, "c", "1") == 2002
 
-    with_registry(test)
 
-
-def test_a_server_that_stops_does_not_wait_for_sequences_of_replaced_versions(tmp_path):
-    async def test(registry):
+async def test_a_server_that_stops_does_not_wait_for_sequences_of_replaced_versions(tmp_path):
+    async with a_registry(unregister_model_timeout=10_000) as registry:
         one = await registry.register_path(sums(tmp_path / "1", 0), order())
         assert await add(one, "a", "1") == 1
         await registry.register_path(sums(tmp_path / "2", 1000), replaces())
         await asyncio.wait_for(registry.close(), TIMEOUT)
         assert not one.workers
 
-    with_registry(test, unregister_model_timeout=10_000)
 
-
-def test_sequences_that_take_too_long_are_ended_and_reported_so(tmp_path):
-    async def test(registry):
+async def test_sequences_that_take_too_long_are_ended_and_reported_so(tmp_path):
+    async with a_registry(unregister_model_timeout=1) as registry:
         one = await registry.register_path(sums(tmp_path / "1", 0), order())
         assert await add(one, "a", "1") == 1
         two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
@@ -328,15 +300,10 @@ def test_sequences_that_take_too_long_are_ended_and_reported_so(tmp_path):
         assert "Sequence a is over" in str(await add(two, "a", "1"))
         assert await add(two, "a", "1") == 1001
 
-    with_registry(test, unregister_model_timeout=1)
 
-
-def test_sequences_that_expire_meanwhile_are_reported_so(tmp_path):
-    async def test(registry):
-        one = await registry.register_path(sums(tmp_path / "1", 0, idle=200), order())
-        assert await add(one, "a", "1") == 1
-        two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
-        await until(lambda: not one.workers)
-        assert "has expired" in str(await add(two, "a", "1"))
-
-    with_registry(test)
+async def test_sequences_that_expire_meanwhile_are_reported_so(registry, tmp_path):
+    one = await registry.register_path(sums(tmp_path / "1", 0, idle=200), order())
+    assert await add(one, "a", "1") == 1
+    two = await registry.register_path(sums(tmp_path / "2", 1000), replaces())
+    await until(lambda: not one.workers)
+    assert "has expired" in str(await add(two, "a", "1"))

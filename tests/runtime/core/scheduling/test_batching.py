@@ -9,29 +9,9 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.jobs import NOW, FakeJob
 from tsx_runtime.core.scheduling.batching import apart, assign, halves
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, Suspects, urgency
-from tsx_runtime.core.telemetry.batch_times import Batch
-from tsx_runtime.errors import TsxError
-from tsx_runtime.wire import Buffer
-
-NOW = 100.0
-
-
-@dataclass(eq=False)
-class FakeJob:
-    meta: bytes = b""
-    body: Buffer = b"x"
-    arrived: float = NOW
-    deadline: float | None = None
-    priority: int = 0
-    gone: bool = False
-
-    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None: ...
-
-    def refuse(self, error: TsxError) -> None: ...
-
-    def piece(self, headers: Buffer, body: Buffer) -> None: ...
 
 
 @dataclass(eq=False)

@@ -10,6 +10,8 @@ from tsx_runtime.core.scheduling import byte_budget
 from tsx_runtime.core.scheduling.byte_budget import LARGE, ByteBudget
 from tsx_runtime.errors import NoRoom
 
+pytestmark = pytest.mark.anyio
+
 
 class Slow:
     def __init__(self) -> None:
@@ -53,25 +55,22 @@ def test_what_a_client_has_to_read_is_counted_once_whatever_it_was_before() -> N
         assert (budget.used, budget.unread) == (size, size)
 
 
-def test_memory_is_returned_once_most_of_what_was_held_is_given_back(
+async def test_memory_is_returned_once_most_of_what_was_held_is_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        returned = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        monkeypatch.setattr(byte_budget, "RETURN_AFTER", 0.0)
-        monkeypatch.setattr(
-            byte_budget, "return_freed_memory", lambda: loop.call_soon_threadsafe(returned.set)
-        )
-        budget = ByteBudget(1 << 30)
-        budget.take(LARGE - 1)
-        budget.give(LARGE - 1)
-        assert budget._returning is None
-        budget.take(LARGE)
-        budget.give(LARGE // 2)
-        assert budget._returning is None
-        budget.give(LARGE // 2)
-        await asyncio.wait_for(returned.wait(), 10)
-        assert (budget._returning, budget._most) == (None, 0)
-
-    asyncio.run(main())
+    returned = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(byte_budget, "RETURN_AFTER", 0.0)
+    monkeypatch.setattr(
+        byte_budget, "return_freed_memory", lambda: loop.call_soon_threadsafe(returned.set)
+    )
+    budget = ByteBudget(1 << 30)
+    budget.take(LARGE - 1)
+    budget.give(LARGE - 1)
+    assert budget._returning is None
+    budget.take(LARGE)
+    budget.give(LARGE // 2)
+    assert budget._returning is None
+    budget.give(LARGE // 2)
+    await asyncio.wait_for(returned.wait(), 10)
+    assert (budget._returning, budget._most) == (None, 0)

@@ -12,15 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.core.scheduling.test_batching import (
-    NOW,
-    FakeJob,
-    FakeWorker,
-    ids,
-    is_over,
-    queues,
-    waiting,
-)
+from tests.kit.jobs import NOW, FakeJob
+from tests.runtime.core.scheduling.test_batching import FakeWorker, ids, is_over, queues, waiting
 from tests.runtime.core.scheduling.test_dispatcher import (
     TIMEOUT,
     Peer,
@@ -38,6 +31,8 @@ from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
 from tsx_runtime.core.scheduling.queue import BatchLimits, Suspects, urgency
 from tsx_runtime.errors import AnswerLate, DeadlinePassed, WorkerDied
+
+pytestmark = pytest.mark.anyio
 
 workers = st.lists(
     st.builds(FakeWorker, batches=st.integers(0, 4), suspected=st.just(False)), max_size=4
@@ -139,124 +134,108 @@ async def die(channel: OpenChannel, peer: Peer):
     return channel.sent.popleft()
 
 
-def test_what_a_stuck_worker_held_is_refused_where_no_worker_will_serve():
-    async def main():
-        dispatcher, channel, peer = await serving()
-        jobs = submit(dispatcher, b"a", b"b")
-        await peer.read()
-        dispatcher.accept(False)
-        dispatcher.requeue(await die(channel, peer), channel.streaming, ERROR)
-        for job in jobs:
-            with pytest.raises(WorkerDied):
-                await answer(job)
-        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
-        assert not channel.batches
-
-    asyncio.run(main())
+async def test_what_a_stuck_worker_held_is_refused_where_no_worker_will_serve():
+    dispatcher, channel, peer = await serving()
+    jobs = submit(dispatcher, b"a", b"b")
+    await peer.read()
+    dispatcher.accept(False)
+    dispatcher.requeue(await die(channel, peer), channel.streaming, ERROR)
+    for job in jobs:
+        with pytest.raises(WorkerDied):
+            await answer(job)
+    await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
+    assert not channel.batches
 
 
-def test_a_request_that_was_taken_back_from_a_stuck_worker_is_to_blame_for_no_later_death():
-    async def main():
-        dispatcher, channel, peer = await serving()
-        a, b = submit(dispatcher, b"a", b"b")
-        await peer.read()
-        dispatcher.retry_lost(await die(channel, peer), set(), ERROR)
-        channel, peer = await one_more(dispatcher)
-        assert bytes((await peer.read()).items[0][2]) == b"a"  # in quarantine
-        dispatcher.requeue(await die(channel, peer), set(), ERROR)
-        channel, peer = await one_more(dispatcher)
+async def test_a_request_that_was_taken_back_from_a_stuck_worker_is_to_blame_for_no_later_death():
+    dispatcher, channel, peer = await serving()
+    a, b = submit(dispatcher, b"a", b"b")
+    await peer.read()
+    dispatcher.retry_lost(await die(channel, peer), set(), ERROR)
+    channel, peer = await one_more(dispatcher)
+    assert bytes((await peer.read()).items[0][2]) == b"a"  # in quarantine
+    dispatcher.requeue(await die(channel, peer), set(), ERROR)
+    channel, peer = await one_more(dispatcher)
+    await peer.reply(await peer.read())
+    assert await answer(b) == b"b"
+    [c] = submit(dispatcher, b"c")
+    assert {bytes((await peer.read()).items[0][2]) for _ in range(2)} == {b"a", b"c"}
+    dispatcher.retry_lost(await die(channel, peer), set(), ERROR)
+    channel, peer = await one_more(dispatcher)
+    for _ in range(2):
         await peer.reply(await peer.read())
-        assert await answer(b) == b"b"
-        [c] = submit(dispatcher, b"c")
-        assert {bytes((await peer.read()).items[0][2]) for _ in range(2)} == {b"a", b"c"}
-        dispatcher.retry_lost(await die(channel, peer), set(), ERROR)
-        channel, peer = await one_more(dispatcher)
-        for _ in range(2):
-            await peer.reply(await peer.read())
-        assert [await answer(a), await answer(c)] == [b"a", b"c"]
-
-    asyncio.run(main())
+    assert [await answer(a), await answer(c)] == [b"a", b"c"]
 
 
-def test_a_response_timeout_that_is_lowered_holds_for_what_is_under_way():
-    async def main():
-        dispatcher, _, peer = await serving()
-        [late] = submit(dispatcher, b"late")
-        await peer.read()
-        dispatcher.response_timeout = 0.2
-        dispatcher.change(dispatcher.limits, dispatcher.bounds)
-        end = time.monotonic() + TIMEOUT
-        while not late.done.done():  # the worker lives
-            assert time.monotonic() < end
-            [other] = submit(dispatcher, b"other")
-            while (frame := await peer.read()).kind is not wire.Kind.BATCH:
-                pass
-            await peer.reply(frame)
-            await asyncio.wait([other.done], timeout=TIMEOUT)
-        with pytest.raises(WorkerDied, match="responseTimeout"):
-            await answer(late)
-
-    asyncio.run(main())
+async def test_a_response_timeout_that_is_lowered_holds_for_what_is_under_way():
+    dispatcher, _, peer = await serving()
+    [late] = submit(dispatcher, b"late")
+    await peer.read()
+    dispatcher.response_timeout = 0.2
+    dispatcher.change(dispatcher.limits, dispatcher.bounds)
+    end = time.monotonic() + TIMEOUT
+    while not late.done.done():  # the worker lives
+        assert time.monotonic() < end
+        [other] = submit(dispatcher, b"other")
+        while (frame := await peer.read()).kind is not wire.Kind.BATCH:
+            pass
+        await peer.reply(frame)
+        await asyncio.wait([other.done], timeout=TIMEOUT)
+    with pytest.raises(WorkerDied, match="responseTimeout"):
+        await answer(late)
 
 
-def test_while_a_slow_client_holds_a_worker_nobodys_time_runs():
-    async def main():
-        dispatcher, channel, peer = await serving()
-        slow, _ = submit(dispatcher, b"slow", b"other")
-        first = await peer.read()
-        for size in (1, 5 << 20):
-            await peer.write(*wire.encode(wire.Kind.PIECE, first.batch, [(0, b"", b"x" * size)]))
-        parts = (await asyncio.wait_for(slow.done, TIMEOUT)).parts()
-        assert await anext(parts) == b"x"
-        await until(lambda: channel.held)
-        for flight in channel.flights.values():
-            flight.last -= 1000
-        assert len(await anext(parts)) == 5 << 20
-        assert not channel.held
-        assert not channel.overdue(time.monotonic() - 500)
-
-    asyncio.run(main())
+async def test_while_a_slow_client_holds_a_worker_nobodys_time_runs():
+    dispatcher, channel, peer = await serving()
+    slow, _ = submit(dispatcher, b"slow", b"other")
+    first = await peer.read()
+    for size in (1, 5 << 20):
+        await peer.write(*wire.encode(wire.Kind.PIECE, first.batch, [(0, b"", b"x" * size)]))
+    parts = (await asyncio.wait_for(slow.done, TIMEOUT)).parts()
+    assert await anext(parts) == b"x"
+    await until(lambda: channel.held)
+    for flight in channel.flights.values():
+        flight.last -= 1000
+    assert len(await anext(parts)) == 5 << 20
+    assert not channel.held
+    assert not channel.overdue(time.monotonic() - 500)
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_late_request_is_cancelled_and_holds_its_place_until_the_worker_is_done_with_it(dies):
-    async def main():
-        dispatcher, channel, peer = await serving()
-        late, other = new_job(b"late", soon()), new_job(b"other")
-        for each in (late, other):
-            dispatcher.submit(each)
-        frames = [await peer.read(), await peer.read()]
-        with pytest.raises(DeadlinePassed, match="did not answer"):
-            await answer(late)
-        cancelled = await peer.read()
-        place = next(place for place, frame in enumerate(frames) if frame.items[0][2] == b"late")
-        assert (cancelled.kind, cancelled.batch) == (wire.Kind.CANCEL, frames[place].batch)
-        assert channel.batches == 2
-        if dies:
-            dispatcher.retry_lost(await die(channel, peer), channel.streaming, ERROR)
-            channel, peer = await one_more(dispatcher)
-            await peer.reply(await peer.read())
-        else:
-            await peer.reply(frames[place])
-            await until(lambda: channel.batches == 1)
-            await peer.reply(frames[1 - place])
-        assert await answer(other) == b"other"
-        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
-        assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
-        assert (channel.batches, dispatcher._due, dispatcher._deaths) == (0, {}, {})
+async def test_a_late_request_is_cancelled_and_holds_its_place_until_the_worker_is_done_with_it(
+    dies,
+):
+    dispatcher, channel, peer = await serving()
+    late, other = new_job(b"late", soon()), new_job(b"other")
+    for each in (late, other):
+        dispatcher.submit(each)
+    frames = [await peer.read(), await peer.read()]
+    with pytest.raises(DeadlinePassed, match="did not answer"):
+        await answer(late)
+    cancelled = await peer.read()
+    place = next(place for place, frame in enumerate(frames) if frame.items[0][2] == b"late")
+    assert (cancelled.kind, cancelled.batch) == (wire.Kind.CANCEL, frames[place].batch)
+    assert channel.batches == 2
+    if dies:
+        dispatcher.retry_lost(await die(channel, peer), channel.streaming, ERROR)
+        channel, peer = await one_more(dispatcher)
+        await peer.reply(await peer.read())
+    else:
+        await peer.reply(frames[place])
+        await until(lambda: channel.batches == 1)
+        await peer.reply(frames[1 - place])
+    assert await answer(other) == b"other"
+    await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
+    assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
+    assert (channel.batches, dispatcher._due, dispatcher._deaths) == (0, {}, {})
 
-    asyncio.run(main())
 
-
-def test_a_request_that_had_begun_at_a_lost_worker_is_refused_at_its_deadline_as_begun():
-    async def main():
-        dispatcher, channel, peer = await serving()
-        dispatcher.submit(late := new_job(b"late", soon()))
-        await peer.read()
-        dispatcher.requeue(await die(channel, peer), set(), ERROR)
-        with pytest.raises(AnswerLate):
-            await answer(late)
-        assert not dispatcher._begun
-        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
-
-    asyncio.run(main())
+async def test_a_request_that_had_begun_at_a_lost_worker_is_refused_at_its_deadline_as_begun():
+    dispatcher, channel, peer = await serving()
+    dispatcher.submit(late := new_job(b"late", soon()))
+    await peer.read()
+    dispatcher.requeue(await die(channel, peer), set(), ERROR)
+    with pytest.raises(AnswerLate):
+        await answer(late)
+    assert not dispatcher._begun
+    await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)

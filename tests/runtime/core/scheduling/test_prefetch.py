@@ -8,8 +8,10 @@ import asyncio
 
 import pytest
 
-from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until
 from tsx_runtime.errors import WorkerDied
+
+pytestmark = pytest.mark.anyio
 
 HANDLER = """
 import os, time, torch
@@ -42,47 +44,41 @@ def held(version) -> list[int]:
     return [channel.batches for channel in version._dispatcher.channels]
 
 
-@pytest.mark.usefixtures("processes")
-def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(
-            talker(tmp_path / "m", HANDLER, config=CONFIG), order(initial_workers=2, batch_size=2)
-        )
-        gate = tmp_path / "gate"
-        jobs = [submit(version, f"until {gate}") for _ in range(4)]
-        await until(lambda: held(version) == [1, 1])
-        jobs += [submit(version, f"until {gate}") for _ in range(7)]
-        await until(lambda: held(version) == [2, 2])
-        assert version.pending == 3
-        gate.touch()
-        answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs)), TIMEOUT)
-        assert {answer.body.decode() for answer in answers} == {f"until {gate}"}
-
-    with_registry(test)
+async def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(registry, tmp_path):
+    version = await registry.register_path(
+        talker(tmp_path / "m", HANDLER, config=CONFIG), order(initial_workers=2, batch_size=2)
+    )
+    gate = tmp_path / "gate"
+    jobs = [submit(version, f"until {gate}") for _ in range(4)]
+    await until(lambda: held(version) == [1, 1])
+    jobs += [submit(version, f"until {gate}") for _ in range(7)]
+    await until(lambda: held(version) == [2, 2])
+    assert version.pending == 3
+    gate.touch()
+    answers = await asyncio.wait_for(asyncio.gather(*(job.done for job in jobs)), TIMEOUT)
+    assert {answer.body.decode() for answer in answers} == {f"until {gate}"}
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("workers", [1, 2])
-def test_one_that_kills_its_worker_while_it_is_prepared_takes_no_other_with_it(tmp_path, workers):
-    async def test(registry):
-        version = await registry.register_path(
-            talker(tmp_path / "m", HANDLER, config=CONFIG),
-            order(initial_workers=workers, batch_size=4),
-        )
-        gate = tmp_path / "gate"
-        running = [submit(version, f"until {gate}") for _ in range(4 * workers)]
-        await until(lambda: held(version) == [1] * workers)
-        prepared = [submit(version, word) for word in ("a", "b", "exit", "d")]
-        await until(lambda: sum(held(version)) < workers + 1)  # the worker is dead
-        gate.touch()
-        for job in running:
-            assert (await asyncio.wait_for(job.done, TIMEOUT)).body.decode() == f"until {gate}"
-        for job, word in zip(prepared, ("a", "b", "exit", "d"), strict=True):
-            if word == "exit":
-                with pytest.raises(WorkerDied):
-                    await asyncio.wait_for(job.done, TIMEOUT)
-            else:
-                assert (await asyncio.wait_for(job.done, TIMEOUT)).body.decode() == word
-        assert await ask(version, "still here") == "still here"
-
-    with_registry(test)
+async def test_one_that_kills_its_worker_while_it_is_prepared_takes_no_other_with_it(
+    registry, tmp_path, workers
+):
+    version = await registry.register_path(
+        talker(tmp_path / "m", HANDLER, config=CONFIG),
+        order(initial_workers=workers, batch_size=4),
+    )
+    gate = tmp_path / "gate"
+    running = [submit(version, f"until {gate}") for _ in range(4 * workers)]
+    await until(lambda: held(version) == [1] * workers)
+    prepared = [submit(version, word) for word in ("a", "b", "exit", "d")]
+    await until(lambda: sum(held(version)) < workers + 1)  # the worker is dead
+    gate.touch()
+    for job in running:
+        assert (await asyncio.wait_for(job.done, TIMEOUT)).body.decode() == f"until {gate}"
+    for job, word in zip(prepared, ("a", "b", "exit", "d"), strict=True):
+        if word == "exit":
+            with pytest.raises(WorkerDied):
+                await asyncio.wait_for(job.done, TIMEOUT)
+        else:
+            assert (await asyncio.wait_for(job.done, TIMEOUT)).body.decode() == word
+    assert await ask(version, "still here") == "still here"

@@ -8,13 +8,13 @@ import asyncio
 
 import pytest
 
+from tests.kit.jobs import a_waiting_job as job
 from tests.runtime.core.scheduling.test_dispatcher import (
     TIMEOUT,
     Peer,
     add_worker,
     answer,
     counts,
-    job,
     soon,
     submit,
 )
@@ -26,6 +26,8 @@ from tsx_runtime.core.scheduling.sequence_dispatcher import SequenceDispatcher
 from tsx_runtime.core.scheduling.sequences import SequenceConfig
 from tsx_runtime.errors import DeadlinePassed
 
+pytestmark = pytest.mark.anyio
+
 
 async def serving() -> tuple[SequenceDispatcher, Channel, Peer]:
     dispatcher = SequenceDispatcher(
@@ -35,55 +37,46 @@ async def serving() -> tuple[SequenceDispatcher, Channel, Peer]:
     return dispatcher, *await add_worker(dispatcher)
 
 
-def test_a_request_whose_sequence_got_its_name_here_is_forgotten_once_it_is_answered():
-    async def main():
-        dispatcher, _, peer = await serving()
-        jobs = submit(dispatcher, b"a", b"b")
-        await peer.reply(await peer.read())
-        assert [await answer(each) for each in jobs] == [b"a", b"b"]
-        assert b"ts_request_sequence_id: ts-seq-" in (await jobs[0].done).headers
-        assert not dispatcher._given
-
-    asyncio.run(main())
+async def test_a_request_whose_sequence_got_its_name_here_is_forgotten_once_it_is_answered():
+    dispatcher, _, peer = await serving()
+    jobs = submit(dispatcher, b"a", b"b")
+    await peer.reply(await peer.read())
+    assert [await answer(each) for each in jobs] == [b"a", b"b"]
+    assert b"ts_request_sequence_id: ts-seq-" in (await jobs[0].done).headers
+    assert not dispatcher._given
 
 
-def test_a_process_that_retires_is_let_go_where_its_worker_is_taken_away():
-    async def main():
-        dispatcher, channel, peer = await serving()
-        first = job(b"a")
-        first.meta += wire.header_block(
-            [(b"ts_request_sequence_id", b"a"), (b"ts_request_sequence_start", b"true")]
-        )
-        dispatcher.submit(first)
-        await peer.reply(await peer.read())
-        assert await answer(first) == b"a"
-        retiring = asyncio.create_task(dispatcher.release(channel))
-        await asyncio.sleep(0)
-        assert not retiring.done()
-        dispatcher.remove(channel)
-        await asyncio.wait_for(retiring, TIMEOUT)
-
-    asyncio.run(main())
+async def test_a_process_that_retires_is_let_go_where_its_worker_is_taken_away():
+    dispatcher, channel, peer = await serving()
+    first = job(b"a")
+    first.meta += wire.header_block(
+        [(b"ts_request_sequence_id", b"a"), (b"ts_request_sequence_start", b"true")]
+    )
+    dispatcher.submit(first)
+    await peer.reply(await peer.read())
+    assert await answer(first) == b"a"
+    retiring = asyncio.create_task(dispatcher.release(channel))
+    await asyncio.sleep(0)
+    assert not retiring.done()
+    dispatcher.remove(channel)
+    await asyncio.wait_for(retiring, TIMEOUT)
 
 
-def test_a_sequence_goes_on_only_once_its_worker_is_done_with_a_late_request():
-    async def main():
-        dispatcher, channel, peer = await serving()
-        late, following = job(b"late", soon()), job(b"following")
-        for each in (late, following):
-            each.meta += wire.header_block([(b"ts_request_sequence_id", b"a")])
-        dispatcher.submit(late)
-        frame = await peer.read()
-        dispatcher.submit(following)
-        with pytest.raises(DeadlinePassed, match="did not answer"):
-            await answer(late)
-        assert (await peer.read()).kind is wire.Kind.CANCEL
-        dispatcher._flush()
-        assert (channel.batches, dispatcher.pending) == (1, 1)
-        await peer.reply(frame)
-        await peer.reply(await peer.read())
-        assert await answer(following) == b"following"
-        assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
-        assert not dispatcher._due
-
-    asyncio.run(main())
+async def test_a_sequence_goes_on_only_once_its_worker_is_done_with_a_late_request():
+    dispatcher, channel, peer = await serving()
+    late, following = job(b"late", soon()), job(b"following")
+    for each in (late, following):
+        each.meta += wire.header_block([(b"ts_request_sequence_id", b"a")])
+    dispatcher.submit(late)
+    frame = await peer.read()
+    dispatcher.submit(following)
+    with pytest.raises(DeadlinePassed, match="did not answer"):
+        await answer(late)
+    assert (await peer.read()).kind is wire.Kind.CANCEL
+    dispatcher._flush()
+    assert (channel.batches, dispatcher.pending) == (1, 1)
+    await peer.reply(frame)
+    await peer.reply(await peer.read())
+    assert await answer(following) == b"following"
+    assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
+    assert not dispatcher._due

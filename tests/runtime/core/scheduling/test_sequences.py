@@ -4,7 +4,6 @@ the test turns.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 import pytest
@@ -12,13 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.runtime.core.scheduling.test_batching import FakeJob, FakeWorker
+from tests.kit.jobs import FakeJob
+from tests.runtime.core.scheduling.test_batching import FakeWorker
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.sequence_dispatcher import SequenceDispatcher
 from tsx_runtime.core.scheduling.sequences import SequenceConfig, SequenceMark, Sequences
 from tsx_runtime.errors import ClientLeft, Unavailable
+
+pytestmark = pytest.mark.anyio
 
 TERMS = SequenceConfig(max_idle=10, timeout=60, most=3, queue=2)
 LIMITS = BatchLimits(2, 40)
@@ -392,25 +394,24 @@ def test_sequences_that_ended_leave_nothing_behind() -> None:
     )
 
 
-def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_notified_so() -> None:
-    async def main() -> None:
-        dispatcher = SequenceDispatcher("m", LIMITS, Bounds(), TERMS)
-        dispatcher.accept(True)
-        jobs = [WaitingJob(b"id\r\n\r\nts_request_sequence_id: a\r\n", b"", 0.0) for _ in range(2)]
-        for job in jobs:
-            dispatcher.submit(job)
-        dispatcher.leave(jobs[0])
-        with pytest.raises(
-            Unavailable,
-            match=r"Its sequence did not start: the client of its first request disconnected, or its deadline passed\.",
-        ):
-            await jobs[1].done
-        with pytest.raises(ClientLeft):
-            await jobs[0].done
-        await dispatcher.wait_idle()
-        assert len(dispatcher.sequences) == 0
-
-    asyncio.run(main())
+async def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_notified_so() -> (
+    None
+):
+    dispatcher = SequenceDispatcher("m", LIMITS, Bounds(), TERMS)
+    dispatcher.accept(True)
+    jobs = [WaitingJob(b"id\r\n\r\nts_request_sequence_id: a\r\n", b"", 0.0) for _ in range(2)]
+    for job in jobs:
+        dispatcher.submit(job)
+    dispatcher.leave(jobs[0])
+    with pytest.raises(
+        Unavailable,
+        match=r"Its sequence did not start: the client of its first request disconnected, or its deadline passed\.",
+    ):
+        await jobs[1].done
+    with pytest.raises(ClientLeft):
+        await jobs[0].done
+    await dispatcher.wait_idle()
+    assert len(dispatcher.sequences) == 0
 
 
 def test_ids_that_are_long_enough_to_fill_the_memory_are_not_remembered():

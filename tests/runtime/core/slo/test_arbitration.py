@@ -23,6 +23,8 @@ from tsx_runtime.core.slo import arbitration
 from tsx_runtime.core.slo.arbitration import Claim, DeviceArbiter, turn_order
 from tsx_runtime.core.slo.dispatcher import SloDispatcher
 
+pytestmark = pytest.mark.anyio
+
 CLAIMS = st.lists(
     st.builds(Claim, st.floats(0, 10), st.floats(0.01, 5), st.floats(0, 5)), min_size=1, max_size=8
 )
@@ -118,24 +120,21 @@ async def silent(peer: Peer) -> bool:
     return not done
 
 
-def test_a_batch_waits_for_another_models_and_the_earliest_deadline_goes_first():
-    async def main():
-        (first, one), (second, two), (third, three) = await sharing(3)
-        (running,) = submit(second, b"x")
-        frame = await two.read()
-        waits_longer, waits = submit(third, b"x"), submit(first, b"x")
-        assert await silent(one)
-        assert await silent(three)
-        await two.reply(frame)
-        await answer(running)
-        frame = await one.read()
-        assert await silent(three)
-        await one.reply(frame)
-        await answer(waits[0])
-        await three.reply(await three.read())
-        await answer(waits_longer[0])
-
-    asyncio.run(main())
+async def test_a_batch_waits_for_another_models_and_the_earliest_deadline_goes_first():
+    (first, one), (second, two), (third, three) = await sharing(3)
+    (running,) = submit(second, b"x")
+    frame = await two.read()
+    waits_longer, waits = submit(third, b"x"), submit(first, b"x")
+    assert await silent(one)
+    assert await silent(three)
+    await two.reply(frame)
+    await answer(running)
+    frame = await one.read()
+    assert await silent(three)
+    await one.reply(frame)
+    await answer(waits[0])
+    await three.reply(await three.read())
+    await answer(waits_longer[0])
 
 
 async def killed(dispatcher: SloDispatcher, peer: Peer) -> None:
@@ -150,47 +149,38 @@ async def removed(dispatcher: SloDispatcher, peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("end", [killed, removed])
-def test_no_model_waits_for_a_worker_that_died_or_a_model_that_is_unregistered(end: Callable):
-    async def main():
-        (first, one), (second, two) = await sharing()
-        submit(first, b"x")
-        await one.read()
-        (waits,) = submit(second, b"x")
-        assert await silent(two)
-        await end(first, one)
-        await two.reply(await two.read())
-        assert await answer(waits) == b"x"
-
-    asyncio.run(main())
+async def test_no_model_waits_for_a_worker_that_died_or_a_model_that_is_unregistered(end: Callable):
+    (first, one), (second, two) = await sharing()
+    submit(first, b"x")
+    await one.read()
+    (waits,) = submit(second, b"x")
+    assert await silent(two)
+    await end(first, one)
+    await two.reply(await two.read())
+    assert await answer(waits) == b"x"
 
 
-def test_no_model_waits_for_long_for_a_batch_that_never_ends(monkeypatch):
+async def test_no_model_waits_for_long_for_a_batch_that_never_ends(monkeypatch):
     monkeypatch.setattr(arbitration, "LATE", 0.001)
     monkeypatch.setattr("tsx_runtime.core.slo.dispatcher.LATE", 0.001)
 
-    async def main():
-        (first, one), (second, two) = await sharing()
-        submit(first, b"x")
-        await one.read()
-        (waits,) = submit(second, b"x")
-        await two.reply(await two.read())
-        assert await answer(waits) == b"x"
-
-    asyncio.run(main())
+    (first, one), (second, two) = await sharing()
+    submit(first, b"x")
+    await one.read()
+    (waits,) = submit(second, b"x")
+    await two.reply(await two.read())
+    assert await answer(waits) == b"x"
 
 
-def test_no_model_waits_for_a_request_whose_client_leaves_before_its_batch_starts():
-    async def main():
-        (first, _), (second, two) = await sharing()
-        await asyncio.sleep(0)
-        (waits,) = submit(second, b"x")
-        (leaves,) = submit(first, b"x")
-        first.leave(leaves)
-        await two.reply(await two.read())
-        assert await answer(waits) == b"x"
-        leaves.done.exception()
-
-    asyncio.run(main())
+async def test_no_model_waits_for_a_request_whose_client_leaves_before_its_batch_starts():
+    (first, _), (second, two) = await sharing()
+    await asyncio.sleep(0)
+    (waits,) = submit(second, b"x")
+    (leaves,) = submit(first, b"x")
+    first.leave(leaves)
+    await two.reply(await two.read())
+    assert await answer(waits) == b"x"
+    leaves.done.exception()
 
 
 class Stub:
@@ -215,89 +205,74 @@ class Stub:
         self._started.set()
 
 
-def test_a_batch_that_never_ends_is_not_waited_for_because_another_could_have_taken_longer():
-    async def main():
-        arbiter, started = DeviceArbiter(1), asyncio.Event()
-        arbiter._crowded = {0}
-        waits = Stub(arbiter, started)
-        long = Stub(arbiter, until=time.monotonic() + 1000)
-        assert arbiter.granted(waits, time.monotonic()) is None
-        arbiter.leave(long)
-        Stub(arbiter, until=time.monotonic() + 0.01)
-        assert arbiter.granted(waits, time.monotonic()) is None
-        await asyncio.wait_for(started.wait(), TIMEOUT)
-
-    asyncio.run(main())
+async def test_a_batch_that_never_ends_is_not_waited_for_because_another_could_have_taken_longer():
+    arbiter, started = DeviceArbiter(1), asyncio.Event()
+    arbiter._crowded = {0}
+    waits = Stub(arbiter, started)
+    long = Stub(arbiter, until=time.monotonic() + 1000)
+    assert arbiter.granted(waits, time.monotonic()) is None
+    arbiter.leave(long)
+    Stub(arbiter, until=time.monotonic() + 0.01)
+    assert arbiter.granted(waits, time.monotonic()) is None
+    await asyncio.wait_for(started.wait(), TIMEOUT)
 
 
-def test_several_workers_of_a_model_alone_and_workers_with_a_core_each_are_not_held_up():
-    async def main():
-        (first, one), (second, two) = await sharing(gpu=None, cores=2)
-        submit(first, b"x")
-        submit(second, b"x")
-        await one.read()
-        await two.read()
-        ((alone, peer),) = await sharing(1)
-        channel, other = await add_worker(alone)
-        channel.devices = (0,)
-        submit(alone, b"x")
-        await asyncio.sleep(0)
-        submit(alone, b"x")
-        await peer.read()
-        await other.read()
-
-    asyncio.run(main())
+async def test_several_workers_of_a_model_alone_and_workers_with_a_core_each_are_not_held_up():
+    (first, one), (second, two) = await sharing(gpu=None, cores=2)
+    submit(first, b"x")
+    submit(second, b"x")
+    await one.read()
+    await two.read()
+    ((alone, peer),) = await sharing(1)
+    channel, other = await add_worker(alone)
+    channel.devices = (0,)
+    submit(alone, b"x")
+    await asyncio.sleep(0)
+    submit(alone, b"x")
+    await peer.read()
+    await other.read()
 
 
-def test_a_group_waits_for_all_of_its_gpus_and_others_for_the_group():
-    async def main():
-        (first, one), (second, two), (third, three) = await sharing(3)
-        second.channels[0].devices, third.channels[0].devices = (0, 1), (1,)
-        second._arbiter.changed()
-        (running,) = submit(first, b"x")
-        frame = await one.read()
-        (group,), (last,) = submit(second, b"x"), submit(third, b"x")
-        assert await silent(two)
-        assert await silent(three)  # its GPU is idle, and the group's deadline is earlier
-        await one.reply(frame)
-        await answer(running)
-        frame = await two.read()
-        (waits,) = submit(first, b"x")
-        assert await silent(one)
-        await two.reply(frame)
-        await answer(group)
-        await one.reply(await one.read())
-        await three.reply(await three.read())
-        await asyncio.gather(answer(last), answer(waits))
-
-    asyncio.run(main())
+async def test_a_group_waits_for_all_of_its_gpus_and_others_for_the_group():
+    (first, one), (second, two), (third, three) = await sharing(3)
+    second.channels[0].devices, third.channels[0].devices = (0, 1), (1,)
+    second._arbiter.changed()
+    (running,) = submit(first, b"x")
+    frame = await one.read()
+    (group,), (last,) = submit(second, b"x"), submit(third, b"x")
+    assert await silent(two)
+    assert await silent(three)  # its GPU is idle, and the group's deadline is earlier
+    await one.reply(frame)
+    await answer(running)
+    frame = await two.read()
+    (waits,) = submit(first, b"x")
+    assert await silent(one)
+    await two.reply(frame)
+    await answer(group)
+    await one.reply(await one.read())
+    await three.reply(await three.read())
+    await asyncio.gather(answer(last), answer(waits))
 
 
-def test_all_cores_are_used_where_there_are_fewer_than_workers():
-    async def main():
-        models = await sharing(3, gpu=None, cores=2)
-        for dispatcher, _ in models:
-            submit(dispatcher, b"x")
-        frames = [await peer.read() for _, peer in models[:2]]
-        assert await silent(models[2][1])
-        await models[1][1].reply(frames[1])
-        await models[2][1].read()
-
-    asyncio.run(main())
+async def test_all_cores_are_used_where_there_are_fewer_than_workers():
+    models = await sharing(3, gpu=None, cores=2)
+    for dispatcher, _ in models:
+        submit(dispatcher, b"x")
+    frames = [await peer.read() for _, peer in models[:2]]
+    assert await silent(models[2][1])
+    await models[1][1].reply(frames[1])
+    await models[2][1].read()
 
 
-def test_a_model_that_waits_starts_when_workers_need_fewer_cores_than_before():
-    async def main():
-        (first, one), (second, two) = await sharing(gpu=None, cores=1)
-        (running,) = submit(first, b"x")
-        frame = await one.read()
-        (waits,) = submit(second, b"x")
-        assert await silent(two)
-        second._arbiter._cores = 2
-        second._arbiter.join(second)  # and it is looked up again
-        await one.reply(frame)
-        await answer(running)
-        await two.reply(await two.read())
-        assert await answer(waits) == b"x"
-
-    asyncio.run(main())
+async def test_a_model_that_waits_starts_when_workers_need_fewer_cores_than_before():
+    (first, one), (second, two) = await sharing(gpu=None, cores=1)
+    (running,) = submit(first, b"x")
+    frame = await one.read()
+    (waits,) = submit(second, b"x")
+    assert await silent(two)
+    second._arbiter._cores = 2
+    second._arbiter.join(second)  # and it is looked up again
+    await one.reply(frame)
+    await answer(running)
+    await two.reply(await two.read())
+    assert await answer(waits) == b"x"

@@ -10,15 +10,9 @@ import time
 
 import pytest
 
+from tests.kit.jobs import a_waiting_job as job
 from tests.runtime.core.scheduling.test_costs import measured
-from tests.runtime.core.scheduling.test_dispatcher import (
-    TIMEOUT,
-    Peer,
-    add_worker,
-    answer,
-    job,
-    submit,
-)
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker, answer, submit
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.costs import CostQueue
@@ -27,6 +21,8 @@ from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.slo.dispatcher import SloDispatcher
 from tsx_runtime.core.telemetry.batch_times import NOTHING
 from tsx_runtime.errors import AnswerLate, QueueFull, WorkerDied
+
+pytestmark = pytest.mark.anyio
 
 PATIENT = latency_target("p99<60s")
 KNOWN = [(1, 1.0), (8, 2.0), (64, 4.0)]  # seconds of a benchmark
@@ -72,153 +68,123 @@ def test_a_batch_is_as_large_as_the_target_allows():
     assert 4 <= asyncio.run(main(2)) <= 8
 
 
-def test_what_would_be_late_is_refused_on_arrival_and_told_when_to_return():
-    async def main():
-        dispatcher, (peer,) = await started(latency_target("p99<5s"))
-        taken = submit(dispatcher, *[b"x"] * 64)
-        frame = await peer.read()
-        error = await refused(submit(dispatcher, b"x")[0])
-        assert error.status == 503
-        assert 1 <= error.retry_after <= 5
-        assert "would not be answered in time (slo: p99<5s)" in error.message
-        assert dispatcher.report.refused == 1
-        await peer.reply(frame)
-        assert [await answer(each) for each in taken] == [b"x"] * 64
-        assert dispatcher.report[3:7] == (64, 0, 1, 1.0)
-
-    asyncio.run(main())
+async def test_what_would_be_late_is_refused_on_arrival_and_told_when_to_return():
+    dispatcher, (peer,) = await started(latency_target("p99<5s"))
+    taken = submit(dispatcher, *[b"x"] * 64)
+    frame = await peer.read()
+    error = await refused(submit(dispatcher, b"x")[0])
+    assert error.status == 503
+    assert 1 <= error.retry_after <= 5
+    assert "would not be answered in time (slo: p99<5s)" in error.message
+    assert dispatcher.report.refused == 1
+    await peer.reply(frame)
+    assert [await answer(each) for each in taken] == [b"x"] * 64
+    assert dispatcher.report[3:7] == (64, 0, 1, 1.0)
 
 
-def test_an_idle_worker_takes_a_request_whatever_the_curve_says():
-    async def main():
-        dispatcher, (peer,) = await started(latency_target("p99<1ms"))
-        for _ in range(2):
-            (each,) = submit(dispatcher, b"x")
-            frame = await peer.read()
-            await refused(submit(dispatcher, b"y")[0])
-            time.sleep(0.002)  # noqa: ASYNC251  # the target passes
-            await peer.reply(frame)
-            assert await answer(each) == b"x"
-        assert (dispatcher.report.attained, dispatcher.report.missed) == (0, 2)
-        assert dispatcher.report.budget_left < 0
-
-    asyncio.run(main())
-
-
-def test_without_a_benchmark_batches_begin_at_one_and_grow():
-    async def main():
-        dispatcher, (peer,) = await started(points=())
-        submit(dispatcher, *[b"x"] * 4)
-        sizes = []
-        while sum(sizes) < 100:
-            frame = await peer.read()
-            sizes.append(len(frame.items))
-            submit(dispatcher, *[b"x"] * 20)
-            await peer.reply(frame)
-        assert sizes[0] == 1
-        assert max(sizes) > 5
-
-    asyncio.run(main())
-
-
-def test_while_workers_start_one_request_waits_and_others_return_when_they_are_ready():
-    async def main():
-        dispatcher, _ = await started(workers=0)
-        dispatcher.seconds_until_ready = lambda: 7.0
-        first, second = submit(dispatcher, b"x", b"y")
-        assert (await refused(second)).retry_after == 7
-        _, peer = await add_worker(dispatcher)
-        await peer.reply(await peer.read())
-        assert await answer(first) == b"x"
-
-    asyncio.run(main())
-
-
-def test_a_greater_priority_takes_the_place_of_a_request_that_waits():
-    async def main():
-        dispatcher, (peer,) = await started(latency_target("p99<20s"), [(1, 4.0)])
-        submit(dispatcher, b"x")
-        await peer.read()
-        waiting = []
-        while not waiting or not waiting[-1].done.done():
-            waiting += submit(dispatcher, b"y")
-        await refused(waiting.pop())
-        urgent = job(b"urgent", priority=1)
-        dispatcher.submit(urgent)
-        assert [each for each in waiting if each.done.done()] == waiting[-1:]
-        await refused(waiting[-1])
-        assert not urgent.done.done()
-        assert (dispatcher.report.refused, dispatcher.report.missed) == (2, 0)
-
-    asyncio.run(main())
-
-
-def test_a_request_that_its_worker_takes_with_it_is_a_miss():
-    async def main():
-        dispatcher, (peer,) = await started()
+async def test_an_idle_worker_takes_a_request_whatever_the_curve_says():
+    dispatcher, (peer,) = await started(latency_target("p99<1ms"))
+    for _ in range(2):
         (each,) = submit(dispatcher, b"x")
-        await peer.read()
-        channel = dispatcher.channels[0]
-        peer.close()
-        await asyncio.wait_for(channel.closed, TIMEOUT)
-        dispatcher.retry_lost(channel.sent[0]._replace(deaths=3), (), WorkerDied("It died."))
-        with pytest.raises(WorkerDied):
-            await answer(each)
-        assert dispatcher.report.missed == 1
-
-    asyncio.run(main())
-
-
-def test_another_target_holds_from_now_on():
-    async def main():
-        dispatcher, (peer,) = await started()
-        dispatcher.change(BatchLimits(1024), Bounds(slo=latency_target("p99<2s")))
-        assert 4 <= (await sizes(dispatcher, peer, 30))[0] <= 8
-        assert dispatcher.report.target.text == "p99<2s"
-
-    asyncio.run(main())
-
-
-def test_the_request_that_wakes_an_unloaded_model_waits_for_it():
-    async def main():
-        dispatcher = SloDispatcher('Model "m" [Version 1.0]', BatchLimits(1024), Bounds(), PATIENT)
-        dispatcher.wake = lambda: dispatcher.accept(True) is None
-        first, second = submit(dispatcher, b"x", b"y")
-        assert dispatcher.pending == 1
-        await refused(second)
-        _, peer = await add_worker(dispatcher)
-        await peer.reply(await peer.read())
-        assert await answer(first) == b"x"
-
-    asyncio.run(main())
-
-
-def test_requests_that_were_refused_while_they_ran_count_with_their_cost():
-    async def main():
-        queue = CostQueue(1.0)
-        dispatcher, (peer,) = await started(queue=queue)
-        late = job(b"x" * 100, time.monotonic() + 0.02)
-        dispatcher.submit(late)
         frame = await peer.read()
-        with pytest.raises(AnswerLate):
-            await late.done
-        assert (await peer.read()).kind is wire.Kind.CANCEL
-        await peer.reply(frame, NOTHING + json.dumps(measured(50.0)).encode())
-        await dispatcher.wait_idle()
-        assert dispatcher.control.weights._unit == 100
-        assert queue.cost(late) == 50
-
-    asyncio.run(main())
+        await refused(submit(dispatcher, b"y")[0])
+        time.sleep(0.002)  # noqa: ASYNC251  # the target passes
+        await peer.reply(frame)
+        assert await answer(each) == b"x"
+    assert (dispatcher.report.attained, dispatcher.report.missed) == (0, 2)
+    assert dispatcher.report.budget_left < 0
 
 
-def test_a_batch_has_few_large_requests_or_many_small_ones():
-    async def main():
-        dispatcher, (peer,) = await started(latency_target("p99<20s"), ())
-        for number in range(600):  # a second for each 100 bytes
-            count, cost = number % 8 + 1, 100 * (number % 7 + 1)
-            dispatcher.control.learn(count, cost / 100, number * 10.0, 1, 0, cost)
-        assert dispatcher.control.weighs
-        large, small = [(await sizes(dispatcher, peer, 8, b"x" * size))[0] for size in (1000, 50)]
-        assert large < small == 8
+async def test_without_a_benchmark_batches_begin_at_one_and_grow():
+    dispatcher, (peer,) = await started(points=())
+    submit(dispatcher, *[b"x"] * 4)
+    sizes = []
+    while sum(sizes) < 100:
+        frame = await peer.read()
+        sizes.append(len(frame.items))
+        submit(dispatcher, *[b"x"] * 20)
+        await peer.reply(frame)
+    assert sizes[0] == 1
+    assert max(sizes) > 5
 
-    asyncio.run(main())
+
+async def test_while_workers_start_one_request_waits_and_others_return_when_they_are_ready():
+    dispatcher, _ = await started(workers=0)
+    dispatcher.seconds_until_ready = lambda: 7.0
+    first, second = submit(dispatcher, b"x", b"y")
+    assert (await refused(second)).retry_after == 7
+    _, peer = await add_worker(dispatcher)
+    await peer.reply(await peer.read())
+    assert await answer(first) == b"x"
+
+
+async def test_a_greater_priority_takes_the_place_of_a_request_that_waits():
+    dispatcher, (peer,) = await started(latency_target("p99<20s"), [(1, 4.0)])
+    submit(dispatcher, b"x")
+    await peer.read()
+    waiting = []
+    while not waiting or not waiting[-1].done.done():
+        waiting += submit(dispatcher, b"y")
+    await refused(waiting.pop())
+    urgent = job(b"urgent", priority=1)
+    dispatcher.submit(urgent)
+    assert [each for each in waiting if each.done.done()] == waiting[-1:]
+    await refused(waiting[-1])
+    assert not urgent.done.done()
+    assert (dispatcher.report.refused, dispatcher.report.missed) == (2, 0)
+
+
+async def test_a_request_that_its_worker_takes_with_it_is_a_miss():
+    dispatcher, (peer,) = await started()
+    (each,) = submit(dispatcher, b"x")
+    await peer.read()
+    channel = dispatcher.channels[0]
+    peer.close()
+    await asyncio.wait_for(channel.closed, TIMEOUT)
+    dispatcher.retry_lost(channel.sent[0]._replace(deaths=3), (), WorkerDied("It died."))
+    with pytest.raises(WorkerDied):
+        await answer(each)
+    assert dispatcher.report.missed == 1
+
+
+async def test_another_target_holds_from_now_on():
+    dispatcher, (peer,) = await started()
+    dispatcher.change(BatchLimits(1024), Bounds(slo=latency_target("p99<2s")))
+    assert 4 <= (await sizes(dispatcher, peer, 30))[0] <= 8
+    assert dispatcher.report.target.text == "p99<2s"
+
+
+async def test_the_request_that_wakes_an_unloaded_model_waits_for_it():
+    dispatcher = SloDispatcher('Model "m" [Version 1.0]', BatchLimits(1024), Bounds(), PATIENT)
+    dispatcher.wake = lambda: dispatcher.accept(True) is None
+    first, second = submit(dispatcher, b"x", b"y")
+    assert dispatcher.pending == 1
+    await refused(second)
+    _, peer = await add_worker(dispatcher)
+    await peer.reply(await peer.read())
+    assert await answer(first) == b"x"
+
+
+async def test_requests_that_were_refused_while_they_ran_count_with_their_cost():
+    queue = CostQueue(1.0)
+    dispatcher, (peer,) = await started(queue=queue)
+    late = job(b"x" * 100, time.monotonic() + 0.02)
+    dispatcher.submit(late)
+    frame = await peer.read()
+    with pytest.raises(AnswerLate):
+        await late.done
+    assert (await peer.read()).kind is wire.Kind.CANCEL
+    await peer.reply(frame, NOTHING + json.dumps(measured(50.0)).encode())
+    await dispatcher.wait_idle()
+    assert dispatcher.control.weights._unit == 100
+    assert queue.cost(late) == 50
+
+
+async def test_a_batch_has_few_large_requests_or_many_small_ones():
+    dispatcher, (peer,) = await started(latency_target("p99<20s"), ())
+    for number in range(600):  # a second for each 100 bytes
+        count, cost = number % 8 + 1, 100 * (number % 7 + 1)
+        dispatcher.control.learn(count, cost / 100, number * 10.0, 1, 0, cost)
+    assert dispatcher.control.weighs
+    large, small = [(await sizes(dispatcher, peer, 8, b"x" * size))[0] for size in (1000, 50)]
+    assert large < small == 8

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.batches import FakeJob, batch_of, count
+from tests.kit.jobs import FakeJob
+from tests.support.batches import batch_of, count
 from tsx_runtime.core.telemetry.batch_times import times_of
 from tsx_runtime.core.telemetry.recent_requests import (
     NEWEST,
@@ -27,7 +28,8 @@ def add(
 ) -> None:
     """As `Stats` does."""
     jobs = [
-        FakeJob(now - each, b"%d-%d" % (number, position)) for position, each in enumerate(took)
+        FakeJob(b"%d-%d" % (number, position), arrived=now - each)
+        for position, each in enumerate(took)
     ]
     if now >= recent.due or max(took) > recent.threshold:
         recent.add(
@@ -81,7 +83,7 @@ def test_of_a_torrent_a_part_is_kept_and_the_slowest_all_the_same() -> None:
 
 def test_who_asked_is_remembered_in_any_case() -> None:
     stats = Stats()
-    count(stats, (10.0, 10.0, 10.5), [FakeJob(10.0, b"asked")], statuses=[418])
+    count(stats, (10.0, 10.0, 10.5), [FakeJob(b"asked", arrived=10.0)], statuses=[418])
     assert stats.newest is not None
     stats.keep(b"asked", 10.0, 418, times_of(stats.newest))
     for number in range(NEWEST + 1):
@@ -92,13 +94,17 @@ def test_who_asked_is_remembered_in_any_case() -> None:
 
 
 @pytest.mark.parametrize(
-    "urgent", [FakeJob(99.9, b"urgent", priority=1), FakeJob(99.9, b"urgent", deadline=101.0)]
+    "urgent",
+    [
+        FakeJob(b"urgent", arrived=99.9, priority=1),
+        FakeJob(b"urgent", arrived=99.9, deadline=101.0),
+    ],
 )
 def test_who_waited_behind_more_urgent_ones_is_among_the_slowest(urgent: FakeJob) -> None:
     stats = Stats()
-    count(stats, (99.0, 99.0, 99.5), [FakeJob(98.0)] * NEWEST)
+    count(stats, (99.0, 99.0, 99.5), [FakeJob(arrived=98.0)] * NEWEST)
     assert stats.recent.due > 100.0
-    count(stats, (100.0, 100.0, 100.0), [urgent, FakeJob(50.0, b"patient")])
+    count(stats, (100.0, 100.0, 100.0), [urgent, FakeJob(b"patient", arrived=50.0)])
     slowest = stats.recent.slowest()[0]
     assert (slowest.request_id, slowest.took) == (b"patient", 50.0)
 

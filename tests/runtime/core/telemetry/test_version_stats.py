@@ -6,14 +6,14 @@ import math
 import threading
 from collections import Counter, defaultdict
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.batches import FakeJob, batch_of, count
-from tsx_runtime.core.scheduling.job import Job
+from tests.kit.jobs import FakeJob
+from tests.support.batches import batch_of, count
 from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue
 from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, ROOM
 from tsx_runtime.core.telemetry.batch_times import NAN, times_of
@@ -46,7 +46,7 @@ def test_a_request_counts_the_same_alone_and_in_company(
             st.sampled_from([200, 200, 418, 503]), min_size=len(arrived), max_size=len(arrived)
         )
     )
-    jobs = [FakeJob(100 + at, b"%d" % number) for number, at in enumerate(arrived)]
+    jobs = [FakeJob(b"%d" % number, arrived=100 + at) for number, at in enumerate(arrived)]
     together, apart = Stats(), Stats()
     of_worker = TIMES.pack(sent + began / 3, 0.5, *reported)
     count(together, points, jobs, of_worker, statuses if set(statuses) != {200} else None)
@@ -83,7 +83,7 @@ def test_many_batches_are_counted_as_each_would_be_whatever_their_workers_tell(
     free, sent, answered = 100 + points[0], 103 + points[1], 106 + points[2]
     stats, seconds = Stats(), defaultdict[str, list[float]](list)
     for arrived in batches:
-        jobs = [FakeJob(100 + at) for at in arrived]
+        jobs = [FakeJob(arrived=100 + at) for at in arrived]
         count(stats, (free, sent, answered), jobs, TIMES.pack(*reported))
         assert stats.newest is not None
         times = times_of(stats.newest)
@@ -116,7 +116,7 @@ def test_whoever_came_first_is_seen_to_be_slow_wherever_the_queue_has_put_it(
 ) -> None:
     queue = RequestQueue()
     for at, (deadline, priority) in sorted(waiting, key=itemgetter(0)):
-        queue.put(cast("Job", FakeJob(at, deadline=deadline, priority=priority)), 1)
+        queue.put(FakeJob(arrived=at, deadline=deadline, priority=priority), 1)
     while queue.jobs:
         jobs = queue.take(BatchLimits(max_items=most))
         longest = 5.0 - min(job.arrived for job in jobs)
@@ -131,14 +131,17 @@ def test_the_time_of_a_workers_thread_is_what_a_batch_takes_beside_the_worker() 
     stats = Stats()
     assert stats.last_worker_seconds == 0
     count(
-        stats, (10.0, 10.0, 12.0), [FakeJob(9.0)], TIMES.pack(10.5, 1.25, math.nan, 1.25, math.nan)
+        stats,
+        (10.0, 10.0, 12.0),
+        [FakeJob(arrived=9.0)],
+        TIMES.pack(10.5, 1.25, math.nan, 1.25, math.nan),
     )
     assert stats.last_worker_seconds == 0.75
 
 
 def test_more_batches_than_are_counted_at_a_time_are_counted_from_whatever_thread() -> None:
     stats, threads = Stats(), 4
-    job = FakeJob(1.0)
+    job = FakeJob(arrived=1.0)
     newest = batch_of((1.0, 1.0, 2.0), [job])
     done = threading.Event()
     seen: list[list[int]] = [[] for _ in range(threads)]

@@ -58,7 +58,7 @@ def test_each_observer_has_a_draw_of_its_own_and_the_versions_another() -> None:
             return draw < 0.5
 
         def watch(self, job: Job, version: Any) -> Job:
-            return ObservedJob(job)
+            return ObservedJob(job, lambda *seen: None, 0)
 
     def test() -> None:
         versions = {"1.0": stand_in("1.0"), "2.0": stand_in("2.0")}
@@ -116,7 +116,8 @@ def test_a_client_that_reads_slowly_holds_the_job_that_the_worker_knows() -> Non
 
     def test() -> None:
         job = Slow(b"", b"x", 0.0)
-        watched = ObservedJob(ObservedJob(job))
+        inner = ObservedJob(job, lambda *seen: None, 0)
+        watched = ObservedJob(inner, lambda *seen: None, 0)
         watched.piece(b"", b"a", Worker())
         assert held == [("hold", watched), ("release", watched)]
         watched.gone = True

@@ -16,20 +16,23 @@ import pytest
 from tests.support import forked
 from tests.support.clients.talker import (
     TIMEOUT,
+    a_registry,
     ask,
     gone,
     order,
     submit,
     talker,
     until,
-    with_registry,
 )
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, OutOfResources
 
-pytestmark = pytest.mark.skipif(
-    sys.platform == "win32", reason="torchrun workers need sockets that are passed on"
-)
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(
+        sys.platform == "win32", reason="torchrun workers need sockets that are passed on"
+    ),
+]
 
 HANDLER = """
 import datetime, json, os
@@ -77,49 +80,45 @@ async def reported(version) -> dict:
     return json.loads(await ask(version, ""))
 
 
-@pytest.mark.usefixtures("processes")
-def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_new_group(tmp_path):
+async def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_new_group(
+    registry,
+    tmp_path,
+):
     directory = talker(tmp_path / "m", handler(), config=TENSOR)
 
-    async def test(registry):
-        version = await registry.register_path(directory, order(batch_size=4))
-        first = await reported(version)
-        assert (first["sum"], first["gpu"], first["threads"], first["omp"]) == (3.0, None, 1, "1")
-        assert len(set(first["pids"])) == 2
-        answers = await asyncio.gather(*(submit(version, "").done for _ in range(5)))
-        assert {answer.status for answer in answers} == {200}
-        for _ in range(3):  # what another rank returns goes nowhere, and fills nothing
-            assert len(await ask(version, "big")) == 2_000_000
-        failed = await submit(version, "boom").done
-        assert failed.status == 500
-        assert (await reported(version))["pids"] == first["pids"]  # the ranks are in step still
-        [worker] = version.workers
-        assert worker.memory() > sum(psutil.Process(pid).memory_info().rss for pid in first["pids"])
+    version = await registry.register_path(directory, order(batch_size=4))
+    first = await reported(version)
+    assert (first["sum"], first["gpu"], first["threads"], first["omp"]) == (3.0, None, 1, "1")
+    assert len(set(first["pids"])) == 2
+    answers = await asyncio.gather(*(submit(version, "").done for _ in range(5)))
+    assert {answer.status for answer in answers} == {200}
+    for _ in range(3):  # what another rank returns goes nowhere, and fills nothing
+        assert len(await ask(version, "big")) == 2_000_000
+    failed = await submit(version, "boom").done
+    assert failed.status == 500
+    assert (await reported(version))["pids"] == first["pids"]  # the ranks are in step still
+    [worker] = version.workers
+    assert worker.memory() > sum(psutil.Process(pid).memory_info().rss for pid in first["pids"])
 
-        os.kill(
-            first["pids"][1], signal.SIGSTOP
-        )  # so that the batch is under way when the rank dies
-        lost = submit(version, "")
-        await until(lambda: worker.channel.batches)
-        os.kill(first["pids"][1], signal.SIGKILL)
-        with pytest.raises(
-            OutOfResources
-        ):  # and not what the collective of rank 0 said when its peer was gone
-            await asyncio.wait_for(lost.done, TIMEOUT)
-        await until(lambda: worker.restarts == 1 and worker.state is WorkerState.READY)
-        second = await reported(version)
-        assert not set(second["pids"]) & set(first["pids"])
-        await until(lambda: not [pid for pid in first["pids"] if not gone(pid)])
-        assert "exit code 137" in version.last_error
+    os.kill(first["pids"][1], signal.SIGSTOP)  # so that the batch is under way when the rank dies
+    lost = submit(version, "")
+    await until(lambda: worker.channel.batches)
+    os.kill(first["pids"][1], signal.SIGKILL)
+    with pytest.raises(
+        OutOfResources
+    ):  # and not what the collective of rank 0 said when its peer was gone
+        await asyncio.wait_for(lost.done, TIMEOUT)
+    await until(lambda: worker.restarts == 1 and worker.state is WorkerState.READY)
+    second = await reported(version)
+    assert not set(second["pids"]) & set(first["pids"])
+    await until(lambda: not [pid for pid in first["pids"] if not gone(pid)])
+    assert "exit code 137" in version.last_error
 
-        await registry.unregister("talker")
-        await until(lambda: not [pid for pid in second["pids"] if not gone(pid)])
-
-    with_registry(test)
+    await registry.unregister("talker")
+    await until(lambda: not [pid for pid in second["pids"] if not gone(pid)])
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_group_on_one_machine_listens_at_loopback_alone(tmp_path):
+async def test_a_group_on_one_machine_listens_at_loopback_alone(registry, tmp_path):
     """torch's stores ask for no password, and its own rendezvous unpickles what anybody writes into
     one.
     """
@@ -129,58 +128,45 @@ def test_a_group_on_one_machine_listens_at_loopback_alone(tmp_path):
         config=f"{TENSOR}  rdzv-backend: c10d\n  rdzv-endpoint: 0.0.0.0:0\n",
     )
 
-    async def test(registry):
-        version = await registry.register_path(directory, order())
-        agent = psutil.Process((await reported(version))["pids"][0]).parent()
-        sockets = [
-            each
-            for process in (agent, *agent.children())
-            for each in process.net_connections("inet")
-            if each.status == "LISTEN"
-        ]
-        assert sockets
-        assert {each.laddr.ip for each in sockets} == {"127.0.0.1"}
-
-    with_registry(test)
+    version = await registry.register_path(directory, order())
+    agent = psutil.Process((await reported(version))["pids"][0]).parent()
+    sockets = [
+        each
+        for process in (agent, *agent.children())
+        for each in process.net_connections("inet")
+        if each.status == "LISTEN"
+    ]
+    assert sockets
+    assert {each.laddr.ip for each in sockets} == {"127.0.0.1"}
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("mode", ["", "continuousBatching: true\n"])
-def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_behind(
-    tmp_path, mode
+async def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_behind(
+    registry, tmp_path, mode
 ):
     directory = talker(
         tmp_path / "m", handler(pipeline=True), config=f"parallelType: pp\nparallelLevel: 2\n{mode}"
     )
 
-    async def test(registry):
-        version = await registry.register_path(directory, order())
-        pids = (await reported(version))["pids"]
-        assert sorted(path.name for path in directory.glob("called-*")) == ["called-0"]
-        version.workers[0].kill("the test wants it")
-        await until(lambda: not [pid for pid in pids if not gone(pid)])
-
-    with_registry(test)
+    version = await registry.register_path(directory, order())
+    pids = (await reported(version))["pids"]
+    assert sorted(path.name for path in directory.glob("called-*")) == ["called-0"]
+    version.workers[0].kill("the test wants it")
+    await until(lambda: not [pid for pid in pids if not gone(pid)])
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_rank_that_cannot_load_is_named_with_its_reason(tmp_path):
+async def test_a_rank_that_cannot_load_is_named_with_its_reason(registry, tmp_path):
     directory = talker(tmp_path / "m", handler(fails=True), config=TENSOR)
 
-    async def test(registry):
-        with pytest.raises(LoadFailed, match=r"rank 1: .*no weights for this rank"):
-            await registry.register_path(directory, order())
-
-    with_registry(test)
+    with pytest.raises(LoadFailed, match=r"rank 1: .*no weights for this rank"):
+        await registry.register_path(directory, order())
 
 
 @pytest.mark.usefixtures("processes")
-def test_models_with_latency_targets_see_all_gpus_of_a_worker(tmp_path, monkeypatch):
+async def test_models_with_latency_targets_see_all_gpus_of_a_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     directory = talker(tmp_path / "m", config="parallelType: custom\nparallelLevel: 2\n")
 
-    async def test(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(directory, order())
         assert [worker.channel.devices for worker in version.workers] == [(0, 1)]
-
-    with_registry(test)

@@ -12,17 +12,18 @@ import pytest
 from tests.support.clients.talker import (
     HANDLER,
     TIMEOUT,
+    a_registry,
+    a_talker,
     ask,
     order,
     submit,
     talker,
     until,
-    with_registry,
 )
 from tsx_runtime.api.management.describe import describe_version
 from tsx_runtime.core.workers.worker import WorkerState
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
 LEAK = """
 import os
@@ -52,8 +53,8 @@ def handle(data, context):
 """
 
 
-def test_a_worker_is_replaced_after_its_requests_while_requests_come_without_a_gap(tmp_path):
-    async def test(registry):
+async def test_a_worker_is_replaced_after_its_requests_while_requests_come_without_a_gap(tmp_path):
+    async with a_registry(heartbeat=0.2) as registry:
         path = talker(tmp_path / "m", config="maxWorkerRequests: 20\nbatchSize: 4\n")
         version = await registry.register_path(path, order(initial_workers=2))
         pids = {worker.pid for worker in version.workers}
@@ -73,13 +74,13 @@ def test_a_worker_is_replaced_after_its_requests_while_requests_come_without_a_g
         assert described.max_worker_requests == 20
         assert described.worker_recycles == {"requests": version.stats.recycled["requests"]}
 
-    with_registry(test, heartbeat=0.2)
 
-
-def test_a_batch_that_the_old_worker_holds_is_answered_by_it_after_the_new_one_took_over(tmp_path):
-    async def test(registry):
+async def test_a_batch_that_the_old_worker_holds_is_answered_by_it_after_the_new_one_took_over(
+    tmp_path,
+):
+    async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
         go = tmp_path / "go"
-        version = await registry.register_path(talker(tmp_path / "m"), order())
+        version = await a_talker(registry, tmp_path)
         old = version.workers[0].pid
         held = submit(version, f"until {go}")
         await until(lambda: version.stats.recycled["age"])
@@ -89,13 +90,11 @@ def test_a_batch_that_the_old_worker_holds_is_answered_by_it_after_the_new_one_t
         go.touch()
         assert (await asyncio.wait_for(held.done, TIMEOUT)).body.decode() == f"until {go}"
 
-    with_registry(test, heartbeat=0.2, max_worker_age=1)
 
-
-def test_what_an_old_process_still_holds_is_answered_also_where_its_worker_is_taken_away_while_another_loads(
+async def test_what_an_old_process_still_holds_is_answered_also_where_its_worker_is_taken_away_while_another_loads(
     tmp_path,
 ):
-    async def test(registry):
+    async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
         go, directory = tmp_path / "go", talker(tmp_path / "m", HANGING + HANDLER)
         version = await registry.register_path(directory, order())
         held = submit(version, f"until {go}")
@@ -110,13 +109,11 @@ def test_what_an_old_process_still_holds_is_answered_also_where_its_worker_is_ta
         assert (await asyncio.wait_for(held.done, TIMEOUT)).status == 200
         await asyncio.wait_for(scaling, TIMEOUT)
 
-    with_registry(test, heartbeat=0.2, max_worker_age=1)
 
-
-def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_models_own_size_is_reported(
+async def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_models_own_size_is_reported(
     tmp_path, caplog
 ):
-    async def test(registry):
+    async with a_registry(heartbeat=0.2) as registry:
         small = await registry.register_path(
             talker(tmp_path / "s", LEAK, name="small"), order(max_worker_memory=1)
         )
@@ -135,13 +132,11 @@ def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_models_ow
         assert await ask(version, "x") != first
         assert version.stats.recycled == {"memory": 1}
 
-    with_registry(test, heartbeat=0.2)
 
-
-def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, monkeypatch):
+async def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.TRY_AGAIN", 0)
 
-    async def test(registry):
+    async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
         version = await registry.register_path(talker(tmp_path / "m", WITH_STATE), order())
         first = await ask(version, "x")
         (tmp_path / "m" / "switch").touch()
@@ -153,12 +148,10 @@ def test_a_worker_that_cannot_be_replaced_goes_on_and_says_so(tmp_path, monkeypa
         await until(lambda: version.stats.recycled["age"])
         assert await ask(version, "x") != first
 
-    with_registry(test, heartbeat=0.2, max_worker_age=1)
-
 
 @pytest.mark.parametrize("drain", [True, False])
-def test_a_server_that_stops_while_a_worker_is_replaced_leaves_no_process(tmp_path, drain):
-    async def test(registry):
+async def test_a_server_that_stops_while_a_worker_is_replaced_leaves_no_process(tmp_path, drain):
+    async with a_registry(heartbeat=0.2, max_worker_age=1) as registry:
         version = await registry.register_path(
             talker(tmp_path / "m", HANGING + WITH_STATE), order()
         )
@@ -171,5 +164,3 @@ def test_a_server_that_stops_while_a_worker_is_replaced_leaves_no_process(tmp_pa
         else:
             await asyncio.wait_for(registry.close(), TIMEOUT)
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
-
-    with_registry(test, heartbeat=0.2, max_worker_age=1)

@@ -15,12 +15,24 @@ from multiprocessing import forkserver
 import psutil
 import pytest
 
-from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tests.support.clients.talker import (
+    TIMEOUT,
+    a_registry,
+    a_talker,
+    ask,
+    order,
+    submit,
+    talker,
+    until,
+)
 from tsx_runtime.core.workers.instance import WorkerInstance
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import WorkerDied
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stops processes and reads /proc")
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(sys.platform != "linux", reason="stops processes and reads /proc"),
+]
 
 FAST = {"heartbeat": 0.2}
 
@@ -50,12 +62,12 @@ def handle(data, context):
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_worker_that_is_stopped_while_it_works_is_replaced_and_its_batch_answered_as_it_is(
+async def test_a_worker_that_is_stopped_while_it_works_is_replaced_and_its_batch_answered_as_it_is(
     tmp_path,
 ):
-    async def test(registry):
+    async with a_registry(**FAST) as registry:
         go = tmp_path / "go"
-        version = await registry.register_path(talker(tmp_path / "m"), order(batch_size=4))
+        version = await a_talker(registry, tmp_path, batch_size=4)
         jobs = [submit(version, f"until {go}") for _ in range(4)]
         await until(lambda: version.workers[0].channel.batches)
         os.kill(version.workers[0].pid, signal.SIGSTOP)
@@ -66,29 +78,23 @@ def test_a_worker_that_is_stopped_while_it_works_is_replaced_and_its_batch_answe
         assert version.stats.batches == 1  # once more as one batch: nobody was suspected
         assert version.stats.stuck == {"stopped": 1}
 
-    with_registry(test, **FAST)
-
 
 @pytest.mark.usefixtures("processes")
-def test_a_request_that_stops_its_worker_is_not_tried_without_end(tmp_path):
-    async def test(registry):
+async def test_a_request_that_stops_its_worker_is_not_tried_without_end(tmp_path):
+    async with a_registry(**FAST) as registry:
         version = await registry.register_path(talker(tmp_path / "m", STUCK), order())
         with pytest.raises(WorkerDied, match="SIGSTOP"):
             await asyncio.wait_for(submit(version, "stop myself").done, TIMEOUT)
         assert version.stats.stuck == {"stopped": 2}
         assert await ask(version, "next") == "next"
 
-    with_registry(test, **FAST)
-
 
 @pytest.mark.usefixtures("processes")
-def test_an_idle_worker_that_gives_no_sign_of_life_is_replaced(tmp_path):
-    async def test(registry):
+async def test_an_idle_worker_that_gives_no_sign_of_life_is_replaced(tmp_path):
+    async with a_registry(**FAST, heartbeat_timeout=1) as registry:
         version = await registry.register_path(talker(tmp_path / "m", NEVER), order())
         await until(lambda: version.workers[0].restarts)
         assert version.stats.stuck["silent"] >= 1
-
-    with_registry(test, **FAST, heartbeat_timeout=1)
 
 
 NEVER = """
@@ -103,8 +109,8 @@ def handle(data, context):
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_worker_whose_threads_are_busy_is_left_alone(tmp_path):
-    async def test(registry):
+async def test_a_worker_whose_threads_are_busy_is_left_alone(tmp_path):
+    async with a_registry(**FAST) as registry:
         version = await registry.register_path(talker(tmp_path / "m", STUCK), order())
         assert await ask(version, "hold 2") == "hold 2"
         channel = version.workers[0].channel
@@ -113,52 +119,46 @@ def test_a_worker_whose_threads_are_busy_is_left_alone(tmp_path):
         assert not version.stats.stuck
         assert not version.stats.restarts
 
-    with_registry(test, **FAST)
+
+async def test_workers_and_what_they_do_survive_the_death_of_the_process_they_come_from(
+    registry, tmp_path
+):
+    go = tmp_path / "go"
+    version = await a_talker(registry, tmp_path)
+    job = submit(version, f"until {go}")
+    await until(lambda: version.workers[0].channel.batches)
+    first, worker = forkserver._forkserver._forkserver_pid, version.workers[0].pid
+    os.kill(first, signal.SIGKILL)
+    await registry.scale("talker", None, 2)  # the new one is from a new fork server
+    go.touch()
+    assert (await asyncio.wait_for(job.done, TIMEOUT)).body.decode() == f"until {go}"
+    assert worker in {each.pid for each in version.workers}
+    assert forkserver._forkserver._forkserver_pid != first
+    assert not version.stats.restarts
+    os.kill(worker, signal.SIGKILL)  # an orphan's end is seen as well
+    await until(lambda: version.stats.restarts == 1)
+    await until(lambda: all(each.state is WorkerState.READY for each in version.workers))
 
 
 @pytest.mark.usefixtures("processes")
-def test_workers_and_what_they_do_survive_the_death_of_the_process_they_come_from(tmp_path):
-    async def test(registry):
-        go = tmp_path / "go"
-        version = await registry.register_path(talker(tmp_path / "m"), order())
-        job = submit(version, f"until {go}")
-        await until(lambda: version.workers[0].channel.batches)
-        first, worker = forkserver._forkserver._forkserver_pid, version.workers[0].pid
-        os.kill(first, signal.SIGKILL)
-        await registry.scale("talker", None, 2)  # the new one is from a new fork server
-        go.touch()
-        assert (await asyncio.wait_for(job.done, TIMEOUT)).body.decode() == f"until {go}"
-        assert worker in {each.pid for each in version.workers}
-        assert forkserver._forkserver._forkserver_pid != first
-        assert not version.stats.restarts
-        os.kill(worker, signal.SIGKILL)  # an orphan's end is seen as well
-        await until(lambda: version.stats.restarts == 1)
-        await until(lambda: all(each.state is WorkerState.READY for each in version.workers))
-
-    with_registry(test)
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(tmp_path, monkeypatch):
+async def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.forked.LOOK", 0.1)
 
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order())
+    async with a_registry() as registry:
+        version = await a_talker(registry, tmp_path)
         os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
         await asyncio.wait_for(registry.scale("talker", None, 2), TIMEOUT)
         assert [each.state for each in version.workers] == [WorkerState.READY] * 2
 
-    with_registry(test)
-
 
 @pytest.mark.usefixtures("processes")
-def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(
+async def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0.1))
 
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order())
+    async with a_registry(**FAST) as registry:
+        version = await a_talker(registry, tmp_path)
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
         try:
@@ -168,8 +168,6 @@ def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert await ask(version, "again") == "again"
-
-    with_registry(test, **FAST)
 
 
 LEFT_BEHIND = """
@@ -189,25 +187,20 @@ def handle(data, context):
 """
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m", LEFT_BEHIND), order())
+async def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(registry, tmp_path):
+    version = await registry.register_path(talker(tmp_path / "m", LEFT_BEHIND), order())
+    try:
         with pytest.raises(WorkerDied, match="exit code 3"):
             await asyncio.wait_for(submit(version, "fork").done, TIMEOUT)
         assert await ask(version, "next") == "OK"
-
-    try:
-        with_registry(test)
     finally:
         os.kill(int((tmp_path / "m" / "child").read_text()), signal.SIGKILL)
 
 
-@pytest.mark.usefixtures("processes")
-def test_restarts_leave_no_descriptor_behind(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order())
-        gc.disable()  # or it would hide what is left to it
+async def test_restarts_leave_no_descriptor_behind(registry, tmp_path):
+    version = await a_talker(registry, tmp_path)
+    gc.disable()  # or it would hide what is left to it
+    try:
         counts = []
         for number in range(30):
             with pytest.raises(WorkerDied):
@@ -217,16 +210,13 @@ def test_restarts_leave_no_descriptor_behind(tmp_path):
             counts.append(psutil.Process().num_fds())
         assert counts[-1] <= counts[0], counts
         assert len(registry._starter._alive) <= 2
-
-    try:
-        with_registry(test)
     finally:
         gc.enable()
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
-    async def test(registry):
+async def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
+    async with a_registry(**FAST) as registry:
         good = await registry.register_path(talker(tmp_path / "good"), order(initial_workers=2))
         bad = [
             await registry.register_path(
@@ -249,11 +239,9 @@ def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
         for version in bad:
             assert "exit code 7" in version.last_error
 
-    with_registry(test, **FAST)
-
 
 @pytest.mark.usefixtures("processes")
-def test_a_watch_that_fails_is_reported_and_started_again(tmp_path, monkeypatch, caplog):
+async def test_a_watch_that_fails_is_reported_and_started_again(tmp_path, monkeypatch, caplog):
     looked, look = [], WorkerInstance.is_stopped
 
     def fails_first(running):
@@ -264,13 +252,11 @@ def test_a_watch_that_fails_is_reported_and_started_again(tmp_path, monkeypatch,
 
     monkeypatch.setattr(WorkerInstance, "is_stopped", fails_first)
 
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order())
+    async with a_registry(**FAST) as registry:
+        version = await a_talker(registry, tmp_path)
         await until(lambda: looked)
         os.kill(version.workers[0].pid, signal.SIGSTOP)
         await until(lambda: version.workers[0].restarts)
         assert await ask(version, "hello") == "hello"
-
-    with_registry(test, **FAST)
     assert "watching worker 9000 failed and is restarted" in caplog.text
     assert "nobody foresaw this" in caplog.text

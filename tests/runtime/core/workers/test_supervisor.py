@@ -15,7 +15,16 @@ import psutil
 import pytest
 
 from tests.support import forked, line_coverage
-from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tests.support.clients.talker import (
+    TIMEOUT,
+    a_registry,
+    a_talker,
+    ask,
+    order,
+    submit,
+    talker,
+    until,
+)
 from tsx_runtime.core.isolation import hidden_credentials
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.workers.instance import WorkerInstance, describe_exit
@@ -33,7 +42,7 @@ from tsx_runtime.errors import (
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.cores import cpu_count
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("processes")]
 
 
 FRONT_END = """
@@ -72,57 +81,52 @@ def own_fork_server(monkeypatch):
     vars(server).update(before)
 
 
-def test_a_model_answers_and_its_worker_knows_nothing_of_the_front_end(own_fork_server, tmp_path):
-    async def main():
-        async with open_model(talker(tmp_path / "m"), Settings()) as version:
-            assert await ask(version, "hello") == "hello"
-            [worker] = version.workers
-            assert worker.state is WorkerState.READY
-            assert worker.memory() > 0
-            modules = json.loads(await ask(version, "modules"))
-            assert not [
-                name
-                for name in modules
-                if name.startswith(("tsx_runtime.core", "tsx_runtime.http", "tsx_cli", "pytest"))
-            ]
-            assert "ts" not in sys.modules
-        assert not psutil.pid_exists(worker.pid)
+async def test_a_model_answers_and_its_worker_knows_nothing_of_the_front_end(
+    own_fork_server, tmp_path
+):
+    async with open_model(talker(tmp_path / "m"), Settings()) as version:
+        assert await ask(version, "hello") == "hello"
+        [worker] = version.workers
+        assert worker.state is WorkerState.READY
+        assert worker.memory() > 0
+        modules = json.loads(await ask(version, "modules"))
+        assert not [
+            name
+            for name in modules
+            if name.startswith(("tsx_runtime.core", "tsx_runtime.http", "tsx_cli", "pytest"))
+        ]
+        assert "ts" not in sys.modules
+    assert not psutil.pid_exists(worker.pid)
 
-    asyncio.run(main())
 
-
-def test_torch_threads_are_the_cores_shared_out_over_the_workers(tmp_path):
-    async def main():
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        async with open_model(talker(tmp_path / "m"), Settings(), workers=2) as version:
-            assert int(await ask(version, "threads")) <= max(1, cores // 2)
-        async with open_model(talker(tmp_path / "n", config="threads: 3\n"), Settings()) as version:
-            assert await ask(version, "threads") in {
-                "3",
-                str(cores),
-            }  # MKL gives no more than there are cores, where nobody came before it
-
-    asyncio.run(main())
+async def test_torch_threads_are_the_cores_shared_out_over_the_workers(tmp_path):
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    async with open_model(talker(tmp_path / "m"), Settings(), workers=2) as version:
+        assert int(await ask(version, "threads")) <= max(1, cores // 2)
+    async with open_model(talker(tmp_path / "n", config="threads: 3\n"), Settings()) as version:
+        assert await ask(version, "threads") in {
+            "3",
+            str(cores),
+        }  # MKL gives no more than there are cores, where nobody came before it
 
 
 @pytest.mark.skipif(cpu_count() == 1, reason="needs two cores")
-def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_wait_sleep(tmp_path):
-    async def test(registry):
-        first = await registry.register_path(talker(tmp_path / "m"), order())
-        assert await ask(first, "threads") == str(cpu_count())
-        second = await registry.register_path(
-            talker(tmp_path / "n", name="other"), order(model_name="other")
-        )
-        assert await ask(second, "threads") == str(max(1, cpu_count() // 2))
-        registry.cores.share()
-        assert await ask(first, "threads") == str(max(1, cpu_count() // 2))
-        await registry.unregister("other")
-        await ask(first, "again")
-        registry.cores.share()
-        assert await ask(first, "threads") == str(cpu_count())
-        assert await ask(first, "wait policy") == "PASSIVE"
-
-    with_registry(test)
+async def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_wait_sleep(
+    registry, tmp_path
+):
+    first = await a_talker(registry, tmp_path)
+    assert await ask(first, "threads") == str(cpu_count())
+    second = await registry.register_path(
+        talker(tmp_path / "n", name="other"), order(model_name="other")
+    )
+    assert await ask(second, "threads") == str(max(1, cpu_count() // 2))
+    registry.cores.share()
+    assert await ask(first, "threads") == str(max(1, cpu_count() // 2))
+    await registry.unregister("other")
+    await ask(first, "again")
+    registry.cores.share()
+    assert await ask(first, "threads") == str(cpu_count())
+    assert await ask(first, "wait policy") == "PASSIVE"
 
 
 @pytest.mark.parametrize(
@@ -132,123 +136,103 @@ def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_wait_sl
         ("kill", OutOfResources, "Out of resources"),
     ],
 )
-def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(
+async def test_what_a_dying_worker_had_begun_is_answered_and_a_new_worker_goes_on(
     tmp_path, how, error, text
 ):
-    async def main():
-        async with open_model(talker(tmp_path / "m"), Settings()) as version:
-            job = submit(version, "exit" if how == "exit" else "hang")
-            waiting = submit(version, "next")
-            if how == "kill":
-                await until(lambda: version.workers[0].channel.batches)
-                os.kill(version.workers[0].pid, signal.SIGKILL)
-            with pytest.raises(error, match=text):
-                await asyncio.wait_for(job.done, TIMEOUT)
-            assert (await asyncio.wait_for(waiting.done, TIMEOUT)).body == b"next"
-            assert version.workers[0].restarts == version.stats.restarts == 1
-
-    asyncio.run(main())
+    async with open_model(talker(tmp_path / "m"), Settings()) as version:
+        job = submit(version, "exit" if how == "exit" else "hang")
+        waiting = submit(version, "next")
+        if how == "kill":
+            await until(lambda: version.workers[0].channel.batches)
+            os.kill(version.workers[0].pid, signal.SIGKILL)
+        with pytest.raises(error, match=text):
+            await asyncio.wait_for(job.done, TIMEOUT)
+        assert (await asyncio.wait_for(waiting.done, TIMEOUT)).body == b"next"
+        assert version.workers[0].restarts == version.stats.restarts == 1
 
 
-def test_a_request_that_kills_its_worker_does_not_take_its_batch_along(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order(batch_size=8))
-        jobs = [submit(version, "exit" if number == 2 else f"{number}") for number in range(8)]
-        answers = await asyncio.wait_for(
-            asyncio.gather(*(job.done for job in jobs), return_exceptions=True), TIMEOUT
-        )
-        guilty = answers.pop(2)
-        assert isinstance(guilty, WorkerDied)
-        assert (
-            "The request was retried without the others of its batch, and a worker died again: this request is the cause."
-            in guilty.message
-        )
-        assert [answer.body.decode() for answer in answers] == ["0", "1", "3", "4", "5", "6", "7"]
-        assert version.workers[0].restarts == 3
-
-    with_registry(test)
+async def test_a_request_that_kills_its_worker_does_not_take_its_batch_along(registry, tmp_path):
+    version = await a_talker(registry, tmp_path, batch_size=8)
+    jobs = [submit(version, "exit" if number == 2 else f"{number}") for number in range(8)]
+    answers = await asyncio.wait_for(
+        asyncio.gather(*(job.done for job in jobs), return_exceptions=True), TIMEOUT
+    )
+    guilty = answers.pop(2)
+    assert isinstance(guilty, WorkerDied)
+    assert (
+        "The request was retried without the others of its batch, and a worker died again: this request is the cause."
+        in guilty.message
+    )
+    assert [answer.body.decode() for answer in answers] == ["0", "1", "3", "4", "5", "6", "7"]
+    assert version.workers[0].restarts == 3
 
 
-def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(tmp_path):
-    async def test(registry):
-        gate = tmp_path / "gate"
-        version = await registry.register_path(talker(tmp_path / "m"), order(batch_size=2))
-        late, other = (
-            submit(version, f"until {gate}", timeout=0.5),
-            submit(version, f"until {gate}"),
-        )
-        with pytest.raises(DeadlinePassed, match="did not answer the request before its deadline"):
-            await asyncio.wait_for(late.done, TIMEOUT)
-        os.kill(version.workers[0].pid, signal.SIGKILL)
-        await until(lambda: version.workers[0].restarts)
-        gate.touch()
-        assert (await asyncio.wait_for(other.done, TIMEOUT)).body.decode() == f"until {gate}"
-        stats = version.stats
-        assert (stats.requests, stats.answers, stats.batch_sizes, stats.refusals) == (
-            2,
-            {200: 1},
-            {1: 1},
-            {"AnswerLate": 1},
-        )
-
-    with_registry(test)
+async def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(registry, tmp_path):
+    gate = tmp_path / "gate"
+    version = await a_talker(registry, tmp_path, batch_size=2)
+    late, other = (
+        submit(version, f"until {gate}", timeout=0.5),
+        submit(version, f"until {gate}"),
+    )
+    with pytest.raises(DeadlinePassed, match="did not answer the request before its deadline"):
+        await asyncio.wait_for(late.done, TIMEOUT)
+    os.kill(version.workers[0].pid, signal.SIGKILL)
+    await until(lambda: version.workers[0].restarts)
+    gate.touch()
+    assert (await asyncio.wait_for(other.done, TIMEOUT)).body.decode() == f"until {gate}"
+    stats = version.stats
+    assert (stats.requests, stats.answers, stats.batch_sizes, stats.refusals) == (
+        2,
+        {200: 1},
+        {1: 1},
+        {"AnswerLate": 1},
+    )
 
 
-def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(
+async def test_a_request_that_kills_workers_does_not_shut_out_the_others_by_coming_again_and_again(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
         "tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 250)
     )  # longer than this test, shorter than after which a worker is given up
 
-    async def main():
-        async with open_model(talker(tmp_path / "m"), Settings()) as version:
-            for _ in range(3):
-                with pytest.raises(WorkerDied):
-                    await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
-                assert await ask(version, "good") == "good"
+    async with open_model(talker(tmp_path / "m"), Settings()) as version:
+        for _ in range(3):
             with pytest.raises(WorkerDied):
                 await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
-            with pytest.raises(WorkerDied):  # a worker that has answered nothing backs off
-                await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
-            await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
+            assert await ask(version, "good") == "good"
+        with pytest.raises(WorkerDied):
+            await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+        with pytest.raises(WorkerDied):  # a worker that has answered nothing backs off
+            await asyncio.wait_for(submit(version, "exit").done, TIMEOUT)
+        await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
 
-    asyncio.run(main())
+
+async def test_a_worker_that_does_not_answer_in_time_is_killed_and_replaced(registry, tmp_path):
+    version = await a_talker(registry, tmp_path, response_timeout=1)
+    job = submit(version, "hang")
+    with pytest.raises(WorkerDied, match=r"did not answer within 1 s \(responseTimeout\)"):
+        await asyncio.wait_for(job.done, TIMEOUT)
+    assert await ask(version, "again") == "again"
 
 
-def test_a_worker_that_does_not_answer_in_time_is_killed_and_replaced(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order(response_timeout=1))
-        job = submit(version, "hang")
-        with pytest.raises(WorkerDied, match=r"did not answer within 1 s \(responseTimeout\)"):
+async def test_a_load_error_that_stays_the_same_is_given_up_visibly(registry, tmp_path):
+    version = await registry.register_path(talker(tmp_path / "m", "1 / 0\n"), order(), wait=False)
+    waiting = submit(version, "x")
+    await until(lambda: version.workers[0].state is WorkerState.FAILED)
+    assert "ZeroDivisionError" in version.last_error
+    assert version.workers[0].restarts == 2
+    for job in (waiting, submit(version, "y")):
+        with pytest.raises(NoWorker, match=r"were given up.*has the last error"):
             await asyncio.wait_for(job.done, TIMEOUT)
-        assert await ask(version, "again") == "again"
-
-    with_registry(test)
 
 
-def test_a_load_error_that_stays_the_same_is_given_up_visibly(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(
-            talker(tmp_path / "m", "1 / 0\n"), order(), wait=False
-        )
-        waiting = submit(version, "x")
-        await until(lambda: version.workers[0].state is WorkerState.FAILED)
-        assert "ZeroDivisionError" in version.last_error
-        assert version.workers[0].restarts == 2
-        for job in (waiting, submit(version, "y")):
-            with pytest.raises(NoWorker, match=r"were given up.*has the last error"):
-                await asyncio.wait_for(job.done, TIMEOUT)
-
-    with_registry(test)
-
-
-def test_scaling_is_the_way_back_of_workers_that_were_given_up(tmp_path, monkeypatch):
+async def test_scaling_is_the_way_back_of_workers_that_were_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.SAME_LOAD_ERROR", 1)
     flag = tmp_path / "weights"
     handler = f"open({str(flag)!r})\ndef handle(data, context): return data and ['x'] * len(data)\n"
 
-    async def test(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(talker(tmp_path / "m", handler), order(), wait=False)
         await until(lambda: version.workers[0].state is WorkerState.FAILED)
         with pytest.raises(NoWorker, match=r"`tsx models scale talker 1 --version 1.0`"):
@@ -260,10 +244,8 @@ def test_scaling_is_the_way_back_of_workers_that_were_given_up(tmp_path, monkeyp
         await version.scale(1, 1)
         assert [worker.state for worker in version.workers] == [WorkerState.READY]
 
-    with_registry(test)
 
-
-def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cause_is_gone(
+async def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cause_is_gone(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.SAME_LOAD_ERROR", 1)
@@ -271,7 +253,7 @@ def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cause_is_
     flag = tmp_path / "weights"
     handler = f"open({str(flag)!r})\ndef handle(data, context): return data and ['x'] * len(data)\n"
 
-    async def test(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(talker(tmp_path / "m", handler), order(), wait=False)
         [worker] = version.workers
         await until(lambda: worker.restarts >= 2)
@@ -281,15 +263,13 @@ def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cause_is_
         assert not worker.given_up
         assert await ask(version, "x") == "x"
 
-    with_registry(test)
 
-
-def test_whoever_asks_for_workers_does_not_wait_for_one_that_backs_off(tmp_path, monkeypatch):
+async def test_whoever_asks_for_workers_does_not_wait_for_one_that_backs_off(tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (250,))
     flag = tmp_path / "weights"
     handler = f"open({str(flag)!r})\ndef handle(data, context): return data and ['x'] * len(data)\n"
 
-    async def test(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(talker(tmp_path / "m", handler), order(), wait=False)
         await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
         with pytest.raises(LoadFailed, match="No such file"):
@@ -298,16 +278,14 @@ def test_whoever_asks_for_workers_does_not_wait_for_one_that_backs_off(tmp_path,
         await version.scale(1, 1)
         assert version.ready
 
-    with_registry(test)
 
-
-def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no_fault_of_the_model(
+async def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no_fault_of_the_model(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0))
 
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order())
+    async with a_registry() as registry:
+        version = await a_talker(registry, tmp_path)
         start, failures = WorkerInstance.start, []
 
         async def fail_often(*what):
@@ -322,30 +300,26 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no
         assert await ask(version, "again") == "again"
         assert len(failures) == 2 * SAME_LOAD_ERROR
 
-    with_registry(test)
 
-
-def test_how_workers_died_that_were_given_up_is_reported(tmp_path, monkeypatch):
+async def test_how_workers_died_that_were_given_up_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 1000))
     crashing = "import os, threading\ndef handle(data, context): ...\nthreading.Timer(0.01, os._exit, [9]).start()\n"
 
-    async def test(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(
             talker(tmp_path / "m", crashing), order(), wait=False
         )
         await until(lambda: version.workers[0].state is WorkerState.FAILED)
         assert "exit code 9" in version.last_error
 
-    with_registry(test)
 
-
-def test_who_is_refused_while_a_worker_backs_off_or_loads_is_notified_how_long_that_takes(
+async def test_who_is_refused_while_a_worker_backs_off_or_loads_is_notified_how_long_that_takes(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (200,))
 
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order(job_queue_size=1))
+    async with a_registry() as registry:
+        version = await a_talker(registry, tmp_path, job_queue_size=1)
         [worker] = version.workers
         assert version.retry_after() == 1
         usual = worker.load_seconds
@@ -368,17 +342,10 @@ def test_who_is_refused_while_a_worker_backs_off_or_loads_is_notified_how_long_t
         worker.state = WorkerState.LOADING
         assert worker.seconds_until_ready(7.0, None) == 7.0
 
-    with_registry(test)
 
-
-def test_a_worker_that_dies_while_it_loads_is_reported_with_how_it_ended(tmp_path):
-    async def test(registry):
-        with pytest.raises(LoadFailed, match="ended while it loaded the model: exit code 7"):
-            await registry.register_path(
-                talker(tmp_path / "m", "import os\nos._exit(7)\n"), order()
-            )
-
-    with_registry(test)
+async def test_a_worker_that_dies_while_it_loads_is_reported_with_how_it_ended(registry, tmp_path):
+    with pytest.raises(LoadFailed, match="ended while it loaded the model: exit code 7"):
+        await registry.register_path(talker(tmp_path / "m", "import os\nos._exit(7)\n"), order())
 
 
 LINGERING = """
@@ -394,18 +361,18 @@ def handle(data, context):
 """
 
 
-def test_a_worker_that_has_ended_but_for_a_thread_of_its_handler_is_replaced(tmp_path, monkeypatch):
+async def test_a_worker_that_has_ended_but_for_a_thread_of_its_handler_is_replaced(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 0.1)
 
-    async def test(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(talker(tmp_path / "m", LINGERING), order())
         pid = version.workers[0].pid
         assert (await asyncio.wait_for(submit(version, "break").done, TIMEOUT)).status == 507
         await until(lambda: version.workers[0].restarts)
         assert await ask(version, "next") == "OK"
         assert not psutil.pid_exists(pid)
-
-    with_registry(test)
 
 
 UNHEARD = """
@@ -426,11 +393,13 @@ def handle(data, context):
 """
 
 
-def test_a_worker_that_closes_its_connection_and_lives_on_is_as_good_as_dead(tmp_path, monkeypatch):
+async def test_a_worker_that_closes_its_connection_and_lives_on_is_as_good_as_dead(
+    tmp_path, monkeypatch
+):
     """Nobody waits for its end, and of its batch the guilty one alone is refused."""
     monkeypatch.setattr("tsx_runtime.core.workers.instance.EXIT_GRACE", 600)
 
-    async def test(registry):
+    async with a_registry() as registry:
         version = await registry.register_path(
             talker(tmp_path / "m", UNHEARD, config="batchSize: 2\n"), order()
         )
@@ -441,52 +410,39 @@ def test_a_worker_that_closes_its_connection_and_lives_on_is_as_good_as_dead(tmp
         ):
             await asyncio.wait_for(jobs[0].done, TIMEOUT)
 
-    with_registry(test)
+
+async def test_loading_has_a_timeout_of_its_own(registry, tmp_path):
+    path = talker(tmp_path / "m", "import time\ntime.sleep(600)\n")
+    with pytest.raises(LoadFailed, match="not loaded within 1 s; raise startupTimeout"):
+        await registry.register_path(path, order(startup_timeout=1))
 
 
-def test_loading_has_a_timeout_of_its_own(tmp_path):
-    async def test(registry):
-        path = talker(tmp_path / "m", "import time\ntime.sleep(600)\n")
-        with pytest.raises(LoadFailed, match="not loaded within 1 s; raise startupTimeout"):
-            await registry.register_path(path, order(startup_timeout=1))
-
-    with_registry(test)
-
-
-def test_workers_are_added_and_taken_away_and_none_means_refusal(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order())
-        first = version.workers[0].pid
-        await registry.scale("talker", None, 3)
-        assert len({worker.pid for worker in version.workers}) == 3
-        await registry.scale(
-            "talker", None, 1, 2
-        )  # the maximum caps, the minimum does not take away
-        assert len(version.workers) == 2
-        await registry.scale("talker", None, 1)
-        assert [worker.pid for worker in version.workers] == [first]
-        await registry.scale("talker", None, 0)
-        with pytest.raises(NoWorker):
-            await ask(version, "x")
-        with pytest.raises(BadRequest, match="max_worker cannot be less than min_worker"):
-            await registry.scale("talker", None, 3, 1)
-
-    with_registry(test)
+async def test_workers_are_added_and_taken_away_and_none_means_refusal(registry, tmp_path):
+    version = await a_talker(registry, tmp_path)
+    first = version.workers[0].pid
+    await registry.scale("talker", None, 3)
+    assert len({worker.pid for worker in version.workers}) == 3
+    await registry.scale("talker", None, 1, 2)  # the maximum caps, the minimum does not take away
+    assert len(version.workers) == 2
+    await registry.scale("talker", None, 1)
+    assert [worker.pid for worker in version.workers] == [first]
+    await registry.scale("talker", None, 0)
+    with pytest.raises(NoWorker):
+        await ask(version, "x")
+    with pytest.raises(BadRequest, match="max_worker cannot be less than min_worker"):
+        await registry.scale("talker", None, 3, 1)
 
 
-def test_a_worker_that_is_taken_away_answers_what_it_has_first(tmp_path):
-    async def test(registry):
-        version = await registry.register_path(talker(tmp_path / "m"), order(initial_workers=2))
-        go = tmp_path / "go"
-        jobs = [submit(version, f"until {go}") for _ in range(2)]
-        await until(lambda: all(worker.channel.batches for worker in version.workers))
-        scaling = asyncio.create_task(registry.scale("talker", None, 0))
-        await until(lambda: not version.workers)
-        go.touch()
-        await scaling
-        assert [(await job.done).body.decode() for job in jobs] == [f"until {go}"] * 2
-
-    with_registry(test)
+async def test_a_worker_that_is_taken_away_answers_what_it_has_first(registry, tmp_path):
+    version = await a_talker(registry, tmp_path, initial_workers=2)
+    go = tmp_path / "go"
+    jobs = [submit(version, f"until {go}") for _ in range(2)]
+    await until(lambda: all(worker.channel.batches for worker in version.workers))
+    scaling = asyncio.create_task(registry.scale("talker", None, 0))
+    await until(lambda: not version.workers)
+    go.touch()
+    await scaling
+    assert [(await job.done).body.decode() for job in jobs] == [f"until {go}"] * 2
 
 
 def test_workers_end_when_the_front_end_is_killed_even_one_whose_handler_never_returns(tmp_path):
@@ -511,33 +467,28 @@ def test_exits_are_reported_in_words():
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or os.cpu_count() == 1, reason="needs two cores and Linux"
 )
-def test_pinned_workers_keep_to_their_cores_and_are_replaced_when_these_change(tmp_path):
+async def test_pinned_workers_keep_to_their_cores_and_are_replaced_when_these_change(tmp_path):
     pinned = Settings(cpu_launcher_enable=True, cpu_launcher_args="--use-logical-core")
 
-    async def main():
-        first, *_ = have = sorted(os.sched_getaffinity(0))
-        async with open_model(talker(tmp_path / "m"), pinned) as version:
-            [worker] = version.workers
-            assert psutil.Process(worker.pid).cpu_affinity() == have
-            assert await ask(version, "threads") == str(len(have))
-            before = worker.pid
-            await version.scale(2, 2)
-            await until(lambda: version.stats.recycled["cores"] == 1)
-            shares = [psutil.Process(each.pid).cpu_affinity() for each in version.workers]
-            assert sorted(shares[0] + shares[1]) == have[: len(have) // 2 * 2]
-            assert first in shares[0]
-            assert worker.pid != before
-
-    asyncio.run(main())
+    first, *_ = have = sorted(os.sched_getaffinity(0))
+    async with open_model(talker(tmp_path / "m"), pinned) as version:
+        [worker] = version.workers
+        assert psutil.Process(worker.pid).cpu_affinity() == have
+        assert await ask(version, "threads") == str(len(have))
+        before = worker.pid
+        await version.scale(2, 2)
+        await until(lambda: version.stats.recycled["cores"] == 1)
+        shares = [psutil.Process(each.pid).cpu_affinity() for each in version.workers]
+        assert sorted(shares[0] + shares[1]) == have[: len(have) // 2 * 2]
+        assert first in shares[0]
+        assert worker.pid != before
 
 
-def test_a_failure_to_load_is_logged_once_for_all_workers_and_attempts(tmp_path, caplog):
-    async def test(registry):
+async def test_a_failure_to_load_is_logged_once_for_all_workers_and_attempts(tmp_path, caplog):
+    async with a_registry() as registry:
         path = talker(tmp_path / "m", "raise ValueError('no weights')\n")
         version = await registry.register_path(path, order(initial_workers=2), wait=False)
         await until(lambda: all(worker.given_up for worker in version.workers))
-
-    with_registry(test)
     failures = [record for record in caplog.records if "no weights" in record.getMessage()]
     assert [record.name for record in failures] == ["tsx.supervisor"]
     assert "handler.py:1 in <module>: raise ValueError('no weights')" in failures[0].getMessage()

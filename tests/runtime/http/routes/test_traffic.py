@@ -19,10 +19,9 @@ import pytest
 from tests.runtime.conftest import RunningServer, make_settings, running_server
 from tests.support.models import STATEFUL, make_model
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.scheduling.job import Job, ObservedJob
+from tsx_runtime.core.scheduling.job import Job, ObservedAnswer, ObservedJob
 from tsx_runtime.errors import TsxError
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
-from tsx_runtime.wire import Buffer
 
 TOLD = "x-tsx-model-version"
 SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 100\nmaxSequenceJobQueueSize: 10\n"
@@ -434,7 +433,7 @@ class Notes:
     """An observer that writes down what it sees."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, object]] = []
+        self.seen: list[tuple[object, object]] = []
 
     def wants(self, draw: float) -> bool:
         assert 0 <= draw < 1
@@ -442,22 +441,11 @@ class Notes:
 
     def watch(self, job: Job, version: ModelVersion) -> Job:
         self.seen.append(("to", version.version))
-        return NotedJob(job, self.seen)
+        return ObservedJob(job, self._note, 1 << 20)
 
-
-class NotedJob(ObservedJob):
-    def __init__(self, job: Job, seen: list[tuple[str, object]]) -> None:
-        super().__init__(job)
-        self._seen = seen
-
-    def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        self._seen.append(("answer", (status, bytes(body)[:6])))
-
-    def seen_piece(self, headers: Buffer, body: Buffer) -> None:
-        self._seen.append(("piece", bytes(body)))
-
-    def seen_refusal(self, error: TsxError) -> None:
-        self._seen.append(("refusal", type(error).__name__))
+    def _note(self, seen: ObservedAnswer) -> None:
+        failure = ("refusal", type(seen.error).__name__)
+        self.seen.append((seen.status, seen.body) if seen.error is None else failure)
 
 
 @pytest.mark.usefixtures("processes")
@@ -473,16 +461,8 @@ def test_an_observer_sees_requests_and_their_answers(
     routed.ask(lane=lane, x_do="exit")
     routed.ask(path="/predictions/talker/1.0", lane=lane)  # who names a version is not watched
     to = ("to", "1.0")
-    pieces = [("piece", b"a"), ("piece", b"b"), ("piece", b"")]
-    seen = [
-        to,
-        ("answer", (200, b'{"row"')),
-        to,
-        *pieces,
-        ("answer", (200, b"c")),
-        to,
-        ("refusal", "WorkerDied"),
-    ]
+    row = (200, answer.content)
+    seen = [to, row, to, (200, b"abc"), to, ("refusal", "WorkerDied")]
     assert notes.seen == others.seen == seen
     for observer in (notes, others):
         routed.call(lambda observer=observer: routed.registry.unobserve("talker", observer))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
-from tsx_runtime.core.scheduling.job import Flow, Job, LateJob, UncountedJob
+from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.core.scheduling.rows.tensors import LONGEST, RowsPart, join, split
 from tsx_runtime.core.telemetry.batch_times import Batch
@@ -87,11 +87,8 @@ class RowsDispatcher(Dispatcher):
         for part in request.parts:
             if part is but or part in request.answers:
                 continue
-            late = LateJob(part)
-            if any(channel.replace(part, late) for channel in self._all_channels):
-                self._due.pop(part, None)
-                self._begun.discard(part)
-                self._due[late] = NEVER
+            if self._runs(part):
+                self._give_up(part)
             else:
                 super().leave(part)
 
@@ -146,19 +143,19 @@ class SplitRequest:
         self.size = 0  # of their bodies
 
 
-class RowsJob(UncountedJob):
+class RowsJob(Job):
     """A part of a request, in the queue and with a worker."""
 
     def __init__(self, request: SplitRequest, part: RowsPart, rows: int) -> None:
         """`rows`: of the request."""
-        super().__init__(request.job)
+        job = request.job
+        meta = _HEAD.sub(rb"\g<1>%d" % (part.head or 0), job.meta)
+        meta = _COST.sub(
+            lambda found: b"%b%d" % (found[1], -(-int(found[2]) * part.rows // rows)), meta
+        )
+        super().__init__(meta, part.body, job.arrived, job.deadline, job.priority)
         self.request = request
         self.rows = part.rows
-        self.meta = _HEAD.sub(rb"\g<1>%d" % (part.head or 0), self.meta)
-        self.meta = _COST.sub(
-            lambda found: b"%b%d" % (found[1], -(-int(found[2]) * part.rows // rows)), self.meta
-        )
-        self.body = part.body
         self._final: tuple[Buffer, Buffer] | None = None  # headers and body of the request's answer
 
     def takes(self, item: Item) -> bool:

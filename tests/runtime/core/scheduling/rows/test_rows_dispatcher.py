@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.jobs import a_waiting_job
 from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.dispatcher import Bounds
@@ -36,17 +37,11 @@ def body(key: str, values: list[int]) -> bytes:
 
 
 def job(rows: int = 6, seconds: float | None = None, priority: int = 0) -> WaitingJob:
-    now = time.monotonic()
     meta = wire.request_meta(
         "id", b"", [(b"explain", b"False"), wire.V2_HEADER, (b"x-tsx-cost", b"7")]
     )
-    return WaitingJob(
-        meta,
-        body("inputs", [*range(rows)]),
-        now,
-        None if seconds is None else now + seconds,
-        priority,
-    )
+    due = None if seconds is None else time.monotonic() + seconds
+    return a_waiting_job(body("inputs", [*range(rows)]), due, priority, meta)
 
 
 def values(item: wire.Item) -> list[int]:

@@ -1,0 +1,52 @@
+"""Jobs without a lane behind them."""
+
+from __future__ import annotations
+
+import time
+
+from tsx_runtime.core.scheduling.job import Flow, Job, WaitingJob
+from tsx_runtime.core.telemetry.batch_times import Batch
+from tsx_runtime.errors import TsxError
+from tsx_runtime.wire import Body, Buffer, request_meta
+
+NOW = 100.0
+
+
+class FakeJob(Job):
+    """A job that keeps its answers, pieces and refusals."""
+
+    def __init__(
+        self,
+        meta: bytes = b"",
+        body: Body = b"x",
+        arrived: float = NOW,
+        deadline: float | None = None,
+        priority: int = 0,
+        gone: bool = False,
+    ) -> None:
+        super().__init__(meta, body, arrived, deadline, priority)
+        self.gone = gone
+        self.answers: list[tuple[int, bytes, bytes]] = []
+        self.pieces: list[bytes] = []
+        self.refusals: list[TsxError] = []
+
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        self.answers.append((status, bytes(headers), bytes(body)))
+
+    def refuse(self, error: TsxError) -> None:
+        self.refusals.append(error)
+
+    def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
+        self.pieces.append(bytes(body))
+
+
+def a_waiting_job(
+    body: Body = b"x",
+    deadline: float | None = None,
+    priority: int = 0,
+    meta: bytes = request_meta("id", b"", []),  # immutable bytes
+) -> WaitingJob:
+    """A job that has just arrived. An error that no test looks at is not one of the test."""
+    job = WaitingJob(meta, body, time.monotonic(), deadline, priority)
+    job.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return job
