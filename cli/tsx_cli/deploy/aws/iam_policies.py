@@ -88,7 +88,8 @@ def _endpoint(spec: DeploySpec, place: str, bucket: str) -> Iterator[Statement]:
     if spec.canary is not None:
         yield "LookAtAlarms", "cloudwatch:DescribeAlarms", ALL
     outputs = [] if queued is None else [queued.output, queued.failures]
-    yield from _results(*outputs, own.data_capture and own.data_capture.to)
+    outputs += [] if own.data_capture is None else [own.data_capture.to]
+    yield from _results(*outputs)
     if queued is not None:
         if topics := [topic for topic in (queued.success_topic, queued.error_topic) if topic]:
             yield "Tell", "sns:Publish", topics
