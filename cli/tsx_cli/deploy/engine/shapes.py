@@ -22,8 +22,12 @@ def filled(shape: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(shape, str) and shape.startswith("$"):
         return values[shape[1:]]
     if isinstance(shape, dict):
-        found = {key: filled(part, values) for key, part in shape.items()}
-        return {key: value for key, value in found.items() if value is not None}
+        return some({key: filled(part, values) for key, part in shape.items()})
     if isinstance(shape, list):
         return [value for part in shape if (value := filled(part, values)) is not None]
     return shape
+
+
+def some(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without those that are None."""
+    return {key: value for key, value in values.items() if value is not None}

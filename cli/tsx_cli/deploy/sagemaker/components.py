@@ -10,14 +10,13 @@ from typing import Any
 
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
-from tsx_cli.deploy.aws.kinds.autoscaling import PLACE as TARGET_KEYS
 from tsx_cli.deploy.aws.kinds.autoscaling import (
     POLICY,
     TARGET,
     ScalableTarget,
     is_somebody_elses,
     policies,
+    predefined,
     scaling,
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
@@ -28,15 +27,21 @@ from tsx_cli.deploy.engine.facts import Facts, lasting
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest
+from tsx_cli.deploy.engine.shapes import filled, shapes
 from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget, objects_of
 from tsx_cli.deploy.sagemaker.kinds import COMPONENT, LONGEST_UPDATE, InferenceComponent
 from tsx_cli.deploy.sagemaker.resources import (
+    SHAPES,
     VARIANT,
+    canary_alarms,
     model_properties,
+    network,
     prefix,
+    rolled_back,
     scaling_rule,
+    server_values,
     uploaded,
     uploads,
 )
@@ -46,7 +51,7 @@ from tsx_cli.deploy.sagemaker.shared_endpoints import (
     MODEL,
     EndpointMembership,
 )
-from tsx_cli.deploy.spec import ACCELERATED, Autoscaling, Component, DeploySpec
+from tsx_cli.deploy.spec import ACCELERATED, Autoscaling, Canary, Component, DeploySpec, SageMaker
 
 LOG = "/aws/sagemaker/InferenceComponents/{}"
 # the tag of a model that says what a copy of it takes, so that a rollback restores that too
@@ -89,20 +94,15 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
         Resource("Model", MODEL, name, properties, ("ModelData",), {**tags, RESOURCES: takes})
     )
     if component.manage_endpoint:
-        made += shared.endpoint_resources(member, _config(spec, component), KEPT, ("Model",))
-    watched = _alarms(spec, tags)
+        made += shared.endpoint_resources(member, _config(own, component), KEPT, ("Model",))
+    watched = canary_alarms(spec, tags, {"InferenceComponentName": spec.name})
     wanted: dict[str, Any] = {"EndpointName": component.endpoint, "VariantName": component.variant}
     wanted["Specification"] = {"ModelName": name, **_specification(takes)}
-    copies = {
-        "RuntimeConfig": {
-            "CopyCount": max(
-                component.copies, own.autoscaling.min if own.autoscaling is not None else 0
-            )
-        }
-    }
+    fewest = 0 if own.autoscaling is None else own.autoscaling.min
+    copies = {"RuntimeConfig": {"CopyCount": max(component.copies, fewest)}}
     wanted |= copies if own.autoscaling is None else {}
     if spec.canary is not None:
-        wanted["DeploymentConfig"] = _rolling(spec, watched.names)
+        wanted["DeploymentConfig"] = _rolling(spec.canary, watched.names)
     log = log_group(spec, tags, LOG.format(spec.name))
     needs = (
         "Model",
@@ -190,61 +190,28 @@ def _specification(takes: str) -> dict[str, Any]:
     return found
 
 
-def _config(spec: DeploySpec, component: Component) -> dict[str, Any]:
-    own = spec.sagemaker
-    variant: dict[str, Any] = {
-        "VariantName": VARIANT,
-        "InstanceType": own.instance_type,
-        "InitialInstanceCount": min(
-            max(own.instances, component.min_instances), component.max_instances
-        ),
-        "ManagedInstanceScaling": {
-            "Status": "ENABLED",
-            "MinInstanceCount": component.min_instances,
-            "MaxInstanceCount": component.max_instances,
-        },
-        "RoutingConfig": {"RoutingStrategy": own.routing},
+def _config(own: SageMaker, component: Component) -> dict[str, Any]:
+    instances = min(max(own.instances, component.min_instances), component.max_instances)
+    values = {
+        **server_values(own),
+        **component.model_dump(include={"min_instances", "max_instances"}),
+        "instances": instances,
+        "role": own.role,
+        "network": network(own),
+        "isolated": own.network_isolation or None,
+        "kms_key": own.kms_key,
     }
-    if own.ami is not None:
-        variant["InferenceAmiVersion"] = own.ami
-    properties: dict[str, Any] = {"ProductionVariants": [variant], "ExecutionRoleArn": own.role}
-    if own.subnets:
-        properties["VpcConfig"] = {
-            "Subnets": list(own.subnets),
-            "SecurityGroupIds": list(own.security_groups),
-        }
-    if own.network_isolation:
-        properties["EnableNetworkIsolation"] = True
-    return properties if own.kms_key is None else {**properties, "KmsKeyId": own.kms_key}
+    found: dict[str, Any] = filled(shapes(SHAPES)["shared config"], values)
+    return found
 
 
-def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
-    if spec.canary is None:
-        return Alarms([], [])
-    metrics = AlarmMetrics(
-        "AWS/SageMaker",
-        "Invocation5XXErrors",
-        "ModelLatency",
-        1000,
-        {"InferenceComponentName": spec.name},
-    )
-    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", lasting(tags))
-
-
-def _rolling(spec: DeploySpec, names: list[str]) -> dict[str, Any]:
-    assert spec.canary is not None
-    size = {"Type": "CAPACITY_PERCENT", "Value": round(spec.canary.percent)}
+def _rolling(canary: Canary, names: list[str]) -> dict[str, Any]:
     policy = {
-        "MaximumBatchSize": size,
-        "WaitIntervalInSeconds": spec.canary.bake,
+        "MaximumBatchSize": {"Type": "CAPACITY_PERCENT", "Value": round(canary.percent)},
+        "WaitIntervalInSeconds": canary.bake,
         "MaximumExecutionTimeoutInSeconds": LONGEST_UPDATE,
     }
-    found: dict[str, Any] = {"RollingUpdatePolicy": policy}
-    return (
-        {**found, "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": name} for name in names]}}
-        if names
-        else found
-    )
+    return {"RollingUpdatePolicy": policy, **rolled_back(names)}
 
 
 def scaled(name: str) -> str:
@@ -261,51 +228,21 @@ def _scaling(name: str, wanted: Autoscaling, tags: Mapping[str, str]) -> list[Re
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/endpoint-auto-scaling-zero-instances.html
     """
-    place = scaled(name)
-    made = scaling(
-        place,
-        scaling_rule(name),
-        wanted,
-        {"PredefinedMetricSpecification": {"PredefinedMetricType": METRIC}},
-        "Component",
-    )
+    place, kinds = scaled(name), shapes(SHAPES)
+    made = scaling(place, scaling_rule(name), wanted, predefined(METRIC), "Component")
     if wanted.min > 0:
         return made
-    step = {"MetricIntervalLowerBound": 0.0, "ScalingAdjustment": 1}
-    rule = {
-        "AdjustmentType": "ChangeInCapacity",
-        "MetricAggregationType": "Maximum",
-        "Cooldown": 60,
-        "StepAdjustments": [step],
-    }
-    policy: dict[str, Any] = {
-        "PolicyName": waking_rule(name),
-        "PolicyType": "StepScaling",
-        **dict(zip(TARGET_KEYS, place.split("|"), strict=True)),
-    }
-    policy["StepScalingPolicyConfiguration"] = rule
-    alarm = {
-        "AlarmDescription": f"A request found no copy of {name}: the first one is started",
-        "MetricName": "NoCapacityInvocationFailures",
-        "Namespace": "AWS/SageMaker",
-        "Dimensions": [{"Name": "InferenceComponentName", "Value": name}],
-        "Statistic": "Sum",
-        "Period": 60,
-        "EvaluationPeriods": 1,
-        "Threshold": 1.0,
-        "ComparisonOperator": "GreaterThanOrEqualToThreshold",
-        "TreatMissingData": "notBreaching",
-        "AlarmActions": [Ref("WakePolicy", "Ref")],
-    }
+    rule = {"policy": waking_rule(name), "resource": place.split("|")[1]}
+    text = f"A request found no copy of {name}: the first one is started"
+    action = {"description": text, "name": name, "policy": Ref("WakePolicy", "Ref")}
+    policy, alarm = filled(kinds["wake policy"], rule), filled(kinds["wake alarm"], action)
     return [
         *made,
-        Resource(
-            "WakePolicy", POLICY, f"{place}|{policy['PolicyName']}", policy, ("ScalableTarget",)
-        ),
+        Resource("WakePolicy", POLICY, f"{place}|{rule['policy']}", policy, ("ScalableTarget",)),
         Resource(
             "WakeAlarm",
             "AWS::CloudWatch::Alarm",
-            f"tsx-{name}-wake-{digest(alarm, 4)}",
+            f"{rule['policy']}-{digest(alarm, 4)}",
             alarm,
             ("WakePolicy",),
             lasting(tags),

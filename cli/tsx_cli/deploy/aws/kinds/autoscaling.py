@@ -116,6 +116,10 @@ def is_somebody_elses(cloud: Cloud, name: str, policy: str) -> bool:
     return bool(found) and policy not in found
 
 
+def predefined(metric: str) -> dict[str, Any]:
+    return {"PredefinedMetricSpecification": {"PredefinedMetricType": metric}}
+
+
 def scaling(
     place: str, policy: str, wanted: Autoscaling, metric: dict[str, Any], needs: str
 ) -> list[Resource]:
