@@ -30,22 +30,22 @@ TIME = re.compile(
 IAM = Path(__file__).parents[3] / "infra" / "iam"
 READS = ("Describe", "Get", "List", "Head")
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"
-CANARY = ["--canary", "10%", "--bake", "0", "--alarm", "5xx>0", "--alarm", "p95>300ms"]
-SHARED = ["--set", "sagemaker.component.endpoint=shared", "--set", "sagemaker.component.copies=2"]
+CANARY = ["--canary=10%", "--bake=0", "--alarm=5xx>0", "--alarm=p95>300ms"]
+SHARED = ["--set=sagemaker.component.endpoint=shared", "--set=sagemaker.component.copies=2"]
 LIVES = {  # what is wanted first, and then; by every kind of resource that there is
     "sagemaker component": (
-        [*CANARY, *SHARED, "--set", "sagemaker.autoscaling.min=0"],
-        [*CANARY[:4], *SHARED, "--set", "sagemaker.component.memory=4096", "--set", "sagemaker.component.max_instances=6"],
+        [*CANARY, *SHARED, "--set=sagemaker.autoscaling.min=0"],
+        [*CANARY[:2], *SHARED, "--set=sagemaker.component.memory=4096", "--set=sagemaker.component.max_instances=6"],
     ),
     "sagemaker": (
-        [*CANARY, "--create-role", "--set", "sagemaker.autoscaling.max=3"],
-        [*CANARY[:4], "--create-role", "--set", "sagemaker.instances=2"],
+        [*CANARY, "--create-role", "--set=sagemaker.autoscaling.max=3"],
+        [*CANARY[:2], "--create-role", "--set=sagemaker.instances=2"],
     ),
     "lambda": (
-        [*CANARY, "--create-role", "--set", f"lambda.queue.arn={QUEUE}", "--set", "lambda.autoscaling.max=3", "--set", "lambda.url=public",
-         "--set", "lambda.reserved=5"],
-        [*CANARY, "--create-role", "--set", f"lambda.queue.arn={QUEUE}", "--set", "lambda.queue.batch_size=5",
-         "--set", "lambda.provisioned=2", "--set", "env.A=1"],
+        [*CANARY, "--create-role", f"--set=lambda.queue.arn={QUEUE}", "--set=lambda.autoscaling.max=3", "--set=lambda.url=public",
+         "--set=lambda.reserved=5"],
+        [*CANARY, "--create-role", f"--set=lambda.queue.arn={QUEUE}", "--set=lambda.queue.batch_size=5",
+         "--set=lambda.provisioned=2", "--set=env.A=1"],
     ),
 }  # fmt: skip
 
@@ -103,7 +103,7 @@ def life(deploy: Deploy, kind: str, run: Callable[[list[str]], Any]) -> list[Any
     first, second = LIVES[kind]
     seen = []
     verb = ["--name", "digits", "--target", deploy.target, "--yes"]
-    for words in (first, second, ["rollback", *verb, "--version", "1"]):
+    for words in (first, second, ["rollback", *verb, "--version=1"]):
         run(words if words[0] == "rollback" else [*deploy.wish(*words), "--yes", "--no-check"])
         deploy.capsys.readouterr()
         seen.append(deploy.reported("status"))

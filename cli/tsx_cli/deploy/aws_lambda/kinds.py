@@ -13,7 +13,6 @@ from tsx_cli.deploy.aws.kinds.iam import not_assumed
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.canary import Baking, Shift, decide
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, only
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits
 
 CODE = ("ImageUri", "Architectures")
@@ -90,13 +89,12 @@ class LambdaFunction(ResourceKind):
         return None
 
     def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]
     ) -> str | None:
         """One call at a time, each settled before the next; the description, which says what the
         function is, comes after the image.
         """
         wanted, name = resource.properties, {"FunctionName": resource.name}
-        changed = {field.path.split(".")[0] for field in fields}
         if changed & {"Code", "Architectures"}:
             code = {**name, **wanted["Code"], "Architectures": wanted["Architectures"]}
             cloud.call(
@@ -235,7 +233,7 @@ class Alias(ResourceKind):
         )
 
     def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]
     ) -> str | None:
         wanted, before = resource.properties["FunctionVersion"], found.properties["FunctionVersion"]
         shift = Shift(**resource.how) if resource.how and wanted != before else None

@@ -17,7 +17,6 @@ from typing import Any
 
 from tsx_cli.deploy.container.resources import RETRIES, engine_words
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Builder, Program, last_output
 from tsx_cli.deploy.image.recipe import Recipe, own_tag
@@ -184,7 +183,7 @@ class DockerContainer(ResourceKind):
             self._put_back(cloud, before, error)
 
     def update(
-        self, cloud: ContainerHost, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: ContainerHost, resource: Resource, found: Observed, changed: set[str]
     ) -> None:
         """An earlier one is started again, or one that has stopped or is not well."""
         before = self._stop_others(cloud, resource)

@@ -14,7 +14,7 @@ from tsx_cli.deploy.container.deployment import predict
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Resource
+from tsx_cli.deploy.engine.resources import Resource, numbered
 from tsx_cli.deploy.image.programs import ProgramError
 from tsx_cli.deploy.kubernetes.gateway import canary_of
 from tsx_cli.deploy.kubernetes.kinds import (
@@ -111,11 +111,8 @@ class KubernetesTarget:
     def belongings(self, cloud: Cluster, name: str, *, purge: bool = False) -> list[Resource]:
         found = []
         for kind in OWN:
-            there = [each for each in cloud.listed(TYPES[kind], name) if _is_own(each)]
-            found += [
-                Resource(f"{kind}{n}", f"{KIND}{kind}", each["metadata"]["name"], {})
-                for n, each in enumerate(there)
-            ]
+            there = filter(_is_own, cloud.listed(TYPES[kind], name))
+            found += numbered(kind, f"{KIND}{kind}", [each["metadata"]["name"] for each in there])
         return found
 
     def obsolete(

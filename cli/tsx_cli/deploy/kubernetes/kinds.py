@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Program, ProgramError
 from tsx_cli.deploy.kubernetes.gateway import canary_of
@@ -229,7 +228,7 @@ class KubernetesObject(ResourceKind):
         apply(cloud, resource.properties)
 
     def update(
-        self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: Cluster, resource: Resource, found: Observed, changed: set[str]
     ) -> str | None:
         if self._kind == "Deployment" and "replicas" not in resource.properties["spec"]:
             self._keep_replicas(cloud, resource)
@@ -309,7 +308,7 @@ class TokenSecret(KubernetesObject):
         )
 
     def update(
-        self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: Cluster, resource: Resource, found: Observed, changed: set[str]
     ) -> None:
         missing = ", ".join(
             key for key in resource.properties["Keys"] if key not in found.properties["Keys"]
@@ -350,7 +349,7 @@ class Revision(ResourceKind):
         raise AssertionError("a rollback needs an existing resource")
 
     def update(
-        self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: Cluster, resource: Resource, found: Observed, changed: set[str]
     ) -> None:
         words = (
             "rollout",

@@ -4,7 +4,7 @@ watches the canary's pods.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tsx_cli.common.client import Server
 from tsx_cli.deploy.engine.canary import Shift
 from tsx_cli.deploy.engine.kind import CloudError
-from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.engine.plan import differences
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, Traits, digest
 from tsx_cli.deploy.kubernetes.canary import (
     CanaryState,
@@ -118,16 +118,17 @@ class Release(KubernetesObject):
         super().create(cloud, _alone(resource))
 
     def update(
-        self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: Cluster, resource: Resource, found: Observed, changed: set[str]
     ) -> str | None:
         canary: CanaryState | None = found.outputs.get(UNDER_WAY)
         shift = Shift(**resource.how) if resource.how else None
-        changes = any(field.path.startswith("spec.template") for field in fields)
+        old, new = (each.get("spec", {}) for each in (found.properties, resource.properties))
+        changes = bool(differences(old.get("template"), new.get("template", {}), {}, set()))
         if canary is None and not (changes and shift is not None):
             if (
                 "spec" in resource.properties
             ):  # else the canary was to end, and has ended since the plan was made
-                super().update(cloud, _alone(resource), found, fields)
+                super().update(cloud, _alone(resource), found, changed)
             return None
         version = digest(resource.properties["spec"]["template"], 16) if changes else None
         seen = _surroundings(cloud, resource.name, canary)
@@ -139,10 +140,8 @@ class Release(KubernetesObject):
             broken=lambda: _restarts(cloud, resource.name),
         )
         self._carry_out(cloud, resource, found, canary, version, step)
-        if step.action == "remove" and any(
-            field.path != "Canary" for field in fields
-        ):  # such as another number of pods
-            super().update(cloud, _alone(resource), found, fields)
+        if step.action == "remove" and changed - {"Canary"}:  # such as another number of pods
+            super().update(cloud, _alone(resource), found, changed)
         return step.text or "the canary is removed"
 
     def _carry_out(
@@ -179,7 +178,7 @@ class Release(KubernetesObject):
             ).stdout.strip()
             _note(cloud, name, canary.ending(step.text))
         elif step.action == "move":
-            super().update(cloud, _alone(resource), found, ())
+            super().update(cloud, _alone(resource), found, set())
         elif step.action == "unroute":
             _route(cloud, name, 0)
         elif step.action == "remove":

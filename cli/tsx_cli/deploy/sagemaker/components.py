@@ -14,10 +14,10 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
     POLICY,
     TARGET,
     ScalableTarget,
-    is_somebody_elses,
     policies,
     predefined,
     scaling,
+    without_others,
 )
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.log_group import log_group
@@ -26,7 +26,7 @@ from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts, lasting
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest
+from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest, numbered
 from tsx_cli.deploy.engine.shapes import filled, shapes
 from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
@@ -264,10 +264,7 @@ class ComponentTarget(SageMakerTarget):
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         """A component takes its copies with it; the endpoint goes with the last component."""
-        models = [
-            Resource(f"Model{n}", MODEL, each, {})
-            for n, each in enumerate(shared.models_of(cloud, name))
-        ]
+        models = numbered("Model", MODEL, shared.models_of(cloud, name))
         is_last = not shared.other_components(cloud, self.member.endpoint, name)
         endpoint = shared.endpoint_belongings(cloud, self.member, models, is_last=is_last)
         found = [*(objects_of(cloud, name, models) if purge else []), *models, *endpoint]
@@ -289,16 +286,11 @@ class ComponentTarget(SageMakerTarget):
         names = {each.name for each in wanted}
         gone = shared.superseded(self.versions(cloud, spec.name), spec.keep, names)
         beside = [each for each in _beside(cloud, spec.name) if each.name not in names]
-        beside = [
-            each
-            for each in beside
-            if "Scal" not in each.kind
-            or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))
-        ]
+        beside = without_others(cloud, beside, scaling_rule(spec.name))
         is_managed = any(each.kind == ENDPOINT for each in wanted)
         configs = shared.former(cloud, self.member, tuple(names)) if is_managed else []
         return [
-            *(Resource(f"Model{n}", MODEL, each, {}) for n, each in enumerate(gone)),
+            *numbered("Model", MODEL, gone),
             *configs,
             *beside,
         ]
@@ -378,18 +370,13 @@ def _component(cloud: Cloud, name: str) -> Observed | None:
 def _beside(cloud: Cloud, name: str) -> list[Resource]:
     """Its alarms, and how it scales."""
     names = alarms_of(cloud, name, "InferenceComponentName")
-    found = [
-        Resource(f"Alarm{n}", "AWS::CloudWatch::Alarm", each, {}) for n, each in enumerate(names)
-    ]
+    found = numbered("Alarm", "AWS::CloudWatch::Alarm", names)
     if ScalableTarget().observe(cloud, scaled(name)) is None:
         return found
     own = [
-        each["PolicyName"]
+        f"{scaled(name)}|{each['PolicyName']}"
         for each in policies(cloud, scaled(name))
         if each["PolicyName"] in (scaling_rule(name), waking_rule(name))
     ]
-    rules = [
-        Resource(f"ScalingPolicy{n}", POLICY, f"{scaled(name)}|{each}", {}, ("ScalableTarget",))
-        for n, each in enumerate(own)
-    ]
+    rules = numbered("ScalingPolicy", POLICY, own, ("ScalableTarget",))
     return [*found, Resource("ScalableTarget", TARGET, scaled(name), {}, ("Component",)), *rules]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.deploy.aws.iam_policies import SERVICES, role_name
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list, tag_map
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource
 
 
@@ -53,12 +52,10 @@ class Role(ResourceKind):
             **wanted,
         )
 
-    def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
-    ) -> None:
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
         client = cloud.client("iam")
         with translated_errors(f"giving the role {resource.name} its permissions"):
-            if any(field.path.startswith("AssumeRolePolicyDocument") for field in fields):
+            if "AssumeRolePolicyDocument" in changed:
                 trust = json.dumps(resource.properties["AssumeRolePolicyDocument"])
                 client.update_assume_role_policy(RoleName=resource.name, PolicyDocument=trust)
             for policy in resource.properties["Policies"]:
@@ -66,7 +63,7 @@ class Role(ResourceKind):
                 client.put_role_policy(
                     RoleName=resource.name, PolicyName=policy["PolicyName"], PolicyDocument=document
                 )
-            if any(field.path.startswith("tags.") for field in fields):
+            if "tags" in changed:
                 client.tag_role(RoleName=resource.name, Tags=tag_list(resource.tags))
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
