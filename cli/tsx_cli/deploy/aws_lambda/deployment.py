@@ -12,12 +12,12 @@ from typing import Any
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.kinds.autoscaling import (
-    TARGET,
     ScalableTarget,
+    scales,
     scaling_of,
     without_others,
 )
-from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
+from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
@@ -149,10 +149,8 @@ class LambdaTarget:
             "provisioned": (
                 None if ready is None else ready.properties["ProvisionedConcurrentExecutions"]
             ),
-            "alarms": {each.name: alarm_state(cloud, each.name) for each in _alarms(cloud, name)},
-            "scales": [
-                each.name.split("|")[2] for each in _scaling(cloud, name) if each.kind == TARGET
-            ],
+            "alarms": alarm_states(cloud, alarms_of(cloud, name, "FunctionName")),
+            "scales": scales(_scaling(cloud, name)),
         }
 
     def invoke(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from tsx_cli.deploy.aws.kinds.iam import not_assumed
+from tsx_cli.deploy.aws.kinds.iam import call_with_role
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.canary import Baking, Shift, decide
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, only
@@ -26,7 +26,6 @@ CONFIGURATION = (
     "AcceleratorConfig",
 )
 RESERVED = "ReservedConcurrentExecutions"
-UNKNOWN_ROLE = "cannot be assumed by Lambda"
 MARK = "canary since "
 LEFT = (
     "a canary that has begun keeps its share of the requests, and its alarms are not checked until"
@@ -78,15 +77,10 @@ class LambdaFunction(ResourceKind):
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
         wanted = {key: value for key, value in resource.properties.items() if key != RESERVED}
         wanted |= {"FunctionName": resource.name, "Tags": dict(resource.tags)}
-        try:
-            cloud.call(
-                "lambda", "create_function", f"creating the function {resource.name}", **wanted
-            )
-        except CloudError as error:
-            if UNKNOWN_ROLE not in error.message:
-                raise
-            return not_assumed(cloud, error, str(wanted["Role"]), "lambda")
-        return None
+        doing = f"creating the function {resource.name}"
+        return call_with_role(
+            cloud, "lambda", "create_function", doing, str(wanted["Role"]), **wanted
+        )
 
     def update(
         self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]
@@ -110,19 +104,10 @@ class LambdaFunction(ResourceKind):
             whole |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig")) | (
                 {"Layers": []} if "Layers" in changed else {}
             )
-            try:
-                cloud.call(
-                    "lambda",
-                    "update_function_configuration",
-                    f"configuring {resource.name}",
-                    **whole,
-                )
-            except CloudError as error:
-                if UNKNOWN_ROLE not in error.message:
-                    raise
-                raise CloudError(
-                    not_assumed(cloud, error, str(wanted["Role"]), "lambda"), error.code
-                ) from error
+            operation, doing = "update_function_configuration", f"configuring {resource.name}"
+            role = str(wanted["Role"])
+            if text := call_with_role(cloud, "lambda", operation, doing, role, **whole):
+                raise CloudError(text)
             return "is configured" if changed & {RESERVED, "tags"} else None
         if RESERVED in changed:
             operation = (

@@ -252,8 +252,8 @@ def _url(spec: DeploySpec, own: Lambda) -> list[Resource]:
         "InvokeMode": mode,
     }
     made = [Resource("Url", "AWS::Lambda::Url", alias_of(spec.name), properties, ("Alias",))]
-    by_url = {"Action": "lambda:InvokeFunctionUrl", "FunctionUrlAuthType": "NONE"}
-    by_name = {"Action": "lambda:InvokeFunction", "InvokedViaFunctionUrl": True}
+    by_url: dict[str, Any] = {"Action": "lambda:InvokeFunctionUrl", "FunctionUrlAuthType": "NONE"}
+    by_name: dict[str, Any] = {"Action": "lambda:InvokeFunction", "InvokedViaFunctionUrl": True}
     for number, way in enumerate((by_url, by_name) if public else (), start=1):
         fields = {"FunctionName": alias_of(spec.name), "Principal": "*", **way}
         name = f"{alias_of(spec.name)}|tsx-{digest(fields)}"

@@ -130,18 +130,21 @@ class ContainerTarget:
         return predict(_address(there[0]), model, body, content_type, accept)
 
     def logs(
-        self, cloud: ContainerHost, name: str, *, lines: int | None, since: str | None, follow: bool
+        self, cloud: ContainerHost, name: str, *, lines: int, since: str | None, follow: bool
     ) -> Iterator[str]:
         """Of the one that runs, else of the newest. Raises CliError where there is none."""
         there = cloud.containers(name)
         if not there:
             raise CliError(f"there is no deployment '{name}' on {cloud.region}")
         current = next((each for each in there if each["State"].get("Running")), there[-1])
-        words = [
-            *(["--tail", str(lines)] if lines is not None else []),
-            *(["--since", since] if since else []),
-        ]
-        return cloud.follow(_name(current), [*words, *(["--follow"] if follow else [])])
+        words = log_words(lines, since, follow=follow)
+        return cloud.program.lines("logs", *words, _name(current))
+
+
+def log_words(lines: int, since: str | None, *, follow: bool) -> list[str]:
+    """As docker, podman and kubectl take them."""
+    ends = [*(["--since", since] if since else []), *(["--follow"] if follow else [])]
+    return ["--tail", str(lines), *ends]
 
 
 def predict(

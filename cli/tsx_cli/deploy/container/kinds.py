@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,12 +86,9 @@ class ContainerHost:
             if own.fullmatch(each) or shared.fullmatch(each.rpartition(":")[2])
         ]
 
-    def log(self, name: str, lines: int = LINES) -> list[str]:
-        done = self.program.try_("logs", "--tail", str(lines), name)
-        return [*done.stdout.splitlines(), *done.stderr.splitlines()][-lines:]
-
-    def follow(self, name: str, words: Sequence[str]) -> Iterator[str]:
-        return self.program.lines("logs", *words, name)
+    def log(self, name: str) -> list[str]:
+        done = self.program.try_("logs", "--tail", str(LINES), name)
+        return [*done.stdout.splitlines(), *done.stderr.splitlines()][-LINES:]
 
 
 def labels_of(container: Mapping[str, Any]) -> dict[str, str]:

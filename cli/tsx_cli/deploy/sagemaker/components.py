@@ -16,10 +16,11 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
     ScalableTarget,
     policies,
     predefined,
+    scales,
     scaling,
     without_others,
 )
-from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
+from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
@@ -127,12 +128,8 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
 
 def _check(spec: DeploySpec, component: Component) -> None:
     own, canary = spec.sagemaker, spec.canary
-    if component.manage_endpoint and own.role is None:
-        raise UsageError(
-            "sagemaker.role is not given: the ARN of the role that the endpoint"
-            f" {component.endpoint} runs with (--role); infra/iam/execution-sagemaker.json has its"
-            " permissions"
-        )
+    if component.manage_endpoint:
+        shared.check_role(spec, component.endpoint)
     if component.manage_endpoint and component.variant != VARIANT:
         raise UsageError(
             f"sagemaker.component.variant is {component.variant}: only an endpoint with"
@@ -335,13 +332,8 @@ class ComponentTarget(SageMakerTarget):
             "copies": found.outputs["copies"],
             "desired copies": found.properties["RuntimeConfig"]["CopyCount"],
             "resources": specification.get("ComputeResourceRequirements"),
-            "alarms": {
-                each: alarm_state(cloud, each)
-                for each in alarms_of(cloud, name, "InferenceComponentName")
-            },
-            "scales": [
-                each.name.split("|")[2] for each in _beside(cloud, name) if each.kind == TARGET
-            ],
+            "alarms": alarm_states(cloud, alarms_of(cloud, name, "InferenceComponentName")),
+            "scales": scales(_beside(cloud, name)),
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:

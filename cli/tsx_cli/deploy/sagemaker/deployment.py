@@ -12,10 +12,11 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
     POLICY,
     SERVICE,
     TARGET,
+    scales,
     scaling_of,
     without_others,
 )
-from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
+from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud, own_bucket, translated_errors
@@ -169,14 +170,8 @@ class SageMakerTarget:
             "configuration": endpoint.properties["EndpointConfigName"],
             "moving to": endpoint.outputs["pending"],
             "variants": [_variant(each, now.get(each["VariantName"], {})) for each in variants],
-            "alarms": {
-                each: alarm_state(cloud, each) for each in alarms_of(cloud, name, "EndpointName")
-            },
-            "scales": [
-                each.name.split("|")[2]
-                for each in _scaling(cloud, name)
-                if "ScalableTarget" in each.kind
-            ],
+            "alarms": alarm_states(cloud, alarms_of(cloud, name, "EndpointName")),
+            "scales": scales(_scaling(cloud, name)),
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:

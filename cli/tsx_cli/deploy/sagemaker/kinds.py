@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tsx_cli.deploy.aws.kinds.iam import not_assumed
+from tsx_cli.deploy.aws.kinds.iam import call_with_role
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, only, tag_list, tag_map
+from tsx_cli.deploy.engine.kind import ResourceKind, only, tag_list, tag_map
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 
 MODEL = ("PrimaryContainer", "ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
@@ -25,7 +25,6 @@ CONFIG = (
     "EnableNetworkIsolation",
     "MetricsConfig",
 )
-UNKNOWN_ROLE = "could not assume role"
 CHANGING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"})
 BROKEN = frozenset({"Failed", "OutOfService", "UpdateRollbackFailed"})
 COMPONENT = "AWS::SageMaker::InferenceComponent"
@@ -62,17 +61,13 @@ class Immutable(ResourceKind):
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
         named = {f"{self._key}Name": resource.name, "Tags": tag_list(resource.tags)}
         doing = f"creating the {self._what} {resource.name}"
-        try:
-            cloud.call(
-                "sagemaker", f"create_{self._operation}", doing, **named, **resource.properties
-            )
-        except CloudError as error:
-            if UNKNOWN_ROLE not in error.message.lower():
-                raise
-            return not_assumed(
-                cloud, error, str(resource.properties["ExecutionRoleArn"]), "sagemaker"
-            )
-        return None
+        role, operation = (
+            str(resource.properties.get("ExecutionRoleArn")),
+            f"create_{self._operation}",
+        )
+        return call_with_role(
+            cloud, "sagemaker", operation, doing, role, **named, **resource.properties
+        )
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
         put_tags(cloud, found.outputs["Ref"], resource)

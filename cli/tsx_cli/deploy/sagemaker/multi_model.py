@@ -97,11 +97,7 @@ def _check(spec: DeploySpec, multi: MultiModelEndpoint) -> None:
             " CPUs with an image like this: choose ml.c… or ml.m…, or share a GPU with"
             " sagemaker.component"
         )
-    if own.role is None:
-        raise UsageError(
-            f"sagemaker.role is not given: the ARN of the role that the endpoint {multi.endpoint}"
-            " runs with (--role); infra/iam/execution-sagemaker.json has its permissions"
-        )
+    shared.check_role(spec, multi.endpoint)
 
 
 class MultiModelVersion(Immutable):

@@ -84,6 +84,14 @@ def wanted_membership(spec: DeploySpec) -> EndpointMembership | None:
     return member
 
 
+def check_role(spec: DeploySpec, endpoint: str) -> None:
+    if spec.sagemaker.role is None:
+        raise UsageError(
+            f"sagemaker.role is not given: the ARN of the role that the endpoint {endpoint} runs"
+            " with (--role); infra/iam/execution-sagemaker.json has its permissions"
+        )
+
+
 def membership(cloud: Cloud, name: str) -> EndpointMembership | None:
     """How a deployment shares an endpoint; None where it has one of its own, or where there is no
     such deployment.

@@ -166,7 +166,7 @@ def test_purge_removes_the_images_of_all_versions_from_a_repository_that_others_
 
 
 def test_a_repository_that_is_none_of_ecr_is_reported(deploy: Deploy, docker: Engine) -> None:
-    deploy.apply("--set=repository=docker.io/me/digits", code=1)
+    deploy.apply("--set=repository=docker.io/me/digits", code=2)
     assert "repository is docker.io/me/digits; sagemaker takes images from ECR only" in deploy.err
 
 

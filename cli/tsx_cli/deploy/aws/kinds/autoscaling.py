@@ -156,6 +156,11 @@ def scaling(
     ]
 
 
+def scales(found: Sequence[Resource]) -> list[str]:
+    """What of a deployment scales."""
+    return [each.name.split("|")[2] for each in found if each.kind == TARGET]
+
+
 def scaling_of(
     place: str, policy: str, needs: tuple[str, ...], number: int | str = ""
 ) -> list[Resource]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
@@ -86,9 +86,11 @@ def alarms_of(cloud: Cloud, name: str, dimension: str) -> list[str]:
     ]
 
 
-def alarm_state(cloud: Cloud, name: str) -> str:
-    found = CloudWatchAlarm().observe(cloud, name)
-    return "" if found is None else str(found.outputs["status"])
+def alarm_states(cloud: Cloud, names: Iterable[str]) -> dict[str, str]:
+    found = {name: CloudWatchAlarm().observe(cloud, name) for name in names}
+    return {
+        name: "" if alarm is None else str(alarm.outputs["status"]) for name, alarm in found.items()
+    }
 
 
 def _dimensions(alarm: Mapping[str, Any]) -> list[dict[str, str]]:

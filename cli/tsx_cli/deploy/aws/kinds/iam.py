@@ -11,6 +11,8 @@ from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list, tag_map
 from tsx_cli.deploy.engine.resources import Observed, Resource
 
+REFUSALS = {"sagemaker": "could not assume role", "lambda": "cannot be assumed by lambda"}
+
 
 class Role(ResourceKind):
     """An execution role with one inline policy."""
@@ -88,16 +90,25 @@ def own_role(cloud: Cloud, name: str, target: str) -> list[Resource]:
     return [role] if found is not None and found.tags.get("tsx:name") == name else []
 
 
-def not_assumed(cloud: Cloud, error: CloudError, arn: str, target: str) -> str:
-    """The service's refusal of a role that it cannot assume, with the likely reason.
+def call_with_role(
+    cloud: Cloud, target: str, operation: str, doing: str, arn: str, **arguments: Any
+) -> str | None:
+    """Call a service that has to assume a role.
 
-    Raises CloudError where it will not pass.
+    A text says that it cannot do so yet, with the likely reason. Raises CloudError where that will
+    not pass.
     """
-    reason, may_pass = _why_not_assumed(cloud, arn, target)
-    text = f"{error.message.rstrip('.')}. {reason}"
-    if may_pass:
-        return text
-    raise CloudError(text, error.code) from error
+    try:
+        cloud.call(target, operation, doing, **arguments)
+    except CloudError as error:
+        if REFUSALS[target] not in error.message.lower():
+            raise
+        reason, may_pass = _why_not_assumed(cloud, arn, target)
+        text = f"{error.message.rstrip('.')}. {reason}"
+        if may_pass:
+            return text
+        raise CloudError(text, error.code) from error
+    return None
 
 
 def _why_not_assumed(cloud: Cloud, arn: str, target: str) -> tuple[str, bool]:
