@@ -56,7 +56,6 @@ CONTAINERS: dict[str, dict[str, Any]] = {
 }
 CLUSTERS: dict[str, dict[str, Any]] = {
     "plain": {"repository": "registry.example.com/digits"},
-    "tokens": {"kubernetes": {"token_secret": "tokens", "pull_secret": "pull", "namespace": "models"}, "env": {"A": "b"}},
     "kserve": {"kubernetes": {"kserve": True, "storage": "s3://models/digits", "gpus": 1}},
     "guarded": {
         "kubernetes": {
@@ -239,36 +238,15 @@ def test_kustomize_builds_what_is_there(tmp_path: Path) -> None:
     run("kubectl", "kustomize", tmp_path / "plain")
 
 
-def test_what_is_not_kubernetes_own_has_the_fields_that_its_readers_know() -> None:
-    said = emit("kubernetes", spec("kubernetes", **CLUSTERS["kserve"]), FACTS, LOCAL).files
+def test_an_inference_service_names_its_runtime_and_its_archive() -> None:
+    files = emit("kubernetes", spec("kubernetes", **CLUSTERS["kserve"]), FACTS, LOCAL).files
     runtime, service = (
-        yaml.safe_load(said["serving-runtime.yaml"]),
-        yaml.safe_load(said["inference-service.yaml"]),
+        yaml.safe_load(files[f"{name}.yaml"]) for name in ("serving-runtime", "inference-service")
     )
-    assert (runtime["apiVersion"], runtime["kind"]) == (
-        "serving.kserve.io/v1alpha1",
-        "ClusterServingRuntime",
-    )
-    assert runtime["spec"]["containers"][0]["name"] == "kserve-container"
-    assert runtime["spec"]["supportedModelFormats"] == [
-        {"name": "pytorch", "version": "1", "autoSelect": True, "priority": 3}
-    ]
     model = service["spec"]["predictor"]["model"]
-    assert (model["runtime"], model["storageUri"]) == (
-        runtime["metadata"]["name"],
-        "s3://models/digits",
-    )
+    assert model["runtime"] == runtime["metadata"]["name"]
+    assert model["storageUri"] == "s3://models/digits"
     assert model["env"] == [{"name": "TSX_SERVICE_ENVELOPE", "value": "kservev2"}]
-    monitor = yaml.safe_load(
-        emit("kubernetes", spec("kubernetes", **CLUSTERS["tokens"]), FACTS, LOCAL).files[
-            "monitor.yaml"
-        ]
-    )
-    endpoint = {"port": "metrics", "path": "/metrics", "interval": "15s"}
-    secret = {
-        "authorization": {"type": "Bearer", "credentials": {"name": "tokens", "key": "management"}}
-    }
-    assert monitor["spec"]["endpoints"] == [endpoint | secret]
 
 
 @pytest.mark.usefixtures("processes")

@@ -324,7 +324,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing_that_destroy_does_not_fi
     logs, group = boto3.client("logs"), "/aws/sagemaker/InferenceComponents/b"
     logs.create_log_group(logGroupName=group)
     logs.create_log_stream(logGroupName=group, logStreamName="x")
-    line = {"timestamp": round(time.time() * 1000) + 1000, "message": "CUDA out of memory"}
+    line = {"timestamp": round(time.time() * 1000) + 60_000, "message": "CUDA out of memory"}
     logs.put_log_events(logGroupName=group, logStreamName="x", logEvents=[line])
     b.apply(code=1)
     assert "b has failed: The container did not pass the ping health check" in b.err
