@@ -1,5 +1,5 @@
 """Writes the generated parts of the documentation: floors, settings, the schema of a
-benchmark's results, infra/iam.
+benchmark's results.
 
 Run it after a file or a setting is added, removed or changed. With --check it writes nothing and
 says whether a part is out of date.
@@ -15,7 +15,6 @@ from pathlib import Path
 
 from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_cli.bench.load.results import Results
-from tsx_cli.deploy.aws.iam_policies import documents
 from tsx_runtime.settings.schema import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,19 +82,12 @@ def results_schema() -> str:
 
 def main() -> int:
     stale = []
-    policies = {
-        f"infra/iam/{name}.json": json.dumps(each, indent=2) + "\n"
-        for name, each in documents().items()
-    }
-    for path, content in {
-        "docs/reference/bench-results.schema.json": results_schema(),
-        **policies,
-    }.items():
-        whole = ROOT / path
-        if not whole.is_file() or whole.read_text(encoding="utf-8") != content:
-            stale.append(path)
-            if "--check" not in sys.argv[1:]:
-                whole.write_text(content, encoding="utf-8")
+    path, content = "docs/reference/bench-results.schema.json", results_schema()
+    schema = ROOT / path
+    if not schema.is_file() or schema.read_text(encoding="utf-8") != content:
+        stale.append(path)
+        if "--check" not in sys.argv[1:]:
+            schema.write_text(content, encoding="utf-8")
     for file, name, part in (
         (ROOT / "docs" / "concepts" / "architecture.md", "floors", floors()),
         (ROOT / "docs" / "reference" / "configuration.md", "settings", settings_table()),

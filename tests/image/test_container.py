@@ -78,7 +78,7 @@ class Deployment:
         own = {"container.port": ports[0], "container.metrics_port": ports[1], "container.memory": "2g", "container.cpus": "1",
                "container.startup_timeout": "5m", "container.grace": "20s"}  # fmt: skip
         self.settings = [
-            word for key, value in (build | own).items() for word in ("--set", f"{key}={value}")
+            word for key, value in (build | own).items() for word in (f"--set={key}={value}",)
         ]
         self.environment = {**os.environ, "XDG_CACHE_HOME": str(directory / "cache")}
 
@@ -98,8 +98,7 @@ class Deployment:
             "sleeper",
             "--target",
             "container",
-            "--set",
-            "container.engine=podman",
+            "--set=container.engine=podman",
         )
 
     def status(self) -> dict[str, Any]:
@@ -161,7 +160,7 @@ def test_a_deployed_container_answers_within_its_limits(deployment: Deployment) 
     )
     (deployment.directory / "0.txt").write_text("0")
     assert deployment.verb("invoke", "0.txt").strip() == "1.0"
-    assert "serving sleeper/1.0 at" in deployment.verb("logs", "--lines", "50")
+    assert "serving sleeper/1.0 at" in deployment.verb("logs", "--lines=50")
     assert json.loads(deployment.inside(SIZES)) == [1, 2 << 30]
     assert deployment.inside(WRITE).split() == ["False", "10001"]
     assert re.findall(r"\w+$", deployment.inside(CAPABILITIES), re.MULTILINE) == ["0" * 16, "1"]
@@ -259,12 +258,9 @@ def test_kube_play_runs_the_deployment_that_kubernetes_gets(
 ) -> None:
     emitted = tmp_path / "kubernetes"
     settings = (
-        "--set",
-        "kubernetes.cpu=500m",
-        "--set",
-        "kubernetes.memory=2Gi",
-        "--set",
-        "kubernetes.replicas=1",
+        "--set=kubernetes.cpu=500m",
+        "--set=kubernetes.memory=2Gi",
+        "--set=kubernetes.replicas=1",
     )
     deployment(
         "1.0.mar",

@@ -20,7 +20,8 @@ from prometheus_client import ProcessCollector
 from tests.kit.jobs import FakeJob
 from tests.support.batches import count
 from tsx_archiver.metadata.slo import latency_target
-from tsx_cli.deploy.kubernetes.resources import serving_runtime
+from tsx_cli.deploy.kubernetes.resources import manifests
+from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.core.slo.attainment import SloReport
 from tsx_runtime.core.telemetry.histogram import SHOWN
 from tsx_runtime.core.telemetry.version_stats import Stats
@@ -326,11 +327,8 @@ def test_the_server_of_the_compose_file_is_set_by_settings_that_there_are() -> N
 def test_the_runtime_for_kserve_is_the_one_that_tsx_deploy_makes() -> None:
     text = (INFRA / "kserve" / "serving-runtime.yaml").read_text()
     (runtime,) = yaml.safe_load_all(text)
-    assert runtime == serving_runtime(runtime["spec"]["containers"][0]["image"])
-
-
-def test_the_role_of_an_endpoint_may_look_at_the_alarms_of_a_canary() -> None:
-    policy = json.loads((INFRA / "iam" / "execution-sagemaker.json").read_text())
-    assert "cloudwatch:DescribeAlarms" in {
-        action for statement in policy["Statement"] for action in statement["Action"]
-    }
+    kserve = {"kserve": True, "storage": "s3://models/digits"}
+    spec = DeploySpec.model_validate(
+        {"name": "a", "target": "kubernetes", "model": "a.mar", "kubernetes": kserve}
+    )
+    assert runtime == manifests(spec, runtime["spec"]["containers"][0]["image"], {})[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +10,23 @@ from typing import Any
 
 import pytest
 
+from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.image.recipe import Local
+from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.main import main
 
 ROLE = "arn:aws:iam::123456789012:role/deployed"
 IMAGE = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx@sha256:" + "0" * 64
 OTHER_IMAGE = IMAGE[:-1] + "1"
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
+FACTS = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "")
+LOCAL = Local("3.12", "2.9.0+cpu", "0.1.0")
+
+
+def a_spec(target: str, **more: Any) -> DeploySpec:
+    """The specification of the deployment digits; `more` are keys of `[deploy]`."""
+    own = {"name": "digits", "target": target, "model": "digits.mar"}
+    return DeploySpec.model_validate(own | copy.deepcopy(more))
 
 
 class Deploy:
@@ -36,7 +48,9 @@ class Deploy:
             name,
             "",
         )
-        self.image: Sequence[str] = ("--image", IMAGE)  # unless the words name one
+        self.is_aws = target in ("sagemaker", "lambda")
+        # unless the words name one
+        self.image: Sequence[str] = ("--image", IMAGE) if self.is_aws else ()
 
     def __call__(self, *words: str, code: int = 0) -> str:
         done = main(["deploy", *words])
@@ -46,7 +60,8 @@ class Deploy:
 
     def wish(self, *words: str) -> list[str]:
         image = () if "--image" in words else self.image
-        role = () if {"--role", "--create-role"} & set(words) else ("--role", ROLE)
+        has_role = not self.is_aws or {"--role", "--create-role"} & set(words)
+        role = () if has_role else ("--role", ROLE)
         return [
             str(self.archive),
             "--target",

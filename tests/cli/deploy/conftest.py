@@ -9,8 +9,8 @@ import pytest
 from tests.support.deploying import HANDLER
 from tests.support.models import make_model
 from tests.support.platforms.aws import Account, Course
-from tsx_cli.deploy.aws_lambda import kinds as lambda_kinds
-from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
+from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS as LAMBDA
+from tsx_cli.deploy.sagemaker.kinds import KINDS as SAGEMAKER
 
 
 @pytest.fixture(scope="module")
@@ -20,13 +20,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Course:
-    waiting = (sagemaker_kinds.SageMakerEndpoint, sagemaker_kinds.InferenceComponent)
-    for kind in (
-        *waiting,
-        lambda_kinds.LambdaFunction,
-        lambda_kinds.PublishedVersion,
-        lambda_kinds.Alias,
-    ):
+    for kind in (*SAGEMAKER.values(), *LAMBDA.values()):
         monkeypatch.setattr(kind, "poll", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

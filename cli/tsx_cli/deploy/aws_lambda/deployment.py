@@ -12,12 +12,12 @@ from typing import Any
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.kinds.autoscaling import (
-    TARGET,
     ScalableTarget,
-    is_somebody_elses,
+    scales,
     scaling_of,
+    without_others,
 )
-from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
+from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
@@ -27,7 +27,7 @@ from tsx_cli.deploy.aws_lambda.resources import ALIAS, alias_of, resources, scal
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Resource
+from tsx_cli.deploy.engine.resources import Observed, Resource, numbered
 from tsx_cli.deploy.spec import DeploySpec
 
 REFUSED = 400
@@ -75,12 +75,7 @@ class LambdaTarget:
             for each in (*_beside(cloud, spec.name), *_alarms(cloud, spec.name))
             if (each.kind, each.name) not in names
         ]
-        beside = [
-            each
-            for each in beside
-            if "Scal" not in each.kind
-            or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))
-        ]
+        beside = without_others(cloud, beside, scaling_rule(spec.name))
         coming = {name for kind, name in names if kind == "AWS::Lambda::Version"}
         others = [
             each
@@ -154,10 +149,8 @@ class LambdaTarget:
             "provisioned": (
                 None if ready is None else ready.properties["ProvisionedConcurrentExecutions"]
             ),
-            "alarms": {each.name: alarm_state(cloud, each.name) for each in _alarms(cloud, name)},
-            "scales": [
-                each.name.split("|")[2] for each in _scaling(cloud, name) if each.kind == TARGET
-            ],
+            "alarms": alarm_states(cloud, alarms_of(cloud, name, "FunctionName")),
+            "scales": scales(_scaling(cloud, name)),
         }
 
     def invoke(
@@ -252,17 +245,14 @@ def _beside(cloud: Cloud, name: str) -> list[Resource]:
             found.append(Resource(id, kind, place, {}, needs))
     kind = "AWS::Lambda::Permission"
     ours = [
-        each["Sid"]
+        f"{place}|{each['Sid']}"
         for each in statements(cloud, place)
         if re.fullmatch("tsx-[0-9a-f]{8}", each["Sid"])
     ]
-    found += [
-        Resource(f"Permission{number}", kind, f"{place}|{each}", {}, needs)
-        for number, each in enumerate(ours, start=1)
-    ]
+    found += numbered("Permission", kind, ours, needs, start=1)
     kind = "AWS::Lambda::EventSourceMapping"
-    for number, each in enumerate(mappings(cloud, place), start=1):
-        own = Resource(f"Queue{number}", kind, f"{place}|{each['EventSourceArn']}", {}, needs)
+    queues = [f"{place}|{each['EventSourceArn']}" for each in mappings(cloud, place)]
+    for own in numbered("Queue", kind, queues, needs, start=1):
         seen = _observed(cloud, own)
         if seen is not None and seen.tags.get("tsx:name") == name:
             found.append(own)
@@ -277,10 +267,7 @@ def _scaling(cloud: Cloud, name: str) -> list[Resource]:
 
 def _alarms(cloud: Cloud, name: str) -> list[Resource]:
     names = alarms_of(cloud, name, "FunctionName")
-    return [
-        Resource(f"Alarm{number}", "AWS::CloudWatch::Alarm", each, {})
-        for number, each in enumerate(names, start=1)
-    ]
+    return numbered("Alarm", "AWS::CloudWatch::Alarm", names, start=1)
 
 
 def _event(body: bytes, content_type: str, accept: str | None) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from tsx_cli.deploy.aws.kinds.iam import not_assumed
+from tsx_cli.deploy.aws.kinds.iam import call_with_role
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.canary import Baking, Shift, decide
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, only
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits
 
 CODE = ("ImageUri", "Architectures")
@@ -27,7 +26,6 @@ CONFIGURATION = (
     "AcceleratorConfig",
 )
 RESERVED = "ReservedConcurrentExecutions"
-UNKNOWN_ROLE = "cannot be assumed by Lambda"
 MARK = "canary since "
 LEFT = (
     "a canary that has begun keeps its share of the requests, and its alarms are not checked until"
@@ -79,24 +77,18 @@ class LambdaFunction(ResourceKind):
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
         wanted = {key: value for key, value in resource.properties.items() if key != RESERVED}
         wanted |= {"FunctionName": resource.name, "Tags": dict(resource.tags)}
-        try:
-            cloud.call(
-                "lambda", "create_function", f"creating the function {resource.name}", **wanted
-            )
-        except CloudError as error:
-            if UNKNOWN_ROLE not in error.message:
-                raise
-            return not_assumed(cloud, error, str(wanted["Role"]), "lambda")
-        return None
+        doing = f"creating the function {resource.name}"
+        return call_with_role(
+            cloud, "lambda", "create_function", doing, str(wanted["Role"]), **wanted
+        )
 
     def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]
     ) -> str | None:
         """One call at a time, each settled before the next; the description, which says what the
         function is, comes after the image.
         """
         wanted, name = resource.properties, {"FunctionName": resource.name}
-        changed = {field.path.split(".")[0] for field in fields}
         if changed & {"Code", "Architectures"}:
             code = {**name, **wanted["Code"], "Architectures": wanted["Architectures"]}
             cloud.call(
@@ -112,19 +104,10 @@ class LambdaFunction(ResourceKind):
             whole |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig")) | (
                 {"Layers": []} if "Layers" in changed else {}
             )
-            try:
-                cloud.call(
-                    "lambda",
-                    "update_function_configuration",
-                    f"configuring {resource.name}",
-                    **whole,
-                )
-            except CloudError as error:
-                if UNKNOWN_ROLE not in error.message:
-                    raise
-                raise CloudError(
-                    not_assumed(cloud, error, str(wanted["Role"]), "lambda"), error.code
-                ) from error
+            operation, doing = "update_function_configuration", f"configuring {resource.name}"
+            role = str(wanted["Role"])
+            if text := call_with_role(cloud, "lambda", operation, doing, role, **whole):
+                raise CloudError(text)
             return "is configured" if changed & {RESERVED, "tags"} else None
         if RESERVED in changed:
             operation = (
@@ -235,7 +218,7 @@ class Alias(ResourceKind):
         )
 
     def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]
     ) -> str | None:
         wanted, before = resource.properties["FunctionVersion"], found.properties["FunctionVersion"]
         shift = Shift(**resource.how) if resource.how and wanted != before else None

@@ -5,13 +5,12 @@ concurrency, its managed instances.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.aws_lambda.kinds import Alias, LambdaFunction, PublishedVersion
 from tsx_cli.deploy.engine.kind import ResourceKind, only
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 
 PROVIDER = (
@@ -59,9 +58,7 @@ class Url(ResourceKind):
             "lambda", "create_function_url_config", f"giving {resource.name} a URL", **wanted
         )
 
-    def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
-    ) -> None:
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
         wanted = {**_which(resource.name), **only(resource.properties, MODES)}
         cloud.call(
             "lambda", "update_function_url_config", f"changing the URL of {resource.name}", **wanted
@@ -166,13 +163,11 @@ class EventSourceMapping(ResourceKind):
             **resource.properties,
         )
 
-    def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
-    ) -> None:
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
         arguments = {"ScalingConfig": {}, **resource.properties, "UUID": found.outputs["Ref"]}
         arguments.pop("EventSourceArn")
         doing = f"changing the event source of {arguments['FunctionName']}"
-        if any(field.path.split(".")[0] != "tags" for field in fields):
+        if changed - {"tags"}:
             cloud.call("lambda", "update_event_source_mapping", doing, **arguments)
         cloud.call(
             "lambda", "tag_resource", doing, Resource=found.outputs["Arn"], Tags=dict(resource.tags)
@@ -270,14 +265,10 @@ class CapacityProvider(ResourceKind):
             **wanted,
         )
 
-    def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
-    ) -> None:
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
         doing = f"changing the capacity provider {resource.name}"
         arguments = only(resource.properties, ("CapacityProviderScalingConfig",))
-        if arguments and any(
-            field.path.startswith("CapacityProviderScalingConfig") for field in fields
-        ):
+        if arguments and "CapacityProviderScalingConfig" in changed:
             cloud.call(
                 "lambda",
                 "update_capacity_provider",

@@ -14,10 +14,11 @@ from typing import Any
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
 from tsx_cli.deploy.aws.iam_policies import role
-from tsx_cli.deploy.aws.kinds.autoscaling import scaling
+from tsx_cli.deploy.aws.kinds.autoscaling import predefined, scaling
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.engine.facts import Facts, lasting, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
+from tsx_cli.deploy.engine.shapes import some
 from tsx_cli.deploy.spec import DeploySpec, Lambda, ManagedInstances
 
 ALIAS = "live"
@@ -60,11 +61,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     alias = {"FunctionName": spec.name, "Name": ALIAS, "FunctionVersion": Ref("Version", "Version")}
     made += [version, *watched.made]
     canary = spec.canary
-    shift = (
-        {}
-        if canary is None
-        else {"percent": canary.percent, "bake": canary.bake, "alarms": watched.names}
-    )
+    shift = {} if canary is None else {**canary.model_dump(), "alarms": watched.names}
     made.append(
         Resource("Alias", "AWS::Lambda::Alias", alias_of(spec.name), alias, needs, how=shift)
     )
@@ -126,56 +123,52 @@ def _check(spec: DeploySpec, own: Lambda) -> None:
 
 
 def _provider(spec: DeploySpec, managed: ManagedInstances, tags: Mapping[str, str]) -> Resource:
-    instances: dict[str, Any] = {"Architectures": [spec.lambda_.architecture]}
-    if managed.instance_types:
-        instances["AllowedInstanceTypes"] = list(managed.instance_types)
-    properties: dict[str, Any] = {
+    types, most = list(managed.instance_types) or None, managed.most_cpus
+    properties = {
         "PermissionsConfig": {"CapacityProviderOperatorRoleArn": managed.operator_role},
         "VpcConfig": {
             "SubnetIds": list(managed.subnets),
             "SecurityGroupIds": list(managed.security_groups),
         },
-        "InstanceRequirements": instances,
+        "InstanceRequirements": some(
+            {"Architectures": [spec.lambda_.architecture], "AllowedInstanceTypes": types}
+        ),
+        "CapacityProviderScalingConfig": most and {"MaxVCpuCount": most},
     }
-    if managed.most_cpus is not None:
-        properties["CapacityProviderScalingConfig"] = {"MaxVCpuCount": managed.most_cpus}
+    kind = "AWS::Lambda::CapacityProvider"
     return Resource(
-        "CapacityProvider",
-        "AWS::Lambda::CapacityProvider",
-        f"tsx-{spec.name}",
-        properties,
-        tags=lasting(tags),
+        "CapacityProvider", kind, f"tsx-{spec.name}", some(properties), tags=lasting(tags)
     )
 
 
 def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
     """Its properties, and the hash of what makes another version of it."""
-    own = spec.lambda_
-    properties: dict[str, Any] = {
-        "PackageType": "Image",
-        "Code": {"ImageUri": facts.image},
-        "Role": own.role or Ref("Role", "Arn"),
-        "MemorySize": own.memory,
-        "Timeout": own.timeout,
-        "EphemeralStorage": {"Size": own.storage},
-        "Architectures": [own.architecture],
-    }
-    variables = (
-        {"TSX_LAMBDA_ANSWERS": "streamed"} if own.streaming else {}
-    )  # docs/guides/deploy/lambda.md has these
-    if own.queue is not None and own.queue.results is not None:
-        variables["TSX_LAMBDA_RESULTS"] = own.queue.results
-        variables["TSX_LAMBDA_RESULTS_OWNER"] = own.queue.results_owner or facts.account
+    own, queue = spec.lambda_, spec.lambda_.queue
+    variables = {}  # docs/guides/deploy/lambda.md has these
+    if own.streaming:
+        variables["TSX_LAMBDA_ANSWERS"] = "streamed"
+    if queue is not None and queue.results is not None:
+        variables["TSX_LAMBDA_RESULTS"] = queue.results
+        variables["TSX_LAMBDA_RESULTS_OWNER"] = queue.results_owner or facts.account
     variables |= spec.env
-    if variables:
-        properties["Environment"] = {"Variables": variables}
-    if own.subnets:
-        properties["VpcConfig"] = {
-            "SubnetIds": sorted(own.subnets),
-            "SecurityGroupIds": sorted(own.security_groups),
+    network = {
+        "SubnetIds": sorted(own.subnets),
+        "SecurityGroupIds": sorted(own.security_groups),
+    }
+    properties = some(
+        {
+            "PackageType": "Image",
+            "Code": {"ImageUri": facts.image},
+            "Role": own.role or Ref("Role", "Arn"),
+            "MemorySize": own.memory,
+            "Timeout": own.timeout,
+            "EphemeralStorage": {"Size": own.storage},
+            "Architectures": [own.architecture],
+            "Environment": {"Variables": variables} if variables else None,
+            "VpcConfig": network if own.subnets else None,
+            **_managed(own.managed_instances),
         }
-    if own.managed_instances is not None:
-        properties |= _managed(own.managed_instances)
+    )
     content = digest([properties, facts.sha256])
     properties["Description"] = (
         f"tsx {content} {facts.sha256[:16]} {facts.model_name}/{facts.model_version}"[:256]
@@ -185,19 +178,19 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
     return properties, content
 
 
-def _managed(managed: ManagedInstances) -> dict[str, Any]:
-    provider = managed.provider or Ref("CapacityProvider", "Arn")
-    config: dict[str, Any] = {"CapacityProviderArn": provider}
-    if managed.concurrency is not None:
-        config["PerExecutionEnvironmentMaxConcurrency"] = managed.concurrency
-    if managed.memory_per_cpu is not None:
-        config["ExecutionEnvironmentMemoryGiBPerVCpu"] = float(managed.memory_per_cpu)
-    properties: dict[str, Any] = {
-        "CapacityProviderConfig": {"LambdaManagedInstancesCapacityProviderConfig": config}
+def _managed(managed: ManagedInstances | None) -> dict[str, Any]:
+    if managed is None:
+        return {}
+    memory, gpu = managed.memory_per_cpu, managed.gpu_memory
+    config = {
+        "CapacityProviderArn": managed.provider or Ref("CapacityProvider", "Arn"),
+        "PerExecutionEnvironmentMaxConcurrency": managed.concurrency,
+        "ExecutionEnvironmentMemoryGiBPerVCpu": memory and float(memory),
     }
-    if managed.gpu_memory is not None:
-        properties["AcceleratorConfig"] = {"AcceleratorMemorySize": managed.gpu_memory}
-    return properties
+    return {
+        "CapacityProviderConfig": {"LambdaManagedInstancesCapacityProviderConfig": some(config)},
+        "AcceleratorConfig": gpu and {"AcceleratorMemorySize": gpu},
+    }
 
 
 def _alarms(spec: DeploySpec, tags: Mapping[str, str], content: str) -> Alarms:
@@ -240,11 +233,7 @@ def _provisioned(spec: DeploySpec, own: Lambda) -> list[Resource]:
     ]
     if own.autoscaling is None:
         return made
-    metric = {
-        "PredefinedMetricSpecification": {
-            "PredefinedMetricType": "LambdaProvisionedConcurrencyUtilization"
-        }
-    }
+    metric = predefined("LambdaProvisionedConcurrencyUtilization")
     return made + scaling(
         scaled(spec.name), scaling_rule(spec.name), own.autoscaling, metric, "Provisioned"
     )
@@ -263,37 +252,26 @@ def _url(spec: DeploySpec, own: Lambda) -> list[Resource]:
         "InvokeMode": mode,
     }
     made = [Resource("Url", "AWS::Lambda::Url", alias_of(spec.name), properties, ("Alias",))]
-    if public:
-        by_url: dict[str, Any] = {
-            "Action": "lambda:InvokeFunctionUrl",
-            "FunctionUrlAuthType": "NONE",
-        }
-        by_name: dict[str, Any] = {"Action": "lambda:InvokeFunction", "InvokedViaFunctionUrl": True}
-        made += [
-            _permission(spec, f"UrlPermission{number}", fields)
-            for number, fields in enumerate((by_url, by_name), start=1)
-        ]
+    by_url: dict[str, Any] = {"Action": "lambda:InvokeFunctionUrl", "FunctionUrlAuthType": "NONE"}
+    by_name: dict[str, Any] = {"Action": "lambda:InvokeFunction", "InvokedViaFunctionUrl": True}
+    for number, way in enumerate((by_url, by_name) if public else (), start=1):
+        fields = {"FunctionName": alias_of(spec.name), "Principal": "*", **way}
+        name = f"{alias_of(spec.name)}|tsx-{digest(fields)}"
+        kind, id = "AWS::Lambda::Permission", f"UrlPermission{number}"
+        made.append(Resource(id, kind, name, fields, ("Alias",)))
     return made
 
 
-def _permission(spec: DeploySpec, id: str, fields: Mapping[str, Any]) -> Resource:
-    properties = {"FunctionName": alias_of(spec.name), "Principal": "*", **fields}
-    name = f"{alias_of(spec.name)}|tsx-{digest(properties)}"
-    return Resource(id, "AWS::Lambda::Permission", name, properties, ("Alias",))
-
-
 def _queue(spec: DeploySpec, own: Lambda, tags: Mapping[str, str]) -> Resource:
-    assert own.queue is not None
-    properties: dict[str, Any] = {
-        "EventSourceArn": own.queue.arn,
+    queue = own.queue
+    assert queue is not None
+    properties = {
+        "EventSourceArn": queue.arn,
         "FunctionName": alias_of(spec.name),
-        "BatchSize": own.queue.batch_size,
-        "MaximumBatchingWindowInSeconds": own.queue.window,
+        "BatchSize": queue.batch_size,
+        "MaximumBatchingWindowInSeconds": queue.window,
         "FunctionResponseTypes": ["ReportBatchItemFailures"],
+        "ScalingConfig": queue.concurrency and {"MaximumConcurrency": queue.concurrency},
     }
-    if own.queue.concurrency is not None:
-        properties["ScalingConfig"] = {"MaximumConcurrency": own.queue.concurrency}
-    place = f"{alias_of(spec.name)}|{own.queue.arn}"
-    return Resource(
-        "Queue", "AWS::Lambda::EventSourceMapping", place, properties, ("Alias",), lasting(tags)
-    )
+    place, kind = f"{alias_of(spec.name)}|{queue.arn}", "AWS::Lambda::EventSourceMapping"
+    return Resource("Queue", kind, place, some(properties), ("Alias",), lasting(tags))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,13 +29,15 @@ from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
 from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
 from tsx_cli.deploy.kubernetes.kinds import Cluster, Revision
 from tsx_cli.deploy.kubernetes.release import Release, WeightedRoute
-from tsx_cli.deploy.ray.spec import Ray
 from tsx_cli.deploy.sagemaker.components import LOG
-from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.forms import KINDS as SAGEMAKER_KINDS
 from tsx_cli.deploy.sagemaker.forms import target_of
 from tsx_cli.deploy.sagemaker.kinds import COMPONENT
-from tsx_cli.deploy.sagemaker.shared_endpoints import membership, wanted_membership
+from tsx_cli.deploy.sagemaker.shared_endpoints import (
+    EndpointMembership,
+    membership,
+    wanted_membership,
+)
 from tsx_cli.deploy.spec import DeploySpec, Target
 
 AWS_KINDS: Mapping[str, ResourceKind] = {
@@ -97,66 +99,46 @@ class Location:
 
 
 def place(spec: DeploySpec) -> Location:
-    return _place(
-        spec.name,
-        spec.target,
-        spec.model_dump(
-            include={
-                "region",
-                "profile",
-                "repository",
-                "build",
-                "sagemaker",
-                "container",
-                "kubernetes",
-                "ray",
-            }
-        ),
-        spec,
-    )
+    return _place(spec, lambda cloud: wanted_membership(spec))
 
 
 def named(file: Path | None, given: Mapping[str, Any]) -> Location:
     found = read_named(file, given)
-    return _place(found["name"], found["target"], found)
+    return _place(found, lambda cloud: membership(cloud, found.name))
 
 
-def _place(
-    name: str, target: str, fields: Mapping[str, Any], spec: DeploySpec | None = None
-) -> Location:
-    """`spec` says how a model is to be deployed to SageMaker; without it, how it is deployed is
-    asked for.
-    """
-    if target not in get_args(Target):  # of tsx.toml, where no model is read that would look at it
-        raise UsageError(f"target is '{target}'; choose one of {', '.join(get_args(Target))}")
+def _place(spec: DeploySpec, member: Callable[[Cloud], EndpointMembership | None]) -> Location:
+    """`member` says which endpoint of SageMaker it shares."""
+    targets = get_args(Target)
+    if spec.target not in targets:  # of tsx.toml, where no model is read that would look at it
+        raise UsageError(f"target is '{spec.target}'; choose one of {', '.join(targets)}")
     cloud: Any
     platform: Platform
     log_name = ""
-    if target == "container":
-        program = engine(fields["container"]["engine"])
+    if spec.target == "container":
+        program = engine(spec.container.engine)
         # The engine builds the image too, as it is where the image has to be.
         kinds: Mapping[str, ResourceKind] = {
             "Tsx::Container::Container": DockerContainer(),
             "Tsx::Container::Image": LocalImage(Builder(program.name)),
         }
         cloud, platform = ContainerHost(program), ContainerTarget()
-    elif target == "kubernetes":
+    elif spec.target == "kubernetes":
         if shutil.which("kubectl") is None:
             raise CliError(
                 "kubectl is not installed; install it, or write the manifests with --emit"
                 " kubernetes and apply them elsewhere"
             )
-        own, kinds = (
-            fields["kubernetes"],
-            {**OBJECTS, f"{OBJECT}Deployment": Release(), f"{OBJECT}HTTPRoute": WeightedRoute()},
-        )
-        kinds[f"{OBJECT}Revision"] = Revision()
-        cloud = Cluster(
-            Program("kubectl", ("--context", own["context"]) if own["context"] else ()),
-            own["namespace"],
-        )
-        platform = KubernetesTarget()
-    elif target == "ray":
+        own = spec.kubernetes
+        kinds = {
+            **OBJECTS,
+            f"{OBJECT}Deployment": Release(),
+            f"{OBJECT}HTTPRoute": WeightedRoute(),
+            f"{OBJECT}Revision": Revision(),
+        }
+        words = ("--context", own.context) if own.context else ()
+        cloud, platform = Cluster(Program("kubectl", words), own.namespace), KubernetesTarget()
+    elif spec.target == "ray":
         try:
             from tsx_cli.deploy.ray.cluster import RayCluster  # here, because Ray is an extra
             from tsx_cli.deploy.ray.deployment import RayTarget
@@ -166,21 +148,11 @@ def _place(
                 f"--target ray needs packages that are not installed ({error.name}): pip install"
                 " 'tsx-serve[ray]'"
             ) from error
-        own_ray = Ray.model_construct(
-            **fields["ray"]
-        )  # checked before: with all its defaults it would not pass again
-        cloud, kinds = (
-            RayCluster(own_ray, partial(Cloud, fields.get("region"), fields.get("profile"))),
-            RAY_KINDS,
-        )
+        cloud, kinds = RayCluster(spec.ray, partial(Cloud, spec.region, spec.profile)), RAY_KINDS
         platform = RayTarget()
     else:
-        cloud, kinds = (
-            Cloud(fields.get("region"), fields.get("profile"), fields["sagemaker"]["bucket_owner"]),
-            AWS_KINDS,
-        )
-        served: LambdaTarget | SageMakerTarget = LambdaTarget()
-        if target == "sagemaker":
-            served = target_of(membership(cloud, name) if spec is None else wanted_membership(spec))
-        platform, log_name = served, served.log_group(name)
-    return Location(name, target, platform, cloud, kinds, fields.get("repository"), log_name)
+        cloud = Cloud(spec.region, spec.profile, spec.sagemaker.bucket_owner)
+        is_function, kinds = spec.target == "lambda", AWS_KINDS
+        served = LambdaTarget() if is_function else target_of(member(cloud))
+        platform, log_name = served, served.log_group(spec.name)
+    return Location(spec.name, spec.target, platform, cloud, kinds, spec.repository, log_name)

@@ -19,26 +19,17 @@ from tsx_cli.deploy.engine.platform import DeployedVersion
 
 LONGEST = 100  # characters of a value
 LONG = 30.0  # seconds: from here on it is announced
-USUAL: Mapping[
-    tuple[str, str], float
-] = {  # seconds, from experience: what AWS takes hangs on the image and the machines
-    ("AWS::SageMaker::Endpoint", "create"): 360.0,
-    ("AWS::SageMaker::Endpoint", "replace"): 420.0,
-    ("AWS::SageMaker::Endpoint", "update"): 480.0,
-    ("AWS::SageMaker::InferenceComponent", "create"): 300.0,
-    ("AWS::SageMaker::InferenceComponent", "replace"): 360.0,
-    ("AWS::SageMaker::InferenceComponent", "update"): 300.0,
-    ("AWS::Lambda::Function", "create"): 60.0,
-    ("AWS::Lambda::Function", "update"): 40.0,
-    ("Tsx::Container::Image", "create"): 240.0,
-    ("Tsx::ECR::Image", "create"): 300.0,
-    ("Tsx::Registry::Image", "create"): 300.0,
-    ("Kubernetes::Deployment", "create"): 60.0,
-    ("Kubernetes::Deployment", "update"): 60.0,
-    ("Tsx::Ray::Application", "create"): 30.0,
-    ("Tsx::Ray::Application", "update"): 30.0,
-    ("Tsx::Lambda::ProvisionedConcurrency", "create"): 180.0,
-    ("Tsx::Lambda::ProvisionedConcurrency", "update"): 180.0,
+# seconds, from experience: what AWS takes hangs on the image and the machines
+USUAL: Mapping[str, Mapping[str, float]] = {
+    "AWS::SageMaker::Endpoint": {"create": 360, "replace": 420, "update": 480},
+    "AWS::SageMaker::InferenceComponent": {"create": 300, "replace": 360, "update": 300},
+    "AWS::Lambda::Function": {"create": 60, "update": 40},
+    "Tsx::Container::Image": {"create": 240},
+    "Tsx::ECR::Image": {"create": 300},
+    "Tsx::Registry::Image": {"create": 300},
+    "Kubernetes::Deployment": {"create": 60, "update": 60},
+    "Tsx::Ray::Application": {"create": 30, "update": 30},
+    "Tsx::Lambda::ProvisionedConcurrency": {"create": 180, "update": 180},
 }
 ACTIONS: Mapping[Action, tuple[str, str, str]] = {  # in a plan, in its sum, and done
     "create": ("+", "to create", "created"),
@@ -72,7 +63,7 @@ def show_plan(planned: Plan) -> None:
 
 def expected(change: Change) -> float:
     """Seconds that it usually takes; a canary takes its time on top."""
-    usual = USUAL.get((change.resource.kind, change.action), 0.0)
+    usual = USUAL.get(change.resource.kind, {}).get(change.action, 0.0)
     shift = (
         change.resource.properties.get("DeploymentConfig", {}) if change.action == "update" else {}
     )

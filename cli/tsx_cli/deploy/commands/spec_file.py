@@ -26,9 +26,10 @@ else:
     import tomli as tomllib
 
 
-def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Name, target, and where it is, for verbs that need no model. Raises UsageError and
-    CliError.
+def read_named(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
+    """Name, target, and where it is, for verbs that need no model: all else has its default.
+
+    Raises UsageError and CliError.
     """
     values = _values(file, given)
     for key in ("name", "target"):
@@ -39,18 +40,16 @@ def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
         "sagemaker": SageMaker,
         "container": Container,
         "kubernetes": Kubernetes,
+        "ray": Ray,
     }
-    parts["ray"] = Ray
     try:
-        tables = {
-            key: part.model_validate(values.get(key, {})).model_dump()
-            for key, part in parts.items()
+        found: dict[str, Any] = {
+            key: part.model_validate(values.get(key, {})) for key, part in parts.items()
         }
     except ValidationError as error:
         raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
-    return {
-        key: values.get(key) for key in ("name", "target", "region", "profile", "repository")
-    } | tables
+    found |= {key: values.get(key) for key in ("name", "target", "region", "profile", "repository")}
+    return DeploySpec.model_construct(**found)
 
 
 def read_target(file: Path | None, given: Mapping[str, Any]) -> str | None:

@@ -295,12 +295,10 @@ def by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
         return image, None
     repository, _, tag = rest.partition(":")
     with translated_errors(f"looking for the image {image}"):
-        found = cloud.client("ecr").describe_images(
+        (found,) = cloud.client("ecr").describe_images(
             repositoryName=repository, imageIds=[{"imageTag": tag or "latest"}]
-        )
-    return f"{host}/{repository}@{found['imageDetails'][0]['imageDigest']}", found["imageDetails"][
-        0
-    ].get("imageSizeInBytes")
+        )["imageDetails"]
+    return f"{host}/{repository}@{found['imageDigest']}", found.get("imageSizeInBytes")
 
 
 def _earlier(

@@ -16,7 +16,7 @@ from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.facts import tags_of as tags_of_spec
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Resource, digest
+from tsx_cli.deploy.engine.resources import Resource, digest, numbered
 from tsx_cli.deploy.spec import DeploySpec
 
 KIND, IMAGE = "Tsx::Container::Container", "Tsx::Container::Image"
@@ -50,10 +50,7 @@ class ContainerTarget:
 
     def belongings(self, cloud: ContainerHost, name: str, *, purge: bool = False) -> list[Resource]:
         there = cloud.containers(name)
-        found = [
-            Resource(f"Container{n}", KIND, _name(each), {}, ("Images",))
-            for n, each in enumerate(there)
-        ]
+        found = numbered("Container", KIND, map(_name, there), ("Images",))
         if purge:
             images = sorted(
                 {
@@ -61,9 +58,7 @@ class ContainerTarget:
                     *(labels_of(each)[OWN_IMAGE] for each in there if OWN_IMAGE in labels_of(each)),
                 }
             )
-            found = [
-                Resource(f"Image{n}", IMAGE, each, {}) for n, each in enumerate(images)
-            ] + found
+            found = numbered("Image", IMAGE, images) + found
         return found
 
     def obsolete(
@@ -135,18 +130,21 @@ class ContainerTarget:
         return predict(_address(there[0]), model, body, content_type, accept)
 
     def logs(
-        self, cloud: ContainerHost, name: str, *, lines: int | None, since: str | None, follow: bool
+        self, cloud: ContainerHost, name: str, *, lines: int, since: str | None, follow: bool
     ) -> Iterator[str]:
         """Of the one that runs, else of the newest. Raises CliError where there is none."""
         there = cloud.containers(name)
         if not there:
             raise CliError(f"there is no deployment '{name}' on {cloud.region}")
         current = next((each for each in there if each["State"].get("Running")), there[-1])
-        words = [
-            *(["--tail", str(lines)] if lines is not None else []),
-            *(["--since", since] if since else []),
-        ]
-        return cloud.follow(_name(current), [*words, *(["--follow"] if follow else [])])
+        words = log_words(lines, since, follow=follow)
+        return cloud.program.lines("logs", *words, _name(current))
+
+
+def log_words(lines: int, since: str | None, *, follow: bool) -> list[str]:
+    """As docker, podman and kubectl take them."""
+    ends = [*(["--since", since] if since else []), *(["--follow"] if follow else [])]
+    return ["--tail", str(lines), *ends]
 
 
 def predict(

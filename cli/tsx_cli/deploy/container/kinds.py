@@ -11,13 +11,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tsx_cli.deploy.container.resources import RETRIES, engine_words
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Builder, Program, last_output
 from tsx_cli.deploy.image.recipe import Recipe, own_tag
@@ -87,12 +86,9 @@ class ContainerHost:
             if own.fullmatch(each) or shared.fullmatch(each.rpartition(":")[2])
         ]
 
-    def log(self, name: str, lines: int = LINES) -> list[str]:
-        done = self.program.try_("logs", "--tail", str(lines), name)
-        return [*done.stdout.splitlines(), *done.stderr.splitlines()][-lines:]
-
-    def follow(self, name: str, words: Sequence[str]) -> Iterator[str]:
-        return self.program.lines("logs", *words, name)
+    def log(self, name: str) -> list[str]:
+        done = self.program.try_("logs", "--tail", str(LINES), name)
+        return [*done.stdout.splitlines(), *done.stderr.splitlines()][-LINES:]
 
 
 def labels_of(container: Mapping[str, Any]) -> dict[str, str]:
@@ -184,7 +180,7 @@ class DockerContainer(ResourceKind):
             self._put_back(cloud, before, error)
 
     def update(
-        self, cloud: ContainerHost, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: ContainerHost, resource: Resource, found: Observed, changed: set[str]
     ) -> None:
         """An earlier one is started again, or one that has stopped or is not well."""
         before = self._stop_others(cloud, resource)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import ipaddress
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from tsx_cli.deploy.engine.shapes import filled, shapes
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.shared.safe_path import run_module
 
@@ -17,11 +19,17 @@ HEALTH = ("python", *run_module("tsx_runtime.targets.health"))
 TOKENS = ("TSX_INFERENCE_TOKEN", "TSX_MANAGEMENT_TOKEN")
 OPEN, DEFAULTS = "TSX_DISABLE_TOKEN_AUTHORIZATION", "TSX_DEFAULTS"
 INSIDE, METRICS_INSIDE = 8080, 8082
-SCRATCH = "/tmp:exec"  # torch.compile puts libraries there
+SHAPES = Path(__file__).with_name("compose.yaml")
 PROCESSES = 4096  # and threads, at most
 LOG: dict[str, Any] = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
 START_INTERVAL = "2s"  # between two health checks until the first that succeeds
 RETRIES = 3  # failed health checks that make a container unhealthy
+# torch.compile puts libraries into /tmp
+FIXED = (
+    "--init --restart unless-stopped --read-only --tmpfs /tmp:exec --cap-drop ALL"
+    f" --security-opt no-new-privileges --shm-size 1g --pids-limit {PROCESSES}"
+)
+CHECKED = f"--health-interval 10s --health-timeout 5s --health-retries {RETRIES}"
 MARGIN = 5  # seconds of the grace period that are left for the end itself
 
 
@@ -72,44 +80,27 @@ def compose(
 ) -> dict[str, Any]:
     """With a `stage`, compose builds the image from the Dockerfile beside it."""
     own = spec.container
-    service: dict[str, Any] = {"image": image}
-    if stage is not None:
-        service["build"] = {"context": ".", "target": stage}
     asked = {
         name: f"${{{name}:?clients carry it as a bearer token}}" for name in wants_tokens(spec)
     }
-    service |= {
-        "init": True,
-        "restart": "unless-stopped",
-        "read_only": True,
-        "tmpfs": [SCRATCH],
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true"],
-        "shm_size": "1g",
-        "pids_limit": PROCESSES,
+    devices = [{"driver": "nvidia", "count": own.gpus, "capabilities": ["gpu"]}]
+    values = {
+        "image": image,
+        "build": stage and {"context": ".", "target": stage},
+        "processes": PROCESSES,
         "logging": LOG,
-        "environment": {
-            **{name: _literal(value) for name, value in environment(spec).items()},
-            **asked,
-        },
+        "environment": _literal(environment(spec)) | asked,
         "ports": published(spec),
-        "labels": {name: _literal(value) for name, value in shown(labels).items()},
-        "stop_grace_period": f"{own.grace}s",
-        "healthcheck": {
-            "test": ["CMD", *HEALTH],
-            "interval": "10s",
-            "timeout": "5s",
-            "retries": RETRIES,
-            "start_period": f"{own.startup_timeout}s",
-        },
+        "labels": _literal(shown(labels)),
+        "grace": f"{own.grace}s",
+        "health": ["CMD", *HEALTH],
+        "retries": RETRIES,
+        "start_period": f"{own.startup_timeout}s",
+        "cpus": own.cpus,
+        "memory": own.memory,
+        "devices": {"resources": {"reservations": {"devices": devices}}} if own.gpus else None,
     }
-    if own.cpus is not None:
-        service["cpus"] = own.cpus
-    if own.memory is not None:
-        service["mem_limit"] = own.memory
-    if own.gpus:
-        devices = [{"driver": "nvidia", "count": own.gpus, "capabilities": ["gpu"]}]
-        service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
+    service = filled(shapes(SHAPES)["service"], values)
     return {"name": spec.name, "services": {spec.name: service}}
 
 
@@ -119,39 +110,8 @@ def run_words(spec: DeploySpec, image: str, *, name: str, labels: Mapping[str, s
     Tokens are taken from this command's environment, so that no list of processes shows them.
     """
     own = spec.container
-    words = [
-        "run",
-        "--detach",
-        "--name",
-        name,
-        "--init",
-        "--restart",
-        "unless-stopped",
-        "--read-only",
-        "--tmpfs",
-        SCRATCH,
-    ]
-    words += [
-        "--cap-drop",
-        "ALL",
-        "--security-opt",
-        "no-new-privileges",
-        "--shm-size",
-        "1g",
-        "--pids-limit",
-        str(PROCESSES),
-    ]
-    words += ["--stop-timeout", str(own.grace)]
-    words += [
-        "--health-cmd",
-        shlex.join(HEALTH),
-        "--health-interval",
-        "10s",
-        "--health-timeout",
-        "5s",
-        "--health-retries",
-        str(RETRIES),
-    ]
+    words = ["run", "--detach", "--name", name, *FIXED.split(), "--stop-timeout", str(own.grace)]
+    words += ["--health-cmd", shlex.join(HEALTH), *CHECKED.split()]
     words += ["--health-start-period", f"{own.startup_timeout}s"]
     for key, value in environment(spec).items():
         words += ["--env", f"{key}={value}"]
@@ -199,6 +159,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _literal(text: str) -> str:
+def _literal(texts: Mapping[str, str]) -> dict[str, str]:
     """A dollar is a variable's in a compose file."""
-    return text.replace("$", "$$")
+    return {name: text.replace("$", "$$") for name, text in texts.items()}

@@ -7,17 +7,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws_lambda import resources as aws_lambda
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
+from tsx_cli.deploy.engine.shapes import filled, shapes
 from tsx_cli.deploy.sagemaker import forms as sagemaker
 from tsx_cli.deploy.spec import Canary, DeploySpec
 
 # Placeholders for values of the stack. An archive's name holds no NUL, and so none of them.
 ACCOUNT, REGION, IMAGE = "\0AccountId\0", "\0Region\0", "\0Image\0"
+SHAPES = Path(__file__).with_name("shapes.yaml")
 OWN = "Tsx::"  # kinds that CloudFormation does not have
 NAMED = {  # the property that holds a resource's name
     "AWS::CloudWatch::Alarm": "AlarmName",
@@ -66,7 +69,6 @@ OUTPUTS = (  # name, the id of a resource, its attribute
     ("RoleArn", "Role", "Arn"),
     ("LogGroup", "LogGroup", "Ref"),
 )
-CANARY_ROLE = "arn:${AWS::Partition}:iam::aws:policy/service-role/AWSCodeDeployRoleForLambdaLimited"
 NEEDS_NOTE = (
     "aws cloudformation deploy --template-file template.yaml --stack-name {name}, with"
     " --parameter-overrides for the parameters at its top"
@@ -129,11 +131,7 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
         entries |= _canary(
             spec.canary, next(each.how["alarms"] for each in resources if each.id == "Alias"), made
         )
-        names = {
-            "ApplicationName": {"Ref": "CanaryApplication"},
-            "DeploymentGroupName": {"Ref": "CanaryGroup"},
-        }
-        entries["Alias"]["UpdatePolicy"] = {"CodeDeployLambdaAliasUpdate": names}
+        entries["Alias"]["UpdatePolicy"] = shapes(SHAPES)["canary update"]
     outputs = {
         name: {"Value": _written(Ref(id, attribute), {})}
         for name, id, attribute in OUTPUTS
@@ -152,59 +150,15 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
 
 
 def _canary(canary: Canary, alarms: Sequence[str], made: Sequence[Resource]) -> dict[str, Any]:
-    """CodeDeploy gives a new version its share, watches the alarms, and moves the rest or goes
-    back: each update of the alias waits for it.
-
-    https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/aws-attribute-updatepolicy.html
-    """
-    trust = {
-        "Effect": "Allow",
-        "Principal": {"Service": "codedeploy.amazonaws.com"},
-        "Action": "sts:AssumeRole",
-    }
-    minutes = max(1, math.ceil(canary.bake / 60))
-    shift = {
-        "Type": "TimeBasedCanary",
-        "TimeBasedCanary": {"CanaryPercentage": round(canary.percent), "CanaryInterval": minutes},
-    }
     ours = {each.name: {"Ref": each.id} for each in made if each.kind == "AWS::CloudWatch::Alarm"}
-    group = {
-        "ApplicationName": {"Ref": "CanaryApplication"},
-        "ServiceRoleArn": {"Fn::GetAtt": ["CanaryRole", "Arn"]},
-        "DeploymentConfigName": {"Ref": "CanaryShift"},
-        "DeploymentStyle": {
-            "DeploymentType": "BLUE_GREEN",
-            "DeploymentOption": "WITH_TRAFFIC_CONTROL",
-        },
-        "AlarmConfiguration": {
-            "Enabled": bool(alarms),
-            "Alarms": [{"Name": ours.get(name, name)} for name in alarms],
-        },
-        "AutoRollbackConfiguration": {
-            "Enabled": True,
-            "Events": [
-                "DEPLOYMENT_FAILURE",
-                "DEPLOYMENT_STOP_ON_ALARM",
-                "DEPLOYMENT_STOP_ON_REQUEST",
-            ],
-        },
+    values = {
+        "percent": round(canary.percent),
+        "minutes": max(1, math.ceil(canary.bake / 60)),
+        "is_watched": bool(alarms),
+        "alarms": [{"Name": ours.get(name, name)} for name in alarms],
     }
-    role = {
-        "AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": [trust]},
-        "ManagedPolicyArns": [{"Fn::Sub": CANARY_ROLE}],
-    }
-    return {
-        "CanaryRole": {"Type": "AWS::IAM::Role", "Properties": role},
-        "CanaryApplication": {
-            "Type": "AWS::CodeDeploy::Application",
-            "Properties": {"ComputePlatform": "Lambda"},
-        },
-        "CanaryShift": {
-            "Type": "AWS::CodeDeploy::DeploymentConfig",
-            "Properties": {"ComputePlatform": "Lambda", "TrafficRoutingConfig": shift},
-        },
-        "CanaryGroup": {"Type": "AWS::CodeDeploy::DeploymentGroup", "Properties": group},
-    }
+    found: dict[str, Any] = filled(shapes(SHAPES)["canary"], values)
+    return found
 
 
 def _published(function: Mapping[str, Any]) -> dict[str, Any]:

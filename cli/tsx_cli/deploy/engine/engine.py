@@ -162,7 +162,8 @@ class Engine:
                 raise CloudError(
                     f"{resource.name} was rolled back to its previous state, but not by this run"
                 )
-            text, updates_failed = kind.update(self.cloud, resource, settled, left), False
+            names = {field.path.partition(".")[0] for field in left}
+            text, updates_failed = kind.update(self.cloud, resource, settled, names), False
             if text is not None:
                 has_moved = has_moved or self._until_settled(change, start).properties != before
                 self._wait(change, start, kind, text)

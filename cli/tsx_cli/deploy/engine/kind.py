@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 
 
@@ -40,11 +39,12 @@ class ResourceKind(Protocol):
         ...
 
     def update(
-        self, cloud: Any, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: Any, resource: Resource, found: Observed, changed: set[str]
     ) -> str | None:
         """Begin to make it what is wanted: as it is created, where one call writes all of it.
 
-        A text says how far it is, where this has to be called again once that has settled.
+        `changed` are the names of the properties that differ, and `tags`. A text says how far it
+        is, where this has to be called again once that has settled.
         """
         return self.create(cloud, resource)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -55,6 +55,15 @@ class Resource:
     @property
     def short_kind(self) -> str:
         return self.kind.rpartition("::")[2]
+
+
+def numbered(
+    id: str, kind: str, names: Iterable[str], needs: tuple[str, ...] = (), *, start: int = 0
+) -> list[Resource]:
+    """Existing resources, of which only the names are known."""
+    return [
+        Resource(f"{id}{number}", kind, name, {}, needs) for number, name in enumerate(names, start)
+    ]
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.container.deployment import predict
+from tsx_cli.deploy.container.deployment import log_words, predict
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Resource
+from tsx_cli.deploy.engine.resources import Resource, numbered
 from tsx_cli.deploy.image.programs import ProgramError
 from tsx_cli.deploy.kubernetes.gateway import canary_of
 from tsx_cli.deploy.kubernetes.kinds import (
@@ -24,6 +24,7 @@ from tsx_cli.deploy.kubernetes.kinds import (
     TYPES,
     Cluster,
     replica_sets,
+    restarts,
     selector,
     tags_in,
     waiting,
@@ -101,9 +102,7 @@ class KubernetesTarget:
         made[0] = replace(made[0], notes=tuple(notes))
         if spec.kubernetes.kserve:
             return made
-        stable = cloud.get(
-            TYPES["Deployment"], spec.name, doing=f"looking for the Deployment {spec.name}"
-        )
+        stable = cloud.find("Deployment", spec.name)
         if stable is None or tags_in(stable).get("tsx:name") != spec.name:
             return made
         return [_continued(cloud, spec, facts, each, made, stable) for each in made]
@@ -111,11 +110,8 @@ class KubernetesTarget:
     def belongings(self, cloud: Cluster, name: str, *, purge: bool = False) -> list[Resource]:
         found = []
         for kind in OWN:
-            there = [each for each in cloud.listed(TYPES[kind], name) if _is_own(each)]
-            found += [
-                Resource(f"{kind}{n}", f"{KIND}{kind}", each["metadata"]["name"], {})
-                for n, each in enumerate(there)
-            ]
+            there = filter(_is_own, cloud.listed(TYPES[kind], name))
+            found += numbered(kind, f"{KIND}{kind}", [each["metadata"]["name"] for each in there])
         return found
 
     def obsolete(
@@ -139,9 +135,7 @@ class KubernetesTarget:
         ]
 
     def versions(self, cloud: Cluster, name: str) -> list[DeployedVersion]:
-        deployment = cloud.get(
-            TYPES["Deployment"], name, doing=f"looking for the Deployment {name}"
-        )
+        deployment = cloud.find("Deployment", name)
         if deployment is None:
             return []
         now = _annotations(deployment).get(REVISION)
@@ -153,7 +147,7 @@ class KubernetesTarget:
                 int(_annotations(each)[REVISION]),
                 each["metadata"]["name"],
                 _made(each),
-                _tags(each),
+                tags_in(each["spec"]["template"]),
                 _annotations(each)[REVISION] == now,
             )
             for each in sets
@@ -162,7 +156,7 @@ class KubernetesTarget:
         canary = canary_in(cloud, name)
         if canary is not None and not canary.is_promoted(deployment):
             number = max((each.number for each in found), default=0) + 1
-            tags = _tags(canary.deployment)
+            tags = tags_in(canary.deployment["spec"]["template"])
             found.append(
                 DeployedVersion(
                     number,
@@ -195,9 +189,7 @@ class KubernetesTarget:
         earlier = next(
             each for each in replica_sets(cloud, name) if each["metadata"]["name"] == version.id
         )
-        service = cloud.get(TYPES["Service"], name, doing=f"looking for the Service {name}") or {
-            "spec": {}
-        }
+        service = cloud.find("Service", name) or {"spec": {}}
         if (
             not (service["spec"].get("selector") or {}).items()
             <= earlier["spec"]["template"]["metadata"]["labels"].items()
@@ -212,14 +204,14 @@ class KubernetesTarget:
             name,
             {"ReplicaSet": version.id, "Revision": version.number},
         )
-        stable = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}")
+        stable = cloud.find("Deployment", name)
         is_promoted = canary is not None and stable is not None and canary.is_promoted(stable)
         return [undo, *ending] if is_promoted else [*ending, undo]
 
     def promoting(self, cloud: Cluster, name: str) -> list[Resource]:
         """The stable Deployment as the canary's is."""
         stable, canary = (
-            cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}"),
+            cloud.find("Deployment", name),
             canary_in(cloud, name),
         )
         if stable is None or canary is None:
@@ -248,18 +240,11 @@ class KubernetesTarget:
         return [Resource("Deployment", f"{KIND}Deployment", name, properties)]
 
     def status(self, cloud: Cluster, name: str) -> dict[str, Any] | None:
-        deployment = cloud.get(
-            TYPES["Deployment"], name, doing=f"looking for the Deployment {name}"
-        )
+        deployment = cloud.find("Deployment", name)
         if deployment is None:
             return self._served(cloud, name)
         status, annotations = deployment.get("status") or {}, _annotations(deployment)
         pods = cloud.listed("pods", name)
-        inside = [
-            each
-            for pod in pods
-            for each in (pod.get("status") or {}).get("containerStatuses") or []
-        ]
         return {
             "name": name,
             "target": "kubernetes",
@@ -274,7 +259,7 @@ class KubernetesTarget:
             "canary": self._canary(cloud, name),
             "tokens": _secret_of(deployment),
             "waiting": [f"{pod}: {reason}" for pod, reason in waiting(pods)],
-            "restarts": sum(each.get("restartCount", 0) for each in inside),
+            "restarts": restarts(pods),
         }
 
     def _canary(self, cloud: Cluster, name: str) -> list[dict[str, Any]]:
@@ -313,7 +298,7 @@ class KubernetesTarget:
         self, cloud: Cluster, name: str, body: bytes, content_type: str, accept: str | None
     ) -> Response:
         """Through the connection that kubectl has to the cluster."""
-        there = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}")
+        there = cloud.find("Deployment", name)
         if there is None:
             raise CloudError(
                 f"there is no Deployment {name} in {cloud.region}; `tsx deploy status` shows the"
@@ -325,25 +310,12 @@ class KubernetesTarget:
             return predict(address, model, body, content_type, accept, token)
 
     def logs(
-        self, cloud: Cluster, name: str, *, lines: int | None, since: str | None, follow: bool
+        self, cloud: Cluster, name: str, *, lines: int, since: str | None, follow: bool
     ) -> Iterator[str]:
         """Of all its pods, each line with its pod's name."""
-        words = [
-            "--namespace",
-            cloud.namespace,
-            "--selector",
-            selector({NAME: name}),
-            "--prefix",
-            "--max-log-requests",
-            "50",
-        ]
-        words += [
-            "--tail",
-            str(-1 if lines is None else lines),
-            *(["--since", since] if since else []),
-            *(["--follow"] if follow else []),
-        ]
-        return cloud.program.lines("logs", *words)
+        pods = ("--namespace", cloud.namespace, "--selector", selector({NAME: name}))
+        words = log_words(lines, since, follow=follow)
+        return cloud.program.lines("logs", *pods, "--prefix", "--max-log-requests", "50", *words)
 
 
 def _is_own(found: Mapping[str, Any]) -> bool:
@@ -377,13 +349,6 @@ def _scales(cloud: Cluster, name: str) -> list[str]:
 
 def _annotations(found: Mapping[str, Any]) -> dict[str, str]:
     return dict(found["metadata"].get("annotations") or {})
-
-
-def _tags(found: Mapping[str, Any]) -> dict[str, str]:
-    template = (found["spec"].get("template") or {}).get("metadata", {}).get("annotations") or {}
-    return {
-        key.replace("/", ":", 1): value for key, value in template.items() if key.startswith("tsx/")
-    }
 
 
 def _made(found: Mapping[str, Any]) -> datetime:
@@ -433,7 +398,7 @@ def _tokens(
     if name is None or spec.kubernetes.token_secret is not None:
         return []
     try:
-        found = cloud.get(TYPES["Secret"], name, doing=f"looking for the Secret {name}")
+        found = cloud.find("Secret", name)
     except ProgramError as error:
         if FORBIDDEN not in error.output:
             raise
@@ -506,7 +471,7 @@ def _canary(
             " deploy once without a canary"
         )
     for kind in ("Deployment", "Service"):
-        there = cloud.get(TYPES[kind], name, doing=f"looking for the {kind} {name}")
+        there = cloud.find(kind, name)
         if there is not None and tags_in(there).get("tsx:name") != spec.name:
             raise CliError(
                 f"{kind} {name} already exists, and it is not the canary of {spec.name}; choose"

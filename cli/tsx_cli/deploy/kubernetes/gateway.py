@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tsx_cli.deploy.spec import DeploySpec
-
 ANNOTATION = "tsx/canary"  # how far a canary is
 CANARY = "-canary"  # after the name of the deployment
 WHOLE = 1000  # of the weights: tenths of a percent
@@ -17,21 +15,6 @@ Manifest = dict[str, Any]
 
 def canary_of(name: str) -> str:
     return f"{name}{CANARY}"
-
-
-def http_route(spec: DeploySpec, metadata: Manifest, port: int) -> Manifest:
-    own = spec.kubernetes
-    namespace, _, name = str(own.gateway).rpartition("/")
-    body: Manifest = {"parentRefs": [{"name": name, "namespace": namespace or own.namespace}]}
-    if own.hostnames:
-        body["hostnames"] = list(own.hostnames)
-    body["rules"] = [{"backendRefs": backends(spec.name, port, 0)}]
-    return {
-        "apiVersion": "gateway.networking.k8s.io/v1",
-        "kind": "HTTPRoute",
-        "metadata": metadata,
-        "spec": body,
-    }
 
 
 def backends(name: str, port: int, percent: float) -> list[Manifest]:

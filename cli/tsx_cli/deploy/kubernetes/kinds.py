@@ -12,12 +12,11 @@ import contextlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Program, ProgramError
 from tsx_cli.deploy.kubernetes.gateway import canary_of
@@ -96,6 +95,9 @@ class Cluster:
             doing=doing,
         )
         return dict(json.loads(output)) if output.strip() else None
+
+    def find(self, kind: str, name: str) -> dict[str, Any] | None:
+        return self.get(TYPES[kind], name, doing=f"looking for the {kind} {name}")
 
     def listed(
         self, type_: str, name: str, labels: Mapping[str, str] | None = None
@@ -201,7 +203,7 @@ class KubernetesObject(ResourceKind):
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
         try:
-            found = cloud.get(TYPES[self._kind], name, doing=f"looking for the {self._kind} {name}")
+            found = cloud.find(self._kind, name)
         except ProgramError as error:
             if UNKNOWN in error.output:
                 raise ProgramError(
@@ -229,7 +231,7 @@ class KubernetesObject(ResourceKind):
         apply(cloud, resource.properties)
 
     def update(
-        self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: Cluster, resource: Resource, found: Observed, changed: set[str]
     ) -> str | None:
         if self._kind == "Deployment" and "replicas" not in resource.properties["spec"]:
             self._keep_replicas(cloud, resource)
@@ -274,7 +276,7 @@ class TokenSecret(KubernetesObject):
         super().__init__("Secret")
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
-        found = cloud.get(TYPES["Secret"], name, doing=f"looking for the Secret {name}")
+        found = cloud.find("Secret", name)
         if found is None:
             return None
         return Observed(
@@ -309,7 +311,7 @@ class TokenSecret(KubernetesObject):
         )
 
     def update(
-        self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: Cluster, resource: Resource, found: Observed, changed: set[str]
     ) -> None:
         missing = ", ".join(
             key for key in resource.properties["Keys"] if key not in found.properties["Keys"]
@@ -350,7 +352,7 @@ class Revision(ResourceKind):
         raise AssertionError("a rollback needs an existing resource")
 
     def update(
-        self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: Cluster, resource: Resource, found: Observed, changed: set[str]
     ) -> None:
         words = (
             "rollout",
@@ -457,22 +459,26 @@ def tags_in(found: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def _containers(pods: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The status of each, with the name of its pod."""
+    for pod in pods:
+        for status in (pod.get("status") or {}).get("containerStatuses") or []:
+            yield pod["metadata"]["name"], status
+
+
+def restarts(pods: Sequence[Mapping[str, Any]]) -> int:
+    return sum(status.get("restartCount", 0) for _, status in _containers(pods))
+
+
 def waiting(pods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Of each container that does not run, why."""
-    found = []
-    for pod in pods:
-        for each in (pod.get("status") or {}).get("containerStatuses") or []:
-            state = (each.get("state") or {}).get("waiting") or (each.get("state") or {}).get(
-                "terminated"
-            )
-            if state:
-                found.append(
-                    (
-                        pod["metadata"]["name"],
-                        f"{state.get('reason', '')} {state.get('message', '')}".strip(),
-                    )
-                )
-    return found
+    states = [(pod, status.get("state") or {}) for pod, status in _containers(pods)]
+    found = [(pod, state.get("waiting") or state.get("terminated")) for pod, state in states]
+    return [
+        (pod, f"{why.get('reason', '')} {why.get('message', '')}".strip())
+        for pod, why in found
+        if why
+    ]
 
 
 KINDS: Mapping[str, ResourceKind] = {f"{KIND}{kind}": KubernetesObject(kind) for kind in TYPES} | {

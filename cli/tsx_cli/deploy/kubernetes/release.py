@@ -4,25 +4,29 @@ watches the canary's pods.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from tsx_cli.common.client import Server
+from tsx_cli.common.failure import CliError
+from tsx_cli.deploy.aws.alarms import read_bound
 from tsx_cli.deploy.engine.canary import Shift
 from tsx_cli.deploy.engine.kind import CloudError
-from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.engine.plan import differences
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, Traits, digest
 from tsx_cli.deploy.kubernetes.canary import (
+    WINDOW,
     CanaryState,
     CanaryStep,
     Counters,
     Surroundings,
+    next_step,
     read_canary,
     read_counters,
+    went_off,
 )
-from tsx_cli.deploy.kubernetes.canary_watch import EVERY, CanaryWatch
 from tsx_cli.deploy.kubernetes.gateway import (
     ANNOTATION,
     backends,
@@ -37,6 +41,7 @@ from tsx_cli.deploy.kubernetes.kinds import (
     KubernetesObject,
     apply,
     remove,
+    restarts,
     selector,
     tags_in,
 )
@@ -51,7 +56,78 @@ OWN = (
     "Service",
 )  # a canary's objects, as they are removed
 LINES = "20"  # of the log of a canary that goes back
+EVERY = 10.0  # seconds between two looks at the metrics
+# seconds without metrics, or without a Gateway that takes its share, after which a canary goes back
+STUCK = 300.0
 NONE = "none"  # the property `Canary` where there is none
+
+
+class CanaryWatch:
+    """What to do next with a canary, from what is seen of it now and what its metrics have been."""
+
+    def __init__(self) -> None:
+        self._looks: list[tuple[datetime, Mapping[str, Counters]]] = []
+        self._stuck: datetime | None = (
+            None  # since when its metrics cannot be read, or no Gateway takes its share
+        )
+
+    def step(
+        self,
+        version: str | None,
+        shift: Shift | None,
+        seen: Surroundings,
+        counters: Callable[[], Mapping[str, Counters]],
+        broken: Callable[[], dict[str, str]] = dict,
+    ) -> CanaryStep:
+        """`counters` are those of its replicas by their names; they raise CliError where they
+        cannot be read. `broken` ends it at once.
+        """
+        canary, off, unread = seen.canary, dict[str, str](), ""
+        if (
+            shift is not None
+            and canary is not None
+            and canary.since
+            and not canary.ended
+            and canary.version == version
+        ):
+            try:
+                off = broken() or self._look(canary, shift, counters)
+            except (
+                CliError
+            ) as error:  # it has its share, and stays where it is until it can be seen again
+                unread = f"the canary's metrics cannot be read: {error.message}"
+        moment = now()
+        step = next_step(version, shift, seen, off, moment)
+        if unread and step.action != "end":
+            step = CanaryStep("wait", unread)
+        is_blocked = bool(unread) or (
+            seen.route[0] != "ready" and version is not None and not seen.ends
+        )
+        self._stuck = (self._stuck or moment) if step.action == "wait" and is_blocked else None
+        if self._stuck is not None and (moment - self._stuck).total_seconds() > STUCK:
+            step = CanaryStep("end", step.text)
+        if step.action == "start":
+            self._looks = []
+        return step
+
+    def _look(
+        self, canary: CanaryState, shift: Shift, counters: Callable[[], Mapping[str, Counters]]
+    ) -> dict[str, str]:
+        """What went off in the last minute, or since the canary began."""
+        time, since = now(), datetime.fromisoformat(canary.since)
+        is_over = (time - since).total_seconds() >= shift.bake
+        if self._looks and (time - self._looks[-1][0]).total_seconds() < EVERY and not is_over:
+            return {}
+        counted = counters()
+        earlier = [look for look in self._looks if (time - look[0]).total_seconds() >= WINDOW]
+        begin, before = earlier[-1] if earlier else (since, {})
+        self._looks = [
+            *earlier[-1:],
+            *(look for look in self._looks if look not in earlier),
+            (time, counted),
+        ]
+        bounds = [bound for text in shift.alarms if (bound := read_bound(text)) is not None]
+        return went_off(bounds, before, counted, (time - begin).total_seconds())
 
 
 class LiveCanary(NamedTuple):
@@ -86,7 +162,7 @@ class Release(KubernetesObject):
 
     def __init__(self) -> None:
         super().__init__("Deployment")
-        self._watch = CanaryWatch(lambda: now())
+        self._watch = CanaryWatch()
         self._log = ""
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
@@ -118,16 +194,17 @@ class Release(KubernetesObject):
         super().create(cloud, _alone(resource))
 
     def update(
-        self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: Cluster, resource: Resource, found: Observed, changed: set[str]
     ) -> str | None:
         canary: CanaryState | None = found.outputs.get(UNDER_WAY)
         shift = Shift(**resource.how) if resource.how else None
-        changes = any(field.path.startswith("spec.template") for field in fields)
+        old, new = (each.get("spec", {}) for each in (found.properties, resource.properties))
+        changes = bool(differences(old.get("template"), new.get("template", {}), {}, set()))
         if canary is None and not (changes and shift is not None):
             if (
                 "spec" in resource.properties
             ):  # else the canary was to end, and has ended since the plan was made
-                super().update(cloud, _alone(resource), found, fields)
+                super().update(cloud, _alone(resource), found, changed)
             return None
         version = digest(resource.properties["spec"]["template"], 16) if changes else None
         seen = _surroundings(cloud, resource.name, canary)
@@ -139,10 +216,8 @@ class Release(KubernetesObject):
             broken=lambda: _restarts(cloud, resource.name),
         )
         self._carry_out(cloud, resource, found, canary, version, step)
-        if step.action == "remove" and any(
-            field.path != "Canary" for field in fields
-        ):  # such as another number of pods
-            super().update(cloud, _alone(resource), found, fields)
+        if step.action == "remove" and changed - {"Canary"}:  # such as another number of pods
+            super().update(cloud, _alone(resource), found, changed)
         return step.text or "the canary is removed"
 
     def _carry_out(
@@ -179,7 +254,7 @@ class Release(KubernetesObject):
             ).stdout.strip()
             _note(cloud, name, canary.ending(step.text))
         elif step.action == "move":
-            super().update(cloud, _alone(resource), found, ())
+            super().update(cloud, _alone(resource), found, set())
         elif step.action == "unroute":
             _route(cloud, name, 0)
         elif step.action == "remove":
@@ -299,12 +374,8 @@ def _note(cloud: Cluster, name: str, canary: CanaryState | None) -> None:
 
 
 def _restarts(cloud: Cluster, name: str) -> dict[str, str]:
-    pods = cloud.listed("pods", name, {INSTANCE: canary_of(name)})
-    statuses = [
-        each for pod in pods for each in (pod.get("status") or {}).get("containerStatuses") or []
-    ]
-    restarts = sum(each.get("restartCount", 0) for each in statuses)
-    return {"restarts>0": f"{restarts} of its containers"} if restarts else {}
+    count = restarts(cloud.listed("pods", name, {INSTANCE: canary_of(name)}))
+    return {"restarts>0": f"{count} of its containers"} if count else {}
 
 
 def _counters(cloud: Cluster, name: str) -> dict[str, Counters]:

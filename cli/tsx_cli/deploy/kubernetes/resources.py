@@ -1,66 +1,58 @@
-"""A deployment on Kubernetes, or KServe, as manifests. Pure functions."""
+"""A deployment on Kubernetes, or KServe, as manifests: manifests.yaml with the values of the
+specification. Pure functions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import read_bound
 from tsx_cli.deploy.container.resources import DEFAULTS, in_words
 from tsx_cli.deploy.engine.resources import Ref
+from tsx_cli.deploy.engine.shapes import filled, shapes
 from tsx_cli.deploy.image.recipe import UID
-from tsx_cli.deploy.kubernetes.gateway import http_route
-from tsx_cli.deploy.kubernetes.keda import scaled_object
-from tsx_cli.deploy.kubernetes.security import credentials, network_policy, secret_variables
+from tsx_cli.deploy.kubernetes.gateway import backends
+from tsx_cli.deploy.kubernetes.security import is_open, secret_variables
 from tsx_cli.deploy.spec import DeploySpec
 
+SHAPES = Path(__file__).with_name("manifests.yaml")
 HTTP, METRICS, GRPC = 8080, 8082, 7070
 NAME, INSTANCE, MANAGED_BY = (
     "app.kubernetes.io/name",
     "app.kubernetes.io/instance",
     "app.kubernetes.io/managed-by",
 )
-SPREAD = ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
-NOTICE = (
-    5  # seconds for which a pod that is to stop still takes requests, as balancers learn of it late
-)
+# seconds for which a pod that is to stop still takes requests, as balancers learn of it late
+NOTICE = 5
 MARGIN = 5
 CPUS = "TSX_CPUS"
 NOT_KSERVE = (  # what an InferenceService does not have
     "keda", "token_secret", "gateway", "hostnames", "grpc", "allow_from", "metrics_from", "pull_secret", "monitoring", "monitor_labels",
 )  # fmt: skip
 Manifest = dict[str, Any]
-BEHAVIOR = {  # of an autoscaler: up at once, by as many pods as there are; down when it is certain
-    "scaleUp": {
-        "stabilizationWindowSeconds": 0,
-        "policies": [{"type": "Percent", "value": 100, "periodSeconds": 30}],
-    },
-    "scaleDown": {"stabilizationWindowSeconds": 300},
-}
 
 
 def manifests(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> list[Manifest]:
     """In the order in which they are applied. Raises UsageError."""
     own = spec.kubernetes
     _check(spec)
-    if own.kserve:
-        return [serving_runtime(image), inference_service(spec, labels)]
-    made = [_deployment(spec, image, labels), _service(spec, labels)]
-    if own.keda is not None:
-        made.append(scaled_object(spec, _metadata(spec, labels), BEHAVIOR))
-    elif scales(spec):
-        made.append(_autoscaler(spec, labels))
-    if max(own.replicas, 1) > 1:
-        made.append(_budget(spec, labels))
-    if own.allow_from or own.metrics_from:
-        requests = ["http", *(["grpc"] if serves_grpc(spec) else [])]
-        made.append(network_policy(spec, _metadata(spec, labels), selector(spec, labels), requests))
-    if own.monitoring is not False:
-        made.append(_monitor(spec, labels))
-    if own.gateway is not None:
-        made.append(http_route(spec, _metadata(spec, labels), HTTP))
-    return made
+    wanted = {
+        "ClusterServingRuntime": own.kserve,
+        "InferenceService": own.kserve,
+        "Deployment": not own.kserve,
+        "Service": not own.kserve,
+        "ScaledObject": own.keda,
+        "HorizontalPodAutoscaler": not own.kserve and own.keda is None and scales(spec),
+        "PodDisruptionBudget": not own.kserve and own.replicas > 1,
+        "NetworkPolicy": own.allow_from or own.metrics_from,
+        "ServiceMonitor": not own.kserve and own.monitoring is not False,
+        "HTTPRoute": own.gateway,
+    }
+    kinds, values = shapes(SHAPES), _values(spec, image, labels)
+    return [filled(kinds[kind], values) for kind, is_wanted in wanted.items() if is_wanted]
 
 
 def _check(spec: DeploySpec) -> None:
@@ -85,6 +77,11 @@ def _check(spec: DeploySpec) -> None:
         raise UsageError(
             "kubernetes.grpc: the image that is built does not serve gRPC; add --set"
             " build.extras=grpc"
+        )
+    if own.kserve and own.storage is None and spec.canary is None:
+        raise UsageError(
+            "kubernetes.storage is not given: where KServe finds the archive, such as"
+            " s3://bucket/models/digits or pvc://claim/digits"
         )
     if own.hostnames and own.gateway is None:
         raise UsageError(
@@ -122,91 +119,100 @@ def scales(spec: DeploySpec) -> bool:
     )
 
 
-def _metadata(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    """Labels hold few characters, so what is longer is an annotation."""
-    own = {**selector(spec, labels), MANAGED_BY: "tsx"}
-    body = {key.replace(":", "/"): value for key, value in labels.items() if value}
+def _values(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> dict[str, Any]:
+    """What stands in the shapes. A canary is a second instance of the deployment."""
+    own = spec.kubernetes
+    chosen = {NAME: labels.get("tsx:name", spec.name), INSTANCE: spec.name}
+    marks = {**chosen, MANAGED_BY: "tsx"}
+    # Labels hold few characters, so what is longer is an annotation.
+    notes = {key.replace(":", "/"): value for key, value in labels.items() if value}
+    # Others than these would restart pods.
+    shown = {key: value for key, value in notes.items() if key.startswith("tsx/model")}
+    namespace, _, gateway = str(own.gateway).rpartition("/")
+    kinds = shapes(SHAPES)
+    queue = {"queue_target": canonical(str(own.queue_target))}
     return {
         "name": spec.name,
-        "namespace": spec.kubernetes.namespace,
-        "labels": own,
-        "annotations": body,
-    }
-
-
-def selector(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    """A canary is a second instance of the deployment."""
-    return {NAME: labels.get("tsx:name", spec.name), INSTANCE: spec.name}
-
-
-def _deployment(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> Manifest:
-    own = spec.kubernetes
-    pod = {
-        "terminationGracePeriodSeconds": own.grace,
-        "automountServiceAccountToken": False,
-        # each Service would add variables, and those of one named tsx are TSX_SERVICE_HOST and the
-        # like
-        "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": UID,
-            "runAsGroup": UID,
-            "fsGroup": UID,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "topologySpreadConstraints": [_spread(selector(spec, labels), over) for over in SPREAD],
-        "containers": [_container(spec, image)],
-        "volumes": [
-            {"name": "tmp", "emptyDir": {"sizeLimit": canonical(own.disk)}},
-            {
-                "name": "shm",
-                "emptyDir": {"medium": "Memory", "sizeLimit": canonical(own.shared_memory)},
-            },
+        "namespace": own.namespace,
+        "labels": marks,
+        "annotations": notes,
+        "selector": chosen,
+        "image": image,
+        "uid": UID,
+        "environment": _environment(spec),
+        "resources": _sizes(spec),
+        "grace": own.grace,
+        "keep": spec.keep,
+        "replicas": None if scales(spec) else own.replicas,
+        "progress_deadline": own.startup_timeout + 60,
+        "pod_annotations": shown,
+        "start_failures": -(-own.startup_timeout // 5),
+        "disk": canonical(own.disk),
+        "shared_memory": canonical(own.shared_memory),
+        "pull_secrets": own.pull_secret and [{"name": own.pull_secret}],
+        **_ports(spec),
+        **_nodes(spec),
+        # KEDA refuses to take over while this is there.
+        "autoscaler_annotations": {**notes, "validations.keda.sh/hpa-ownership": "false"},
+        "min_replicas": max(own.replicas, 1),
+        "max_replicas": own.most_replicas,
+        "queue_metric": filled(kinds["queue metric"], queue) if own.queue_target else None,
+        "cpu_target": own.cpu_target,
+        **_keda(spec),
+        "ingress": [
+            *_ingress(own.allow_from, ["http", *(["grpc"] if serves_grpc(spec) else [])]),
+            *_ingress(own.metrics_from, ["metrics"]),
         ],
+        "monitor_labels": own.monitor_labels | marks,
+        "authorization": _authorization(spec),
+        "gateway": gateway,
+        "gateway_namespace": namespace or own.namespace,
+        "hostnames": list(own.hostnames) or None,
+        "backends": backends(spec.name, HTTP, 0),
+        "fewest": own.replicas,
+        "most_served": max(own.most_replicas, own.replicas, 1),
+        "protocol": own.protocol,
+        "storage": own.storage,
     }
-    pod |= _nodes(spec)
-    if own.pull_secret is not None:
-        pod["imagePullSecrets"] = [{"name": own.pull_secret}]
-    metadata = _metadata(spec, labels)
-    shown = {
-        key: value for key, value in metadata["annotations"].items() if key.startswith("tsx/model")
-    }  # others would restart pods
-    body: Manifest = {
-        "revisionHistoryLimit": spec.keep,
-        "progressDeadlineSeconds": own.startup_timeout + 60,
-        "selector": {"matchLabels": selector(spec, labels)},
-        "strategy": {
-            "type": "RollingUpdate",
-            "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
-        },
-        "template": {"metadata": {"labels": metadata["labels"], "annotations": shown}, "spec": pod},
+
+
+def _keda(spec: DeploySpec) -> dict[str, Any]:
+    own, keda = spec.kubernetes, spec.kubernetes.keda
+    if keda is None:
+        return {}
+    series = f'{{namespace="{own.namespace}",service="{spec.name}"}}'
+    rate = keda.rate_query or f"sum(rate(tsx_requests_total{series}[1m]))"
+    queries = (
+        ("queue", f"sum(tsx_requests_waiting{series})", own.queue_target),
+        ("rate", rate, keda.rate_target),
+    )
+    names = ("trigger", "query", "threshold", "prometheus")
+    triggers = [
+        filled(
+            shapes(SHAPES)["trigger"],
+            dict(zip(names, (name, query, f"{target:g}", keda.prometheus), strict=True)),
+        )
+        for name, query, target in queries
+        if target
+    ]
+    # With at least one pod, an autoscaler keeps their number while it cannot read a metric.
+    fallback = {"failureThreshold": 3, "replicas": 1, "behavior": "currentReplicasIfHigher"}
+    return {
+        "cooldown": keda.cooldown,
+        "triggers": triggers,
+        "initial_cooldown": None if own.replicas else keda.cooldown,
+        "fallback": None if own.replicas else fallback,
     }
-    if not scales(spec):
-        body = {
-            "replicas": own.replicas,
-            **body,
-        }  # else it is the autoscaler's, and not this file's, to say
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": body}
 
 
 def _nodes(spec: DeploySpec) -> Manifest:
     own = spec.kubernetes
     domain = own.gpu_resource.partition("/")[0]
-    usual = f"{domain}/neuron" if domain == "aws.amazon.com" else f"{domain}/gpu"
+    usual = f"{domain}/{'neuron' if domain == 'aws.amazon.com' else 'gpu'}"
     taints = [*([usual] if own.gpus else []), *own.tolerations]
     return {
-        **({"nodeSelector": own.node_selector} if own.node_selector else {}),
-        **({"tolerations": [toleration(taint) for taint in taints]} if taints else {}),
-    }
-
-
-def _spread(chosen: Manifest, over: str) -> Manifest:
-    """A preference: where there is one zone, or too few nodes, pods run all the same."""
-    return {
-        "maxSkew": 1,
-        "topologyKey": over,
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": chosen},
+        "node_selector": own.node_selector or None,
+        "tolerations": [toleration(taint) for taint in taints] or None,
     }
 
 
@@ -221,63 +227,27 @@ def toleration(taint: str) -> Manifest:
     return matched | ({"effect": effect} if effect else {})
 
 
-def _container(spec: DeploySpec, image: str | Ref) -> Manifest:
-    return {
-        "name": "tsx",
-        "image": image,
-        "args": ["serve"],
-        "env": _environment(spec),
-        "ports": [
-            {"name": name, "containerPort": port, "protocol": "TCP"}
-            for name, (port, _) in _ports(spec).items()
-        ],
-        "resources": _sizes(spec, limit_cpu=False),
-        # Asked where metrics are, as that port answers also while the server drains.
-        "startupProbe": _probe(
-            "/readyz", period=5, failures=-(-spec.kubernetes.startup_timeout // 5)
-        ),
-        "readinessProbe": _probe("/readyz", period=5, failures=2),
-        "livenessProbe": _probe("/livez", period=10, failures=3),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [
-            {"name": "tmp", "mountPath": "/tmp"},
-            {"name": "shm", "mountPath": "/dev/shm"},
-        ],
-    }
-
-
-def _sizes(spec: DeploySpec, *, limit_cpu: bool) -> Manifest:
+def _sizes(spec: DeploySpec) -> Manifest:
+    """Without a limit of the CPU, except where KServe wants one."""
     own = spec.kubernetes
     requests = {"cpu": canonical(own.cpu), "memory": canonical(own.memory)}
     if not own.kserve:
         requests["ephemeral-storage"] = canonical(own.disk)
-    limits = {name: size for name, size in requests.items() if limit_cpu or name != "cpu"}
+    limits = {name: size for name, size in requests.items() if own.kserve or name != "cpu"}
     return {
         "requests": requests,
         "limits": limits | ({own.gpu_resource: str(own.gpus)} if own.gpus else {}),
     }
 
 
-def _probe(path: str, *, period: int, failures: int) -> Manifest:
-    asked = {"path": path, "port": METRICS, "scheme": "HTTP"}
-    return {
-        "httpGet": asked,
-        "periodSeconds": period,
-        "timeoutSeconds": 5,
-        "failureThreshold": failures,
-    }
-
-
 def _environment(spec: DeploySpec) -> list[Manifest]:
     own = spec.kubernetes
+    if own.kserve:
+        envelope = "kserve" if own.protocol == "v1" else "kservev2"
+        return _variables({"TSX_SERVICE_ENVELOPE": envelope, **spec.env}, own.secrets)
     # What it may count on, rounded up: without a limit of its CPU the pod would take all cores of
     # its node for its own.
     field = {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}
-    listed: list[Manifest] = [] if CPUS in spec.env else [{"name": CPUS, "valueFrom": field}]
     defaults: dict[str, object] = {
         "shutdown_delay": min(NOTICE, own.grace // 4),
         "drain_timeout": max(1, own.grace - NOTICE - MARGIN),
@@ -287,195 +257,57 @@ def _environment(spec: DeploySpec) -> list[Manifest]:
         defaults["grpc_inference_address"] = "0.0.0.0"
     if not own.tokens:
         defaults["disable_token_authorization"] = "true"
-    listed += [
-        {"name": name, "value": value}
-        for name, value in ({DEFAULTS: in_words(defaults)} | spec.env).items()
-    ]
-    return listed + _from_secrets(secret_variables(spec))
-
-
-def _from_secrets(secrets: Mapping[str, str]) -> list[Manifest]:
-    places = {name: place.partition("/") for name, place in secrets.items()}
     return [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-        for name, (secret, _, key) in places.items()
+        *([] if CPUS in spec.env else [{"name": CPUS, "valueFrom": field}]),
+        *_variables({DEFAULTS: in_words(defaults)} | spec.env, secret_variables(spec)),
     ]
 
 
-def _ports(spec: DeploySpec) -> dict[str, tuple[int, str]]:
-    """By name, with what balancers call the protocol:
+def _variables(values: Mapping[str, str], secrets: Mapping[str, str]) -> list[Manifest]:
+    """`secrets`: SECRET/KEY by the variable's name."""
+    return [{"name": name, "value": value} for name, value in values.items()] + [
+        {"name": name, "valueFrom": {"secretKeyRef": secret_key(place)}}
+        for name, place in secrets.items()
+    ]
+
+
+def secret_key(place: str) -> dict[str, str]:
+    secret, _, key = place.partition("/")
+    return {"name": secret, "key": key}
+
+
+def _authorization(spec: DeploySpec) -> Manifest | None:
+    """What Prometheus sends to read metrics."""
+    place = secret_variables(spec).get("TSX_MANAGEMENT_TOKEN")
+    if place is None or is_open(spec):
+        return None
+    return {"type": "Bearer", "credentials": secret_key(place)}
+
+
+def _ports(spec: DeploySpec) -> dict[str, Any]:
+    """With what balancers call the protocol:
     https://kubernetes.io/docs/concepts/services-networking/service/#application-protocol.
     """
-    grpc = {"grpc": (GRPC, "kubernetes.io/h2c")} if serves_grpc(spec) else {}
-    return {"http": (HTTP, "http"), **grpc, "metrics": (METRICS, "http")}
-
-
-def _service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    ports = [
-        {"name": name, "port": port, "targetPort": name, "protocol": "TCP", "appProtocol": protocol}
-        for name, (port, protocol) in _ports(spec).items()
-    ]
-    body = {"type": "ClusterIP", "selector": selector(spec, labels), "ports": ports}
+    grpc = [("grpc", GRPC, "kubernetes.io/h2c")] if serves_grpc(spec) else []
+    ports = [("http", HTTP, "http"), *grpc, ("metrics", METRICS, "http")]
     return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(spec, labels),
-        "spec": body,
-    }
-
-
-def _autoscaler(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    """By waiting requests, and by the CPU, which needs no adapter and comes last: clusters that
-    store version 1 put it there.
-    """
-    own = spec.kubernetes
-    metrics: list[Manifest] = []
-    if own.queue_target:
-        target = {"type": "AverageValue", "averageValue": canonical(str(own.queue_target))}
-        metrics.append(
-            {"type": "Pods", "pods": {"metric": {"name": "tsx_requests_waiting"}, "target": target}}
-        )
-    busy = {"type": "Utilization", "averageUtilization": own.cpu_target}
-    metrics.append({"type": "Resource", "resource": {"name": "cpu", "target": busy}})
-    body = {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec.name},
-        "minReplicas": max(own.replicas, 1),
-        "maxReplicas": own.most_replicas,
-        "metrics": metrics,
-        "behavior": BEHAVIOR,
-    }
-    metadata = _metadata(spec, labels)
-    metadata["annotations"] |= {
-        "validations.keda.sh/hpa-ownership": "false"
-    }  # KEDA refuses to take over while this is there
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": metadata,
-        "spec": body,
-    }
-
-
-def _budget(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    body = {
-        "maxUnavailable": 1,
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": selector(spec, labels)},
-    }
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": _metadata(spec, labels),
-        "spec": body,
-    }
-
-
-def _monitor(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    endpoint: Manifest = {
-        "port": "metrics",
-        "path": "/metrics",
-        "interval": "15s",
-        **credentials(spec),
-    }
-    body = {"selector": {"matchLabels": selector(spec, labels)}, "endpoints": [endpoint]}
-    metadata = _metadata(spec, labels)
-    metadata["labels"] = spec.kubernetes.monitor_labels | metadata["labels"]
-    return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "ServiceMonitor",
-        "metadata": metadata,
-        "spec": body,
-    }
-
-
-def serving_runtime(image: str | Ref) -> Manifest:
-    """In place of KServe's TorchServe runtime: it is chosen before that one, and takes its layout
-    of /mnt/models as well as one archive.
-    """
-    variables = {
-        "TSX_MODEL_DIR": "/mnt/models",
-        # KServe's clients ask for a model by the name of its InferenceService
-        "TSX_MODEL_NAME": "{{.Name}}",
-        "TSX_INFERENCE_ADDRESS": f"http://0.0.0.0:{HTTP}",
-        "TSX_METRICS_ADDRESS": f"http://0.0.0.0:{HTTP}",  # KServe knows one port
-        "TSX_MANAGEMENT_ADDRESS": "http://127.0.0.1:8081",
-        "TSX_DISABLE_TOKEN_AUTHORIZATION": "true",
-    }
-    container = {
-        "name": "kserve-container",
-        "image": image,
-        "args": ["serve"],
-        "env": [{"name": name, "value": value} for name, value in variables.items()],
-        "ports": [{"containerPort": HTTP, "protocol": "TCP"}],
-        "readinessProbe": {
-            "httpGet": {"path": "/v2/health/ready", "port": HTTP},
-            "periodSeconds": 5,
-            "timeoutSeconds": 5,
-        },
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": UID,
-            "allowPrivilegeEscalation": False,
-            "privileged": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "resources": {
-            "requests": {"cpu": "1", "memory": "2Gi"},
-            "limits": {"cpu": "1", "memory": "2Gi"},
-        },
-    }
-    body = {
-        "annotations": {
-            "prometheus.kserve.io/port": str(HTTP),
-            "prometheus.kserve.io/path": "/metrics",
-        },
-        "supportedModelFormats": [
-            {"name": "pytorch", "version": "1", "autoSelect": True, "priority": 3}
+        "container_ports": [
+            {"name": name, "containerPort": port, "protocol": "TCP"} for name, port, _ in ports
         ],
-        "protocolVersions": ["v1", "v2"],
-        "containers": [container],
-    }
-    return {
-        "apiVersion": "serving.kserve.io/v1alpha1",
-        "kind": "ClusterServingRuntime",
-        "metadata": {"name": "kserve-tsx"},
-        "spec": body,
+        "service_ports": [
+            {"name": name, "port": port, "targetPort": name, "protocol": "TCP", "appProtocol": kind}
+            for name, port, kind in ports
+        ],
     }
 
 
-def inference_service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    own = spec.kubernetes
-    if own.storage is None:
-        raise UsageError(
-            "kubernetes.storage is not given: where KServe finds the archive, such as"
-            " s3://bucket/models/digits or pvc://claim/digits"
-        )
-    model: Manifest = {
-        "modelFormat": {"name": "pytorch", "version": "1"},
-        "runtime": "kserve-tsx",
-        "protocolVersion": own.protocol,
-        "storageUri": own.storage,
-        "resources": _sizes(spec, limit_cpu=True),
-    }
-    variables = {
-        "TSX_SERVICE_ENVELOPE": "kserve" if own.protocol == "v1" else "kservev2",
-        **spec.env,
-    }
-    model["env"] = [
-        {"name": name, "value": value} for name, value in variables.items()
-    ] + _from_secrets(own.secrets)
-    predictor: Manifest = {
-        "minReplicas": own.replicas,
-        "maxReplicas": max(own.most_replicas, own.replicas, 1),
-        "timeout": own.grace,
-    }
-    predictor |= {"model": model, **_nodes(spec)}
-    return {
-        "apiVersion": "serving.kserve.io/v1beta1",
-        "kind": "InferenceService",
-        "metadata": _metadata(spec, labels),
-        "spec": {"predictor": predictor},
-    }
+def _ingress(namespaces: Sequence[str], ports: Sequence[str]) -> list[Manifest]:
+    peers = [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+        for name in namespaces
+    ]
+    allowed = [{"protocol": "TCP", "port": port} for port in ports]
+    return [{"from": peers, "ports": allowed}] if peers else []
 
 
 def canonical(quantity: str) -> str:

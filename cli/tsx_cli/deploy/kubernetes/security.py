@@ -1,18 +1,18 @@
-"""The tokens of a deployment on Kubernetes and its NetworkPolicy. Pure functions."""
+"""The tokens of a deployment on Kubernetes. Pure functions."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tsx_cli.deploy.container.resources import OPEN
 from tsx_cli.deploy.spec import DeploySpec
 
-TOKENS = {
+TOKENS = {  # variable -> key of the Secret
     "TSX_INFERENCE_TOKEN": "inference",
     "TSX_MANAGEMENT_TOKEN": "management",
-}  # variable -> key of the Secret
-Manifest = dict[str, Any]
+}
+
+
+def is_open(spec: DeploySpec) -> bool:
+    return spec.env.get(OPEN, "").lower() == "true"
 
 
 def token_secret(spec: DeploySpec) -> str | None:
@@ -21,12 +21,7 @@ def token_secret(spec: DeploySpec) -> str | None:
     """
     own = spec.kubernetes
     given = {*spec.env, *own.secrets}
-    if (
-        not own.tokens
-        or own.kserve
-        or spec.env.get(OPEN, "").lower() == "true"
-        or given >= TOKENS.keys()
-    ):
+    if not own.tokens or own.kserve or is_open(spec) or given >= TOKENS.keys():
         return None
     return own.token_secret or f"{spec.name}-tokens"
 
@@ -54,40 +49,3 @@ def secret_step(spec: DeploySpec) -> str:
         f"kubectl create secret generic {secret} --namespace {spec.kubernetes.namespace} {values},"
         " once, then "
     )
-
-
-def network_policy(
-    spec: DeploySpec, metadata: Manifest, selector: Manifest, requests: Sequence[str]
-) -> Manifest:
-    """`requests` are the ports for requests. Probes come from the node, which no policy refuses."""
-    own = spec.kubernetes
-    allowed = ((own.allow_from, requests), (own.metrics_from, ["metrics"]))
-    ingress = [_ingress(namespaces, ports) for namespaces, ports in allowed if namespaces]
-    body = {
-        "podSelector": {"matchLabels": selector},
-        "policyTypes": ["Ingress"],
-        "ingress": ingress,
-    }
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata,
-        "spec": body,
-    }
-
-
-def _ingress(namespaces: Sequence[str], ports: Sequence[str]) -> Manifest:
-    peers = [
-        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
-        for name in namespaces
-    ]
-    return {"from": peers, "ports": [{"protocol": "TCP", "port": port} for port in ports]}
-
-
-def credentials(spec: DeploySpec) -> Mapping[str, Any]:
-    """What Prometheus sends to read metrics."""
-    place = secret_variables(spec).get("TSX_MANAGEMENT_TOKEN")
-    if place is None or spec.env.get(OPEN, "").lower() == "true":
-        return {}
-    secret, _, key = place.partition("/")
-    return {"authorization": {"type": "Bearer", "credentials": {"name": secret, "key": key}}}

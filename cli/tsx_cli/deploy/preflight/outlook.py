@@ -145,24 +145,11 @@ def outlook(kept: ArchiveRecord | None, spec: DeploySpec) -> Outlook | None:
     if kept is None:
         return None
     fewest, most, target = _instances(spec)
+    scales = spec.target == "sagemaker" and spec.sagemaker.multi_model is None
+    key = "autoscaling.target"
     if spec.target == "ray":  # where none is set, the one that fits is taken
-        return Outlook(
-            kept,
-            spec.model.name,
-            fewest,
-            most,
-            target,
-            target is not None,
-            "ray.target_ongoing_requests",
-        )
-    return Outlook(
-        kept,
-        spec.model.name,
-        fewest,
-        most,
-        target,
-        spec.target == "sagemaker" and spec.sagemaker.multi_model is None,
-    )
+        scales, key = target is not None, "ray.target_ongoing_requests"
+    return Outlook(kept, spec.model.name, fewest, most, target, scales, key)
 
 
 def _instances(spec: DeploySpec) -> tuple[int | None, int | None, float | None]:

@@ -130,27 +130,22 @@ def load(path: Path) -> CheckResult:
 
 def place_of(spec: DeploySpec) -> TargetProfile:
     """The target with the limits that the deployment itself sets."""
+    if spec.target == "lambda":
+        return _function(spec)
+    if spec.target == "sagemaker":
+        return _endpoint(spec)
+    own: Any = getattr(spec, spec.target)
+    device: str | None = spec.device
+    limits = _set("start", own.startup_timeout, f"{spec.target}.startup_timeout")
+    if own.memory:
+        limits |= _set("memory", _bytes(own.memory), f"{spec.target}.memory")
     if spec.target == "ray":
-        limits = {"start": TargetLimit(spec.ray.startup_timeout, SET, "ray.startup_timeout")}
-        limits |= (
-            {"memory": TargetLimit(_bytes(spec.ray.memory), SET, "ray.memory")}
-            if spec.ray.memory
-            else {}
-        )
-        gpus = spec.ray.num_gpus
-        return TargetProfile(
-            "ray", limits, spec.env, None if gpus is None else GPU if gpus else "cpu"
-        )
-    if spec.target in ("container", "kubernetes"):
-        one = spec.container if spec.target == "container" else spec.kubernetes
-        own = {"start": TargetLimit(one.startup_timeout, SET, f"{spec.target}.startup_timeout")}
-        own |= (
-            {"memory": TargetLimit(_bytes(one.memory), SET, f"{spec.target}.memory")}
-            if one.memory
-            else {}
-        )
-        return TargetProfile(spec.target, own, spec.env, spec.device)
-    return _function(spec) if spec.target == "lambda" else _endpoint(spec)
+        device = None if own.num_gpus is None else GPU if own.num_gpus else "cpu"
+    return TargetProfile(spec.target, limits, spec.env, device)
+
+
+def _set(what: str, most: float, key: str) -> dict[str, TargetLimit]:
+    return {what: TargetLimit(most, SET, key)}
 
 
 def _function(spec: DeploySpec) -> TargetProfile:
@@ -158,39 +153,29 @@ def _function(spec: DeploySpec) -> TargetProfile:
     own = spec.lambda_
     limits = {
         **LIMITS["lambda"],
-        "time": TargetLimit(own.timeout, SET, "lambda.timeout"),
-        "start": TargetLimit(own.timeout, SET, "lambda.timeout"),
-        "memory": TargetLimit(own.memory * MIB, SET, "lambda.memory"),
+        **_set("time", own.timeout, "lambda.timeout"),
+        **_set("start", own.timeout, "lambda.timeout"),
+        **_set("memory", own.memory * MIB, "lambda.memory"),
     }
     return TargetProfile("lambda", limits, spec.env, spec.device)
 
 
 def _endpoint(spec: DeploySpec) -> TargetProfile:
-    own = spec.sagemaker
-    kind = (
-        "sagemaker serverless"
-        if own.serverless
-        else "sagemaker asynchronous"
-        if own.asynchronous
-        else "sagemaker"
-    )
+    own, component = spec.sagemaker, spec.sagemaker.component
+    form = "serverless" if own.serverless else "asynchronous" if own.asynchronous else ""
+    kind = f"sagemaker {form}".rstrip()
     limits = dict(LIMITS[kind])
     if own.serverless is not None:
-        limits["memory"] = TargetLimit(
-            own.serverless.memory * MIB, SET, "sagemaker.serverless.memory"
-        )
+        limits |= _set("memory", own.serverless.memory * MIB, "sagemaker.serverless.memory")
         return TargetProfile(kind, limits, spec.env, spec.device)
-    limits["start"] = TargetLimit(own.startup_timeout, SET, "sagemaker.startup_timeout")
-    if (
-        own.component is not None
-    ):  # it has a part of the instance, and no GPU but those that it asks for
-        if own.component.gpus is None:
-            limits["memory"] = TargetLimit(
-                own.component.memory * MIB, SET, "sagemaker.component.memory"
-            )
-            return TargetProfile(kind, limits, spec.env, "cpu")
+    limits |= _set("start", own.startup_timeout, "sagemaker.startup_timeout")
+    if component is None:
+        return TargetProfile(kind, limits, spec.env, spec.device, own.instance_type)
+    # It has a part of the instance, and no GPU but those that it asks for.
+    if component.gpus is not None:
         return TargetProfile(kind, limits, spec.env, GPU, own.instance_type)
-    return TargetProfile(kind, limits, spec.env, spec.device, own.instance_type)
+    limits |= _set("memory", component.memory * MIB, "sagemaker.component.memory")
+    return TargetProfile(kind, limits, spec.env, "cpu")
 
 
 def _bytes(text: str) -> int:

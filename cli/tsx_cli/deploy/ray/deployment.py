@@ -15,7 +15,7 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.engine.facts import Facts, look_at
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Resource
+from tsx_cli.deploy.engine.resources import Resource, numbered
 from tsx_cli.deploy.ray.cluster import RayCluster
 from tsx_cli.deploy.ray.on_nodes import Lines, ask, read_logs
 from tsx_cli.deploy.ray.resources import (
@@ -74,12 +74,10 @@ class RayTarget:
         own = {version for version in records if version.rpartition("-")[0] == name}
         found = [
             *_unused(records, own),
-            *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(sorted(own))),
+            *numbered("Version", VERSION, sorted(own)),
         ]
         there = [each for each in (canary_name(name), name) if cloud.owned(each, name) is not None]
-        found += [
-            Resource(f"Application{n}", APPLICATION, each, {}) for n, each in enumerate(there)
-        ]
+        found += numbered("Application", APPLICATION, there)
         return [*(uploads(cloud, name) if purge else []), *found]
 
     def obsolete(
@@ -96,10 +94,7 @@ class RayTarget:
         others = [version for version in cloud.records(spec.name) if version not in kept]
         gone = others[: -(spec.keep - 1) or None]
         archives = [each for each in _unused(records, set(gone)) if each.name not in names]
-        return [
-            *archives,
-            *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(gone)),
-        ]
+        return [*archives, *numbered("Version", VERSION, gone)]
 
     def versions(self, cloud: RayCluster, name: str) -> list[DeployedVersion]:
         application = cloud.owned(name, name)

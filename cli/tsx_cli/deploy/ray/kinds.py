@@ -8,7 +8,7 @@ its tags and the canary's share are in the application's own `user_config`, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import ray
 from tsx_cli.deploy.aws.kinds.s3 import SHA, S3Object
 from tsx_cli.deploy.aws.session import translated_errors
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.ray.cluster import RayCluster
 from tsx_cli.deploy.ray.on_nodes import deploy
@@ -125,14 +124,15 @@ class Application(ResourceKind):
         _run(cloud, resource.name, resource.properties, resource.tags)
 
     def update(
-        self, cloud: RayCluster, resource: Resource, found: Observed, fields: Sequence[Field]
+        self, cloud: RayCluster, resource: Resource, found: Observed, changed: set[str]
     ) -> str | None:
         """The requests of a canary go back before it ends."""
         canary = found.properties["Canary"]
         if (
             canary is not None
             and not canary["Percent"]
-            and [each.path for each in fields] == ["Canary"]
+            and changed == {"Canary"}
+            and resource.properties["Canary"] is None
         ):
             cloud.delete(canary_name(resource.name))
             return None

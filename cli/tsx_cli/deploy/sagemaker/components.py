@@ -10,33 +10,39 @@ from typing import Any
 
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
-from tsx_cli.deploy.aws.kinds.autoscaling import PLACE as TARGET_KEYS
 from tsx_cli.deploy.aws.kinds.autoscaling import (
     POLICY,
     TARGET,
     ScalableTarget,
-    is_somebody_elses,
     policies,
+    predefined,
+    scales,
     scaling,
+    without_others,
 )
-from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
+from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts, lasting
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest
+from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest, numbered
+from tsx_cli.deploy.engine.shapes import filled, shapes
 from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget, objects_of
 from tsx_cli.deploy.sagemaker.kinds import COMPONENT, LONGEST_UPDATE, InferenceComponent
 from tsx_cli.deploy.sagemaker.resources import (
+    SHAPES,
     VARIANT,
+    canary_alarms,
     model_properties,
+    network,
     prefix,
+    rolled_back,
     scaling_rule,
+    server_values,
     uploaded,
     uploads,
 )
@@ -46,7 +52,7 @@ from tsx_cli.deploy.sagemaker.shared_endpoints import (
     MODEL,
     EndpointMembership,
 )
-from tsx_cli.deploy.spec import ACCELERATED, Autoscaling, Component, DeploySpec
+from tsx_cli.deploy.spec import ACCELERATED, Autoscaling, Canary, Component, DeploySpec, SageMaker
 
 LOG = "/aws/sagemaker/InferenceComponents/{}"
 # the tag of a model that says what a copy of it takes, so that a rollback restores that too
@@ -89,20 +95,15 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
         Resource("Model", MODEL, name, properties, ("ModelData",), {**tags, RESOURCES: takes})
     )
     if component.manage_endpoint:
-        made += shared.endpoint_resources(member, _config(spec, component), KEPT, ("Model",))
-    watched = _alarms(spec, tags)
+        made += shared.endpoint_resources(member, _config(own, component), KEPT, ("Model",))
+    watched = canary_alarms(spec, tags, {"InferenceComponentName": spec.name})
     wanted: dict[str, Any] = {"EndpointName": component.endpoint, "VariantName": component.variant}
     wanted["Specification"] = {"ModelName": name, **_specification(takes)}
-    copies = {
-        "RuntimeConfig": {
-            "CopyCount": max(
-                component.copies, own.autoscaling.min if own.autoscaling is not None else 0
-            )
-        }
-    }
+    fewest = 0 if own.autoscaling is None else own.autoscaling.min
+    copies = {"RuntimeConfig": {"CopyCount": max(component.copies, fewest)}}
     wanted |= copies if own.autoscaling is None else {}
     if spec.canary is not None:
-        wanted["DeploymentConfig"] = _rolling(spec, watched.names)
+        wanted["DeploymentConfig"] = _rolling(spec.canary, watched.names)
     log = log_group(spec, tags, LOG.format(spec.name))
     needs = (
         "Model",
@@ -127,12 +128,8 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
 
 def _check(spec: DeploySpec, component: Component) -> None:
     own, canary = spec.sagemaker, spec.canary
-    if component.manage_endpoint and own.role is None:
-        raise UsageError(
-            "sagemaker.role is not given: the ARN of the role that the endpoint"
-            f" {component.endpoint} runs with (--role); infra/iam/execution-sagemaker.json has its"
-            " permissions"
-        )
+    if component.manage_endpoint:
+        shared.check_role(spec, component.endpoint)
     if component.manage_endpoint and component.variant != VARIANT:
         raise UsageError(
             f"sagemaker.component.variant is {component.variant}: only an endpoint with"
@@ -190,61 +187,28 @@ def _specification(takes: str) -> dict[str, Any]:
     return found
 
 
-def _config(spec: DeploySpec, component: Component) -> dict[str, Any]:
-    own = spec.sagemaker
-    variant: dict[str, Any] = {
-        "VariantName": VARIANT,
-        "InstanceType": own.instance_type,
-        "InitialInstanceCount": min(
-            max(own.instances, component.min_instances), component.max_instances
-        ),
-        "ManagedInstanceScaling": {
-            "Status": "ENABLED",
-            "MinInstanceCount": component.min_instances,
-            "MaxInstanceCount": component.max_instances,
-        },
-        "RoutingConfig": {"RoutingStrategy": own.routing},
+def _config(own: SageMaker, component: Component) -> dict[str, Any]:
+    instances = min(max(own.instances, component.min_instances), component.max_instances)
+    values = {
+        **server_values(own),
+        **component.model_dump(include={"min_instances", "max_instances"}),
+        "instances": instances,
+        "role": own.role,
+        "network": network(own),
+        "isolated": own.network_isolation or None,
+        "kms_key": own.kms_key,
     }
-    if own.ami is not None:
-        variant["InferenceAmiVersion"] = own.ami
-    properties: dict[str, Any] = {"ProductionVariants": [variant], "ExecutionRoleArn": own.role}
-    if own.subnets:
-        properties["VpcConfig"] = {
-            "Subnets": list(own.subnets),
-            "SecurityGroupIds": list(own.security_groups),
-        }
-    if own.network_isolation:
-        properties["EnableNetworkIsolation"] = True
-    return properties if own.kms_key is None else {**properties, "KmsKeyId": own.kms_key}
+    found: dict[str, Any] = filled(shapes(SHAPES)["shared config"], values)
+    return found
 
 
-def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
-    if spec.canary is None:
-        return Alarms([], [])
-    metrics = AlarmMetrics(
-        "AWS/SageMaker",
-        "Invocation5XXErrors",
-        "ModelLatency",
-        1000,
-        {"InferenceComponentName": spec.name},
-    )
-    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", lasting(tags))
-
-
-def _rolling(spec: DeploySpec, names: list[str]) -> dict[str, Any]:
-    assert spec.canary is not None
-    size = {"Type": "CAPACITY_PERCENT", "Value": round(spec.canary.percent)}
+def _rolling(canary: Canary, names: list[str]) -> dict[str, Any]:
     policy = {
-        "MaximumBatchSize": size,
-        "WaitIntervalInSeconds": spec.canary.bake,
+        "MaximumBatchSize": {"Type": "CAPACITY_PERCENT", "Value": round(canary.percent)},
+        "WaitIntervalInSeconds": canary.bake,
         "MaximumExecutionTimeoutInSeconds": LONGEST_UPDATE,
     }
-    found: dict[str, Any] = {"RollingUpdatePolicy": policy}
-    return (
-        {**found, "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": name} for name in names]}}
-        if names
-        else found
-    )
+    return {"RollingUpdatePolicy": policy, **rolled_back(names)}
 
 
 def scaled(name: str) -> str:
@@ -261,51 +225,21 @@ def _scaling(name: str, wanted: Autoscaling, tags: Mapping[str, str]) -> list[Re
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/endpoint-auto-scaling-zero-instances.html
     """
-    place = scaled(name)
-    made = scaling(
-        place,
-        scaling_rule(name),
-        wanted,
-        {"PredefinedMetricSpecification": {"PredefinedMetricType": METRIC}},
-        "Component",
-    )
+    place, kinds = scaled(name), shapes(SHAPES)
+    made = scaling(place, scaling_rule(name), wanted, predefined(METRIC), "Component")
     if wanted.min > 0:
         return made
-    step = {"MetricIntervalLowerBound": 0.0, "ScalingAdjustment": 1}
-    rule = {
-        "AdjustmentType": "ChangeInCapacity",
-        "MetricAggregationType": "Maximum",
-        "Cooldown": 60,
-        "StepAdjustments": [step],
-    }
-    policy: dict[str, Any] = {
-        "PolicyName": waking_rule(name),
-        "PolicyType": "StepScaling",
-        **dict(zip(TARGET_KEYS, place.split("|"), strict=True)),
-    }
-    policy["StepScalingPolicyConfiguration"] = rule
-    alarm = {
-        "AlarmDescription": f"A request found no copy of {name}: the first one is started",
-        "MetricName": "NoCapacityInvocationFailures",
-        "Namespace": "AWS/SageMaker",
-        "Dimensions": [{"Name": "InferenceComponentName", "Value": name}],
-        "Statistic": "Sum",
-        "Period": 60,
-        "EvaluationPeriods": 1,
-        "Threshold": 1.0,
-        "ComparisonOperator": "GreaterThanOrEqualToThreshold",
-        "TreatMissingData": "notBreaching",
-        "AlarmActions": [Ref("WakePolicy", "Ref")],
-    }
+    rule = {"policy": waking_rule(name), "resource": place.split("|")[1]}
+    text = f"A request found no copy of {name}: the first one is started"
+    action = {"description": text, "name": name, "policy": Ref("WakePolicy", "Ref")}
+    policy, alarm = filled(kinds["wake policy"], rule), filled(kinds["wake alarm"], action)
     return [
         *made,
-        Resource(
-            "WakePolicy", POLICY, f"{place}|{policy['PolicyName']}", policy, ("ScalableTarget",)
-        ),
+        Resource("WakePolicy", POLICY, f"{place}|{rule['policy']}", policy, ("ScalableTarget",)),
         Resource(
             "WakeAlarm",
             "AWS::CloudWatch::Alarm",
-            f"tsx-{name}-wake-{digest(alarm, 4)}",
+            f"{rule['policy']}-{digest(alarm, 4)}",
             alarm,
             ("WakePolicy",),
             lasting(tags),
@@ -327,10 +261,7 @@ class ComponentTarget(SageMakerTarget):
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         """A component takes its copies with it; the endpoint goes with the last component."""
-        models = [
-            Resource(f"Model{n}", MODEL, each, {})
-            for n, each in enumerate(shared.models_of(cloud, name))
-        ]
+        models = numbered("Model", MODEL, shared.models_of(cloud, name))
         is_last = not shared.other_components(cloud, self.member.endpoint, name)
         endpoint = shared.endpoint_belongings(cloud, self.member, models, is_last=is_last)
         found = [*(objects_of(cloud, name, models) if purge else []), *models, *endpoint]
@@ -352,16 +283,11 @@ class ComponentTarget(SageMakerTarget):
         names = {each.name for each in wanted}
         gone = shared.superseded(self.versions(cloud, spec.name), spec.keep, names)
         beside = [each for each in _beside(cloud, spec.name) if each.name not in names]
-        beside = [
-            each
-            for each in beside
-            if "Scal" not in each.kind
-            or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))
-        ]
+        beside = without_others(cloud, beside, scaling_rule(spec.name))
         is_managed = any(each.kind == ENDPOINT for each in wanted)
         configs = shared.former(cloud, self.member, tuple(names)) if is_managed else []
         return [
-            *(Resource(f"Model{n}", MODEL, each, {}) for n, each in enumerate(gone)),
+            *numbered("Model", MODEL, gone),
             *configs,
             *beside,
         ]
@@ -406,13 +332,8 @@ class ComponentTarget(SageMakerTarget):
             "copies": found.outputs["copies"],
             "desired copies": found.properties["RuntimeConfig"]["CopyCount"],
             "resources": specification.get("ComputeResourceRequirements"),
-            "alarms": {
-                each: alarm_state(cloud, each)
-                for each in alarms_of(cloud, name, "InferenceComponentName")
-            },
-            "scales": [
-                each.name.split("|")[2] for each in _beside(cloud, name) if each.kind == TARGET
-            ],
+            "alarms": alarm_states(cloud, alarms_of(cloud, name, "InferenceComponentName")),
+            "scales": scales(_beside(cloud, name)),
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
@@ -441,18 +362,13 @@ def _component(cloud: Cloud, name: str) -> Observed | None:
 def _beside(cloud: Cloud, name: str) -> list[Resource]:
     """Its alarms, and how it scales."""
     names = alarms_of(cloud, name, "InferenceComponentName")
-    found = [
-        Resource(f"Alarm{n}", "AWS::CloudWatch::Alarm", each, {}) for n, each in enumerate(names)
-    ]
+    found = numbered("Alarm", "AWS::CloudWatch::Alarm", names)
     if ScalableTarget().observe(cloud, scaled(name)) is None:
         return found
     own = [
-        each["PolicyName"]
+        f"{scaled(name)}|{each['PolicyName']}"
         for each in policies(cloud, scaled(name))
         if each["PolicyName"] in (scaling_rule(name), waking_rule(name))
     ]
-    rules = [
-        Resource(f"ScalingPolicy{n}", POLICY, f"{scaled(name)}|{each}", {}, ("ScalableTarget",))
-        for n, each in enumerate(own)
-    ]
+    rules = numbered("ScalingPolicy", POLICY, own, ("ScalableTarget",))
     return [*found, Resource("ScalableTarget", TARGET, scaled(name), {}, ("Component",)), *rules]

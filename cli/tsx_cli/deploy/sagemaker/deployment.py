@@ -12,17 +12,18 @@ from tsx_cli.deploy.aws.kinds.autoscaling import (
     POLICY,
     SERVICE,
     TARGET,
-    is_somebody_elses,
+    scales,
     scaling_of,
+    without_others,
 )
-from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
+from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_states, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud, own_bucket, translated_errors
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Resource
+from tsx_cli.deploy.engine.resources import Resource, numbered
 from tsx_cli.deploy.sagemaker.kinds import CHANGING, KINDS
 from tsx_cli.deploy.sagemaker.resources import VARIANT, prefix, resources, scaling_rule, uploads
 from tsx_cli.deploy.spec import DeploySpec
@@ -42,21 +43,13 @@ class SageMakerTarget:
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         role = own_role(cloud, name, "sagemaker")
         after = tuple(each.id for each in role)  # the endpoint runs with it to its end
-        kind = "AWS::SageMaker::Model"
-        models = [
-            Resource(f"Model{n}", kind, each, {}, after)
-            for n, each in enumerate(names_of(cloud, "model", prefix(name)))
-        ]
+        models = numbered(
+            "Model", "AWS::SageMaker::Model", names_of(cloud, "model", prefix(name)), after
+        )
         needs = tuple(each.id for each in models)
-        kind = "AWS::SageMaker::EndpointConfig"
-        configs = [
-            Resource(f"Config{n}", kind, each, {}, needs)
-            for n, each in enumerate(names_of(cloud, "endpoint_config", prefix(name)))
-        ]
-        alarms = [
-            Resource(f"Alarm{n}", "AWS::CloudWatch::Alarm", each, {})
-            for n, each in enumerate(alarms_of(cloud, name, "EndpointName"))
-        ]
+        names = names_of(cloud, "endpoint_config", prefix(name))
+        configs = numbered("Config", "AWS::SageMaker::EndpointConfig", names, needs)
+        alarms = numbered("Alarm", "AWS::CloudWatch::Alarm", alarms_of(cloud, name, "EndpointName"))
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         found = [*role, *models, *configs, *alarms]
         if endpoint is not None and endpoint.tags.get("tsx:name") == name:
@@ -92,12 +85,7 @@ class SageMakerTarget:
             if each.kind == "AWS::SageMaker::Model" and each.name not in used
         ]
         beside = [each for each in belongings if each.kind in BESIDE and each.name not in names]
-        beside = [
-            each
-            for each in beside
-            if "Scal" not in each.kind
-            or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))
-        ]
+        beside = without_others(cloud, beside, scaling_rule(spec.name))
         return [*models, *(each for each in configs if each.name in gone), *beside]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
@@ -182,14 +170,8 @@ class SageMakerTarget:
             "configuration": endpoint.properties["EndpointConfigName"],
             "moving to": endpoint.outputs["pending"],
             "variants": [_variant(each, now.get(each["VariantName"], {})) for each in variants],
-            "alarms": {
-                each: alarm_state(cloud, each) for each in alarms_of(cloud, name, "EndpointName")
-            },
-            "scales": [
-                each.name.split("|")[2]
-                for each in _scaling(cloud, name)
-                if "ScalableTarget" in each.kind
-            ],
+            "alarms": alarm_states(cloud, alarms_of(cloud, name, "EndpointName")),
+            "scales": scales(_scaling(cloud, name)),
         }
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
@@ -261,9 +243,7 @@ def objects_of(cloud: Cloud, name: str, models: Sequence[Resource]) -> list[Reso
         there = KINDS["AWS::SageMaker::Model"].observe(cloud, model.name)
         if there is not None:
             urls.add(there.properties["PrimaryContainer"]["ModelDataUrl"].removeprefix("s3://"))
-    return [
-        Resource(f"ModelData{n}", "Tsx::S3::Object", url, {}) for n, url in enumerate(sorted(urls))
-    ]
+    return numbered("ModelData", "Tsx::S3::Object", sorted(urls))
 
 
 def _variant(variant: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

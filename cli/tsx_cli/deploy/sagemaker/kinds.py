@@ -6,12 +6,11 @@ endpoint moves from one configuration to another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from tsx_cli.deploy.aws.kinds.iam import not_assumed
+from tsx_cli.deploy.aws.kinds.iam import call_with_role
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, only, tag_list, tag_map
-from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.engine.kind import ResourceKind, only, tag_list, tag_map
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 
 MODEL = ("PrimaryContainer", "ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
@@ -26,7 +25,6 @@ CONFIG = (
     "EnableNetworkIsolation",
     "MetricsConfig",
 )
-UNKNOWN_ROLE = "could not assume role"
 CHANGING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"})
 BROKEN = frozenset({"Failed", "OutOfService", "UpdateRollbackFailed"})
 COMPONENT = "AWS::SageMaker::InferenceComponent"
@@ -63,21 +61,15 @@ class Immutable(ResourceKind):
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
         named = {f"{self._key}Name": resource.name, "Tags": tag_list(resource.tags)}
         doing = f"creating the {self._what} {resource.name}"
-        try:
-            cloud.call(
-                "sagemaker", f"create_{self._operation}", doing, **named, **resource.properties
-            )
-        except CloudError as error:
-            if UNKNOWN_ROLE not in error.message.lower():
-                raise
-            return not_assumed(
-                cloud, error, str(resource.properties["ExecutionRoleArn"]), "sagemaker"
-            )
-        return None
+        role, operation = (
+            str(resource.properties.get("ExecutionRoleArn")),
+            f"create_{self._operation}",
+        )
+        return call_with_role(
+            cloud, "sagemaker", operation, doing, role, **named, **resource.properties
+        )
 
-    def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
-    ) -> None:
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
         put_tags(cloud, found.outputs["Ref"], resource)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
@@ -136,10 +128,8 @@ class SageMakerEndpoint(ResourceKind):
             "sagemaker", "create_endpoint", f"creating the endpoint {resource.name}", **wanted
         )
 
-    def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
-    ) -> None:
-        if any(field.path == "EndpointConfigName" for field in fields):
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
+        if "EndpointConfigName" in changed:
             wanted = {"EndpointName": resource.name, **resource.properties}
             cloud.call(
                 "sagemaker", "update_endpoint", f"updating the endpoint {resource.name}", **wanted
@@ -200,13 +190,8 @@ class InferenceComponent(ResourceKind):
             **wanted,
         )
 
-    def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
-    ) -> None:
-        changed, name = (
-            {field.path.split(".")[0] for field in fields},
-            {"InferenceComponentName": resource.name},
-        )
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
+        name = {"InferenceComponentName": resource.name}
         put_tags(cloud, found.outputs["Ref"], resource)
         if "Specification" in changed:
             wanted = only(

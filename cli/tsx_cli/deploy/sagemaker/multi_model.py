@@ -18,7 +18,7 @@ from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Resource, Traits, digest
+from tsx_cli.deploy.engine.resources import Observed, Resource, Traits, digest, numbered
 from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
@@ -97,11 +97,7 @@ def _check(spec: DeploySpec, multi: MultiModelEndpoint) -> None:
             " CPUs with an image like this: choose ml.c… or ml.m…, or share a GPU with"
             " sagemaker.component"
         )
-    if own.role is None:
-        raise UsageError(
-            f"sagemaker.role is not given: the ARN of the role that the endpoint {multi.endpoint}"
-            " runs with (--role); infra/iam/execution-sagemaker.json has its permissions"
-        )
+    shared.check_role(spec, multi.endpoint)
 
 
 class MultiModelVersion(Immutable):
@@ -169,7 +165,7 @@ class MultiModelTarget(SageMakerTarget):
         The endpoint goes with the last archive.
         """
         there = shared.models_of(cloud, name)
-        models = [Resource(f"Model{n}", MODEL, each, {}) for n, each in enumerate(there)]
+        models = numbered("Model", MODEL, there)
         bucket = _url(next(iter(there.values()))).partition("/")[0]
         doing, place = (
             f"listing the models of {self.member.endpoint}",
@@ -187,10 +183,7 @@ class MultiModelTarget(SageMakerTarget):
             if re.fullmatch(re.escape(f"{place}{name}-") + r"[0-9a-f]{16}\.tar\.gz", each)
         ]
         needs = tuple(each.id for each in models)
-        objects = [
-            Resource(f"ModelData{n}", OBJECT, f"{bucket}/{each}", {}, needs)
-            for n, each in enumerate(own)
-        ]
+        objects = numbered("ModelData", OBJECT, [f"{bucket}/{key}" for key in own], needs)
         return [
             *models,
             *objects,
@@ -209,7 +202,7 @@ class MultiModelTarget(SageMakerTarget):
             Resource(f"FormerData{n}", OBJECT, _url(there[each]), {}, (f"FormerModel{n}",))
             for n, each in enumerate(gone)
         ]
-        models = [Resource(f"FormerModel{n}", MODEL, each, {}) for n, each in enumerate(gone)]
+        models = numbered("FormerModel", MODEL, gone)
         return [*models, *objects, *shared.former(cloud, self.member, tuple(names))]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:

@@ -8,22 +8,26 @@ configuration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
 from tsx_cli.deploy.aws.iam_policies import role
-from tsx_cli.deploy.aws.kinds.autoscaling import scaling
+from tsx_cli.deploy.aws.kinds.autoscaling import predefined, scaling
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import own_bucket
 from tsx_cli.deploy.engine.facts import Facts, lasting, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
-from tsx_cli.deploy.spec import Autoscaling, DeploySpec
+from tsx_cli.deploy.engine.shapes import filled, shapes, some
+from tsx_cli.deploy.spec import Autoscaling, DeploySpec, SageMaker
 from tsx_runtime.targets.image.environment import GIVEN_DEFAULTS
 from tsx_runtime.targets.sagemaker.environment import STARTUP
 
 VARIANT = "AllTraffic"
+SHAPES = Path(__file__).with_name("shapes.yaml")
+SERVER = ("instance_type", "instances", "startup_timeout", "download_timeout", "ami", "routing")
 
 
 def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
@@ -150,141 +154,99 @@ def _bucket(name: str, tags: Mapping[str, str]) -> Resource:
 
 def model_properties(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]:
     own = spec.sagemaker
-    container: dict[str, Any] = {"Image": facts.image, "ModelDataUrl": url, "Mode": "SingleModel"}
     # What the platform does not tell a container: how long a request may take, and how many workers
     # there is room for.
-    kind = (
-        "serverless"
-        if own.serverless is not None
-        else "asynchronous"
-        if own.asynchronous is not None
-        else None
-    )
-    own_variables = {"TSX_TARGET": "sagemaker", **({"TSX_SAGEMAKER_MODE": kind} if kind else {})}
+    mode = "serverless" if own.serverless else "asynchronous" if own.asynchronous else None
+    variables = some({"TSX_TARGET": "sagemaker", "TSX_SAGEMAKER_MODE": mode})
     if own.serverless is None and own.startup_timeout > STARTUP:
-        own_variables[GIVEN_DEFAULTS] = f"default_startup_timeout={own.startup_timeout}"
-    container["Environment"] = own_variables | spec.env
-    properties: dict[str, Any] = {
-        "PrimaryContainer": container,
+        variables[GIVEN_DEFAULTS] = f"default_startup_timeout={own.startup_timeout}"
+    container = {"Image": facts.image, "ModelDataUrl": url, "Mode": "SingleModel"}
+    properties = {
+        "PrimaryContainer": {**container, "Environment": variables | spec.env},
         "ExecutionRoleArn": own.role or Ref("Role", "Arn"),
+        "VpcConfig": network(own),
+        "EnableNetworkIsolation": own.network_isolation or None,
     }
-    if own.subnets:
-        properties["VpcConfig"] = {
-            "Subnets": list(own.subnets),
-            "SecurityGroupIds": list(own.security_groups),
-        }
-    if own.network_isolation:
-        properties["EnableNetworkIsolation"] = True
-    return properties
+    return some(properties)
+
+
+def network(own: SageMaker) -> dict[str, Any] | None:
+    groups = {"Subnets": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}
+    return groups if own.subnets else None
 
 
 def config_properties(spec: DeploySpec, model: str) -> dict[str, Any]:
-    own = spec.sagemaker
-    variant: dict[str, Any] = {
-        "VariantName": VARIANT,
-        "ModelName": model,
-        "InitialVariantWeight": 1.0,
-    }
-    if own.serverless is not None:
-        variant["ServerlessConfig"] = {
-            "MemorySizeInMB": own.serverless.memory,
-            "MaxConcurrency": own.serverless.concurrency,
-        }
-        if own.serverless.provisioned is not None:
-            variant["ServerlessConfig"]["ProvisionedConcurrency"] = own.serverless.provisioned
-    else:
-        variant |= {
-            "InstanceType": own.instance_type,
-            "InitialInstanceCount": own.instances,
-            "ContainerStartupHealthCheckTimeoutInSeconds": own.startup_timeout,
-            "ModelDataDownloadTimeoutInSeconds": own.download_timeout,
-            "RoutingConfig": {"RoutingStrategy": own.routing},
-        }
-        if own.ami is not None:
-            variant["InferenceAmiVersion"] = own.ami
-    properties: dict[str, Any] = {"ProductionVariants": [variant]}
-    if own.kms_key is not None:
-        properties["KmsKeyId"] = own.kms_key
-    if own.data_capture is not None:
-        properties["DataCaptureConfig"] = {
-            "EnableCapture": True,
-            "InitialSamplingPercentage": round(own.data_capture.percent),
-            "DestinationS3Uri": own.data_capture.to,
-            "CaptureOptions": [{"CaptureMode": "Input"}, {"CaptureMode": "Output"}],
-        }
-    if own.asynchronous is not None:
-        properties["AsyncInferenceConfig"] = _asynchronous(
-            own.asynchronous.model_dump(exclude_none=True)
+    own, kinds = spec.sagemaker, shapes(SHAPES)
+    queued, capture, serverless = own.asynchronous, own.data_capture, own.serverless
+    values: dict[str, Any] = dict.fromkeys(SERVER) if serverless else server_values(own)
+    values |= {"model": model, "kms_key": own.kms_key} | dict.fromkeys(
+        ("serverless", "capture", "asynchronous")
+    )
+    if serverless is not None:
+        values["serverless"] = some(
+            {
+                "MemorySizeInMB": serverless.memory,
+                "MaxConcurrency": serverless.concurrency,
+                "ProvisionedConcurrency": serverless.provisioned,
+            }
         )
-    return properties
+    if capture is not None:
+        whole = {"percent": round(capture.percent), "to": capture.to}
+        values["capture"] = filled(kinds["capture"], whole)
+    if queued is not None:
+        topics = {"SuccessTopic": queued.success_topic, "ErrorTopic": queued.error_topic}
+        most = {"MaxConcurrentInvocationsPerInstance": queued.concurrency}
+        values["asynchronous"] = filled(
+            kinds["asynchronous"],
+            {**queued.model_dump(), "topics": some(topics) or None, "client": some(most) or None},
+        )
+    found: dict[str, Any] = filled(kinds["config"], values)
+    return found
 
 
-def _asynchronous(fields: Mapping[str, Any]) -> dict[str, Any]:
-    output: dict[str, Any] = {"S3OutputPath": fields["output"]}
-    if "failures" in fields:
-        output["S3FailurePath"] = fields["failures"]
-    topics = {"SuccessTopic": fields.get("success_topic"), "ErrorTopic": fields.get("error_topic")}
-    if any(topics.values()):
-        output["NotificationConfig"] = {key: value for key, value in topics.items() if value}
-    config: dict[str, Any] = {"OutputConfig": output}
-    if "concurrency" in fields:
-        config["ClientConfig"] = {"MaxConcurrentInvocationsPerInstance": fields["concurrency"]}
-    return config
+def server_values(own: SageMaker) -> dict[str, Any]:
+    """Of an endpoint's instances."""
+    return own.model_dump(include=set(SERVER)) | {"routing": {"RoutingStrategy": own.routing}}
 
 
 def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
+    return canary_alarms(spec, tags, {"EndpointName": spec.name, "VariantName": VARIANT})
+
+
+def canary_alarms(spec: DeploySpec, tags: Mapping[str, str], where: Mapping[str, str]) -> Alarms:
     if spec.canary is None:
         return Alarms([], [])
-    where = {"EndpointName": spec.name, "VariantName": VARIANT}
-    metrics = AlarmMetrics(
-        "AWS/SageMaker", "Invocation5XXErrors", "ModelLatency", 1000, where
-    )  # it counts microseconds
+    # SageMaker counts microseconds.
+    metrics = AlarmMetrics("AWS/SageMaker", "Invocation5XXErrors", "ModelLatency", 1000, where)
     return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", lasting(tags))
 
 
+def rolled_back(names: Sequence[str]) -> dict[str, Any]:
+    """What of a DeploymentConfig says which alarms restore the former version."""
+    found = [{"AlarmName": name} for name in names]
+    return {"AutoRollbackConfiguration": {"Alarms": found}} if found else {}
+
+
 def _deployment(spec: DeploySpec, alarm_names: list[str]) -> dict[str, Any]:
-    if spec.canary is None:
-        routing: dict[str, Any] = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": 0}
-    else:
+    routing: dict[str, Any] = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": 0}
+    if spec.canary is not None:
         size = {"Type": "CAPACITY_PERCENT", "Value": round(spec.canary.percent)}
         routing = {"Type": "CANARY", "WaitIntervalInSeconds": spec.canary.bake, "CanarySize": size}
     policy = {
         "TrafficRoutingConfiguration": routing,
         "TerminationWaitInSeconds": 0 if spec.canary is None else 60,
     }
-    deployment: dict[str, Any] = {"BlueGreenUpdatePolicy": policy}
-    if alarm_names:
-        deployment["AutoRollbackConfiguration"] = {
-            "Alarms": [{"AlarmName": name} for name in alarm_names]
-        }
-    return deployment
-
-
-def _backlog(name: str) -> dict[str, Any]:
-    """https://docs.aws.amazon.com/sagemaker/latest/dg/async-inference-autoscale.html"""
-    where = [{"Name": "EndpointName", "Value": name}]
-    return {
-        "MetricName": "ApproximateBacklogSizePerInstance",
-        "Namespace": "AWS/SageMaker",
-        "Dimensions": where,
-        "Statistic": "Average",
-    }
+    return {"BlueGreenUpdatePolicy": policy, **rolled_back(alarm_names)}
 
 
 def _scaling(spec: DeploySpec, wanted: Autoscaling) -> list[Resource]:
-    serverless = spec.sagemaker.serverless is not None
-    dimension = "sagemaker:variant:" + (
-        "DesiredProvisionedConcurrency" if serverless else "DesiredInstanceCount"
-    )
-    metric = (
-        "SageMakerVariantProvisionedConcurrencyUtilization"
-        if serverless
-        else "SageMakerVariantConcurrentRequestsPerModelHighResolution"
-    )
-    measured: dict[str, Any] = {"PredefinedMetricSpecification": {"PredefinedMetricType": metric}}
-    if (
-        spec.sagemaker.asynchronous is not None
-    ):  # only the requests that wait in a queue can wake a fleet of none
-        measured = {"CustomizedMetricSpecification": _backlog(spec.name)}
-    place = f"sagemaker|endpoint/{spec.name}/variant/{VARIANT}|{dimension}"
+    kind, dimension = "ConcurrentRequestsPerModelHighResolution", "DesiredInstanceCount"
+    if spec.sagemaker.serverless is not None:
+        kind, dimension = "ProvisionedConcurrencyUtilization", "DesiredProvisionedConcurrency"
+    measured = predefined(f"SageMakerVariant{kind}")
+    if spec.sagemaker.asynchronous is not None:
+        # Only the requests that wait in a queue can wake a fleet of none.
+        backlog = filled(shapes(SHAPES)["backlog"], {"name": spec.name})
+        measured = {"CustomizedMetricSpecification": backlog}
+    place = f"sagemaker|endpoint/{spec.name}/variant/{VARIANT}|sagemaker:variant:{dimension}"
     return scaling(place, scaling_rule(spec.name), wanted, measured, "Endpoint")

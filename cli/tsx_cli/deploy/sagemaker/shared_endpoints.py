@@ -17,7 +17,7 @@ from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.plan import differences
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.resources import Observed, Resource, digest
+from tsx_cli.deploy.engine.resources import Observed, Resource, digest, numbered
 from tsx_cli.deploy.sagemaker.deployment import names_of
 from tsx_cli.deploy.sagemaker.kinds import CHANGING, KINDS
 from tsx_cli.deploy.sagemaker.resources import prefix
@@ -82,6 +82,14 @@ def wanted_membership(spec: DeploySpec) -> EndpointMembership | None:
             " permissions"
         )
     return member
+
+
+def check_role(spec: DeploySpec, endpoint: str) -> None:
+    if spec.sagemaker.role is None:
+        raise UsageError(
+            f"sagemaker.role is not given: the ARN of the role that the endpoint {endpoint} runs"
+            " with (--role); infra/iam/execution-sagemaker.json has its permissions"
+        )
 
 
 def membership(cloud: Cloud, name: str) -> EndpointMembership | None:
@@ -372,13 +380,10 @@ def former(
     """Models and configurations of the endpoint itself, without `kept`."""
     beginning = endpoint_prefix(member.endpoint)
     names = [each for each in names_of(cloud, "model", beginning) if each not in kept]
-    models = [Resource(f"EndpointModel{n}", MODEL, each, {}, needs) for n, each in enumerate(names)]
+    models = numbered("EndpointModel", MODEL, names, needs)
     after = (*needs, *(each.id for each in models))
     names = [each for each in names_of(cloud, "endpoint_config", beginning) if each not in kept]
-    return [
-        *models,
-        *(Resource(f"EndpointConfig{n}", CONFIG, each, {}, after) for n, each in enumerate(names)),
-    ]
+    return [*models, *numbered("EndpointConfig", CONFIG, names, after)]
 
 
 def versions_of(models: Mapping[str, Observed], current: str | None) -> list[DeployedVersion]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support.deploying import Deploy
+from tests.support.deploying import FACTS, Deploy, a_spec
 from tests.support.platforms.aws import ACCOUNT, Course
 from tsx_cli.deploy.aws_lambda.resources import resources
-from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.spec import DeploySpec
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +33,7 @@ def test_each_call_of_s3_names_the_account_that_the_bucket_must_belong_to(
 def test_a_bucket_of_another_account_is_refused_unless_its_owner_is_named(
     deploy: Deploy, course: Course
 ) -> None:
-    theirs = ("--set", "sagemaker.bucket=theirs", "--set", "sagemaker.bucket_owner=210987654321")
+    theirs = ("--set=sagemaker.bucket=theirs", "--set=sagemaker.bucket_owner=210987654321")
     deploy.apply(*theirs, code=1)
     assert (
         "model.tar.gz: 403: Forbidden. Either the deploying identity lacks the permission for HeadObject"
@@ -45,7 +44,7 @@ def test_a_bucket_of_another_account_is_refused_unless_its_owner_is_named(
         in deploy.err
     )
     assert "PutObject" not in course.owners
-    deploy.apply("--set", "sagemaker.bucket_owner=mine", code=2)
+    deploy.apply("--set=sagemaker.bucket_owner=mine", code=2)
     assert "sagemaker.bucket_owner: String should match pattern" in deploy.err
 
 
@@ -55,7 +54,7 @@ def test_the_owner_of_a_named_bucket_is_not_that_of_tsx_own_bucket(
     """A purge also looks into the own bucket, which other deployments have made."""
     deploy.apply()
     course.owners.clear()
-    deploy.verb("destroy", "--yes", "--purge", "--set", "sagemaker.bucket_owner=210987654321")
+    deploy.verb("destroy", "--yes", "--purge", "--set=sagemaker.bucket_owner=210987654321")
     assert course.owners == dict.fromkeys(["HeadObject", "ListObjectsV2", "DeleteObject"], ACCOUNT)
 
 
@@ -75,13 +74,8 @@ def test_answers_of_a_function_go_to_a_bucket_of_its_account_or_of_the_one_that_
         "queue": {"arn": f"arn:aws:sqs:eu-central-1:{ACCOUNT}:q", **queue},
         "role": f"arn:aws:iam::{ACCOUNT}:role/r",
     }
-    spec = DeploySpec.model_validate(
-        {"name": "digits", "target": "lambda", "model": "digits.mar", "lambda": given}
-    )
-    made = resources(
-        spec,
-        Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "image", ACCOUNT, "eu-central-1"),
-    )
+    facts = replace(FACTS, image="image", account=ACCOUNT, region="eu-central-1")
+    made = resources(a_spec("lambda", **{"lambda": given}), facts)
     function = next(each.properties for each in made if each.id == "Function")
     assert (
         function.get("Environment", {}).get("Variables", {}).get("TSX_LAMBDA_RESULTS_OWNER")

@@ -45,7 +45,7 @@ def shown(deploy: Deploy, *words: str) -> dict[str, Any]:
     return {each["path"]: (each["old"], each["new"]) for each in fields}
 
 
-@pytest.mark.parametrize("words", [[], ["--set", "env.LEVEL=low"]])
+@pytest.mark.parametrize("words", [[], ["--set=env.LEVEL=low"]])
 def test_a_variable_that_was_added_or_changed_by_hand_is_put_back(
     deploy: Deploy, words: list[str]
 ) -> None:
@@ -66,7 +66,7 @@ def test_a_variable_that_was_added_or_changed_by_hand_is_put_back(
 
 def test_a_network_that_was_added_changed_or_taken_away_by_hand_is_put_back(deploy: Deploy) -> None:
     client = boto3.client("lambda")
-    words = ["--set", "lambda.subnets=subnet-2,subnet-1", "--set", "lambda.security_groups=sg-1"]
+    words = ["--set=lambda.subnets=subnet-2,subnet-1", "--set=lambda.security_groups=sg-1"]
     deploy.apply()
     client.update_function_configuration(FunctionName="digits", VpcConfig=NETWORK)
     assert shown(deploy) == {f"VpcConfig.{key}": (value, None) for key, value in NETWORK.items()}
@@ -119,7 +119,7 @@ def test_a_version_that_was_published_by_hand_with_other_variables_is_not_taken_
     deploy.apply()
     assert client.get_alias(FunctionName="digits", Name="live")["FunctionVersion"] == "1"
     deploy.apply(
-        "--set", "lambda.memory=1024", "--set", "keep=1"
+        "--set=lambda.memory=1024", "--set=keep=1"
     )  # it goes with the version whose hash it has
     assert [
         each["Version"]

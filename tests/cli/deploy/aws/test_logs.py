@@ -10,11 +10,10 @@ from typing import Any
 import boto3
 import pytest
 
-from tests.support.deploying import Deploy, actions
+from tests.support.deploying import Deploy, a_spec, actions
 from tests.support.platforms.aws import Course
 from tests.support.platforms.aws_lambda import make_role
 from tsx_cli.deploy.aws.logs import GROUPS
-from tsx_cli.deploy.spec import DeploySpec
 
 pytestmark = pytest.mark.slow
 
@@ -41,11 +40,11 @@ def test_lines_are_kept_for_a_month_or_as_long_as_is_said(deploy: Deploy) -> Non
     name = GROUPS[deploy.target].format("digits")
     deploy.apply()
     assert groups() == {name: 30}
-    out = deploy.apply("--set", "log_retention=90")
+    out = deploy.apply("--set=log_retention=90")
     assert "RetentionInDays: 30 -> 90" in out
-    deploy.apply("--set", "log_retention=0")  # whatever the group says
+    deploy.apply("--set=log_retention=0")  # whatever the group says
     assert groups() == {name: 90}
-    deploy.apply("--set", "log_retention=31", code=2)
+    deploy.apply("--set=log_retention=31", code=2)
     assert "log_retention: CloudWatch keeps lines for one of 1, 3, 5, 7" in deploy.err
 
 
@@ -72,7 +71,7 @@ def test_destroy_keeps_the_log_and_purge_removes_it_also_afterwards(deploy: Depl
     assert list(groups()) == [GROUPS[deploy.target].format("digits")]
     deploy.verb("destroy", "--yes", "--purge")
     assert groups() == {}
-    deploy.apply("--set", "log_retention=0")
+    deploy.apply("--set=log_retention=0")
     boto3.client("logs").create_log_group(
         logGroupName=GROUPS[deploy.target].format("digits")
     )  # as the platform does
@@ -84,7 +83,7 @@ def test_the_log_of_an_endpoint_that_somebody_else_has_made_is_kept(
     archive: Path, course: Course, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deploy = Deploy(archive, "sagemaker", capsys)
-    deploy.apply("--set", "log_retention=0")
+    deploy.apply("--set=log_retention=0")
     deploy.verb("destroy", "--yes")  # what was uploaded for it is still there
     boto3.client("logs").create_log_group(logGroupName=GROUPS["sagemaker"].format("digits"))
     out = deploy.verb("destroy", "--yes", "--purge")
@@ -93,9 +92,4 @@ def test_the_log_of_an_endpoint_that_somebody_else_has_made_is_kept(
 
 
 def test_a_number_of_days_may_be_text_as_of_set() -> None:
-    assert (
-        DeploySpec.model_validate(
-            {"name": "a", "target": "lambda", "model": "a.mar", "log_retention": "365"}
-        ).log_retention
-        == 365
-    )
+    assert a_spec("lambda", log_retention="365").log_retention == 365

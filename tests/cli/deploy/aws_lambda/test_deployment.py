@@ -14,10 +14,9 @@ import boto3
 import pytest
 
 from tests.support.deploying import IMAGE, OTHER_IMAGE, Deploy, actions
-from tests.support.platforms.aws import Account, Course
+from tests.support.platforms.aws import Course
 from tests.support.platforms.aws_lambda import make_role
 from tsx_cli.deploy.aws_lambda import kinds as lambda_kinds
-from tsx_cli.deploy.aws_lambda import lambda_parts
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 
@@ -25,31 +24,12 @@ pytestmark = pytest.mark.slow
 
 
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"
-CANARY = ("--canary", "20%", "--bake", "10m", "--alarm", "5xx>0", "--alarm", "p95>300ms")
+CANARY = ("--canary=20%", "--bake=10m", "--alarm=5xx>0", "--alarm=p95>300ms")
 
 
 @pytest.fixture
-def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
-    for kind in (
-        lambda_kinds.LambdaFunction,
-        lambda_kinds.PublishedVersion,
-        lambda_kinds.Alias,
-        lambda_parts.CapacityProvider,
-    ):
-        monkeypatch.setattr(kind, "poll", 0.0)
-    course = account.emptied()
+def deploy(archive: Path, course: Course, capsys: pytest.CaptureFixture[str]) -> Deploy:
     make_role()
-    return course
-
-
-@pytest.fixture
-def deploy(
-    archive: Path,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Deploy:
-    monkeypatch.chdir(tmp_path)
     return Deploy(archive, "lambda", capsys)
 
 
@@ -105,9 +85,9 @@ def test_a_function_is_planned_made_and_then_as_it_should_be(
 def test_what_changes_is_a_new_version_and_the_former_stays_as_it_was(
     deploy: Deploy, course: Course
 ) -> None:
-    deploy.apply("--set", "env.A=1")
+    deploy.apply("--set=env.A=1")
     course.looks = 1
-    reported = deploy.plan("--image", OTHER_IMAGE, "--set", "lambda.memory=4096", code=2)
+    reported = deploy.plan("--image", OTHER_IMAGE, "--set=lambda.memory=4096", code=2)
     assert actions(reported) == {
         "LogGroup": "same",
         "Function": "update",
@@ -115,7 +95,7 @@ def test_what_changes_is_a_new_version_and_the_former_stays_as_it_was(
         "Alias": "update",
         "Url": "same",
     }
-    out = deploy.apply("--image", OTHER_IMAGE, "--set", "lambda.memory=4096")
+    out = deploy.apply("--image", OTHER_IMAGE, "--set=lambda.memory=4096")
     assert "MemorySize: 3008 -> 4096" in out
     assert alias() == {"version": "2", "weights": {}}
     client = boto3.client("lambda")
@@ -127,15 +107,15 @@ def test_what_changes_is_a_new_version_and_the_former_stays_as_it_was(
         "Environment" not in two["Configuration"]
     )  # a variable that nobody names any more is gone
     assert set(
-        actions(deploy.plan("--image", OTHER_IMAGE, "--set", "lambda.memory=4096", code=0)).values()
+        actions(deploy.plan("--image", OTHER_IMAGE, "--set=lambda.memory=4096", code=0)).values()
     ) == {"same"}
 
 
 def test_going_back_points_to_the_earlier_version_and_forward_makes_no_other(
-    deploy: Deploy, course: Course
+    deploy: Deploy,
 ) -> None:
     deploy.apply()
-    deploy.apply("--set", "lambda.timeout=90s")
+    deploy.apply("--set=lambda.timeout=90s")
     assert [(each["number"], each["is_current"], each["tags"]["tsx:model"]) for each in deploy.reported("history")] == [
         (1, False, "digits/1.0"), (2, True, "digits/1.0")
     ]  # fmt: skip
@@ -143,31 +123,27 @@ def test_going_back_points_to_the_earlier_version_and_forward_makes_no_other(
     assert alias()["version"] == "1"
     deploy.verb("rollback", "--yes", code=1)
     assert "has no earlier version" in deploy.err
-    deploy.apply("--set", "lambda.timeout=90s")
+    deploy.apply("--set=lambda.timeout=90s")
     assert alias()["version"] == "2"
     assert len(deploy.reported("history")) == 2
 
 
 def test_versions_beyond_those_that_are_kept_go_and_their_numbers_never_come_again(
-    deploy: Deploy, course: Course
+    deploy: Deploy,
 ) -> None:
     for memory in (1024, 2048, 3072, 4096):
-        deploy.apply("--set", f"lambda.memory={memory}", "--set", "keep=2")
+        deploy.apply(f"--set=lambda.memory={memory}", "--set=keep=2")
     assert [each["number"] for each in deploy.reported("history")] == [3, 4]
-    deploy.apply("--set", "lambda.memory=4096", "--set", "lambda.timeout=90", "--set", "keep=1")
-    deploy.plan(
-        "--set", "lambda.memory=4096", "--set", "lambda.timeout=90", "--set", "keep=1", code=0
-    )
+    deploy.apply("--set=lambda.memory=4096", "--set=lambda.timeout=90", "--set=keep=1")
+    deploy.plan("--set=lambda.memory=4096", "--set=lambda.timeout=90", "--set=keep=1", code=0)
 
 
-def test_a_canary_has_its_share_until_it_has_baked(
-    deploy: Deploy, course: Course, clock: Clock
-) -> None:
+def test_a_canary_has_its_share_until_it_has_baked(deploy: Deploy, clock: Clock) -> None:
     deploy.apply(*CANARY)
     assert alias() == {"version": "1", "weights": {}}  # the first has nobody to share with
     seen = []
     clock.happens = lambda waits: seen.append(alias())
-    deploy.apply(*CANARY, "--set", "lambda.memory=2048")
+    deploy.apply(*CANARY, "--set=lambda.memory=2048")
     shares = [each["weights"] for each in seen if each["weights"]]
     assert len(shares) >= 10
     assert all(each == {"2": 0.2} for each in shares)
@@ -181,7 +157,7 @@ def test_a_canary_has_its_share_until_it_has_baked(
         "Resource": "digits:live",
         "ExecutedVersion": "2",
     }
-    assert set(actions(deploy.plan(*CANARY, "--set", "lambda.memory=2048", code=0)).values()) == {
+    assert set(actions(deploy.plan(*CANARY, "--set=lambda.memory=2048", code=0)).values()) == {
         "same"
     }
 
@@ -208,14 +184,14 @@ def test_an_alarm_sends_a_canary_back_also_one_that_went_off_and_recovered(
                 course.alarmed.append((name, clock.now))
 
     clock.happens = goes_off
-    out = deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=1)
+    out = deploy.apply(*CANARY, "--set=lambda.memory=2048", code=1)
     assert "how: percent=20.0, bake=600, alarms=tsx-digits-5xx-0-" in out
     assert "version 1 has all requests again: the alarm tsx-digits-" in deploy.err
     assert alias() == {"version": "1", "weights": {}}
 
 
 def test_a_canary_that_is_left_keeps_its_share_and_is_picked_up(
-    deploy: Deploy, course: Course, clock: Clock
+    deploy: Deploy, clock: Clock
 ) -> None:
     deploy.apply(*CANARY)
 
@@ -224,7 +200,7 @@ def test_a_canary_that_is_left_keeps_its_share_and_is_picked_up(
             raise KeyboardInterrupt
 
     clock.happens = leave
-    deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=130)
+    deploy.apply(*CANARY, "--set=lambda.memory=2048", code=130)
     assert (
         "keeps its share of the requests, and its alarms are not checked until this command runs again."
         in deploy.err
@@ -235,20 +211,20 @@ def test_a_canary_that_is_left_keeps_its_share_and_is_picked_up(
     ]
     clock.now += timedelta(minutes=8)  # of ten
     clock.happens, clock.waits = (lambda waits: None), 0
-    deploy.apply(*CANARY, "--set", "lambda.memory=2048")
+    deploy.apply(*CANARY, "--set=lambda.memory=2048")
     assert alias() == {"version": "2", "weights": {}}
     assert clock.waits <= 3
 
 
 @pytest.mark.parametrize(("verb", "version"), [("promote", "2"), ("rollback", "1")])
 def test_a_canary_that_was_left_is_promoted_or_taken_back(
-    deploy: Deploy, course: Course, clock: Clock, verb: str, version: str
+    deploy: Deploy, clock: Clock, verb: str, version: str
 ) -> None:
     deploy.apply(*CANARY)
     clock.happens = lambda waits: (
         (_ for _ in ()).throw(KeyboardInterrupt) if alias()["weights"] else None
     )
-    deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=130)
+    deploy.apply(*CANARY, "--set=lambda.memory=2048", code=130)
     deploy.verb(verb, "--yes")
     assert alias() == {"version": version, "weights": {}}
     deploy.verb("promote", "--yes", code=1)
@@ -257,9 +233,7 @@ def test_a_canary_that_was_left_is_promoted_or_taken_back(
     assert "there is no deployment 'nobody'" in deploy.err
 
 
-def test_an_alarm_that_is_off_already_lets_no_canary_begin(
-    deploy: Deploy, course: Course, clock: Clock
-) -> None:
+def test_an_alarm_that_is_off_already_lets_no_canary_begin(deploy: Deploy, clock: Clock) -> None:
     deploy.apply()
     client = boto3.client("cloudwatch")
     client.put_metric_alarm(
@@ -267,10 +241,10 @@ def test_an_alarm_that_is_off_already_lets_no_canary_begin(
         Statistic="Sum", Threshold=1,
     )  # fmt: skip
     client.set_alarm_state(AlarmName="theirs", StateValue="ALARM", StateReason="since yesterday")
-    words = ("--canary", "10", "--alarm", "theirs", "--set", "lambda.memory=2048")
+    words = ("--canary=10", "--alarm=theirs", "--set=lambda.memory=2048")
     deploy.apply(*words, code=1)
     assert "version 1 has all requests: the alarm theirs went off (since yesterday)" in deploy.err
-    deploy.apply(*words[:3], "absent", *words[4:], code=1)
+    deploy.apply(words[0], "--alarm=absent", words[2], code=1)
     assert "there is no alarm 'absent'" in deploy.err
 
 
@@ -279,8 +253,7 @@ def test_all_that_stands_around_a_function_is_made_and_taken_away(
 ) -> None:
     boto3.client("sqs").create_queue(QueueName="images")
     deploy.apply(
-        "--set", f"lambda.queue.arn={QUEUE}", "--set", "lambda.queue.batch_size=100", "--set", "lambda.url=public", "--set",
-        "lambda.reserved=7", "--set", "lambda.autoscaling.max=9", "--set", "lambda.queue.concurrency=4",
+        f"--set=lambda.queue.arn={QUEUE}", "--set=lambda.queue.batch_size=100", "--set=lambda.url=public", "--set=lambda.reserved=7", "--set=lambda.autoscaling.max=9", "--set=lambda.queue.concurrency=4",
     )  # fmt: skip
     client = boto3.client("lambda")
     said = json.loads(client.get_policy(FunctionName="digits", Qualifier="live")["Policy"])[
@@ -315,12 +288,9 @@ def test_all_that_stands_around_a_function_is_made_and_taken_away(
         1,
     )
     deploy.apply(
-        "--set",
-        f"lambda.queue.arn={QUEUE}",
-        "--set",
-        "lambda.url=off",
-        "--set",
-        "lambda.provisioned=3",
+        f"--set=lambda.queue.arn={QUEUE}",
+        "--set=lambda.url=off",
+        "--set=lambda.provisioned=3",
     )
     assert "Concurrency" not in client.get_function(FunctionName="digits")
     assert course.provisioned["digits:live"]["RequestedProvisionedConcurrentExecutions"] == 3
@@ -347,7 +317,7 @@ def test_managed_instances_are_made_before_the_function_that_runs_on_them(
         f"{own}concurrency=32",
     ]
     said = [word for each in words for word in ("--set", each)]
-    deploy.apply(*said, "--set", "lambda.memory=16384")
+    deploy.apply(*said, "--set=lambda.memory=16384")
     found = boto3.client("lambda").get_function_configuration(
         FunctionName="digits", Qualifier="live"
     )
@@ -356,7 +326,7 @@ def test_managed_instances_are_made_before_the_function_that_runs_on_them(
         "CapacityProviderArn": arn, "PerExecutionEnvironmentMaxConcurrency": 32
     }  # fmt: skip
     assert found["AcceleratorConfig"] == {"AcceleratorMemorySize": 24}
-    assert set(actions(deploy.plan(*said, "--set", "lambda.memory=16384", code=0)).values()) == {
+    assert set(actions(deploy.plan(*said, "--set=lambda.memory=16384", code=0)).values()) == {
         "same"
     }
     deploy.verb("destroy", "--yes")
@@ -380,10 +350,10 @@ def test_an_update_that_fails_leaves_the_former_version_and_is_picked_up(
     assert alias()["version"] == "2"
 
 
-def test_destroy_leaves_nothing(deploy: Deploy, course: Course) -> None:
+def test_destroy_leaves_nothing(deploy: Deploy) -> None:
     boto3.client("sqs").create_queue(QueueName="images")
-    deploy.apply(*CANARY, "--set", f"lambda.queue.arn={QUEUE}", "--set", "lambda.autoscaling.max=3")
-    deploy.apply("--set", "lambda.memory=2048", *CANARY[:1], "10", "--bake", "0")
+    deploy.apply(*CANARY, f"--set=lambda.queue.arn={QUEUE}", "--set=lambda.autoscaling.max=3")
+    deploy.apply("--set=lambda.memory=2048", "--canary=10", "--bake=0")
     deploy.verb("destroy", "--yes")
     client = boto3.client("lambda")
     assert not [
@@ -396,7 +366,7 @@ def test_destroy_leaves_nothing(deploy: Deploy, course: Course) -> None:
 
 
 def test_a_file_is_sent_as_the_url_would_and_the_answer_printed(
-    deploy: Deploy, course: Course, tmp_path: Path
+    deploy: Deploy, tmp_path: Path
 ) -> None:
     deploy.apply()
     for content, code, said in (
@@ -416,9 +386,7 @@ def test_a_file_is_sent_as_the_url_would_and_the_answer_printed(
     }
 
 
-def test_a_function_that_somebody_else_has_made_is_left_alone(
-    deploy: Deploy, course: Course
-) -> None:
+def test_a_function_that_somebody_else_has_made_is_left_alone(deploy: Deploy) -> None:
     boto3.client("lambda").create_function(
         FunctionName="digits",
         PackageType="Image",
@@ -437,26 +405,24 @@ def test_a_function_that_somebody_else_has_made_is_left_alone(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--set", "lambda.memry=2"], "deploy has no key 'lambda.memry'; did you mean 'memory'?"),
+        (["--set=lambda.memry=2"], "deploy has no key 'lambda.memry'; did you mean 'memory'?"),
         (
-            ["--set", "lambda.memory=20000"],
+            ["--set=lambda.memory=20000"],
             "lambda.memory: Lambda gives at most 10240 MiB; use lambda.managed_instances for more",
         ),
         (
-            ["--set", "lambda.managed_instances.concurrency=4"],
+            ["--set=lambda.managed_instances.concurrency=4"],
             "lambda.managed_instances needs subnets and operator_role",
         ),
         (
             [
-                "--set",
-                "lambda.queue.arn=arn:aws:sqs:a:1:c.fifo",
-                "--set",
-                "lambda.queue.batch_size=11",
+                "--set=lambda.queue.arn=arn:aws:sqs:a:1:c.fifo",
+                "--set=lambda.queue.batch_size=11",
             ],
             "a queue that is not FIFO",
         ),
         (
-            ["--set", "lambda.queue.arn=images"],
+            ["--set=lambda.queue.arn=images"],
             "lambda.queue.arn: String should match pattern '^arn:aws",
         ),
         (
@@ -464,7 +430,7 @@ def test_a_function_that_somebody_else_has_made_is_left_alone(
             "lambda.role: a role must be an ARN, such as arn:aws:iam::123456789012:role/digits (it is 'digits')",
         ),
         (
-            ["--set", "lambda.timeout=20m"],
+            ["--set=lambda.timeout=20m"],
             "lambda.timeout: Input should be less than or equal to 900",
         ),
     ],
@@ -477,9 +443,7 @@ def test_what_makes_no_sense_is_reported_before_anything_is_asked_of_aws(
     assert "lambda:CreateFunction" not in course.asked
 
 
-def test_a_role_is_made_on_request_and_removed_with_the_rest(
-    deploy: Deploy, course: Course
-) -> None:
+def test_a_role_is_made_on_request_and_removed_with_the_rest(deploy: Deploy) -> None:
     deploy.apply("--create-role", "--role", "arn:aws:iam::123456789012:role/deployed", code=2)
     assert "--role uses an existing role, and --create-role creates one." in deploy.err
     deploy.apply("--create-role")
@@ -498,35 +462,34 @@ def test_a_role_is_made_on_request_and_removed_with_the_rest(
 
 
 def test_a_canary_that_somebody_takes_back_meanwhile_is_not_begun_again(
-    deploy: Deploy, course: Course, clock: Clock
+    deploy: Deploy, clock: Clock
 ) -> None:
     deploy.apply(*CANARY)
     clock.happens = lambda waits: deploy.verb("rollback", "--yes") if alias()["weights"] else None
-    deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=1)
+    deploy.apply(*CANARY, "--set=lambda.memory=2048", code=1)
     assert "digits:live was rolled back to its previous state, but not by this run" in deploy.err
 
 
 def test_a_canary_that_is_gone_on_with_and_taken_back_meanwhile_is_not_begun_again(
-    deploy: Deploy, course: Course, clock: Clock
+    deploy: Deploy, clock: Clock
 ) -> None:
     deploy.apply(*CANARY)
     clock.happens = lambda waits: (
         (_ for _ in ()).throw(KeyboardInterrupt) if alias()["weights"] else None
     )
-    deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=130)
+    deploy.apply(*CANARY, "--set=lambda.memory=2048", code=130)
     clock.happens = lambda waits: deploy.verb("rollback", "--yes") if alias()["weights"] else None
-    deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=1)
+    deploy.apply(*CANARY, "--set=lambda.memory=2048", code=1)
     assert "digits:live was rolled back to its previous state, but not by this run" in deploy.err
-    assert alias() == {"version": "1", "weights": {}}
     assert alias() == {"version": "1", "weights": {}}
 
 
 def test_an_answer_that_is_streamed_is_printed_without_its_head(
-    deploy: Deploy, course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from moto.awslambda.responses import LambdaResponse  # slow to import, and here alone
 
-    deploy.apply("--set", "lambda.streaming=true")
+    deploy.apply("--set=lambda.streaming=true")
     (tmp_path / "in.json").write_text("{}")
     for status, code in ((200, 0), (503, 1)):
         answer = json.dumps({"statusCode": status, "headers": {}}).encode() + bytes(8) + b"seven"
@@ -539,9 +502,9 @@ def test_an_answer_that_is_streamed_is_printed_without_its_head(
     assert "digits answered 503: seven" in deploy.err
 
 
-def test_values_of_secret_variables_are_in_no_plan(deploy: Deploy, course: Course) -> None:
-    deploy.apply("--set", "env.API_TOKEN=one-secret", "--set", "env.LEVEL=low")
-    words = deploy.wish("--set", "env.API_TOKEN=other-secret", "--set", "env.LEVEL=high")
+def test_values_of_secret_variables_are_in_no_plan(deploy: Deploy) -> None:
+    deploy.apply("--set=env.API_TOKEN=one-secret", "--set=env.LEVEL=low")
+    words = deploy.wish("--set=env.API_TOKEN=other-secret", "--set=env.LEVEL=high")
     for form in ((), ("--json",)):
         reported = deploy("plan", *words, *form, code=2)
         assert "secret" not in reported

@@ -12,35 +12,24 @@ from typing import Any
 import boto3
 import pytest
 
+from tests.support.deploying import HANDLER, Deploy
 from tests.support.models import make_model
-from tests.support.platforms.aws import ACCOUNT, REGION, Account
+from tests.support.platforms.aws import ACCOUNT, REGION, Course
+from tests.support.platforms.aws_lambda import make_role
 from tests.support.platforms.docker import Engine
 from tests.support.wheels import make_wheel
-from tsx_cli.deploy.aws_lambda import kinds as lambda_kinds
 from tsx_cli.deploy.image.programs import Builder
-from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
 from tsx_cli.main import main
 
 pytestmark = pytest.mark.slow
 
-HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
-ROLE = "arn:aws:iam::123456789012:role/endpoint"
 HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 
 
 @pytest.fixture
-def docker(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def docker(course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """With moto's ECR behind it: what is pushed is there then."""
-    account.emptied()
-    for kind in (
-        sagemaker_kinds.SageMakerEndpoint,
-        lambda_kinds.LambdaFunction,
-        lambda_kinds.PublishedVersion,
-        lambda_kinds.Alias,
-    ):
-        monkeypatch.setattr(kind, "poll", 0.0)
     (tmp_path / "bin").mkdir()
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     push = Builder.push
 
@@ -61,50 +50,40 @@ def docker(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return Engine(tmp_path / "bin").here(monkeypatch)
 
 
-class Deploy:
-    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-        make_model(directory / "digits.mar", HANDLER)
-        self.wheel = make_wheel(directory / "wheels", "tsx_serve", "0.1.0")
-
-    def __call__(self, verb: str, *words: str, target: str = "sagemaker", code: int = 0) -> str:
-        said = ["--target", target, "--name", "digits"]
-        if verb in ("apply", "plan"):
-            said += [
-                "--role",
-                ROLE,
-                "--no-check",
-                "--set",
-                f"build.wheel={self.wheel}",
-                "digits.mar",
-            ]
-        assert main(["deploy", verb, *said, *words]) == code, self.capsys.readouterr()
-        out, self.err = self.capsys.readouterr()
-        return out
-
-    def plan(self, *words: str, code: int) -> dict[str, Any]:
-        return {
-            change["id"]: change
-            for change in json.loads(self("plan", "--json", *words, code=code))["changes"]
-        }
+def planned(deploy: Deploy, *words: str, code: int) -> dict[str, Any]:
+    return {change["id"]: change for change in deploy.plan(*words, code=code)["changes"]}
 
 
 @pytest.fixture
-def deploy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Deploy:
-    return Deploy(tmp_path, capsys)
+def on(tmp_path: Path, docker: Engine, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command for a target, without an image."""
+    archive = make_model(tmp_path / "digits.mar", HANDLER)
+    wheel = make_wheel(tmp_path / "wheels", "tsx_serve", "0.1.0")
+
+    def deploy(target: str) -> Deploy:
+        made = Deploy(archive, target, capsys, [f"--set=build.wheel={wheel}"])
+        made.image = ()
+        return made
+
+    return deploy
+
+
+@pytest.fixture
+def deploy(on: Any) -> Any:
+    return on("sagemaker")
 
 
 def test_an_image_is_built_pushed_and_deployed_by_its_digest(
     deploy: Deploy, docker: Engine
 ) -> None:
-    planned = deploy.plan(code=2)
+    changes = planned(deploy, code=2)
     assert (
-        list(planned).index("Repository")
-        < list(planned).index("Image")
-        < list(planned).index("Model")
+        list(changes).index("Repository")
+        < list(changes).index("Image")
+        < list(changes).index("Model")
     )
-    assert planned["Image"]["name"].startswith(f"{HOST}/tsx/sagemaker/digits:tsx-")
-    deploy("apply", "--yes")
+    assert changes["Image"]["name"].startswith(f"{HOST}/tsx/sagemaker/digits:tsx-")
+    deploy.apply()
     assert [context["target"] for context in docker.state["contexts"]] == ["sagemaker"]
     assert docker.state["logins"][HOST][0] == "AWS"
     model = boto3.client("sagemaker").list_models()["Models"][0]["ModelName"]
@@ -113,24 +92,15 @@ def test_an_image_is_built_pushed_and_deployed_by_its_digest(
         "imageDetails"
     ]
     assert image == f"{HOST}/tsx/sagemaker/digits@{found[0]['imageDigest']}"
-    again = deploy.plan(code=0)
+    again = planned(deploy, code=0)
     assert {change["action"] for change in again.values()} == {"same"}
 
 
-def test_a_function_gets_its_model_in_its_image(deploy: Deploy, docker: Engine) -> None:
-    trust = {
-        "Statement": [
-            {
-                "Effect": "Allow",
-                "Principal": {"Service": "lambda.amazonaws.com"},
-                "Action": "sts:AssumeRole",
-            }
-        ]
-    }
-    boto3.client("iam").create_role(RoleName="endpoint", AssumeRolePolicyDocument=json.dumps(trust))
+def test_a_function_gets_its_model_in_its_image(on: Any, docker: Engine) -> None:
+    make_role()
     other = "x86_64" if platform.machine() in ("arm64", "aarch64") else "arm64"
-    words = ("apply", "--yes", "--set", f"lambda.architecture={other}")
-    deploy(*words, target="lambda")
+    deploy, word = on("lambda"), f"--set=lambda.architecture={other}"
+    deploy.apply(word)
     (built,) = docker.state["contexts"]
     assert (built["target"], "model.mar" in built["files"]) == ("lambda", True)
     assert docker.calls("build")[0][-3:-1] == [
@@ -139,16 +109,16 @@ def test_a_function_gets_its_model_in_its_image(deploy: Deploy, docker: Engine) 
     ]
     code = boto3.client("lambda").get_function(FunctionName="digits")["Code"]
     assert code["ImageUri"].startswith(f"{HOST}/tsx/lambda/digits@sha256:")
-    deploy(*words, target="lambda")
+    deploy.apply(word)
     assert len(docker.calls("build")) == 1
 
 
 def test_an_image_of_other_things_is_another_and_the_model_with_it(
     deploy: Deploy, docker: Engine
 ) -> None:
-    deploy("apply", "--yes")
-    planned = deploy.plan("--set", "build.torch=2.8.0", code=2)
-    assert {id: planned[id]["action"] for id in ("Repository", "Image", "Model")} == {
+    deploy.apply()
+    changes = planned(deploy, "--set=build.torch=2.8.0", code=2)
+    assert {id: changes[id]["action"] for id in ("Repository", "Image", "Model")} == {
         "Repository": "same", "Image": "create", "Model": "create"
     }  # fmt: skip
 
@@ -158,16 +128,16 @@ def test_a_push_that_fails_says_why_and_is_picked_up(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Builder, "login", lambda *given: docker.set(logins={"other": ["a", "b"]}))
-        deploy("apply", "--yes", code=1)
+        deploy.apply(code=1)
     assert "docker push ended with 1: no basic auth credentials" in deploy.err
     assert "Repository tsx/sagemaker/digits" in deploy.err
-    deploy("apply", "--yes")
+    deploy.apply()
     assert len(docker.calls("build")) == 1  # what was built is there
 
 
 def test_purge_takes_the_repository_along(deploy: Deploy, docker: Engine) -> None:
-    deploy("apply", "--yes")
-    deploy("destroy", "--yes", "--purge")
+    deploy.apply()
+    deploy.verb("destroy", "--yes", "--purge")
     assert boto3.client("ecr").describe_repositories()["repositories"] == []
 
 
@@ -183,20 +153,20 @@ def test_purge_removes_the_images_of_all_versions_from_a_repository_that_others_
     client.put_image(
         repositoryName="models", imageManifest=manifest, imageTag="tsx-digits-2-0123456789ab"
     )
-    words = ("--set", f"repository={shared}", "--set", "keep=1")
-    deploy("apply", "--yes", *words)
-    deploy("apply", "--yes", *words, "--set", "build.torch=2.8.0")
+    words = (f"--set=repository={shared}", "--set=keep=1")
+    deploy.apply(*words)
+    deploy.apply(*words, "--set=build.torch=2.8.0")
     assert len(boto3.client("sagemaker").list_models()["Models"]) == 1
     assert len(client.list_images(repositoryName="models")["imageIds"]) == 3
-    deploy("destroy", "--yes", *words)
-    deploy("destroy", "--yes", "--purge", *words)
+    deploy.verb("destroy", "--yes", *words)
+    deploy.verb("destroy", "--yes", "--purge", *words)
     assert [
         each["imageTag"] for each in client.list_images(repositoryName="models")["imageIds"]
     ] == ["tsx-digits-2-0123456789ab"]
 
 
 def test_a_repository_that_is_none_of_ecr_is_reported(deploy: Deploy, docker: Engine) -> None:
-    deploy("plan", "--set", "repository=docker.io/me/digits", code=1)
+    deploy.apply("--set=repository=docker.io/me/digits", code=2)
     assert "repository is docker.io/me/digits; sagemaker takes images from ECR only" in deploy.err
 
 
@@ -204,7 +174,7 @@ def test_without_a_program_that_builds_the_ways_out_are_reported(
     deploy: Deploy, docker: Engine, tmp_path: Path
 ) -> None:
     (tmp_path / "bin" / "docker").unlink()
-    deploy("apply", "--yes", code=1)
+    deploy.apply(code=1)
     assert (
         "docker is not installed; podman is not installed; buildah is not installed" in deploy.err
     )
@@ -239,8 +209,7 @@ def test_what_is_missing_is_told_before_a_wheel_is_looked_for(
         target,
         "--set",
         setting,
-        "--set",
-        "build.wheel=absent.whl",
+        "--set=build.wheel=absent.whl",
         verb,
     ]
     assert main(words) == code

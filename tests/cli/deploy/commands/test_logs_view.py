@@ -109,14 +109,14 @@ def test_lines_are_shown_by_number_and_by_age(
         "new",
         "newest",
     ]
-    assert main(["deploy", "logs", *NAMED, "--lines", "1"]) == 0
+    assert main(["deploy", "logs", *NAMED, "--lines=1"]) == 0
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["newest"]
-    assert main(["deploy", "logs", *NAMED, "--since", "1h", "--json"]) == 0
+    assert main(["deploy", "logs", *NAMED, "--since=1h", "--json"]) == 0
     assert [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()] == [
         "new",
         "newest",
     ]
-    assert main(["deploy", "logs", *NAMED, "--since", "long"]) == 2
+    assert main(["deploy", "logs", *NAMED, "--since=long"]) == 2
     assert "--since: write a time such as 90s, 10m or 1h (it is 'long')" in capsys.readouterr().err
 
 

@@ -4,68 +4,20 @@ back, put back, removed.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.deploying import HANDLER, Deploy, actions
 from tests.support.models import make_model
 from tests.support.platforms.docker import Engine
 from tests.support.wheels import make_wheel
 from tsx_cli.deploy.container import kinds as container_kinds
 from tsx_cli.deploy.container.deployment import _time
 from tsx_cli.deploy.container.resources import engine_words
-from tsx_cli.main import main
 
 LOCKS = ["locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"]
-HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
-
-
-class Deploy:
-    """The command, with what all calls say."""
-
-    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-        make_model(directory / "digits.mar", HANDLER)
-        self.wheel = make_wheel(directory / "wheels", "tsx_serve", "0.1.0")
-
-    def __call__(self, *words: str, code: int = 0) -> str:
-        assert main(["deploy", *words]) == code, self.capsys.readouterr()
-        out, self.err = self.capsys.readouterr()
-        return out
-
-    def apply(self, *words: str, code: int = 0) -> str:
-        said = [
-            "digits.mar",
-            "--target",
-            "container",
-            "--name",
-            "digits",
-            "--no-check",
-            "--yes",
-            "--set",
-            f"build.wheel={self.wheel}",
-        ]
-        return self(*said, *words, code=code)
-
-    def plan(self, *words: str, code: int) -> Any:
-        said = [
-            "digits.mar",
-            "--target",
-            "container",
-            "--name",
-            "digits",
-            "--no-check",
-            "--set",
-            f"build.wheel={self.wheel}",
-            "--json",
-        ]
-        reported = json.loads(self("plan", *said, *words, code=code))
-        return {change["id"]: change["action"] for change in reported["changes"]}
-
-    def verb(self, verb: str, *words: str, code: int = 0) -> str:
-        return self(verb, "--name", "digits", "--target", "container", *words, code=code)
 
 
 @pytest.fixture
@@ -87,7 +39,12 @@ def docker(place: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 @pytest.fixture
 def deploy(place: Path, capsys: pytest.CaptureFixture[str]) -> Deploy:
-    return Deploy(place, capsys)
+    make_model(place / "digits.mar", HANDLER)
+    return Deploy(Path("digits.mar"), "container", capsys, [f"--set=build.wheel={wheel(place)}"])
+
+
+def wheel(place: Path) -> Path:
+    return make_wheel(place / "wheels", "tsx_serve", "0.1.0")
 
 
 @pytest.mark.usefixtures("processes")
@@ -95,7 +52,7 @@ def test_an_image_is_built_and_its_container_runs_until_it_is_well(
     deploy: Deploy, place: Path
 ) -> None:
     docker = Engine(place / "bin")
-    assert deploy.plan(code=2) == {"Image": "create", "Container": "create"}
+    assert actions(deploy.plan(code=2)) == {"Image": "create", "Container": "create"}
     assert docker.running == []
     out = deploy.apply()
     (name,) = docker.running
@@ -103,7 +60,7 @@ def test_an_image_is_built_and_its_container_runs_until_it_is_well(
     assert "http://127.0.0.1:8080" in out
     (built,) = docker.state["contexts"]
     assert built == {
-        "files": [".dockerignore", "Dockerfile", *LOCKS, "model.mar", deploy.wheel.name],
+        "files": [".dockerignore", "Dockerfile", *LOCKS, "model.mar", wheel(place).name],
         "target": "server",
     }
     found = docker.state["containers"][name]
@@ -112,7 +69,7 @@ def test_an_image_is_built_and_its_container_runs_until_it_is_well(
         "TSX_DEFAULTS=drain_timeout=25 default_startup_timeout=600 disable_token_authorization=true"
         in found["Config"]["Env"]
     )
-    assert deploy.plan(code=0) == {"Image": "same", "Container": "same"}
+    assert actions(deploy.plan(code=0)) == {"Image": "same", "Container": "same"}
     deploy.apply()
     assert len(docker.calls("run")) == len(docker.calls("build")) == 1
 
@@ -122,14 +79,14 @@ def test_a_new_version_takes_the_place_of_the_one_before_and_can_be_gone_back_fr
 ) -> None:
     deploy.apply()
     first = docker.running
-    assert deploy.plan("--set", "env.TSX_LOG_FORMAT=text", code=2) == {
+    assert actions(deploy.plan("--set=env.TSX_LOG_FORMAT=text", code=2)) == {
         "Image": "same",
         "Container": "create",
     }
-    deploy.apply("--set", "env.TSX_LOG_FORMAT=text")
+    deploy.apply("--set=env.TSX_LOG_FORMAT=text")
     assert len(docker.state["containers"]) == 2
     assert docker.running != first
-    versions = json.loads(deploy.verb("history", "--json"))
+    versions = deploy.reported("history")
     assert [(each["number"], each["is_current"]) for each in versions] == [(1, False), (2, True)]
     deploy.verb("rollback", "--yes")
     assert docker.running == first
@@ -139,7 +96,7 @@ def test_a_new_version_takes_the_place_of_the_one_before_and_can_be_gone_back_fr
 
 def test_earlier_versions_beyond_those_that_are_kept_go(deploy: Deploy, docker: Engine) -> None:
     for level in ("a", "b", "c", "d"):
-        deploy.apply("--set", f"env.A={level}", "--set", "keep=2")
+        deploy.apply(f"--set=env.A={level}", "--set=keep=2")
     assert len(docker.state["containers"]) == 2
 
 
@@ -156,7 +113,7 @@ def test_one_that_does_not_get_well_makes_way_for_the_one_before(
     deploy.apply()
     first = docker.running
     docker.set(healths=["starting" if health == "never" else health])
-    deploy.apply("--set", "env.A=b", code=1)
+    deploy.apply("--set=env.A=b", code=1)
     assert said in deploy.err
     assert f"{first[0]}, which ran before, was started again" in deploy.err
     assert docker.running == first
@@ -169,9 +126,9 @@ def test_what_a_container_says_is_shown_and_what_its_last_words_mean_is_reported
 ) -> None:
     deploy.verb("logs", code=1)
     deploy.apply()
-    assert "loading digits" in deploy.verb("logs", "--lines", "1", "--since", "1h")
+    assert "loading digits" in deploy.verb("logs", "--lines=1", "--since=1h")
     docker.set(healths=["exited"], lines=["ModuleNotFoundError: No module named 'cv2'"])
-    deploy.apply("--set", "env.A=b", code=1)
+    deploy.apply("--set=env.A=b", code=1)
     assert "Likely: The image has no module 'cv2'. Add its package" in deploy.err
 
 
@@ -181,15 +138,15 @@ def test_the_log_is_that_of_the_one_that_runs(deploy: Deploy, place: Path) -> No
     deploy.verb("logs", code=1)
     assert "there is no deployment 'digits' on this machine" in deploy.err
     deploy.apply()
-    assert deploy.verb("logs", "--lines", "5") == "loading digits\nRuntimeError: no weights\n"
+    assert deploy.verb("logs", "--lines=5") == "loading digits\nRuntimeError: no weights\n"
 
 
-@pytest.mark.parametrize("repository", [(), ("--set", "repository=registry.example.com/models")])
+@pytest.mark.parametrize("repository", [(), ("--set=repository=registry.example.com/models",)])
 def test_purge_also_removes_images_of_versions_that_are_gone_and_none_of_others(
     deploy: Deploy, docker: Engine, repository: tuple[str, ...]
 ) -> None:
-    deploy.apply("--set", "keep=1", *repository)
-    deploy.apply("--set", "keep=1", "--set", "build.torch=2.8.0", *repository)
+    deploy.apply("--set=keep=1", *repository)
+    deploy.apply("--set=keep=1", "--set=build.torch=2.8.0", *repository)
     ours = docker.state["images"]
     assert (len(ours), len(docker.state["containers"])) == (2, 1)
     others = [
@@ -207,7 +164,7 @@ def test_destroy_removes_the_containers_and_purge_their_image(
     deploy: Deploy, docker: Engine
 ) -> None:
     deploy.apply()
-    deploy.apply("--set", "env.A=b")
+    deploy.apply("--set=env.A=b")
     deploy.verb("destroy", code=1)
     deploy.verb("destroy", "--purge", "--yes")
     assert docker.state["containers"] == {}
@@ -219,14 +176,14 @@ def test_destroy_removes_the_containers_and_purge_their_image(
 def test_where_others_reach_it_tokens_are_asked_for_first(
     deploy: Deploy, docker: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deploy.apply("--set", "container.host=0.0.0.0", code=2)
+    deploy.apply("--set=container.host=0.0.0.0", code=2)
     assert (
         "set TSX_INFERENCE_TOKEN and TSX_MANAGEMENT_TOKEN in this command's environment"
         in deploy.err
     )
     monkeypatch.setenv("TSX_INFERENCE_TOKEN", "a")
     monkeypatch.setenv("TSX_MANAGEMENT_TOKEN", "b")
-    deploy.apply("--set", "container.host=0.0.0.0", "--set", "container.gpus=1")
+    deploy.apply("--set=container.host=0.0.0.0", "--set=container.gpus=1")
     (call,) = docker.calls("run")
     assert call[-3:-1] == ["--gpus", "1"]
     assert call[-11:-3] == [
@@ -255,7 +212,7 @@ def test_podman_and_an_older_docker_get_only_what_they_know() -> None:
 
 
 def test_a_given_image_is_not_built(deploy: Deploy, docker: Engine) -> None:
-    assert deploy.plan("--image", "registry.example.com/digits:1", code=2) == {
+    assert actions(deploy.plan("--image", "registry.example.com/digits:1", code=2)) == {
         "Container": "create"
     }
     deploy.apply("--image", "registry.example.com/digits:1")
@@ -271,7 +228,7 @@ def test_a_container_that_has_stopped_is_started_again(deploy: Deploy, docker: E
     state["containers"][name]["State"] |= {"Running": False, "Status": "exited", "ExitCode": 137}
     docker.set(**state)
     assert "it ended with 137" in deploy.verb("status")
-    assert deploy.plan(code=2) == {"Image": "same", "Container": "update"}
+    assert actions(deploy.plan(code=2)) == {"Image": "same", "Container": "update"}
     deploy.apply()
     assert docker.running == [name]
 
@@ -286,7 +243,7 @@ def test_without_a_program_that_works_the_ways_out_are_reported(
         in deploy.err
     )
     Engine(place / "bin", "docker", "podman").set(broken="Cannot connect to the Docker daemon")
-    deploy.apply("--set", "container.engine=docker", code=1)
+    deploy.apply("--set=container.engine=docker", code=1)
     assert "docker: Cannot connect to the Docker daemon" in deploy.err
     assert '"with": "podman"' in (deploy.apply("--json") and deploy.verb("status", "--json"))
 
@@ -302,7 +259,7 @@ def test_times_are_read_as_docker_and_podman_write_them() -> None:
 def test_a_server_that_is_not_there_is_reported(
     deploy: Deploy, docker: Engine, place: Path, free_ports: Any
 ) -> None:
-    deploy.apply("--set", f"container.port={free_ports(1)[0]}")
+    deploy.apply(f"--set=container.port={free_ports(1)[0]}")
     (place / "in.json").write_text("{}")
     for words in (("in.json",), ("--input", "in.json")):
         deploy.verb("invoke", *words, code=1)
@@ -320,10 +277,10 @@ def test_one_that_was_left_while_it_started_and_is_not_well_is_started_again(
     state = docker.state
     state["containers"][name]["State"]["Health"] = {"Status": "unhealthy"}
     docker.set(**state)
-    assert deploy.plan(code=2) == {"Image": "same", "Container": "update"}
+    assert actions(deploy.plan(code=2)) == {"Image": "same", "Container": "update"}
     deploy.apply()
     assert docker.calls("stop")
-    assert deploy.plan(code=0) == {"Image": "same", "Container": "same"}
+    assert actions(deploy.plan(code=0)) == {"Image": "same", "Container": "same"}
 
 
 @pytest.fixture
@@ -340,16 +297,16 @@ def test_podman_without_systemd_asks_the_container_for_its_health(
     deploy.apply()
     (name,) = podman.running
     assert podman.calls("healthcheck", "run", name)
-    assert deploy.plan(code=0) == {"Image": "same", "Container": "same"}
+    assert actions(deploy.plan(code=0)) == {"Image": "same", "Container": "same"}
     state = podman.state
     state["containers"][name]["health"] = (
         "unhealthy"  # it hangs now, and podman still has the state of the last check
     )
     podman.set(**state)
-    assert json.loads(deploy.verb("status", "--json"))["status"] == "unhealthy"
-    assert deploy.plan(code=2) == {"Image": "same", "Container": "update"}
+    assert deploy.reported("status")["status"] == "unhealthy"
+    assert actions(deploy.plan(code=2)) == {"Image": "same", "Container": "update"}
     deploy.apply()
-    assert json.loads(deploy.verb("status", "--json"))["status"] == "healthy"
+    assert deploy.reported("status")["status"] == "healthy"
 
 
 def test_one_check_that_fails_does_not_make_a_container_unhealthy(
@@ -361,7 +318,7 @@ def test_one_check_that_fails_does_not_make_a_container_unhealthy(
     state["containers"][name]["health"] = "busy"  # fails one check
     podman.set(**state)
     before = len(podman.calls("healthcheck"))
-    assert json.loads(deploy.verb("status", "--json"))["status"] == "healthy"
+    assert deploy.reported("status")["status"] == "healthy"
     assert len(podman.calls("healthcheck")) == before + 2
 
 
@@ -448,7 +405,7 @@ def test_what_cannot_be_started_again_is_reported_as_down(deploy: Deploy, docker
     deploy.apply()
     (first,) = docker.running
     docker.set(refusal=[125, "no space left on device"])
-    deploy.apply("--set", "env.A=b", code=1)
+    deploy.apply("--set=env.A=b", code=1)
     assert (
         f"{first}, which ran before, could not be started again: no space left on device"
         in deploy.err
@@ -480,7 +437,7 @@ def test_the_status_says_how_a_container_came_to_its_end(
     containers = docker.state["containers"]
     containers[name]["State"] = state
     docker.set(containers=containers)
-    status = json.loads(deploy.verb("status", "--json"))
+    status = deploy.reported("status")
     assert status["status"] == state["Status"]
     assert (status["reason"] or "").startswith(reason)
     assert bool(status["reason"]) == bool(reason)
@@ -492,7 +449,7 @@ def test_podman_under_the_name_of_docker_is_known_as_podman(
     engine = Engine(place / "bin", "docker", "podman").here(monkeypatch)
     engine.set(version="podman version 4.3.1", has_systemd=False)
     deploy.apply()
-    assert json.loads(deploy.verb("status", "--json"))["with"] == "podman"
+    assert deploy.reported("status")["with"] == "podman"
     assert "--log-driver" not in engine.calls("run")[0]
 
 
@@ -501,5 +458,5 @@ def test_a_container_that_the_engine_starts_again_has_no_exit_code(
 ) -> None:
     deploy.apply()
     docker.set(healths=["restarting"])
-    deploy.apply("--set", "env.A=b", code=1)
+    deploy.apply("--set=env.A=b", code=1)
     assert "ends soon after each start. Its last log lines:" in deploy.err

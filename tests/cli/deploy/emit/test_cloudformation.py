@@ -4,49 +4,23 @@ and canaries.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.support.deploying import FACTS, LOCAL, a_spec
 from tsx_cli.deploy.emit.render import EmittedFiles, emit
-from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.image.recipe import Local
-from tsx_cli.deploy.spec import DeploySpec
 
-FACTS = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "")
-LOCAL = Local("3.12", "2.9.0+cpu", "0.1.0")
 ROLE = "arn:aws:iam::123456789012:role/endpoint"
 
 
 def emitted(target: str, **more: Any) -> EmittedFiles:
-    given = {
-        "name": "digits",
-        "target": target,
-        "model": "digits.mar",
-        target: {"role": ROLE},
-        **more,
-    }
-    return emit("cloudformation", DeploySpec.model_validate(given), FACTS, LOCAL)
+    return emit("cloudformation", a_spec(target, **{target: {"role": ROLE}, **more}), FACTS, LOCAL)
 
 
 def template(target: str, **more: Any) -> Any:
     return yaml.safe_load(emitted(target, **more).files["template.yaml"])
-
-
-def test_what_an_update_replaces_has_no_name_of_its_own() -> None:
-    resources = template("sagemaker")["Resources"]
-    assert "ModelName" not in resources["Model"]["Properties"]
-    assert "EndpointConfigName" not in resources["EndpointConfig"]["Properties"]
-    (variant,) = resources["EndpointConfig"]["Properties"]["ProductionVariants"]
-    assert variant["ModelName"] == {"Fn::GetAtt": ["Model", "ModelName"]}
-    assert resources["Endpoint"]["Properties"]["EndpointConfigName"] == {
-        "Fn::GetAtt": ["EndpointConfig", "EndpointConfigName"]
-    }
-    assert (
-        resources["Endpoint"]["Properties"]["EndpointName"] == "digits"
-    )  # by which clients call it
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ permissions that they need and no more.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -17,19 +16,15 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.deploying import FACTS, HANDLER, LOCAL, a_spec
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.emit.github import command_words
 from tsx_cli.deploy.emit.render import emit
-from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.image.recipe import Local
-from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.main import main
 
 ROOT = Path(__file__).parents[4]
-FACTS = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "")
-LOCAL = Local("3.12", "2.9.0+cpu", "0.1.0")
 ROLE = "arn:aws:iam::123456789012:role/digits"
 PACK = "tsx archive digits.pth --handler handler.py --output models\necho 'packed'"
 CASES: dict[str, dict[str, Any]] = {
@@ -66,10 +61,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def text_of(case: str, words: list[str] | None = None) -> str:
-    spec = DeploySpec.model_validate(
-        {"name": "digits", "model": "digits.mar", **json.loads(json.dumps(CASES[case]))}
-    )
-    (text,) = emit("github", spec, FACTS, LOCAL, words or []).files.values()
+    (text,) = emit("github", a_spec(**CASES[case]), FACTS, LOCAL, words or []).files.values()
     return text
 
 
@@ -327,10 +319,7 @@ def test_the_workflow_deploys_what_the_command_line_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    make_model(
-        tmp_path / "digits.mar",
-        "def handle(data, context):\n    return data and ['{}'] * len(data)\n",
-    )
+    make_model(tmp_path / "digits.mar", HANDLER)
     wheel = make_wheel(tmp_path / "wheels", "tsx_serve", "0.1.0")
     Path("tsx.toml").write_text(
         f'[deploy]\nname = "digits"\ntarget = "kubernetes"\nbuild.wheel = "{wheel}"\n'
@@ -406,6 +395,5 @@ def test_a_secret_does_not_get_into_the_repository() -> None:
     ],
 )
 def test_what_could_not_be_deployed_is_refused(more: dict[str, Any], reason: str) -> None:
-    spec = DeploySpec.model_validate({"name": "digits", "model": "digits.mar", **more})
     with pytest.raises(UsageError, match=reason):
-        emit("github", spec, FACTS, LOCAL)
+        emit("github", a_spec(**more), FACTS, LOCAL)

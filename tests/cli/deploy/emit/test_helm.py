@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,13 @@ import pytest
 import yaml
 
 from tests.cli.deploy.kubernetes.conftest import check
+from tests.support.deploying import FACTS, LOCAL, a_spec
 from tests.support.platforms.helm import IS_THERE, objects, render
-from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.emit.helm import VALUES, schema, values
 from tsx_cli.deploy.emit.render import emit
-from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.image.recipe import Local
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
 
-FACTS = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "")
-LOCAL = Local("3.12", "2.9.0+cpu", "0.1.0")
 IMAGE = "registry.example.com:5000/digits:1@sha256:" + "0" * 64
 KEDA = {"prometheus": "http://prometheus.monitoring:9090"}
 CASES: dict[str, dict[str, Any]] = {
@@ -60,16 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def spec(**more: Any) -> DeploySpec:
     own = {"namespace": "models"} | more.pop("kubernetes", {})
-    return DeploySpec.model_validate(
-        {
-            "name": "digits",
-            "target": "kubernetes",
-            "model": "digits.mar",
-            "image": IMAGE,
-            "kubernetes": own,
-            **more,
-        }
-    )
+    return a_spec("kubernetes", **{"image": IMAGE, "kubernetes": own, **more})
 
 
 def values_of(one: DeploySpec) -> dict[str, Any]:
@@ -109,7 +95,7 @@ def comparable(made: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(not IS_THERE, reason="needs helm, or helm-python-sdk")
 def test_helm_renders_for_any_values_the_objects_of_their_specification(chart: Path) -> None:
-    specs = [spec(**json.loads(json.dumps(more))) for more in CASES.values()]
+    specs = [spec(**more) for more in CASES.values()]
     findings, rendered = render(chart, "digits", "models", [values_of(each) for each in specs])
     assert findings == []
     for case, one, text in zip(CASES, specs, rendered, strict=True):
@@ -168,22 +154,9 @@ def test_the_chart_has_all_that_helm_reads_and_the_schema_describes_each_value()
         assert text.split()[-1] in files["values.yaml"]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_templates_are_yaml_with_blocks_that_end(case: str) -> None:
-    files = emit("helm", spec(**json.loads(json.dumps(CASES[case]))), FACTS, LOCAL).files
-    for name in [
-        name for name in files if name.startswith("templates/") and name.endswith(".yaml")
-    ]:
-        text = re.sub(r"\{\{- /\*.*?\*/}}\n", "", files[name], flags=re.DOTALL)
-        opened = len(re.findall(r"\{\{-? *(?:if|range|with) ", text))
-        assert opened == len(re.findall(r"\{\{-? *end *-?}}", text)), name
-        plain = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("{{-"))
-        assert yaml.safe_load(re.sub(r"\{\{.*?}}", "x", plain))["metadata"]["name"], name
-
-
 def test_values_are_checked_by_the_limits_of_the_specification() -> None:
     for more in CASES.values():
-        jsonschema.validate(values_of(spec(**json.loads(json.dumps(more)))), schema())
+        jsonschema.validate(values_of(spec(**more)), schema())
     wrong = [
         {"replica": 3}, {"replicas": -1}, {"memory": "4G"}, {"secrets": {"A": 1}}, {"keda": {"cooldown": -1}},
         {"keda": {"prometheus": "x"}}, {"image": {"tag": "1"}}, {"image": {"repository": "a", "digest": "sha1:0"}},
@@ -204,8 +177,3 @@ def test_an_image_that_is_built_lies_beside_the_chart() -> None:
     assert emitted.next_step.endswith(
         "then helm upgrade --install digits . --namespace models --wait"
     )
-
-
-def test_a_chart_of_an_inference_service_is_refused() -> None:
-    with pytest.raises(UsageError, match="use --emit kubernetes"):
-        emit("helm", spec(kubernetes={"kserve": True, "storage": "s3://a/b"}), FACTS, LOCAL)

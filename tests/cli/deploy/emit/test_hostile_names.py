@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.support.deploying import LOCAL, a_spec
 from tests.support.platforms.helm import IS_THERE, objects, render
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.emit.render import emit
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.image.recipe import Local
-from tsx_cli.deploy.spec import DeploySpec
 
 # What a manifest lets through: it refuses slashes, backslashes and characters of control.
 HOSTILE = (
@@ -28,15 +27,13 @@ HOSTILE = (
     "#!!x &y *z %n ]]><script> TSX1X CHART"
 )
 FACTS = Facts(Path("digits.mar"), "ab" * 32, HOSTILE, "1e5", "", "", "")
-LOCAL = Local("3.12", "2.9.0+cpu", "0.1.0")
 MODEL = f"{HOSTILE}/1e5"
 ROLE = "arn:aws:iam::123456789012:role/digits"
 KUBERNETES = {"target": "kubernetes", "image": "digits"}
 
 
 def files(kind: str, facts: Facts = FACTS, words: Any = (), **more: Any) -> dict[str, str]:
-    spec = DeploySpec.model_validate({"name": "digits", "model": "digits.mar", **more})
-    return dict(emit(kind, spec, facts, LOCAL, words).files)
+    return dict(emit(kind, a_spec(**more), facts, LOCAL, words).files)
 
 
 def test_a_label_of_an_image_stays_within_its_quotes_and_expands_nothing() -> None:

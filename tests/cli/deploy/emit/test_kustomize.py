@@ -4,7 +4,6 @@ kubernetes`.
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,15 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.deploying import FACTS, LOCAL, a_spec
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.emit.render import emit
-from tsx_cli.deploy.engine.facts import Facts, tags_of
-from tsx_cli.deploy.image.recipe import Local
+from tsx_cli.deploy.engine.facts import tags_of
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
 
-FACTS = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "")
-LOCAL = Local("3.12", "2.9.0+cpu", "0.1.0")
 KEDA = {"prometheus": "http://prometheus.monitoring:9090", "rate_target": 20}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"image": "registry.example.com:5000/digits:1"},
@@ -42,11 +39,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def spec(case: str) -> DeploySpec:
-    more = json.loads(json.dumps(CASES[case]))
-    more["kubernetes"] = {"namespace": "models", **more.get("kubernetes", {})}
-    return DeploySpec.model_validate(
-        {"name": "digits", "target": "kubernetes", "model": "digits.mar", **more}
-    )
+    own = {"namespace": "models", **CASES[case].get("kubernetes", {})}
+    return a_spec("kubernetes", **{**CASES[case], "kubernetes": own})
 
 
 def key(manifest: dict[str, Any]) -> tuple[str, str]:
@@ -86,12 +80,8 @@ def test_an_overlay_refers_to_what_is_there(case: str) -> None:
 
 def test_both_environments_may_stand_behind_one_gateway() -> None:
     """Of two routes with the same host, the Gateway would send all requests to the older."""
-    more = {
-        "image": "a",
-        "kubernetes": {"gateway": "web/public", "hostnames": "a.example.com,*.b.example.com"},
-    }
-    given = {"name": "digits", "target": "kubernetes", "model": "digits.mar"}
-    made = emit("kustomize", DeploySpec.model_validate(given | more), FACTS, LOCAL)
+    own = {"gateway": "web/public", "hostnames": "a.example.com,*.b.example.com"}
+    made = emit("kustomize", a_spec("kubernetes", image="a", kubernetes=own), FACTS, LOCAL)
     hosts = {
         name: yaml.safe_load(made.files[f"overlays/{name}/route.yaml"])["spec"]["hostnames"]
         for name in ("staging", "production")
@@ -103,7 +93,7 @@ def test_both_environments_may_stand_behind_one_gateway() -> None:
         ("web/public", True),
         ("public", False),
     ):  # the second is another one in each namespace
-        one = DeploySpec.model_validate(given | {"image": "a", "kubernetes": {"gateway": gateway}})
+        one = a_spec("kubernetes", image="a", kubernetes={"gateway": gateway})
         assert [
             "kubernetes.hostnames" in note for note in emit("kustomize", one, FACTS, LOCAL).notes
         ] == [True] * warned
@@ -150,26 +140,15 @@ def test_kustomize_builds_the_objects_of_the_specification(case: str, tmp_path: 
     assert case == "keda" or small.get("minReplicas", small.get("replicas")) == 1
 
 
-def test_an_overlay_of_an_inference_service_is_refused() -> None:
-    kserve = {"kserve": True, "storage": "s3://a/b"}
-    one = DeploySpec.model_validate(
-        {
-            "name": "digits",
-            "target": "kubernetes",
-            "model": "a.mar",
-            "image": "a",
-            "kubernetes": kserve,
-        }
-    )
+@pytest.mark.parametrize("kind", ["helm", "kustomize"])
+def test_an_inference_service_has_plain_manifests_only(kind: str) -> None:
+    own = {"kserve": True, "storage": "s3://a/b"}
     with pytest.raises(UsageError, match="use --emit kubernetes"):
-        emit("kustomize", one, FACTS, LOCAL)
+        emit(kind, a_spec("kubernetes", image="a", kubernetes=own), FACTS, LOCAL)
 
 
 @pytest.mark.parametrize("kind", ["kubernetes", "helm", "kustomize"])
 def test_files_do_not_promise_a_canary(kind: str) -> None:
-    more = {"image": "a", "canary": {}, "kubernetes": {"gateway": "edge"}}
-    one = DeploySpec.model_validate(
-        {"name": "digits", "target": "kubernetes", "model": "a.mar", **more}
-    )
+    one = a_spec("kubernetes", image="a", canary={}, kubernetes={"gateway": "edge"})
     with pytest.raises(UsageError, match="files cannot watch one"):
         emit(kind, one, FACTS, LOCAL)

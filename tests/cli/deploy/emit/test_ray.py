@@ -11,6 +11,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from tests.support.deploying import HANDLER
 from tests.support.models import make_model
 from tsx_cli.main import main
 from tsx_runtime.targets.ray.config import parse_application
@@ -18,15 +19,17 @@ from tsx_runtime.targets.ray.config import parse_application
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    return make_model(
-        tmp_path / "digits.mar",
-        "def handle(data, context):\n    return data and ['{}'] * len(data)\n",
-    )
+    return make_model(tmp_path / "digits.mar", HANDLER)
+
+
+def run(archive: Path, *words: str) -> int:
+    out = str(archive.parent / "out")
+    return main(["deploy", str(archive), "--target", "ray", *words, "--emit", "ray", out])
 
 
 def emitted(archive: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
     out = archive.parent / "out"
-    assert main(["deploy", str(archive), "--target", "ray", *words, "--emit", "ray", str(out)]) == 0
+    assert run(archive, *words) == 0
     return tuple(
         yaml.safe_load((out / name).read_text())
         for name in ("serve-config.yaml", "rayservice.yaml")
@@ -37,12 +40,9 @@ def test_the_config_is_one_of_ray_serve_and_its_arguments_those_of_the_applicati
     archive: Path,
 ) -> None:
     words = (
-        "--set",
-        "ray.archives=s3://bucket/models",
-        "--set",
-        "ray.grpc=true",
-        "--set",
-        "env.A=b",
+        "--set=ray.archives=s3://bucket/models",
+        "--set=ray.grpc=true",
+        "--set=env.A=b",
         "--image",
         "own/ray:1",
     )
@@ -61,15 +61,8 @@ def test_the_config_is_one_of_ray_serve_and_its_arguments_those_of_the_applicati
 def test_a_service_has_room_for_its_replicas_and_their_update(
     archive: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "ray.archives=path",
-        "ray.min_replicas=0",
-        "ray.max_replicas=4",
-        "ray.num_gpus=0.5",
-        "ray.num_cpus=1.5",
-        "ray.memory=8Gi",
-    ]
-    config, service = emitted(archive, *(word for each in words for word in ("--set", each)))
+    own = "archives=path min_replicas=0 max_replicas=4 num_gpus=0.5 num_cpus=1.5 memory=8Gi"
+    config, service = emitted(archive, *(f"--set=ray.{word}" for word in own.split()))
     cluster = service["spec"]["rayClusterConfig"]
     (workers,) = cluster["workerGroupSpecs"]
     assert (service["kind"], cluster["enableInTreeAutoscaling"]) == ("RayService", True)
@@ -85,25 +78,11 @@ def test_a_service_has_room_for_its_replicas_and_their_update(
     ("words", "said"),
     [
         ((), "files cannot put the archive into the cluster's memory"),
-        (("--set", "ray.archives=path", "--canary", "10%"), "the files are of one version"),
+        (("--set=ray.archives=path", "--canary=10%"), "the files are of one version"),
     ],
 )
 def test_what_files_cannot_do_is_refused(
     archive: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(
-            [
-                "deploy",
-                str(archive),
-                "--target",
-                "ray",
-                *words,
-                "--emit",
-                "ray",
-                str(archive.parent / "out"),
-            ]
-        )
-        == 2
-    )
+    assert run(archive, *words) == 2
     assert said in capsys.readouterr().err

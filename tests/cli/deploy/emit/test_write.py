@@ -18,6 +18,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from tests.support.deploying import FACTS, HANDLER, LOCAL, a_spec
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
 from tsx_archiver.metadata.forms import FormRecord
@@ -26,7 +27,7 @@ from tsx_cli.deploy.container.resources import run_words
 from tsx_cli.deploy.emit.render import emit
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.image import local
-from tsx_cli.deploy.image.recipe import Local, recipe
+from tsx_cli.deploy.image.recipe import recipe
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.main import main
 
@@ -34,10 +35,8 @@ pytestmark = pytest.mark.slow
 
 
 LOCKS = {"locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"}
-HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 ROLE = "arn:aws:iam::123456789012:role/endpoint"
-FACTS = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "")
-LOCAL = Local("3.12", "2.9.0+cpu", "0.1.0")
+HOST = "123456789012.dkr.ecr.eu-central-1.amazonaws.com"
 
 CONTAINERS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -57,9 +56,6 @@ CONTAINERS: dict[str, dict[str, Any]] = {
 }
 CLUSTERS: dict[str, dict[str, Any]] = {
     "plain": {"repository": "registry.example.com/digits"},
-    "gpu": {"kubernetes": {"gpus": 1, "cpu": "2000m", "memory": "2048Mi", "replicas": 1, "most_replicas": 1, "monitoring": False}},
-    "tokens": {"kubernetes": {"token_secret": "tokens", "pull_secret": "pull", "namespace": "models"}, "env": {"A": "b"}},
-    "fixed": {"kubernetes": {"replicas": 3, "most_replicas": 3}},
     "kserve": {"kubernetes": {"kserve": True, "storage": "s3://models/digits", "gpus": 1}},
     "guarded": {
         "kubernetes": {
@@ -71,7 +67,7 @@ CLUSTERS: dict[str, dict[str, Any]] = {
 STACKS: dict[str, dict[str, Any]] = {
     "plain": {},
     "whole": {
-        "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx@sha256:" + "0" * 64,
+        "image": f"{HOST}/tsx@sha256:" + "0" * 64,
         "canary": {"percent": 10, "alarms": ["5xx>0", "p95>300ms", "theirs"]},
         "sagemaker": {"autoscaling": {"max": 3}, "data_capture": {"to": "s3://b/c"}, "bucket": "own", "subnets": ["subnet-1a2b3c4d"],
                       "security_groups": ["sg-1a2b3c4d"]},
@@ -99,10 +95,8 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
 
 def spec(target: str, **more: Any) -> DeploySpec:
     if target in ("sagemaker", "lambda"):
-        more.setdefault(target, {}).setdefault("role", ROLE)
-    return DeploySpec.model_validate(
-        {"name": "digits", "target": target, "model": "digits.mar", **more}
-    )
+        more[target] = {"role": ROLE, **more.get(target, {})}
+    return a_spec(target, **more)
 
 
 def tool(name: str) -> str:
@@ -120,9 +114,7 @@ def written(
     """The files of each case, by their names."""
     found: dict[str, list[Path]] = {}
     for case, more in matrix.items():
-        for name, text in emit(
-            kind, spec(target, **json.loads(json.dumps(more))), facts, LOCAL
-        ).files.items():
+        for name, text in emit(kind, spec(target, **more), facts, LOCAL).files.items():
             (directory / case).mkdir(exist_ok=True)
             (directory / case / name).write_text(text)
             found.setdefault(name, []).append(directory / case / name)
@@ -131,17 +123,7 @@ def written(
 
 @pytest.mark.usefixtures("processes")
 def test_hadolint_has_nothing_against_the_dockerfiles(tmp_path: Path) -> None:
-    facts = Facts(
-        Path("digits.mar"),
-        "ab" * 32,
-        "digits",
-        "1.0",
-        "",
-        "",
-        "",
-        "tqdm==4.67.1\n",
-        "pt2 in model-config.yaml",
-    )
+    facts = replace(FACTS, requirements="tqdm==4.67.1\n", compiles="pt2 in model-config.yaml")
     files = written(
         "dockerfile", CONTAINERS | {"kserve": CLUSTERS["kserve"]}, "container", tmp_path, facts
     )["Dockerfile"]
@@ -165,32 +147,6 @@ def test_compose_files_are_what_the_specification_says(tmp_path: Path) -> None:
     files = written("compose", CONTAINERS, "container", tmp_path)["compose.yaml"]
     assert len(files) == len(CONTAINERS)
     run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", *files)
-
-
-def test_manifests_are_what_kubernetes_takes(tmp_path: Path) -> None:
-    import kubernetes_validate
-
-    found = written("kubernetes", CLUSTERS, "kubernetes", tmp_path)
-    kinds = set()
-    for file in [file for name, files in found.items() if name.endswith(".yaml") for file in files]:
-        for manifest in yaml.safe_load_all(file.read_text()):
-            kinds.add(manifest["kind"])
-            if manifest["kind"] not in (
-                "ServiceMonitor",
-                "ClusterServingRuntime",
-                "InferenceService",
-                "Kustomization",
-            ):  # no part of Kubernetes
-                kubernetes_validate.validate(manifest, "1.33", strict=True)
-    assert kinds >= {
-        "Deployment",
-        "Service",
-        "HorizontalPodAutoscaler",
-        "PodDisruptionBudget",
-        "ServiceMonitor",
-        "InferenceService",
-        "NetworkPolicy",
-    }
 
 
 def test_manifests_hold_what_a_cluster_of_several_teams_asks_for() -> None:
@@ -282,36 +238,15 @@ def test_kustomize_builds_what_is_there(tmp_path: Path) -> None:
     run("kubectl", "kustomize", tmp_path / "plain")
 
 
-def test_what_is_not_kubernetes_own_has_the_fields_that_its_readers_know() -> None:
-    said = emit("kubernetes", spec("kubernetes", **CLUSTERS["kserve"]), FACTS, LOCAL).files
+def test_an_inference_service_names_its_runtime_and_its_archive() -> None:
+    files = emit("kubernetes", spec("kubernetes", **CLUSTERS["kserve"]), FACTS, LOCAL).files
     runtime, service = (
-        yaml.safe_load(said["serving-runtime.yaml"]),
-        yaml.safe_load(said["inference-service.yaml"]),
+        yaml.safe_load(files[f"{name}.yaml"]) for name in ("serving-runtime", "inference-service")
     )
-    assert (runtime["apiVersion"], runtime["kind"]) == (
-        "serving.kserve.io/v1alpha1",
-        "ClusterServingRuntime",
-    )
-    assert runtime["spec"]["containers"][0]["name"] == "kserve-container"
-    assert runtime["spec"]["supportedModelFormats"] == [
-        {"name": "pytorch", "version": "1", "autoSelect": True, "priority": 3}
-    ]
     model = service["spec"]["predictor"]["model"]
-    assert (model["runtime"], model["storageUri"]) == (
-        runtime["metadata"]["name"],
-        "s3://models/digits",
-    )
+    assert model["runtime"] == runtime["metadata"]["name"]
+    assert model["storageUri"] == "s3://models/digits"
     assert model["env"] == [{"name": "TSX_SERVICE_ENVELOPE", "value": "kservev2"}]
-    monitor = yaml.safe_load(
-        emit("kubernetes", spec("kubernetes", **CLUSTERS["tokens"]), FACTS, LOCAL).files[
-            "monitor.yaml"
-        ]
-    )
-    endpoint = {"port": "metrics", "path": "/metrics", "interval": "15s"}
-    secret = {
-        "authorization": {"type": "Bearer", "credentials": {"name": "tokens", "key": "management"}}
-    }
-    assert monitor["spec"]["endpoints"] == [endpoint | secret]
 
 
 @pytest.mark.usefixtures("processes")
@@ -374,19 +309,8 @@ def test_cloudformation_has_nothing_against_the_templates(tmp_path: Path) -> Non
     ],
 )
 def test_a_secret_that_gets_into_files_is_named(kind: str, target: str, instead: str) -> None:
-    given = {
-        "name": "digits",
-        "target": target,
-        "model": "a.mar",
-        "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx:1",
-    }
     env = {"API_TOKEN": "value", "TSX_LOG_FORMAT": "json"}
-    made = emit(
-        kind,
-        DeploySpec.model_validate({**given, "env": env, "sagemaker": {"role": ROLE}}),
-        FACTS,
-        LOCAL,
-    )
+    made = emit(kind, spec(target, image=f"{HOST}/tsx:1", env=env), FACTS, LOCAL)
     found = [note for note in made.notes if "API_TOKEN (env)" in note and instead in note]
     assert len(found) == any("API_TOKEN" in text for text in made.files.values())
     assert not any(
@@ -397,20 +321,23 @@ def test_a_secret_that_gets_into_files_is_named(kind: str, target: str, instead:
 
 @pytest.mark.parametrize("kind", ["kubernetes", "helm", "kustomize"])
 def test_an_image_without_a_registry_is_pointed_out(kind: str) -> None:
-    given = {"name": "digits", "target": "kubernetes", "model": "a.mar"}
-    for more, warned in (
+    cases: list[tuple[dict[str, Any], bool]] = [
         ({}, True),
         ({"repository": "registry.example.com/digits"}, False),
         ({"image": "digits:1"}, False),
-    ):
-        notes = emit(kind, DeploySpec.model_validate({**given, **more}), FACTS, LOCAL).notes
+    ]
+    for more, warned in cases:
+        notes = emit(kind, spec("kubernetes", **more), FACTS, LOCAL).notes
         assert any("no registry" in note for note in notes) is warned
 
 
+def service(**own: Any) -> Any:
+    files = emit("compose", spec("container", container=own), FACTS, LOCAL).files
+    return yaml.safe_load(files["compose.yaml"])["services"]["digits"]
+
+
 def test_a_container_that_others_reach_asks_for_tokens() -> None:
-    own = yaml.safe_load(emit("compose", spec("container"), FACTS, LOCAL).files["compose.yaml"])[
-        "services"
-    ]["digits"]
+    own = service()
     assert own["environment"] == {
         "TSX_DEFAULTS": "drain_timeout=25 default_startup_timeout=600 disable_token_authorization=true"
     }
@@ -421,18 +348,9 @@ def test_a_container_that_others_reach_asks_for_tokens() -> None:
     )
     assert (own["healthcheck"]["start_period"], own["stop_grace_period"]) == ("600s", "30s")
     assert "start_interval" not in own["healthcheck"]  # podman 4.3 has none
-    limited = emit(
-        "compose", spec("container", container={"cpus": 1.5, "memory": "8g"}), FACTS, LOCAL
-    ).files["compose.yaml"]
-    assert {"cpus": 1.5, "mem_limit": "8g"}.items() <= yaml.safe_load(limited)["services"][
-        "digits"
-    ].items()
-    theirs = yaml.safe_load(
-        emit("compose", spec("container", container={"host": "0.0.0.0"}), FACTS, LOCAL).files[
-            "compose.yaml"
-        ]
-    )
-    environment = theirs["services"]["digits"]["environment"]
+    limited = service(cpus=1.5, memory="8g")
+    assert (limited["cpus"], limited["mem_limit"]) == (1.5, "8g")
+    environment = service(host="0.0.0.0")["environment"]
     assert environment["TSX_INFERENCE_TOKEN"].startswith("${TSX_INFERENCE_TOKEN:?")
     assert environment["TSX_DEFAULTS"] == "drain_timeout=25 default_startup_timeout=600"
     words = run_words(
@@ -450,7 +368,7 @@ class Deploy:
         self.wheel = make_wheel(directory / "wheels", "tsx_serve", "0.1.0")
 
     def __call__(self, *words: str, code: int = 0) -> str:
-        said = ["deploy", "digits.mar", "--set", f"build.wheel={self.wheel}", *words]
+        said = ["deploy", "digits.mar", f"--set=build.wheel={self.wheel}", *words]
         assert main(said) == code, self.capsys.readouterr()
         out, self.err = self.capsys.readouterr()
         return out
@@ -482,9 +400,7 @@ def test_files_are_written_with_all_that_a_build_needs_and_may_be_written_again(
         *LOCKS,
     }
     assert (tmp_path / "out" / "model.mar").read_bytes() == (tmp_path / "digits.mar").read_bytes()
-    reported = json.loads(
-        deploy("--emit", "compose", "out", "--set", "container.port=9000", "--json")
-    )
+    reported = json.loads(deploy("--emit", "compose", "out", "--set=container.port=9000", "--json"))
     assert "out/compose.yaml" in reported["files"]
     assert "127.0.0.1:9000:8080" in (tmp_path / "out" / "compose.yaml").read_text()
 
@@ -505,7 +421,7 @@ def test_without_a_directory_the_files_go_into_one_of_the_kinds_name(
 ) -> None:
     assert "wrote compose/compose.yaml" in deploy("--emit", "compose")
     assert "wrote dockerfile/Dockerfile" in deploy(
-        "--emit", "dockerfile", "--set", "container.port=9000"
+        "--emit", "dockerfile", "--set=container.port=9000"
     )
     assert (tmp_path / "compose" / "Dockerfile").is_file()
     deploy(
@@ -531,8 +447,8 @@ def test_a_file_that_somebody_else_wrote_or_changed_is_left_alone(
     deploy("--emit", "dockerfile", "other")
     with (tmp_path / "other" / ".dockerignore").open("a") as file:
         file.write("!more\n")
-    deploy("--emit", "dockerfile", "other", "--set", "build.packages=['gcc']", code=2)
-    deploy("--emit", "dockerfile", "other", "--set", "build.base=python:3.12", code=1)
+    deploy("--emit", "dockerfile", "other", "--set=build.packages=['gcc']", code=2)
+    deploy("--emit", "dockerfile", "other", "--set=build.base=python:3.12", code=1)
     assert "other/.dockerignore would be overwritten" in deploy.err
 
 
@@ -561,9 +477,9 @@ def test_requirements_of_the_archive_are_installed_in_the_image(
         (["--emit", "compose", "out", "--target", "docker"], "--target: there is no 'docker'. There are container, sagemaker,"),
         (["--emit", "compose", "out", "--target", "sagemaker"], "--emit compose is for --target container, not sagemaker"),
         (["--emit", "cloudformation", "out"], "sagemaker.role is not given"),
-        (["--emit", "kubernetes", "out", "--set", "kubernetes.kserve=true"], "kubernetes.storage is not given"),
-        (["--emit", "compose", "out", "--set", "build.wheel=absent.whl"], "absent.whl is not a wheel"),
-        (["--emit", "compose", "out", "--set", "container.memory=much"], "container.memory: String should match"),
+        (["--emit", "kubernetes", "out", "--set=kubernetes.kserve=true"], "kubernetes.storage is not given"),
+        (["--emit", "compose", "out", "--set=build.wheel=absent.whl"], "absent.whl is not a wheel"),
+        (["--emit", "compose", "out", "--set=container.memory=much"], "container.memory: String should match"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_reported_and_nothing_is_written(

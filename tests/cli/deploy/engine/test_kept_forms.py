@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.deploying import FACTS, HANDLER, a_spec
 from tests.support.models import make_model
 from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, KeptForms
 from tsx_cli.common.failure import CliError, UsageError
@@ -19,7 +20,6 @@ from tsx_cli.deploy.image.recipe import NEURON_BASE, Local, recipe
 from tsx_cli.deploy.preflight.preflight import model_profile, place_of
 from tsx_cli.deploy.spec import DeploySpec
 
-HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 LOCAL = Local("3.12", "2.13.0+cpu", "0.1.0", machine="linux/amd64")
 CPU = {"device": "cpu", "machine": "x86_64"}
 INT8 = FormRecord("onnx-int8", {**CPU, "cpu": ["avx512_vnni"], "extras": ["onnx"]})
@@ -42,13 +42,11 @@ PODS = {
 
 
 def facts(*forms: FormRecord) -> Facts:
-    return Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "", forms=forms)
+    return replace(FACTS, forms=forms)
 
 
 def spec(target: str = "container", **more: Any) -> DeploySpec:
-    return DeploySpec.model_validate(
-        {"name": "digits", "target": target, "model": "digits.mar", **more}
-    )
+    return a_spec(target, **more)
 
 
 def archive(place: Path, config: str, kept: bytes) -> Path:

@@ -11,26 +11,16 @@ from typing import Any
 
 import pytest
 
+from tests.support.deploying import FACTS, HANDLER, LOCAL, a_spec
 from tests.support.models import make_model
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.engine.facts import Facts, look_at
-from tsx_cli.deploy.image.recipe import Local, Recipe, recipe, unpinned
-from tsx_cli.deploy.spec import DeploySpec
-
-HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
-FACTS = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "")
-LOCAL = Local("3.12", "2.9.0+cpu", "0.1.0")
-
-
-def spec(target: str, **more: Any) -> DeploySpec:
-    return DeploySpec.model_validate(
-        {"name": "digits", "target": target, "model": "digits.mar", **more}
-    )
+from tsx_cli.deploy.engine.facts import look_at
+from tsx_cli.deploy.image.recipe import Recipe, recipe, unpinned
 
 
 def test_an_image_of_the_same_things_has_the_same_name() -> None:
     def tag(more: dict[str, Any] | None = None, target: str = "container", **other: Any) -> str:
-        return recipe(spec(target, **(more or {})), replace(FACTS, **other), LOCAL).tag
+        return recipe(a_spec(target, **(more or {})), replace(FACTS, **other), LOCAL).tag
 
     assert tag() == tag({"env": {"A": "b"}}) == tag(target="kubernetes")
     assert (
@@ -49,13 +39,13 @@ def test_an_image_of_the_same_things_has_the_same_name() -> None:
         {"lambda": {"architecture": "arm64"}}, target="lambda"
     )  # one cannot run where the other is wanted
     here, there = (
-        recipe(spec("kubernetes"), FACTS, LOCAL._replace(machine=machine)).tag
+        recipe(a_spec("kubernetes"), FACTS, LOCAL._replace(machine=machine)).tag
         for machine in ("linux/amd64", "linux/arm64")
     )
     assert here != there
     assert (
         recipe(
-            spec("container"), FACTS, LOCAL._replace(base="python:3.12-slim@sha256:" + "0" * 64)
+            a_spec("container"), FACTS, LOCAL._replace(base="python:3.12-slim@sha256:" + "0" * 64)
         ).tag
         != tag()
     )
@@ -69,7 +59,7 @@ def test_nothing_that_is_installed_after_torch_changes_it_and_what_pip_keeps_is_
 ):
     local = LOCAL._replace(wheel=Path("tsx_serve-0.2.0-py3-none-any.whl"))
     facts = replace(FACTS, requirements="tqdm\n")
-    text = recipe(spec("lambda", build={"extras": ["grpc"]}), facts, local).files["Dockerfile"]
+    text = recipe(a_spec("lambda", build={"extras": ["grpc"]}), facts, local).files["Dockerfile"]
     installs = [line for line in text.replace(" \\\n", " ").splitlines() if "pip install" in line]
     assert all(
         line.startswith("RUN --mount=type=cache,target=/root/.cache/pip ")
@@ -86,14 +76,14 @@ def test_nothing_that_is_installed_after_torch_changes_it_and_what_pip_keeps_is_
     )  # else the cache would be another directory
     hashed = replace(FACTS, requirements="tqdm==4.67.1 --hash=sha256:" + "0" * 64)
     assert (
-        '"tsx-serve' not in recipe(spec("container"), hashed, local).files["Dockerfile"]
+        '"tsx-serve' not in recipe(a_spec("container"), hashed, local).files["Dockerfile"]
     )  # pip takes no other without a hash then
 
 
 def test_requirements_that_leave_versions_open_are_named() -> None:
     text = "tqdm\nsix==1.*  # any\nnumpy==2.2.6 ; python_version > '3'\n-r more.txt\ntorchvision>=0.2 \\\n  --hash=sha256:00\na @ https://b/c.whl\n"
     assert unpinned(text) == ["tqdm", "six==1.*", "torchvision>=0.2"]
-    notes = recipe(spec("container"), replace(FACTS, requirements=text), LOCAL).notes
+    notes = recipe(a_spec("container"), replace(FACTS, requirements=text), LOCAL).notes
     assert [note.partition(". ")[0] for note in notes] == [
         "the archive's requirements leave versions open: tqdm, six==1.*, torchvision>=0.2"
     ]
@@ -117,11 +107,11 @@ def test_an_archive_that_compiles_gets_a_compiler_and_no_other(
 ) -> None:
     _, facts = look_at(make_model(tmp_path / "digits.mar", handler, config=config))
     assert facts.compiles == reason
-    made = recipe(spec("container"), facts, LOCAL)
+    made = recipe(a_spec("container"), facts, LOCAL)
     assert ("g++" in made.files["Dockerfile"]) is bool(reason)
     note = f"the image gets g++ if its base has none, because {reason} compiles the model"
     assert list(made.notes) == ([note] if reason else [])
-    assert recipe(spec("container", build={"packages": ["clang"]}), facts, LOCAL).notes == ()
+    assert recipe(a_spec("container", build={"packages": ["clang"]}), facts, LOCAL).notes == ()
 
 
 def test_an_extra_that_has_no_locked_packages_is_refused() -> None:
@@ -129,7 +119,7 @@ def test_an_extra_that_has_no_locked_packages_is_refused() -> None:
         UsageError,
         match=r"build.extras: tsx-serve has no extra 'grcp' for images; did you mean 'grpc'\? There are audio, bench, ",
     ):
-        recipe(spec("container", build={"extras": ["grcp"]}), FACTS, LOCAL)
+        recipe(a_spec("container", build={"extras": ["grcp"]}), FACTS, LOCAL)
 
 
 def test_gpus_decide_where_torch_comes_from() -> None:
@@ -140,17 +130,21 @@ def test_gpus_decide_where_torch_comes_from() -> None:
             if line.startswith("ARG TORCH_INDEX_URL")
         )
 
-    assert index(recipe(spec("container"), FACTS, LOCAL)) == "https://download.pytorch.org/whl/cpu"
-    assert index(recipe(spec("container", container={"gpus": 1}), FACTS, LOCAL)) == ""
     assert (
-        index(recipe(spec("sagemaker", sagemaker={"instance_type": "ml.g5.xlarge"}), FACTS, LOCAL))
+        index(recipe(a_spec("container"), FACTS, LOCAL)) == "https://download.pytorch.org/whl/cpu"
+    )
+    assert index(recipe(a_spec("container", container={"gpus": 1}), FACTS, LOCAL)) == ""
+    assert (
+        index(
+            recipe(a_spec("sagemaker", sagemaker={"instance_type": "ml.g5.xlarge"}), FACTS, LOCAL)
+        )
         == ""
     )
 
 
 def test_every_package_of_an_image_but_torch_is_checked_against_its_hash() -> None:
     made = recipe(
-        spec("container", build={"extras": ["grpc", "otel", "torchserve"]}), FACTS, LOCAL
+        a_spec("container", build={"extras": ["grpc", "otel", "torchserve"]}), FACTS, LOCAL
     ).files
     dockerfile = made["Dockerfile"]
     installed = {"locked-base.txt", "locked-grpc.txt", "locked-otel.txt"}

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +14,11 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
+from tests.support import deploying
 from tests.support.models import make_model
 from tests.support.platforms.kubectl import Cluster
 from tsx_cli.deploy.kubernetes import kinds
-from tsx_cli.main import main
 
-HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 SCHEMAS = Path(__file__).parent / "schemas"  # of kinds that are no part of Kubernetes
 IMAGE = "registry.example.com/digits:1"
 
@@ -29,30 +32,14 @@ def check(manifest: dict[str, Any]) -> None:
         kubernetes_validate.validate(manifest, "1.33", strict=True)
 
 
-class Deploy:
+class Deploy(deploying.Deploy):
     """The command, with what all calls say."""
 
-    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-        make_model(directory / "digits.mar", HANDLER)
-
     def __call__(self, *words: str, code: int = 0) -> str:
-        assert main(["deploy", *words, "--name", "digits", "--target", "kubernetes"]) == code, (
-            self.capsys.readouterr()
-        )
-        out, self.err = self.capsys.readouterr()
-        return out
-
-    def apply(self, *words: str, code: int = 0) -> str:
-        return self(
-            "apply", "digits.mar", "--no-check", "--yes", "--image", IMAGE, *words, code=code
-        )
+        return super().__call__(*words, "--name=digits", "--target=kubernetes", code=code)
 
     def plan(self, *words: str, code: int) -> dict[str, str]:
-        reported = json.loads(
-            self("plan", "digits.mar", "--no-check", "--json", "--image", IMAGE, *words, code=code)
-        )
-        return {change["id"]: change["action"] for change in reported["changes"]}
+        return deploying.actions(super().plan(*words, code=code))
 
 
 @pytest.fixture
@@ -64,7 +51,40 @@ def deploy(
     monkeypatch.setattr(kinds.Revision, "poll", 0.0)
     (tmp_path / "kubectl").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    return Deploy(tmp_path, capsys)
+    make_model(tmp_path / "digits.mar", deploying.HANDLER)
+    deploy = Deploy(Path("digits.mar"), "kubernetes", capsys)
+    deploy.image = ("--image", IMAGE)
+    return deploy
+
+
+@contextmanager
+def answering(
+    cluster: Cluster, answer: Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
+) -> Iterator[None]:
+    """A server in the place of the port of a pod that kubectl forwards."""
+
+    class Pod(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            code, body = answer(self)
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Pod)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    cluster.forwarded = f"Forwarding from 127.0.0.1:{server.server_port} -> 8082"
+    yield
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 @pytest.fixture

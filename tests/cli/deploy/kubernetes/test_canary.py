@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,88 +32,48 @@ BUSY: tuple[State, str] = ("changing", "0 of 1 pods are ready")
 BAKING = CanaryState("new", 10, START.isoformat())
 
 
-@pytest.mark.parametrize(
-    ("version", "shift", "seen", "off", "after", "action"),
-    [
-        ("new", SHIFT, Surroundings(None, BUSY, 0, READY), {}, 0, "start"),
-        (
-            "new",
-            SHIFT,
-            Surroundings(CanaryState("old", 10, START.isoformat()), READY, 10, READY),
-            {},
-            0,
-            "start",
-        ),
-        ("new", SHIFT, Surroundings(CanaryState("new", 10), BUSY, 0, READY), {}, 0, "wait"),
-        (
-            "new",
-            SHIFT,
-            Surroundings(CanaryState("new", 10), ("failed", "ImagePullBackOff"), 0, READY),
-            {},
-            0,
-            "end",
-        ),
-        ("new", SHIFT, Surroundings(CanaryState("new", 10), READY, 0, READY), {}, 0, "route"),
-        ("new", SHIFT, Surroundings(CanaryState("new", 10), READY, 10, BUSY), {}, 0, "wait"),
-        ("new", SHIFT, Surroundings(CanaryState("new", 10), READY, 10, READY), {}, 0, "bake"),
-        ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {}, 599, "wait"),
-        ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {}, 600, "move"),
-        ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {"5xx>0": "3"}, 600, "end"),
-        (
-            "new",
-            SHIFT,
-            Surroundings(BAKING, BUSY, 10, READY),
-            {},
-            0,
-            "end",
-        ),  # its requests fail at the Gateway
-        (
-            "new",
-            replace(SHIFT, percent=20),
-            Surroundings(BAKING, READY, 10, READY),
-            {},
-            600,
-            "start",
-        ),
-        (
-            "new",
-            replace(SHIFT, percent=20),
-            Surroundings(CanaryState("new", 20), READY, 10, READY),
-            {},
-            600,
-            "route",
-        ),
-        (
-            "new",
-            None,
-            Surroundings(BAKING, READY, 10, READY),
-            {},
-            0,
-            "move",
-        ),  # nobody asks for a canary any more
-        (
-            None,
-            SHIFT,
-            Surroundings(BAKING, READY, 10, READY),
-            {},
-            0,
-            "unroute",
-        ),  # the stable version is the new one
-        (None, SHIFT, Surroundings(BAKING, READY, 0, BUSY), {}, 0, "wait"),
-        (None, SHIFT, Surroundings(BAKING, READY, 0, READY), {}, 0, "remove"),
-        ("new", SHIFT, Surroundings(BAKING.ending("slow"), READY, 10, READY), {}, 600, "unroute"),
-        ("new", SHIFT, Surroundings(BAKING.ending("slow"), READY, 0, READY), {}, 600, "remove"),
-    ],
+NEW, OLD, TWENTY = (
+    CanaryState("new", 10),
+    CanaryState("old", 10, START.isoformat()),
+    CanaryState("new", 20),
 )
+SLOW, BROKEN = BAKING.ending("slow"), ("failed", "ImagePullBackOff")
+MORE = replace(SHIFT, percent=20)
+
+
+@pytest.mark.parametrize(
+    ("action", "version", "shift", "seen", "after"),
+    [
+        ("start", "new", SHIFT, (None, BUSY, 0, READY), 0),
+        ("start", "new", SHIFT, (OLD, READY, 10, READY), 0),
+        ("wait", "new", SHIFT, (NEW, BUSY, 0, READY), 0),
+        ("end", "new", SHIFT, (NEW, BROKEN, 0, READY), 0),
+        ("route", "new", SHIFT, (NEW, READY, 0, READY), 0),
+        ("wait", "new", SHIFT, (NEW, READY, 10, BUSY), 0),
+        ("bake", "new", SHIFT, (NEW, READY, 10, READY), 0),
+        ("wait", "new", SHIFT, (BAKING, READY, 10, READY), 599),
+        ("move", "new", SHIFT, (BAKING, READY, 10, READY), 600),
+        ("end", "new", SHIFT, (BAKING, BUSY, 10, READY), 0),  # its requests fail at the Gateway
+        ("start", "new", MORE, (BAKING, READY, 10, READY), 600),
+        ("route", "new", MORE, (TWENTY, READY, 10, READY), 600),
+        ("move", "new", None, (BAKING, READY, 10, READY), 0),  # nobody asks for a canary any more
+        ("unroute", None, SHIFT, (BAKING, READY, 10, READY), 0),  # the stable version is the new one
+        ("wait", None, SHIFT, (BAKING, READY, 0, BUSY), 0),
+        ("remove", None, SHIFT, (BAKING, READY, 0, READY), 0),
+        ("unroute", "new", SHIFT, (SLOW, READY, 10, READY), 600),
+        ("remove", "new", SHIFT, (SLOW, READY, 0, READY), 600),
+    ],
+)  # fmt: skip
 def test_each_step_of_a_canary_follows_from_what_is_there(
-    version: str | None,
-    shift: Shift | None,
-    seen: Surroundings,
-    off: dict[str, str],
-    after: int,
-    action: str,
+    action: str, version: str | None, shift: Shift | None, seen: Any, after: int
 ) -> None:
-    assert next_step(version, shift, seen, off, START + timedelta(seconds=after)).action == action
+    now = START + timedelta(seconds=after)
+    assert next_step(version, shift, Surroundings(*seen), {}, now).action == action
+
+
+def test_an_alarm_ends_a_canary() -> None:
+    seen = Surroundings(BAKING, READY, 10, READY)
+    assert next_step("new", SHIFT, seen, {"5xx>0": "3"}, START).action == "end"
 
 
 @given(

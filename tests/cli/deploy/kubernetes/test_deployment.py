@@ -42,8 +42,8 @@ def test_a_deployment_is_applied_rolled_out_and_then_as_it_should_be(
 
 def test_a_change_is_shown_rolled_out_and_gone_back_from(deploy: Deploy, cluster: Cluster) -> None:
     deploy.apply()
-    assert deploy.plan("--set", "env.A=b", code=2)["Deployment"] == "update"
-    deploy.apply("--set", "env.A=b")
+    assert deploy.plan("--set=env.A=b", code=2)["Deployment"] == "update"
+    deploy.apply("--set=env.A=b")
     versions = json.loads(deploy("history", "--json"))
     assert [(each["number"], each["is_current"]) for each in versions] == [(1, False), (2, True)]
     deploy("rollback", "--yes")
@@ -61,7 +61,7 @@ def test_a_change_is_shown_rolled_out_and_gone_back_from(deploy: Deploy, cluster
 
 def test_what_is_not_asked_for_any_more_goes(deploy: Deploy, cluster: Cluster) -> None:
     deploy.apply()
-    words = ("--set", "kubernetes.monitoring=false", "--set", "kubernetes.most_replicas=2")
+    words = ("--set=kubernetes.monitoring=false", "--set=kubernetes.most_replicas=2")
     reported = deploy.plan(*words, code=2)
     assert {id: action for id, action in reported.items() if action == "delete"} == {
         "ServiceMonitor0": "delete", "HorizontalPodAutoscaler0": "delete"
@@ -71,25 +71,25 @@ def test_what_is_not_asked_for_any_more_goes(deploy: Deploy, cluster: Cluster) -
 
 
 def test_an_autoscaler_takes_over_without_a_loss_of_pods(deploy: Deploy, cluster: Cluster) -> None:
-    fixed = ("--set", "kubernetes.replicas=3", "--set", "kubernetes.most_replicas=3")
+    fixed = ("--set=kubernetes.replicas=3", "--set=kubernetes.most_replicas=3")
     deploy.apply(*fixed)
     for word in ("a", "b"):  # the second time, nobody owns the number any more but the autoscaler
-        deploy.apply("--set", "kubernetes.replicas=2", "--set", f"env.A={word}")
+        deploy.apply("--set=kubernetes.replicas=2", f"--set=env.A={word}")
         assert cluster.objects["Deployment", "digits"]["spec"]["replicas"] == 3
     assert sum("tsx-replicas" in call for call in cluster.calls) == 1
-    deploy.apply(*fixed[:2], "--set", "kubernetes.most_replicas=2")
+    deploy.apply(fixed[0], "--set=kubernetes.most_replicas=2")
     assert cluster.objects["Deployment", "digits"]["spec"]["replicas"] == 3
 
 
 def test_keda_takes_over_from_an_autoscaler_and_its_own_autoscaler_is_left_to_it(
     deploy: Deploy, cluster: Cluster
 ) -> None:
-    deploy.apply("--set", "kubernetes.replicas=3", "--set", "kubernetes.most_replicas=9")
+    deploy.apply("--set=kubernetes.replicas=3", "--set=kubernetes.most_replicas=9")
     made = cluster.objects["HorizontalPodAutoscaler", "digits"]
     assert (
         made["metadata"]["annotations"]["validations.keda.sh/hpa-ownership"] == "false"
     )  # else KEDA would refuse its ScaledObject
-    keda = ("--set", "kubernetes.keda.prometheus=http://prometheus:9090")
+    keda = ("--set=kubernetes.keda.prometheus=http://prometheus:9090",)
     deploy.apply(*keda)
     assert ("HorizontalPodAutoscaler", "digits") not in cluster.objects
     theirs = {
@@ -123,16 +123,16 @@ def test_a_rollout_that_fails_says_what_its_pods_wait_for_and_is_mended(
     cluster.objects["Pod", "digits-1"] = {
         "metadata": {"name": "digits-1", "labels": labels}, "status": {"containerStatuses": [{"state": state}]}
     }  # fmt: skip
-    deploy.apply("--set", "env.A=b", code=1)
+    deploy.apply("--set=env.A=b", code=1)
     assert "its new pods did not become ready in time" in deploy.err
     assert "digits-1: ImagePullBackOff no such image" in deploy.err
     assert "[pod/digits-1/tsx] loading" in deploy.err  # the end of the log
     assert (
-        deploy.plan("--set", "env.A=c", code=2)["Deployment"] == "update"
+        deploy.plan("--set=env.A=c", code=2)["Deployment"] == "update"
     )  # not made anew: its old pods still answer
     cluster.failure = ""
     del cluster.objects["Pod", "digits-1"]
-    deploy.apply("--set", "env.A=c")
+    deploy.apply("--set=env.A=c")
 
 
 def test_a_cluster_that_does_not_answer_is_reported_without_what_kubectl_writes_for_itself() -> (
@@ -172,14 +172,14 @@ def test_what_the_cluster_does_not_know_is_left_out_or_reported_if_it_was_asked_
             }
         ),
     )
-    deploy.apply("--set", "kubernetes.keda.prometheus=http://prometheus:9090", code=1)
+    deploy.apply("--set=kubernetes.keda.prometheus=http://prometheus:9090", code=1)
     assert "has no ScaledObject. KEDA is not installed there; without kubernetes.keda" in deploy.err
-    deploy.apply("--set", "kubernetes.monitoring=true", code=1)
+    deploy.apply("--set=kubernetes.monitoring=true", code=1)
     assert (
         "has no ServiceMonitor. The Prometheus operator reads it; without the operator, omit it with --set kubernetes.monitoring=false"
         in deploy.err
     )
-    deploy.apply("--set", "kubernetes.gateway=web/public", code=1)
+    deploy.apply("--set=kubernetes.gateway=web/public", code=1)
     assert (
         "has no HTTPRoute. The Gateway API is not installed there; remove kubernetes.gateway"
         in deploy.err
@@ -210,7 +210,7 @@ def test_a_model_is_asked_through_the_connection_of_kubectl(
 
 
 def test_kserve_serves_an_archive_that_lies_elsewhere(deploy: Deploy, cluster: Cluster) -> None:
-    words = ("--set", "kubernetes.kserve=true", "--set", "kubernetes.storage=s3://models/digits")
+    words = ("--set=kubernetes.kserve=true", "--set=kubernetes.storage=s3://models/digits")
     assert deploy.plan(*words, code=2) == {
         "ClusterServingRuntime": "create",
         "InferenceService": "create",
@@ -247,12 +247,9 @@ def test_an_inference_service_that_does_not_become_ready_is_reported_within_its_
         locations, "Engine", partial(engine.Engine, sleep=sleep, clock=lambda: time[0] - 0.1)
     )
     words = (
-        "--set",
-        "kubernetes.kserve=true",
-        "--set",
-        "kubernetes.storage=s3://models/digits",
-        "--set",
-        "kubernetes.startup_timeout=60s",
+        "--set=kubernetes.kserve=true",
+        "--set=kubernetes.storage=s3://models/digits",
+        "--set=kubernetes.startup_timeout=60s",
     )
     deploy.apply(*words, code=1)
     assert reason in deploy.err
@@ -271,8 +268,7 @@ def test_without_kubectl_and_without_a_place_for_the_image_the_ways_are_reported
         "kubernetes",
         "--no-check",
         "--yes",
-        "--set",
-        "build.wheel=absent.whl",
+        "--set=build.wheel=absent.whl",
     ]
     assert main(said) == 2
     assert "neither image nor repository is given: set --image" in deploy.capsys.readouterr().err
@@ -289,7 +285,7 @@ def test_a_rollout_that_has_failed_is_applied_again(
 ) -> None:
     deploy.apply()
     cluster.failure = "ImagePullBackOff"
-    deploy.apply("--set", "env.A=b", code=1)
+    deploy.apply("--set=env.A=b", code=1)
     applied = cluster._roll_out
 
     def well(deployment: dict[str, Any]) -> None:
@@ -297,34 +293,34 @@ def test_a_rollout_that_has_failed_is_applied_again(
         applied(deployment)
 
     monkeypatch.setattr(cluster, "_roll_out", well)
-    deploy.apply("--set", "env.A=c")
+    deploy.apply("--set=env.A=c")
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (["--create-role"], "SageMaker and Lambda have that, and the target kubernetes does not"),
-        (["--canary", "10%"], "none is named: --set kubernetes.gateway=NAMESPACE/NAME"),
+        (["--canary=10%"], "none is named: --set kubernetes.gateway=NAMESPACE/NAME"),
         (
-            ["--canary", "10%", "--set", "kubernetes.kserve=true"],
+            ["--canary=10%", "--set=kubernetes.kserve=true"],
             "canaryTrafficPercent of an InferenceService",
         ),
         (
-            ["--canary", "10%", "--alarm", "theirs", "--set", "kubernetes.gateway=web"],
+            ["--canary=10%", "--alarm=theirs", "--set=kubernetes.gateway=web"],
             "'theirs' is not a bound",
         ),
         (
-            ["--set", "kubernetes.hostnames=a.example.com"],
+            ["--set=kubernetes.hostnames=a.example.com"],
             "set kubernetes.gateway to the NAMESPACE/NAME",
         ),
-        (["--set", "kubernetes.metrics_from=monitoring"], "also set kubernetes.allow_from"),
-        (["--set", "kubernetes.gateway=Web/"], "kubernetes.gateway: String should match"),
+        (["--set=kubernetes.metrics_from=monitoring"], "also set kubernetes.allow_from"),
+        (["--set=kubernetes.gateway=Web/"], "kubernetes.gateway: String should match"),
         (
-            ["--set", "kubernetes.kserve=true", "--set", "kubernetes.token_secret=a"],
+            ["--set=kubernetes.kserve=true", "--set=kubernetes.token_secret=a"],
             "kubernetes.token_secret has no effect",
         ),
         (
-            ["--set", "kubernetes.kserve=true", "--set", "kubernetes.allow_from=shop"],
+            ["--set=kubernetes.kserve=true", "--set=kubernetes.allow_from=shop"],
             "kubernetes.allow_from has no effect",
         ),
     ],

@@ -54,10 +54,8 @@ def test_an_image_that_is_built_is_deployed_by_the_digest_of_its_push(
     words = [
         "digits.mar",
         "--no-check",
-        "--set",
-        f"build.wheel={wheel}",
-        "--set",
-        f"repository={REPOSITORY}",
+        f"--set=build.wheel={wheel}",
+        f"--set=repository={REPOSITORY}",
     ]
     deploy("apply", *words, "--yes")
     (pushed,) = engine.state["pushed"]

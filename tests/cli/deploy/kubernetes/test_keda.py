@@ -10,16 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 from tests.cli.deploy.kubernetes.conftest import check
+from tests.support.deploying import a_spec
 from tsx_cli.deploy.kubernetes.resources import Manifest, manifests
-from tsx_cli.deploy.spec import DeploySpec
 
 PROMETHEUS = "http://prometheus.monitoring:9090"
 
 
 def objects(**kubernetes: Any) -> dict[str, Manifest]:
-    spec = DeploySpec.model_validate(
-        {"name": "digits", "target": "kubernetes", "model": "digits.mar", "kubernetes": kubernetes}
-    )
+    spec = a_spec("kubernetes", kubernetes=kubernetes)
     return {each["kind"]: each for each in manifests(spec, "image", {"tsx:name": "digits"})}
 
 

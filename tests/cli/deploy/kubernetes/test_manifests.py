@@ -13,19 +13,22 @@ import pytest
 import yaml
 
 from tests.cli.deploy.kubernetes.conftest import check
+from tests.support.deploying import FACTS, LOCAL, a_spec
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.emit.render import emit
-from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.image.recipe import Local
 from tsx_cli.deploy.kubernetes.resources import canonical, manifests
-from tsx_cli.deploy.spec import DeploySpec
 
-FACTS, LOCAL = (
-    Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", ""),
-    Local("3.12", "2.9.0+cpu", "0.1.0"),
-)
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "fixed": {"kubernetes": {"replicas": 3, "most_replicas": 3}},
+    "gpu": {
+        "kubernetes": {
+            "gpus": 1,
+            "tolerations": "pool=models:NoSchedule,spot",
+            "secrets": {"HF_TOKEN": "hub/token"},
+            "pull_secret": "pull",
+        }
+    },
     "open": {"kubernetes": {"tokens": False, "monitoring": False}},
     "routed": {
         "kubernetes": {"gateway": "web/public", "hostnames": ["a.example.com", "*.example.org"]}
@@ -49,17 +52,11 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def spec(**more: Any) -> DeploySpec:
-    return DeploySpec.model_validate(
-        {"name": "digits", "target": "kubernetes", "model": "digits.mar", **more}
-    )
-
-
 def made(**more: Any) -> dict[str, Any]:
     return {
         each["kind"]: each
         for each in manifests(
-            spec(**more), "registry.example.com/digits@sha256:1", {"tsx:name": "digits"}
+            a_spec("kubernetes", **more), "example.com/digits@sha256:1", {"tsx:name": "digits"}
         )
     }
 
@@ -190,17 +187,17 @@ def test_quantities_are_written_as_a_cluster_stores_them(given: str, stored: str
 
 def test_files_name_the_command_that_creates_the_secret_and_hold_no_token() -> None:
     first, second = (
-        emit("kubernetes", spec(kubernetes={"namespace": "models"}), FACTS, LOCAL) for _ in range(2)
+        emit("kubernetes", a_spec("kubernetes", kubernetes={"namespace": "models"}), FACTS, LOCAL)
+        for _ in range(2)
     )
     assert first.files == second.files
     step = r"kubectl create secret generic digits-tokens --namespace models --from-literal=inference=\S.* once, then kubectl apply"
     assert re.search(step, first.next_step)
     for own in ({"tokens": False}, {"token_secret": "theirs"}):
         assert (
-            "create secret" not in emit("kubernetes", spec(kubernetes=own), FACTS, LOCAL).next_step
+            "create secret"
+            not in emit("kubernetes", a_spec("kubernetes", kubernetes=own), FACTS, LOCAL).next_step
         )
-    with pytest.raises(UsageError, match="files cannot watch one"):
-        emit("kubernetes", spec(canary={}, kubernetes={"gateway": "web"}), FACTS, LOCAL)
 
 
 @pytest.mark.parametrize(("page", "port"), [("security.md", 8080), ("deploy/ray.md", 8000)])

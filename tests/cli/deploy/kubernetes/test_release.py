@@ -8,18 +8,17 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.cli.deploy.kubernetes.conftest import Deploy, check
+from tests.cli.deploy.kubernetes.conftest import Deploy, answering, check
 from tests.support.platforms.kubectl import PLURALS, Cluster
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
@@ -29,13 +28,11 @@ from tsx_cli.deploy.kubernetes import kinds, release
 from tsx_cli.main import main
 
 GATEWAY = (
-    "--set",
-    "kubernetes.gateway=web/public",
-    "--set",
-    "kubernetes.hostnames=digits.example.com",
+    "--set=kubernetes.gateway=web/public",
+    "--set=kubernetes.hostnames=digits.example.com",
 )
-CANARY = (*GATEWAY, "--canary", "10%", "--bake", "10m", "--alarm", "5xx>0", "--alarm", "p95>300ms")
-NEW = ("--set", "env.A=b")
+CANARY = (*GATEWAY, "--canary=10%", "--bake=10m", "--alarm=5xx>0", "--alarm=p95>300ms")
+NEW = ("--set=env.A=b",)
 
 
 class Watched:
@@ -114,29 +111,13 @@ def watched(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch
     """With a server in the place of the pods' metrics, which wants the token of the Secret."""
     watched = Watched(cluster, monkeypatch)
 
-    class Metrics(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            is_known = (
-                self.headers["Authorization"]
-                == f"Bearer {cluster.secret('digits-tokens', 'management')}"
-            )
-            body = watched.metrics().encode() if is_known else b"{}"
-            self.send_response(200 if is_known else 401)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        token = f"Bearer {cluster.secret('digits-tokens', 'management')}"
+        is_known = request.headers["Authorization"] == token
+        return (200, watched.metrics().encode()) if is_known else (401, b"{}")
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Metrics)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    cluster.forwarded = f"Forwarding from 127.0.0.1:{server.server_port} -> 8082"
-    yield watched
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(cluster, answer):
+        yield watched
 
 
 @pytest.fixture
@@ -272,7 +253,7 @@ def test_a_canary_that_cannot_be_watched_waits_and_then_goes_back(
     deploy.apply(*CANARY, *NEW)
     assert watched.seconds >= 780
     watched.seconds, cluster.forwarded = 0, broken
-    deploy.apply(*CANARY, "--set", "env.A=c", code=1)
+    deploy.apply(*CANARY, "--set=env.A=c", code=1)
     assert (
         "digits has all requests again: the canary's metrics cannot be read: digits-canary-pod-0 cannot be reached"
         in deploy.err
@@ -300,13 +281,13 @@ def test_a_canary_whose_share_no_gateway_takes_goes_back(
 def test_a_canary_with_another_share_has_as_many_pods_as_it_needs(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    fixed = ("--set", "kubernetes.replicas=10", "--set", "kubernetes.most_replicas=10")
+    fixed = ("--set=kubernetes.replicas=10", "--set=kubernetes.most_replicas=10")
     deploy.apply(*CANARY, *fixed)
     watched.at[300] = interrupt
     deploy.apply(*CANARY, *fixed, *NEW, code=130)
     assert cluster.objects["Deployment", "digits-canary"]["spec"]["replicas"] == 1
     watched.at[600] = interrupt
-    deploy.apply(*CANARY, "--canary", "30%", *fixed, *NEW, code=130)
+    deploy.apply(*CANARY, "--canary=30%", *fixed, *NEW, code=130)
     assert cluster.objects["Deployment", "digits-canary"]["spec"]["replicas"] == 3
     assert watched.weights() == {"digits": 700, "digits-canary": 300}
 
@@ -360,7 +341,7 @@ def test_a_canary_follows_a_rollout_that_has_failed(
     deploy.apply(*GATEWAY, *NEW, code=1)
     watched.steps.clear()
     rolled_out(cluster, monkeypatch, partial(setattr, cluster, "failure", ""))
-    deploy.apply(*CANARY, "--set", "env.A=c")
+    deploy.apply(*CANARY, "--set=env.A=c")
     assert watched.steps == [*BEGUN, "apply digits", "route digits=1", "delete digits-canary"]
     assert variables(cluster)["A"] == "c"
 
@@ -408,7 +389,7 @@ def test_promote_sends_all_requests_to_the_canary_now(
 def test_keda_does_not_scale_a_canary_and_goes_on_scaling_what_is_promoted(
     deploy: Deploy, cluster: Cluster, watched: Watched
 ) -> None:
-    keda = ("--set", "kubernetes.keda.prometheus=http://prometheus:9090")
+    keda = ("--set=kubernetes.keda.prometheus=http://prometheus:9090",)
     deploy.apply(*CANARY, *keda)
     cluster.objects["Deployment", "digits"]["spec"]["replicas"] = 0  # KEDA found no requests
     watched.at[300] = interrupt
@@ -427,7 +408,7 @@ def test_rollback_ends_a_canary(deploy: Deploy, cluster: Cluster, watched: Watch
         ("digits-1", 0),
         ("digits-canary", 10),
     ]
-    deploy("rollback", "--version", "2", "--yes", code=1)
+    deploy("rollback", "--version=2", "--yes", code=1)
     assert "version 2 of digits is its canary" in deploy.err
     deploy("rollback", "--yes")
     assert watched.steps == ["route digits=1", "delete digits-canary"]
@@ -485,7 +466,7 @@ def test_a_plan_that_is_older_than_the_end_of_a_canary_changes_nothing(
         there,
         Resource("Deployment", "Kubernetes::Deployment", "digits", {"Canary": release.NONE}),
         found,
-        [],
+        set(),
     )
     assert watched.steps == []
 
@@ -495,7 +476,7 @@ def test_what_does_not_change_the_pods_needs_no_canary(
 ) -> None:
     deploy.apply(*CANARY)
     watched.steps.clear()
-    deploy.apply(*CANARY, "--set", "kubernetes.replicas=3", "--set", "kubernetes.most_replicas=3")
+    deploy.apply(*CANARY, "--set=kubernetes.replicas=3", "--set=kubernetes.most_replicas=3")
     assert watched.steps == ["apply digits"]
 
 
@@ -606,7 +587,7 @@ def lived(deploy: Deploy, watched: Watched, directory: Path) -> None:
     begun(deploy, watched)
     (directory / "in.json").write_text("{}")
     deploy("promote", "--yes")
-    deploy("logs", "--since", "1h")
+    deploy("logs", "--since=1h")
     deploy("invoke", "in.json", code=1)
     deploy("rollback", "--yes")
     deploy("destroy", "--yes")

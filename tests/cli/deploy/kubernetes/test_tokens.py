@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.deploy.kubernetes.conftest import IMAGE, Deploy
+from tests.cli.deploy.kubernetes.conftest import IMAGE, Deploy, answering
 from tests.support.platforms.kubectl import Cluster
 
 TOKENS = {"TSX_INFERENCE_TOKEN": "inference", "TSX_MANAGEMENT_TOKEN": "management"}
@@ -51,7 +50,7 @@ def test_tokens_are_made_once_and_kept_and_nothing_shows_them(
     made = [cluster.secret("digits-tokens", key) for key in TOKENS.values()]
     assert len({*made}) == 2
     assert min(map(len, made)) > 40
-    out += deploy.apply("--set", "env.A=b") + deploy.err + deploy("status", "--json")
+    out += deploy.apply("--set=env.A=b") + deploy.err + deploy("status", "--json")
     assert [cluster.secret("digits-tokens", key) for key in TOKENS.values()] == made
     assert not [
         token for token in made if token in out or base64.b64encode(token.encode()).decode() in out
@@ -65,7 +64,7 @@ def test_without_tokens_the_plan_says_so_and_the_secret_is_kept_for_earlier_vers
     deploy: Deploy, cluster: Cluster
 ) -> None:
     deploy.apply()
-    shown = deploy.apply("--set", "kubernetes.tokens=false")
+    shown = deploy.apply("--set=kubernetes.tokens=false")
     assert (
         "note: requests need no token (kubernetes.tokens): every pod that reaches digits can use it"
         in shown
@@ -100,12 +99,12 @@ def test_credentials_that_may_not_read_secrets_plan_as_if_the_tokens_were_there(
     assert set(cluster.objects) == {("Secret", "digits-tokens")}
 
 
-@pytest.mark.parametrize("words", [(), ("--set", "kubernetes.token_secret=theirs")])
+@pytest.mark.parametrize("words", [(), ("--set=kubernetes.token_secret=theirs",)])
 def test_the_secret_of_a_person_is_used_and_left(
     deploy: Deploy, cluster: Cluster, words: tuple[str, ...]
 ) -> None:
     name = (
-        words[1].partition("=")[2] if words else "digits-tokens"
+        words[0].rpartition("=")[2] if words else "digits-tokens"
     )  # as the next step of emitted files says
     cluster.objects["Secret", name] = {
         "metadata": {"name": name, "labels": {}},
@@ -129,10 +128,8 @@ def test_tokens_that_are_given_another_way_are_not_given_twice(
     deploy: Deploy, cluster: Cluster
 ) -> None:
     deploy.apply(
-        "--set",
-        "env.TSX_INFERENCE_TOKEN=a",
-        "--set",
-        "kubernetes.secrets.TSX_MANAGEMENT_TOKEN=ours/admin",
+        "--set=env.TSX_INFERENCE_TOKEN=a",
+        "--set=kubernetes.secrets.TSX_MANAGEMENT_TOKEN=ours/admin",
     )
     assert places(cluster) == {"TSX_MANAGEMENT_TOKEN": {"name": "ours", "key": "admin"}}
     assert ("Secret", "digits-tokens") not in cluster.objects
@@ -143,7 +140,7 @@ def test_tokens_that_are_given_another_way_are_not_given_twice(
 
 
 def test_kserve_has_no_tokens_and_the_plan_says_so(deploy: Deploy, cluster: Cluster) -> None:
-    words = ("--set", "kubernetes.kserve=true", "--set", "kubernetes.storage=s3://models/digits")
+    words = ("--set=kubernetes.kserve=true", "--set=kubernetes.storage=s3://models/digits")
     shown = deploy("plan", "digits.mar", "--no-check", "--image", IMAGE, *words, code=2)
     assert "requests need no token, because KServe's clients send none" in shown
 
@@ -153,26 +150,13 @@ def pod(cluster: Cluster) -> Iterator[list[Any]]:
     """What requests to the forwarded port carry as their token."""
     carried: list[Any] = []
 
-    class Predictions(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            carried.append(self.headers["Authorization"])
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.send_header("Content-Length", "1")
-            self.end_headers()
-            self.wfile.write(b"7")
+    def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        carried.append(request.headers["Authorization"])
+        request.rfile.read(int(request.headers["Content-Length"]))
+        return 200, b"7"
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Predictions)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    cluster.forwarded = f"Forwarding from 127.0.0.1:{server.server_port} -> 8080"
-    yield carried
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(cluster, answer):
+        yield carried
 
 
 def test_invoke_sends_the_token_of_the_secret(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_cli.deploy.preflight.diagnosis import LINES, NO_PING, NOT_LOADED, SAID, diagnose
+from tsx_cli.deploy.preflight.diagnosis import diagnose, rules
 
 PING = "The primary container for production variant AllTraffic did not pass the ping health check."
 
@@ -88,5 +88,6 @@ def test_what_nobody_knows_is_not_guessed() -> None:
 def test_each_rule_tells_what_to_do() -> None:
     assert all(
         rule.cause and rule.way and not rule.way.endswith(".")
-        for rule in (*LINES, *SAID, NOT_LOADED, NO_PING)
+        for group in ("lines", "said", "not loaded", "no ping")
+        for rule in rules(group)
     )

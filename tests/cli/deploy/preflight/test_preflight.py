@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 
 from tests.support.benchmarked import results
+from tests.support.deploying import HANDLER, a_spec
 from tests.support.models import make_model
 from tests.support.platforms.aws import Course
 from tsx_archiver import rewrite_archive
 from tsx_cli.bench.report.archive_record import record_of
-from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.preflight.limits import ModelProfile, findings
-from tsx_cli.deploy.preflight.outlook import outlook
+from tsx_cli.deploy.preflight.outlook import Outlook, outlook
 from tsx_cli.deploy.preflight.preflight import place_of
 from tsx_cli.main import main
 
 SAID = ["--target", "sagemaker", "--name", "m", "--role", "arn:aws:iam::123456789012:role/r"]
 SAID += ["--image", "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx@sha256:" + "0" * 64]
-HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 
 
 def measured(archive: Path, **changes: Any) -> Path:
@@ -112,7 +111,7 @@ def test_the_plan_shows_what_its_benchmark_promises(
         in capsys.readouterr().out
     )
     measured(archive)
-    assert main(["deploy", "plan", str(archive), *SAID, "--set", "sagemaker.instances=3"]) == 2
+    assert main(["deploy", "plan", str(archive), *SAID, "--set=sagemaker.instances=3"]) == 2
     out = capsys.readouterr().out
     best = record_of(results()).best
     assert (
@@ -132,45 +131,28 @@ def test_the_plan_shows_what_its_benchmark_promises(
 
 def test_scaling_that_comes_too_late_is_reported() -> None:
     kept = record_of(results())
-    given = {"name": "m", "target": "sagemaker", "model": "m.mar"}
-    late = outlook(
-        kept,
-        read_spec(
-            None, {**given, "sagemaker": {"autoscaling": {"min": 1, "max": 3, "target": 500}}}
-        ),
-    )
-    fine = outlook(
-        kept,
-        read_spec(None, {**given, "sagemaker": {"autoscaling": {"min": 1, "max": 3, "target": 1}}}),
-    )
-    assert late is not None
-    assert fine is not None
+
+    def view(target: str = "sagemaker", **own: Any) -> Outlook:
+        found = outlook(kept, a_spec(target, sagemaker=own))
+        assert found is not None
+        return found
+
+    late = view(autoscaling={"min": 1, "max": 3, "target": 500})
     assert late.lines()[-1].endswith(
         f"autoscaling.target = 500 lets more wait before a replica starts: {late.fitting_target} fits"
     )
     assert (
         f"1 instance like that machine: {kept.best.throughput:,.4g} requests/s, 3 {3 * kept.best.throughput:,.4g}"
-        in fine.lines()[-1]
+        in view(autoscaling={"min": 1, "max": 3, "target": 1}).lines()[-1]
     )
-    serverless = outlook(kept, read_spec(None, {**given, "sagemaker": {"serverless": {}}}))
-    assert serverless is not None
-    assert serverless.as_json()["rps_of_all"] is None
-    function = outlook(kept, read_spec(None, {**given, "target": "lambda"}))
-    assert function is not None
-    assert function.lines()[-1].strip().startswith("an environment answers one request at a time: ")
-    component = outlook(
-        kept, read_spec(None, {**given, "sagemaker": {"component": {"endpoint": "e", "copies": 2}}})
-    )
-    assert component is not None
+    assert view(serverless={}).as_json()["rps_of_all"] is None
+    function = view("lambda").lines()[-1].strip()
+    assert function.startswith("an environment answers one request at a time: ")
+    component = view(component={"endpoint": "e", "copies": 2})
     assert "2 instances like that machine" in component.lines()[-2]
-    model = outlook(
-        kept, read_spec(None, {**given, "sagemaker": {"multi_model": {"endpoint": "e"}}})
-    )
-    assert model is not None
-    assert "autoscaling" not in model.lines()[-1]  # which tsx deploy does not set there
-    pods = outlook(kept, read_spec(None, {**given, "target": "kubernetes"}))
-    assert pods is not None
-    assert "2 instances like that machine" in pods.lines()[-1]
+    # which tsx deploy does not set there
+    assert "autoscaling" not in view(multi_model={"endpoint": "e"}).lines()[-1]
+    assert "2 instances like that machine" in view("kubernetes").lines()[-1]
 
 
 def test_a_function_has_the_limits_that_it_was_given() -> None:
@@ -179,9 +161,7 @@ def test_a_function_has_the_limits_that_it_was_given() -> None:
         "timeout": "20s",
         "managed_instances": {"provider": "arn:aws:lambda:x", "gpu_memory": 6},
     }
-    place = place_of(
-        read_spec(None, {"name": "m", "target": "lambda", "model": "m.mar", "lambda": own})
-    )
+    place = place_of(a_spec("lambda", **{"lambda": own}))
     assert (
         place.limits["memory"].most,
         place.limits["time"].most,
@@ -205,9 +185,7 @@ def test_a_component_has_the_part_of_an_instance_that_it_asks_for(
     component: dict[str, Any], memory: int | None, device: str
 ) -> None:
     own = {"component": {"endpoint": "shared", **component}, "instance_type": "ml.g5.xlarge"}
-    place = place_of(
-        read_spec(None, {"name": "m", "target": "sagemaker", "model": "m.mar", "sagemaker": own})
-    )
+    place = place_of(a_spec("sagemaker", sagemaker=own))
     assert (
         place.limits["memory"].most if memory else place.limits.get("memory"),
         place.device,
@@ -230,16 +208,8 @@ def test_a_component_has_the_part_of_an_instance_that_it_asks_for(
 def test_what_a_container_may_use_is_its_limit(
     target: str, own: dict[str, Any], memory: int
 ) -> None:
-    spec = read_spec(
-        None,
-        {
-            "name": "m",
-            "target": target,
-            "model": "m.mar",
-            target: own | {"gpus": 1, "startup_timeout": "2m"},
-        },
-    )
-    place = place_of(spec)
+    more = {target: own | {"gpus": 1, "startup_timeout": "2m"}}
+    place = place_of(a_spec(target, **more))
     assert (place.limits["memory"].most, place.limits["start"].most, place.device) == (
         memory,
         120,

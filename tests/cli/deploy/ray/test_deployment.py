@@ -122,7 +122,7 @@ class OnRay:
 
 def more(**own: Any) -> tuple[str, ...]:
     """Keys of the section `ray`."""
-    return tuple(word for key, value in own.items() for word in ("--set", f"ray.{key}={value}"))
+    return tuple(word for key, value in own.items() for word in (f"--set=ray.{key}={value}",))
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_a_deployment_is_planned_made_and_then_as_it_should_be(deploy: OnRay) ->
 def test_a_canary_keeps_its_share_until_it_is_promoted_without_a_lost_request(
     deploy: OnRay,
 ) -> None:
-    canary, stable = ("--canary", "50%"), deploy.replicas()
+    canary, stable = ("--canary=50%",), deploy.replicas()
     deploy.deploy("b", *canary)
     assert deploy.replicas() == stable  # its share is changed in place
     assert {deploy.post().text for _ in range(40)} == {"a", "b"}
@@ -225,12 +225,12 @@ def test_a_rollback_returns_to_an_earlier_version_without_a_lost_request(deploy:
 
 def test_applications_of_others_are_neither_taken_over_nor_in_the_way(deploy: OnRay) -> None:
     serve.run(Theirs.bind(), name="theirs", route_prefix="/theirs")
-    deploy.deploy("a", "--name", "theirs", "--set", "ray.route_prefix=/other", code=1)
+    deploy.deploy("a", "--name", "theirs", "--set=ray.route_prefix=/other", code=1)
     assert (
         "Application theirs already exists, and tsx deploy did not make it; choose another --name"
         in deploy.err
     )
-    deploy.deploy("a", "--set", "ray.route_prefix=/theirs", code=2)
+    deploy.deploy("a", "--set=ray.route_prefix=/theirs", code=2)
     assert (
         "requests below /theirs go to the application 'theirs': choose another ray.route_prefix"
         in deploy.err
@@ -240,7 +240,7 @@ def test_applications_of_others_are_neither_taken_over_nor_in_the_way(deploy: On
 def test_what_a_cluster_has_no_use_for_is_refused(deploy: OnRay) -> None:
     deploy.deploy("a", "--image", "own/ray:1", code=2)
     assert "--emit ray writes one into a RayService" in deploy.err
-    deploy.deploy("a", "--canary", "10%", "--alarm", "5xx>0", code=2)
+    deploy.deploy("a", "--canary=10%", "--alarm=5xx>0", code=2)
     assert "keeps its share until `tsx deploy promote` or `tsx deploy rollback`" in deploy.err
 
 
@@ -266,7 +266,7 @@ def test_what_no_node_has_room_for_is_said_in_the_words_of_ray(
         return 1e6 if application is not None and "to be scheduled" in application.message else 0.0
 
     monkeypatch.setattr(locations, "Engine", partial(engine.Engine, clock=clock))
-    big = ("--set", "ray.num_cpus=100")
+    big = ("--set=ray.num_cpus=100",)
     assert "no node of the cluster has what a replica reserves (100 CPU)" in deploy.deploy(
         "a", *big, verb="plan", code=2
     )

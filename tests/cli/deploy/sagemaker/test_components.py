@@ -18,11 +18,11 @@ from tests.support.platforms.aws_components import count_failure_without_capacit
 
 pytestmark = pytest.mark.slow
 
-SHARED = ("--set", "sagemaker.component.endpoint=shared")
+SHARED = ("--set=sagemaker.component.endpoint=shared",)
 
 
 @pytest.fixture
-def member(archive: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+def member(archive: Path, course: Course, capsys: pytest.CaptureFixture[str]) -> Any:
     """One of several deployments."""
     return lambda name, *always: Deploy(archive, "sagemaker", capsys, always or SHARED, name)
 
@@ -51,16 +51,16 @@ def test_the_first_component_brings_its_endpoint_and_others_join_it(
     a, b = member("a"), member("b")
     assert set(actions(a.plan(code=2)).values()) == {"create"}
     assert "InService" in a.apply(
-        "--set", "sagemaker.instance_type=ml.g5.xlarge", "--set", "sagemaker.component.gpus=1"
+        "--set=sagemaker.instance_type=ml.g5.xlarge", "--set=sagemaker.component.gpus=1"
     )
-    assert set(actions(a.plan("--set", "sagemaker.component.gpus=1", code=0)).values()) == {"same"}
+    assert set(actions(a.plan("--set=sagemaker.component.gpus=1", code=0)).values()) == {"same"}
     joined = actions(b.plan(code=2))
     assert (joined["EndpointConfig"], joined["Endpoint"], joined["Component"]) == (
         "same",
         "same",
         "create",
     )
-    b.apply("--set", "sagemaker.component.copies=2")
+    b.apply("--set=sagemaker.component.copies=2")
     assert calls(course) == [
         "CreateEndpoint",
         "CreateInferenceComponent",
@@ -94,10 +94,10 @@ def test_a_deployment_changes_those_settings_of_the_endpoint_that_it_names_and_n
     member: Any, course: Course
 ) -> None:
     a, b = member("a"), member("b")
-    a.apply("--set", "sagemaker.instance_type=ml.m5.xlarge")
+    a.apply("--set=sagemaker.instance_type=ml.m5.xlarge")
     b.apply()
     before = endpoint_config()["EndpointConfigName"]
-    more = ("--set", "sagemaker.component.max_instances=8")
+    more = ("--set=sagemaker.component.max_instances=8",)
     planned = b.plan(*more, code=2)
     change = "the endpoint shared changes for all components on it: ManagedInstanceScaling.MaxInstanceCount 4 -> 8"
     assert [each["text"] for each in planned["findings"]] == [change]
@@ -143,7 +143,7 @@ def test_a_change_of_the_endpoint_by_another_deployment_is_waited_for(
     assert variant["ManagedInstanceScaling"]["MaxInstanceCount"] == 7
 
 
-def test_an_endpoint_that_is_being_deleted_takes_no_component(member: Any, course: Course) -> None:
+def test_an_endpoint_that_is_being_deleted_takes_no_component(member: Any) -> None:
     from moto.sagemaker.models import sagemaker_backends  # here, as it takes a second to import
 
     member("a").apply()
@@ -164,10 +164,8 @@ def test_an_update_and_a_rollback_of_one_component_leave_the_other_as_it_is(
     a.apply(
         "--image",
         OTHER_IMAGE,
-        "--set",
-        "sagemaker.component.memory=1048576",
-        "--set",
-        "sagemaker.component.copies=3",
+        "--set=sagemaker.component.memory=1048576",
+        "--set=sagemaker.component.copies=3",
     )
     assert (
         component("a")["Specification"]["ComputeResourceRequirements"]["MinMemoryRequiredInMb"]
@@ -186,15 +184,13 @@ def test_an_update_and_a_rollback_of_one_component_leave_the_other_as_it_is(
     assert component("b")["Specification"] == there["Specification"]
     a.verb("promote", "--yes", code=1)
     assert "SageMaker replaces the copies of a by itself" in a.err
-    a.apply("--set", "sagemaker.component.memory=3000", "--set", "keep=1")
+    a.apply("--set=sagemaker.component.memory=3000", "--set=keep=1")
     assert len(a.reported("history")) == 1
 
 
-def test_a_component_scales_to_zero_and_a_request_that_finds_no_copy_wakes_it(
-    member: Any, course: Course
-) -> None:
+def test_a_component_scales_to_zero_and_a_request_that_finds_no_copy_wakes_it(member: Any) -> None:
     a = member("a")
-    words = ("--set", "sagemaker.autoscaling.min=0", "--set", "sagemaker.autoscaling.max=3")
+    words = ("--set=sagemaker.autoscaling.min=0", "--set=sagemaker.autoscaling.max=3")
     a.apply(*words)
     assert component("a")["RuntimeConfig"]["DesiredCopyCount"] == 1  # to begin with
     scale("a", 0)  # when no requests come
@@ -202,7 +198,7 @@ def test_a_component_scales_to_zero_and_a_request_that_finds_no_copy_wakes_it(
     a.plan(*words, code=0)  # how many there are is decided by the scaling
     count_failure_without_capacity("a")
     assert (a.reported("status")["copies"], a.reported("status")["instances"]) == (1, 1)
-    a.apply("--set", "sagemaker.autoscaling.max=3")  # never less than one
+    a.apply("--set=sagemaker.autoscaling.max=3")  # never less than one
     scaling = boto3.client("application-autoscaling")
     assert [
         each["PolicyType"]
@@ -220,16 +216,11 @@ def test_a_canary_of_a_component_is_a_rolling_update_that_alarms_take_back(
 ) -> None:
     a = member("a")
     canary = (
-        "--canary",
-        "25%",
-        "--bake",
-        "2m",
-        "--alarm",
-        "5xx>0",
-        "--alarm",
-        "p95>300ms",
-        "--set",
-        "sagemaker.component.copies=4",
+        "--canary=25%",
+        "--bake=2m",
+        "--alarm=5xx>0",
+        "--alarm=p95>300ms",
+        "--set=sagemaker.component.copies=4",
     )
     a.apply(*canary)
     alarms = boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
@@ -251,14 +242,14 @@ def test_a_canary_of_a_component_is_a_rolling_update_that_alarms_take_back(
     }
     course.failure = " "  # SageMaker need not give a reason
     course.calls.clear()
-    a.apply(*canary, "--image", OTHER_IMAGE, "--set", "sagemaker.component.copies=5", code=1)
+    a.apply(*canary, "--image", OTHER_IMAGE, "--set=sagemaker.component.copies=5", code=1)
     assert "a was returned to its previous state" in a.err
     assert course.calls == ["UpdateInferenceComponent a"]
     course.failure, course.looks = "", 20
     sagemaker().update_inference_component(
         InferenceComponentName="a", Specification=component("a")["Specification"]
     )
-    a.verb("rollback", "--version", "1", "--yes", code=1)
+    a.verb("rollback", "--version=1", "--yes", code=1)
     assert "a is Updating, and SageMaker accepts no changes until that ends" in a.err
 
 
@@ -266,7 +257,7 @@ def test_the_endpoint_goes_with_its_last_component_and_not_before(
     member: Any, course: Course
 ) -> None:
     a, b = member("a"), member("b")
-    a.apply("--set", "sagemaker.autoscaling.min=0")
+    a.apply("--set=sagemaker.autoscaling.min=0")
     b.apply()
     course.calls.clear()
     a.verb("destroy", "--purge", "--yes")
@@ -291,9 +282,7 @@ def test_the_endpoint_goes_with_its_last_component_and_not_before(
     assert "there is no deployment 'b' in eu-central-1" in b.err
 
 
-def test_the_log_of_a_component_is_removed_by_a_purge_afterwards(
-    member: Any, course: Course
-) -> None:
+def test_the_log_of_a_component_is_removed_by_a_purge_afterwards(member: Any) -> None:
     a = member("a")
     a.apply()
     a.verb("destroy", "--yes")
@@ -335,7 +324,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing_that_destroy_does_not_fi
     logs, group = boto3.client("logs"), "/aws/sagemaker/InferenceComponents/b"
     logs.create_log_group(logGroupName=group)
     logs.create_log_stream(logGroupName=group, logStreamName="x")
-    line = {"timestamp": round(time.time() * 1000) + 1000, "message": "CUDA out of memory"}
+    line = {"timestamp": round(time.time() * 1000) + 60_000, "message": "CUDA out of memory"}
     logs.put_log_events(logGroupName=group, logStreamName="x", logEvents=[line])
     b.apply(code=1)
     assert "b has failed: The container did not pass the ping health check" in b.err
@@ -346,9 +335,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing_that_destroy_does_not_fi
     b.apply()
 
 
-def test_an_endpoint_of_somebody_else_is_used_and_neither_changed_nor_removed(
-    member: Any, course: Course
-) -> None:
+def test_an_endpoint_of_somebody_else_is_used_and_neither_changed_nor_removed(member: Any) -> None:
     variant = {
         "VariantName": "main", "InstanceType": "ml.g5.xlarge", "InitialInstanceCount": 1,
         "ManagedInstanceScaling": {"Status": "ENABLED", "MinInstanceCount": 1, "MaxInstanceCount": 2},
@@ -364,7 +351,7 @@ def test_an_endpoint_of_somebody_else_is_used_and_neither_changed_nor_removed(
         "the endpoint shared already exists, and tsx deploy did not create it for several components"
         in a.err
     )
-    theirs = ("--set", "sagemaker.component.manage_endpoint=false")
+    theirs = ("--set=sagemaker.component.manage_endpoint=false",)
     assert set(actions(a.plan(*theirs, code=2))) == {
         "Bucket",
         "ModelData",
@@ -379,7 +366,7 @@ def test_an_endpoint_of_somebody_else_is_used_and_neither_changed_nor_removed(
     assert sagemaker().describe_endpoint(EndpointName="shared")["EndpointConfigName"] == "theirs"
     sagemaker().create_endpoint(EndpointName="Their--Endpoint", EndpointConfigName="theirs")
     sagemaker().describe_endpoint(EndpointName="Their--Endpoint")
-    b = member("b", *theirs, "--set", "sagemaker.component.endpoint=Their--Endpoint")
+    b = member("b", *theirs, "--set=sagemaker.component.endpoint=Their--Endpoint")
     b.apply()
     assert component("b")["EndpointName"] == "Their--Endpoint"
 
@@ -388,37 +375,37 @@ def test_an_endpoint_of_somebody_else_is_used_and_neither_changed_nor_removed(
     ("words", "said"),
     [
         (
-            ["--set", "sagemaker.serverless.memory=2048"],
+            ["--set=sagemaker.serverless.memory=2048"],
             "sagemaker.serverless: SageMaker offers that for endpoints with one model only",
         ),
         (
             ["--create-role"],
             "create_role: the role of a deployment is removed with it, and shared is the endpoint of several",
         ),
-        (["--canary", "10"], "sagemaker.component.copies is 1. Set it to 2 or more"),
+        (["--canary=10"], "sagemaker.component.copies is 1. Set it to 2 or more"),
         (
-            ["--canary", "3", "--set", "sagemaker.component.copies=40"],
+            ["--canary=3", "--set=sagemaker.component.copies=40"],
             "--canary 3%: SageMaker replaces 5 to 50 %",
         ),
         (
-            ["--canary", "5", "--bake", "1h", "--set", "sagemaker.component.copies=40"],
+            ["--canary=5", "--bake=1h", "--set=sagemaker.component.copies=40"],
             "after each of 20 steps, and allows 8 hours",
         ),
         (
-            ["--set", "sagemaker.component.gpus=1"],
+            ["--set=sagemaker.component.gpus=1"],
             "sagemaker.component.gpus is 1, and ml.c6i.xlarge has none",
         ),
         (
-            ["--set", "sagemaker.component.min_instances=9"],
+            ["--set=sagemaker.component.min_instances=9"],
             "min_instances is 9, and max_instances is 4",
         ),
         (
-            ["--set", "sagemaker.multi_model.endpoint=b"],
+            ["--set=sagemaker.multi_model.endpoint=b"],
             "are two ways to share an endpoint: remove one of them",
         ),
-        (["--set", "sagemaker.component.variant=main"], "sagemaker.component.variant is main"),
+        (["--set=sagemaker.component.variant=main"], "sagemaker.component.variant is main"),
         (
-            ["--set", "sagemaker.component.endpoint=Shared"],
+            ["--set=sagemaker.component.endpoint=Shared"],
             "a name has up to 40 lower-case letters",
         ),
     ],
@@ -432,13 +419,11 @@ def test_what_a_component_does_not_have_is_refused(
     assert course.calls == []
 
 
-def test_a_deployment_does_not_move_to_another_endpoint_or_form(
-    member: Any, course: Course
-) -> None:
+def test_a_deployment_does_not_move_to_another_endpoint_or_form(member: Any) -> None:
     member("a").apply()
-    single = ("--set", "sagemaker.instances=1")
+    single = ("--set=sagemaker.instances=1",)
     forms = {
-        ("--set", "sagemaker.component.endpoint=other"): "a component of endpoint 'other'",
+        ("--set=sagemaker.component.endpoint=other",): "a component of endpoint 'other'",
         single: "an endpoint of its own",
     }
     for words, asked in forms.items():
@@ -456,7 +441,7 @@ def test_a_deployment_does_not_move_to_another_endpoint_or_form(
         "single is an endpoint of its own now, and the specification asks for a component of endpoint 'shared'"
         in into.err
     )
-    joined = member("c", "--set", "sagemaker.component.endpoint=single")
+    joined = member("c", "--set=sagemaker.component.endpoint=single")
     joined.apply(code=1)
     assert (
         "the endpoint single already exists, and tsx deploy did not create it for several components"
@@ -464,10 +449,8 @@ def test_a_deployment_does_not_move_to_another_endpoint_or_form(
     )
     absent = member(
         "c",
-        "--set",
-        "sagemaker.component.endpoint=x",
-        "--set",
-        "sagemaker.component.manage_endpoint=false",
+        "--set=sagemaker.component.endpoint=x",
+        "--set=sagemaker.component.manage_endpoint=false",
     )
     absent.apply(code=1)
     assert "there is no endpoint 'x' in eu-central-1" in absent.err

@@ -11,33 +11,18 @@ from pathlib import Path
 import boto3
 import pytest
 
-from tests.support.deploying import HANDLER, IMAGE, ROLE, Deploy, actions
+from tests.support.deploying import FACTS, HANDLER, IMAGE, ROLE, Deploy, a_spec, actions
 from tests.support.models import make_model
-from tests.support.platforms.aws import Account, Course
+from tests.support.platforms.aws import Course
 from tsx_cli.deploy.commands import locations
-from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.engine import engine
-from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
 from tsx_cli.deploy.sagemaker.resources import model_properties
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
-    monkeypatch.setattr(sagemaker_kinds.SageMakerEndpoint, "poll", 0.0)
-    return account.emptied()
-
-
-@pytest.fixture
-def deploy(
-    archive: Path,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Deploy:
-    monkeypatch.chdir(tmp_path)
+def deploy(archive: Path, course: Course, capsys: pytest.CaptureFixture[str]) -> Deploy:
     return Deploy(archive, "sagemaker", capsys)
 
 
@@ -69,29 +54,27 @@ def test_a_change_is_shown_and_brings_the_endpoint_to_a_new_configuration(
     deploy: Deploy, course: Course
 ) -> None:
     deploy.apply()
-    reported = deploy.plan("--set", "sagemaker.instances=3", code=2)
+    reported = deploy.plan("--set=sagemaker.instances=3", code=2)
     assert actions(reported) | {"Model": "", "Endpoint": ""} == {
         "Bucket": "same", "ModelData": "same", "LogGroup": "same", "Model": "", "EndpointConfig": "create", "Endpoint": ""
     }  # fmt: skip
-    out = deploy.apply("--set", "sagemaker.instances=3")
+    out = deploy.apply("--set=sagemaker.instances=3")
     assert "EndpointConfigName: tsx-digits-" in out
     assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
 
 
-def test_going_back_gives_the_endpoint_its_earlier_configuration(
-    deploy: Deploy, course: Course
-) -> None:
+def test_going_back_gives_the_endpoint_its_earlier_configuration(deploy: Deploy) -> None:
     deploy.apply()
-    deploy.apply("--set", "sagemaker.instances=2")
-    versions = json.loads(deploy.verb("history", "--json"))
+    deploy.apply("--set=sagemaker.instances=2")
+    versions = deploy.reported("history")
     assert [(each["number"], each["is_current"]) for each in versions] == [(1, False), (2, True)]
     deploy.verb("rollback", "--yes")
-    assert json.loads(deploy.verb("status", "--json"))["configuration"] == versions[0]["id"]
+    assert deploy.reported("status")["configuration"] == versions[0]["id"]
     deploy.verb("rollback", "--yes", code=1)
     assert "has no earlier version" in deploy.err
-    deploy.verb("rollback", "--version", "2", "--yes")
-    assert json.loads(deploy.verb("status", "--json"))["configuration"] == versions[1]["id"]
-    deploy.verb("rollback", "--version", "9", "--yes", code=2)
+    deploy.verb("rollback", "--version=2", "--yes")
+    assert deploy.reported("status")["configuration"] == versions[1]["id"]
+    deploy.verb("rollback", "--version=9", "--yes", code=2)
     assert "there is no version 9; there are 1, 2" in deploy.err
 
 
@@ -102,7 +85,7 @@ def test_nobody_can_hurry_a_canary_of_sagemaker_and_promote_says_so(
     deploy.verb("promote", "--yes", code=1)
     assert "digits has no canary: no traffic is being moved" in deploy.err
     course.looks = 9
-    config = json.loads(deploy.verb("status", "--json"))["configuration"]
+    config = deploy.reported("status")["configuration"]
     boto3.client("sagemaker").update_endpoint(EndpointName="digits", EndpointConfigName=config)
     deploy.verb("promote", "--yes", code=1)
     assert (
@@ -110,24 +93,24 @@ def test_nobody_can_hurry_a_canary_of_sagemaker_and_promote_says_so(
     )
 
 
-def test_versions_beyond_those_that_are_kept_go(deploy: Deploy, course: Course) -> None:
+def test_versions_beyond_those_that_are_kept_go(deploy: Deploy) -> None:
     for instances in range(1, 5):
-        deploy.apply("--set", f"sagemaker.instances={instances}", "--set", "keep=2")
-    assert len(json.loads(deploy.verb("history", "--json"))) == 2
+        deploy.apply(f"--set=sagemaker.instances={instances}", "--set=keep=2")
+    assert len(deploy.reported("history")) == 2
     assert set(
-        actions(deploy.plan("--set", "sagemaker.instances=4", "--set", "keep=2", code=0)).values()
+        actions(deploy.plan("--set=sagemaker.instances=4", "--set=keep=2", code=0)).values()
     ) == {"same"}
 
 
-def test_a_canary_has_its_alarms_before_it_begins(deploy: Deploy, course: Course) -> None:
-    deploy.apply("--canary", "20%", "--bake", "5m", "--alarm", "5xx>2", "--alarm", "p95>300ms")
+def test_a_canary_has_its_alarms_before_it_begins(deploy: Deploy) -> None:
+    deploy.apply("--canary=20%", "--bake=5m", "--alarm=5xx>2", "--alarm=p95>300ms")
     alarms = boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
     assert {(each["MetricName"], each["Threshold"]) for each in alarms} == {
         ("Invocation5XXErrors", 2.0),
         ("ModelLatency", 300_000.0),
     }
     deploy.apply(
-        "--alarm", "5xx>2", "--alarm", "p99", code=0
+        "--alarm=5xx>2", "--alarm=p99", code=0
     )  # the name of an alarm that somebody else has set
 
 
@@ -145,7 +128,7 @@ def test_a_creation_that_fails_says_why_and_what_is_there_and_is_picked_up(
         ["Bucket", "ModelData", "LogGroup", "Model", "EndpointConfig"], "same"
     ) | {"Endpoint": "replace"}
     deploy.apply()
-    assert json.loads(deploy.verb("status", "--json"))["status"] == "InService"
+    assert deploy.reported("status")["status"] == "InService"
 
 
 def test_an_endpoint_that_is_on_its_way_is_not_diagnosed(deploy: Deploy, course: Course) -> None:
@@ -155,23 +138,23 @@ def test_an_endpoint_that_is_on_its_way_is_not_diagnosed(deploy: Deploy, course:
 
     course.looks, course.after = 50, leave
     deploy.apply(code=130)
-    status = json.loads(deploy.verb("status", "--json"))
+    status = deploy.reported("status")
     assert (status["status"], status["reason"], "diagnosis" in status) == ("Creating", "", False)
 
 
 def test_an_update_that_aws_takes_back_is_a_failure(deploy: Deploy, course: Course) -> None:
     deploy.apply()
     course.failure = "Alarm tsx-digits-5xx is in ALARM state."
-    deploy.apply("--set", "sagemaker.instances=2", code=1)
+    deploy.apply("--set=sagemaker.instances=2", code=1)
     assert (
         "digits was returned to its previous state: Alarm tsx-digits-5xx is in ALARM state"
         in deploy.err
     )
-    assert json.loads(deploy.verb("status", "--json"))["status"] == "InService"
+    assert deploy.reported("status")["status"] == "InService"
 
 
-def test_scaling_is_set_and_taken_away(deploy: Deploy, course: Course) -> None:
-    deploy.apply("--set", "sagemaker.autoscaling.max=3")
+def test_scaling_is_set_and_taken_away(deploy: Deploy) -> None:
+    deploy.apply("--set=sagemaker.autoscaling.max=3")
     scaling = boto3.client("application-autoscaling")
     found = scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
     assert (found[0]["ResourceId"], found[0]["MaxCapacity"]) == (
@@ -183,10 +166,10 @@ def test_scaling_is_set_and_taken_away(deploy: Deploy, course: Course) -> None:
 
 
 def test_destroy_leaves_nothing_but_what_was_uploaded_and_purge_not_even_that(
-    deploy: Deploy, course: Course
+    deploy: Deploy,
 ) -> None:
-    deploy.apply("--canary", "10", "--set", "sagemaker.autoscaling.max=3")
-    deploy.apply("--set", "sagemaker.instances=2")
+    deploy.apply("--canary=10", "--set=sagemaker.autoscaling.max=3")
+    deploy.apply("--set=sagemaker.instances=2")
     deploy.verb("destroy", code=1)
     assert "nothing was removed; without a terminal, confirm with --yes" in deploy.err
     deploy.verb("destroy", "--purge", "--yes")
@@ -204,9 +187,7 @@ def test_destroy_leaves_nothing_but_what_was_uploaded_and_purge_not_even_that(
     assert "there is no deployment 'digits' in eu-central-1" in deploy.err
 
 
-def test_a_file_is_sent_and_the_answer_printed(
-    deploy: Deploy, course: Course, tmp_path: Path
-) -> None:
+def test_a_file_is_sent_and_the_answer_printed(deploy: Deploy, tmp_path: Path) -> None:
     deploy.apply()
     (tmp_path / "in.json").write_text("{}")
     assert deploy.verb("invoke", "in.json") == "body"  # moto's answer
@@ -222,7 +203,7 @@ def test_a_file_is_sent_and_the_answer_printed(
     assert "No such file or directory: 'absent.json'" in deploy.err
 
 
-def test_what_somebody_else_has_made_is_left_alone(deploy: Deploy, course: Course) -> None:
+def test_what_somebody_else_has_made_is_left_alone(deploy: Deploy) -> None:
     deploy.apply()
     client = boto3.client("sagemaker")
     config = client.describe_endpoint(EndpointName="digits")["EndpointConfigName"]
@@ -251,26 +232,26 @@ def test_what_somebody_else_has_made_is_left_alone(deploy: Deploy, course: Cours
     ("words", "said"),
     [
         (
-            ["--set", "sagemaker.instnces=2"],
+            ["--set=sagemaker.instnces=2"],
             "deploy has no key 'sagemaker.instnces'; did you mean 'instances'?",
         ),
         (
-            ["--set", "sagemaker.startup_timeout=5s"],
+            ["--set=sagemaker.startup_timeout=5s"],
             "sagemaker.startup_timeout: Input should be greater than or equal to 60",
         ),
-        (["--set", "sagemaker"], "--set takes KEY=VALUE, not 'sagemaker'"),
-        (["--canary", "80"], "canary.percent: Input should be less than or equal to 50"),
-        (["--alarm", "5xx>1ms"], "5xx is a number of answers in a minute and has no unit: 5xx>1"),
+        (["--set=sagemaker"], "--set takes KEY=VALUE, not 'sagemaker'"),
+        (["--canary=80"], "canary.percent: Input should be less than or equal to 50"),
+        (["--alarm=5xx>1ms"], "5xx is a number of answers in a minute and has no unit: 5xx>1"),
         (
-            ["--set", "sagemaker.serverless.memory=2048", "--canary", "10"],
+            ["--set=sagemaker.serverless.memory=2048", "--canary=10"],
             "a serverless endpoint has no canary",
         ),
         (
-            ["--set", "sagemaker.autoscaling.min=5", "--set", "sagemaker.autoscaling.max=2"],
+            ["--set=sagemaker.autoscaling.min=5", "--set=sagemaker.autoscaling.max=2"],
             "sagemaker.autoscaling: min is 5, and max is 2",
         ),
         (
-            ["--set", "sagemaker.autoscaling.min=0"],
+            ["--set=sagemaker.autoscaling.min=0"],
             "which SageMaker allows for asynchronous endpoints only",
         ),
     ],
@@ -283,9 +264,7 @@ def test_what_makes_no_sense_is_reported_before_anything_is_asked_of_aws(
     assert course.calls == []
 
 
-def test_the_file_says_what_the_command_line_does_not(
-    deploy: Deploy, course: Course, tmp_path: Path
-) -> None:
+def test_the_file_says_what_the_command_line_does_not(deploy: Deploy, tmp_path: Path) -> None:
     text = f'[deploy]\ntarget = "sagemaker"\nmodel = "{deploy.archive}"\nimage = "{IMAGE}"\n'
     text += f'[deploy.sagemaker]\nrole = "{ROLE}"\ninstances = 2\n[deploy.big]\nsagemaker = {{instances = 4}}\n'
     (tmp_path / "tsx.toml").write_text(text)
@@ -297,7 +276,7 @@ def test_the_file_says_what_the_command_line_does_not(
 
 
 def test_without_a_region_the_way_to_name_one_is_reported(
-    deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     deploy.plan(code=2)  # AWS_REGION names it
@@ -343,9 +322,9 @@ def test_an_update_that_was_left_and_taken_back_is_not_begun_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(locations, "Engine", partial(engine.Engine, sleep=leave))
-        deploy.apply("--set", "sagemaker.instances=2", code=130)
+        deploy.apply("--set=sagemaker.instances=2", code=130)
     course.failure = "Alarm tsx-digits-5xx is in ALARM state."
-    deploy.apply("--set", "sagemaker.instances=2", code=1)
+    deploy.apply("--set=sagemaker.instances=2", code=1)
     assert (
         "digits was returned to its previous state: Alarm tsx-digits-5xx is in ALARM state"
         in deploy.err
@@ -353,11 +332,11 @@ def test_an_update_that_was_left_and_taken_back_is_not_begun_again(
     assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
 
 
-@pytest.mark.parametrize("wrong", [["--set", "sagemaker.instnces=2"], ["--nonsense"]])
+@pytest.mark.parametrize("wrong", [["--set=sagemaker.instnces=2"], ["--nonsense"]])
 def test_a_plan_that_was_asked_for_wrongly_is_an_error_and_no_change(
     deploy: Deploy, course: Course, wrong: list[str]
 ) -> None:
-    word = wrong[-1].partition("=")[0].rpartition(".")[2]
+    word = wrong[-1].rpartition("=")[0].rpartition(".")[2] or wrong[-1]
     said = [str(deploy.archive), "--target", "sagemaker", "--name", "digits", *wrong]
     for words, code in (
         (("plan", *said), 1),
@@ -369,7 +348,7 @@ def test_a_plan_that_was_asked_for_wrongly_is_an_error_and_no_change(
     assert course.calls == []
 
 
-def test_how_somebody_else_scales_an_endpoint_is_left_alone(deploy: Deploy, course: Course) -> None:
+def test_how_somebody_else_scales_an_endpoint_is_left_alone(deploy: Deploy) -> None:
     deploy.apply()
     client = boto3.client("application-autoscaling")
     which = {
@@ -406,7 +385,7 @@ def test_an_endpoint_that_is_moving_is_not_sent_back_further_than_before(
     deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deploy.apply()
-    deploy.apply("--set", "sagemaker.instances=2")
+    deploy.apply("--set=sagemaker.instances=2")
     course.looks = 50
 
     def leave(seconds: float) -> None:
@@ -414,18 +393,18 @@ def test_an_endpoint_that_is_moving_is_not_sent_back_further_than_before(
 
     with monkeypatch.context() as patch:
         patch.setattr(locations, "Engine", partial(engine.Engine, sleep=leave))
-        deploy.apply("--set", "sagemaker.instances=3", "--canary", "10", code=130)
+        deploy.apply("--set=sagemaker.instances=3", "--canary=10", code=130)
     deploy.verb("rollback", "--yes", code=1)
     assert "digits is Updating, and SageMaker accepts no changes until that ends" in deploy.err
 
 
 def test_purge_removes_what_was_uploaded_for_versions_that_are_gone_and_no_repository_of_others(
-    deploy: Deploy, course: Course, tmp_path: Path
+    deploy: Deploy, tmp_path: Path
 ) -> None:
-    deploy.apply("--set", "keep=1")
+    deploy.apply("--set=keep=1")
     deploy.archive = make_model(tmp_path / "digits.mar", HANDLER + "# another one\n")
-    deploy.apply("--set", "keep=1")
-    deploy.plan("--set", "keep=1", code=0)
+    deploy.apply("--set=keep=1")
+    deploy.plan("--set=keep=1", code=0)
     client = boto3.client("ecr")
     client.create_repository(repositoryName="tsx/sagemaker/digits")  # by nobody who deploys
     deploy.verb("destroy", "--purge", "--yes")
@@ -435,14 +414,10 @@ def test_purge_removes_what_was_uploaded_for_versions_that_are_gone_and_no_repos
     assert len(client.describe_repositories()["repositories"]) == 1
 
 
-def test_an_asynchronous_endpoint_scales_by_its_backlog_and_down_to_nothing(
-    deploy: Deploy, course: Course
-) -> None:
+def test_an_asynchronous_endpoint_scales_by_its_backlog_and_down_to_nothing(deploy: Deploy) -> None:
     deploy.apply(
-        "--set",
-        "sagemaker.asynchronous.output=s3://answers/x",
-        "--set",
-        "sagemaker.autoscaling.min=0",
+        "--set=sagemaker.asynchronous.output=s3://answers/x",
+        "--set=sagemaker.autoscaling.min=0",
     )
     (rule,) = boto3.client("application-autoscaling").describe_scaling_policies(
         ServiceNamespace="sagemaker"
@@ -452,30 +427,17 @@ def test_an_asynchronous_endpoint_scales_by_its_backlog_and_down_to_nothing(
         "ApproximateBacklogSizePerInstance", [{"Name": "EndpointName", "Value": "digits"}]
     )  # fmt: skip
     deploy.plan(
-        "--set",
-        "sagemaker.asynchronous.output=s3://answers/x",
-        "--set",
-        "sagemaker.autoscaling.min=0",
+        "--set=sagemaker.asynchronous.output=s3://answers/x",
+        "--set=sagemaker.autoscaling.min=0",
         code=0,
     )
 
 
 def test_the_server_waits_for_its_model_as_long_as_sagemaker_does() -> None:
-    facts = Facts(Path("m.mar"), "", "m", "1.0", "image", "", "")
     for timeout, variables in (
         ("10m", {}),
         ("1h", {"TSX_DEFAULTS": "default_startup_timeout=3600"}),
     ):
-        spec = read_spec(
-            None,
-            {
-                "name": "m",
-                "target": "sagemaker",
-                "model": "m.mar",
-                "sagemaker": {"startup_timeout": timeout},
-            },
-        )
-        made = model_properties(spec, facts, "s3://bucket/model.tar.gz")["PrimaryContainer"][
-            "Environment"
-        ]
-        assert made == {"TSX_TARGET": "sagemaker"} | variables
+        spec = a_spec("sagemaker", sagemaker={"startup_timeout": timeout})
+        made = model_properties(spec, FACTS, "s3://bucket/model.tar.gz")["PrimaryContainer"]
+        assert made["Environment"] == {"TSX_TARGET": "sagemaker"} | variables

@@ -16,7 +16,7 @@ from tests.support.platforms.aws import Course
 
 pytestmark = pytest.mark.slow
 
-SHARED = ("--set", "sagemaker.multi_model.endpoint=shared")
+SHARED = ("--set=sagemaker.multi_model.endpoint=shared",)
 BUCKET = "tsx-123456789012-eu-central-1"
 
 
@@ -40,18 +40,15 @@ def archives() -> list[str]:
 
 
 def test_the_first_model_brings_the_endpoint_and_others_are_archives_beside_it(
-    member: Any, course: Course, tmp_path: Path
+    member: Any, course: Course
 ) -> None:
     course.looks = 2
     a, b = member("a"), member("b")
     assert set(actions(a.plan(code=2)).values()) == {"create"}
     a.apply(
-        "--set",
-        "sagemaker.instances=2",
-        "--set",
-        "sagemaker.multi_model.cache=false",
-        "--set",
-        "env.TSX_SAGEMAKER_MODELS_MEMORY=900",
+        "--set=sagemaker.instances=2",
+        "--set=sagemaker.multi_model.cache=false",
+        "--set=env.TSX_SAGEMAKER_MODELS_MEMORY=900",
     )
     [variant] = sagemaker().describe_endpoint_config(
         EndpointConfigName=sagemaker().describe_endpoint(EndpointName="shared")[
@@ -84,7 +81,7 @@ def test_the_first_model_brings_the_endpoint_and_others_are_archives_beside_it(
     )
     assert status["model name"].startswith("tsx-b-")
     a.apply(
-        "--image", OTHER_IMAGE, "--set", "sagemaker.instances=3"
+        "--image", OTHER_IMAGE, "--set=sagemaker.instances=3"
     )  # of the endpoint, and so of all of its models
     assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
     assert set(actions(b.plan(code=0)).values()) == {"same"}
@@ -92,7 +89,7 @@ def test_the_first_model_brings_the_endpoint_and_others_are_archives_beside_it(
 
 
 def test_a_new_archive_has_a_key_of_its_own_and_earlier_ones_stay_until_they_are_not_kept(
-    member: Any, course: Course, tmp_path: Path
+    member: Any, tmp_path: Path
 ) -> None:
     a, b = member("a"), member("b")
     a.apply()
@@ -109,15 +106,13 @@ def test_a_new_archive_has_a_key_of_its_own_and_earlier_ones_stay_until_they_are
     a.apply()
     assert a.reported("status")["target model"] == second
     a.archive = make_model(tmp_path / "digits.mar", HANDLER + "# 3\n")
-    a.apply("--set", "keep=1")
+    a.apply("--set=keep=1")
     assert len(archives()) == 2
     assert [each["is_current"] for each in a.reported("history")] == [True]
-    assert set(actions(a.plan("--set", "keep=1", code=0)).values()) == {"same"}
+    assert set(actions(a.plan("--set=keep=1", code=0)).values()) == {"same"}
 
 
-def test_destroy_removes_a_models_archives_and_with_the_last_the_endpoint(
-    member: Any, course: Course
-) -> None:
+def test_destroy_removes_a_models_archives_and_with_the_last_the_endpoint(member: Any) -> None:
     a, b = member("a"), member("a-0123456789abcdef")
     a.apply()
     b.apply()
@@ -147,19 +142,19 @@ def test_an_endpoint_that_does_not_start_is_found_by_destroy(member: Any, course
     ("words", "said"),
     [
         (
-            ["--canary", "10"],
+            ["--canary=10"],
             "canary: the clients of a multi-model endpoint name the version that they want (TargetModel)",
         ),
         (
-            ["--set", "sagemaker.instance_type=ml.g5.xlarge"],
+            ["--set=sagemaker.instance_type=ml.g5.xlarge"],
             "a multi-model endpoint runs on CPUs with an image like this",
         ),
         (
-            ["--set", "sagemaker.autoscaling.max=3"],
+            ["--set=sagemaker.autoscaling.max=3"],
             "tsx deploy does not scale a multi-model endpoint; set sagemaker.instances",
         ),
         (
-            ["--set", "sagemaker.data_capture.to=s3://a/b"],
+            ["--set=sagemaker.data_capture.to=s3://a/b"],
             "sagemaker.data_capture: SageMaker offers that for",
         ),
     ],
@@ -173,16 +168,14 @@ def test_what_a_multi_model_endpoint_does_not_have_is_refused(
     assert course.calls == []
 
 
-def test_the_endpoint_of_several_models_has_one_image_and_one_bucket(
-    member: Any, course: Course
-) -> None:
+def test_the_endpoint_of_several_models_has_one_image_and_one_bucket(member: Any) -> None:
     a = member("a")
     a.image = ()
     a.apply(code=2)
     assert "image is not given: all models of the endpoint shared run in one image" in a.err
     b = member("b")
     b.apply()
-    a.apply("--set", "sagemaker.bucket=other", code=1)
+    a.apply("--set=sagemaker.bucket=other", code=1)
     assert (
         f"sagemaker.bucket is other, and the models of shared are in {BUCKET}: remove sagemaker.bucket"
         in a.err

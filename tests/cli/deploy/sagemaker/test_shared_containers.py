@@ -25,8 +25,8 @@ from tests.support.platforms.sagemaker_host import Host, container
 from tests.support.platforms.sagemaker_runtime import Loader, NoCapacity, runtime
 from tests.support.platforms.sagemaker_transform import run_job
 
-COMPONENT = ("--set", "sagemaker.component.endpoint=shared")
-MULTI_MODEL = ("--set", "sagemaker.multi_model.endpoint=shared")
+COMPONENT = ("--set=sagemaker.component.endpoint=shared",)
+MULTI_MODEL = ("--set=sagemaker.multi_model.endpoint=shared",)
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
 
 
@@ -117,7 +117,7 @@ def test_two_components_of_one_endpoint_answer_scale_change_and_go_by_themselves
 ) -> None:
     (tmp_path / "in.json").write_text("{}")
     a, b = (Deploy(archive(tmp_path, name), "sagemaker", capsys, COMPONENT, name) for name in "ab")
-    a.apply("--set", "sagemaker.autoscaling.min=0")
+    a.apply("--set=sagemaker.autoscaling.min=0")
     b.apply()
     with runtime(Host(None, 0, tmp_path), components=containers.of_component) as client:  # type: ignore[arg-type]  # it has none of its own
         monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", client.meta.endpoint_url)
@@ -146,7 +146,7 @@ def test_two_components_of_one_endpoint_answer_scale_change_and_go_by_themselves
         )
         assert a.verb("invoke", "in.json") == "a\n"
         a.archive = archive(tmp_path, "a2")
-        a.apply("--set", "sagemaker.autoscaling.min=0")
+        a.apply("--set=sagemaker.autoscaling.min=0")
         assert (ask("a"), ask("b")) == (b"a2", b"b")
         a.verb("rollback", "--yes")
         assert ask("a") == b"a"
@@ -189,9 +189,7 @@ def test_models_of_a_multi_model_endpoint_answer_by_the_key_that_status_says(
                 )
             )
 
-        first, other = (
-            json.loads(each.verb("status", "--json"))["target model"] for each in (a, b)
-        )
+        first, other = (each.reported("status")["target model"] for each in (a, b))
         assert (ask(first), ask(other), a.verb("invoke", "in.json")) == (b"a", b"b", "a\n")
         a.archive = archive(tmp_path, "a2")
         a.apply()
@@ -221,7 +219,7 @@ def test_the_model_of_a_deployment_runs_in_a_batch_transform_job_as_the_guide_sh
     s3.put_object(
         Bucket="my-data", Key="in/1.jsonl", Body=b"".join(b'{"n": %d}\n' % n for n in range(100))
     )
-    name = json.loads(a.verb("status", "--json"))["variants"][0]["ModelName"]
+    name = a.reported("status")["variants"][0]["ModelName"]
     exec(example().replace("tsx-digits-1a2b3c4d", name))
     used = run_job("digits-1", containers.job)
     assert used["BatchStrategy"] == "MULTI_RECORD"

@@ -5,6 +5,7 @@ One call creates or replaces each of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
@@ -110,10 +111,18 @@ def policies(cloud: Cloud, place: str) -> list[dict[str, Any]]:
     )
 
 
-def is_somebody_elses(cloud: Cloud, name: str, policy: str) -> bool:
-    """Whether others have set how it scales: a target has no tags, but rules have names."""
-    found = [each["PolicyName"] for each in policies(cloud, "|".join(name.split("|")[:3]))]
-    return bool(found) and policy not in found
+def without_others(cloud: Cloud, found: Sequence[Resource], policy: str) -> list[Resource]:
+    """Without the scaling that others have set: a target has no tags, but rules have names."""
+
+    def is_own(name: str) -> bool:
+        names = [rule["PolicyName"] for rule in policies(cloud, "|".join(name.split("|")[:3]))]
+        return not names or policy in names
+
+    return [each for each in found if each.kind not in (TARGET, POLICY) or is_own(each.name)]
+
+
+def predefined(metric: str) -> dict[str, Any]:
+    return {"PredefinedMetricSpecification": {"PredefinedMetricType": metric}}
 
 
 def scaling(
@@ -145,6 +154,11 @@ def scaling(
         ),
         Resource("ScalingPolicy", POLICY, f"{place}|{policy}", tracking, ("ScalableTarget",)),
     ]
+
+
+def scales(found: Sequence[Resource]) -> list[str]:
+    """What of a deployment scales."""
+    return [each.name.split("|")[2] for each in found if each.kind == TARGET]
 
 
 def scaling_of(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.kind import ResourceKind, only, tag_list, tag_map
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource
 
 PROPERTIES = (
@@ -56,9 +55,7 @@ class CloudWatchAlarm(ResourceKind):
             **resource.properties,
         )
 
-    def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
-    ) -> None:
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
         self.create(cloud, resource)  # which leaves the tags of one that is there as they are
         which = {"ResourceARN": found.outputs["Arn"], "Tags": tag_list(resource.tags)}
         cloud.call("cloudwatch", "tag_resource", f"tagging the alarm {resource.name}", **which)
@@ -89,9 +86,11 @@ def alarms_of(cloud: Cloud, name: str, dimension: str) -> list[str]:
     ]
 
 
-def alarm_state(cloud: Cloud, name: str) -> str:
-    found = CloudWatchAlarm().observe(cloud, name)
-    return "" if found is None else str(found.outputs["status"])
+def alarm_states(cloud: Cloud, names: Iterable[str]) -> dict[str, str]:
+    found = {name: CloudWatchAlarm().observe(cloud, name) for name in names}
+    return {
+        name: "" if alarm is None else str(alarm.outputs["status"]) for name, alarm in found.items()
+    }
 
 
 def _dimensions(alarm: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ import re
 
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.kind import ResourceKind, tag_list, tag_map
-from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
+from tsx_cli.deploy.engine.resources import Observed, Resource, Traits, numbered
 from tsx_cli.deploy.image.programs import Builder
 from tsx_cli.deploy.image.recipe import Recipe
 
@@ -122,7 +122,4 @@ def images_of(cloud: Cloud, repository: str, tag: re.Pattern[str]) -> list[Resou
         "ecr", "list_images", "imageIds", doing, repositoryName=name, filter={"tagStatus": "TAGGED"}
     )
     tags = sorted(each["imageTag"] for each in found if tag.fullmatch(each["imageTag"]))
-    return [
-        Resource(f"Image{n}", "Tsx::ECR::Image", f"{repository}:{each}", {})
-        for n, each in enumerate(tags)
-    ]
+    return numbered("Image", "Tsx::ECR::Image", [f"{repository}:{tag}" for tag in tags])

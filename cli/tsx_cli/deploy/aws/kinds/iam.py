@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.deploy.aws.iam_policies import SERVICES, role_name
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list, tag_map
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource
+
+REFUSALS = {"sagemaker": "could not assume role", "lambda": "cannot be assumed by lambda"}
 
 
 class Role(ResourceKind):
@@ -53,12 +54,10 @@ class Role(ResourceKind):
             **wanted,
         )
 
-    def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
-    ) -> None:
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
         client = cloud.client("iam")
         with translated_errors(f"giving the role {resource.name} its permissions"):
-            if any(field.path.startswith("AssumeRolePolicyDocument") for field in fields):
+            if "AssumeRolePolicyDocument" in changed:
                 trust = json.dumps(resource.properties["AssumeRolePolicyDocument"])
                 client.update_assume_role_policy(RoleName=resource.name, PolicyDocument=trust)
             for policy in resource.properties["Policies"]:
@@ -66,7 +65,7 @@ class Role(ResourceKind):
                 client.put_role_policy(
                     RoleName=resource.name, PolicyName=policy["PolicyName"], PolicyDocument=document
                 )
-            if any(field.path.startswith("tags.") for field in fields):
+            if "tags" in changed:
                 client.tag_role(RoleName=resource.name, Tags=tag_list(resource.tags))
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
@@ -91,16 +90,25 @@ def own_role(cloud: Cloud, name: str, target: str) -> list[Resource]:
     return [role] if found is not None and found.tags.get("tsx:name") == name else []
 
 
-def not_assumed(cloud: Cloud, error: CloudError, arn: str, target: str) -> str:
-    """The service's refusal of a role that it cannot assume, with the likely reason.
+def call_with_role(
+    cloud: Cloud, target: str, operation: str, doing: str, arn: str, **arguments: Any
+) -> str | None:
+    """Call a service that has to assume a role.
 
-    Raises CloudError where it will not pass.
+    A text says that it cannot do so yet, with the likely reason. Raises CloudError where that will
+    not pass.
     """
-    reason, may_pass = _why_not_assumed(cloud, arn, target)
-    text = f"{error.message.rstrip('.')}. {reason}"
-    if may_pass:
-        return text
-    raise CloudError(text, error.code) from error
+    try:
+        cloud.call(target, operation, doing, **arguments)
+    except CloudError as error:
+        if REFUSALS[target] not in error.message.lower():
+            raise
+        reason, may_pass = _why_not_assumed(cloud, arn, target)
+        text = f"{error.message.rstrip('.')}. {reason}"
+        if may_pass:
+            return text
+        raise CloudError(text, error.code) from error
+    return None
 
 
 def _why_not_assumed(cloud: Cloud, arn: str, target: str) -> tuple[str, bool]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import lasting
 from tsx_cli.deploy.engine.kind import ResourceKind, only
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -43,9 +42,7 @@ class LogGroup(ResourceKind):
             "logs", "create_log_group", doing, logGroupName=resource.name, tags=dict(resource.tags)
         )
 
-    def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
-    ) -> None:
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
         days = resource.properties["RetentionInDays"]
         doing = f"keeping the lines of {resource.name} for {days} days"
         cloud.call(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.engine.facts import model_data
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list
-from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 
 SHA = "tsx-sha256"  # an object's metadata: what it holds
@@ -50,9 +48,7 @@ class Bucket(ResourceKind):
             **where,
         )
 
-    def update(
-        self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]
-    ) -> None:
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, changed: set[str]) -> None:
         """Also the second half of making one."""
         client, closed = cloud.client("s3"), resource.properties["PublicAccessBlockConfiguration"]
         with translated_errors(f"blocking public access to the bucket {resource.name}"):
