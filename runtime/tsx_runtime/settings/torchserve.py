@@ -23,10 +23,8 @@ from tsx_runtime.shared.suggestions import suggestion
 ENV_PREFIX = "TS_"
 MODELS, SNAPSHOT = "models", "model_snapshot"
 ENABLE_ENV, ENABLE_ENV_URLS, URLS = "enable_envvars_config", "use_env_allowed_urls", "allowed_urls"
-RULES = {
-    ENABLE_ENV,
-    ENABLE_ENV_URLS,
-}  # they say how the rest is read; only the file itself can set them
+# They say how the rest is read; only the file itself can set them.
+RULES = {ENABLE_ENV, ENABLE_ENV_URLS}
 
 # What TorchServe writes into its snapshots of itself.
 _OWN_NOTES = {"python", "tsConfigFile", "version"}
@@ -58,8 +56,10 @@ _AGES = [
 WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs them") | {
     "cpp_log_config": "there is no C++ backend",
     "initial_distribution_port": "the processes of a model choose a free port themselves",
-    "ipex_enable": "Intel has discontinued its extension, and torch contains its optimisations",
-    "ipex_gpu_enable": "Intel has discontinued its extension, and torch contains its optimisations",
+    **dict.fromkeys(
+        ("ipex_enable", "ipex_gpu_enable"),
+        "Intel has discontinued its extension, and torch contains its optimisations",
+    ),
     "keystore_type": "tsx detects the type of a keystore from its first bytes",
     "plugins_path": "Java plugins cannot be loaded",
     **dict.fromkeys(_AGES, "connections have no maximum age"),
@@ -69,59 +69,62 @@ WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs 
     ),
 }
 
+_ADDRESSES = {f"{role}_address" for role in ("inference", "management", "metrics")}
 KEYS = (
     WITHOUT_EFFECT.keys()
     | _OWN_NOTES
     | RULES
-    | {MODELS, SNAPSHOT, URLS}
-    | {f"{role}_address" for role in ("inference", "management", "metrics")}
+    | _ADDRESSES
     | {
         f"grpc_{role}_{what}"
         for role in ("inference", "management")
         for what in ("address", "port")
     }
     | {
+        MODELS,
+        SNAPSHOT,
+        URLS,
+        "cpu_launcher_enable",
+        "cpu_launcher_args",
+        "keystore",
+        "keystore_pass",
+        "certificate_file",
+        "private_key_file",
+        "cors_allowed_origin",
+        "cors_allowed_methods",
+        "cors_allowed_headers",
+        "disable_system_metrics",
+        "system_metrics_cmd",
+        "disable_token_authorization",
+        "token_expiration_min",
+        "enable_model_api",
+        "metrics_config",
+        "metrics_mode",
+        "model_metrics_auto_detect",
+        "metric_time_interval",
+        "enable_metrics_api",
+        "default_service_handler",
+        "service_envelope",
+        "install_py_dep_per_model",
+        "blacklist_env_vars",
+        "max_request_size",
+        "max_response_size",
+        "limit_max_image_pixels",
+        "decode_input_request",
+        "default_response_timeout",
+        "default_startup_timeout",
+        "unregister_model_timeout",
+        "job_queue_size",
+        "number_of_gpu",
         "enable_grpc_ssl",
         "model_store",
         "workflow_store",
         "load_models",
         "default_workers_per_model",
     }
-    | {
-        "default_response_timeout",
-        "default_startup_timeout",
-        "unregister_model_timeout",
-        "job_queue_size",
-        "number_of_gpu",
-    }
-    | {"max_request_size", "max_response_size", "limit_max_image_pixels", "decode_input_request"}
-    | {
-        "default_service_handler",
-        "service_envelope",
-        "install_py_dep_per_model",
-        "blacklist_env_vars",
-    }
-    | {
-        "metrics_config",
-        "metrics_mode",
-        "model_metrics_auto_detect",
-        "metric_time_interval",
-        "enable_metrics_api",
-    }
-    | {
-        "disable_system_metrics",
-        "system_metrics_cmd",
-        "disable_token_authorization",
-        "token_expiration_min",
-        "enable_model_api",
-    }
-    | {"cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers"}
-    | {"keystore", "keystore_pass", "certificate_file", "private_key_file"}
-    | {"cpu_launcher_enable", "cpu_launcher_args"}
     | _ALWAYS
 )
 
-_ADDRESSES = {f"{role}_address" for role in ("inference", "management", "metrics")}
 _PORTLESS = re.compile(r"(http(s)?://(?:[^:/\[\]]+|\[[^\]]+\]))/?")
 _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 
