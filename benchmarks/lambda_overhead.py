@@ -2,7 +2,7 @@
 
     python benchmarks/lambda_overhead.py [--invocations 300] [--rounds 5]
 
-Warm: digits behind a Runtime API on loopback (`tsx check`'s own), by AWS's client and by tsx's,
+Warm: digits behind a Runtime API on loopback (`tsx check`'s own), by tsx,
 beside a function that calls the same handler straight from AWS's client, in turns; and the handler
 in a plain loop. Cold: fresh processes, in turns, each as the entry of the image begins, with a
 clock between its steps; what is compiled is in the page cache, which on a real cold start it is
@@ -80,17 +80,19 @@ print(sorted(times)[len(times) // 2])
 COLD = """
 import json, os, sys, time
 told = [float(sys.argv[1]), time.time()]
-import tsx_runtime.targets.aws_lambda.ric_client, tsx_runtime.targets.aws_lambda.function as function
+import asyncio
+from tsx_runtime.targets.aws_lambda import function, runtime_client
 told.append(time.time())
 if sys.argv[2] == "torch":
     from tsx_runtime.worker.launch import preload
 told.append(time.time())
-handler = function.Handler(os.environ)
+loop = asyncio.new_event_loop()
+began = loop.run_until_complete(function.begin(os.environ))
 told.append(time.time())
 class Context:
     get_remaining_time_in_millis = staticmethod(lambda: 60_000)
 for _ in range(2):
-    answer = handler(json.loads(sys.argv[3]), Context())
+    answer = loop.run_until_complete(began.answer(json.loads(sys.argv[3]), Context()))
     assert answer["statusCode"] == 200, answer
     told.append(time.time())
 print(json.dumps([after - before for before, after in zip(told, told[1:])]), flush=True)
@@ -132,12 +134,7 @@ def measure_warm(
             place,
             variables(place, model, bare),
         ),
-        "tsx, by awslambdaric": Host(
-            entry, place, variables(place, model, {"TSX_LAMBDA_RUNTIME": "awslambdaric"})
-        ),
-        "tsx, by its own client": Host(
-            entry, place, variables(place, model, {"TSX_LAMBDA_RUNTIME": "tsx"})
-        ),
+        "tsx": Host(entry, place, variables(place, model, {})),
     }
     taken: dict[str, list[float]] = {name: [] for name in hosts}
     answers = set()

@@ -23,7 +23,6 @@ EXTRAS = (
     "gpu",
     "grpc",
     "keystore",
-    "lambda",
     "onnx",
     "openvino",
     "otel",

@@ -514,9 +514,8 @@ class Settings(_Described):
 
     def archive_limits(self) -> Limits:
         """What the server refuses to unpack; the commands refuse it as well."""
-        from tsx_runtime.shared.memory import (
-            container_memory,
-        )  # psutil, for commands that open archives alone
+        # psutil, only for commands that open archives
+        from tsx_runtime.shared.memory import container_memory
 
         dense = (
             container_memory() // 2

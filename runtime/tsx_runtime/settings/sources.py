@@ -101,10 +101,8 @@ def find_config(option: Path | None, env: Mapping[str, str], directory: Path) ->
 def accepted(field: FieldInfo) -> str:
     """What a setting takes, in words."""
     kind = _kind(field)
-    marks = (
-        *field.metadata,
-        *getattr(kind, "__metadata__", ()),
-    )  # of `Annotated[...] | None` the marks are inside
+    # Of `Annotated[...] | None` the marks are inside.
+    marks = (*field.metadata, *getattr(kind, "__metadata__", ()))
     for mark in marks:
         if isinstance(mark, Accepts):
             return mark.text

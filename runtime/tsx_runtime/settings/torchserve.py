@@ -142,9 +142,8 @@ class VersionSettings(_CamelModel):
     min_workers: int | None = Field(default=None, ge=0)
     max_workers: int | None = Field(default=None, ge=0)
     runtime_type: str | None = None
-    slo: Annotated[str, AfterValidator(checked_target)] | None = (
-        None  # tsx's own: then what it is in place of is for TorchServe alone
-    )
+    # tsx's own: then what it is in place of is for TorchServe alone.
+    slo: Annotated[str, AfterValidator(checked_target)] | None = None
 
 
 Versions = dict[str, dict[str, VersionSettings]]  # by model, then by version

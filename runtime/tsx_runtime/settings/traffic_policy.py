@@ -44,16 +44,14 @@ RESERVED = frozenset(
 )
 MOST = 1e9  # of a weight
 LONGEST = 4096  # characters of a pattern
-LARGEST = (
-    1 << 16
-)  # bytes of memory for one: what is tried on each request must not take longer than a millisecond
+# Bytes of memory for one: what is tried on each request must not take longer than a millisecond.
+LARGEST = 1 << 16
 NEEDS_RE2 = (
     "it needs the package google-re2, whose matching time is bounded for every value: pip install"
     " 'tsx-serve[rules]'"
 )
-MOST_ENTRIES = (
-    1000  # rules, weights and labels, of each: rules are tried one after the other on each request
-)
+# Rules, weights and labels, of each: rules are tried one after the other on each request.
+MOST_ENTRIES = 1000
 LONGEST_PATTERNS = 64 << 10  # characters of all patterns of one table
 EXPLAINED = 5  # problems of one table that an error names
 UNKNOWN = "extra_forbidden"  # pydantic's word, of what often makes the other problems
@@ -211,17 +209,14 @@ class Compare(_Part):
     ignore: Annotated[
         list[FieldPath], _few
     ] = []  # fields of JSON that do not count: a.b, or a.*.b for those of each item
-    rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = (
-        None  # how far a number may be off, as a part of the client's; else by precision
-    )
-    atol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = (
-        None  # and how far in any case
-    )
+    # How far a number may be off, as a part of the client's; else by precision.
+    rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    # And how far in any case.
+    atol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     k: Annotated[int, Field(ge=1, le=1000)] | None = None
     name: str | None = None  # of the plugin
-    timeout: Annotated[float, Field(gt=0, le=60)] | None = (
-        None  # seconds that the plugin may take for one comparison
-    )
+    # Seconds that the plugin may take for one comparison.
+    timeout: Annotated[float, Field(gt=0, le=60)] | None = None
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Compare:
@@ -252,9 +247,8 @@ class Shadow(_Part):
     to: Target
     share: Annotated[int | float, Field(gt=0, le=100, allow_inf_nan=False)]  # percent
     compare: Compare = Compare()
-    examples: Annotated[int, Field(ge=0, le=100)] | None = (
-        None  # of answers that differ are kept, the newest; 20 where it is not set
-    )
+    # Of answers that differ are kept, the newest; 20 where it is not set.
+    examples: Annotated[int, Field(ge=0, le=100)] | None = None
 
 
 def _check_patterns(rules: object) -> object:

@@ -82,12 +82,11 @@ def _serve(target: str, env: Mapping[str, str]) -> int:
         serve_endpoint(env)
         return 0
     if target == "lambda":
-        from tsx_runtime.targets.aws_lambda.run import run  # here, as below
+        from tsx_runtime.targets.aws_lambda.runtime_client import run  # here, as below
 
         return run(os.environ)
-    from tsx_runtime.targets.image.serve import (
-        serve_image,
-    )  # here, because it brings a server along
+    # Here, because it brings a server along.
+    from tsx_runtime.targets.image.serve import serve_image
 
     serve_image(env)
     return 0

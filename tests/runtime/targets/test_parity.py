@@ -100,28 +100,18 @@ def targets(
     own.mkdir()
     with ExitStack() as held:
         enter, ports = held.enter_context, free_ports(3)
-        lambdas = {client: place / client for client in ("awslambdaric", "tsx")}
-        for directory in lambdas.values():
-            directory.mkdir()
+        (place / "lambda").mkdir()
         serve = enter(serving(["serve", archive, *FREE_PORTS], place, one))
         enter(own_container(own, ports[:2], TSX_MODEL_DIR=str(archive.parent), **one))
         host = enter(endpoint(place / "sagemaker", ports[2], one))
         host.wait_until_healthy()
-        functions = {
-            client: enter(
-                function(
-                    directory,
-                    {**one, "TSX_MODEL_DIR": str(archive.parent), "TSX_LAMBDA_RUNTIME": client},
-                )
-            )
-            for client, directory in lambdas.items()
-        }
+        running = enter(function(place / "lambda", {**one, "TSX_MODEL_DIR": str(archive.parent)}))
         yield {
             "tsx serve": by_http(serve.address("predictions")),
             "container": by_http(f"http://127.0.0.1:{ports[0]}"),
             "SageMaker": by_sagemaker(enter(runtime(host))),
-            "Lambda by awslambdaric": by_lambda(functions["awslambdaric"], function_url),
-            "Lambda by tsx's client": by_lambda(functions["tsx"], rest_api),
+            "a function URL": by_lambda(running, function_url),
+            "API Gateway": by_lambda(running, rest_api),
         }
 
 

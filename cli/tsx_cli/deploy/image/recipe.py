@@ -224,7 +224,7 @@ def _rendered(
         own.torch_index if own.torch_index is not None else "" if spec.device == GPU else CPU_INDEX
     )
     installed = {"base", *extras}
-    texts = locked_requirements(installed | ({"sbom", "lambda"} if archive else {"sbom"}))
+    texts = locked_requirements(installed | {"sbom"})
     files = {f"locked-{name}.txt": text for name, text in texts.items()}
     if facts.requirements:
         files["requirements.txt"] = facts.requirements

@@ -18,13 +18,10 @@ from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.targets.image.environment import EnvironmentSettings, number, one_of, text_of
 
 PREFIX = "TSX_LAMBDA_"
-RUNTIMES = ("awslambdaric", "tsx")
+REMOVED = "TSX_LAMBDA_RUNTIME"  # chose AWS's client of the Runtime API
 ANSWERS = ("buffered", "streamed")
 NAMES = {  # their values are read in `_own`
-    "TSX_LAMBDA_RUNTIME": "the client of Lambda's Runtime API: awslambdaric or tsx",
-    "TSX_LAMBDA_ANSWERS": (
-        "buffered, or streamed: HTTP answers go out part by part (tsx's own client alone can)"
-    ),
+    "TSX_LAMBDA_ANSWERS": "buffered, or streamed: HTTP answers go out part by part",
     "TSX_LAMBDA_RESULTS": (
         "where the answers to SQS messages go: s3://BUCKET/PREFIX, the URL of a queue, or message"
     ),
@@ -55,19 +52,12 @@ HOMES = {  # of libraries that write outside /tmp
 class FunctionSettings(NamedTuple):
     """The settings of the function that a server does not have."""
 
-    runtime: str = ""  # of RUNTIMES; empty: as the platform asks
     streams: bool = False
     results: str = ""
     results_owner: str = ""
     base_path: str = ""
     init_wait: float | None = INIT_WAIT  # None: until the model is there, or has failed
     concurrency: int = 1  # invocations that this environment gets at once
-
-    @property
-    def uses_own_client(self) -> bool:
-        return self.runtime == "tsx" or (
-            not self.runtime and (self.concurrency > 1 or self.streams)
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,33 +100,19 @@ def homes(env: Mapping[str, str]) -> dict[str, str]:
 
 def _own(env: Mapping[str, str]) -> FunctionSettings:
     for name in env:
-        if name.startswith(PREFIX) and name not in NAMES:
+        if name.startswith(PREFIX) and name not in (*NAMES, REMOVED):
             raise SettingError(
                 f"{name} is not a setting{suggestion(name, NAMES) or '.'} There are"
                 f" {', '.join(NAMES)}"
             )
-    concurrency = number(env, "AWS_LAMBDA_MAX_CONCURRENCY", 1)
-    own = FunctionSettings(
-        runtime=one_of(env, "TSX_LAMBDA_RUNTIME", RUNTIMES),
+    return FunctionSettings(
         streams=one_of(env, "TSX_LAMBDA_ANSWERS", ANSWERS) == "streamed",
         results=_results(text_of(env, "TSX_LAMBDA_RESULTS")),
         results_owner=text_of(env, "TSX_LAMBDA_RESULTS_OWNER"),
         base_path=_base_path(text_of(env, "TSX_LAMBDA_BASE_PATH")),
         init_wait=_init_wait(env),
-        concurrency=max(1, int(concurrency)),
+        concurrency=max(1, int(number(env, "AWS_LAMBDA_MAX_CONCURRENCY", 1))),
     )
-    if own.runtime == "awslambdaric" and own.streams:
-        raise SettingError(
-            "TSX_LAMBDA_ANSWERS is 'streamed', which awslambdaric cannot do. Remove"
-            " TSX_LAMBDA_RUNTIME, or set it to tsx"
-        )
-    if own.runtime == "awslambdaric" and own.concurrency > 1:
-        raise SettingError(
-            f"TSX_LAMBDA_RUNTIME is 'awslambdaric', but this environment gets {own.concurrency}"
-            " invocations at once, for which that would start as many processes with a model each."
-            " Remove TSX_LAMBDA_RUNTIME, or set it to tsx"
-        )
-    return own
 
 
 def _init_wait(env: Mapping[str, str]) -> float | None:

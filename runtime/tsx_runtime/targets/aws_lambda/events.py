@@ -23,12 +23,8 @@ from typing import Any, NamedTuple
 from tsx_runtime.errors import BadRequest
 
 JSON = "application/json"
-WRAPPING = {
-    "body",
-    "headers",
-    "model",
-    "isBase64Encoded",
-}  # the keys of a request that is more than its input
+# The keys of a request that is more than its input.
+WRAPPING = {"body", "headers", "model", "isBase64Encoded"}
 WARMERS = {"serverless-plugin-warmup"}
 
 

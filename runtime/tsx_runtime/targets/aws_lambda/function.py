@@ -4,9 +4,6 @@ kind.
 Between two invocations the environment is frozen, and the event loop with it: nothing here relies
 on time that passes then. The worker is a thread of this process, on the same channel as any other;
 its event loop runs while the model is waited for, and during invocations.
-
-`handler(event, context)` is for AWS's own client of the Runtime API, `Function` for both. `run.py`
-chooses the client.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import sys
 import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +34,7 @@ from tsx_runtime.targets.aws_lambda.app import LambdaApp
 from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, SqsBatches, answer_all
 from tsx_runtime.targets.aws_lambda.environment import (
     LARGEST,
+    REMOVED,
     LambdaSettings,
     homes,
     read_environment,
@@ -80,6 +77,8 @@ class Function:
             logger.warning(
                 "otlp_endpoint changes nothing here: a frozen environment cannot send traces"
             )
+        if env.get(REMOVED):
+            logger.warning("%s no longer exists, so it has no effect; remove it", REMOVED)
         self.own = environment.own
         self.over = ""
         self._settings = settings
@@ -278,23 +277,6 @@ def _as_item(answer: ModelAnswer | TsxError) -> dict[str, Any]:
     }
 
 
-class Handler:
-    """`handler(event, context)`, as AWS's client calls it: in its only thread, one event at a
-    time.
-    """
-
-    def __init__(self, env: MutableMapping[str, str]) -> None:
-        """Returns when the model is loaded, or may be waited for in an invocation.
-
-        Raises SettingError, LoadFailed.
-        """
-        self._loop = asyncio.new_event_loop()
-        self.function = self._loop.run_until_complete(begin(env))
-
-    def __call__(self, event: Any, context: Any) -> Any:
-        return self._loop.run_until_complete(self.function.answer(event, context))
-
-
 async def begin(env: MutableMapping[str, str]) -> Function:
     """A function that has waited for its model as long as its start-up phase lets it.
 
@@ -329,15 +311,3 @@ def leave(why: str, code: int = 1) -> None:
 def _age() -> float:
     """Seconds since this process was started."""
     return max(0.0, time.time() - psutil.Process().create_time())
-
-
-def __getattr__(name: str) -> Any:
-    """`handler` is created at its first use: importing this module starts nothing."""
-    if name == "handler":
-        return _handler()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-@cache
-def _handler() -> Handler:
-    return Handler(os.environ)

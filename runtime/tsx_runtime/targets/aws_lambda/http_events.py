@@ -28,12 +28,10 @@ TEXT = (
     "application/x-ndjson",
     "application/yaml",
 )
-PRELUDE_END = (
-    b"\0" * 8
-)  # https://docs.aws.amazon.com/lambda/latest/dg/configuration-response-streaming.html
-SURELY_FITS = (
-    LARGEST // 2
-)  # bytes of a body that base64 or JSON's escapes do not make too large, headers included
+# https://docs.aws.amazon.com/lambda/latest/dg/configuration-response-streaming.html
+PRELUDE_END = b"\0" * 8
+# Bytes of a body that base64 or JSON's escapes do not make too large, headers included.
+SURELY_FITS = LARGEST // 2
 
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]

@@ -41,9 +41,8 @@ class ResultSender:
     def __init__(self, client: Callable[[str], Any] | None = None, owner: str = "") -> None:
         self._expected = {"ExpectedBucketOwner": owner} if owner else {}
         self._make = cache(client or _client)
-        self._making = (
-            threading.Lock()
-        )  # boto3's clients may be used by many threads, but not made by them
+        # boto3's clients may be used by many threads, but not made by them.
+        self._making = threading.Lock()
         self._threads = ThreadPoolExecutor(AT_ONCE, "tsx-results")
 
     async def send(self, place: str, result: Result) -> None:

@@ -1,5 +1,5 @@
-"""tsx's own client of Lambda's Runtime API: the concurrent invocations of an environment share one
-model and one queue.
+"""The client of Lambda's Runtime API: the concurrent invocations of an environment share one model
+and one queue.
 
 AWS's client answers concurrent invocations of Lambda Managed Instances with a process and a model
 each, and so without batches. Here each of N pollers takes an invocation, answers it and takes the
@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 import traceback
 from collections.abc import MutableMapping
 
 from tsx_archiver import ArchiveError
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import SettingError, TsxError
 from tsx_runtime.shared.log_format import JsonLines
 from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.function import Function, begin, leave
@@ -39,8 +40,13 @@ logger = logging.getLogger("tsx.lambda")
 def run(env: MutableMapping[str, str]) -> int:
     """Run until the environment ends or is unusable.
 
-    The exit code is 1 where a fresh environment should replace it.
+    The exit code is 1 where a fresh environment should replace it. Raises SettingError.
     """
+    if not env.get(RUNTIME_API):
+        raise SettingError(
+            f"{RUNTIME_API} is not set: Lambda and its emulators set it, and without it there are"
+            " no invocations"
+        )
     _log(env)
     return asyncio.run(_run(env))
 
@@ -115,6 +121,9 @@ class Poller:
 
     async def _serve(self, invocation: Invocation) -> None:
         parts = self._connection.parts(invocation.aws_request_id)
+        if self._function.own.concurrency == 1:
+            # Handlers that call X-Ray read it there.
+            os.environ["_X_AMZN_TRACE_ID"] = invocation.trace_id
         try:
             event = json.loads(invocation.body)
             streams = self._function.own.streams and events.is_http(event)

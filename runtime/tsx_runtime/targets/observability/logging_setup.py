@@ -123,9 +123,8 @@ def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler
     for file, (logger, is_metrics) in FILES.items():
         directory = of_metrics if is_metrics else settings.log_location
         if directory is not None:
-            own = (
-                TextLogFormatter(IN_FILES) if is_metrics else shape
-            )  # metrics are for programs that know their lines
+            # Metrics are for programs that know their lines.
+            own = TextLogFormatter(IN_FILES) if is_metrics else shape
             yield _file(
                 directory / file, config, lambda record, logger=logger: record.name == logger, own
             )

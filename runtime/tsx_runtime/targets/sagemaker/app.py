@@ -147,9 +147,8 @@ class SageMakerApp:
                     _json_body(**parameters(self._versions(), self.environment)),
                 )
             else:
-                if (
-                    self.predictions.guard is not None
-                ):  # of a plugin, or where tokens are required nevertheless
+                # Of a plugin, or where tokens are required nevertheless.
+                if self.predictions.guard is not None:
                     self.predictions.guard.check(scope["headers"])
                 await self.route(scope, receive, send, request_id)
         except ClientGone:
@@ -300,9 +299,8 @@ def parameters(versions: Sequence[ModelVersion], environment: SageMakerSettings)
     job: Transform = environment.transform
     payload = job.payload or PAYLOAD
     workers = sum(version.min_workers for version in versions) or 1
-    alone = (
-        environment.lines is False
-    )  # then a request is one input, and full batches need as many of them
+    # Then a request is one input, and full batches need as many of them.
+    alone = environment.lines is False
     wanted = (
         sum(version.min_workers * version.batch_size for version in versions)
         if alone

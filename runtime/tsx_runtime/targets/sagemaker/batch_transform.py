@@ -120,9 +120,8 @@ def _row(values: list[Any]) -> str:
     csv.writer(file, lineterminator="").writerow(
         [value if isinstance(value, str) else _json(value) for value in values]
     )
-    return (
-        file.getvalue().replace("\r", " ").replace("\n", " ")
-    )  # of a quoted field: a line is a record
+    # Of a quoted field: a line is a record.
+    return file.getvalue().replace("\r", " ").replace("\n", " ")
 
 
 class LineAnswer(NamedTuple):

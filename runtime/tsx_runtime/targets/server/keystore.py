@@ -151,13 +151,13 @@ def _recover(protected: bytes, secret: bytes) -> bytes:
 
 def _two_parts(der: bytes) -> tuple[bytes, bytes]:
     """Of a DER sequence of two: EncryptedPrivateKeyInfo."""
-    inside, _ = der_element(der)
-    first, rest = der_element(inside)
-    second, _ = der_element(rest)
+    inside, _ = _der_element(der)
+    first, rest = _der_element(inside)
+    second, _ = _der_element(rest)
     return first, second
 
 
-def der_element(der: bytes) -> tuple[bytes, bytes]:
+def _der_element(der: bytes) -> tuple[bytes, bytes]:
     """The content of the first element, and what follows it."""
     length, at = der[1], 2
     if length & 0x80:

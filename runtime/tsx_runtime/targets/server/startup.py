@@ -57,9 +57,8 @@ def check_models(models: Sequence[StartModel], settings: Settings) -> None:
     """
     taken, errors = set(), []
     for model in models:
-        if (
-            model.path is None or model.archive is not None or model.path.name.endswith(".gz")
-        ):  # reading it takes long
+        # Reading it takes long.
+        if model.path is None or model.archive is not None or model.path.name.endswith(".gz"):
             continue
         try:
             manifest = manifest_of(model.path, limits=settings.archive_limits())

@@ -18,7 +18,7 @@ from tsx_cli.deploy.container.deployment import _time
 from tsx_cli.deploy.container.resources import engine_words
 from tsx_cli.main import main
 
-LOCKS = ["locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"]
+LOCKS = ["locked-base.txt", "locked-sbom.txt"]
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 
 

@@ -33,7 +33,7 @@ from tsx_cli.main import main
 pytestmark = pytest.mark.slow
 
 
-LOCKS = {"locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"}
+LOCKS = {"locked-base.txt", "locked-sbom.txt"}
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 ROLE = "arn:aws:iam::123456789012:role/endpoint"
 FACTS = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "")

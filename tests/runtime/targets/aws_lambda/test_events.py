@@ -58,40 +58,25 @@ def test_a_variable_of_the_function_and_a_file_in_its_image_go_before_the_platfo
 
 
 @pytest.mark.parametrize(
-    ("env", "own"),
-    [
-        ({}, False),
-        ({"AWS_LAMBDA_MAX_CONCURRENCY": "16"}, True),
-        ({"TSX_LAMBDA_ANSWERS": "streamed"}, True),
-        ({"TSX_LAMBDA_RUNTIME": "tsx"}, True),
-        ({"TSX_LAMBDA_RUNTIME": "awslambdaric", "AWS_LAMBDA_MAX_CONCURRENCY": "1"}, False),
-    ],
-)
-def test_the_client_is_amazons_where_that_will_do(env: dict[str, str], own: bool) -> None:
-    assert read_environment(env).own.uses_own_client is own
-
-
-@pytest.mark.parametrize(
     ("env", "text"),
     [
-        ({"TSX_LAMBDA_RUNTIME": "awslambda"}, "is 'awslambda'; did you mean 'awslambdaric'"),
         ({"TSX_LAMBDA_ANSWERS": "?"}, r"is '\?'. Use one of buffered, streamed"),
         ({"TSX_LAMBDA_RESULTS": "bucket"}, "takes s3://BUCKET/PREFIX"),
         ({"TSX_LAMBDA_INIT_WAIT": "long"}, "takes a number"),
         ({"TSX_LAMBDA_STREAM": "1"}, "TSX_LAMBDA_STREAM is not a setting"),
-        (
-            {"TSX_LAMBDA_RUNTIME": "awslambdaric", "TSX_LAMBDA_ANSWERS": "streamed"},
-            "which awslambdaric cannot do",
-        ),
-        (
-            {"TSX_LAMBDA_RUNTIME": "awslambdaric", "AWS_LAMBDA_MAX_CONCURRENCY": "4"},
-            "gets 4 invocations at once",
-        ),
     ],
 )
 def test_a_variable_that_means_nothing_says_what_it_takes(env: dict[str, str], text: str) -> None:
     with pytest.raises(SettingError, match=text):
         read_environment(env)
+
+
+def test_the_variable_that_chose_amazons_client_is_reported_and_changes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    env = {"TSX_LAMBDA_RUNTIME": "awslambdaric"}
+    Function(read_environment(env), env)
+    assert "TSX_LAMBDA_RUNTIME no longer exists" in caplog.text
 
 
 def test_only_on_demand_is_the_model_not_waited_for_to_the_end() -> None:

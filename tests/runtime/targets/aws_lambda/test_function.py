@@ -1,6 +1,4 @@
-"""A model as a Lambda function, by AWS's own client and by tsx's: the entry of the image in front
-of a Runtime API.
-"""
+"""A model as a Lambda function: the entry of the image in front of a Runtime API."""
 
 from __future__ import annotations
 
@@ -82,14 +80,10 @@ def lay(directory: Path, handler: str = ECHO, config: str = CONFIG) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=["awslambdaric", "tsx"])
-def host(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Generator[Host, None, None]:
-    """Both clients; what runs is stopped between two invocations, as Lambda freezes it."""
-    with function(
-        lay(tmp_path_factory.mktemp(request.param)), {"TSX_LAMBDA_RUNTIME": request.param}
-    ) as running:
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Generator[Host, None, None]:
+    """What runs is stopped between two invocations, as Lambda freezes it."""
+    with function(lay(tmp_path_factory.mktemp("function"))) as running:
         yield running
 
 

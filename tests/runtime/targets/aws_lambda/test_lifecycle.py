@@ -33,14 +33,11 @@ def handle(data, context):
 BROKEN = "raise RuntimeError('no weights')\n"
 
 
-@pytest.mark.parametrize("client", ["awslambdaric", "tsx"])
 @pytest.mark.parametrize("wait", [0, DEADLINE], ids=["after the start", "during the start"])
 def test_a_model_that_does_not_load_is_reported_and_a_fresh_environment_tries_again(
-    tmp_path: Path, client: str, wait: float
+    tmp_path: Path, wait: float
 ) -> None:
-    with function(
-        lay(tmp_path, BROKEN), {"TSX_LAMBDA_RUNTIME": client, "TSX_LAMBDA_INIT_WAIT": str(wait)}
-    ) as running:
+    with function(lay(tmp_path, BROKEN), {"TSX_LAMBDA_INIT_WAIT": str(wait)}) as running:
         answered = running.invoke(function_url("/predictions/echo", "{}")).json()
         assert answered["statusCode"] == 503
         assert "RuntimeError: no weights" in json.loads(answer_of(answered))["message"]
@@ -54,14 +51,8 @@ def test_a_model_that_does_not_load_is_reported_and_a_fresh_environment_tries_ag
         )  # the traceback
 
 
-@pytest.mark.parametrize("client", ["awslambdaric", "tsx"])
-def test_where_nobody_waits_yet_a_model_that_does_not_load_fails_the_start(
-    tmp_path: Path, client: str
-) -> None:
-    how = {
-        "AWS_LAMBDA_INITIALIZATION_TYPE": "provisioned-concurrency",
-        "TSX_LAMBDA_RUNTIME": client,
-    }
+def test_where_nobody_waits_yet_a_model_that_does_not_load_fails_the_start(tmp_path: Path) -> None:
+    how = {"AWS_LAMBDA_INITIALIZATION_TYPE": "provisioned-concurrency"}
     with function(lay(tmp_path, BROKEN), how) as running:
         assert "no weights" in running.invoke({"a": 1}).json()["errorMessage"]
         assert running.init_error
@@ -98,12 +89,9 @@ def test_a_model_that_loads_for_long_is_waited_for_across_invocations(tmp_path: 
         assert running.started == 1
 
 
-@pytest.mark.parametrize("client", ["awslambdaric", "tsx"])
-def test_a_handler_that_never_returns_is_given_up_with_its_environment(
-    tmp_path: Path, client: str
-) -> None:
+def test_a_handler_that_never_returns_is_given_up_with_its_environment(tmp_path: Path) -> None:
     place = lay(tmp_path, ECHO, "batchSize: 1\nresponseTimeout: 1\n")
-    with function(place, {"TSX_LAMBDA_RUNTIME": client}, freezes=False) as running:
+    with function(place, freezes=False) as running:
         failed = running.invoke({"wait": str(tmp_path / "never")})
         assert "did not answer within 1 s (responseTimeout)" in failed.json()["errorMessage"]
         assert running.ended(DEADLINE) == 1
@@ -115,7 +103,7 @@ def test_a_device_that_is_lost_ends_the_environment(tmp_path: Path) -> None:
     there.
     """
     reported = "Lambda starts a new one: the worker exited"
-    with function(lay(tmp_path, LOST), {"TSX_LAMBDA_RUNTIME": "tsx"}) as running:
+    with function(lay(tmp_path, LOST)) as running:
         for _ in range(
             3
         ):  # the worker may take the second with it, and is started anew for the third
