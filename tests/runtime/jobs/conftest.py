@@ -52,3 +52,19 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], S
 
     database = request.getfixturevalue("database")
     return lambda: PostgresStore(database)
+
+
+@pytest.fixture
+def store(make_store: Callable[[], SqlStore]) -> Iterator[SqlStore]:
+    """A store that is closed after the test."""
+    made = make_store()
+    yield made
+    asyncio.run(made.close())
+
+
+@pytest.fixture
+def file_store(tmp_path: Path) -> Iterator[SqlStore]:
+    """As `store`, in `jobs.sqlite`."""
+    made = SqliteStore(tmp_path / "jobs.sqlite")
+    yield made
+    asyncio.run(made.close())
