@@ -54,7 +54,6 @@ NEEDS_RE2 = (
 MOST_ENTRIES = 1000
 LONGEST_PATTERNS = 64 << 10  # characters of all patterns of one table
 EXPLAINED = 5  # problems of one table that an error names
-UNKNOWN = "extra_forbidden"  # pydantic's word, of what often makes the other problems
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _STICKY = re.compile(r"(header|cookie|field):(.+)")
@@ -354,40 +353,20 @@ def parse_traffic(given: object) -> Traffic:
     try:
         return Traffic.model_validate(given)
     except ValidationError as error:
-        problems = sorted(
-            error.errors(include_url=False, include_input=False),
-            key=lambda problem: problem["type"] != UNKNOWN,
-        )
-        texts = [
-            _explained(problem["type"], problem["loc"], problem["msg"])
-            for problem in problems[:EXPLAINED]
-        ]
+        problems = error.errors(include_url=False, include_input=False)
+        texts = [_explained(**problem) for problem in problems[:EXPLAINED]]
         more = len(problems) - EXPLAINED
         raise ValueError(
             "; ".join([*texts, f"and {more} more problems"] if more > 0 else texts)
         ) from error
 
 
-def _explained(kind: str, place: tuple[int | str, ...], text: str) -> str:
-    if kind == UNKNOWN:
-        known = next(
-            (_FIELDS[part] for part in reversed(place[:-1]) if part in _FIELDS),
-            [*Traffic.model_fields],
-        )
-        name = str(place[-1])
-        return (
-            "traffic has no"
-            f" '{_path(place)}'{suggestion(name, known) or f'; it can have {_listed(known)}'}"
-        )
-    return f"{_path(place) or 'traffic'}: {text.removeprefix('Value error, ')}"
-
-
-def _path(place: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in place if part not in ("[key]", "int", "float"))
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:-1]) + f" and {names[-1]}"
+def _explained(type: str, loc: tuple[int | str, ...], msg: str, **more: object) -> str:
+    place = ".".join(str(part) for part in loc if part not in ("[key]", "int", "float"))
+    if type == "extra_forbidden":
+        names = {name for part in (Traffic, Rule, Shadow, Compare) for name in part.model_fields}
+        return f"traffic has no '{place}'{suggestion(str(loc[-1]), names)}"
+    return f"{place or 'traffic'}: {msg.removeprefix('Value error, ')}"
 
 
 def _merged(old: object, new: object) -> object:
@@ -400,10 +379,3 @@ def _merged(old: object, new: object) -> object:
         else:
             result[key] = _merged(result.get(key), value)
     return result
-
-
-_FIELDS: dict[int | str, list[str]] = {
-    "rules": [*Rule.model_fields],
-    "shadow": [*Shadow.model_fields],
-    "compare": [*Compare.model_fields],
-}

@@ -201,9 +201,8 @@ async def test_an_answer_by_key_is_begun_by_one_and_forgotten_when_it_expires(
     begun = await store.begin_answer(key, "g", "you", 60)
     assert begun is not None
     assert (begun.status, begun.fingerprint) == (None, "f")
-    assert (
-        await store.begin_answer(key, "f", "me", 60) is None
-    )  # its client left while the first one was stored
+    # Its client left while the first one was stored.
+    assert await store.begin_answer(key, "f", "me", 60) is None
     await store.put_answer(key, ANSWER._replace(fingerprint="f", expires=begun.expires))
     assert await store.begin_answer(key, "f", "you", 60) == ANSWER._replace(
         fingerprint="f", expires=begun.expires
@@ -249,12 +248,7 @@ async def test_a_callback_is_claimed_once_and_comes_again_after_a_while(store: S
     await store.finish("a", 1, "me", ANSWER, 60)
     assert (await store.next_callback() or 0.0) <= 0
     [due] = await store.claim_callbacks(5, 60)
-    assert (due.id, due.url, due.attempts, due.answer.body) == (
-        "a",
-        "http://x/",
-        1,
-        b"an answer",
-    )
+    assert (due.id, due.url, due.attempts, due.answer.body) == ("a", "http://x/", 1, b"an answer")
     assert await store.claim_callbacks(5, 60) == []
     await store.end_callback("a", 0.0, "it answered 500")
     [due] = await store.claim_callbacks(5, 60)

@@ -34,9 +34,8 @@ def samples_of(text):
     samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            added = (
-                sample.name.endswith("_total") and f"\n{sample.name}{{" not in text
-            )  # the parser renames counters
+            # The parser renames counters.
+            added = sample.name.endswith("_total") and f"\n{sample.name}{{" not in text
             samples.setdefault(
                 sample.name.removesuffix("_total") if added else sample.name, []
             ).append((sample.labels, sample.value))
@@ -317,9 +316,8 @@ def test_openmetrics_is_given_to_those_who_ask_for_it(scraped):
         family.name: family for family in text_fd_to_metric_families(StringIO(scraped.open.text))
     }
     assert reported["ts_inference_requests"].type == "counter"
-    assert (
-        reported["Requests2XX"].type == "unknown"
-    )  # a counter's name ends with _total there, and this one is TorchServe's
+    # A counter's name ends with _total there, and this one is TorchServe's.
+    assert reported["Requests2XX"].type == "unknown"
 
 
 def test_batches_beyond_the_last_bound_are_counted():

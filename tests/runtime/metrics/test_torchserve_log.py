@@ -27,6 +27,15 @@ SHAPE = re.compile(
 )
 
 
+def log_of(server, counts=None):
+    """A metric log of the server, made in its event loop."""
+    return server.call(
+        lambda: MetricLog(
+            server.registry, counts or ResponseCounts(), System(server.settings), server.settings
+        )
+    )
+
+
 def reported_by(start_server, **settings):
     """Lines by metric after some requests, each as (value as the scripts find it, dimensions,
     request ids).
@@ -41,9 +50,7 @@ def reported_by(start_server, **settings):
         ]
         server.inference.get("/nothing")
         counts = ResponseCounts()
-        log = server.call(
-            lambda: MetricLog(server.registry, counts, System(server.settings), server.settings)
-        )
+        log = log_of(server, counts)
         counts.add(200)
         server.call(log.write)
         exposed = server.metrics.get("/metrics").text
@@ -177,11 +184,7 @@ def test_many_batches_are_written_in_turns_between_which_the_server_answers(star
         journal = server.registry.find("talker").stats.journal
         for number in range(10 * TURN):
             journal.add_batch(BATCH, [b"%d" % number])
-        log = server.call(
-            lambda: MetricLog(
-                server.registry, ResponseCounts(), System(server.settings), server.settings
-            )
-        )
+        log = log_of(server)
         server.call(lambda: _stop_amid(log))
         assert 0 < len(journal) < 10 * TURN
         server.call(log.write)
@@ -258,11 +261,7 @@ def test_a_program_that_runs_when_the_server_stops_is_ended_with_it(tmp_path, un
 def test_starts_of_workers_that_are_gone_are_forgotten(start_server):
     with start_server(metrics_mode="log") as server:
         server.register("talker.mar", initial_workers=1)
-        log = server.call(
-            lambda: MetricLog(
-                server.registry, ResponseCounts(), System(server.settings), server.settings
-            )
-        )
+        log = log_of(server)
         server.call(log.write)
         assert len(log._loaded) == 1
         server.call(lambda: server.registry.unregister("talker"))

@@ -7,14 +7,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.models import make_model
 from tests.support.platforms.sagemaker_host import container, unpack
-from tests.support.servers import DEADLINE, clean
+from tests.support.servers import DEADLINE, FreePorts, clean
 from tsx_runtime.errors import SettingError
 from tsx_runtime.targets.entry import chosen, main
 from tsx_runtime.targets.image.model_discovery import found_model
@@ -115,10 +114,10 @@ def test_the_model_of_a_directory_is_its_only_archive_or_what_was_in_one(tmp_pat
 
 @pytest.mark.usefixtures("processes")
 def test_a_model_that_does_not_load_ends_the_container_with_its_traceback(
-    short_path: Path, free_ports: Callable[[int], list[int]]
+    short_path: Path, free_ports: FreePorts
 ) -> None:
     unpack(make_model(short_path / "broken.mar", "raise RuntimeError('no weights')\n"), short_path)
-    with container(short_path, *free_ports(1), {"TSX_WORKER_PRELOAD": "false"}) as host:
+    with container(short_path, *free_ports(1), {}) as host:
         assert host.process.wait(DEADLINE) == 1
         assert "Error: broken.mar does not load" in host.log
         assert "RuntimeError: no weights" in host.log
@@ -142,11 +141,11 @@ def test_a_word_that_is_no_command_is_reported(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.usefixtures("processes")
 def test_what_is_no_archive_is_reported_without_a_traceback(
-    tmp_path: Path, free_ports: Callable[[int], list[int]]
+    tmp_path: Path, free_ports: FreePorts
 ) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "digits.mar").write_text("no archive")
-    with container(tmp_path, *free_ports(1), {"TSX_WORKER_PRELOAD": "false"}) as host:
+    with container(tmp_path, *free_ports(1), {}) as host:
         assert host.process.wait(DEADLINE) == 1
         assert host.log.startswith("Error: ") or "\nError: " in host.log
         assert "Traceback" not in host.log

@@ -46,9 +46,8 @@ def test_a_model_that_does_not_load_is_reported_and_a_fresh_environment_tries_ag
         assert failed.error
         assert "no weights" in failed.json()["errorMessage"]
         assert running.started == 2
-        assert (
-            running.log.count("raise RuntimeError('no weights')") == running.started
-        )  # the traceback
+        # The traceback.
+        assert running.log.count("raise RuntimeError('no weights')") == running.started
 
 
 def test_where_nobody_waits_yet_a_model_that_does_not_load_fails_the_start(tmp_path: Path) -> None:

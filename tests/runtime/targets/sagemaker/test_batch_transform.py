@@ -26,6 +26,7 @@ from tsx_runtime.targets.sagemaker.batch_transform import (
     LineFormat,
     accepted_form,
     answer_each,
+    form_of,
 )
 from tsx_runtime.targets.sagemaker.environment import read_environment
 
@@ -140,8 +141,16 @@ def test_routes_of_the_platforms_ask_for_a_token_where_one_is_wanted(
         (b"text/csv;q=0.5, application/jsonlines", JSON_LINES),
         (b"application/*", JSON_LINES),
         (b"text/*;q=0.1, */*", JSON_LINES),
+        (b"application/json, text/csv", JSON_LINES),
         (b"image/png", CSV),
+        (b"*/*", CSV),
+        (b"", CSV),
     ],
 )
 def test_the_form_of_the_answer_has_the_greatest_weight(accept: bytes, form: LineFormat) -> None:
     assert accepted_form(accept, CSV) is form
+
+
+def test_a_body_of_lines_is_known_by_its_type() -> None:
+    assert form_of(b"Text/CSV; charset=utf-8") is CSV
+    assert form_of(b"application/json") is None

@@ -5,7 +5,6 @@ boto3's own client.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,14 @@ import pytest
 from tests.support.language_models import tiny_llama
 from tests.support.platforms.sagemaker_host import container, unpack
 from tests.support.platforms.sagemaker_runtime import runtime
+from tests.support.servers import FreePorts
 from tsx_archiver import write_archive
 from tsx_archiver.pretrained import pretrained_spec
 
 
 @pytest.mark.usefixtures("processes")
 def test_a_text_generator_answers_whole_and_token_by_token(
-    tmp_path: Path, free_ports: Callable[[int], list[int]]
+    tmp_path: Path, free_ports: FreePorts
 ) -> None:
     spec, _ = pretrained_spec(tiny_llama(tmp_path / "tiny"), source="tiny")
     unpack(write_archive(spec, tmp_path), tmp_path)

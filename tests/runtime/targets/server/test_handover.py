@@ -24,7 +24,7 @@ import pytest
 
 from tests.support.clients.rawhttp import RawConnection, request
 from tests.support.models import make_model
-from tests.support.servers import DEADLINE, Running, clean, serving, tsx
+from tests.support.servers import DEADLINE, FreePorts, Running, clean, serving, tsx
 from tsx_runtime.api.access.tokens import build_keys, made_up_tokens
 from tsx_runtime.errors import SettingError, Unavailable
 from tsx_runtime.settings.addresses import Address
@@ -131,9 +131,7 @@ class Server:
 
 
 @pytest.fixture
-def server(
-    processes: None, short_path: Path, free_ports: Callable[[int], list[int]]
-) -> Iterator[Server]:
+def server(processes: None, short_path: Path, free_ports: FreePorts) -> Iterator[Server]:
     with ExitStack() as held:
         yield Server(short_path, free_ports(2), held)
 
@@ -192,9 +190,7 @@ class GrpcLoad(Load):
 
 
 def test_a_server_is_replaced_under_load_and_no_request_fails(
-    server: Server,
-    free_ports: Callable[[int], list[int]],
-    until: Callable[[Callable[[], object]], None],
+    server: Server, free_ports: FreePorts, until: Callable[[Callable[[], object]], None]
 ) -> None:
     server.ports += free_ports(1)
     old = server.start("old")
@@ -211,10 +207,8 @@ def test_a_server_is_replaced_under_load_and_no_request_fails(
         each.start()
     try:
         server.start("new", "--replace")
-        assert server.ask(idle) == (
-            200,
-            b"old",
-        )  # the one request that a connection of the old server still has
+        # The one request that a connection of the old server still has.
+        assert server.ask(idle) == (200, b"old")
         assert old.process.wait(DEADLINE) == 0
         after = [sum(each.outcomes.values()) for each in load]
         until(
@@ -227,9 +221,8 @@ def test_a_server_is_replaced_under_load_and_no_request_fails(
         for each in load:
             each.over.set()
             each.join()
-    assert (
-        load[-1].outcomes.pop("CANCELLED", 0) <= 1
-    )  # what gRPC answers to a call that comes in the moment in which its server stops
+    # What gRPC answers to a call that comes in the moment in which its server stops.
+    assert load[-1].outcomes.pop("CANCELLED", 0) <= 1
     assert {outcome for each in load for outcome in each.outcomes} == {
         "200 old",
         "200 new",
