@@ -353,7 +353,11 @@ def parse_traffic(given: object) -> Traffic:
     try:
         return Traffic.model_validate(given)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
+        # An unknown key often makes the other problems.
+        problems = sorted(
+            error.errors(include_url=False, include_input=False),
+            key=lambda problem: problem["type"] != "extra_forbidden",
+        )
         texts = [_explained(**problem) for problem in problems[:EXPLAINED]]
         more = len(problems) - EXPLAINED
         raise ValueError(

@@ -21,6 +21,8 @@ from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobTarget, StoredAnswer
 
+pytestmark = pytest.mark.anyio
+
 
 class Model:
     """A model that answers when the test lets it."""

@@ -27,6 +27,8 @@ from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, NewJob, StoredAnswer, StoredRequest
 
+pytestmark = pytest.mark.anyio
+
 MakeStore = Callable[[], SqlStore]
 MOST = 1000
 REQUEST = StoredRequest("r-1", "POST", "/predictions/m", b"a=%20", b"x-own: \xe4\r\n", b"\x00body")
@@ -422,28 +424,25 @@ def test_a_lost_connection_is_made_again(database: str) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_servers_of_one_queue_claim_each_job_once(database: str) -> None:
+async def test_servers_of_one_queue_claim_each_job_once(database: str) -> None:
     from tsx_runtime.jobs.postgres import PostgresStore  # its driver is an extra
 
-    async def main() -> None:
-        stores = [PostgresStore(database) for _ in range(3)]
-        await asyncio.gather(*(stores[n % 3].add(new(str(n)), MOST) for n in range(60)))
-        claimed: list[tuple[str, JobRecord]] = []
+    stores = [PostgresStore(database) for _ in range(3)]
+    await asyncio.gather(*(stores[n % 3].add(new(str(n)), MOST) for n in range(60)))
+    claimed: list[tuple[str, JobRecord]] = []
 
-        async def work(store: PostgresStore, owner: str) -> None:
-            while jobs := await claim(store, 4, owner):
-                claimed.extend((owner, job) for job in jobs)
-                await asyncio.gather(
-                    *(store.finish(job.id, job.attempts, owner, ANSWER, 60) for job in jobs)
-                )
+    async def work(store: PostgresStore, owner: str) -> None:
+        while jobs := await claim(store, 4, owner):
+            claimed.extend((owner, job) for job in jobs)
+            await asyncio.gather(
+                *(store.finish(job.id, job.attempts, owner, ANSWER, 60) for job in jobs)
+            )
 
-        await asyncio.gather(*(work(store, str(number)) for number, store in enumerate(stores)))
-        assert sorted(int(job.id) for _, job in claimed) == list(range(60))
-        assert await stores[0].counts() == {("m", "done"): 60}
-        for store in stores:
-            await store.close()
-
-    asyncio.run(main())
+    await asyncio.gather(*(work(store, str(number)) for number, store in enumerate(stores)))
+    assert sorted(int(job.id) for _, job in claimed) == list(range(60))
+    assert await stores[0].counts() == {("m", "done"): 60}
+    for store in stores:
+        await store.close()
 
 
 @pytest.mark.usefixtures("processes")

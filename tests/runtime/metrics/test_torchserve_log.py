@@ -21,6 +21,8 @@ from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.metrics.torchserve_log import TURN, MetricLog, _plain, metric_tasks
 from tsx_runtime.settings.schema import Settings
 
+pytestmark = pytest.mark.anyio
+
 VALUE = {"name": "A", "type": "gauge", "unit": "ms", "value": 1.0, "dimensions": {}}
 SHAPE = re.compile(
     r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - (\w+)\.(\w*):([-0-9.e]+)\|#([^|]*)\|#hostname:([^,]+),(?:requestID:([^:]*),)?timestamp:\d+$"
@@ -243,17 +245,13 @@ def test_a_program_that_fails_is_reported_and_no_more(command, caplog, start_ser
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_program_that_runs_when_the_server_stops_is_ended_with_it(tmp_path, until):
+async def test_a_program_that_runs_when_the_server_stops_is_ended_with_it(tmp_path, until):
     begun = tmp_path / "begun"
     system = System(Settings(system_metrics_cmd=f"sh -c 'echo $$ > {begun}; exec sleep 600'"))
-
-    async def stop_while_it_runs() -> None:
-        following = asyncio.ensure_future(system.follow())
-        await asyncio.to_thread(until, lambda: begun.exists() and begun.read_text().strip())
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-
-    asyncio.run(stop_while_it_runs())
+    following = asyncio.ensure_future(system.follow())
+    await asyncio.to_thread(until, lambda: begun.exists() and begun.read_text().strip())
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
     with pytest.raises(ProcessLookupError):
         os.kill(int(begun.read_text()), 0)
 

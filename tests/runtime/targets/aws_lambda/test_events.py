@@ -38,6 +38,8 @@ from tsx_runtime.targets.aws_lambda.results import Result, ResultSender, s3_key,
 from tsx_runtime.targets.aws_lambda.runtime_api import Invocation
 from tsx_runtime.targets.aws_lambda.runtime_client import Poller
 
+pytestmark = pytest.mark.anyio
+
 
 def test_a_variable_of_the_function_and_a_file_in_its_image_go_before_the_platforms_defaults(
     tmp_path: Path,
@@ -181,7 +183,7 @@ def test_answers_of_messages_have_names_and_keep_their_order() -> None:
     assert sqs_message("https://sqs/1/q", result._replace(body=b"\xff"))["MessageBody"] == "/w=="
 
 
-def test_a_client_of_boto3_is_made_once_however_many_threads_want_it() -> None:
+async def test_a_client_of_boto3_is_made_once_however_many_threads_want_it() -> None:
     """Making two at once fails now and then."""
     making, met = threading.Barrier(2), []
 
@@ -190,13 +192,10 @@ def test_a_client_of_boto3_is_made_once_however_many_threads_want_it() -> None:
             met.append(making.wait(0.2))
         return SimpleNamespace(send_message=lambda **message: None)
 
-    async def send() -> None:
-        results = ResultSender(client)
-        await asyncio.gather(
-            *(results.send("https://sqs/1/q", Result("id", "", 200, "", b"x")) for _ in range(4))
-        )
-
-    asyncio.run(send())
+    results = ResultSender(client)
+    await asyncio.gather(
+        *(results.send("https://sqs/1/q", Result("id", "", 200, "", b"x")) for _ in range(4))
+    )
     assert met == []
 
 

@@ -30,6 +30,8 @@ from tsx_runtime.targets.sagemaker.batch_transform import (
 )
 from tsx_runtime.targets.sagemaker.environment import read_environment
 
+pytestmark = pytest.mark.anyio
+
 LINES = [(1, b"a"), (3, b"b"), (4, b"c")]
 
 
@@ -58,27 +60,24 @@ class Echo:
         return await answer_each(LINES, cast("Route", self), self.gate, job_of, 1000)
 
 
-def test_a_line_is_written_as_it_comes_and_not_with_all_others_at_the_end() -> None:
-    async def run() -> None:
-        echo = Echo()
-        assert [(each.number, each.body) for each in await echo.answers()] == [
-            (1, b"A"),
-            (3, b"B"),
-            (4, b"C"),
-        ]
-        assert echo.events == [
-            "asked a",
-            "written a",
-            "asked b",
-            "written b",
-            "asked c",
-            "written c",
-        ]
-
-    asyncio.run(run())
+async def test_a_line_is_written_as_it_comes_and_not_with_all_others_at_the_end() -> None:
+    echo = Echo()
+    assert [(each.number, each.body) for each in await echo.answers()] == [
+        (1, b"A"),
+        (3, b"B"),
+        (4, b"C"),
+    ]
+    assert echo.events == [
+        "asked a",
+        "written a",
+        "asked b",
+        "written b",
+        "asked c",
+        "written c",
+    ]
 
 
-def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_request() -> None:
+async def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_request() -> None:
     """It must not be left out, which would give its answer to the next line."""
 
     def line_of(answered: LineAnswer) -> bytes:
@@ -86,14 +85,11 @@ def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_request() ->
             raise KeyError("unknown")
         return answered.body
 
-    async def run() -> None:
-        echo = Echo()
-        with pytest.raises(KeyError, match="unknown"):
-            await echo.answers(line_of)
-        assert echo.events == ["asked a", "asked b"]  # and nothing after it
-        assert not echo.gate.locked()
-
-    asyncio.run(run())
+    echo = Echo()
+    with pytest.raises(KeyError, match="unknown"):
+        await echo.answers(line_of)
+    assert echo.events == ["asked a", "asked b"]  # and nothing after it
+    assert not echo.gate.locked()
 
 
 @pytest.mark.parametrize(

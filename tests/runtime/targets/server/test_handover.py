@@ -42,6 +42,8 @@ as_root = pytest.mark.skipif(
 ECHO = "def handle(data, context):\n    return None if data is None else [%r] * len(data)\n"
 AS_SYSTEMD = """
 import os, sys
+
+pytestmark = pytest.mark.anyio
 for place, passed in enumerate(sys.argv[1:3], 3):
     os.dup2(int(passed), place)
 os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "inference:management"}
@@ -421,44 +423,35 @@ def test_sockets_that_are_passed_to_another_process_are_left_alone() -> None:
     assert len(environment) == 3
 
 
-def test_the_tokens_that_are_handed_over_are_those_of_the_moment_and_then_those_that_were_renewed_since(
+async def test_the_tokens_that_are_handed_over_are_those_of_the_moment_and_then_those_that_were_renewed_since(
     short_path: Path,
 ) -> None:
     settings = Settings(generate_tokens=True, key_file=short_path / "keys.json")
     keys, path = build_keys(settings), short_path / "state" / "m.sock"
-
-    async def main() -> None:
-        taken = asyncio.Event()
-        async with replaceable(
-            path, [], partial(made_up_tokens, keys, settings), taken.set
-        ) as handover:
+    taken = asyncio.Event()
+    async with replaceable(
+        path, [], partial(made_up_tokens, keys, settings), taken.set
+    ) as handover:
+        keys.renew("inference")
+        successor = await asyncio.to_thread(_connect, path)
+        assert successor is not None
+        following = build_keys(settings, handed=successor.tokens)
+        assert keys.inference is not None
+        assert following.inference is not None
+        assert following.inference.token == keys.inference.token
+        keys.renew("inference")
+        asked = asyncio.ensure_future(successor.take_over())
+        await taken.wait()
+        keys.hand_over()
+        with pytest.raises(Unavailable, match="over a new connection"):
             keys.renew("inference")
-            successor = await asyncio.to_thread(_connect, path)
-            assert successor is not None
-            following = build_keys(settings, handed=successor.tokens)
-            assert keys.inference is not None
-            assert following.inference is not None
-            assert following.inference.token == keys.inference.token
-            keys.renew("inference")
-            asked = asyncio.ensure_future(successor.take_over())
-            await taken.wait()
-            keys.hand_over()
-            with pytest.raises(Unavailable, match="over a new connection"):
-                keys.renew("inference")
-            handover.confirm()
-            await asked
-            following.follow(successor.tokens)
-            assert (
-                made_up_tokens(following, settings).keys() == made_up_tokens(keys, settings).keys()
-            )
-            assert following.inference.token == keys.inference.token
-            assert (
-                json.loads(settings.key_file.read_text())["inference"]["key"]
-                == keys.inference.token
-            )
-            successor.close()
-
-    asyncio.run(main())
+        handover.confirm()
+        await asked
+        following.follow(successor.tokens)
+        assert made_up_tokens(following, settings).keys() == made_up_tokens(keys, settings).keys()
+        assert following.inference.token == keys.inference.token
+        assert json.loads(settings.key_file.read_text())["inference"]["key"] == keys.inference.token
+        successor.close()
 
 
 @as_root

@@ -151,9 +151,3 @@ def test_a_workflow_may_be_named_on_the_command_line_wherever_it_lies(
         {"TSX_CACHE_DIR": str(tmp_path / "cache")},
     )
     assert "--workers, --batch-size and --device apply to models" in ended.stderr
-    ended = tsx(
-        ["serve", "quiet.war", "--model-store", models, *FREE_PORTS],
-        tmp_path,
-        {"TSX_CACHE_DIR": str(tmp_path / "cache")},
-    )
-    assert f"there is no file 'quiet.war', nor in the model store '{models}'" in ended.stderr
