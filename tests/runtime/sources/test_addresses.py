@@ -114,25 +114,23 @@ PUBLIC = [
 ]
 
 
-@pytest.mark.parametrize("address", PRIVATE)
-def test_an_address_that_is_not_public_is_refused(address: str) -> None:
+def test_one_address_that_is_not_public_is_enough() -> None:
     with pytest.raises(ModelNotFound, match="allow_private_urls"):
-        check_public("somewhere", ["93.184.215.14", address])
+        check_public("somewhere", ["93.184.215.14", "10.1.2.3"])
 
 
-@pytest.mark.parametrize("address", PUBLIC)
-def test_a_public_address_is_not(address: str) -> None:
-    assert is_public(ipaddress.ip_address(address))
-
-
-def test_no_release_of_python_has_a_say_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_alone_say_what_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (ipaddress.IPv4Address, ipaddress.IPv6Address):
         for name in ("is_global", "is_private", "is_multicast", "is_reserved", "is_loopback"):
             monkeypatch.setattr(
                 kind, name, property(lambda address: pytest.fail("asked of Python"))
             )
-    assert not any(is_public(ipaddress.ip_address(address)) for address in PRIVATE)
-    assert all(is_public(ipaddress.ip_address(address)) for address in PUBLIC)
+    public = [
+        address
+        for address in PRIVATE + PUBLIC
+        if is_public(ipaddress.ip_address(address.partition("%")[0]))
+    ]
+    assert public == PUBLIC
 
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f000001", "localhost"])
