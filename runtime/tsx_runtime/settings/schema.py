@@ -24,7 +24,6 @@ from tsx_archiver.quantities import parse_bytes, parse_seconds, parse_share, whe
 from tsx_archiver.storage.cache import DAY, CacheLimits
 from tsx_archiver.storage.cache import Cache as ArchiveCache
 from tsx_runtime.settings.addresses import FORMS, parse_address
-from tsx_runtime.settings.jobs import JobsStore
 from tsx_runtime.settings.model_limits import (
     Accepts,
     Bytes,
@@ -128,6 +127,36 @@ Collector = Annotated[
 ]
 Host = Annotated[
     str, AfterValidator(_check_host), Accepts("a host name or address, without a port")
+]
+
+
+# Where asynchronous answers are stored: the values of `jobs_store`.
+OFF = "off"
+SQLITE = "sqlite:///"
+POSTGRES = ("postgresql://", "postgres://")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+
+
+def _check_store(value: str) -> str:
+    path = value.removeprefix(SQLITE)
+    if (
+        not path
+        or "\0" in path
+        or (
+            _SCHEME.match(path)
+            and len(path) > 1
+            and path[1] != ":"
+            and not path.startswith(POSTGRES)
+        )
+    ):
+        raise ValueError("it names no store")
+    return value
+
+
+JobsStore = Annotated[
+    str,
+    AfterValidator(_check_store),
+    Accepts("a file, sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE, or off"),
 ]
 
 

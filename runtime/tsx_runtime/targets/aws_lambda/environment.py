@@ -14,23 +14,29 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.targets.image.environment import EnvironmentSettings, number, one_of, text_of
+from tsx_runtime.targets.image.environment import (
+    EnvironmentSettings,
+    number,
+    one_of,
+    refuse_unknown,
+    text_of,
+)
 
 PREFIX = "TSX_LAMBDA_"
 REMOVED = "TSX_LAMBDA_RUNTIME"  # chose AWS's client of the Runtime API
 ANSWERS = ("buffered", "streamed")
-NAMES = {  # their values are read in `_own`
-    "TSX_LAMBDA_ANSWERS": "buffered, or streamed: HTTP answers go out part by part",
-    "TSX_LAMBDA_RESULTS": (
-        "where the answers to SQS messages go: s3://BUCKET/PREFIX, the URL of a queue, or message"
-    ),
-    "TSX_LAMBDA_RESULTS_OWNER": "account that must own a bucket that answers go to; any if not set",
-    "TSX_LAMBDA_BASE_PATH": (
-        "prefix of the paths of requests, such as the mapping of a custom domain"
-    ),
-    "TSX_LAMBDA_INIT_WAIT": "seconds of Lambda's start-up phase in which the model is waited for",
-}
+NAMES = (
+    # buffered, or streamed: HTTP answers go out part by part
+    "TSX_LAMBDA_ANSWERS",
+    # where the answers to SQS messages go: s3://BUCKET/PREFIX, the URL of a queue, or message
+    "TSX_LAMBDA_RESULTS",
+    # account that must own a bucket that answers go to; any if not set
+    "TSX_LAMBDA_RESULTS_OWNER",
+    # prefix of the paths of requests, such as the mapping of a custom domain
+    "TSX_LAMBDA_BASE_PATH",
+    # seconds of Lambda's start-up phase in which the model is waited for
+    "TSX_LAMBDA_INIT_WAIT",
+)
 
 TMP = "/tmp/tsx"  # the only writable directory
 LONGEST = 900  # seconds of an invocation
@@ -99,12 +105,7 @@ def homes(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _own(env: Mapping[str, str]) -> FunctionSettings:
-    for name in env:
-        if name.startswith(PREFIX) and name not in (*NAMES, REMOVED):
-            raise SettingError(
-                f"{name} is not a setting{suggestion(name, NAMES) or '.'} There are"
-                f" {', '.join(NAMES)}"
-            )
+    refuse_unknown(env, PREFIX, (*NAMES, REMOVED))
     return FunctionSettings(
         streams=one_of(env, "TSX_LAMBDA_ANSWERS", ANSWERS) == "streamed",
         results=_results(text_of(env, "TSX_LAMBDA_RESULTS")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import logging.config
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,8 +47,8 @@ OWN_LOGGERS = frozenset(name for name, _ in FILES.values())
 METRICS = frozenset({TS_METRICS, MODEL_METRICS})
 
 
-def set_up_logging(settings: Settings) -> None:
-    """Applies for the life of the process.
+def set_up_logging(settings: Settings, notices: Iterable[str] = ()) -> None:
+    """Applies for the life of the process. `notices` are warnings of the settings.
 
     Raises SettingError where a file cannot be written, or `log_config` cannot be used.
     """
@@ -84,6 +84,8 @@ def set_up_logging(settings: Settings) -> None:
             "log_config: levels, sizes and numbers of files are used; not %s",
             ", ".join(config.left_out),
         )
+    for notice in notices:
+        logging.getLogger("tsx.server").warning("%s", notice)
 
 
 def is_configured(settings: Settings) -> bool:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from tsx_archiver.storage.private_directory import private_opener, temporary_place
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import ROLES, Settings
 from tsx_runtime.targets.server.keystore import Pem, read_keystore
-from tsx_runtime.targets.server.pem_context import load_pem, server_context
 
 MAKE_ONE = (
     "To create a pair for testing: openssl req -x509 -newkey rsa:2048 -nodes -days 30 -keyout"
@@ -140,12 +144,41 @@ def _load(certificate: Path, key: Path) -> ssl.SSLContext:
 def _load_pem(pem: Pem, keystore: Path) -> ssl.SSLContext:
     context = server_context()
     try:
-        load_pem(context, pem)
+        # OpenSSL reads keys and certificates from files alone.
+        with _as_file(pem.certificates) as certificates, _as_file(pem.key) as key:
+            context.load_cert_chain(certificates, key)
     except ssl.SSLError as error:
         raise SettingError(
             f"keystore {keystore}: its key and certificate cannot be used: {_reason(error)}"
         ) from error
     return context
+
+
+def server_context() -> ssl.SSLContext:
+    """TLS 1.2 and later; without a certificate yet."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    context.options |= ssl.OP_NO_RENEGOTIATION  # `tls_transport.py` relies on it
+    return context
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """On Linux in memory, so that no key lies on a disk."""
+    if hasattr(os, "memfd_create"):
+        with open(os.memfd_create("tsx-tls"), "wb") as memory:
+            memory.write(content)
+            memory.flush()
+            yield f"/proc/self/fd/{memory.fileno()}"
+        return
+    with tempfile.TemporaryDirectory(
+        dir=temporary_place()
+    ) as directory:  # no other user may read it
+        path = Path(directory, "pair.pem")
+        with open(path, "xb", opener=private_opener) as file:
+            file.write(content)
+        yield str(path)
 
 
 def _reason(error: ssl.SSLError) -> str:

@@ -65,7 +65,7 @@ def test_a_variable_of_the_function_and_a_file_in_its_image_go_before_the_platfo
         ({"TSX_LAMBDA_ANSWERS": "?"}, r"is '\?'. Use one of buffered, streamed"),
         ({"TSX_LAMBDA_RESULTS": "bucket"}, "takes s3://BUCKET/PREFIX"),
         ({"TSX_LAMBDA_INIT_WAIT": "long"}, "takes a number"),
-        ({"TSX_LAMBDA_STREAM": "1"}, "TSX_LAMBDA_STREAM is not a setting"),
+        ({"TSX_LAMBDA_STREAM": "1"}, "unknown variable 'TSX_LAMBDA_STREAM'"),
     ],
 )
 def test_a_variable_that_means_nothing_says_what_it_takes(env: dict[str, str], text: str) -> None:
