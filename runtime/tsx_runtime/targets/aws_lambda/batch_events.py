@@ -172,10 +172,14 @@ class SqsBatches:
             return {}
         if any(events.group_of(record) for record, _ in answered):
             return await self._send_in_order(answered, end)
-        sent = await asyncio.gather(
+        faults = await asyncio.gather(
             *(self._send_one(record, answer, end) for record, answer in answered)
         )
-        return {message: why for each in sent for message, why in each.items()}
+        return {
+            record["messageId"]: why
+            for (record, _), why in zip(answered, faults, strict=True)
+            if why
+        }
 
     async def _send_in_order(
         self, answered: Sequence[tuple[Mapping[str, Any], ModelAnswer]], end: float
@@ -186,24 +190,21 @@ class SqsBatches:
             if events.group_of(record) not in stopped and (
                 why := await self._send_one(record, answer, end)
             ):
-                failed |= why
+                failed[record["messageId"]] = why
                 stopped.add(events.group_of(record))
         return failed
 
-    async def _send_one(
-        self, record: Mapping[str, Any], answer: ModelAnswer, end: float
-    ) -> dict[str, str]:
+    async def _send_one(self, record: Mapping[str, Any], answer: ModelAnswer, end: float) -> str:
+        """Return why the answer could not be sent; empty where it was."""
         message = record["messageId"]
         place = events.result_place(record) if self._place == MESSAGE else self._place
         if not place:
-            return {}
+            return ""
         if not is_place(place):
-            return {
-                message: (
-                    f"its attribute tsx-results is '{place}', which is neither s3://BUCKET/PREFIX"
-                    " nor the URL of a queue"
-                )
-            }
+            return (
+                f"its attribute tsx-results is '{place}', which is neither s3://BUCKET/PREFIX nor"
+                " the URL of a queue"
+            )
         try:
             result = Result(
                 message, events.group_of(record), answer.status, answer.content_type, answer.body
@@ -211,12 +212,11 @@ class SqsBatches:
             await asyncio.wait_for(
                 self._results.send(place, result), max(0.0, end - time.monotonic())
             )
-        except (
-            Exception
-        ) as error:  # the boundary of a message: whatever boto3 raises, the others go on
+        # the boundary of a message: whatever boto3 raises, the others go on
+        except Exception as error:
             logger.exception("the answer to message %s cannot be sent to %s", message, place)
-            return {message: f"its answer cannot be sent to {place}: {error!r}"}
-        return {}
+            return f"its answer cannot be sent to {place}: {error!r}"
+        return ""
 
 
 def _message(record: Mapping[str, Any]) -> ModelRequest | TsxError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import mimetypes
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +13,6 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 AT_ONCE = 16  # calls to AWS
-SUFFIXES = {
-    "application/json": ".json",
-    "text/plain": ".txt",
-    "text/html": ".html",
-    "image/png": ".png",
-    "image/jpeg": ".jpg",
-}
 
 
 class Result(NamedTuple):
@@ -72,9 +66,8 @@ def s3_key(place: str, result: Result) -> tuple[str, str]:
     """Bucket and key: the message's id below the prefix, with what its type is called."""
     parts = urlsplit(place)
     prefix = parts.path.strip("/")
-    name = result.message + SUFFIXES.get(
-        result.content_type.partition(";")[0].strip().lower(), ".bin"
-    )
+    kind = result.content_type.partition(";")[0].strip().lower()
+    name = result.message + (mimetypes.guess_extension(kind) or ".bin")
     return parts.netloc, f"{prefix}/{name}" if prefix else name
 
 

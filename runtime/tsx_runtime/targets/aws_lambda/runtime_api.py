@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tsx_runtime.version import __version__
@@ -80,24 +81,10 @@ class RuntimeApiConnection:
         _check(await self._model_request("POST", f"invocation/{id}/response", body))
 
     async def fail(self, id: str, kind: str, message: str, trace: list[str]) -> None:
-        _check(
-            await self._model_request(
-                "POST",
-                f"invocation/{id}/error",
-                _error(kind, message, trace, id),
-                {ERROR_TYPE: kind.translate(_ASCII)},
-            )
-        )
-
-    async def fail_init(self, kind: str, message: str, trace: list[str]) -> None:
-        _check(
-            await self._model_request(
-                "POST",
-                "init/error",
-                _error(kind, message, trace),
-                {ERROR_TYPE: kind.translate(_ASCII)},
-            )
-        )
+        """Report the error of an invocation, or without an `id` that of the start."""
+        path = f"invocation/{id}/error" if id else "init/error"
+        report, headers = _error(kind, message, trace, id), {ERROR_TYPE: kind.translate(_ASCII)}
+        _check(await self._model_request("POST", path, report, headers))
 
     def parts(self, id: str) -> StreamedReply:
         return StreamedReply(self, id)
@@ -114,13 +101,9 @@ class RuntimeApiConnection:
             if method == "POST"
             else {}
         )
-        try:
+        with _or_lost():
             await self.begin(method, path, defaults | (headers or {}), body)
             return await self.reply()
-        except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
-            raise ConnectionLost(
-                f"the Runtime API at {self._address} does not answer: {error!r}"
-            ) from error
 
     async def begin(
         self, method: str, path: str, headers: dict[str, str], body: bytes = b""
@@ -129,9 +112,6 @@ class RuntimeApiConnection:
             self._reader, self._writer = await asyncio.open_connection(
                 self._host, self._port, limit=LONGEST_HEAD
             )
-            self._writer.get_extra_info("socket").setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-            )
         lines = [
             f"{method} /{VERSION}/runtime/{path} HTTP/1.1",
             f"Host: {self._address}",
@@ -139,10 +119,7 @@ class RuntimeApiConnection:
         ]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         head = "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n"
-        await self.write(
-            head + body if len(body) < LONGEST_HEAD else head,
-            body if len(body) >= LONGEST_HEAD else b"",
-        )
+        await self.write(head, body)
 
     async def write(self, *pieces: bytes) -> None:
         assert self._writer is not None
@@ -186,7 +163,7 @@ class StreamedReply:
         if not part:  # an empty chunk would end the answer
             return
         chunk = b"%x\r\n%b\r\n" % (len(part), part)
-        try:
+        with _or_lost():
             if not self.begun:
                 self.begun = True
                 headers = {
@@ -197,8 +174,6 @@ class StreamedReply:
                 }
                 await self._connection.begin("POST", f"invocation/{self._id}/response", headers)
             await self._connection.write(chunk)
-        except OSError as error:
-            raise ConnectionLost(f"the connection to the Runtime API is lost: {error!r}") from error
 
     async def end(self, kind: str = "", message: str = "") -> None:
         """With a `kind` the answer was interrupted, and the trailers carry the error."""
@@ -210,11 +185,17 @@ class StreamedReply:
                     "latin-1", "replace"
                 )
             )
-        try:
+        with _or_lost():
             await self._connection.write(b"0\r\n" + trailers + b"\r\n")
             _check(await self._connection.reply())
-        except (OSError, EOFError, ValueError, IndexError) as error:
-            raise ConnectionLost(f"the connection to the Runtime API is lost: {error!r}") from error
+
+
+@contextmanager
+def _or_lost() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
+        raise ConnectionLost(f"the connection to the Runtime API is lost: {error!r}") from error
 
 
 def _check(reply: ApiReply) -> None:

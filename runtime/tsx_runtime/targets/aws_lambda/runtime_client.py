@@ -58,12 +58,11 @@ async def _run(env: MutableMapping[str, str]) -> int:
     except (TsxError, ArchiveError, OSError) as error:
         message, trace = (
             getattr(error, "message", str(error)),
-            getattr(error, "traceback", None) or "",
+            getattr(error, "traceback", "") or "",
         )
         logger.error("the function cannot start: %s\n%s", message, trace)
-        await RuntimeApiConnection(address).fail_init(
-            type(error).__name__, message, trace.splitlines()
-        )
+        connection = RuntimeApiConnection(address)
+        await connection.fail("", type(error).__name__, message, trace.splitlines())
         return 1
     pollers = [
         Poller(function, RuntimeApiConnection(address)) for _ in range(function.own.concurrency)

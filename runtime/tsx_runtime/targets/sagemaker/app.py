@@ -40,6 +40,7 @@ from tsx_runtime.api.messages import (
     read_body,
     rest_of,
     send_whole,
+    while_client_waits,
 )
 from tsx_runtime.api.request_options import deadline, priority_and_timeout
 from tsx_runtime.api.urls import Target, check_query, find_target, resolve
@@ -71,7 +72,6 @@ from tsx_runtime.targets.sagemaker.batch_transform import (
     joined,
     lines_of,
     room,
-    unless_gone,
 )
 from tsx_runtime.targets.sagemaker.environment import PAYLOAD, SageMakerSettings, Transform
 from tsx_runtime.targets.sagemaker.multi_model import LoadedModel, Models, registry_name
@@ -213,8 +213,8 @@ class SageMakerApp:
             partial(_line, given),
         )
         try:
-            answers = await unless_gone(
-                receive, answer_each(lines_of(body), route, self._gate(target), job_of, most)
+            answers = await while_client_waits(
+                answer_each(lines_of(body), route, self._gate(target), job_of, most), receive
             )
         except LineFailed as failure:
             text = f"{failure} No line was processed: correct that line or remove it."

@@ -5,12 +5,11 @@ JKS is read here; PKCS12 by `cryptography`, from the extra `keystore`.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import io
+import ssl
 import struct
-import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,5 +166,4 @@ def _der_element(der: bytes) -> tuple[bytes, bytes]:
 
 
 def _pem(kind: str, der: bytes) -> bytes:
-    body = "\n".join(textwrap.wrap(base64.b64encode(der).decode(), 64))
-    return f"-----BEGIN {kind}-----\n{body}\n-----END {kind}-----\n".encode()
+    return ssl.DER_cert_to_PEM_cert(der).replace("CERTIFICATE", kind).encode()
