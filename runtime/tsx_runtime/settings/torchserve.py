@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tsx_archiver.metadata.model_limits import SAVED
@@ -19,6 +19,8 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.model_limits import with_limits
 from tsx_runtime.settings.properties import parse_properties
 from tsx_runtime.shared.suggestions import suggestion
+
+ResultT = TypeVar("ResultT")
 
 ENV_PREFIX = "TS_"
 MODELS, SNAPSHOT = "models", "model_snapshot"
@@ -231,72 +233,36 @@ def load_properties(path: Path) -> dict[str, str]:
 
 def parse_versions(text: str, origin: str) -> tuple[Versions, list[str]]:
     """The value of `models`: `{"name": {"version": {"batchSize": 4}}}`. Raises SettingError."""
-    return _versions(_json_object(text, MODELS, origin), MODELS, origin)
+    versions = _parsed(TypeAdapter(Versions), text, MODELS, origin)
+    return versions, _unknown(json.loads(text), MODELS, origin)
 
 
 def parse_snapshot(text: str, origin: str) -> tuple[Snapshot, list[str]]:
     """The value of `model_snapshot`. Raises SettingError."""
-    data = _json_object(text, SNAPSHOT, origin)
-    models, notices = _versions(data.pop("models", None) or {}, f"{SNAPSHOT}.models", origin)
-    snapshot = _checked(Snapshot, data, SNAPSHOT, origin)
-    return snapshot.model_copy(update={"models": models}), notices
+    snapshot = _parsed(TypeAdapter(Snapshot), text, SNAPSHOT, origin)
+    return snapshot, _unknown(json.loads(text).get("models", {}), f"{SNAPSHOT}.models", origin)
 
 
-def _versions(data: object, where: str, origin: str) -> tuple[Versions, list[str]]:
-    found: Versions = {}
-    notices = []
-    names = [to_camel(name) for name in VersionSettings.model_fields]
-    for model, versions in _objects(data, where, origin):
-        for version, values in _objects(versions, f"{where}.{model}", origin):
-            place = f"{where}.{model}.{version}"
-            if not isinstance(values, dict):
-                raise SettingError(
-                    f'{place} in {origin} takes an object such as {{"batchSize": 4}}, not'
-                    f" {values!r}"
-                )
-            found.setdefault(model, {})[version] = _checked(VersionSettings, values, place, origin)
-            unknown = [name for name in values if name not in names]
-            notices += [
-                f"{origin}: {place}.{name} has no effect here{suggestion(name, names)}"
-                for name in unknown
-            ]
-    return found, notices
-
-
-def _objects(data: object, where: str, origin: str) -> Iterator[tuple[str, Any]]:
-    if not isinstance(data, dict):
-        raise SettingError(
-            f'{where} in {origin} takes an object such as {{"noop": {{"1.0": {{"batchSize":'
-            f" 4}}}}}}, not {data!r}"
-        )
-    yield from data.items()
-
-
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
-def _checked(kind: type[_Model], values: Mapping[str, Any], where: str, origin: str) -> _Model:
+def _parsed(kind: TypeAdapter[ResultT], text: str, name: str, origin: str) -> ResultT:
     try:
-        return kind.model_validate(values)
+        return kind.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in (where, *first["loc"]))
+        place = ".".join(map(str, (name, *first["loc"])))
         raise SettingError(
-            f"{name} cannot be {first['input']!r} (from {origin}): {first['msg']}"
+            f"{place} cannot be {str(first['input'])[:100]!r} (from {origin}): {first['msg']}"
         ) from error
 
 
-def _json_object(text: str, name: str, origin: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise SettingError(
-            f"{name} in {origin} is not JSON: {error}. It takes an object; end each line but the"
-            " last with a \\"
-        ) from error
-    if not isinstance(data, dict):
-        raise SettingError(f"{name} in {origin} takes a JSON object, not {data!r}")
-    return data
+def _unknown(models: Any, where: str, origin: str) -> list[str]:
+    names = [to_camel(name) for name in VersionSettings.model_fields]
+    return [
+        f"{origin}: {where}.{model}.{version}.{name} has no effect here{suggestion(name, names)}"
+        for model, versions in models.items()
+        for version, values in versions.items()
+        for name in values
+        if name not in names
+    ]
 
 
 def _from_variables(given: Mapping[str, str], env: Mapping[str, str]) -> Iterator[PropertiesKey]:

@@ -120,7 +120,7 @@ def test_entries_name_a_file_and_maybe_a_name(tmp_path: Path) -> None:
     assert orders(f"{tmp_path}/a.war") == [(f"{tmp_path}/a.war", None)]
     assert orders() == []
     for word in ("a.war", "all"):
-        with pytest.raises(SettingError, match=f"'{word}', .*give the archives' directory"):
+        with pytest.raises(SettingError, match=f"'{word}' .*give the archives' directory"):
             orders(word)
 
 
