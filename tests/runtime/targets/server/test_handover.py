@@ -33,6 +33,7 @@ from tsx_runtime.targets.server.handover import _connect, replaceable
 from tsx_runtime.targets.server.listeners import Listener, PassedSocket, bind_unix
 from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
 
+pytestmark = pytest.mark.anyio
 STRANGER = 54321
 as_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0,
@@ -42,8 +43,6 @@ as_root = pytest.mark.skipif(
 ECHO = "def handle(data, context):\n    return None if data is None else [%r] * len(data)\n"
 AS_SYSTEMD = """
 import os, sys
-
-pytestmark = pytest.mark.anyio
 for place, passed in enumerate(sys.argv[1:3], 3):
     os.dup2(int(passed), place)
 os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "inference:management"}
