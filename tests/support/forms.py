@@ -72,9 +72,8 @@ def _quick_compiles() -> Iterator[None]:
     """Torch does not try how this machine compiles vectors, and compiles none of its headers for
     later: for few models neither pays.
     """
-    if (
-        "torch._inductor" not in sys.modules
-    ):  # which takes seconds, and which other forms do without
+    # Which takes seconds, and which other forms do without.
+    if "torch._inductor" not in sys.modules:
         yield
         return
     from torch._inductor.cpu_vec_isa import VecISA

@@ -70,6 +70,7 @@ def make_model(
         files["model-config.yaml"] = config
         model["configFile"] = "model-config.yaml"
     files["MAR-INF/MANIFEST.json"] = json.dumps({"runtime": "python", "model": model})
+    place.parent.mkdir(parents=True, exist_ok=True)
     if place.suffix == ".mar":
         with zipfile.ZipFile(place, "w") as archive:
             for member, text in files.items():

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from tests.support import forked
 FREE_PORTS = ("--port", "0", "--management-port", "0", "--metrics-port", "0")
 FREE_GRPC_PORTS = ("--set", "enable_grpc=true", "--grpc-port", "0", "--grpc-management-port", "0")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")  # colours and the moves of the cursor
+FreePorts = Callable[[int], list[int]]  # the fixture `free_ports`
 DEADLINE = 90.0  # seconds; of a machine that has other things to do
 
 

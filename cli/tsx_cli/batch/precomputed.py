@@ -18,7 +18,7 @@ from tsx_runtime.jobs.service import postgres_store
 from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, StoredAnswer
-from tsx_runtime.settings.jobs import POSTGRES, SQLITE
+from tsx_runtime.settings.schema import POSTGRES, SQLITE
 from tsx_runtime.wire import header_block
 
 PREFIX = "jobs+"  # of an output that is such a store

@@ -178,9 +178,8 @@ class CallbackSender:
 
         Raises TsxError if there is none.
         """
-        from tsx_runtime.sources.http_download import (
-            post,
-        )  # here, as urllib3 opens a socket when it is imported
+        # Here, as urllib3 opens a socket when it is imported.
+        from tsx_runtime.sources.http_download import post
 
         try:
             url = parse_url(due.url)

@@ -84,9 +84,8 @@ class Runner:
         self._held: dict[Claim, asyncio.Task[None]] = {}
         self._at_model: dict[Claim, str] = {}  # the model of each that is not answered yet
         self._seconds: dict[str, float] = {}  # that a job of a model takes, in the mean
-        self._ended: WeakValueDictionary[str, asyncio.Event] = (
-            WeakValueDictionary()
-        )  # as long as somebody waits
+        # As long as somebody waits.
+        self._ended: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._tasks = TaskGroup()
         self._wake = asyncio.Event()
         self._problem = ""  # of the store, as it was logged

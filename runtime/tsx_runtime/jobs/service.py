@@ -18,8 +18,7 @@ from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobState, NewJob, StoredAnswer
 from tsx_runtime.settings.addresses import parse_address
-from tsx_runtime.settings.jobs import OFF, POSTGRES, SQLITE
-from tsx_runtime.settings.schema import Settings
+from tsx_runtime.settings.schema import OFF, POSTGRES, SQLITE, Settings
 from tsx_runtime.sources.urls import AllowList
 
 JOBS_PER_CLIENT = 1000  # where other machines can connect and nothing else is set

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tsx_runtime.errors import JobsFull, StoreUnavailable, TooManyRequests
 from tsx_runtime.jobs.sql_thread import Session, SqlThread
@@ -32,6 +33,21 @@ REQUEUE = "state = 'queued', owner = NULL, started = NULL"
 HELD = "id = ? AND attempts = ? AND owner = ? AND state = 'running'"
 KEY = "kind = ? AND scope = ? AND name = ?"
 BEGUN = f"{KEY} AND status IS NULL AND headers = ?"  # by this owner
+Params = ParamSpec("Params")
+ResultT = TypeVar("ResultT")
+
+
+def _transaction(
+    work: Callable[Concatenate[Any, Session, Params], ResultT],
+) -> Callable[Concatenate[Any, Params], Coroutine[Any, Any, ResultT]]:
+    """Make a coroutine of a method that works in a transaction."""
+
+    @wraps(work)
+    async def call(self: Any, /, *args: Params.args, **options: Params.kwargs) -> ResultT:
+        result: ResultT = await self.do(lambda session: work(self, session, *args, **options))
+        return result
+
+    return call
 
 
 class SqlStore(SqlThread):
@@ -57,8 +73,10 @@ class SqlStore(SqlThread):
 
     # Jobs, for clients
 
-    async def add(
+    @_transaction
+    def add(
         self,
+        session: Session,
         job: NewJob,
         most: int,
         most_of_client: int = 0,
@@ -71,90 +89,78 @@ class SqlStore(SqlThread):
         Raises `JobsFull` where so many are queued or running, and `TooManyRequests` where so many
         are this client's (0: any number).
         """
-
-        def work(session: Session) -> None:
-            _check_room(session, job.client, most, most_of_client)
-            if answer is not None:
-                if not session.run(
-                    f"DELETE FROM tsx_answers WHERE {BEGUN}", *answer[0], owner.encode()
-                ):
-                    raise StoreUnavailable(
-                        "Another server works on this Idempotency-Key now. Send the request again.",
-                        retry_after=1,
-                    )
-                _put(session, *answer)
-            fields = (
-                "id, state, model, version, priority, client, request_id, size, created, deadline,"
-                " callback"
-            )
-            added = session.run(
-                f"INSERT INTO tsx_jobs ({fields}) VALUES (?, 'queued', ?, ?, ?, ?, ?, ?, {{now}},"
-                " ?, ?) ON CONFLICT (id) DO NOTHING",
-                *(job.id, job.model, job.version, job.priority, job.client, job.request.request_id),
-                *(len(job.request.body), job.deadline, job.callback),
-            )
-            if added:  # else an earlier try was committed after all
-                fields = ", ".join(StoredRequest._fields)
-                session.run(
-                    f"INSERT INTO tsx_requests (id, {fields}) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    job.id,
-                    *job.request,
+        _check_room(session, job.client, most, most_of_client)
+        if answer is not None:
+            if not session.run(
+                f"DELETE FROM tsx_answers WHERE {BEGUN}", *answer[0], owner.encode()
+            ):
+                raise StoreUnavailable(
+                    "Another server works on this Idempotency-Key now. Send the request again.",
+                    retry_after=1,
                 )
+            _put(session, *answer)
+        fields = (
+            "id, state, model, version, priority, client, request_id, size, created, deadline,"
+            " callback"
+        )
+        added = session.run(
+            f"INSERT INTO tsx_jobs ({fields}) VALUES (?, 'queued', ?, ?, ?, ?, ?, ?, {{now}},"
+            " ?, ?) ON CONFLICT (id) DO NOTHING",
+            *(job.id, job.model, job.version, job.priority, job.client, job.request.request_id),
+            *(len(job.request.body), job.deadline, job.callback),
+        )
+        if added:  # else an earlier try was committed after all
+            fields = ", ".join(StoredRequest._fields)
+            session.run(
+                f"INSERT INTO tsx_requests (id, {fields}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                job.id,
+                *job.request,
+            )
 
-        await self.do(work)
+    @_transaction
+    def get(self, session: Session, id: str) -> JobRecord | None:
+        return _get(session, id)
 
-    async def get(self, id: str) -> JobRecord | None:
-        return await self.do(lambda session: _get(session, id))
-
-    async def ahead(self, job: JobRecord) -> int:
+    @_transaction
+    def ahead(self, session: Session, job: JobRecord) -> int:
         """How many queued jobs of its model go before it."""
         before = (
             "state = 'queued' AND model = ? AND (priority > ? OR (priority = ? AND number < ?))"
         )
         values = (job.model, job.priority, job.priority, job.number)
-        count: int = (
-            await self.do(
-                lambda session: session.row(
-                    f"SELECT count(*) FROM tsx_jobs WHERE {before}", *values
-                )
-            )
-        )[0]
+        count: int = session.row(f"SELECT count(*) FROM tsx_jobs WHERE {before}", *values)[0]
         return count
 
-    async def cancel(self, id: str, keep: float) -> JobRecord | None:
+    @_transaction
+    def cancel(self, session: Session, id: str, keep: float) -> JobRecord | None:
         """Cancel it where it is queued or running; returns it as it is now.
 
         A server that runs it learns it by `renew`.
         """
+        change = "state = 'cancelled', owner = NULL, finished = {now}, expires = {now} + ?"
+        session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ? AND {LIVE}", keep, id)
+        return _get(session, id)
 
-        def work(session: Session) -> JobRecord | None:
-            change = "state = 'cancelled', owner = NULL, finished = {now}, expires = {now} + ?"
-            session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ? AND {LIVE}", keep, id)
-            return _get(session, id)
-
-        return await self.do(work)
-
-    async def retry(self, id: str) -> JobRecord | None:
+    @_transaction
+    def retry(self, session: Session, id: str) -> JobRecord | None:
         """Queue it again where it is done or cancelled, and forget its answer; returns it as it is
         now.
         """
+        change = (
+            "state = 'queued', status = NULL, started = NULL, finished = NULL, expires = NULL,"
+            " deadline = NULL"
+        )
+        if session.run(
+            f"UPDATE tsx_jobs SET {change} WHERE id = ? AND state IN ('done', 'cancelled')", id
+        ):
+            session.run(f"DELETE FROM tsx_answers WHERE {KEY}", JOB, "", id)
+            session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
+        return _get(session, id)
 
-        def work(session: Session) -> JobRecord | None:
-            change = (
-                "state = 'queued', status = NULL, started = NULL, finished = NULL, expires = NULL,"
-                " deadline = NULL"
-            )
-            if session.run(
-                f"UPDATE tsx_jobs SET {change} WHERE id = ? AND state IN ('done', 'cancelled')", id
-            ):
-                session.run(f"DELETE FROM tsx_answers WHERE {KEY}", JOB, "", id)
-                session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
-            return _get(session, id)
-
-        return await self.do(work)
-
-    async def list_jobs(
+    @_transaction
+    def list_jobs(
         self,
+        session: Session,
         *,
         state: JobState | None = None,
         model: str | None = None,
@@ -172,153 +178,151 @@ class SqlStore(SqlThread):
         given = {test: value for test, value in wanted.items() if value is not None}
         where = f"WHERE {' AND '.join(given)}" if given else ""
         sql = f"SELECT {RECORD} FROM tsx_jobs {where} ORDER BY number DESC LIMIT ?"
-        return [JobRecord(*row) for row in await self._rows(sql, *given.values(), limit)]
+        return [JobRecord(*row) for row in session.rows(sql, *given.values(), limit)]
 
-    async def counts(self) -> dict[tuple[str, JobState], int]:
+    @_transaction
+    def counts(self, session: Session) -> dict[tuple[str, JobState], int]:
         """Jobs by model and state."""
-        rows = await self._rows("SELECT model, state, count(*) FROM tsx_jobs GROUP BY state, model")
+        rows = session.rows("SELECT model, state, count(*) FROM tsx_jobs GROUP BY state, model")
         return {(model, state): count for model, state, count in rows}
 
-    async def oldest(self) -> dict[str, float]:
+    @_transaction
+    def oldest(self, session: Session) -> dict[str, float]:
         """Seconds for which the oldest queued job of each model has waited."""
         # by an index alone
         first = "SELECT min(number) FROM tsx_jobs WHERE state = 'queued' GROUP BY model"
-        rows = await self._rows(
+        rows = session.rows(
             f"SELECT model, {{now}} - created FROM tsx_jobs WHERE number IN ({first})"
         )
         return {model: max(0.0, seconds) for model, seconds in rows}
 
     # Jobs, for the servers that run them
 
-    async def request(self, id: str) -> StoredRequest | None:
-        rows = await self._rows(
+    @_transaction
+    def request(self, session: Session, id: str) -> StoredRequest | None:
+        rows = session.rows(
             f"SELECT {', '.join(StoredRequest._fields)} FROM tsx_requests WHERE id = ?", id
         )
         return StoredRequest(*rows[0]) if rows else None
 
-    async def waiting(self) -> tuple[set[JobTarget], set[JobTarget]]:
+    @_transaction
+    def waiting(self, session: Session) -> tuple[set[JobTarget], set[JobTarget]]:
         """What has queued jobs, and what has running ones, on whatever server."""
-        rows = await self._rows(f"SELECT DISTINCT state, model, version FROM tsx_jobs WHERE {LIVE}")
+        rows = session.rows(f"SELECT DISTINCT state, model, version FROM tsx_jobs WHERE {LIVE}")
         queued, running = (
             {(model, version) for state, model, version in rows if state == each}
             for each in ("queued", "running")
         )
         return queued, running
 
-    async def claim(
-        self, wanted: Mapping[JobTarget, int], owner: str, seconds: float
+    @_transaction
+    def claim(
+        self, session: Session, wanted: Mapping[JobTarget, int], owner: str, seconds: float
     ) -> list[JobRecord]:
         """At most so many jobs of each target, which from now on are `owner`'s for so many
         seconds.
         """
-
-        def work(session: Session) -> list[JobRecord]:
-            claimed = []
-            for target, most in wanted.items():
-                queued = (
-                    "WHERE state = 'queued' AND model = ? AND version = ? ORDER BY priority DESC,"
-                    " number LIMIT ?"
+        claimed = []
+        for target, most in wanted.items():
+            queued = (
+                "WHERE state = 'queued' AND model = ? AND version = ? ORDER BY priority DESC,"
+                " number LIMIT ?"
+            )
+            for (id,) in session.rows(
+                f"SELECT id FROM tsx_jobs {queued} {{locked}}", *target, most
+            ):
+                change = (
+                    "state = 'running', attempts = attempts + 1, started = {now}, owner = ?,"
+                    " lease = {now} + ?"
                 )
-                for (id,) in session.rows(
-                    f"SELECT id FROM tsx_jobs {queued} {{locked}}", *target, most
-                ):
-                    change = (
-                        "state = 'running', attempts = attempts + 1, started = {now}, owner = ?,"
-                        " lease = {now} + ?"
-                    )
-                    session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ?", owner, seconds, id)
-                    claimed.append(_get(session, id))
-            return [job for job in claimed if job is not None]
+                session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ?", owner, seconds, id)
+                claimed.append(_get(session, id))
+        return [job for job in claimed if job is not None]
 
-        return await self.do(work)
-
-    async def renew(self, held: Collection[Claim], owner: str, seconds: float) -> set[Claim]:
+    @_transaction
+    def renew(
+        self, session: Session, held: Collection[Claim], owner: str, seconds: float
+    ) -> set[Claim]:
         """Keep jobs for so many seconds from now on. Returns those that are the owner's no more."""
+        sql = f"UPDATE tsx_jobs SET lease = {{now}} + ? WHERE {HELD}"
+        return {claim for claim in held if not session.run(sql, seconds, *claim, owner)}
 
-        def work(session: Session) -> set[Claim]:
-            sql = f"UPDATE tsx_jobs SET lease = {{now}} + ? WHERE {HELD}"
-            return {claim for claim in held if not session.run(sql, seconds, *claim, owner)}
-
-        return await self.do(work)
-
-    async def release(self, owner: str) -> None:
+    @_transaction
+    def release(self, session: Session, owner: str) -> None:
         """Queue all jobs again that this owner runs."""
-        await self._change(
-            f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running' AND owner = ?", owner
-        )
+        session.run(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running' AND owner = ?", owner)
 
-    async def finish(
-        self, id: str, attempts: int, owner: str, answer: StoredAnswer, keep: float
+    @_transaction
+    def finish(
+        self,
+        session: Session,
+        id: str,
+        attempts: int,
+        owner: str,
+        answer: StoredAnswer,
+        keep: float,
     ) -> bool:
         """Store the answer for so many seconds; False where the job is the owner's no more
         (cancelled, or claimed by another server).
         """
+        change = "state = 'done', owner = NULL, status = ?, finished = {now}, expires = {now} + ?"
+        if not session.run(
+            f"UPDATE tsx_jobs SET {change} WHERE {HELD}",
+            answer.status,
+            keep,
+            id,
+            attempts,
+            owner,
+        ):
+            return False
+        (expires,) = session.row("SELECT expires FROM tsx_jobs WHERE id = ?", id)
+        _put(session, AnswerKey(JOB, "", id), answer._replace(expires=expires))
+        called = "SELECT id, callback, {now} FROM tsx_jobs WHERE id = ? AND callback <> ''"
+        session.run(f"INSERT INTO tsx_callbacks (id, url, due) {called}", id)
+        return True
 
-        def work(session: Session) -> bool:
-            change = (
-                "state = 'done', owner = NULL, status = ?, finished = {now}, expires = {now} + ?"
-            )
-            if not session.run(
-                f"UPDATE tsx_jobs SET {change} WHERE {HELD}",
-                answer.status,
-                keep,
-                id,
-                attempts,
-                owner,
-            ):
-                return False
-            (expires,) = session.row("SELECT expires FROM tsx_jobs WHERE id = ?", id)
-            _put(session, AnswerKey(JOB, "", id), answer._replace(expires=expires))
-            called = "SELECT id, callback, {now} FROM tsx_jobs WHERE id = ? AND callback <> ''"
-            session.run(f"INSERT INTO tsx_callbacks (id, url, due) {called}", id)
-            return True
-
-        return await self.do(work)
-
-    async def reclaim(self) -> None:
+    @_transaction
+    def reclaim(self, session: Session) -> None:
         """Queue the jobs again whose lease has run out."""
-        await self._change(
-            f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running' AND lease < {{now}}"
-        )
+        session.run(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running' AND lease < {{now}}")
 
-    async def expire(self) -> bool:
+    @_transaction
+    def expire(self, session: Session) -> bool:
         """Remove some of what has passed its `expires`: requests and answers, a day later the
         record of the job. False: that was all.
         """
-
-        def work(session: Session) -> bool:
-            gone = session.rows(
-                "SELECT id, state FROM tsx_jobs WHERE expires < {now} ORDER BY expires LIMIT"
-                f" {EXPIRED_AT_ONCE}"
-            )
-            for id, state in gone:
-                if state == "expired":
-                    session.run("DELETE FROM tsx_jobs WHERE id = ?", id)
-                else:
-                    session.run(
-                        "UPDATE tsx_jobs SET state = 'expired', expires = {now} + ? WHERE id = ?",
-                        TOMBSTONE,
-                        id,
-                    )
-                    session.run("DELETE FROM tsx_requests WHERE id = ?", id)
-                    session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
-            old = (
-                "SELECT kind, scope, name FROM tsx_answers WHERE expires < {now} LIMIT"
-                f" {EXPIRED_AT_ONCE}"
-            )
-            removed = session.run(f"DELETE FROM tsx_answers WHERE (kind, scope, name) IN ({old})")
-            return max(len(gone), removed) >= EXPIRED_AT_ONCE
-
-        return await self.do(work)
+        gone = session.rows(
+            "SELECT id, state FROM tsx_jobs WHERE expires < {now} ORDER BY expires LIMIT"
+            f" {EXPIRED_AT_ONCE}"
+        )
+        for id, state in gone:
+            if state == "expired":
+                session.run("DELETE FROM tsx_jobs WHERE id = ?", id)
+            else:
+                session.run(
+                    "UPDATE tsx_jobs SET state = 'expired', expires = {now} + ? WHERE id = ?",
+                    TOMBSTONE,
+                    id,
+                )
+                session.run("DELETE FROM tsx_requests WHERE id = ?", id)
+                session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
+        old = (
+            "SELECT kind, scope, name FROM tsx_answers WHERE expires < {now} LIMIT"
+            f" {EXPIRED_AT_ONCE}"
+        )
+        removed = session.run(f"DELETE FROM tsx_answers WHERE (kind, scope, name) IN ({old})")
+        return max(len(gone), removed) >= EXPIRED_AT_ONCE
 
     # Answers by key
 
-    async def get_answer(self, key: AnswerKey) -> StoredAnswer | None:
+    @_transaction
+    def get_answer(self, session: Session, key: AnswerKey) -> StoredAnswer | None:
         """None where there is none, or it has expired."""
-        return await self.do(lambda session: _answer(session, key))
+        return _answer(session, key)
 
-    async def begin_answer(
-        self, key: AnswerKey, fingerprint: str, owner: str, seconds: float
+    @_transaction
+    def begin_answer(
+        self, session: Session, key: AnswerKey, fingerprint: str, owner: str, seconds: float
     ) -> StoredAnswer | None:
         """None: there is no answer, and from now on nobody but the caller works on it, for so many
         seconds. Else what there is.
@@ -332,97 +336,86 @@ class SqlStore(SqlThread):
             f"INSERT INTO tsx_answers (kind, scope, name, {ANSWER}) VALUES ({values}) {REPLACE}"
             f" WHERE {free}"
         )
+        if session.run(sql, *key, owner.encode(), b"", fingerprint, seconds):
+            return None
+        gone_meanwhile = StoredAnswer(
+            None, fingerprint=fingerprint
+        )  # so that the caller looks again
+        return _answer(session, key) or gone_meanwhile
 
-        def work(session: Session) -> StoredAnswer | None:
-            if session.run(sql, *key, owner.encode(), b"", fingerprint, seconds):
-                return None
-            gone_meanwhile = StoredAnswer(
-                None, fingerprint=fingerprint
-            )  # so that the caller looks again
-            return _answer(session, key) or gone_meanwhile
-
-        return await self.do(work)
-
-    async def renew_answer(self, key: AnswerKey, owner: str, seconds: float) -> None:
+    @_transaction
+    def renew_answer(self, session: Session, key: AnswerKey, owner: str, seconds: float) -> None:
         """Work on it for so many seconds from now on."""
-        await self._change(
+        session.run(
             f"UPDATE tsx_answers SET expires = {{now}} + ? WHERE {BEGUN}",
             seconds,
             *key,
             owner.encode(),
         )
 
-    async def end_answer(self, key: AnswerKey, owner: str, answer: StoredAnswer | None) -> bool:
+    @_transaction
+    def end_answer(
+        self, session: Session, key: AnswerKey, owner: str, answer: StoredAnswer | None
+    ) -> bool:
         """Store what came of the owner's work, or that nothing did; False where it is the owner's
         no more.
         """
+        ended = session.run(f"DELETE FROM tsx_answers WHERE {BEGUN}", *key, owner.encode()) > 0
+        if ended and answer is not None:
+            _put(session, key, answer)
+        return ended
 
-        def work(session: Session) -> bool:
-            ended = session.run(f"DELETE FROM tsx_answers WHERE {BEGUN}", *key, owner.encode()) > 0
-            if ended and answer is not None:
-                _put(session, key, answer)
-            return ended
-
-        return await self.do(work)
-
-    async def put_answer(self, key: AnswerKey, answer: StoredAnswer) -> None:
+    @_transaction
+    def put_answer(self, session: Session, key: AnswerKey, answer: StoredAnswer) -> None:
         """Store it, in place of what is there under this key."""
-        await self.do(lambda session: _put(session, key, answer))
+        _put(session, key, answer)
 
     # Callbacks
 
-    async def claim_callbacks(
-        self, most: int, seconds: float, closed: Collection[str] = ()
+    @_transaction
+    def claim_callbacks(
+        self, session: Session, most: int, seconds: float, closed: Collection[str] = ()
     ) -> list[DueCallback]:
         """Claim due callbacks for so many seconds, unless their URL begins with one of `closed`."""
         others, values = _not_to(closed)
-
-        def work(session: Session) -> list[DueCallback]:
-            claimed = []
-            due = (
-                f"SELECT id, url, attempts FROM tsx_callbacks WHERE due <= {{now}}{others} ORDER BY"
-                " due LIMIT ? {locked}"
+        claimed = []
+        due = (
+            f"SELECT id, url, attempts FROM tsx_callbacks WHERE due <= {{now}}{others} ORDER BY"
+            " due LIMIT ? {locked}"
+        )
+        for id, url, attempts in session.rows(due, *values, most):
+            session.run(
+                "UPDATE tsx_callbacks SET attempts = attempts + 1, due = {now} + ? WHERE id = ?",
+                seconds,
+                id,
             )
-            for id, url, attempts in session.rows(due, *values, most):
-                session.run(
-                    "UPDATE tsx_callbacks SET attempts = attempts + 1, due = {now} + ? WHERE"
-                    " id = ?",
-                    seconds,
-                    id,
-                )
-                job, answer = _get(session, id), _answer(session, AnswerKey(JOB, "", id))
-                if job is None or answer is None:  # it has expired
-                    session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
-                else:
-                    claimed.append(DueCallback(id, url, attempts + 1, job.request_id, answer))
-            return claimed
+            job, answer = _get(session, id), _answer(session, AnswerKey(JOB, "", id))
+            if job is None or answer is None:  # it has expired
+                session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
+            else:
+                claimed.append(DueCallback(id, url, attempts + 1, job.request_id, answer))
+        return claimed
 
-        return await self.do(work)
-
-    async def next_callback(self, closed: Collection[str] = ()) -> float | None:
+    @_transaction
+    def next_callback(self, session: Session, closed: Collection[str] = ()) -> float | None:
         """Return the seconds until the next is due, of those whose receiver is not `closed`."""
         others, values = _not_to(closed)
         sql = f"SELECT min(due) - {{now}} FROM tsx_callbacks WHERE url <> ''{others}"
-        seconds: float | None = (await self._rows(sql, *values))[0][0]
+        seconds: float | None = (session.rows(sql, *values))[0][0]
         return seconds
 
-    async def end_callback(self, id: str, retry_in: float | None, error: str) -> None:
+    @_transaction
+    def end_callback(self, session: Session, id: str, retry_in: float | None, error: str) -> None:
         """It was received or given up (None), or is to be sent again."""
         if retry_in is None:
-            await self._change("DELETE FROM tsx_callbacks WHERE id = ?", id)
+            session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
         else:
-            await self._change(
+            session.run(
                 "UPDATE tsx_callbacks SET due = {now} + ?, error = ? WHERE id = ?",
                 retry_in,
                 error,
                 id,
             )
-
-    async def _rows(self, sql: str, *values: Any) -> list[Any]:
-        return await self.do(lambda session: session.rows(sql, *values))
-
-    async def _change(self, sql: str, *values: Any) -> None:
-        await self.do(lambda session: session.run(sql, *values))
 
 
 def _not_to(closed: Collection[str]) -> tuple[str, list[Any]]:

@@ -20,9 +20,8 @@ from typing import Literal, NamedTuple, TypeAlias
 JobState: TypeAlias = Literal["queued", "running", "done", "cancelled", "expired"]
 JobTarget: TypeAlias = tuple[str, str]  # a model, and the version that was requested (empty: none)
 Claim: TypeAlias = tuple[str, int]  # a job's id and its number of attempts
-PRECOMPUTED = (  # the kind of an answer that was computed in advance: its scope is the model
-    "precomputed"
-)
+# The kind of an answer that was computed in advance: its scope is the model.
+PRECOMPUTED = "precomputed"
 JOB = "job"  # the kind of an answer to a job: its key is the job's id
 
 
@@ -45,9 +44,8 @@ class NewJob(NamedTuple):
     version: str  # as requested; empty for the default, or what the model's traffic picks
     request: StoredRequest
     priority: int = 0  # greater goes first
-    deadline: float | None = (
-        None  # seconds since the epoch: a job that is not started by then is refused
-    )
+    # Seconds since the epoch: a job that is not started by then is refused.
+    deadline: float | None = None
     client: str = ""  # by which jobs are counted for quotas
     callback: str = ""  # URL
 

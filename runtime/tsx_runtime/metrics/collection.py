@@ -130,7 +130,8 @@ def _add_host(families: Families, reading: Reading) -> None:
 
 
 def _add_in_flight(families: Families, budget: ByteBudget, labels: Labels) -> None:
-    for name, kind, text, value in (
+    families.add_rows(
+        labels,
         (
             "tsx_bytes_in_flight",
             "gauge",
@@ -155,8 +156,7 @@ def _add_in_flight(families: Families, budget: ByteBudget, labels: Labels) -> No
             "clients disconnected because their unread answers used up max_inflight_bytes",
             budget.cut_off,
         ),
-    ):
-        families.add(name, kind, text, [(labels, value)])
+    )
 
 
 def _add_gpus(families: Families, reading: Reading) -> None:

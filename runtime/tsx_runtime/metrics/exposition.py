@@ -9,7 +9,7 @@ that, since both need Python's lock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from prometheus_client import generate_latest
@@ -40,6 +40,18 @@ class Families(Collector):
         metric = self.metric(name, kind, text)
         for labels, value in samples:
             metric.add_sample(name, labels, value)
+
+    def add_rows(self, labels: Labels, *rows: tuple[str, str, str, float]) -> None:
+        """Add a sample each: name, kind, text, value."""
+        for name, kind, text, value in rows:
+            self.add(name, kind, text, [(labels, value)])
+
+    def add_by(
+        self, key: str, name: str, text: str, labels: Labels, counts: Mapping[str, float]
+    ) -> None:
+        """Add a sample for each value of the label `key`."""
+        kind = "counter" if name.endswith("_total") else "gauge"
+        self.add(name, kind, text, [(labels | {key: each}, counts[each]) for each in counts])
 
     def add_durations(self, name: str, text: str, labels: Labels, durations: Durations) -> None:
         metric = self.metric(name, "histogram", text)

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.metrics.host import MEGA, output_of
 
 QUERY = "index,uuid,utilization.gpu,utilization.memory,memory.used,memory.total"
@@ -158,29 +157,19 @@ class Nvml:
     def __init__(self, library: ModuleType) -> None:
         self._library = library
         self._begun = False
-        self._pending: Future[list[Gpu] | None] | None = None
+        self._threads = DaemonThreads(1, "NVML")
+        self._pending: asyncio.Future[list[Gpu] | None] | None = None
 
     async def read(self, timeout: float) -> list[Gpu] | None:
         """None where the library does not work here; empty where the driver takes longer than
         `timeout` seconds.
         """
         if self._pending is None or self._pending.done():
-            self._pending = Future()
-            threading.Thread(
-                target=self._answer, args=(self._pending,), name="tsx-nvml", daemon=True
-            ).start()
+            self._pending = asyncio.ensure_future(self._threads.call(self._rows))
         try:
-            return await asyncio.wait_for(
-                asyncio.shield(asyncio.wrap_future(self._pending)), timeout
-            )
+            return await asyncio.wait_for(asyncio.shield(self._pending), timeout)
         except (TimeoutError, asyncio.TimeoutError):
             return []
-
-    def _answer(self, pending: Future[list[Gpu] | None]) -> None:
-        try:
-            pending.set_result(self._rows())
-        except Exception as error:  # the thread's boundary: it is raised in the waiting task
-            pending.set_exception(error)
 
     def _rows(self) -> list[Gpu] | None:
         nvml = self._library

@@ -83,9 +83,4 @@ def add_jobs(families: Families, reading: JobReading, host: str) -> None:
             reading.keyed,
         ),
     ):
-        families.add(
-            name,
-            "counter",
-            text,
-            [({"outcome": value, **own}, counts.get(value, 0)) for value in values],
-        )
+        families.add_by("outcome", name, text, own, {each: counts.get(each, 0) for each in values})

@@ -63,9 +63,8 @@ class MetricLog:
         self._models = Logbook(MODEL_METRICS)
         self._host = socket.gethostname()
         self._told = counts.classes
-        self._loaded: set[tuple[str, int | None]] = (
-            set()
-        )  # starts that were logged, of the present workers
+        # Starts that were logged, of the present workers.
+        self._loaded: set[tuple[str, int | None]] = set()
         self._sums: WeakKeyDictionary[ModelVersion, tuple[float, float, float]] = (
             WeakKeyDictionary()
         )  # that were logged

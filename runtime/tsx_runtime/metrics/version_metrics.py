@@ -5,6 +5,7 @@ batches, and its handler's metrics.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
 
@@ -50,29 +51,27 @@ def add_version(
     _add_times(families, version, labels, host)
     _add_batch_sizes(families, version, labels)
     if (cache := version.cache) is not None:
-        families.add(
-            "tsx_cache_hits_total",
-            "counter",
-            "requests answered from the reply cache",
-            [(labels, cache.hits)],
-        )
-        families.add(
-            "tsx_cache_misses_total",
-            "counter",
-            "requests that the reply cache could not answer",
-            [(labels, cache.misses)],
-        )
-        families.add(
-            "tsx_cache_evictions_total",
-            "counter",
-            "answers removed from the reply cache for others",
-            [(labels, cache.evictions)],
-        )
-        families.add(
-            "tsx_cache_bytes",
-            "gauge",
-            "bytes of the answers in the reply cache",
-            [(labels, cache.size)],
+        families.add_rows(
+            labels,
+            (
+                "tsx_cache_hits_total",
+                "counter",
+                "requests answered from the reply cache",
+                cache.hits,
+            ),
+            (
+                "tsx_cache_misses_total",
+                "counter",
+                "requests that the reply cache could not answer",
+                cache.misses,
+            ),
+            (
+                "tsx_cache_evictions_total",
+                "counter",
+                "answers removed from the reply cache for others",
+                cache.evictions,
+            ),
+            ("tsx_cache_bytes", "gauge", "bytes of the answers in the reply cache", cache.size),
         )
     _add_workers(families, version, labels)
     if version.slo is not None:
@@ -96,69 +95,66 @@ def add_version(
 
 def _add_requests(families: Families, version: ModelVersion, model: Labels) -> None:
     stats = version.stats
-    families.add(
-        "ts_inference_requests_total", "counter", "requests accepted", [(model, stats.requests)]
-    )
-    text = "from arrival to answer, summed over requests"
-    families.add(
-        "ts_inference_latency_microseconds", "counter", text, [(model, stats.latency.sum * MICRO)]
-    )
-    text = "from arrival to a worker, summed over requests"
-    families.add(
-        "ts_queue_latency_microseconds", "counter", text, [(model, stats.queue_seconds * MICRO)]
-    )
-    answers = [
-        (model | {"status": str(status)}, count) for status, count in sorted(stats.answers.items())
-    ]
-    families.add("tsx_answers_total", "counter", "answers of workers by HTTP status", answers)
-    refusals = [
-        (model | {"reason": reason}, stats.refusals[reason])
-        for reason in sorted({*REFUSED, *stats.refusals})
-    ]
-    families.add(
-        "tsx_refusals_total",
-        "counter",
-        "requests that no worker answered, by the kind of error",
-        refusals,
-    )
     finished = sum(stats.answers.values()) + sum(stats.refusals.values())
-    families.add(
-        "tsx_requests_total",
-        "counter",
-        "requests that were answered or refused",
-        [(model, finished)],
-    )
-    text = (
-        "requests that failed: answers of 500 and above, and refusals that the client did not cause"
-    )
-    families.add("tsx_errors_total", "counter", text, [(model, stats.errors)])
-    dropped = [
-        (model | {"metric": plain_text(name)}, count)
-        for name, count in sorted(stats.dropped_metrics.items())
-    ]
-    text = "values that a handler reported beyond the limits, by the name of the metric"
-    families.add("tsx_handler_metric_drops_total", "counter", text, dropped)
-    families.add(
-        "tsx_queue_depth", "gauge", "requests that wait for a worker", [(model, version.pending)]
-    )
-    text = (
-        "requests that wait for a worker, or in one that generates text for room in its engine:"
-        " what more servers would begin at once"
-    )
-    families.add("tsx_requests_waiting", "gauge", text, [(model, _waiting(version))])
-    if version.slo is None:  # with a latency target, it is a different one after each batch
-        families.add(
-            "tsx_queue_capacity",
+    families.add_rows(
+        model,
+        ("ts_inference_requests_total", "counter", "requests accepted", stats.requests),
+        (
+            "ts_inference_latency_microseconds",
+            "counter",
+            "from arrival to answer, summed over requests",
+            stats.latency.sum * MICRO,
+        ),
+        (
+            "ts_queue_latency_microseconds",
+            "counter",
+            "from arrival to a worker, summed over requests",
+            stats.queue_seconds * MICRO,
+        ),
+        ("tsx_requests_total", "counter", "requests that were answered or refused", finished),
+        (
+            "tsx_errors_total",
+            "counter",
+            "requests that failed: answers of 500 and above, and refusals that the client did not"
+            " cause",
+            stats.errors,
+        ),
+        ("tsx_queue_depth", "gauge", "requests that wait for a worker", version.pending),
+        (
+            "tsx_requests_waiting",
             "gauge",
-            "requests that may wait (jobQueueSize)",
-            [(model, version.queue_capacity)],
-        )
-    families.add(
-        "tsx_requests_in_flight",
-        "gauge",
-        "requests accepted and not answered yet",
-        [(model, version.in_flight)],
+            "requests that wait for a worker, or in one that generates text for room in its engine:"
+            " what more servers would begin at once",
+            _waiting(version),
+        ),
+        (
+            "tsx_requests_in_flight",
+            "gauge",
+            "requests accepted and not answered yet",
+            version.in_flight,
+        ),
     )
+    answers = {str(status): count for status, count in sorted(stats.answers.items())}
+    families.add_by(
+        "status", "tsx_answers_total", "answers of workers by HTTP status", model, answers
+    )
+    families.add_by(
+        "reason",
+        "tsx_refusals_total",
+        "requests that no worker answered, by the kind of error",
+        model,
+        {reason: stats.refusals[reason] for reason in sorted({*REFUSED, *stats.refusals})},
+    )
+    families.add_by(
+        "metric",
+        "tsx_handler_metric_drops_total",
+        "values that a handler reported beyond the limits, by the name of the metric",
+        model,
+        {plain_text(name): count for name, count in sorted(stats.dropped_metrics.items())},
+    )
+    if version.slo is None:  # with a latency target, it is a different one after each batch
+        text = "requests that may wait (jobQueueSize)"
+        families.add_rows(model, ("tsx_queue_capacity", "gauge", text, version.queue_capacity))
 
 
 def _waiting(version: ModelVersion) -> int:
@@ -219,47 +215,64 @@ def _add_batch_sizes(families: Families, version: ModelVersion, model: Labels) -
 
 def _add_workers(families: Families, version: ModelVersion, model: Labels) -> None:
     stats = version.stats
-    states = [worker.state for worker in version.workers]
-    samples = [(model | {"state": state.value}, states.count(state)) for state in WorkerState]
-    families.add("tsx_workers", "gauge", "workers by state", samples)
-    forms = [(model | {"form": plain_text(form)}, count) for form, count in version.forms.items()]
-    families.add("tsx_model_form", "gauge", "workers by the form of the model that they run", forms)
+    states = Counter(worker.state for worker in version.workers)
+    families.add_by(
+        "state",
+        "tsx_workers",
+        "workers by state",
+        model,
+        {state.value: states[state] for state in WorkerState},
+    )
+    forms = {plain_text(form): count for form, count in version.forms.items()}
+    text = "workers by the form of the model that they run"
+    families.add_by("form", "tsx_model_form", text, model, forms)
     if forms:
         fallen_back = sum(bool(worker.forms_passed_over) for worker in version.workers)
         text = "workers that do not run the first form that is configured"
-        families.add("tsx_model_form_fallback", "gauge", text, [(model, fallen_back)])
-    families.add(
-        "tsx_worker_restarts_total", "counter", "worker restarts", [(model, stats.restarts)]
+        families.add_rows(model, ("tsx_model_form_fallback", "gauge", text, fallen_back))
+    families.add_rows(
+        model,
+        ("tsx_worker_restarts_total", "counter", "worker restarts", stats.restarts),
+        (
+            "tsx_workers_desired",
+            "gauge",
+            "workers that the load, or minWorkers, asks for",
+            len(version.workers),
+        ),
+        (
+            "tsx_worker_busy_seconds_total",
+            "counter",
+            "time in which workers processed batches",
+            stats.busy_seconds,
+        ),
     )
-    families.add(
-        "tsx_workers_desired",
-        "gauge",
-        "workers that the load, or minWorkers, asks for",
-        [(model, len(version.workers))],
-    )
-    scaled = [(model | {"reason": reason}, stats.scalings[reason]) for reason in SCALED]
-    text = (
-        "changes of the number of workers by the server itself, and workers that memory or cores"
-        " kept away"
-    )
-    families.add("tsx_worker_scalings_total", "counter", text, scaled)
-    recycled = [(model | {"reason": reason}, stats.recycled[reason]) for reason in RECYCLED]
-    families.add(
-        "tsx_worker_recycles_total",
-        "counter",
-        "workers replaced because they reached a limit of requests, memory or age",
-        recycled,
-    )
-    stuck = [(model | {"reason": reason}, stats.stuck[reason]) for reason in STUCK]
-    families.add(
-        "tsx_worker_stuck_total", "counter", "workers killed because they stopped responding", stuck
-    )
-    text = "time in which workers processed batches"
-    families.add("tsx_worker_busy_seconds_total", "counter", text, [(model, stats.busy_seconds)])
+    for name, text, reasons, counts in (
+        (
+            "tsx_worker_scalings_total",
+            "changes of the number of workers by the server itself, and workers that memory or"
+            " cores kept away",
+            SCALED,
+            stats.scalings,
+        ),
+        (
+            "tsx_worker_recycles_total",
+            "workers replaced because they reached a limit of requests, memory or age",
+            RECYCLED,
+            stats.recycled,
+        ),
+        (
+            "tsx_worker_stuck_total",
+            "workers killed because they stopped responding",
+            STUCK,
+            stats.stuck,
+        ),
+    ):
+        families.add_by("reason", name, text, model, {each: counts[each] for each in reasons})
 
 
 def _add_slo(families: Families, slo: SloReport, model: Labels) -> None:
-    for name, kind, text, value in (
+    families.add_rows(
+        model,
         ("tsx_slo_target_seconds", "gauge", "latency target of a version", slo.target.seconds),
         (
             "tsx_slo_target_ratio",
@@ -291,38 +304,35 @@ def _add_slo(families: Families, slo: SloReport, model: Labels) -> None:
             "size of the batches that requests are accepted for at present",
             slo.batch_size,
         ),
-    ):
-        families.add(name, kind, text, [(model, value)])
+    )
 
 
 def _add_usage(
     families: Families, worker: Labels, usage: ResourceUsage, gpus: Mapping[int, Gpu]
 ) -> None:
-    families.add(
-        "tsx_worker_memory_bytes", "gauge", "resident memory of a worker", [(worker, usage.memory)]
+    families.add_rows(
+        worker,
+        ("tsx_worker_memory_bytes", "gauge", "resident memory of a worker", usage.memory),
+        (
+            "tsx_worker_cpu_seconds_total",
+            "counter",
+            "processor time of a worker's process",
+            usage.cpu_seconds,
+        ),
+        (
+            "tsx_worker_open_fds",
+            "gauge",
+            "files and connections that a worker has open",
+            usage.descriptors,
+        ),
     )
-    families.add(
-        "tsx_worker_cpu_seconds_total",
-        "counter",
-        "processor time of a worker's process",
-        [(worker, usage.cpu_seconds)],
-    )
-    families.add(
-        "tsx_worker_open_fds",
-        "gauge",
-        "files and connections that a worker has open",
-        [(worker, usage.descriptors)],
-    )
-    for number, gpu in gpus.items():
-        held = [gpu.processes[pid] for pid in usage.pids if pid in gpu.processes]
-        if held:
-            text = "memory of a GPU that a worker holds"
-            families.add(
-                "tsx_worker_gpu_memory_bytes",
-                "gauge",
-                text,
-                [(worker | {"gpu": str(number)}, sum(held))],
-            )
+    held = {
+        str(number): sum(own)
+        for number, gpu in gpus.items()
+        if (own := [gpu.processes[pid] for pid in usage.pids if pid in gpu.processes])
+    }
+    text = "memory of a GPU that a worker holds"
+    families.add_by("gpu", "tsx_worker_gpu_memory_bytes", text, worker, held)
 
 
 def add_handler_metrics(
@@ -400,28 +410,10 @@ def add_shadows(families: Families, mirrors: Iterable[Mirror], host: str) -> Non
             "uncompared": report.uncompared,
         }
         text = "copies of requests, by what the comparison of the answers said"
-        families.add(
-            "tsx_shadow_requests_total",
-            "counter",
-            text,
-            [(model | {"result": name}, count) for name, count in results.items()],
-        )
-        shed = [
-            (model | {"reason": reason}, count) for reason, count in sorted(report.shed.items())
-        ]
-        families.add(
-            "tsx_shadow_shed_total",
-            "counter",
-            "requests of the share that were not copied, or that the shadow refused",
-            shed,
-        )
-        errors = [
-            (model | {"side": "primary"}, report.primary_errors),
-            (model | {"side": "shadow"}, report.shadow_errors),
-        ]
-        families.add(
-            "tsx_shadow_errors_total",
-            "counter",
-            "answers of 500 and more, of the requests that were compared",
-            errors,
-        )
+        families.add_by("result", "tsx_shadow_requests_total", text, model, results)
+        text = "requests of the share that were not copied, or that the shadow refused"
+        shed = dict(sorted(report.shed.items()))
+        families.add_by("reason", "tsx_shadow_shed_total", text, model, shed)
+        text = "answers of 500 and more, of the requests that were compared"
+        errors = {"primary": report.primary_errors, "shadow": report.shadow_errors}
+        families.add_by("side", "tsx_shadow_errors_total", text, model, errors)

@@ -85,9 +85,8 @@ class Waiting:
     size: int  # bytes of their bodies
     oldest: float  # seconds that the first of them has waited
     max_count: int  # of a full batch
-    max_delay: (
-        float  # seconds, the model's maxBatchDelay: none waits longer, whatever the policy says
-    )
+    # Seconds, the model's maxBatchDelay: none waits longer, whatever the policy says.
+    max_delay: float
 
 
 # Group `tsx.batch_policies`, by the name that a model-config.yaml has as its batchPolicy: the

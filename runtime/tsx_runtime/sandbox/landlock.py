@@ -20,19 +20,15 @@ import stat
 import struct
 from collections.abc import Iterable
 
-_CREATE, _ADD_RULE, _RESTRICT = (
-    444,
-    445,
-    446,
-)  # system calls, of the same number on every architecture
+# System calls, of the same number on every architecture.
+_CREATE, _ADD_RULE, _RESTRICT = (444, 445, 446)
 _VERSION = 1  # flag of _CREATE
 _PATH_BENEATH = 1
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE, _IOCTL_DEVICE = 1 << 14, 1 << 15
-_OF_FILES = (
-    EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | _IOCTL_DEVICE
-)  # the rest is for directories
+# The rest is for directories.
+_OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | _IOCTL_DEVICE
 _SCOPES = 0b11  # abstract unix sockets, signals
 
 READ = READ_FILE | READ_DIR | EXECUTE

@@ -62,28 +62,15 @@ _NEWER = (
     # quotactl_fd, fchmodat2, setxattrat, removexattrat, open_tree_attr, file_setattr: alike
     # everywhere
 )
-_NAMESPACES = (
-    0x00020000,
-    0x02000000,
-    0x04000000,
-    0x08000000,
-    0x10000000,
-    0x20000000,
-    0x40000000,
-)  # CLONE_NEW*
-_TERMINAL_AND_OWNER = (
-    0x5412,
-    0x541C,
-    0x8901,
-    0x8902,
-)  # ioctl TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP
+# CLONE_NEW*
+_NAMESPACES = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
+# ioctl TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP.
+_TERMINAL_AND_OWNER = (0x5412, 0x541C, 0x8901, 0x8902)
 _SET_OWNER = (8, 15)  # fcntl F_SETOWN, F_SETOWN_EX: the receiver of SIGIO
 _PR_SET_PDEATHSIG = 1
 _NETLINK = 16
-_STREAM_KINDS = (
-    2,
-    3,
-)  # SOCK_DGRAM, and SOCK_RAW, which is one for a unix socket: they send to any path
+# SOCK_DGRAM, and SOCK_RAW, which is one for a unix socket: they send to any path.
+_STREAM_KINDS = (2, 3)
 _SIGNALS = "tkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal"
 
 

@@ -24,7 +24,6 @@ from tsx_archiver.quantities import parse_bytes, parse_seconds, parse_share, whe
 from tsx_archiver.storage.cache import DAY, CacheLimits
 from tsx_archiver.storage.cache import Cache as ArchiveCache
 from tsx_runtime.settings.addresses import FORMS, parse_address
-from tsx_runtime.settings.jobs import JobsStore
 from tsx_runtime.settings.model_limits import (
     Accepts,
     Bytes,
@@ -131,6 +130,36 @@ Host = Annotated[
 ]
 
 
+# Where asynchronous answers are stored: the values of `jobs_store`.
+OFF = "off"
+SQLITE = "sqlite:///"
+POSTGRES = ("postgresql://", "postgres://")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+
+
+def _check_store(value: str) -> str:
+    path = value.removeprefix(SQLITE)
+    if (
+        not path
+        or "\0" in path
+        or (
+            _SCHEME.match(path)
+            and len(path) > 1
+            and path[1] != ":"
+            and not path.startswith(POSTGRES)
+        )
+    ):
+        raise ValueError("it names no store")
+    return value
+
+
+JobsStore = Annotated[
+    str,
+    AfterValidator(_check_store),
+    Accepts("a file, sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE, or off"),
+]
+
+
 def _check_absolute(paths: list[Path]) -> list[Path]:
     if any(not path.is_absolute() for path in paths):
         raise ValueError("they must be absolute")
@@ -172,647 +201,339 @@ Cache = Annotated[
 ]
 
 
+class _Described(BaseModel):
+    """Settings, each described by the string below it."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        for field in cls.model_fields.values():
+            field.description = " ".join((field.description or "").split())
+
+
 @with_limits()
-class ModelSettings(BaseModel):
+class ModelSettings(_Described):
     """What a server sets for one model, over what the archive says.
 
     A registration that names it itself goes before.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
-    workers: int | None = Field(None, ge=0, description="workers to start")
-    max_workers: int | None = Field(
-        None,
-        ge=0,
-        description="workers that it may have under load; as many as are started if not set",
-    )
-    device: Literal["cpu", "gpu"] | None = Field(None, description="where the model runs")
-    slo: SloText | None = Field(
-        None,
-        description=(
-            "latency target, such as p99<50ms, in place of batch_size and job_queue_size; see"
-            " slo.md"
-        ),
-    )
-    scale_to_zero: IdleTime | None = Field(
-        None,
-        description="time without a request after which it is unloaded, such as 10m; 0 = never",
-    )
-    pass_env: list[str] | None = Field(
-        None,
-        description="additional credentials in the server's environment that its workers can read",
-    )
-    pass_headers: list[str] | None = Field(
-        None, description="additional headers with clients' credentials that its handler can read"
-    )
-    batch_buckets: BatchBuckets | None = Field(
-        None, description="preferred numbers of requests in a batch"
-    )
-    cache: Cache | None = Field(
-        None,
-        description="how its answers are cached, in place of what its archive says; see caching.md",
-    )
-    traffic: Traffic | None = Field(
-        None, description="how requests are split between its versions; see routing.md"
-    )
-    isolation: Literal["off", "on"] | None = Field(
-        None, description="whether its workers are isolated; see security.md"
-    )
-    isolation_network: bool | None = Field(
-        None, description="whether isolated workers may use the network"
-    )
-    isolation_memory: int | None = Field(
-        None, ge=0, description="memory limit of an isolated worker, in megabytes; 0 = no limit"
-    )
-    isolation_cpus: IsolationCpus | None = Field(
-        None, description="CPU limit of an isolated worker, in CPUs; 0 = no limit"
-    )
-    isolation_processes: int | None = Field(
-        None,
-        ge=0,
-        description="maximum number of processes and threads of an isolated worker; 0 = no limit",
-    )
-    isolation_paths: IsolationPaths | None = Field(
-        None, description="additional files and directories that isolated workers may read"
-    )
-    isolation_variables: list[str] | None = Field(
-        None, description="additional environment variables for isolated workers"
-    )
+    workers: int | None = Field(None, ge=0)
+    """workers to start"""
+    max_workers: int | None = Field(None, ge=0)
+    """workers that it may have under load; as many as are started if not set"""
+    device: Literal["cpu", "gpu"] | None = None
+    """where the model runs"""
+    slo: SloText | None = None
+    """latency target, such as p99<50ms, in place of batch_size and job_queue_size; see slo.md"""
+    scale_to_zero: IdleTime | None = None
+    """time without a request after which it is unloaded, such as 10m; 0 = never"""
+    pass_env: list[str] | None = None
+    """additional credentials in the server's environment that its workers can read"""
+    pass_headers: list[str] | None = None
+    """additional headers with clients' credentials that its handler can read"""
+    batch_buckets: BatchBuckets | None = None
+    """preferred numbers of requests in a batch"""
+    cache: Cache | None = None
+    """how its answers are cached, in place of what its archive says; see caching.md"""
+    traffic: Traffic | None = None
+    """how requests are split between its versions; see routing.md"""
+    isolation: Literal["off", "on"] | None = None
+    """whether its workers are isolated; see security.md"""
+    isolation_network: bool | None = None
+    """whether isolated workers may use the network"""
+    isolation_memory: int | None = Field(None, ge=0)
+    """memory limit of an isolated worker, in megabytes; 0 = no limit"""
+    isolation_cpus: IsolationCpus | None = None
+    """CPU limit of an isolated worker, in CPUs; 0 = no limit"""
+    isolation_processes: int | None = Field(None, ge=0)
+    """maximum number of processes and threads of an isolated worker; 0 = no limit"""
+    isolation_paths: IsolationPaths | None = None
+    """additional files and directories that isolated workers may read"""
+    isolation_variables: list[str] | None = None
+    """additional environment variables for isolated workers"""
 
 
-class Settings(BaseModel):
+class Settings(_Described):
     """Names and defaults are TorchServe's where it has the setting."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    inference_address: Address = Field(
-        "http://127.0.0.1:8080", description="address of the inference API"
-    )
-    management_address: Address = Field(
-        "http://127.0.0.1:8081", description="address of the management API"
-    )
-    metrics_address: Address = Field(
-        "http://127.0.0.1:8082", description="address of the metrics for Prometheus"
-    )
-    enable_metrics_api: bool = Field(True, description="listen at metrics_address")
-    certificate_file: Path | None = Field(
-        None, description="PEM file with the certificate and its chain for https addresses"
-    )
-    private_key_file: Path | None = Field(
-        None, description="PEM file with the certificate's private key"
-    )
-    keystore: Path | None = Field(
-        None, description="Java keystore, PKCS12 or JKS, in place of the two PEM files"
-    )
-    keystore_pass: str = Field("changeit", description="password of the keystore and of its key")
-    enable_grpc: bool = Field(True, description="also serve gRPC, if the extra `grpc` is installed")
-    grpc_inference_address: Host = Field("127.0.0.1", description="host of the gRPC inference API")
-    grpc_inference_port: int = Field(
-        7070, ge=0, le=65535, description="port of the gRPC inference API; 0 chooses a free one"
-    )
-    grpc_management_address: Host = Field(
-        "127.0.0.1", description="host of the gRPC management API"
-    )
-    grpc_management_port: int = Field(
-        7071, ge=0, le=65535, description="port of the gRPC management API; 0 chooses a free one"
-    )
-    grpc_max_concurrent_calls: int = Field(
-        1000,
-        ge=1,
-        description="maximum number of concurrent calls on one port; further calls are refused",
-    )
-    grpc_max_connections: int = Field(
-        1000, ge=1, le=(1 << 31) - 1, description="maximum number of connections on one port"
-    )
-    grpc_message_timeout: Seconds = Field(
-        60, ge=1, description="maximum time to receive the message of a call, in seconds"
-    )
-    enable_grpc_ssl: bool = Field(
-        False, description="encrypt gRPC with certificate_file and private_key_file"
-    )
-    model_store: Path | None = Field(
-        None, description="directory of the archives that can be registered by file name"
-    )
-    allowed_urls: list[str] = Field(
-        [],
-        description=(
-            "sources for model downloads: hosts, or regular expressions that match whole URLs"
-        ),
-    )
-    allow_private_urls: bool = Field(
-        False, description="also download from addresses that are not public"
-    )
-    s3_endpoint_url: str | None = Field(
-        None,
-        min_length=1,
-        description=(
-            "endpoint for s3:// URLs; if not set, the one of AWS or of boto3's configuration"
-        ),
-    )
-    trust_remote_code: list[str] = Field(
-        [],
-        description=(
-            "names of models whose Hugging Face directory may bring its own code"
-            " (trust_remote_code); none if empty"
-        ),
-    )
-    load_models: list[str] = Field(
-        [],
-        description="models to load at start: archives, [name=]file, or 'all' in the model store",
-    )
-    workflow_store: Path | None = Field(
-        None, description="directory that workflows are registered from; the model store if not set"
-    )
-    load_workflows: list[str] = Field(
-        [],
-        description=(
-            "workflows to load after the models: [name=]file, or 'all' in the workflow store"
-        ),
-    )
-    default_workers_per_model: int = Field(
-        0,
-        ge=0,
-        description=(
-            "workers of a model that does not set their number; "
-            "0 = one per GPU, and without a GPU one, or several for a small Hugging Face model"
-        ),
-    )
+    inference_address: Address = "http://127.0.0.1:8080"
+    """address of the inference API"""
+    management_address: Address = "http://127.0.0.1:8081"
+    """address of the management API"""
+    metrics_address: Address = "http://127.0.0.1:8082"
+    """address of the metrics for Prometheus"""
+    enable_metrics_api: bool = True
+    """listen at metrics_address"""
+    certificate_file: Path | None = None
+    """PEM file with the certificate and its chain for https addresses"""
+    private_key_file: Path | None = None
+    """PEM file with the certificate's private key"""
+    keystore: Path | None = None
+    """Java keystore, PKCS12 or JKS, in place of the two PEM files"""
+    keystore_pass: str = "changeit"
+    """password of the keystore and of its key"""
+    enable_grpc: bool = True
+    """also serve gRPC, if the extra `grpc` is installed"""
+    grpc_inference_address: Host = "127.0.0.1"
+    """host of the gRPC inference API"""
+    grpc_inference_port: int = Field(7070, ge=0, le=65535)
+    """port of the gRPC inference API; 0 chooses a free one"""
+    grpc_management_address: Host = "127.0.0.1"
+    """host of the gRPC management API"""
+    grpc_management_port: int = Field(7071, ge=0, le=65535)
+    """port of the gRPC management API; 0 chooses a free one"""
+    grpc_max_concurrent_calls: int = Field(1000, ge=1)
+    """maximum number of concurrent calls on one port; further calls are refused"""
+    grpc_max_connections: int = Field(1000, ge=1, le=(1 << 31) - 1)
+    """maximum number of connections on one port"""
+    grpc_message_timeout: Seconds = Field(60, ge=1)
+    """maximum time to receive the message of a call, in seconds"""
+    enable_grpc_ssl: bool = False
+    """encrypt gRPC with certificate_file and private_key_file"""
+    model_store: Path | None = None
+    """directory of the archives that can be registered by file name"""
+    allowed_urls: list[str] = []
+    """sources for model downloads: hosts, or regular expressions that match whole URLs"""
+    allow_private_urls: bool = False
+    """also download from addresses that are not public"""
+    s3_endpoint_url: str | None = Field(None, min_length=1)
+    """endpoint for s3:// URLs; if not set, the one of AWS or of boto3's configuration"""
+    trust_remote_code: list[str] = []
+    """names of models whose Hugging Face directory may bring its own code (trust_remote_code); none
+    if empty"""
+    load_models: list[str] = []
+    """models to load at start: archives, [name=]file, or 'all' in the model store"""
+    workflow_store: Path | None = None
+    """directory that workflows are registered from; the model store if not set"""
+    load_workflows: list[str] = []
+    """workflows to load after the models: [name=]file, or 'all' in the workflow store"""
+    default_workers_per_model: int = Field(0, ge=0)
+    """workers of a model that does not set their number; 0 = one per GPU, and without a GPU one, or
+    several for a small Hugging Face model"""
     default_response_timeout: Seconds = server_default("response_timeout")
     default_startup_timeout: Seconds = server_default("startup_timeout")
-    unregister_model_timeout: Seconds = Field(
-        120,
-        ge=0,
-        description=(
-            "maximum time for a model to finish its work when it is removed, in seconds; with 0,"
-            " its workers are ended first"
-        ),
-    )
+    unregister_model_timeout: Seconds = Field(120, ge=0)
+    """maximum time for a model to finish its work when it is removed, in seconds; with 0, its
+    workers are ended first"""
     job_queue_size: int = server_default("job_queue_size")
     max_queue_bytes: Bytes = server_default("max_queue_bytes")
     overload_status: Annotated[int, OneOf(LIMITS["overload_status"].choices)] = server_default(
         "overload_status"
     )
-    max_request_size: Bytes = Field(
-        6_553_500, ge=1, le=MAX_FIELD, description="maximum size of a request's body, in bytes"
-    )
-    max_response_size: Bytes = Field(
-        6_553_500, ge=1, le=MAX_FIELD, description="maximum size of an answer's body, in bytes"
-    )
-    max_inflight_bytes: Bytes = Field(
-        1 << 30,
-        ge=1,
-        description=(
-            "maximum bytes of all bodies over 64 KiB in flight and of unread answers; at least two"
-            " of max_request_size"
-        ),
-    )
-    max_header_size: Bytes = Field(
-        64 << 10, ge=1024, description="maximum size of a request's headers, in bytes"
-    )
-    jobs_store: JobsStore | None = Field(
-        None,
-        description=(
-            "asynchronous answers: a SQLite file, or a postgresql:// URL that servers share; off"
-            " for none; jobs.sqlite in state_dir if not set"
-        ),
-    )
-    job_retention: Seconds = Field(
-        86_400, ge=1, description="time for which an asynchronous answer is stored, in seconds"
-    )
-    idempotency_retention: Seconds = Field(
-        86_400,
-        ge=1,
-        description="time for which the answer to an Idempotency-Key is stored, in seconds",
-    )
-    max_kept_answer: Bytes = Field(
-        8 << 20,
-        ge=0,
-        le=MAX_FIELD,
-        description="maximum size of an answer that is stored for an Idempotency-Key, in bytes",
-    )
-    max_job_size: Bytes | None = Field(
-        None,
-        ge=1,
-        le=1_000_000_000,
-        description=(
-            "maximum size of the body of an asynchronous request, in bytes; max_request_size if"
-            " not set"
-        ),
-    )
-    max_queued_jobs: int = Field(
-        10_000,
-        ge=1,
-        description="maximum number of asynchronous requests that are not answered yet",
-    )
-    max_jobs_per_client: int | None = Field(
-        None,
-        ge=0,
-        description=(
-            "of these, maximum number of one client; 0 = unlimited; not set: 1000 where other"
-            " machines can connect"
-        ),
-    )
-    max_jobs_size: Bytes = Field(
-        16 << 30,
-        ge=0,
-        description="maximum size of the SQLite file of jobs_store, in bytes; 0 = no limit",
-    )
-    job_callback_hosts: list[str] = Field(
-        [],
-        description=(
-            "where asynchronous answers may be sent: hosts, or regular expressions that match whole"
-            " URLs; none if empty"
-        ),
-    )
-    job_callback_secret: str | None = Field(
-        None, min_length=16, description="secret with which callbacks are signed (HMAC-SHA256)"
-    )
-    job_callback_old_secret: str | None = Field(
-        None, min_length=16, description="previous secret, with which callbacks are signed as well"
-    )
-    header_timeout: Seconds = Field(
-        10, ge=1, description="maximum time to receive a request's headers, in seconds"
-    )
-    body_timeout: Seconds = Field(
-        30,
-        ge=1,
-        description=(
-            "maximum time to receive a body, in seconds, plus one second for each 16 KiB received"
-        ),
-    )
-    body_idle_timeout: Seconds = Field(
-        10, ge=1, description="maximum pause in receiving a request's body, in seconds"
-    )
-    write_timeout: Seconds = Field(
-        30,
-        ge=1,
-        description="maximum time in which a client reads nothing of its answer, in seconds",
-    )
-    keep_alive_timeout: Seconds = Field(
-        75, ge=1, description="maximum idle time of a connection between requests, in seconds"
-    )
-    number_of_gpu: int | None = Field(
-        None, ge=0, description="number of GPUs to use; all visible GPUs if not set"
-    )
-    limit_max_image_pixels: bool = Field(
-        True, description="refuse images that would decode to a very large size"
-    )
-    decode_input_request: bool = Field(
-        True, description="decode JSON and text bodies before the handler gets them"
-    )
-    json_nan: Literal["null", "string", "literal"] = Field(
-        "null",
-        description=(
-            'NaN and infinities in JSON answers: null, string ("NaN"), or literal (NaN, which is'
-            " not JSON)"
-        ),
-    )
-    guess_content_type: bool = Field(
-        False,
-        description=(
-            "give an answer without a content type the one that its content looks like: JSON, text"
-            " or bytes"
-        ),
-    )
-    handler_error_status: Annotated[int, OneOf((500, 503))] = Field(
-        500,
-        description="status of a request that made its handler fail: 500, or 503 as in TorchServe",
-    )
-    default_service_handler: str | None = Field(None, description="handler of archives without one")
-    service_envelope: Literal["body", "json", "kserve", "kservev2"] | None = Field(
-        None,
-        description=(
-            "service envelope of the requests: body, json, kserve or kservev2; none if not set"
-        ),
-    )
-    inference_token: str | None = Field(
-        None, min_length=1, description="bearer token that predictions must carry"
-    )
-    management_token: str | None = Field(
-        None, min_length=1, description="bearer token that management and metrics calls must carry"
-    )
-    disable_token_authorization: bool = Field(
-        False, description="serve without tokens on an address that is not loopback"
-    )
-    generate_tokens: bool = Field(
-        False,
-        description=(
-            "generate the tokens that are not set and write them to key_file, as TorchServe does"
-        ),
-    )
-    api_token: str | None = Field(
-        None,
-        min_length=1,
-        description="bearer token that GET /token must carry, which replaces a generated token",
-    )
-    key_file: Path = Field(
-        Path("key_file.json"),
-        description="file for generated tokens; only the server's user can read it",
-    )
-    token_expiration_min: float = Field(
-        60, gt=0, le=1e9, description="validity of a generated token, in minutes"
-    )
-    max_connections_per_client: int | None = Field(
-        None,
-        ge=0,
-        description=(
-            "maximum number of connections of one client; 0 = unlimited; not set: 1024 where other"
-            " machines can connect"
-        ),
-    )
-    max_requests_per_client: int | None = Field(
-        None,
-        ge=0,
-        description=(
-            "maximum number of requests per second of one client; 0 = unlimited; not set: 20000"
-            " where other machines can connect"
-        ),
-    )
-    max_failed_tokens: int | None = Field(
-        None,
-        ge=0,
-        description=(
-            "maximum number of wrong tokens per minute of one client; 0 = unlimited; not set: 10"
-            " where other machines can connect"
-        ),
-    )
-    trusted_proxies: Networks = Field(
-        [],
-        description=(
-            "addresses or networks of reverse proxies whose X-Forwarded-For header identifies the"
-            " client"
-        ),
-    )
-    token_failure_status: Annotated[int, OneOf((400, 401))] = Field(
-        400, description="status of a request whose token is wrong: 400, as in TorchServe, or 401"
-    )
-    enable_model_api: bool = Field(True, description="allow requests to register and remove models")
-    cors_allowed_origin: HeaderText | None = Field(
-        None, description="origin whose pages may read answers, such as https://my.site, or *"
-    )
-    cors_allowed_methods: HeaderText | None = Field(
-        None, description="methods that such pages may use, such as GET, POST, PUT, OPTIONS"
-    )
-    cors_allowed_headers: HeaderText | None = Field(
-        None, description="headers that such pages may send, such as X-Custom-Header"
-    )
-    allowed_hosts: list[str] = Field(
-        [],
-        description=(
-            "additional values of Host and Origin that predictions on loopback accept; * for any"
-            " host and any site"
-        ),
-    )
+    max_request_size: Bytes = Field(6_553_500, ge=1, le=MAX_FIELD)
+    """maximum size of a request's body, in bytes"""
+    max_response_size: Bytes = Field(6_553_500, ge=1, le=MAX_FIELD)
+    """maximum size of an answer's body, in bytes"""
+    max_inflight_bytes: Bytes = Field(1 << 30, ge=1)
+    """maximum bytes of all bodies over 64 KiB in flight and of unread answers; at least two of
+    max_request_size"""
+    max_header_size: Bytes = Field(64 << 10, ge=1024)
+    """maximum size of a request's headers, in bytes"""
+    jobs_store: JobsStore | None = None
+    """asynchronous answers: a SQLite file, or a postgresql:// URL that servers share; off for none;
+    jobs.sqlite in state_dir if not set"""
+    job_retention: Seconds = Field(86_400, ge=1)
+    """time for which an asynchronous answer is stored, in seconds"""
+    idempotency_retention: Seconds = Field(86_400, ge=1)
+    """time for which the answer to an Idempotency-Key is stored, in seconds"""
+    max_kept_answer: Bytes = Field(8 << 20, ge=0, le=MAX_FIELD)
+    """maximum size of an answer that is stored for an Idempotency-Key, in bytes"""
+    max_job_size: Bytes | None = Field(None, ge=1, le=1_000_000_000)
+    """maximum size of the body of an asynchronous request, in bytes; max_request_size if not set"""
+    max_queued_jobs: int = Field(10_000, ge=1)
+    """maximum number of asynchronous requests that are not answered yet"""
+    max_jobs_per_client: int | None = Field(None, ge=0)
+    """of these, maximum number of one client; 0 = unlimited; not set: 1000 where other machines can
+    connect"""
+    max_jobs_size: Bytes = Field(16 << 30, ge=0)
+    """maximum size of the SQLite file of jobs_store, in bytes; 0 = no limit"""
+    job_callback_hosts: list[str] = []
+    """where asynchronous answers may be sent: hosts, or regular expressions that match whole URLs;
+    none if empty"""
+    job_callback_secret: str | None = Field(None, min_length=16)
+    """secret with which callbacks are signed (HMAC-SHA256)"""
+    job_callback_old_secret: str | None = Field(None, min_length=16)
+    """previous secret, with which callbacks are signed as well"""
+    header_timeout: Seconds = Field(10, ge=1)
+    """maximum time to receive a request's headers, in seconds"""
+    body_timeout: Seconds = Field(30, ge=1)
+    """maximum time to receive a body, in seconds, plus one second for each 16 KiB received"""
+    body_idle_timeout: Seconds = Field(10, ge=1)
+    """maximum pause in receiving a request's body, in seconds"""
+    write_timeout: Seconds = Field(30, ge=1)
+    """maximum time in which a client reads nothing of its answer, in seconds"""
+    keep_alive_timeout: Seconds = Field(75, ge=1)
+    """maximum idle time of a connection between requests, in seconds"""
+    number_of_gpu: int | None = Field(None, ge=0)
+    """number of GPUs to use; all visible GPUs if not set"""
+    limit_max_image_pixels: bool = True
+    """refuse images that would decode to a very large size"""
+    decode_input_request: bool = True
+    """decode JSON and text bodies before the handler gets them"""
+    json_nan: Literal["null", "string", "literal"] = "null"
+    """NaN and infinities in JSON answers: null, string ("NaN"), or literal (NaN, which is not JSON)"""
+    guess_content_type: bool = False
+    """give an answer without a content type the one that its content looks like: JSON, text or bytes"""
+    handler_error_status: Annotated[int, OneOf((500, 503))] = 500
+    """status of a request that made its handler fail: 500, or 503 as in TorchServe"""
+    default_service_handler: str | None = None
+    """handler of archives without one"""
+    service_envelope: Literal["body", "json", "kserve", "kservev2"] | None = None
+    """service envelope of the requests: body, json, kserve or kservev2; none if not set"""
+    inference_token: str | None = Field(None, min_length=1)
+    """bearer token that predictions must carry"""
+    management_token: str | None = Field(None, min_length=1)
+    """bearer token that management and metrics calls must carry"""
+    disable_token_authorization: bool = False
+    """serve without tokens on an address that is not loopback"""
+    generate_tokens: bool = False
+    """generate the tokens that are not set and write them to key_file, as TorchServe does"""
+    api_token: str | None = Field(None, min_length=1)
+    """bearer token that GET /token must carry, which replaces a generated token"""
+    key_file: Path = Path("key_file.json")
+    """file for generated tokens; only the server's user can read it"""
+    token_expiration_min: float = Field(60, gt=0, le=1e9)
+    """validity of a generated token, in minutes"""
+    max_connections_per_client: int | None = Field(None, ge=0)
+    """maximum number of connections of one client; 0 = unlimited; not set: 1024 where other machines
+    can connect"""
+    max_requests_per_client: int | None = Field(None, ge=0)
+    """maximum number of requests per second of one client; 0 = unlimited; not set: 20000 where other
+    machines can connect"""
+    max_failed_tokens: int | None = Field(None, ge=0)
+    """maximum number of wrong tokens per minute of one client; 0 = unlimited; not set: 10 where
+    other machines can connect"""
+    trusted_proxies: Networks = []
+    """addresses or networks of reverse proxies whose X-Forwarded-For header identifies the client"""
+    token_failure_status: Annotated[int, OneOf((400, 401))] = 400
+    """status of a request whose token is wrong: 400, as in TorchServe, or 401"""
+    enable_model_api: bool = True
+    """allow requests to register and remove models"""
+    cors_allowed_origin: HeaderText | None = None
+    """origin whose pages may read answers, such as https://my.site, or *"""
+    cors_allowed_methods: HeaderText | None = None
+    """methods that such pages may use, such as GET, POST, PUT, OPTIONS"""
+    cors_allowed_headers: HeaderText | None = None
+    """headers that such pages may send, such as X-Custom-Header"""
+    allowed_hosts: list[str] = []
+    """additional values of Host and Origin that predictions on loopback accept; * for any host and
+    any site"""
     metrics_mode: Annotated[Literal["prometheus", "log", "legacy"], BeforeValidator(_lower)] = (
-        Field(
-            "prometheus",
-            description=(
-                "prometheus: only /metrics; log or legacy: also lines in ts_metrics.log and"
-                " model_metrics.log"
-            ),
-        )
+        "prometheus"
     )
-    metrics_config: Path | None = Field(
-        None, description="a metrics.yaml, which declares the metrics of the server and of handlers"
-    )
-    model_metrics_auto_detect: bool = Field(
-        True, description="show metrics of handlers that metrics_config does not declare"
-    )
-    disable_system_metrics: bool = Field(False, description="omit the metrics of the machine")
-    system_metrics_cmd: str | None = Field(
-        None,
-        min_length=1,
-        description="program that prints the machine's metrics, in place of tsx's own collection",
-    )
-    metric_time_interval: Seconds = Field(
-        60,
-        ge=1,
-        description="interval of system_metrics_cmd and of the machine's log lines, in seconds",
-    )
-    server_timing_share: float = Field(
-        0.0, ge=0, le=1, description="share of the answers with a Server-Timing header"
-    )
-    access_log: LogShare = Field(
-        0.0,
-        description=(
-            "write a line for each answer: true, false, or a share of the answers, such as 1%"
-        ),
-    )
-    log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(_lower)] = Field(
-        "auto",
-        description=(
-            "text or json; auto: JSON if the log goes to stderr and stderr is not a terminal"
-        ),
-    )
-    otlp_endpoint: Collector | None = Field(
-        None,
-        description=(
-            "collector that traces are sent to, such as http://127.0.0.1:4318 (OTLP over HTTP); see"
-            " observability.md"
-        ),
-    )
-    trace_share: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="share of the requests without a client's trace that start a new trace",
-    )
-    log_location: Path | None = Field(
-        None,
-        description="directory for ts_log.log, access_log.log and model_log.log; stderr if not set",
-    )
-    metrics_location: Path | None = Field(
-        None,
-        description=(
-            "directory for ts_metrics.log and model_metrics.log (metrics_mode = log); log_location"
-            " if not set"
-        ),
-    )
-    log_config: Path | None = Field(
-        None,
-        description=(
-            "a log4j2.xml, for its levels and sizes, or a YAML or JSON file for logging.config"
-        ),
-    )
+    """prometheus: only /metrics; log or legacy: also lines in ts_metrics.log and model_metrics.log"""
+    metrics_config: Path | None = None
+    """a metrics.yaml, which declares the metrics of the server and of handlers"""
+    model_metrics_auto_detect: bool = True
+    """show metrics of handlers that metrics_config does not declare"""
+    disable_system_metrics: bool = False
+    """omit the metrics of the machine"""
+    system_metrics_cmd: str | None = Field(None, min_length=1)
+    """program that prints the machine's metrics, in place of tsx's own collection"""
+    metric_time_interval: Seconds = Field(60, ge=1)
+    """interval of system_metrics_cmd and of the machine's log lines, in seconds"""
+    server_timing_share: float = Field(0.0, ge=0, le=1)
+    """share of the answers with a Server-Timing header"""
+    access_log: LogShare = 0.0
+    """write a line for each answer: true, false, or a share of the answers, such as 1%"""
+    log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(_lower)] = "auto"
+    """text or json; auto: JSON if the log goes to stderr and stderr is not a terminal"""
+    otlp_endpoint: Collector | None = None
+    """collector that traces are sent to, such as http://127.0.0.1:4318 (OTLP over HTTP); see
+    observability.md"""
+    trace_share: float = Field(0.01, ge=0, le=1)
+    """share of the requests without a client's trace that start a new trace"""
+    log_location: Path | None = None
+    """directory for ts_log.log, access_log.log and model_log.log; stderr if not set"""
+    metrics_location: Path | None = None
+    """directory for ts_metrics.log and model_metrics.log (metrics_mode = log); log_location if not
+    set"""
+    log_config: Path | None = None
+    """a log4j2.xml, for its levels and sizes, or a YAML or JSON file for logging.config"""
     max_worker_requests: int = server_default("max_worker_requests")
     max_worker_memory: int = server_default("max_worker_memory")
     max_worker_age: Seconds = server_default("max_worker_age")
-    heartbeat_timeout: Seconds = Field(
-        60,
-        ge=0,
-        description=(
-            "time without a heartbeat after which an idle worker is killed, in seconds; 0 = never"
-        ),
-    )
-    restart_when_dead: bool = Field(
-        False,
-        description=(
-            "/livez fails while a model has only workers that were given up, so that an"
-            " orchestrator restarts the server"
-        ),
-    )
-    model_memory: Size | None = Field(
-        None,
-        description=(
-            "memory that the workers of all models may use, such as 8GB; no limit if not set; see"
-            " elastic.md"
-        ),
-    )
-    model_gpu_memory: Size | None = Field(
-        None,
-        description=(
-            "memory of each GPU that the workers of all models may use, such as 20GB; no limit if"
-            " not set; see elastic.md"
-        ),
-    )
-    shutdown_delay: Seconds = Field(
-        0,
-        ge=0,
-        description=(
-            "time in which a stopping server reports that it is not ready but still accepts"
-            " requests, in seconds"
-        ),
-    )
-    drain_timeout: Seconds = Field(
-        30,
-        ge=0,
-        description=(
-            "maximum time to answer accepted requests after a stop was requested, in seconds"
-        ),
-    )
-    pass_env: list[str] = Field(
-        [],
-        description=(
-            "environment variables of secrets that workers can read: names, or patterns such as"
-            " AWS_*"
-        ),
-    )
-    pass_headers: list[str] = Field(
-        [], description="which of Authorization, Proxy-Authorization and Cookie handlers can read"
-    )
-    blacklist_env_vars: Pattern = Field(
-        None,
-        description=(
-            "regular expression for the whole names of environment variables that workers must not"
-            " read"
-        ),
-    )
-    state_dir: Path | None = Field(
-        None,
-        description=(
-            "directory for changes made while serving; .tsx in the model store, or the user's state"
-            " directory, if not set"
-        ),
-    )
-    record_headers: list[str] | None = Field(
-        None,
-        description=(
-            "headers that recordings store in addition to those a replay needs; if not set, all"
-            " that do not identify the client"
-        ),
-    )
-    cache_dir: Path | None = Field(
-        None,
-        description=(
-            "directory where archives are unpacked; the user's cache directory, or a temporary one,"
-            " if not set"
-        ),
-    )
-    max_cache_size: Size = Field(
-        10 << 30, description="size of unpacked archives that are kept while no process uses them"
-    )
-    max_cache_age: IdleTime = Field(
-        14 * DAY,
-        description=(
-            "time for which unpacked archives and environments are kept after their last use"
-        ),
-    )
-    max_archive_size: Bytes = Field(
-        64 << 30, ge=1, description="maximum unpacked size of an archive, in bytes"
-    )
-    max_dense_archive_size: Bytes | None = Field(
-        None,
-        ge=0,
-        description=(
-            "maximum unpacked size of members packed to less than a 200th of it, in bytes; half of"
-            " the memory if not set"
-        ),
-    )
-    max_archive_files: int = Field(
-        10_000, ge=1, description="maximum number of files in an archive"
-    )
-    install_py_dep_per_model: bool = Field(
-        False, description="install the packages in the requirements file of an archive"
-    )
-    install_timeout: Seconds = Field(
-        600, ge=1, description="maximum time to install the requirements of one model, in seconds"
-    )
-    cpus: int = Field(
-        0,
-        ge=0,
-        description=(
-            "cores that all workers share; 0 = those that this process and its control group"
-            " may use"
-        ),
-    )
-    cpu_launcher_enable: bool = Field(False, description="pin each CPU worker to its own cores")
-    cpu_launcher_args: str = Field(
-        "", description="which cores: options of torch.backends.xeon.run_cpu"
-    )
-    plugins: list[str] = Field(
-        [], description="plugins to load: names of entry points of installed packages"
-    )
-    isolation: Literal["off", "on"] = Field(
-        "off",
-        description=(
-            "on: workers are isolated from the network, from files, from other processes; see"
-            " security.md"
-        ),
-    )
-    isolation_network: bool = Field(False, description="let isolated workers use the network")
-    isolation_memory: int = Field(
-        0,
-        ge=0,
-        description="memory limit of an isolated worker, in megabytes (cgroup v2); 0 = no limit",
-    )
-    isolation_cpus: IsolationCpus = Field(
-        0.0, description="CPU limit of an isolated worker, in CPUs (cgroup v2); 0 = no limit"
-    )
-    isolation_processes: int = Field(
-        0,
-        ge=0,
-        description=(
-            "maximum number of processes and threads of an isolated worker (cgroup v2); 0 = no"
-            " limit"
-        ),
-    )
-    isolation_paths: IsolationPaths = Field(
-        [], description="additional files and directories that isolated workers may read"
-    )
-    isolation_variables: list[str] = Field(
-        [], description="additional environment variables for isolated workers"
-    )
-    isolation_cgroup: Path | None = Field(
-        None,
-        description=(
-            "cgroup v2 directory in which the server may make groups; the server's own group if"
-            " not set"
-        ),
-    )
-    worker_preload: bool = Field(
-        True, description="start workers from a fork server that has torch imported"
-    )
+    heartbeat_timeout: Seconds = Field(60, ge=0)
+    """time without a heartbeat after which an idle worker is killed, in seconds; 0 = never"""
+    restart_when_dead: bool = False
+    """/livez fails while a model has only workers that were given up, so that an orchestrator
+    restarts the server"""
+    model_memory: Size | None = None
+    """memory that the workers of all models may use, such as 8GB; no limit if not set; see
+    elastic.md"""
+    model_gpu_memory: Size | None = None
+    """memory of each GPU that the workers of all models may use, such as 20GB; no limit if not set;
+    see elastic.md"""
+    shutdown_delay: Seconds = Field(0, ge=0)
+    """time in which a stopping server reports that it is not ready but still accepts requests, in
+    seconds"""
+    drain_timeout: Seconds = Field(30, ge=0)
+    """maximum time to answer accepted requests after a stop was requested, in seconds"""
+    pass_env: list[str] = []
+    """environment variables of secrets that workers can read: names, or patterns such as AWS_*"""
+    pass_headers: list[str] = []
+    """which of Authorization, Proxy-Authorization and Cookie handlers can read"""
+    blacklist_env_vars: Pattern = None
+    """regular expression for the whole names of environment variables that workers must not read"""
+    state_dir: Path | None = None
+    """directory for changes made while serving; .tsx in the model store, or the user's state
+    directory, if not set"""
+    record_headers: list[str] | None = None
+    """headers that recordings store in addition to those a replay needs; if not set, all that do not
+    identify the client"""
+    cache_dir: Path | None = None
+    """directory where archives are unpacked; the user's cache directory, or a temporary one, if not
+    set"""
+    max_cache_size: Size = 10 << 30
+    """size of unpacked archives that are kept while no process uses them"""
+    max_cache_age: IdleTime = 14 * DAY
+    """time for which unpacked archives and environments are kept after their last use"""
+    max_archive_size: Bytes = Field(64 << 30, ge=1)
+    """maximum unpacked size of an archive, in bytes"""
+    max_dense_archive_size: Bytes | None = Field(None, ge=0)
+    """maximum unpacked size of members packed to less than a 200th of it, in bytes; half of the
+    memory if not set"""
+    max_archive_files: int = Field(10_000, ge=1)
+    """maximum number of files in an archive"""
+    install_py_dep_per_model: bool = False
+    """install the packages in the requirements file of an archive"""
+    install_timeout: Seconds = Field(600, ge=1)
+    """maximum time to install the requirements of one model, in seconds"""
+    cpus: int = Field(0, ge=0)
+    """cores that all workers share; 0 = those that this process and its control group may use"""
+    cpu_launcher_enable: bool = False
+    """pin each CPU worker to its own cores"""
+    cpu_launcher_args: str = ""
+    """which cores: options of torch.backends.xeon.run_cpu"""
+    plugins: list[str] = []
+    """plugins to load: names of entry points of installed packages"""
+    isolation: Literal["off", "on"] = "off"
+    """on: workers are isolated from the network, from files, from other processes; see security.md"""
+    isolation_network: bool = False
+    """let isolated workers use the network"""
+    isolation_memory: int = Field(0, ge=0)
+    """memory limit of an isolated worker, in megabytes (cgroup v2); 0 = no limit"""
+    isolation_cpus: IsolationCpus = 0.0
+    """CPU limit of an isolated worker, in CPUs (cgroup v2); 0 = no limit"""
+    isolation_processes: int = Field(0, ge=0)
+    """maximum number of processes and threads of an isolated worker (cgroup v2); 0 = no limit"""
+    isolation_paths: IsolationPaths = []
+    """additional files and directories that isolated workers may read"""
+    isolation_variables: list[str] = []
+    """additional environment variables for isolated workers"""
+    isolation_cgroup: Path | None = None
+    """cgroup v2 directory in which the server may make groups; the server's own group if not set"""
+    worker_preload: bool = True
+    """start workers from a fork server that has torch imported"""
     models: dict[str, ModelSettings] = Field(
         {}, description="by model: " + ", ".join(ModelSettings.model_fields)
     )
-    model_versions: Versions = Field(
-        {}, description="`models` of a config.properties: JSON, by model and version; see below"
-    )
-    model_snapshot: Snapshot | None = Field(
-        None,
-        description="models to load at start, of a config.properties or snapshot: JSON; see below",
-    )
+    model_versions: Versions = {}
+    """`models` of a config.properties: JSON, by model and version; see below"""
+    model_snapshot: Snapshot | None = None
+    """models to load at start, of a config.properties or snapshot: JSON; see below"""
 
     def archive_cache(self) -> ArchiveCache:
         """Return the cache of unpacked archives, with its limits. Raises CacheError."""
@@ -822,9 +543,8 @@ class Settings(BaseModel):
 
     def archive_limits(self) -> Limits:
         """What the server refuses to unpack; the commands refuse it as well."""
-        from tsx_runtime.shared.memory import (
-            container_memory,
-        )  # psutil, for commands that open archives alone
+        # psutil, only for commands that open archives
+        from tsx_runtime.shared.memory import container_memory
 
         dense = (
             container_memory() // 2
@@ -836,36 +556,30 @@ class Settings(BaseModel):
         )
 
 
-REMOVED = (
-    frozenset(  # settings of earlier releases: they are constants now, and a warning at the start
-        {
-            f"grpc_{role}_max_connection_age_{what}"
-            for role in ("inference", "management")
-            for what in ("ms", "grace_ms")
-        }
-        | {f"ts_header_key_sequence_{what}" for what in ("id", "start", "end")}
-        | {
-            "body_min_rate",
-            "frontends",
-            "grpc_max_concurrent_streams",
-            "grpc_max_connection_idle_ms",
-            "heartbeat_interval",
-        }
-        | {
-            "jobs_share",
-            "max_environments_size",
-            "max_headers",
-            "max_management_size",
-            "metrics_push_interval",
-        }
-    )
+# Settings of earlier releases: they are constants now, and a warning at the start.
+REMOVED = frozenset(
+    {
+        f"grpc_{role}_max_connection_age_{what}"
+        for role in ("inference", "management")
+        for what in ("ms", "grace_ms")
+    }
+    | {f"ts_header_key_sequence_{what}" for what in ("id", "start", "end")}
+    | {
+        "body_min_rate",
+        "frontends",
+        "grpc_max_concurrent_streams",
+        "grpc_max_connection_idle_ms",
+        "heartbeat_interval",
+        "jobs_share",
+        "max_environments_size",
+        "max_headers",
+        "max_management_size",
+        "metrics_push_interval",
+    }
 )
 MODELS = "models"
-NESTED = {
-    MODELS,
-    "model_versions",
-    "model_snapshot",
-}  # no text on a command line or in a variable sets these as a whole
+# No text on a command line or in a variable sets these as a whole.
+NESTED = {MODELS, "model_versions", "model_snapshot"}
 SECRETS = frozenset(
     {
         "inference_token",

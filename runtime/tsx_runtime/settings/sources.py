@@ -101,10 +101,8 @@ def find_config(option: Path | None, env: Mapping[str, str], directory: Path) ->
 def accepted(field: FieldInfo) -> str:
     """What a setting takes, in words."""
     kind = _kind(field)
-    marks = (
-        *field.metadata,
-        *getattr(kind, "__metadata__", ()),
-    )  # of `Annotated[...] | None` the marks are inside
+    # Of `Annotated[...] | None` the marks are inside.
+    marks = (*field.metadata, *getattr(kind, "__metadata__", ()))
     for mark in marks:
         if isinstance(mark, Accepts):
             return mark.text
@@ -180,13 +178,12 @@ def _from_properties(
 ) -> Iterable[_SourceValue]:
     keys, notices = read_torchserve_config(path, env, _PLAIN)
     for key in keys:
-        if key.name == MODELS:
-            versions, more = parse_versions(key.text, key.origin)
-            yield _SourceValue("model_versions", versions, key.origin)
-            notices += more
-        elif key.name == "model_snapshot":
-            snapshot, more = parse_snapshot(key.text, key.origin)
-            yield _SourceValue("model_snapshot", snapshot, key.origin)
+        if key.name in (MODELS, "model_snapshot"):
+            is_old = key.name == MODELS
+            parse: Callable[[str, str], tuple[object, list[str]]]
+            parse = parse_versions if is_old else parse_snapshot
+            value, more = parse(key.text, key.origin)
+            yield _SourceValue("model_versions" if is_old else key.name, value, key.origin)
             notices += more
         elif _kind(Settings.model_fields[key.name]) is bool:
             yield _SourceValue(key.name, key.is_true, key.origin)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tsx_archiver.metadata.model_limits import SAVED
@@ -20,13 +20,13 @@ from tsx_runtime.settings.model_limits import with_limits
 from tsx_runtime.settings.properties import parse_properties
 from tsx_runtime.shared.suggestions import suggestion
 
+ResultT = TypeVar("ResultT")
+
 ENV_PREFIX = "TS_"
 MODELS, SNAPSHOT = "models", "model_snapshot"
 ENABLE_ENV, ENABLE_ENV_URLS, URLS = "enable_envvars_config", "use_env_allowed_urls", "allowed_urls"
-RULES = {
-    ENABLE_ENV,
-    ENABLE_ENV_URLS,
-}  # they say how the rest is read; only the file itself can set them
+# They say how the rest is read; only the file itself can set them.
+RULES = {ENABLE_ENV, ENABLE_ENV_URLS}
 
 # What TorchServe writes into its snapshots of itself.
 _OWN_NOTES = {"python", "tsConfigFile", "version"}
@@ -58,8 +58,10 @@ _AGES = [
 WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs them") | {
     "cpp_log_config": "there is no C++ backend",
     "initial_distribution_port": "the processes of a model choose a free port themselves",
-    "ipex_enable": "Intel has discontinued its extension, and torch contains its optimisations",
-    "ipex_gpu_enable": "Intel has discontinued its extension, and torch contains its optimisations",
+    **dict.fromkeys(
+        ("ipex_enable", "ipex_gpu_enable"),
+        "Intel has discontinued its extension, and torch contains its optimisations",
+    ),
     "keystore_type": "tsx detects the type of a keystore from its first bytes",
     "plugins_path": "Java plugins cannot be loaded",
     **dict.fromkeys(_AGES, "connections have no maximum age"),
@@ -69,59 +71,62 @@ WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs 
     ),
 }
 
+_ADDRESSES = {f"{role}_address" for role in ("inference", "management", "metrics")}
 KEYS = (
     WITHOUT_EFFECT.keys()
     | _OWN_NOTES
     | RULES
-    | {MODELS, SNAPSHOT, URLS}
-    | {f"{role}_address" for role in ("inference", "management", "metrics")}
+    | _ADDRESSES
     | {
         f"grpc_{role}_{what}"
         for role in ("inference", "management")
         for what in ("address", "port")
     }
     | {
+        MODELS,
+        SNAPSHOT,
+        URLS,
+        "cpu_launcher_enable",
+        "cpu_launcher_args",
+        "keystore",
+        "keystore_pass",
+        "certificate_file",
+        "private_key_file",
+        "cors_allowed_origin",
+        "cors_allowed_methods",
+        "cors_allowed_headers",
+        "disable_system_metrics",
+        "system_metrics_cmd",
+        "disable_token_authorization",
+        "token_expiration_min",
+        "enable_model_api",
+        "metrics_config",
+        "metrics_mode",
+        "model_metrics_auto_detect",
+        "metric_time_interval",
+        "enable_metrics_api",
+        "default_service_handler",
+        "service_envelope",
+        "install_py_dep_per_model",
+        "blacklist_env_vars",
+        "max_request_size",
+        "max_response_size",
+        "limit_max_image_pixels",
+        "decode_input_request",
+        "default_response_timeout",
+        "default_startup_timeout",
+        "unregister_model_timeout",
+        "job_queue_size",
+        "number_of_gpu",
         "enable_grpc_ssl",
         "model_store",
         "workflow_store",
         "load_models",
         "default_workers_per_model",
     }
-    | {
-        "default_response_timeout",
-        "default_startup_timeout",
-        "unregister_model_timeout",
-        "job_queue_size",
-        "number_of_gpu",
-    }
-    | {"max_request_size", "max_response_size", "limit_max_image_pixels", "decode_input_request"}
-    | {
-        "default_service_handler",
-        "service_envelope",
-        "install_py_dep_per_model",
-        "blacklist_env_vars",
-    }
-    | {
-        "metrics_config",
-        "metrics_mode",
-        "model_metrics_auto_detect",
-        "metric_time_interval",
-        "enable_metrics_api",
-    }
-    | {
-        "disable_system_metrics",
-        "system_metrics_cmd",
-        "disable_token_authorization",
-        "token_expiration_min",
-        "enable_model_api",
-    }
-    | {"cors_allowed_origin", "cors_allowed_methods", "cors_allowed_headers"}
-    | {"keystore", "keystore_pass", "certificate_file", "private_key_file"}
-    | {"cpu_launcher_enable", "cpu_launcher_args"}
     | _ALWAYS
 )
 
-_ADDRESSES = {f"{role}_address" for role in ("inference", "management", "metrics")}
 _PORTLESS = re.compile(r"(http(s)?://(?:[^:/\[\]]+|\[[^\]]+\]))/?")
 _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 
@@ -139,9 +144,8 @@ class VersionSettings(_CamelModel):
     min_workers: int | None = Field(default=None, ge=0)
     max_workers: int | None = Field(default=None, ge=0)
     runtime_type: str | None = None
-    slo: Annotated[str, AfterValidator(checked_target)] | None = (
-        None  # tsx's own: then what it is in place of is for TorchServe alone
-    )
+    # tsx's own: then what it is in place of is for TorchServe alone.
+    slo: Annotated[str, AfterValidator(checked_target)] | None = None
 
 
 Versions = dict[str, dict[str, VersionSettings]]  # by model, then by version
@@ -229,72 +233,36 @@ def load_properties(path: Path) -> dict[str, str]:
 
 def parse_versions(text: str, origin: str) -> tuple[Versions, list[str]]:
     """The value of `models`: `{"name": {"version": {"batchSize": 4}}}`. Raises SettingError."""
-    return _versions(_json_object(text, MODELS, origin), MODELS, origin)
+    versions = _parsed(TypeAdapter(Versions), text, MODELS, origin)
+    return versions, _unknown(json.loads(text), MODELS, origin)
 
 
 def parse_snapshot(text: str, origin: str) -> tuple[Snapshot, list[str]]:
     """The value of `model_snapshot`. Raises SettingError."""
-    data = _json_object(text, SNAPSHOT, origin)
-    models, notices = _versions(data.pop("models", None) or {}, f"{SNAPSHOT}.models", origin)
-    snapshot = _checked(Snapshot, data, SNAPSHOT, origin)
-    return snapshot.model_copy(update={"models": models}), notices
+    snapshot = _parsed(TypeAdapter(Snapshot), text, SNAPSHOT, origin)
+    return snapshot, _unknown(json.loads(text).get("models", {}), f"{SNAPSHOT}.models", origin)
 
 
-def _versions(data: object, where: str, origin: str) -> tuple[Versions, list[str]]:
-    found: Versions = {}
-    notices = []
-    names = [to_camel(name) for name in VersionSettings.model_fields]
-    for model, versions in _objects(data, where, origin):
-        for version, values in _objects(versions, f"{where}.{model}", origin):
-            place = f"{where}.{model}.{version}"
-            if not isinstance(values, dict):
-                raise SettingError(
-                    f'{place} in {origin} takes an object such as {{"batchSize": 4}}, not'
-                    f" {values!r}"
-                )
-            found.setdefault(model, {})[version] = _checked(VersionSettings, values, place, origin)
-            unknown = [name for name in values if name not in names]
-            notices += [
-                f"{origin}: {place}.{name} has no effect here{suggestion(name, names)}"
-                for name in unknown
-            ]
-    return found, notices
-
-
-def _objects(data: object, where: str, origin: str) -> Iterator[tuple[str, Any]]:
-    if not isinstance(data, dict):
-        raise SettingError(
-            f'{where} in {origin} takes an object such as {{"noop": {{"1.0": {{"batchSize":'
-            f" 4}}}}}}, not {data!r}"
-        )
-    yield from data.items()
-
-
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
-def _checked(kind: type[_Model], values: Mapping[str, Any], where: str, origin: str) -> _Model:
+def _parsed(kind: TypeAdapter[ResultT], text: str, name: str, origin: str) -> ResultT:
     try:
-        return kind.model_validate(values)
+        return kind.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in (where, *first["loc"]))
+        place = ".".join(map(str, (name, *first["loc"])))
         raise SettingError(
-            f"{name} cannot be {first['input']!r} (from {origin}): {first['msg']}"
+            f"{place} cannot be {str(first['input'])[:100]!r} (from {origin}): {first['msg']}"
         ) from error
 
 
-def _json_object(text: str, name: str, origin: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise SettingError(
-            f"{name} in {origin} is not JSON: {error}. It takes an object; end each line but the"
-            " last with a \\"
-        ) from error
-    if not isinstance(data, dict):
-        raise SettingError(f"{name} in {origin} takes a JSON object, not {data!r}")
-    return data
+def _unknown(models: Any, where: str, origin: str) -> list[str]:
+    names = [to_camel(name) for name in VersionSettings.model_fields]
+    return [
+        f"{origin}: {where}.{model}.{version}.{name} has no effect here{suggestion(name, names)}"
+        for model, versions in models.items()
+        for version, values in versions.items()
+        for name in values
+        if name not in names
+    ]
 
 
 def _from_variables(given: Mapping[str, str], env: Mapping[str, str]) -> Iterator[PropertiesKey]:

@@ -44,19 +44,16 @@ RESERVED = frozenset(
 )
 MOST = 1e9  # of a weight
 LONGEST = 4096  # characters of a pattern
-LARGEST = (
-    1 << 16
-)  # bytes of memory for one: what is tried on each request must not take longer than a millisecond
+# Bytes of memory for one: what is tried on each request must not take longer than a millisecond.
+LARGEST = 1 << 16
 NEEDS_RE2 = (
     "it needs the package google-re2, whose matching time is bounded for every value: pip install"
     " 'tsx-serve[rules]'"
 )
-MOST_ENTRIES = (
-    1000  # rules, weights and labels, of each: rules are tried one after the other on each request
-)
+# Rules, weights and labels, of each: rules are tried one after the other on each request.
+MOST_ENTRIES = 1000
 LONGEST_PATTERNS = 64 << 10  # characters of all patterns of one table
 EXPLAINED = 5  # problems of one table that an error names
-UNKNOWN = "extra_forbidden"  # pydantic's word, of what often makes the other problems
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _STICKY = re.compile(r"(header|cookie|field):(.+)")
@@ -211,17 +208,14 @@ class Compare(_Part):
     ignore: Annotated[
         list[FieldPath], _few
     ] = []  # fields of JSON that do not count: a.b, or a.*.b for those of each item
-    rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = (
-        None  # how far a number may be off, as a part of the client's; else by precision
-    )
-    atol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = (
-        None  # and how far in any case
-    )
+    # How far a number may be off, as a part of the client's; else by precision.
+    rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    # And how far in any case.
+    atol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     k: Annotated[int, Field(ge=1, le=1000)] | None = None
     name: str | None = None  # of the plugin
-    timeout: Annotated[float, Field(gt=0, le=60)] | None = (
-        None  # seconds that the plugin may take for one comparison
-    )
+    # Seconds that the plugin may take for one comparison.
+    timeout: Annotated[float, Field(gt=0, le=60)] | None = None
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Compare:
@@ -252,9 +246,8 @@ class Shadow(_Part):
     to: Target
     share: Annotated[int | float, Field(gt=0, le=100, allow_inf_nan=False)]  # percent
     compare: Compare = Compare()
-    examples: Annotated[int, Field(ge=0, le=100)] | None = (
-        None  # of answers that differ are kept, the newest; 20 where it is not set
-    )
+    # Of answers that differ are kept, the newest; 20 where it is not set.
+    examples: Annotated[int, Field(ge=0, le=100)] | None = None
 
 
 def _check_patterns(rules: object) -> object:
@@ -360,40 +353,24 @@ def parse_traffic(given: object) -> Traffic:
     try:
         return Traffic.model_validate(given)
     except ValidationError as error:
+        # An unknown key often makes the other problems.
         problems = sorted(
             error.errors(include_url=False, include_input=False),
-            key=lambda problem: problem["type"] != UNKNOWN,
+            key=lambda problem: problem["type"] != "extra_forbidden",
         )
-        texts = [
-            _explained(problem["type"], problem["loc"], problem["msg"])
-            for problem in problems[:EXPLAINED]
-        ]
+        texts = [_explained(**problem) for problem in problems[:EXPLAINED]]
         more = len(problems) - EXPLAINED
         raise ValueError(
             "; ".join([*texts, f"and {more} more problems"] if more > 0 else texts)
         ) from error
 
 
-def _explained(kind: str, place: tuple[int | str, ...], text: str) -> str:
-    if kind == UNKNOWN:
-        known = next(
-            (_FIELDS[part] for part in reversed(place[:-1]) if part in _FIELDS),
-            [*Traffic.model_fields],
-        )
-        name = str(place[-1])
-        return (
-            "traffic has no"
-            f" '{_path(place)}'{suggestion(name, known) or f'; it can have {_listed(known)}'}"
-        )
-    return f"{_path(place) or 'traffic'}: {text.removeprefix('Value error, ')}"
-
-
-def _path(place: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in place if part not in ("[key]", "int", "float"))
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:-1]) + f" and {names[-1]}"
+def _explained(type: str, loc: tuple[int | str, ...], msg: str, **more: object) -> str:
+    place = ".".join(str(part) for part in loc if part not in ("[key]", "int", "float"))
+    if type == "extra_forbidden":
+        names = {name for part in (Traffic, Rule, Shadow, Compare) for name in part.model_fields}
+        return f"traffic has no '{place}'{suggestion(str(loc[-1]), names)}"
+    return f"{place or 'traffic'}: {msg.removeprefix('Value error, ')}"
 
 
 def _merged(old: object, new: object) -> object:
@@ -406,10 +383,3 @@ def _merged(old: object, new: object) -> object:
         else:
             result[key] = _merged(result.get(key), value)
     return result
-
-
-_FIELDS: dict[int | str, list[str]] = {
-    "rules": [*Rule.model_fields],
-    "shadow": [*Shadow.model_fields],
-    "compare": [*Compare.model_fields],
-}

@@ -16,13 +16,13 @@ from urllib.parse import unquote
 from tsx_archiver import ARCHIVE_SUFFIXES, ArchiveError, is_inside
 from tsx_archiver.opening import open_source
 from tsx_archiver.storage.copying import copy_file_content
+from tsx_archiver.storage.digest import content_digest
 from tsx_archiver.storage.private_directory import private_opener
 from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelNotFound
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.sources.urls import (
-    CHUNK,
     AllowList,
     ModelUrl,
     Rules,
@@ -220,12 +220,10 @@ def check_digest(file: Path, wanted: str | None) -> None:
     """Raises DownloadFailed."""
     if wanted is None:
         return
-    digest = hashlib.sha256()
     with file.open("rb") as content:
-        while chunk := content.read(CHUNK):
-            digest.update(chunk)
-    if digest.hexdigest() != wanted:
-        raise DownloadFailed(f"its sha-256 is {digest.hexdigest()}, not {wanted}")
+        digest = content_digest(content)
+    if digest != wanted:
+        raise DownloadFailed(f"its sha-256 is {digest}, not {wanted}")
 
 
 def put(part: Path, target: Path) -> None:

@@ -204,9 +204,8 @@ def _request(
     addresses = [url.host] if proxy is not None and private else addresses_of(url.host, port)
     if not private:
         check_public(url.host, addresses)
-        if (
-            proxy is not None and url.scheme == "http"
-        ):  # only a tunnel leads to an address under another name
+        # Only a tunnel leads to an address under another name.
+        if proxy is not None and url.scheme == "http":
             raise DownloadFailed(
                 "the proxy resolves the host of an http URL again: use https, name the host in"
                 " allowed_urls, or set allow_private_urls=true"
@@ -285,9 +284,8 @@ def _store(
     ):
         part.unlink(missing_ok=True)
         raise _Transient("the server sent a different part than requested")
-    if (
-        answer.status == 206 and have and _validator(answer.headers) not in (before, None)
-    ):  # whatever it makes of If-Range
+    # Whatever it makes of If-Range.
+    if answer.status == 206 and have and _validator(answer.headers) not in (before, None):
         part.unlink(missing_ok=True)
         raise _Transient("the file has changed since the download started")
     if answer.status == 200:

@@ -247,9 +247,8 @@ def _bar(count: Callable[[int], None]) -> type[Any]:
 
     class CountingBar(tqdm):  # type: ignore[misc]  # the library has no types for it
         def __init__(self, *args: Any, **options: Any) -> None:
-            self._counts = (
-                options.get("name") == "huggingface_hub.snapshot_download"
-            )  # of its bars, the one of bytes on the disk
+            # Of its bars, the one of bytes on the disk.
+            self._counts = options.get("name") == "huggingface_hub.snapshot_download"
             super().__init__(*args, **{**options, "disable": True})
 
         def update(self, n: float | None = 1) -> None:

@@ -232,6 +232,5 @@ class Rules(NamedTuple):
     headers: Mapping[str, str] = {}
     stopped: Callable[[], bool] = lambda: False
     pause: float = 0.5  # seconds before the second try; it doubles
-    patience: float = (
-        60.0  # seconds after which a transfer must have brought as much as a slow one would
-    )
+    # Seconds after which a transfer must have brought as much as a slow one would.
+    patience: float = 60.0

@@ -21,9 +21,8 @@ import traceback
 from collections.abc import Mapping, Sequence
 
 from tsx_archiver import ArchiveError
-from tsx_runtime.errors import LoadFailed, SettingError, TsxError
-from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.targets.image.environment import RUNTIME_API, TARGET
+from tsx_runtime.errors import LoadFailed, TsxError
+from tsx_runtime.targets.image.environment import RUNTIME_API, TARGET, one_of
 
 TARGETS = ("container", "sagemaker", "lambda")
 
@@ -62,13 +61,7 @@ def _become(words: list[str]) -> int:
 
 def chosen(env: Mapping[str, str]) -> str:
     """Raises SettingError."""
-    named = env.get(TARGET, "").strip().lower()
-    if named and named not in TARGETS:
-        raise SettingError(
-            f"{TARGET} is '{named}'{suggestion(named, TARGETS) or '.'} There are"
-            f" {', '.join(TARGETS)}"
-        )
-    if named:
+    if named := one_of(env, TARGET, TARGETS):
         return named
     if env.get(RUNTIME_API):
         return "lambda"
@@ -85,9 +78,8 @@ def _serve(target: str, env: Mapping[str, str]) -> int:
         from tsx_runtime.targets.aws_lambda.run import run  # here, as below
 
         return run(os.environ)
-    from tsx_runtime.targets.image.serve import (
-        serve_image,
-    )  # here, because it brings a server along
+    # Here, because it brings a server along.
+    from tsx_runtime.targets.image.serve import serve_image
 
     serve_image(env)
     return 0

@@ -63,10 +63,8 @@ def _request(address: Address) -> tuple[int, str]:
     connection = http.client.HTTPConnection(address.host, address.port, timeout=TIMEOUT)
     if address.scheme == "https":
         own = ssl.create_default_context()
-        own.check_hostname, own.verify_mode = (
-            False,
-            ssl.CERT_NONE,
-        )  # the server of this container, by a name that is on no certificate
+        # The server of this container, by a name that is on no certificate.
+        own.check_hostname, own.verify_mode = (False, ssl.CERT_NONE)
         connection = http.client.HTTPSConnection(
             address.host, address.port, timeout=TIMEOUT, context=own
         )

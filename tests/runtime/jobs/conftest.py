@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,16 +15,6 @@ from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
 
 _names = itertools.count()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine runs in an event loop of its own."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    wanted = pyfuncitem._fixtureinfo.argnames
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
-    return True
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +41,19 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], S
 
     database = request.getfixturevalue("database")
     return lambda: PostgresStore(database)
+
+
+@pytest.fixture
+def store(make_store: Callable[[], SqlStore]) -> Iterator[SqlStore]:
+    """A store that is closed after the test."""
+    made = make_store()
+    yield made
+    asyncio.run(made.close())
+
+
+@pytest.fixture
+def file_store(tmp_path: Path) -> Iterator[SqlStore]:
+    """As `store`, in `jobs.sqlite`."""
+    made = SqliteStore(tmp_path / "jobs.sqlite")
+    yield made
+    asyncio.run(made.close())

@@ -19,6 +19,8 @@ from tsx_runtime.jobs.store import DueCallback
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources.urls import AllowList
 
+pytestmark = pytest.mark.anyio
+
 
 class WatchedStore(SqliteStore):
     """Puts the end of each try into `ends`."""

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from tests.runtime.jobs.test_store import ANSWER, MOST, new
@@ -19,6 +20,8 @@ from tsx_runtime.jobs.runner import Runner
 from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobTarget, StoredAnswer
+
+pytestmark = pytest.mark.anyio
 
 
 class Model:
@@ -62,14 +65,9 @@ class Work:
         self.runner.added(("m", ""))
 
     async def until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30) if hasattr(asyncio, "timeout") else _no_limit():
+        with anyio.fail_after(30):
             while not true():
                 await self.store.counts()  # a turn of the store's thread
-
-
-@asynccontextmanager
-async def _no_limit() -> AsyncIterator[None]:  # Python 3.10
-    yield
 
 
 @asynccontextmanager

@@ -27,6 +27,8 @@ from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, NewJob, StoredAnswer, StoredRequest
 
+pytestmark = pytest.mark.anyio
+
 MakeStore = Callable[[], SqlStore]
 MOST = 1000
 REQUEST = StoredRequest("r-1", "POST", "/predictions/m", b"a=%20", b"x-own: \xe4\r\n", b"\x00body")
@@ -82,273 +84,227 @@ def test_an_accepted_job_is_there_as_it_came_also_for_the_next_server(
     run(make_store(), look)
 
 
-def test_jobs_are_claimed_once_by_priority_and_then_by_arrival(make_store: MakeStore) -> None:
-    async def test(store: SqlStore) -> None:
-        for id, priority in (("a", 0), ("b", 1), ("c", 0), ("d", -1)):
-            await store.add(new(id, priority=priority), MOST)
-        await store.add(new("other", version="2.0"), MOST)
-        assert await store.waiting() == ({("m", ""), ("m", "2.0")}, set())
-        third = await store.get("c")
-        assert third is not None
-        assert await store.ahead(third) == 2
-        assert [job.id for job in await claim(store, 3)] == ["b", "a", "c"]
-        assert [(job.id, job.state, job.attempts) for job in await claim(store, 3)] == [
-            ("d", "running", 1)
-        ]
-        assert await claim(store) == []
-
-    run(make_store(), test)
+async def test_jobs_are_claimed_once_by_priority_and_then_by_arrival(store: SqlStore) -> None:
+    for id, priority in (("a", 0), ("b", 1), ("c", 0), ("d", -1)):
+        await store.add(new(id, priority=priority), MOST)
+    await store.add(new("other", version="2.0"), MOST)
+    assert await store.waiting() == ({("m", ""), ("m", "2.0")}, set())
+    third = await store.get("c")
+    assert third is not None
+    assert await store.ahead(third) == 2
+    assert [job.id for job in await claim(store, 3)] == ["b", "a", "c"]
+    assert [(job.id, job.state, job.attempts) for job in await claim(store, 3)] == [
+        ("d", "running", 1)
+    ]
+    assert await claim(store) == []
 
 
-def test_a_job_is_answered_by_the_claim_that_is_in_force_and_once(make_store: MakeStore) -> None:
-    async def test(store: SqlStore) -> None:
-        await store.add(new("a", callback="http://x/"), MOST)
-        await claim(store, owner="slow", seconds=-1)
-        await store.reclaim()
-        await claim(store, owner="quick")
-        assert await store.renew([("a", 1)], "slow", 60) == {("a", 1)}
-        assert await store.renew([("a", 2)], "quick", 60) == set()
-        assert not await store.finish("a", 1, "slow", StoredAnswer(500), 60)
-        assert not await store.finish("a", 1, "quick", StoredAnswer(500), 60)
-        assert await store.finish("a", 2, "quick", ANSWER, 60)
-        assert not await store.finish("a", 2, "quick", StoredAnswer(500), 60)
-        found = await store.get_answer(AnswerKey(JOB, "", "a"))
-        assert found is not None
-        assert found[:3] == ANSWER[:3]
-        assert await store.counts() == {("m", "done"): 1}
-        assert len(await store.claim_callbacks(5, 60)) == 1
-
-    run(make_store(), test)
+async def test_a_job_is_answered_by_the_claim_that_is_in_force_and_once(store: SqlStore) -> None:
+    await store.add(new("a", callback="http://x/"), MOST)
+    await claim(store, owner="slow", seconds=-1)
+    await store.reclaim()
+    await claim(store, owner="quick")
+    assert await store.renew([("a", 1)], "slow", 60) == {("a", 1)}
+    assert await store.renew([("a", 2)], "quick", 60) == set()
+    assert not await store.finish("a", 1, "slow", StoredAnswer(500), 60)
+    assert not await store.finish("a", 1, "quick", StoredAnswer(500), 60)
+    assert await store.finish("a", 2, "quick", ANSWER, 60)
+    assert not await store.finish("a", 2, "quick", StoredAnswer(500), 60)
+    found = await store.get_answer(AnswerKey(JOB, "", "a"))
+    assert found is not None
+    assert found[:3] == ANSWER[:3]
+    assert await store.counts() == {("m", "done"): 1}
+    assert len(await store.claim_callbacks(5, 60)) == 1
 
 
-def test_a_job_can_be_released_cancelled_and_run_again(make_store: MakeStore) -> None:
-    async def test(store: SqlStore) -> None:
-        for id in ("a", "b"):
-            await store.add(new(id), MOST)
-        await claim(store, 1)
-        await claim(store, owner="you")
-        await store.release("me")
-        assert [await state_of(store, id) for id in ("a", "b")] == ["queued", "running"]
-        assert [(await store.get(id)).started is None for id in ("a", "b")] == [True, False]  # type: ignore[union-attr]
-        await store.release("you")
-        await claim(store)
-        cancelled = [await store.cancel(id, 60) for id in ("a", "b", "c")]
-        assert [job and job.state for job in cancelled] == ["cancelled", "cancelled", None]
-        assert await store.renew([("b", 2)], "me", 60) == {("b", 2)}
-        assert not await store.finish("b", 2, "me", ANSWER, 60)
-        assert (await store.retry("b") or cancelled[0]).state == "queued"  # type: ignore[union-attr]
-        [again] = await claim(store)
-        assert await store.finish("b", again.attempts, "me", ANSWER, 60)
-        assert (await store.cancel("b", 60)).state == "done"  # type: ignore[union-attr]
-
-    run(make_store(), test)
+async def test_a_job_can_be_released_cancelled_and_run_again(store: SqlStore) -> None:
+    for id in ("a", "b"):
+        await store.add(new(id), MOST)
+    await claim(store, 1)
+    await claim(store, owner="you")
+    await store.release("me")
+    assert [await state_of(store, id) for id in ("a", "b")] == ["queued", "running"]
+    assert [(await store.get(id)).started is None for id in ("a", "b")] == [True, False]  # type: ignore[union-attr]
+    await store.release("you")
+    await claim(store)
+    cancelled = [await store.cancel(id, 60) for id in ("a", "b", "c")]
+    assert [job and job.state for job in cancelled] == ["cancelled", "cancelled", None]
+    assert await store.renew([("b", 2)], "me", 60) == {("b", 2)}
+    assert not await store.finish("b", 2, "me", ANSWER, 60)
+    assert (await store.retry("b") or cancelled[0]).state == "queued"  # type: ignore[union-attr]
+    [again] = await claim(store)
+    assert await store.finish("b", again.attempts, "me", ANSWER, 60)
+    assert (await store.cancel("b", 60)).state == "done"  # type: ignore[union-attr]
 
 
-def test_what_has_expired_is_removed_and_known_for_a_while(make_store: MakeStore) -> None:
-    async def test(store: SqlStore) -> None:
-        await store.add(new("a", callback="http://x/"), MOST)
-        await claim(store)
-        await store.finish("a", 1, "me", ANSWER, -1)
-        await store.expire()
-        assert await state_of(store, "a") == "expired"
-        assert await store.request("a") is None
-        assert await store.next_callback() is None
-        assert (await store.retry("a")).state == "expired"  # type: ignore[union-attr]
-
-    run(make_store(), test)
+async def test_what_has_expired_is_removed_and_known_for_a_while(store: SqlStore) -> None:
+    await store.add(new("a", callback="http://x/"), MOST)
+    await claim(store)
+    await store.finish("a", 1, "me", ANSWER, -1)
+    await store.expire()
+    assert await state_of(store, "a") == "expired"
+    assert await store.request("a") is None
+    assert await store.next_callback() is None
+    assert (await store.retry("a")).state == "expired"  # type: ignore[union-attr]
 
 
-def test_no_more_jobs_are_accepted_than_may_be_of_one_client_or_of_all(
-    make_store: MakeStore,
+async def test_no_more_jobs_are_accepted_than_may_be_of_one_client_or_of_all(
+    store: SqlStore,
 ) -> None:
-    async def test(store: SqlStore) -> None:
-        await store.add(new("a", client="me"), 2, 1)
-        with pytest.raises(TooManyRequests, match="max_jobs_per_client"):
-            await store.add(new("b", client="me"), 2, 1)
-        await store.add(new("c", client="you"), 2, 1)
-        with pytest.raises(JobsFull, match="max_queued_jobs"):
-            await store.add(new("d", client="they"), 2, 1)
-        await claim(store)
-        await store.finish("a", 1, "me", ANSWER, 60)
-        await store.add(new("d", client="me"), 2, 1)
-        both = await asyncio.gather(
-            *(store.add(new(str(n), client="they"), 9, 3) for n in range(8)), return_exceptions=True
-        )
-        assert [type(result) for result in both if result] == [
-            TooManyRequests
-        ] * 5  # also in one commit
-
-    run(make_store(), test)
+    await store.add(new("a", client="me"), 2, 1)
+    with pytest.raises(TooManyRequests, match="max_jobs_per_client"):
+        await store.add(new("b", client="me"), 2, 1)
+    await store.add(new("c", client="you"), 2, 1)
+    with pytest.raises(JobsFull, match="max_queued_jobs"):
+        await store.add(new("d", client="they"), 2, 1)
+    await claim(store)
+    await store.finish("a", 1, "me", ANSWER, 60)
+    await store.add(new("d", client="me"), 2, 1)
+    both = await asyncio.gather(
+        *(store.add(new(str(n), client="they"), 9, 3) for n in range(8)), return_exceptions=True
+    )
+    assert [type(result) for result in both if result] == [
+        TooManyRequests
+    ] * 5  # also in one commit
 
 
-def test_jobs_are_listed_by_pages_the_newest_first(make_store: MakeStore) -> None:
-    async def test(store: SqlStore) -> None:
-        for number in range(5):
-            await store.add(new(str(number), model="n" if number == 4 else "m"), MOST)
-        page = await store.list_jobs(limit=2)
-        assert [job.id for job in page] == ["4", "3"]
-        assert [job.id for job in await store.list_jobs(before=page[-1].number, model="m")] == [
-            "2",
-            "1",
-            "0",
-        ]
-        assert await store.list_jobs(state="done") == []
-
-    run(make_store(), test)
+async def test_jobs_are_listed_by_pages_the_newest_first(store: SqlStore) -> None:
+    for number in range(5):
+        await store.add(new(str(number), model="n" if number == 4 else "m"), MOST)
+    page = await store.list_jobs(limit=2)
+    assert [job.id for job in page] == ["4", "3"]
+    assert [job.id for job in await store.list_jobs(before=page[-1].number, model="m")] == [
+        "2",
+        "1",
+        "0",
+    ]
+    assert await store.list_jobs(state="done") == []
 
 
-def test_many_at_once_share_commits_and_one_that_fails_fails_alone(make_store: MakeStore) -> None:
-    async def test(store: SqlStore) -> None:
-        await store.add(new("x"), MOST)
-        bad = store.put_answer(AnswerKey("k", "", "bad"), StoredAnswer(200, None))  # type: ignore[arg-type]  # which the table refuses
-        results = await asyncio.gather(
-            *(store.add(new(str(n)), MOST) for n in range(50)), bad, return_exceptions=True
-        )
-        assert [type(result) for result in results if result is not None] == [StoreUnavailable]
-        assert await store.counts() == {("m", "queued"): 51}
-        claims = await asyncio.gather(*(claim(store, 7) for _ in range(9)))
-        assert sorted(len(each) for each in claims) == [0, 2, *[7] * 7]
-        assert len({job.id for each in claims for job in each}) == 51
-
-    run(make_store(), test)
+async def test_many_at_once_share_commits_and_one_that_fails_fails_alone(store: SqlStore) -> None:
+    await store.add(new("x"), MOST)
+    bad = store.put_answer(AnswerKey("k", "", "bad"), StoredAnswer(200, None))  # type: ignore[arg-type]  # which the table refuses
+    results = await asyncio.gather(
+        *(store.add(new(str(n)), MOST) for n in range(50)), bad, return_exceptions=True
+    )
+    assert [type(result) for result in results if result is not None] == [StoreUnavailable]
+    assert await store.counts() == {("m", "queued"): 51}
+    claims = await asyncio.gather(*(claim(store, 7) for _ in range(9)))
+    assert sorted(len(each) for each in claims) == [0, 2, *[7] * 7]
+    assert len({job.id for each in claims for job in each}) == 51
 
 
-def test_an_answer_by_key_is_begun_by_one_and_forgotten_when_it_expires(
-    make_store: MakeStore,
+async def test_an_answer_by_key_is_begun_by_one_and_forgotten_when_it_expires(
+    store: SqlStore,
 ) -> None:
     key = AnswerKey("idempotency", "m", "k")
 
-    async def test(store: SqlStore) -> None:
-        assert await store.begin_answer(key, "f", "me", 60) is None
-        begun = await store.begin_answer(key, "g", "you", 60)
-        assert begun is not None
-        assert (begun.status, begun.fingerprint) == (None, "f")
-        assert (
-            await store.begin_answer(key, "f", "me", 60) is None
-        )  # its client left while the first one was stored
-        await store.put_answer(key, ANSWER._replace(fingerprint="f", expires=begun.expires))
-        assert await store.begin_answer(key, "f", "you", 60) == ANSWER._replace(
-            fingerprint="f", expires=begun.expires
-        )
-        await store.put_answer(key, ANSWER._replace(expires=1.0))
-        assert await store.get_answer(key) is None
-        assert await store.begin_answer(key, "f", "you", 60) is None
-        accepted = (key, StoredAnswer(202, expires=1e12))
-        with pytest.raises(StoreUnavailable, match="Another server works on this Idempotency-Key"):
-            await store.add(new("a"), MOST, 0, accepted, "me")
-        assert await store.counts() == {}
-        await store.add(new("a"), MOST, 0, accepted, "you")
-        assert await store.begin_answer(key, "f", "me", 60) == accepted[1]
-
-    run(make_store(), test)
+    assert await store.begin_answer(key, "f", "me", 60) is None
+    begun = await store.begin_answer(key, "g", "you", 60)
+    assert begun is not None
+    assert (begun.status, begun.fingerprint) == (None, "f")
+    # Its client left while the first one was stored.
+    assert await store.begin_answer(key, "f", "me", 60) is None
+    await store.put_answer(key, ANSWER._replace(fingerprint="f", expires=begun.expires))
+    assert await store.begin_answer(key, "f", "you", 60) == ANSWER._replace(
+        fingerprint="f", expires=begun.expires
+    )
+    await store.put_answer(key, ANSWER._replace(expires=1.0))
+    assert await store.get_answer(key) is None
+    assert await store.begin_answer(key, "f", "you", 60) is None
+    accepted = (key, StoredAnswer(202, expires=1e12))
+    with pytest.raises(StoreUnavailable, match="Another server works on this Idempotency-Key"):
+        await store.add(new("a"), MOST, 0, accepted, "me")
+    assert await store.counts() == {}
+    await store.add(new("a"), MOST, 0, accepted, "you")
+    assert await store.begin_answer(key, "f", "me", 60) == accepted[1]
 
 
-def test_what_has_expired_is_removed_in_steps(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+async def test_what_has_expired_is_removed_in_steps(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql_store, "EXPIRED_AT_ONCE", 2)
 
-    async def test(store: SqlStore) -> None:
-        for number in range(5):
-            await store.put_answer(AnswerKey("k", "", str(number)), ANSWER._replace(expires=1.0))
-        assert [await store.expire() for _ in range(3)] == [True, True, False]
-        assert await store.do(lambda session: session.rows("SELECT * FROM tsx_answers")) == []
-
-    run(make_store(), test)
+    for number in range(5):
+        await store.put_answer(AnswerKey("k", "", str(number)), ANSWER._replace(expires=1.0))
+    assert [await store.expire() for _ in range(3)] == [True, True, False]
+    assert await store.do(lambda session: session.rows("SELECT * FROM tsx_answers")) == []
 
 
-def test_callbacks_of_closed_receivers_stay_where_they_are(make_store: MakeStore) -> None:
-    async def test(store: SqlStore) -> None:
-        for id, url in (("a", "http://x/1"), ("b", "http://x.y/1"), ("c", "http://z/")):
-            await store.add(new(id, callback=url), MOST)
-            await claim(store)
-            await store.finish(id, 1, "me", ANSWER, 60)
-        assert await store.next_callback(["http://x/", "http://x.y/", "http://z/"]) is None
-        assert (await store.next_callback(["http://x/"]) or 0.0) <= 0
-        assert [
-            due.id for due in await store.claim_callbacks(5, 60, ["http://x/", "http://z/"])
-        ] == ["b"]
-        assert [due.id for due in await store.claim_callbacks(5, 60)] == ["a", "c"]
-
-    run(make_store(), test)
-
-
-def test_a_callback_is_claimed_once_and_comes_again_after_a_while(make_store: MakeStore) -> None:
-    async def test(store: SqlStore) -> None:
-        await store.add(new("a", callback="http://x/"), MOST)
+async def test_callbacks_of_closed_receivers_stay_where_they_are(store: SqlStore) -> None:
+    for id, url in (("a", "http://x/1"), ("b", "http://x.y/1"), ("c", "http://z/")):
+        await store.add(new(id, callback=url), MOST)
         await claim(store)
-        await store.finish("a", 1, "me", ANSWER, 60)
-        assert (await store.next_callback() or 0.0) <= 0
-        [due] = await store.claim_callbacks(5, 60)
-        assert (due.id, due.url, due.attempts, due.answer.body) == (
-            "a",
-            "http://x/",
-            1,
-            b"an answer",
-        )
-        assert await store.claim_callbacks(5, 60) == []
-        await store.end_callback("a", 0.0, "it answered 500")
-        [due] = await store.claim_callbacks(5, 60)
-        assert due.attempts == 2
-        await store.end_callback("a", None, "")
-        assert await store.next_callback() is None
-
-    run(make_store(), test)
+        await store.finish(id, 1, "me", ANSWER, 60)
+    assert await store.next_callback(["http://x/", "http://x.y/", "http://z/"]) is None
+    assert (await store.next_callback(["http://x/"]) or 0.0) <= 0
+    assert [due.id for due in await store.claim_callbacks(5, 60, ["http://x/", "http://z/"])] == [
+        "b"
+    ]
+    assert [due.id for due in await store.claim_callbacks(5, 60)] == ["a", "c"]
 
 
-def test_the_server_that_replaces_another_waits_for_its_file_and_they_share_it_until_the_other_has_ended(
-    tmp_path: Path,
+async def test_a_callback_is_claimed_once_and_comes_again_after_a_while(store: SqlStore) -> None:
+    await store.add(new("a", callback="http://x/"), MOST)
+    await claim(store)
+    await store.finish("a", 1, "me", ANSWER, 60)
+    assert (await store.next_callback() or 0.0) <= 0
+    [due] = await store.claim_callbacks(5, 60)
+    assert (due.id, due.url, due.attempts, due.answer.body) == ("a", "http://x/", 1, b"an answer")
+    assert await store.claim_callbacks(5, 60) == []
+    await store.end_callback("a", 0.0, "it answered 500")
+    [due] = await store.claim_callbacks(5, 60)
+    assert due.attempts == 2
+    await store.end_callback("a", None, "")
+    assert await store.next_callback() is None
+
+
+async def test_the_server_that_replaces_another_waits_for_its_file_and_they_share_it_until_the_other_has_ended(
+    file_store: SqlStore, tmp_path: Path
 ) -> None:
-    async def test(store: SqlStore) -> None:
-        key = AnswerKey("idempotency", "m", "k")
-        for id in ("a", "b"):
-            await store.add(new(id), MOST)
-        [first] = await store.claim({("m", ""): 1}, "me", 60)
-        assert await store.begin_answer(key, "f", "me", 60) is None
-        following = SqliteStore(tmp_path / "jobs.sqlite")
-        following.follow(60)
-        asked = asyncio.ensure_future(following.claim({("m", ""): 5}, "other", 60))
-        await asyncio.sleep(0)
-        store.hand_over()
-        assert [job.id for job in await asked] == ["b"]
-        assert (await following.begin_answer(key, "f", "other", 60)).status is None  # it runs still
-        await store.add(new("c"), MOST)
-        assert await store.finish(
-            first.id, first.attempts, "me", StoredAnswer(200, b"", b"done"), 60
-        )
-        assert (await following.get_answer(AnswerKey(JOB, "", "a"))).body == b"done"
-        assert [job.id for job in await following.claim({("m", ""): 5}, "other", 60)] == ["c"]
-        assert store.shared
-        assert following.shared
-        with pytest.raises(StoreUnavailable, match="in use by another running server"):
-            await SqliteStore(tmp_path / "jobs.sqlite").get("a")
-        await following.close()
-
-    run(SqliteStore(tmp_path / "jobs.sqlite"), test)
+    store = file_store
+    key = AnswerKey("idempotency", "m", "k")
+    for id in ("a", "b"):
+        await store.add(new(id), MOST)
+    [first] = await store.claim({("m", ""): 1}, "me", 60)
+    assert await store.begin_answer(key, "f", "me", 60) is None
+    following = SqliteStore(tmp_path / "jobs.sqlite")
+    following.follow(60)
+    asked = asyncio.ensure_future(following.claim({("m", ""): 5}, "other", 60))
+    await asyncio.sleep(0)
+    store.hand_over()
+    assert [job.id for job in await asked] == ["b"]
+    assert (await following.begin_answer(key, "f", "other", 60)).status is None  # it runs still
+    await store.add(new("c"), MOST)
+    assert await store.finish(first.id, first.attempts, "me", StoredAnswer(200, b"", b"done"), 60)
+    assert (await following.get_answer(AnswerKey(JOB, "", "a"))).body == b"done"
+    assert [job.id for job in await following.claim({("m", ""): 5}, "other", 60)] == ["c"]
+    assert store.shared
+    assert following.shared
+    with pytest.raises(StoreUnavailable, match="in use by another running server"):
+        await SqliteStore(tmp_path / "jobs.sqlite").get("a")
+    await following.close()
 
 
-def test_what_a_replaced_server_still_runs_is_not_run_again_by_the_next_one_after_that_which_replaced_it_was_killed(
-    tmp_path: Path,
+async def test_what_a_replaced_server_still_runs_is_not_run_again_by_the_next_one_after_that_which_replaced_it_was_killed(
+    file_store: SqlStore, tmp_path: Path
 ) -> None:
-    async def test(store: SqlStore) -> None:
-        await store.add(new("a"), MOST)
-        assert [job.id for job in await store.claim({("m", ""): 1}, "me", 60)] == ["a"]
-        killed, third = SqliteStore(tmp_path / "jobs.sqlite"), SqliteStore(tmp_path / "jobs.sqlite")
-        killed.follow(60)
-        store.hand_over()
-        await killed.open()
-        await killed.close()
-        assert await third.claim({("m", ""): 5}, "third", 60) == []
-        await third.close()
-        await store.close()
-        assert [job.id for job in await third.claim({("m", ""): 5}, "third", 60)] == ["a"]
-        await third.close()
-
-    run(SqliteStore(tmp_path / "jobs.sqlite"), test)
+    await file_store.add(new("a"), MOST)
+    assert [job.id for job in await file_store.claim({("m", ""): 1}, "me", 60)] == ["a"]
+    killed, third = SqliteStore(tmp_path / "jobs.sqlite"), SqliteStore(tmp_path / "jobs.sqlite")
+    killed.follow(60)
+    file_store.hand_over()
+    await killed.open()
+    await killed.close()
+    assert await third.claim({("m", ""): 5}, "third", 60) == []
+    await third.close()
+    await file_store.close()
+    assert [job.id for job in await third.claim({("m", ""): 5}, "third", 60)] == ["a"]
+    await third.close()
 
 
-def test_a_server_that_is_replaced_while_it_waits_for_its_file_does_not_keep_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_server_that_is_replaced_while_it_waits_for_its_file_does_not_keep_it(
+    file_store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits, goes_on = threading.Event(), threading.Event()
 
@@ -356,23 +312,20 @@ def test_a_server_that_is_replaced_while_it_waits_for_its_file_does_not_keep_it(
         waits.set()
         goes_on.wait()
 
-    async def test(store: SqlStore) -> None:
-        await store.open()
-        waiting, last = (SqliteStore(tmp_path / "jobs.sqlite") for _ in range(2))
-        waiting.follow(60)
-        opened = asyncio.ensure_future(waiting.open())
-        await asyncio.to_thread(waits.wait)
-        waiting.hand_over()
-        store.hand_over()
-        goes_on.set()
-        await opened
-        await last.add(new("a"), MOST)
-        assert await state_of(waiting, "a") == "queued"
-        await last.close()
-        await waiting.close()
-
     monkeypatch.setattr(time, "sleep", sleep)
-    run(SqliteStore(tmp_path / "jobs.sqlite"), test)
+    await file_store.open()
+    waiting, last = (SqliteStore(tmp_path / "jobs.sqlite") for _ in range(2))
+    waiting.follow(60)
+    opened = asyncio.ensure_future(waiting.open())
+    await asyncio.to_thread(waits.wait)
+    waiting.hand_over()
+    file_store.hand_over()
+    goes_on.set()
+    await opened
+    await last.add(new("a"), MOST)
+    assert await state_of(waiting, "a") == "queued"
+    await last.close()
+    await waiting.close()
 
 
 def test_a_killed_server_leaves_its_file_and_its_jobs_to_the_next_one(tmp_path: Path) -> None:
@@ -471,28 +424,25 @@ def test_a_lost_connection_is_made_again(database: str) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_servers_of_one_queue_claim_each_job_once(database: str) -> None:
+async def test_servers_of_one_queue_claim_each_job_once(database: str) -> None:
     from tsx_runtime.jobs.postgres import PostgresStore  # its driver is an extra
 
-    async def main() -> None:
-        stores = [PostgresStore(database) for _ in range(3)]
-        await asyncio.gather(*(stores[n % 3].add(new(str(n)), MOST) for n in range(60)))
-        claimed: list[tuple[str, JobRecord]] = []
+    stores = [PostgresStore(database) for _ in range(3)]
+    await asyncio.gather(*(stores[n % 3].add(new(str(n)), MOST) for n in range(60)))
+    claimed: list[tuple[str, JobRecord]] = []
 
-        async def work(store: PostgresStore, owner: str) -> None:
-            while jobs := await claim(store, 4, owner):
-                claimed.extend((owner, job) for job in jobs)
-                await asyncio.gather(
-                    *(store.finish(job.id, job.attempts, owner, ANSWER, 60) for job in jobs)
-                )
+    async def work(store: PostgresStore, owner: str) -> None:
+        while jobs := await claim(store, 4, owner):
+            claimed.extend((owner, job) for job in jobs)
+            await asyncio.gather(
+                *(store.finish(job.id, job.attempts, owner, ANSWER, 60) for job in jobs)
+            )
 
-        await asyncio.gather(*(work(store, str(number)) for number, store in enumerate(stores)))
-        assert sorted(int(job.id) for _, job in claimed) == list(range(60))
-        assert await stores[0].counts() == {("m", "done"): 60}
-        for store in stores:
-            await store.close()
-
-    asyncio.run(main())
+    await asyncio.gather(*(work(store, str(number)) for number, store in enumerate(stores)))
+    assert sorted(int(job.id) for _, job in claimed) == list(range(60))
+    assert await stores[0].counts() == {("m", "done"): 60}
+    for store in stores:
+        await store.close()
 
 
 @pytest.mark.usefixtures("processes")
@@ -545,22 +495,17 @@ def test_a_database_in_which_others_could_run_sql_as_the_server_is_refused(
         connection.execute("DROP OWNED BY app, thief; DROP ROLE app, thief")
 
 
-def test_names_are_never_sql(make_store: MakeStore) -> None:
+async def test_names_are_never_sql(store: SqlStore) -> None:
     words = "x'); DROP TABLE tsx_jobs; -- {now} ? %s %(a)s {locked} \\ $$ \U0001f600"
 
-    async def test(store: SqlStore) -> None:
-        await store.add(
-            NewJob(words, words, words, REQUEST, client=words, callback=words), MOST, MOST
-        )
-        (job,) = await store.claim({(words, words): 1}, words, 60)
-        assert (job.id, job.model, job.version, job.client) == (words,) * 4
-        assert await store.finish(words, job.attempts, words, ANSWER, 60)
-        assert [each.id for each in await store.list_jobs(model=words, before=10**15)] == [words]
-        key = AnswerKey(words, words, words)
-        await store.put_answer(key, ANSWER._replace(expires=time.time() + 60))
-        assert await store.get_answer(key) is not None
-
-    run(make_store(), test)
+    await store.add(NewJob(words, words, words, REQUEST, client=words, callback=words), MOST, MOST)
+    (job,) = await store.claim({(words, words): 1}, words, 60)
+    assert (job.id, job.model, job.version, job.client) == (words,) * 4
+    assert await store.finish(words, job.attempts, words, ANSWER, 60)
+    assert [each.id for each in await store.list_jobs(model=words, before=10**15)] == [words]
+    key = AnswerKey(words, words, words)
+    await store.put_answer(key, ANSWER._replace(expires=time.time() + 60))
+    assert await store.get_answer(key) is not None
 
 
 def test_a_store_of_another_release_is_left_alone(make_store: MakeStore) -> None:

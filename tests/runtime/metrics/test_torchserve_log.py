@@ -21,10 +21,21 @@ from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.metrics.torchserve_log import TURN, MetricLog, _plain, metric_tasks
 from tsx_runtime.settings.schema import Settings
 
+pytestmark = pytest.mark.anyio
+
 VALUE = {"name": "A", "type": "gauge", "unit": "ms", "value": 1.0, "dimensions": {}}
 SHAPE = re.compile(
     r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - (\w+)\.(\w*):([-0-9.e]+)\|#([^|]*)\|#hostname:([^,]+),(?:requestID:([^:]*),)?timestamp:\d+$"
 )
+
+
+def log_of(server, counts=None):
+    """A metric log of the server, made in its event loop."""
+    return server.call(
+        lambda: MetricLog(
+            server.registry, counts or ResponseCounts(), System(server.settings), server.settings
+        )
+    )
 
 
 def reported_by(start_server, **settings):
@@ -41,9 +52,7 @@ def reported_by(start_server, **settings):
         ]
         server.inference.get("/nothing")
         counts = ResponseCounts()
-        log = server.call(
-            lambda: MetricLog(server.registry, counts, System(server.settings), server.settings)
-        )
+        log = log_of(server, counts)
         counts.add(200)
         server.call(log.write)
         exposed = server.metrics.get("/metrics").text
@@ -177,11 +186,7 @@ def test_many_batches_are_written_in_turns_between_which_the_server_answers(star
         journal = server.registry.find("talker").stats.journal
         for number in range(10 * TURN):
             journal.add_batch(BATCH, [b"%d" % number])
-        log = server.call(
-            lambda: MetricLog(
-                server.registry, ResponseCounts(), System(server.settings), server.settings
-            )
-        )
+        log = log_of(server)
         server.call(lambda: _stop_amid(log))
         assert 0 < len(journal) < 10 * TURN
         server.call(log.write)
@@ -240,17 +245,13 @@ def test_a_program_that_fails_is_reported_and_no_more(command, caplog, start_ser
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_program_that_runs_when_the_server_stops_is_ended_with_it(tmp_path, until):
+async def test_a_program_that_runs_when_the_server_stops_is_ended_with_it(tmp_path, until):
     begun = tmp_path / "begun"
     system = System(Settings(system_metrics_cmd=f"sh -c 'echo $$ > {begun}; exec sleep 600'"))
-
-    async def stop_while_it_runs() -> None:
-        following = asyncio.ensure_future(system.follow())
-        await asyncio.to_thread(until, lambda: begun.exists() and begun.read_text().strip())
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-
-    asyncio.run(stop_while_it_runs())
+    following = asyncio.ensure_future(system.follow())
+    await asyncio.to_thread(until, lambda: begun.exists() and begun.read_text().strip())
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
     with pytest.raises(ProcessLookupError):
         os.kill(int(begun.read_text()), 0)
 
@@ -258,11 +259,7 @@ def test_a_program_that_runs_when_the_server_stops_is_ended_with_it(tmp_path, un
 def test_starts_of_workers_that_are_gone_are_forgotten(start_server):
     with start_server(metrics_mode="log") as server:
         server.register("talker.mar", initial_workers=1)
-        log = server.call(
-            lambda: MetricLog(
-                server.registry, ResponseCounts(), System(server.settings), server.settings
-            )
-        )
+        log = log_of(server)
         server.call(log.write)
         assert len(log._loaded) == 1
         server.call(lambda: server.registry.unregister("talker"))

@@ -127,9 +127,8 @@ def test_a_time_that_is_no_whole_number_of_seconds_is_refused(text: str) -> None
 def test_every_whole_number_of_bytes_or_seconds_may_be_text() -> None:
     for name, field in (Settings.model_fields | ModelSettings.model_fields).items():
         unit = re.search(r"bytes|seconds|milliseconds|megabytes", field.description or "")
-        if (
-            accepted(field).startswith("a whole number") and unit and name != "max_batch_tokens"
-        ):  # it says that bytes are no tokens
+        # It says that bytes are no tokens.
+        if accepted(field).startswith("a whole number") and unit and name != "max_batch_tokens":
             assert (", or a " in accepted(field)) == (unit[0] in ("bytes", "seconds")), name
 
 
@@ -229,11 +228,8 @@ def test_a_setting_of_an_earlier_release_is_a_warning_wherever_it_is_set(tmp_pat
 
 
 def test_the_variables_of_kubernetes_beside_a_service_of_that_name_are_ignored() -> None:
-    names = (
-        "TSX",
-        "TSX_CANARY",
-        "TSX_GRPC_INFERENCE",
-    )  # the last makes the name of a setting: TSX_GRPC_INFERENCE_PORT
+    # The last makes the name of a setting: TSX_GRPC_INFERENCE_PORT.
+    names = ("TSX", "TSX_CANARY", "TSX_GRPC_INFERENCE")
     links = {
         f"{name}_{part}": value
         for name in names

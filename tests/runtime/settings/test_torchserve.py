@@ -237,23 +237,17 @@ def test_models_are_described_by_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("models={", "models in FILE is not JSON: Expecting property name"),
-        ("models=[]", "models in FILE takes a JSON object, not []"),
-        (
-            'models={"noop": 1}',
-            'models.noop in FILE takes an object such as {"noop": {"1.0": {"batchSize": 4}}}, not 1',
-        ),
-        (
-            'models={"noop": {"1.0": 1}}',
-            'models.noop.1.0 in FILE takes an object such as {"batchSize": 4}, not 1',
-        ),
+        ("models={", "models cannot be '{' (from FILE): Invalid JSON"),
+        ("models=[]", "models cannot be '[]' (from FILE): Input should be an object"),
+        ('models={"noop": 1}', "models.noop cannot be '1' (from FILE): "),
+        ('models={"noop": {"1.0": 1}}', "models.noop.1.0 cannot be '1' (from FILE): "),
         (
             'models={"noop": {"1.0": {"batchSize": -1}}}',
-            "models.noop.1.0.batchSize cannot be -1 (from FILE): Input should be greater",
+            "models.noop.1.0.batchSize cannot be '-1' (from FILE): Input should be greater",
         ),
         (
             'model_snapshot={"models": {"a": {"1": []}}}',
-            "model_snapshot.models.a.1 in FILE takes an object",
+            "model_snapshot.models.a.1 cannot be '[]' (from FILE): ",
         ),
         (
             'model_snapshot={"modelCount": "x"}',

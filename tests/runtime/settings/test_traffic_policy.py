@@ -32,10 +32,7 @@ def test_what_is_reported_traffic_is_what_was_said() -> None:
     ("given", "words"),
     [
         ({"weigths": {}}, "traffic has no 'weigths'; did you mean 'weights'?"),
-        (
-            {"zzz": {}},
-            "traffic has no 'zzz'; it can have weights, sticky, rules, labels and shadow",
-        ),
+        ({"zzz": {}}, "traffic has no 'zzz'"),
         (
             {"rules": [{"heeader": "a", "to": "1.0"}]},
             "traffic has no 'rules.0.heeader'; did you mean 'header'?",

@@ -22,9 +22,8 @@ def no_proxies(without_proxies: None) -> None:
 class Site:
     port: int
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)  # path, headers
-    answer: Callable[[BaseHTTPRequestHandler], bool] = lambda request: (
-        False
-    )  # True where it has answered itself
+    # True where it has answered itself.
+    answer: Callable[[BaseHTTPRequestHandler], bool] = lambda request: False
 
     def url(self, path: str = "/m.mar", host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}{path}"

@@ -25,6 +25,16 @@ def rules(
     )
 
 
+def send(request, status: int = 200, body: bytes = b"", **headers: object) -> bool:
+    """Answer with these headers and this much of a body."""
+    request.send_response(status)
+    for name, value in headers.items():
+        request.send_header(name.replace("_", "-"), str(value))
+    request.end_headers()
+    request.wfile.write(body)
+    return True
+
+
 def test_a_file_comes_whole(site: Site, part: Path) -> None:
     download(parse_url(site.url()), part, rules(site))
     assert part.read_bytes() == CONTENT
@@ -37,12 +47,7 @@ def test_a_broken_transfer_goes_on_where_it_broke_off(site: Site, part: Path) ->
     def break_off(request) -> bool:
         if len(site.requests) > 1:
             return False
-        request.send_response(200)
-        request.send_header("ETag", '"one"')
-        request.send_header("Content-Length", str(len(CONTENT)))
-        request.end_headers()
-        request.wfile.write(CONTENT[:300_000])
-        return True
+        return send(request, 200, CONTENT[:300_000], ETag='"one"', Content_Length=len(CONTENT))
 
     site.answer = break_off
     download(parse_url(site.url()), part, rules(site))
@@ -63,14 +68,8 @@ def test_a_file_that_has_changed_meanwhile_is_started_again(site: Site, part: Pa
     part.write_bytes(b"of an older file")
     part.with_name("m.part.validator").write_text('"zero"')
 
-    def whole(request) -> bool:
-        request.send_response(200)  # If-Range does not hold
-        request.send_header("Content-Length", "3")
-        request.end_headers()
-        request.wfile.write(b"new")
-        return True
-
-    site.answer = whole
+    # If-Range does not hold
+    site.answer = lambda request: send(request, 200, b"new", Content_Length=3)
     download(parse_url(site.url()), part, rules(site))
     assert part.read_bytes() == b"new"
 
@@ -117,14 +116,7 @@ def test_nobody_listens(site: Site, part: Path, free_ports) -> None:
 
 
 def test_a_connection_that_always_breaks_is_reported_in_words(site: Site, part: Path) -> None:
-    def break_off(request) -> bool:
-        request.send_response(200)
-        request.send_header("Content-Length", "100")
-        request.end_headers()
-        request.wfile.write(b"x" * 40)
-        return True
-
-    site.answer = break_off
+    site.answer = lambda request: send(request, 200, b"x" * 40, Content_Length=100)
     with pytest.raises(
         DownloadFailed, match=r"^the connection ended 60 bytes before the end of the file$"
     ):
@@ -162,13 +154,8 @@ def test_of_a_transfer_that_is_given_up_only_what_can_be_gone_on_with_is_left(
     def break_off(request) -> bool:
         if "Range" in request.headers:
             return request.send_error(503) is None
-        request.send_response(200)
-        if tag:
-            request.send_header("ETag", tag)
-        request.send_header("Content-Length", str(len(CONTENT)))
-        request.end_headers()
-        request.wfile.write(CONTENT[:1000])
-        return True
+        tagged = {"ETag": tag} if tag else {}
+        return send(request, 200, CONTENT[:1000], Content_Length=len(CONTENT), **tagged)
 
     site.answer = break_off
     with pytest.raises(DownloadFailed):
@@ -209,14 +196,9 @@ def test_a_server_that_brings_a_little_on_each_connection_is_not_waited_for(
 ) -> None:
     def a_byte(request) -> bool:
         have = part.stat().st_size if part.exists() else 0
-        request.send_response(206 if have else 200)
-        request.send_header("ETag", '"one"')
-        request.send_header("Content-Length", "100000")
-        if have:
-            request.send_header("Content-Range", f"bytes {have}-100000/100001")
-        request.end_headers()
-        request.wfile.write(b"x")
-        return True
+        more = {"Content_Range": f"bytes {have}-100000/100001"} if have else {}
+        status = 206 if have else 200
+        return send(request, status, b"x", ETag='"one"', Content_Length=100_000, **more)
 
     site.answer = a_byte
     with pytest.raises(DownloadFailed, match="the download is too slow:"):
@@ -250,13 +232,7 @@ def test_a_server_that_goes_on_with_another_file_is_asked_for_all_of_it(
 
 def redirect(site: Site, target: str):
     def answer(request) -> bool:
-        if request.path != "/m.mar":
-            return False
-        request.send_response(302)
-        request.send_header("Location", target)
-        request.send_header("Content-Length", "0")
-        request.end_headers()
-        return True
+        return request.path == "/m.mar" and send(request, 302, Location=target, Content_Length=0)
 
     site.answer = answer
 

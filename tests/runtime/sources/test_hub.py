@@ -184,9 +184,8 @@ def test_a_server_that_stops_ends_its_downloads(hub: Hub) -> None:
         )
 
 
-OUT = (
-    "../../../../escaped"  # from a folder of the repository in the cache to the folder of the test
-)
+# From a folder of the repository in the cache to the folder of the test.
+OUT = "../../../../escaped"
 XET = {"xetHash": "0" * 64, "lfs": {"oid": OUT, "size": 1, "pointerSize": 1}}
 
 

@@ -58,12 +58,10 @@ class Course:
     asked: list[str] = field(
         default_factory=list
     )  # what tsx asked of AWS, as `service:Operation`, in order
-    before: Callable[[str, str], None] = lambda operation, what: (
-        None
-    )  # called with each of these and with what it says
-    after: Callable[[str, str], None] = lambda operation, what: (
-        None
-    )  # once it is carried out, and before its answer is known
+    # Called with each of these and with what it says.
+    before: Callable[[str, str], None] = lambda operation, what: None
+    # Once it is carried out, and before its answer is known.
+    after: Callable[[str, str], None] = lambda operation, what: None
     said: str = ""  # by the last of them
     owners: dict[str, str] = field(
         default_factory=dict

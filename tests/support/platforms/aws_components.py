@@ -20,11 +20,8 @@ import boto3
 import pytest
 
 DIMENSION = "sagemaker:inference-component:DesiredCopyCount"
-KEPT = (
-    "ExecutionRoleArn",
-    "VpcConfig",
-    "EnableNetworkIsolation",
-)  # of an endpoint's configuration, and dropped by moto
+# Of an endpoint's configuration, and dropped by moto.
+KEPT = ("ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
 
 
 @dataclass

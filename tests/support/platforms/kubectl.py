@@ -54,10 +54,8 @@ class Cluster:
         self.served: dict[str, Any] = {
             "conditions": [{"type": "Ready", "status": "True"}]
         }  # what KServe says of an InferenceService
-        self.taken: tuple[str, str] = (
-            "True",
-            "",
-        )  # what a Gateway says of routes; an empty status: nothing yet
+        # What a Gateway says of routes; an empty status: nothing yet.
+        self.taken: tuple[str, str] = ("True", "")
         patch.setattr(
             Program,
             "try_",
@@ -262,10 +260,8 @@ class Cluster:
         found = next(each for each in sets if each["metadata"]["annotations"][REVISION] == number)
         deployment["spec"]["template"] = copy.deepcopy(found["spec"]["template"])
         own = {REVISION: deployment["metadata"]["annotations"][REVISION]}
-        deployment["metadata"]["annotations"] |= {
-            **found["metadata"]["annotations"],
-            **own,
-        }  # as `kubectl rollout undo` does
+        # As `kubectl rollout undo` does.
+        deployment["metadata"]["annotations"] |= {**found["metadata"]["annotations"], **own}
         self._roll_out(deployment)
         return "rolled back"
 

@@ -11,7 +11,7 @@ there, and config/config.properties.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,6 +104,16 @@ class EnvironmentSettings:
         str, str
     ]  # TSX_*: the platform's defaults, below what a user's variables and file set
     order: dict[str, Any]  # of each model's registration
+
+
+def refuse_unknown(env: Mapping[str, str], prefix: str, known: Collection[str]) -> None:
+    """Raise SettingError for a variable that begins with `prefix` and is not `known`."""
+    for name in env:
+        if name.startswith(prefix) and name not in known:
+            raise SettingError(
+                f"unknown variable '{name}'{suggestion(name, known) or '.'} There are"
+                f" {', '.join(known)}"
+            )
 
 
 def text_of(env: Mapping[str, str], name: str) -> str:

@@ -23,9 +23,7 @@ def serve_image(env: Mapping[str, str]) -> None:
     place = locate_model(env)
     settings = settings_of(env, place, find_config(None, env, Path.cwd()), notices)
     keep_going()
-    set_up_logging(settings)
-    for notice in notices:
-        logger.warning("%s", notice)
+    set_up_logging(settings, notices)
     serve(
         settings,
         models_from_settings(settings) or [found_model(place.directory, env, place.name or None)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import logging.config
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,8 +47,8 @@ OWN_LOGGERS = frozenset(name for name, _ in FILES.values())
 METRICS = frozenset({TS_METRICS, MODEL_METRICS})
 
 
-def set_up_logging(settings: Settings) -> None:
-    """Applies for the life of the process.
+def set_up_logging(settings: Settings, notices: Iterable[str] = ()) -> None:
+    """Applies for the life of the process. `notices` are warnings of the settings.
 
     Raises SettingError where a file cannot be written, or `log_config` cannot be used.
     """
@@ -84,6 +84,8 @@ def set_up_logging(settings: Settings) -> None:
             "log_config: levels, sizes and numbers of files are used; not %s",
             ", ".join(config.left_out),
         )
+    for notice in notices:
+        logging.getLogger("tsx.server").warning("%s", notice)
 
 
 def is_configured(settings: Settings) -> bool:
@@ -123,9 +125,8 @@ def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler
     for file, (logger, is_metrics) in FILES.items():
         directory = of_metrics if is_metrics else settings.log_location
         if directory is not None:
-            own = (
-                TextLogFormatter(IN_FILES) if is_metrics else shape
-            )  # metrics are for programs that know their lines
+            # Metrics are for programs that know their lines.
+            own = TextLogFormatter(IN_FILES) if is_metrics else shape
             yield _file(
                 directory / file, config, lambda record, logger=logger: record.name == logger, own
             )

@@ -81,9 +81,8 @@ class Sender:
 
     def __init__(self, endpoint: str | None) -> None:
         """Raises ImportError where the extra is not installed."""
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
-            OTLPSpanExporter,
-        )  # here, because it is an extra
+        # Here, because it is an extra.
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         self._exporter = _exporter(OTLPSpanExporter(endpoint))

@@ -17,9 +17,8 @@ from tsx_runtime.targets.ray.ingress import Ingress, asgi_app
 from tsx_runtime.targets.ray.replica import ModelReplica
 from tsx_runtime.version import __version__
 
-FORWARDED = (
-    10_000  # requests that one ingress forwards at a time; max_inflight_bytes bounds their bodies
-)
+# Requests that one ingress forwards at a time; max_inflight_bytes bounds their bodies.
+FORWARDED = 10_000
 CLOSING = 10.0  # seconds, after the requests, for workers to end
 OF_MODEL = {"name", "models", "settings", "replica", "multiplexed"}
 

@@ -245,9 +245,8 @@ class Ingress:
         parts, named = path.split("/"), None
         with suppress(TsxError):  # the replica says what is wrong
             if (target := find_target(path, scope["query_string"])) is None:
-                if (
-                    len(parts) > 3 and parts[2] == "models"
-                ):  # what KServe's and OpenAI's clients ask of a model
+                # What KServe's and OpenAI's clients ask of a model.
+                if len(parts) > 3 and parts[2] == "models":
                     named = split_name(parts[3]).name if parts[1] == "v1" else parts[3]
             elif target.in_body:
                 named = model_in_body(target, scope["headers"], body).name or None

@@ -76,9 +76,8 @@ class SharedModel:
 
     def __init__(self, registry: Registry, name: str) -> None:
         self._registry, self._name = registry, name
-        self.__del__ = (
-            self._unload
-        )  # what Ray Serve awaits to make room; of the class, the interpreter would call it as well
+        # What Ray Serve awaits to make room; of the class, the interpreter would call it as well.
+        self.__del__ = self._unload
         self._requests: set[asyncio.Task[Any] | None] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -97,9 +96,8 @@ class SharedModel:
 
     async def _unload(self) -> None:
         await wait_for_event(self._idle, UNLOADING)
-        for task in (
-            self._requests
-        ):  # a stream without an end must not keep all other models from being loaded
+        # A stream without an end must not keep all other models from being loaded.
+        for task in self._requests:
             if task is not None:
                 task.cancel()
         await self._registry.unregister(self._name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -40,6 +40,7 @@ from tsx_runtime.api.messages import (
     read_body,
     rest_of,
     send_whole,
+    while_client_waits,
 )
 from tsx_runtime.api.request_options import deadline, priority_and_timeout
 from tsx_runtime.api.urls import Target, check_query, find_target, resolve
@@ -71,7 +72,6 @@ from tsx_runtime.targets.sagemaker.batch_transform import (
     joined,
     lines_of,
     room,
-    unless_gone,
 )
 from tsx_runtime.targets.sagemaker.environment import PAYLOAD, SageMakerSettings, Transform
 from tsx_runtime.targets.sagemaker.multi_model import LoadedModel, Models, registry_name
@@ -90,6 +90,8 @@ ISOLATED = (
     " internet, nothing can be installed: put the packages into the image, or their wheels beside"
     " requirements.txt."
 )
+Answer = Callable[..., Awaitable[None]]  # status, headers, body, and what rest is to be read
+
 TOLD = b"x-amzn-sagemaker-"  # prefix of the answer headers that SageMaker passes on
 
 
@@ -126,44 +128,27 @@ class SageMakerApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id, path = new_request_id(), raw_path(scope)
+        answer = partial(self.answer, send, scope, request_id)
         try:
             if path == PING:
                 status, reason = self.health()
-                await self.answer(
-                    send,
-                    scope,
-                    request_id,
-                    status,
-                    (JSON,) if reason else (),
-                    _json_body(status=reason) if reason else b"",
-                )
+                await answer(status, *(_facts(status=reason) if reason else ((), b"")))
             elif path == PARAMETERS:
-                await self.answer(
-                    send,
-                    scope,
-                    request_id,
-                    200,
-                    (JSON,),
-                    _json_body(**parameters(self._versions(), self.environment)),
-                )
+                await answer(200, *_facts(**parameters(self._versions(), self.environment)))
             else:
-                if (
-                    self.predictions.guard is not None
-                ):  # of a plugin, or where tokens are required nevertheless
+                # Of a plugin, or where tokens are required nevertheless.
+                if self.predictions.guard is not None:
                     self.predictions.guard.check(scope["headers"])
-                await self.route(scope, receive, send, request_id)
+                await self.route(scope, receive, send, answer)
         except ClientGone:
             return
         except TsxError as error:
-            status, pairs, body = errors.fault(error)
-            await self.answer(send, scope, request_id, status, pairs, body, rest_of(error, receive))
+            await answer(*errors.fault(error), rest_of(error, receive))
         except Exception as error:  # the boundary of a request
-            await self.answer(
-                send, scope, request_id, *errors.fault(errors.unexpected(error, request_id))
-            )
+            await answer(*errors.fault(errors.unexpected(error, request_id)))
 
-    async def route(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
-        await self.lines(scope, receive, send, request_id)
+    async def route(self, scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
+        await self.lines(scope, receive, answer)
 
     def health(self) -> tuple[int, str]:
         """The status of a ping, and the reason where it is not 200."""
@@ -200,7 +185,7 @@ class SageMakerApp:
 
     # Bodies of many lines
 
-    async def lines(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
+    async def lines(self, scope: Scope, receive: Receive, answer: Answer) -> None:
         headers: list[Pair] = scope["headers"]
         form, target = (
             self._form(raw_path(scope), headers),
@@ -228,35 +213,22 @@ class SageMakerApp:
             partial(_line, given),
         )
         try:
-            answers = await unless_gone(
-                receive, answer_each(lines_of(body), route, self._gate(target), job_of, most)
+            answers = await while_client_waits(
+                answer_each(lines_of(body), route, self._gate(target), job_of, most), receive
             )
         except LineFailed as failure:
             text = f"{failure} No line was processed: correct that line or remove it."
             kind = BadRequest.type if failure.status < 500 else TsxError.type
-            await self.answer(
-                send,
-                scope,
-                request_id,
-                failure.status,
-                (JSON,),
-                error_body(failure.status, kind, text),
-            )
+            await answer(failure.status, (JSON,), error_body(failure.status, kind, text))
             return
         pairs = [
             pair
-            for answer in answers[:1]
-            for pair in handler_headers(answer.headers)
+            for first in answers[:1]
+            for pair in handler_headers(first.headers)
             if pair[0].startswith(TOLD)
         ]
-        await self.answer(
-            send,
-            scope,
-            request_id,
-            200,
-            (*pairs, (b"content-type", given.media_type)),
-            joined(answer.body for answer in answers),
-        )
+        pairs.append((b"content-type", given.media_type))
+        await answer(200, pairs, joined(each.body for each in answers))
 
     def _form(self, path: bytes, headers: list[Pair]) -> LineFormat | None:
         """The format of a body that is split into lines; None where the model gets it whole."""
@@ -300,9 +272,8 @@ def parameters(versions: Sequence[ModelVersion], environment: SageMakerSettings)
     job: Transform = environment.transform
     payload = job.payload or PAYLOAD
     workers = sum(version.min_workers for version in versions) or 1
-    alone = (
-        environment.lines is False
-    )  # then a request is one input, and full batches need as many of them
+    # Then a request is one input, and full batches need as many of them.
+    alone = environment.lines is False
     wanted = (
         sum(version.min_workers * version.batch_size for version in versions)
         if alone
@@ -386,8 +357,9 @@ def _header(headers: list[Pair], wanted: bytes) -> bytes:
     return next((value for name, value in headers if name == wanted), b"")
 
 
-def _json_body(**what: Any) -> bytes:
-    return json.dumps(what, ensure_ascii=False).encode() + b"\n"
+def _facts(**what: Any) -> tuple[tuple[Pair, ...], bytes]:
+    """The headers and the body of an answer in JSON."""
+    return (JSON,), json.dumps(what, ensure_ascii=False).encode() + b"\n"
 
 
 class MultiModel(SageMakerApp):
@@ -417,7 +389,7 @@ class MultiModel(SageMakerApp):
             return registry_name(name) != name or super().wants(path, headers)
         return path == MODELS or path.startswith(MODELS + b"/") or super().wants(path, headers)
 
-    async def route(self, scope: Scope, receive: Receive, send: Send, request_id: bytes) -> None:
+    async def route(self, scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
         """`/models`, `/models/NAME`, `/models/NAME/invoke`; a slash of a name is
         percent-encoded.
         """
@@ -428,14 +400,14 @@ class MultiModel(SageMakerApp):
             scope["path"] = f"/models/{self._models.find(parts[0]).own}/invoke"
             scope["raw_path"] = scope["path"].encode()
             if self._form(scope["raw_path"], scope["headers"]) is not None:
-                await self.lines(scope, receive, send, request_id)
+                await self.lines(scope, receive, answer)
             else:
                 await self.predictions(scope, receive, send)
             return
         if len(parts) > 1 or path.startswith(INVOCATIONS):
             raise ResourceNotFound(errors.NOT_FOUND)
         facts = await self._manage(method, parts[0] if parts and parts[0] else None, scope, receive)
-        await self.answer(send, scope, request_id, 200, (JSON,), _json_body(**facts))
+        await answer(200, *_facts(**facts))
 
     async def _manage(
         self, method: str, name: str | None, scope: Scope, receive: Receive

@@ -12,10 +12,9 @@ import csv
 import io
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from tsx_runtime.api.messages import ClientGone, Receive
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import TsxError, Unavailable, read_error
@@ -24,8 +23,6 @@ from tsx_runtime.targets.sagemaker import rows
 from tsx_runtime.wire import content_type_of
 
 QUOTED = 1000  # characters of an error answer that are quoted as the reason of a failure
-
-ResultT = TypeVar("ResultT")
 
 
 class LineFormat(NamedTuple):
@@ -120,9 +117,8 @@ def _row(values: list[Any]) -> str:
     csv.writer(file, lineterminator="").writerow(
         [value if isinstance(value, str) else _json(value) for value in values]
     )
-    return (
-        file.getvalue().replace("\r", " ").replace("\n", " ")
-    )  # of a quoted field: a line is a record
+    # Of a quoted field: a line is a record.
+    return file.getvalue().replace("\r", " ").replace("\n", " ")
 
 
 class LineAnswer(NamedTuple):
@@ -236,26 +232,3 @@ def _reason(body: bytes) -> str:
     error = read_error(body.strip())
     text = error["message"] if error else body.decode("utf-8", "replace").strip()
     return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
-
-
-async def unless_gone(receive: Receive, work: Awaitable[ResultT]) -> ResultT:
-    """The result of `work`. When the client disconnects, `work` is cancelled and ClientGone
-    raised.
-    """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
-    finally:
-        gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait([task])
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

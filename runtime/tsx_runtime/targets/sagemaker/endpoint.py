@@ -12,13 +12,11 @@ from pathlib import Path
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.errors import SettingError
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import find_config
 from tsx_runtime.shared.nonblocking_output import keep_going
-from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.targets.image.environment import MODEL_NAME, settings_over
+from tsx_runtime.targets.image.environment import MODEL_NAME, refuse_unknown, settings_over
 from tsx_runtime.targets.image.model_discovery import HANDLER, found_model, model_directory
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.sagemaker.app import MultiModel, SageMakerApp
@@ -71,23 +69,16 @@ def settings_of(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
 
     `TSX_*` variables and the settings file override what SageMaker and its toolkit set.
     """
-    unknown = next((name for name in env if name.startswith(OWN_PREFIX) and name not in OWN), None)
-    if unknown is not None:
-        raise SettingError(
-            f"unknown variable '{unknown}'{suggestion(unknown, OWN) or '.'} There are"
-            f" {', '.join(OWN)}"
-        )
+    refuse_unknown(env, OWN_PREFIX, OWN)
     environment = read_environment(env)
     notices = list(environment.notices)
     settings = settings_over(
         environment.variables, env, find_config(None, env, Path.cwd()), notices.append
     )
     keep_going()
-    set_up_logging(settings)
+    set_up_logging(settings, notices)
     if environment.log_level is not None:
         logging.getLogger("tsx").setLevel(environment.log_level)
-    for notice in notices:
-        logger.warning("%s", notice)
     return environment, settings
 
 

@@ -64,12 +64,8 @@ OTHERS = (  # read elsewhere, or the platform's own
 )
 MODE, LINES, MEMORY = "TSX_SAGEMAKER_MODE", "TSX_SAGEMAKER_LINES", "TSX_SAGEMAKER_MODELS_MEMORY"
 OWN = (MODE, LINES, MEMORY)  # tsx's, but no settings of a server elsewhere
-TIMEOUTS = {
-    "realtime": 60,
-    "serverless": 60,
-    "asynchronous": 3600,
-    "transform": 600,
-}  # mode -> seconds that a request may take
+# Mode -> seconds that a request may take.
+TIMEOUTS = {"realtime": 60, "serverless": 60, "asynchronous": 3600, "transform": 600}
 STRATEGIES = ("multi_record", "single_record")
 
 
@@ -87,9 +83,8 @@ class Transform(NamedTuple):
 class SageMakerSettings(EnvironmentSettings):
     notices: list[str]
     mode: str
-    lines: (
-        bool | None
-    )  # whether bodies of several lines are taken apart; None: where an archive is served
+    # Whether bodies of several lines are taken apart; None: where an archive is served.
+    lines: bool | None
     multi_model: bool
     memory: int | None  # bytes that all models may take
     transform: Transform
@@ -144,9 +139,8 @@ def read_environment(env: Mapping[str, str]) -> SageMakerSettings:
 
 
 def _order(env: Mapping[str, str], mode: str) -> dict[str, Any]:
-    order: dict[str, Any] = (
-        {"initial_workers": 1} if mode == "serverless" else {}
-    )  # which has the memory and the processors for one
+    # Which has the memory and the processors for one.
+    order: dict[str, Any] = {"initial_workers": 1} if mode == "serverless" else {}
     for name, key in ORDERS.items():
         if (value := whole(env, name)) is not None:
             order[key] = value

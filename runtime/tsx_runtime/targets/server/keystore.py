@@ -5,12 +5,11 @@ JKS is read here; PKCS12 by `cryptography`, from the extra `keystore`.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import io
+import ssl
 import struct
-import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,13 +150,13 @@ def _recover(protected: bytes, secret: bytes) -> bytes:
 
 def _two_parts(der: bytes) -> tuple[bytes, bytes]:
     """Of a DER sequence of two: EncryptedPrivateKeyInfo."""
-    inside, _ = der_element(der)
-    first, rest = der_element(inside)
-    second, _ = der_element(rest)
+    inside, _ = _der_element(der)
+    first, rest = _der_element(inside)
+    second, _ = _der_element(rest)
     return first, second
 
 
-def der_element(der: bytes) -> tuple[bytes, bytes]:
+def _der_element(der: bytes) -> tuple[bytes, bytes]:
     """The content of the first element, and what follows it."""
     length, at = der[1], 2
     if length & 0x80:
@@ -167,5 +166,4 @@ def der_element(der: bytes) -> tuple[bytes, bytes]:
 
 
 def _pem(kind: str, der: bytes) -> bytes:
-    body = "\n".join(textwrap.wrap(base64.b64encode(der).decode(), 64))
-    return f"-----BEGIN {kind}-----\n{body}\n-----END {kind}-----\n".encode()
+    return ssl.DER_cert_to_PEM_cert(der).replace("CERTIFICATE", kind).encode()

@@ -115,15 +115,12 @@ class ServeOptions:
     snapshots: Snapshots | None = None
     on_bound: Callable[[], None] = lambda: None  # called once the addresses are bound
     on_answering: Callable[[], None] = lambda: None  # called once requests are answered
-    on_loading: Callable[[LoadStatus], None] | None = (
-        None  # called again and again while models load
-    )
-    hosted: Callable[[Registry, ServerApp], HostedPlatform] | None = (
-        None  # the app is the one with the prediction routes
-    )
-    stopping: StopEvents | None = (
-        None  # of a server in a thread of a process that is not its own; None: signals stop it
-    )
+    # Called again and again while models load.
+    on_loading: Callable[[LoadStatus], None] | None = None
+    # The app is the one with the prediction routes.
+    hosted: Callable[[Registry, ServerApp], HostedPlatform] | None = None
+    # Of a server in a thread of a process that is not its own; None: signals stop it.
+    stopping: StopEvents | None = None
 
 
 DEFAULT_OPTIONS = ServeOptions()

@@ -28,11 +28,6 @@ from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, is_url
 from tsx_runtime.workflows.manager import SUFFIX, Workflow, WorkflowOrder, Workflows
 
-_NO_STORE = (
-    "load_workflows names '{}', but neither workflow_store nor model_store is set: give the"
-    " archives' directory"
-)
-
 TICK = 0.5  # seconds between two looks at what loads
 
 logger = logging.getLogger("tsx.server")
@@ -57,9 +52,8 @@ def check_models(models: Sequence[StartModel], settings: Settings) -> None:
     """
     taken, errors = set(), []
     for model in models:
-        if (
-            model.path is None or model.archive is not None or model.path.name.endswith(".gz")
-        ):  # reading it takes long
+        # Reading it takes long.
+        if model.path is None or model.archive is not None or model.path.name.endswith(".gz"):
             continue
         try:
             manifest = manifest_of(model.path, limits=settings.archive_limits())
@@ -218,31 +212,40 @@ def models_from_settings(settings: Settings) -> list[StartModel]:
             for name, own in saved
             for number, version in own.items()
         ]
-    if not settings.load_models:
-        return []
-    if [entry.lower() for entry in settings.load_models] != ["all"]:
-        return [
-            _from_entry(*split_name(entry), settings.model_store) for entry in settings.load_models
-        ]
-    if settings.model_store is None:
-        raise SettingError(
-            "load_models is 'all', but model_store is not set: give the directory that holds the"
-            " archives"
-        )
     return [
-        start_model(path)
-        for path in sorted(settings.model_store.iterdir())
-        if _looks_like_model(path)
+        StartModel(path, RegisterOrder(url=file, model_name=name, loaded_at_startup=True))
+        for name, file, path in _named(
+            settings.load_models, settings.model_store, "model_store", _looks_like_model
+        )
     ]
+
+
+def _named(
+    entries: Sequence[str], store: Path | None, setting: str, is_one: Callable[[Path], bool]
+) -> list[tuple[str | None, str, Path | None]]:
+    """Name, file and path of each entry, `[name=]file` or `all` of the store. A URL has no path."""
+    if [entry.lower() for entry in entries] == ["all"]:
+        everything = _place("all", store, setting).parent.iterdir()
+        paths = sorted(path for path in everything if is_one(path) and path.name[0] != ".")
+        return [(None, path.name, path) for path in paths]
+    split = map(split_name, entries)
+    return [
+        (name or None, file, None if is_url(file) else _place(file, store, setting))
+        for name, file in split
+    ]
+
+
+def _place(file: str, store: Path | None, setting: str) -> Path:
+    if store is None and not Path(file).is_absolute():
+        raise SettingError(
+            f"'{file}' cannot be found, because {setting} is not set: give the archives' directory"
+        )
+    return Path(file) if store is None else store / file
 
 
 def _looks_like_model(path: Path) -> bool:
     """Hidden files are skipped, as in TorchServe, and the file system's own `lost+found`."""
-    return (
-        (path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES))
-        and not path.name.startswith(".")
-        and path.name != "lost+found"
-    )
+    return (path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES)) and path.name != "lost+found"
 
 
 def start_model(path: Path, name: str | None = None) -> StartModel:
@@ -267,21 +270,8 @@ def _restored(name: str, number: str, saved: VersionSettings, store: Path | None
         slo=saved.slo,
         **{name: getattr(saved, name) for name in SAVED if saved.slo is None or name not in KNOBS},
     )
-    return replace(
-        _from_entry(name, saved.mar_name, store), order=order, default=saved.default_version
-    )
-
-
-def _from_entry(name: str, file: str, store: Path | None) -> StartModel:
-    order = RegisterOrder(url=file, model_name=name or None, loaded_at_startup=True)
-    if is_url(file):
-        return StartModel(None, order)
-    if store is None and not Path(file).is_absolute():
-        raise SettingError(
-            f"'{file}' cannot be found, because model_store is not set: give the directory that"
-            " holds the archives"
-        )
-    return StartModel(Path(file) if store is None else store / file, order)
+    path = None if is_url(saved.mar_name) else _place(saved.mar_name, store, "model_store")
+    return StartModel(path, order, saved.default_version)
 
 
 def split_name(entry: str) -> tuple[str, str]:
@@ -316,33 +306,20 @@ def workflows_from_settings(settings: Settings) -> list[StartWorkflow]:
     """What the setting `load_workflows` names: `all`, or `[name=]file` in the workflow store.
     Raises SettingError.
     """
-    if not settings.load_workflows:
-        return []
     store = settings.workflow_store or settings.model_store
-    if [entry.lower() for entry in settings.load_workflows] != ["all"]:
-        return [
-            _workflow_from_entry(*split_name(entry), store) for entry in settings.load_workflows
-        ]
-    if store is None:
-        raise SettingError(_NO_STORE.format("all"))
     return [
-        start_workflow(path)
-        for path in sorted(store.glob(f"*{SUFFIX}"))
-        if not path.name.startswith(".")
+        StartWorkflow(path, WorkflowOrder(file, name, loaded_at_startup=True))
+        for name, file, path in _named(
+            settings.load_workflows,
+            store,
+            "workflow_store",
+            lambda path: path.name.endswith(SUFFIX),
+        )
     ]
 
 
 def start_workflow(path: Path, name: str | None = None) -> StartWorkflow:
     return StartWorkflow(path, WorkflowOrder(path.name, name, loaded_at_startup=True))
-
-
-def _workflow_from_entry(name: str, file: str, store: Path | None) -> StartWorkflow:
-    order = WorkflowOrder(file, name or None, loaded_at_startup=True)
-    if is_url(file):
-        return StartWorkflow(None, order)
-    if store is None and not Path(file).is_absolute():
-        raise SettingError(_NO_STORE.format(file))
-    return StartWorkflow(Path(file) if store is None else store / file, order)
 
 
 async def _load_workflow(

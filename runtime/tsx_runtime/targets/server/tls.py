@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import logging
-import re
+import os
 import ssl
 import stat
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from tsx_archiver.storage.private_directory import private_opener, temporary_place
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import ROLES, Settings
-from tsx_runtime.targets.server.keystore import Pem, der_element, read_keystore
-from tsx_runtime.targets.server.pem_context import load_pem, server_context
+from tsx_runtime.targets.server.keystore import Pem, read_keystore
 
 MAKE_ONE = (
     "To create a pair for testing: openssl req -x509 -newkey rsa:2048 -nodes -days 30 -keyout"
     " key.pem -out cert.pem -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
 )
-
-_LEAST_BITS = (0, 1024, 2048, 3072, 7680, 15360)  # of RSA keys, by OpenSSL's security levels
-_RSA = bytes.fromhex(
-    "06092a864886f70d0101010500"
-)  # in a certificate: the key's algorithm, rsaEncryption, and its NULL; the key follows
 
 logger = logging.getLogger("tsx.server")
 
@@ -140,53 +137,55 @@ def _load(certificate: Path, key: Path) -> ssl.SSLContext:
                 " certificate before its chain."
             ) from error
         pair = f"certificate_file {certificate} and private_key_file {key}"
-        raise SettingError(
-            f"{pair} cannot be used: {_reason(error, context, certificate.read_bytes())}"
-        ) from error
+        raise SettingError(f"{pair} cannot be used: {_reason(error)}") from error
     return context
 
 
 def _load_pem(pem: Pem, keystore: Path) -> ssl.SSLContext:
     context = server_context()
     try:
-        load_pem(context, pem)
+        # OpenSSL reads keys and certificates from files alone.
+        with _as_file(pem.certificates) as certificates, _as_file(pem.key) as key:
+            context.load_cert_chain(certificates, key)
     except ssl.SSLError as error:
-        why = _reason(error, context, pem.certificates)
         raise SettingError(
-            f"keystore {keystore}: its key and certificate cannot be used: {why}"
+            f"keystore {keystore}: its key and certificate cannot be used: {_reason(error)}"
         ) from error
     return context
 
 
-def _reason(error: ssl.SSLError, context: ssl.SSLContext, certificates: bytes) -> str:
-    """Of a key that is too small also its size, what OpenSSL wants, and how to make one."""
-    if error.reason not in ("EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL"):
-        return f"{error.reason or error}."
-    least = _LEAST_BITS[context.security_level]
-    bits = next((bits for bits in _rsa_bits(certificates) if bits < least), None)
-    whose = (
-        "the certificate" if error.reason == "EE_KEY_TOO_SMALL" else "a certificate of the chain"
+def server_context() -> ssl.SSLContext:
+    """TLS 1.2 and later; without a certificate yet."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    context.options |= ssl.OP_NO_RENEGOTIATION  # `tls_transport.py` relies on it
+    return context
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """On Linux in memory, so that no key lies on a disk."""
+    if hasattr(os, "memfd_create"):
+        with open(os.memfd_create("tsx-tls"), "wb") as memory:
+            memory.write(content)
+            memory.flush()
+            yield f"/proc/self/fd/{memory.fileno()}"
+        return
+    with tempfile.TemporaryDirectory(
+        dir=temporary_place()
+    ) as directory:  # no other user may read it
+        path = Path(directory, "pair.pem")
+        with open(path, "xb", opener=private_opener) as file:
+            file.write(content)
+        yield str(path)
+
+
+def _reason(error: ssl.SSLError) -> str:
+    hint = (
+        f" OpenSSL requires a larger one here. {MAKE_ONE}" if "SMALL" in str(error.reason) else ""
     )
-    size = f"has {bits} bits" if bits else "is too small"
-    bound = f"OpenSSL requires {least} of an RSA key here (security level {context.security_level})"
-    return f"the key of {whose} {size}; {bound}. {MAKE_ONE.replace('rsa:2048', f'rsa:{least}')}"
-
-
-def _rsa_bits(certificates: bytes) -> Iterator[int]:
-    """The sizes of the RSA keys in PEM certificates."""
-    for text in re.findall(
-        r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----",
-        certificates.decode("latin-1"),
-        re.DOTALL,
-    ):
-        _, found, after = ssl.PEM_cert_to_DER_cert(text).partition(_RSA)
-        if found:
-            key, _ = der_element(after)
-            numbers, _ = der_element(
-                key[1:]
-            )  # a BIT STRING begins with the number of its unused bits
-            modulus, _ = der_element(numbers)
-            yield int.from_bytes(modulus, "big").bit_length()
+    return f"{error.reason or error}.{hint}"
 
 
 def is_trusted_as(host: str, settings: Settings) -> bool:

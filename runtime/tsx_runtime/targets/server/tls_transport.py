@@ -27,9 +27,8 @@ BUFFER = (
 # seconds that a client may take to agree that the connection is closed; an idle one does not read,
 # so never does
 GOODBYE = 2.0
-PIECE = (
-    64 << 10
-)  # bytes that are decrypted at once: with more, a BIO would not stay in the processor's cache
+# Bytes that are decrypted at once: with more, a BIO would not stay in the processor's cache.
+PIECE = 64 << 10
 
 logger = logging.getLogger("tsx.server")
 
@@ -200,9 +199,8 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
                 view = memoryview(data)
                 for start in range(0, len(view), BUFFER):
                     self._send()
-                    if (
-                        self._is_closing or self._plain.is_closing()
-                    ):  # the client is gone, or the protocol ended it as it paused
+                    # The client is gone, or the protocol ended it as it paused.
+                    if self._is_closing or self._plain.is_closing():
                         return
                     self._encrypt(view[start : start + BUFFER])
         except ssl.SSLError as error:

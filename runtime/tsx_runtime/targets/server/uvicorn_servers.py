@@ -113,9 +113,8 @@ class ServerGroup:
             if self._leaving:
                 for server in self._running:
                     server.end_connections(after_next=False)
-            await (
-                registry.close()
-            )  # refuses waiting requests and ends the workers, so each request gets an answer
+            # Refuses waiting requests and ends the workers, so each request gets an answer.
+            await registry.close()
         await answering
 
 
@@ -180,9 +179,8 @@ class _Server(uvicorn.Server):
 
     async def end(self, running: Awaitable[None]) -> None:
         if not self.listener.is_handed_over:
-            await (
-                self._stop_listening()
-            )  # before the connections are told: none may come behind that
+            # Before the connections are told: none may come behind that.
+            await self._stop_listening()
         self.should_exit = True
         await running
 

@@ -5,41 +5,21 @@ its models.
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.support.clients.rawhttp import RawConnection, request
 from tests.support.models import make_model
-from tests.support.servers import DEADLINE, Running, clean, started
-from tsx_cli.deploy.container.resources import environment as environment_of
-from tsx_cli.deploy.spec import DeploySpec
+from tests.support.servers import DEADLINE, FreePorts, Running, clean, started
 from tsx_runtime.errors import SettingError
 from tsx_runtime.targets.image.environment import locate_model, settings_of
 
-PATIENT = """
-import time
-from pathlib import Path
-from ts.handler_utils.utils import send_intermediate_predict_response
-
-def handle(data, context):
-    for row in data or []:
-        go = Path(bytes(row["body"]).decode())
-        send_intermediate_predict_response(["a"], {0: context.get_request_id(0)}, "Intermediate", 200, context)
-        Path(f"{go}.begun").touch()
-        deadline = time.monotonic() + 60  # a test that failed must not hold the worker
-        while not go.exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
-    return data and ["z"] * len(data)
-"""
 HANDLER = "def handle(data, context):\n    return data and [{'model': context.model_name} for _ in data]\n"
 
 
@@ -96,11 +76,9 @@ def predict(port: int, path: str, **body: object) -> Any:
 
 @pytest.mark.usefixtures("processes")
 def test_kserves_layout_of_torchserve_is_served_and_its_health_reported(
-    short_path: Path, free_ports: Callable[[int], list[int]]
+    short_path: Path, free_ports: FreePorts
 ) -> None:
-    make_model(short_path / "store.mar", HANDLER, name="digits").rename(short_path / "digits.mar")
-    (short_path / "model-store").mkdir()
-    (short_path / "digits.mar").rename(short_path / "model-store" / "digits.mar")
+    make_model(short_path / "model-store" / "digits.mar", HANDLER)
     (short_path / "config").mkdir()
     properties = "inference_address=http://0.0.0.0:8085\nmodel_store=/elsewhere\nenable_metrics_api=true\nservice_envelope=kserve\n"
     (short_path / "config" / "config.properties").write_text(properties)
@@ -118,65 +96,6 @@ def test_kserves_layout_of_torchserve_is_served_and_its_health_reported(
     done = health(short_path, environment)
     assert done.returncode == 1
     assert done.stderr.startswith("not healthy: ")
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_server_on_a_spot_machine_answers_what_it_accepted_within_the_notice(
-    tmp_path: Path, free_ports: Callable[[int], list[int]]
-) -> None:
-    notice = 120
-    given = {
-        "name": "patient",
-        "target": "container",
-        "model": "patient.mar",
-        "container": {"grace": f"{notice}s"},
-    }
-    ports, go = free_ports(2), tmp_path / "go"
-    more = {
-        "TSX_MODEL_DIR": str(make_model(tmp_path / "patient", PATIENT)),
-        **environment_of(DeploySpec.model_validate(given)),
-    }
-    with container(tmp_path, ports, **more) as (running, environment), ExitStack() as held:
-        address = ("127.0.0.1", ports[0])
-        stream, queued, late, idle = (held.enter_context(RawConnection(address)) for _ in range(4))
-        body, target = str(go).encode(), b"/predictions/patient"
-        stream.send(
-            request(
-                target=target, headers=[(b"Content-Type", b"application/octet-stream")], body=body
-            )
-        )
-        wait_for(tmp_path / "go.begun")
-        queued.send(
-            request(
-                target=target, headers=[(b"Content-Type", b"application/octet-stream")], body=body
-            )
-        )
-        late.send(
-            request(
-                target=target, headers=[(b"Content-Type", b"application/octet-stream")], body=body
-            )[:-4]
-        )
-        idle.send(request(b"GET", b"/ping"))
-        assert idle.answer(b"GET").status == 200  # so the server has read what was sent before
-        running.process.send_signal(signal.SIGTERM)
-        assert idle.answer() is None  # the server drains
-        assert health(tmp_path, environment).returncode == 1
-        with pytest.raises(ConnectionRefusedError):
-            RawConnection(address)
-        late.send(body[-4:])
-        go.touch()
-        for connection in (stream, queued, late):
-            answer = connection.answer()
-            assert (answer.status, answer.body, answer.whole) == (200, b"az", True)
-        assert running.process.wait(notice) == 0
-        assert "Traceback" not in running.log
-
-
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + DEADLINE
-    while not path.exists():  # a handler has no other way to tell
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_one_archive_is_called_as_kserve_calls_its_service(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ FUNCTIONS = """
 def shout(data, context):
     return None if data is None else [bytes(row.get("body") or b"") + b"!" for row in data]
 """
+Reported = tuple[Collector, dict[str, Any]]
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
 STEPS = ["preprocess", "inference", "postprocess"]
@@ -90,9 +91,7 @@ def ask_by_grpc(target: str, model: str, metadata: dict[str, str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def reported(
-    processes: None, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Collector, dict[str, Any]]:
+def reported(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Reported:
     """What came to the collector by the server's end, and what clients were answered."""
     directory = tmp_path_factory.mktemp("otlp")
     make_model(directory / "mine.mar", HANDLER, version="2.5")
@@ -144,9 +143,7 @@ def by_name(spans: list[Span]) -> dict[str, Span]:
     return {span.name: span for span in spans}
 
 
-def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(
-    reported: tuple[Collector, dict[str, Any]],
-) -> None:
+def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(reported: Reported) -> None:
     kept, answers = reported
     spans = by_name(kept.trace(TRACE))
     request, handler = spans["POST /predictions/{model}"], spans["handler"]
@@ -172,21 +169,18 @@ def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(
 
 
 def test_the_handler_s_own_span_joins_the_trace_across_the_process_boundary(
-    reported: tuple[Collector, dict[str, Any]],
+    reported: Reported,
 ) -> None:
     kept, answers = reported
     spans = by_name(kept.trace(TRACE))
     assert answers["fast"].text == f"00-{TRACE}-{spans['handler'].span_id}-01"
     own, inference = spans["my step"], spans["inference"]
     assert (own.parent_id, own.service) == (spans["handler"].span_id, "mine")
-    assert (
-        inference.start - 1_000_000 <= own.start <= own.end <= inference.end + 1_000_000
-    )  # two clocks are read in two processes
+    # Two clocks are read in two processes.
+    assert inference.start - 1_000_000 <= own.start <= own.end <= inference.end + 1_000_000
 
 
-def test_a_span_says_what_was_asked_and_who_answered(
-    reported: tuple[Collector, dict[str, Any]],
-) -> None:
+def test_a_span_says_what_was_asked_and_who_answered(reported: Reported) -> None:
     kept, answers = reported
     spans = by_name(kept.trace(TRACE))
     attributes = spans["POST /predictions/{model}"].attributes
@@ -207,7 +201,7 @@ def test_a_span_says_what_was_asked_and_who_answered(
     assert spans["handler"].attributes == {"tsx.batch.size": 1}
 
 
-def test_both_lanes_tell_alike(reported: tuple[Collector, dict[str, Any]]) -> None:
+def test_both_lanes_tell_alike(reported: Reported) -> None:
     kept, answers = reported
     fast, other = by_name(kept.trace(TRACE)), by_name(kept.trace(trace_id(2)))
     assert set(fast) == set(other)
@@ -223,20 +217,17 @@ def test_both_lanes_tell_alike(reported: tuple[Collector, dict[str, Any]]) -> No
     )
 
 
-def test_who_traces_not_is_not_traced(reported: tuple[Collector, dict[str, Any]]) -> None:
+def test_who_traces_not_is_not_traced(reported: Reported) -> None:
     kept, answers = reported
-    assert (
-        answers["unsampled"].text == parent(3, "00")["traceparent"]
-    )  # as it came: what the handler calls is not traced either
+    # As it came: what the handler calls is not traced either.
+    assert answers["unsampled"].text == parent(3, "00")["traceparent"]
     assert [span.service for span in kept.trace(trace_id(3))] in ([], ["mine"])
     assert answers["untraced"].text == "x"
     known = {TRACE, *map(trace_id, (2, 4, 5, 6, 7))}
     assert {span.trace_id for span in kept.spans if span.service == "tsx"} == known
 
 
-def test_errors_are_errors_of_the_spans_in_which_they_happened(
-    reported: tuple[Collector, dict[str, Any]],
-) -> None:
+def test_errors_are_errors_of_the_spans_in_which_they_happened(reported: Reported) -> None:
     kept, answers = reported
     spans = {span.name: span for span in kept.trace(trace_id(4))}
     assert answers["bad"].status_code == 500
@@ -247,9 +238,7 @@ def test_errors_are_errors_of_the_spans_in_which_they_happened(
     assert (span.attributes["http.response.status_code"], span.is_error) == (404, False)
 
 
-def test_the_nodes_of_a_workflow_are_below_its_request(
-    reported: tuple[Collector, dict[str, Any]],
-) -> None:
+def test_the_nodes_of_a_workflow_are_below_its_request(reported: Reported) -> None:
     kept, answers = reported
     spans = kept.trace(trace_id(6))
     request = next(span for span in spans if span.name == "POST /wfpredict/{workflow}")
@@ -266,7 +255,7 @@ def test_the_nodes_of_a_workflow_are_below_its_request(
     assert nodes["node say"].attributes["tsx.model.name"] == "flow__say"
 
 
-def test_a_call_of_grpc_is_a_span_by_its_names(reported: tuple[Collector, dict[str, Any]]) -> None:
+def test_a_call_of_grpc_is_a_span_by_its_names(reported: Reported) -> None:
     kept, answers = reported
     spans = by_name(kept.trace(trace_id(7)))
     call = spans["org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"]
@@ -283,7 +272,7 @@ def test_a_call_of_grpc_is_a_span_by_its_names(reported: tuple[Collector, dict[s
     assert answers["grpc"] == f"00-{trace_id(7)}-{spans['handler'].span_id}-01"
 
 
-def test_the_log_says_where_traces_go(reported: tuple[Collector, dict[str, Any]]) -> None:
+def test_the_log_says_where_traces_go(reported: Reported) -> None:
     kept, answers = reported
     assert kept.paths == {"/v1/traces"}
     assert f"requests are traced to {kept.url}" in answers["log"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from ray.cluster_utils import Cluster
 
 from tests.runtime.conftest import TALKER
 from tests.support.models import make_model
-from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
+from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, FreePorts, Running, serving
 from tsx_runtime.targets.ray.application import build
 from tsx_runtime.targets.ray.archives import upload
 
@@ -95,7 +95,7 @@ class RayServe:
 def ray_serve(
     processes: None,
     tmp_path_factory: pytest.TempPathFactory,
-    free_ports: Callable[[int], list[int]],
+    free_ports: FreePorts,
 ) -> Iterator[RayServe]:
     place = tmp_path_factory.mktemp("ray")
     archive = make_model(place / "talker.mar", HANDLER)

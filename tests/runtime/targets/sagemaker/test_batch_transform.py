@@ -26,8 +26,11 @@ from tsx_runtime.targets.sagemaker.batch_transform import (
     LineFormat,
     accepted_form,
     answer_each,
+    form_of,
 )
 from tsx_runtime.targets.sagemaker.environment import read_environment
+
+pytestmark = pytest.mark.anyio
 
 LINES = [(1, b"a"), (3, b"b"), (4, b"c")]
 
@@ -57,27 +60,24 @@ class Echo:
         return await answer_each(LINES, cast("Route", self), self.gate, job_of, 1000)
 
 
-def test_a_line_is_written_as_it_comes_and_not_with_all_others_at_the_end() -> None:
-    async def run() -> None:
-        echo = Echo()
-        assert [(each.number, each.body) for each in await echo.answers()] == [
-            (1, b"A"),
-            (3, b"B"),
-            (4, b"C"),
-        ]
-        assert echo.events == [
-            "asked a",
-            "written a",
-            "asked b",
-            "written b",
-            "asked c",
-            "written c",
-        ]
-
-    asyncio.run(run())
+async def test_a_line_is_written_as_it_comes_and_not_with_all_others_at_the_end() -> None:
+    echo = Echo()
+    assert [(each.number, each.body) for each in await echo.answers()] == [
+        (1, b"A"),
+        (3, b"B"),
+        (4, b"C"),
+    ]
+    assert echo.events == [
+        "asked a",
+        "written a",
+        "asked b",
+        "written b",
+        "asked c",
+        "written c",
+    ]
 
 
-def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_request() -> None:
+async def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_request() -> None:
     """It must not be left out, which would give its answer to the next line."""
 
     def line_of(answered: LineAnswer) -> bytes:
@@ -85,14 +85,11 @@ def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_request() ->
             raise KeyError("unknown")
         return answered.body
 
-    async def run() -> None:
-        echo = Echo()
-        with pytest.raises(KeyError, match="unknown"):
-            await echo.answers(line_of)
-        assert echo.events == ["asked a", "asked b"]  # and nothing after it
-        assert not echo.gate.locked()
-
-    asyncio.run(run())
+    echo = Echo()
+    with pytest.raises(KeyError, match="unknown"):
+        await echo.answers(line_of)
+    assert echo.events == ["asked a", "asked b"]  # and nothing after it
+    assert not echo.gate.locked()
 
 
 @pytest.mark.parametrize(
@@ -140,8 +137,16 @@ def test_routes_of_the_platforms_ask_for_a_token_where_one_is_wanted(
         (b"text/csv;q=0.5, application/jsonlines", JSON_LINES),
         (b"application/*", JSON_LINES),
         (b"text/*;q=0.1, */*", JSON_LINES),
+        (b"application/json, text/csv", JSON_LINES),
         (b"image/png", CSV),
+        (b"*/*", CSV),
+        (b"", CSV),
     ],
 )
 def test_the_form_of_the_answer_has_the_greatest_weight(accept: bytes, form: LineFormat) -> None:
     assert accepted_form(accept, CSV) is form
+
+
+def test_a_body_of_lines_is_known_by_its_type() -> None:
+    assert form_of(b"Text/CSV; charset=utf-8") is CSV
+    assert form_of(b"application/json") is None

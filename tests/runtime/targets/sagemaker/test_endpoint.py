@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,10 @@ from tests.support.models import make_model
 from tests.support.platforms.aws import Account
 from tests.support.platforms.sagemaker_host import STOP, Host, container, unpack
 from tests.support.platforms.sagemaker_runtime import Loader, runtime
+from tests.support.servers import FreePorts
+
+Endpoint = tuple[Host, Any, Path]
+Many = tuple[Host, Loader, Any]
 
 # Says how many came with it; the word decides what else it does.
 HANDLER = """
@@ -70,18 +74,14 @@ def answer(idx, body, together, context):
         return [body.upper(), together]
     return {"got": body if not isinstance(body, (bytes, bytearray)) else len(body), "together": together}
 """
-LARGE, ROOM = (
-    260 << 20,
-    450,
-)  # bytes of a large model; MB that all may take: one of these, and some that are small
+# Bytes of a large model; MB that all may take: one of these, and some that are small.
+LARGE, ROOM = (260 << 20, 450)
 
 
 @pytest.fixture(scope="module")
 def endpoint(
-    processes: None,
-    tmp_path_factory: pytest.TempPathFactory,
-    free_ports: Callable[[int], list[int]],
-) -> Iterator[tuple[Host, Any, Path]]:
+    processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: FreePorts
+) -> Iterator[Endpoint]:
     place = tmp_path_factory.mktemp("e")
     unpack(make_model(place / "echo.mar", HANDLER, config="batchSize: 4\n"), place)
     held = place / "held"
@@ -100,7 +100,7 @@ def invoke(client: Any, body: bytes, content_type: str = "application/json", **m
 
 
 def test_boto3_gets_what_the_handler_answers_with_its_attributes_and_its_session(
-    endpoint: tuple[Host, Any, Path],
+    endpoint: Endpoint,
 ) -> None:
     answered = invoke(endpoint[1], b'"a"', CustomAttributes="trace=1", SessionId="NEW_SESSION")
     assert json.loads(answered["Body"].read()) == ["A", 1]
@@ -117,7 +117,7 @@ def test_boto3_gets_what_the_handler_answers_with_its_attributes_and_its_session
     ],
 )
 def test_an_answer_has_the_content_type_of_the_handler_or_of_its_content(
-    endpoint: tuple[Host, Any, Path], body: bytes, content_type: str
+    endpoint: Endpoint, body: bytes, content_type: str
 ) -> None:
     assert invoke(endpoint[1], body)["ContentType"] == content_type
     given = {"EndpointName": "e", "Body": body, "ContentType": "application/json"}
@@ -125,7 +125,7 @@ def test_an_answer_has_the_content_type_of_the_handler_or_of_its_content(
 
 
 def test_a_refusal_of_the_model_is_a_model_error_with_its_status_and_words(
-    endpoint: tuple[Host, Any, Path],
+    endpoint: Endpoint,
 ) -> None:
     with pytest.raises(ClientError) as caught:
         invoke(endpoint[1], b'"bad"')
@@ -134,7 +134,7 @@ def test_a_refusal_of_the_model_is_a_model_error_with_its_status_and_words(
     assert json.loads(caught.value.response["OriginalMessage"])["message"] == "this is bad"
 
 
-def test_a_streamed_answer_comes_in_its_parts(endpoint: tuple[Host, Any, Path]) -> None:
+def test_a_streamed_answer_comes_in_its_parts(endpoint: Endpoint) -> None:
     answered = endpoint[1].invoke_endpoint_with_response_stream(
         EndpointName="e", Body=b'{"stream": 1}', ContentType="application/json"
     )
@@ -145,7 +145,7 @@ def test_a_streamed_answer_comes_in_its_parts(endpoint: tuple[Host, Any, Path]) 
     assert answered["ContentType"] == "text/plain; charset=utf-8"
 
 
-def test_a_stream_that_breaks_off_is_reported(endpoint: tuple[Host, Any, Path]) -> None:
+def test_a_stream_that_breaks_off_is_reported(endpoint: Endpoint) -> None:
     given = {
         "EndpointName": "e",
         "Body": b'{"stream": "broken"}',
@@ -157,7 +157,7 @@ def test_a_stream_that_breaks_off_is_reported(endpoint: tuple[Host, Any, Path]) 
 
 
 def test_json_lines_are_requests_of_real_batches_and_their_answers_are_lines_in_order(
-    endpoint: tuple[Host, Any, Path],
+    endpoint: Endpoint,
 ) -> None:
     body = b"\n".join(b'{"n": %d}' % number for number in range(40)) + b"\n\n"
     answered = invoke(endpoint[1], body, "application/jsonlines", CustomAttributes="job")
@@ -170,9 +170,7 @@ def test_json_lines_are_requests_of_real_batches_and_their_answers_are_lines_in_
     )
 
 
-def test_csv_is_answered_as_csv_or_as_the_client_accepts_it(
-    endpoint: tuple[Host, Any, Path],
-) -> None:
+def test_csv_is_answered_as_csv_or_as_the_client_accepts_it(endpoint: Endpoint) -> None:
     answered = invoke(endpoint[1], b"a,1\r\nb,2\r\n", "text/csv; charset=utf-8")
     assert [line.rpartition(b",")[0] for line in answered["Body"].read().splitlines()] == [
         b'"A,1"',
@@ -183,7 +181,7 @@ def test_csv_is_answered_as_csv_or_as_the_client_accepts_it(
     assert [json.loads(line)[0] for line in answered["Body"].read().splitlines()] == ["A,1", "B,2"]
 
 
-def test_the_model_of_a_line_does_not_see_hidden_headers(endpoint: tuple[Host, Any, Path]) -> None:
+def test_the_model_of_a_line_does_not_see_hidden_headers(endpoint: Endpoint) -> None:
     sent = {
         "Content-Type": "application/jsonlines",
         "Cookie": "a=1",
@@ -197,7 +195,7 @@ def test_the_model_of_a_line_does_not_see_hidden_headers(endpoint: tuple[Host, A
     ]
 
 
-def test_a_bad_line_fails_the_request_and_is_named(endpoint: tuple[Host, Any, Path]) -> None:
+def test_a_bad_line_fails_the_request_and_is_named(endpoint: Endpoint) -> None:
     with pytest.raises(ClientError) as caught:
         invoke(endpoint[1], b"a,1\n\nbad,1\nb,2\n", "text/csv")
     assert caught.value.response["OriginalStatusCode"] == 422
@@ -210,9 +208,7 @@ def test_a_bad_line_fails_the_request_and_is_named(endpoint: tuple[Host, Any, Pa
         invoke(endpoint[1], b"\n \n", "application/jsonlines")
 
 
-def test_it_is_well_while_its_worker_is_busy(
-    endpoint: tuple[Host, Any, Path], tmp_path: Path
-) -> None:
+def test_it_is_well_while_its_worker_is_busy(endpoint: Endpoint, tmp_path: Path) -> None:
     host = endpoint[0]
     word = tmp_path / "go"
     with host.begun(
@@ -227,7 +223,7 @@ def test_it_is_well_while_its_worker_is_busy(
         assert answer().status == 200
 
 
-def test_a_job_is_reported_how_to_send_its_records(endpoint: tuple[Host, Any, Path]) -> None:
+def test_a_job_is_reported_how_to_send_its_records(endpoint: Endpoint) -> None:
     reported = json.loads(endpoint[0].get("/execution-parameters").body)
     assert reported == {
         "MaxConcurrentTransforms": 2,
@@ -236,16 +232,12 @@ def test_a_job_is_reported_how_to_send_its_records(endpoint: tuple[Host, Any, Pa
     }
 
 
-def test_metrics_are_where_requests_are_and_management_is_not(
-    endpoint: tuple[Host, Any, Path],
-) -> None:
+def test_metrics_are_where_requests_are_and_management_is_not(endpoint: Endpoint) -> None:
     assert b"ts_inference_requests_total" in endpoint[0].get("/metrics").body
     assert endpoint[0].get("/models").status == 404
 
 
-def test_an_asynchronous_request_goes_from_s3_to_s3(
-    account: Account, endpoint: tuple[Host, Any, Path]
-) -> None:
+def test_an_asynchronous_request_goes_from_s3_to_s3(account: Account, endpoint: Endpoint) -> None:
     account.emptied()
     s3 = boto3.client("s3")
     for bucket in ("inputs", "answers"):
@@ -270,10 +262,8 @@ def test_an_asynchronous_request_goes_from_s3_to_s3(
 
 @pytest.fixture(scope="module")
 def many(
-    processes: None,
-    tmp_path_factory: pytest.TempPathFactory,
-    free_ports: Callable[[int], list[int]],
-) -> Iterator[tuple[Host, Loader, Any]]:
+    processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: FreePorts
+) -> Iterator[Many]:
     place = tmp_path_factory.mktemp("m")
     for name in ("a", "b", "c", "broken", "large1", "large2"):
         text = (
@@ -303,7 +293,7 @@ def ask(client: Any, target: str) -> bytes:
     return body
 
 
-def test_many_models_are_loaded_as_they_are_asked_for(many: tuple[Host, Loader, Any]) -> None:
+def test_many_models_are_loaded_as_they_are_asked_for(many: Many) -> None:
     host, loader, client = many
     assert [ask(client, f"{name}.tar.gz") for name in "aba"] == [b"a", b"b", b"a"]
     listed = json.loads(host.get("/models").body)["models"]
@@ -320,9 +310,7 @@ def test_many_models_are_loaded_as_they_are_asked_for(many: tuple[Host, Loader, 
     assert host.post(f"/models/{name}/invoke", b"{}", {}).status == 404
 
 
-def test_a_model_that_does_not_load_is_refused_and_another_may_come(
-    many: tuple[Host, Loader, Any],
-) -> None:
+def test_a_model_that_does_not_load_is_refused_and_another_may_come(many: Many) -> None:
     _, _, client = many
     with pytest.raises(ClientError) as caught:
         ask(client, "broken.tar.gz")
@@ -331,7 +319,7 @@ def test_a_model_that_does_not_load_is_refused_and_another_may_come(
     assert ask(client, "c.tar.gz") == b"c"
 
 
-def test_any_text_is_a_name(many: tuple[Host, Loader, Any]) -> None:
+def test_any_text_is_a_name(many: Many) -> None:
     host, loader, client = many
     ask(client, "a.tar.gz")
     url = json.loads(host.get(f"/models/{loader.loaded[-1]}").body)["modelUrl"]
@@ -347,7 +335,7 @@ def test_any_text_is_a_name(many: tuple[Host, Loader, Any]) -> None:
 
 
 def test_a_model_without_room_is_refused_with_507_and_comes_in_the_place_of_others(
-    many: tuple[Host, Loader, Any], tmp_path: Path
+    many: Many, tmp_path: Path
 ) -> None:
     host, loader, client = many
     (tmp_path / "huge").touch()
@@ -366,7 +354,7 @@ def test_a_model_without_room_is_refused_with_507_and_comes_in_the_place_of_othe
 
 @pytest.mark.usefixtures("processes")
 def test_a_directory_of_the_toolkit_is_served_in_real_batches(
-    short_path: Path, free_ports: Callable[[int], list[int]]
+    short_path: Path, free_ports: FreePorts
 ) -> None:
     code = short_path / "model" / "code"
     code.mkdir(parents=True)

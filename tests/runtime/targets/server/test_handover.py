@@ -24,7 +24,7 @@ import pytest
 
 from tests.support.clients.rawhttp import RawConnection, request
 from tests.support.models import make_model
-from tests.support.servers import DEADLINE, Running, clean, serving, tsx
+from tests.support.servers import DEADLINE, FreePorts, Running, clean, serving, tsx
 from tsx_runtime.api.access.tokens import build_keys, made_up_tokens
 from tsx_runtime.errors import SettingError, Unavailable
 from tsx_runtime.settings.addresses import Address
@@ -33,6 +33,7 @@ from tsx_runtime.targets.server.handover import _connect, replaceable
 from tsx_runtime.targets.server.listeners import Listener, PassedSocket, bind_unix
 from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
 
+pytestmark = pytest.mark.anyio
 STRANGER = 54321
 as_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0,
@@ -131,9 +132,7 @@ class Server:
 
 
 @pytest.fixture
-def server(
-    processes: None, short_path: Path, free_ports: Callable[[int], list[int]]
-) -> Iterator[Server]:
+def server(processes: None, short_path: Path, free_ports: FreePorts) -> Iterator[Server]:
     with ExitStack() as held:
         yield Server(short_path, free_ports(2), held)
 
@@ -192,9 +191,7 @@ class GrpcLoad(Load):
 
 
 def test_a_server_is_replaced_under_load_and_no_request_fails(
-    server: Server,
-    free_ports: Callable[[int], list[int]],
-    until: Callable[[Callable[[], object]], None],
+    server: Server, free_ports: FreePorts, until: Callable[[Callable[[], object]], None]
 ) -> None:
     server.ports += free_ports(1)
     old = server.start("old")
@@ -211,10 +208,8 @@ def test_a_server_is_replaced_under_load_and_no_request_fails(
         each.start()
     try:
         server.start("new", "--replace")
-        assert server.ask(idle) == (
-            200,
-            b"old",
-        )  # the one request that a connection of the old server still has
+        # The one request that a connection of the old server still has.
+        assert server.ask(idle) == (200, b"old")
         assert old.process.wait(DEADLINE) == 0
         after = [sum(each.outcomes.values()) for each in load]
         until(
@@ -227,9 +222,8 @@ def test_a_server_is_replaced_under_load_and_no_request_fails(
         for each in load:
             each.over.set()
             each.join()
-    assert (
-        load[-1].outcomes.pop("CANCELLED", 0) <= 1
-    )  # what gRPC answers to a call that comes in the moment in which its server stops
+    # What gRPC answers to a call that comes in the moment in which its server stops.
+    assert load[-1].outcomes.pop("CANCELLED", 0) <= 1
     assert {outcome for each in load for outcome in each.outcomes} == {
         "200 old",
         "200 new",
@@ -428,44 +422,35 @@ def test_sockets_that_are_passed_to_another_process_are_left_alone() -> None:
     assert len(environment) == 3
 
 
-def test_the_tokens_that_are_handed_over_are_those_of_the_moment_and_then_those_that_were_renewed_since(
+async def test_the_tokens_that_are_handed_over_are_those_of_the_moment_and_then_those_that_were_renewed_since(
     short_path: Path,
 ) -> None:
     settings = Settings(generate_tokens=True, key_file=short_path / "keys.json")
     keys, path = build_keys(settings), short_path / "state" / "m.sock"
-
-    async def main() -> None:
-        taken = asyncio.Event()
-        async with replaceable(
-            path, [], partial(made_up_tokens, keys, settings), taken.set
-        ) as handover:
+    taken = asyncio.Event()
+    async with replaceable(
+        path, [], partial(made_up_tokens, keys, settings), taken.set
+    ) as handover:
+        keys.renew("inference")
+        successor = await asyncio.to_thread(_connect, path)
+        assert successor is not None
+        following = build_keys(settings, handed=successor.tokens)
+        assert keys.inference is not None
+        assert following.inference is not None
+        assert following.inference.token == keys.inference.token
+        keys.renew("inference")
+        asked = asyncio.ensure_future(successor.take_over())
+        await taken.wait()
+        keys.hand_over()
+        with pytest.raises(Unavailable, match="over a new connection"):
             keys.renew("inference")
-            successor = await asyncio.to_thread(_connect, path)
-            assert successor is not None
-            following = build_keys(settings, handed=successor.tokens)
-            assert keys.inference is not None
-            assert following.inference is not None
-            assert following.inference.token == keys.inference.token
-            keys.renew("inference")
-            asked = asyncio.ensure_future(successor.take_over())
-            await taken.wait()
-            keys.hand_over()
-            with pytest.raises(Unavailable, match="over a new connection"):
-                keys.renew("inference")
-            handover.confirm()
-            await asked
-            following.follow(successor.tokens)
-            assert (
-                made_up_tokens(following, settings).keys() == made_up_tokens(keys, settings).keys()
-            )
-            assert following.inference.token == keys.inference.token
-            assert (
-                json.loads(settings.key_file.read_text())["inference"]["key"]
-                == keys.inference.token
-            )
-            successor.close()
-
-    asyncio.run(main())
+        handover.confirm()
+        await asked
+        following.follow(successor.tokens)
+        assert made_up_tokens(following, settings).keys() == made_up_tokens(keys, settings).keys()
+        assert following.inference.token == keys.inference.token
+        assert json.loads(settings.key_file.read_text())["inference"]["key"] == keys.inference.token
+        successor.close()
 
 
 @as_root

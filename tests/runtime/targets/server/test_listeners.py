@@ -101,10 +101,8 @@ def test_of_two_servers_that_start_side_by_side_the_second_is_reported_that_the_
         in_use = pytest.raises(
             SettingError, match=f"Port {address.port} on 127.0.0.1 is in use.*inference_address"
         )
-        with (
-            in_use,
-            closing(Listener(address, ["inference"])) as second,
-        ):  # some systems allow it while neither listens
+        # Some systems allow it while neither listens.
+        with in_use, closing(Listener(address, ["inference"])) as second:
             first.listen()
             second.listen()
 

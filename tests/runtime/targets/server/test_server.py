@@ -1,126 +1,136 @@
-"""The server as a process: it binds, answers, and ends on a signal."""
+"""The server as a process: it binds, answers, and stops. A stop answers what was accepted, in
+whatever state connections are, and lets the rest go.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import http.client
-import json
 import re
 import signal
 import socket
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
+import httpx
 import psutil
 import pytest
 
 from tests.support import forked
+from tests.support.clients.rawhttp import RawConnection, chunked, request
 from tests.support.models import make_model
+from tests.support.servers import DEADLINE, FREE_PORTS, Running, clean, serving, tsx
+from tsx_runtime.targets import health
 from tsx_runtime.targets.server.uvicorn_servers import _listening
 
 pytestmark = pytest.mark.usefixtures("processes")
-
-TIMEOUT = 90.0  # of a machine that has other things to do
-
-SERVER = """
-import json, sys
-from pathlib import Path
-from tsx_runtime.errors import TsxError
-from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.server import serve
-from tsx_runtime.targets.server.startup import models_from_settings, start_model
-
-free = "http://127.0.0.1:0"
-addresses = dict.fromkeys(("inference_address", "management_address", "metrics_address"), free)
-settings = Settings(**{**addresses, "worker_preload": False, "enable_grpc": False, **json.loads(sys.argv[1])})
-
-def ready(started):
-    print(json.dumps({**started.addresses, "models": [version.name for version in started.versions]}), flush=True)
-
-try:
-    serve(settings, [start_model(Path(path)) for path in sys.argv[2:]] + models_from_settings(settings), ready)
-except TsxError as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-"""
 
 HANDLER = """
 import time
 from pathlib import Path
 
 def handle(data, context):
-    if data is None:
-        return None
-    for row in data:
-        if row.get("body"):
-            Path(row["body"].decode() + ".begun").touch()
-            while not Path(row["body"].decode()).exists():
-                time.sleep(0.005)
-    return ["OK"] * len(data)
+    return None if data is None else [act(index, bytes(row["body"]).decode(), context) for index, row in enumerate(data)]
+
+def act(index, word, context):
+    kind, _, file = word.partition(" ")
+    if kind == "large":
+        return b"x" * 6_000_000
+    if kind == "stream":
+        from ts.handler_utils.utils import send_intermediate_predict_response
+
+        send_intermediate_predict_response(["a"], {index: context.get_request_id(index)}, "Intermediate", 200, context)
+    if file:
+        Path(file + ".begun").touch()
+        deadline = time.monotonic() + 60  # a test that failed must not hold the worker
+        while not Path(file).exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+    return "done"
 """
+PREDICT = "/predictions/patient"
+STREAM = [(b"Content-Type", b"application/octet-stream")]
+CHUNKED = [*STREAM, (b"Transfer-Encoding", b"chunked")]
+BROKEN = "import not_there\n"
 
 
-@contextlib.contextmanager
-def server(*models: Path, **settings: object) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", SERVER, json.dumps(settings, default=str), *map(str, models)]
-    with forked.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def predict(word: str) -> bytes:
+    return request(target=PREDICT.encode(), headers=STREAM, body=word.encode())
 
 
-def ready(process: subprocess.Popen[str]) -> dict:
-    line = process.stdout.readline()
-    assert line, process.stderr.read()
-    return json.loads(line)
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    make_model(tmp_path / "patient", HANDLER)
+    with ExitStack() as held:
+
+        def start(**settings: object) -> Running:
+            words = [f"--set={name}={value}" for name, value in settings.items()]
+            words += [] if "inference_address" in settings else FREE_PORTS
+            environment = {"TSX_CACHE_DIR": str(tmp_path / "cache")}
+            return held.enter_context(serving(["serve", "patient", *words], tmp_path, environment))
+
+        yield start
 
 
-def call(address: str, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=TIMEOUT)
-    with contextlib.closing(connection):
-        connection.request(method, path, body)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+@pytest.fixture
+def connect() -> Iterator[Callable[[Running], RawConnection]]:
+    with ExitStack() as held:
+
+        def connect(server: Running) -> RawConnection:
+            return held.enter_context(RawConnection(place_of(server)))
+
+        yield connect
 
 
-def wait_until_refused(address: str) -> None:
-    parts = urlsplit(address)
-    end = time.monotonic() + TIMEOUT
-    while time.monotonic() < end:
-        try:
-            socket.create_connection((parts.hostname, parts.port), TIMEOUT).close()
-        except ConnectionResetError:  # it was in the backlog when the socket closed
-            continue
-        except ConnectionRefusedError:
-            return
-    pytest.fail("the server still takes connections")
+@pytest.fixture
+def ask() -> Iterator[Callable[..., Callable[[], httpx.Response]]]:
+    """Begin a prediction; what it returns waits for the answer."""
+    with ThreadPoolExecutor() as clients:
+
+        def ask(server: Running, word: str) -> Callable[[], httpx.Response]:
+            url = server.address("predictions") + PREDICT
+            return clients.submit(httpx.post, url, content=word, timeout=DEADLINE).result
+
+        yield ask
 
 
-def wait_until_accepted(metrics: str, count: int) -> None:
-    end = time.monotonic() + TIMEOUT
-    while (
-        re.search(
-            rb"\ntsx_requests_in_flight{[^}]*} %d\.0\n" % count, call(metrics, "GET", "/metrics")[1]
-        )
-        is None
-    ):
-        assert time.monotonic() < end
+def place_of(server: Running) -> tuple[str, int]:
+    host, _, port = server.address("predictions").removeprefix("http://").partition(":")
+    return host, int(port)
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + TIMEOUT
-    while not path.exists():  # a handler has no other way to tell
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.005)
+def get(server: Running, path: str, what: str = "predictions") -> httpx.Response:
+    return httpx.get(server.address(what) + path, timeout=DEADLINE)
+
+
+def is_refused(server: Running) -> bool:
+    try:
+        socket.create_connection(place_of(server), DEADLINE).close()
+    except ConnectionResetError:  # it was in the backlog when the socket closed
+        return False
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def settle(connection: RawConnection) -> None:
+    """The server has read what this connection sent before: another's request, sent later, is
+    answered.
+    """
+    connection.send(request(b"GET", b"/ping"))
+    answer = connection.answer(b"GET")
+    assert answer is not None
+    assert answer.status == 200
+
+
+def stop(server: Running, idle: RawConnection) -> None:
+    """Returns when the server has turned to its connections: then it closes those that wait for
+    nothing.
+    """
+    settle(idle)
+    server.process.send_signal(signal.SIGTERM)
+    assert idle.answer() is None
 
 
 def test_a_server_that_cannot_listen_ends_the_start_instead_of_keeping_it_waiting():
@@ -128,172 +138,198 @@ def test_a_server_that_cannot_listen_ends_the_start_instead_of_keeping_it_waitin
         raise OSError("no room for another socket")
 
     async def start() -> None:
-        await asyncio.wait_for(_listening(asyncio.Event(), asyncio.create_task(fail())), TIMEOUT)
+        await asyncio.wait_for(_listening(asyncio.Event(), asyncio.create_task(fail())), DEADLINE)
 
     with pytest.raises(OSError, match="no room"):
         asyncio.run(start())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize(
-    "to", ["the front end", "all its processes"]
-)  # as a terminal and a service manager do
-def test_on_a_signal_it_answers_what_it_accepted_and_ends_with_all_its_processes(
-    tmp_path, number, to
+def test_on_a_signal_to_all_its_processes_it_answers_what_it_accepted_and_ends_with_them(
+    start, ask, until, tmp_path, number
 ):
-    with server(make_model(tmp_path / "waiter", HANDLER)) as process:
-        started = ready(process)
-        assert started["models"] == ["waiter"]
-        answers: list[tuple[int, bytes]] = []
-        go = tmp_path / "go"
-        client = threading.Thread(
-            target=lambda: answers.append(
-                call(started["inference"], "POST", "/predictions/waiter", str(go))
-            )
-        )
-        client.start()
-        wait_for(tmp_path / "go.begun", process)
-        children = psutil.Process(process.pid).children(recursive=True)
+    """As service managers and terminals send it."""
+    server, go = start(), tmp_path / "go"
+    answer = ask(server, f"wait {go}")
+    until((tmp_path / "go.begun").exists)
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    for process in (server.process, *children):
         process.send_signal(number)
-        for child in children if to == "all its processes" else []:
-            child.send_signal(number)
-        wait_until_refused(started["inference"])
-        assert all(
-            child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children
-        )
-        go.touch()
-        client.join(TIMEOUT)
-        assert answers == [(200, b"OK")]
-        assert process.wait(TIMEOUT) == 0
-        _, alive = psutil.wait_procs(children, timeout=TIMEOUT)
-        assert not alive
+    until(lambda: is_refused(server))
+    assert all(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    go.touch()
+    assert answer().text == "done"
+    assert server.process.wait(DEADLINE) == 0
+    _, alive = psutil.wait_procs(children, timeout=DEADLINE)
+    assert not alive
 
 
 def test_a_server_that_is_to_stop_takes_requests_until_balancers_have_seen_that_it_is_not_ready(
-    tmp_path,
+    start, ask, until
 ):
-    with server(make_model(tmp_path / "waiter", HANDLER), shutdown_delay=600) as process:
-        started = ready(process)
-        assert call(started["inference"], "GET", "/readyz")[0] == 200
-        process.send_signal(signal.SIGTERM)
-        end = time.monotonic() + TIMEOUT
-        while (answer := call(started["inference"], "GET", "/readyz"))[0] == 200:
-            assert time.monotonic() < end
-        assert (answer[0], json.loads(answer[1])["status"]) == (503, "Stopping")
-        assert call(started["inference"], "GET", "/livez")[0] == 200
-        assert call(started["inference"], "POST", "/predictions/waiter") == (200, b"OK")
-        process.send_signal(signal.SIGINT)  # a person who does not want to wait for it
-        assert process.wait(TIMEOUT) == 0
+    server = start(shutdown_delay=600)
+    assert get(server, "/readyz").status_code == 200
+    server.process.send_signal(signal.SIGTERM)
+    until(lambda: get(server, "/readyz").status_code != 200)
+    answer = get(server, "/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (503, "Stopping")
+    assert health.main({"TSX_MANAGEMENT_ADDRESS": server.address("models")}) == 1
+    assert get(server, "/livez").status_code == 200
+    assert ask(server, "now")().text == "done"
+    # a person who does not want to wait for it
+    assert server.stop(signal.SIGINT) == 0
 
 
-def test_whether_it_is_alive_can_be_asked_until_the_last_prediction_is_answered(tmp_path):
-    with server(make_model(tmp_path / "waiter", HANDLER)) as process:
-        started = ready(process)
-        answers: list[tuple[int, bytes]] = []
-        go = tmp_path / "go"
-        client = threading.Thread(
-            target=lambda: answers.append(
-                call(started["inference"], "POST", "/predictions/waiter", str(go))
-            )
-        )
-        client.start()
-        wait_for(tmp_path / "go.begun", process)
-        process.send_signal(signal.SIGTERM)
-        wait_until_refused(started["inference"])
-        assert call(started["management"], "GET", "/livez")[0] == 200
-        assert call(started["metrics"], "GET", "/readyz")[0] == 503
-        go.touch()
-        client.join(TIMEOUT)
-        assert answers == [(200, b"OK")]
-        assert process.wait(TIMEOUT) == 0
+def test_whether_it_is_alive_can_be_asked_until_the_last_prediction_is_answered(
+    start, ask, until, tmp_path
+):
+    server, go = start(), tmp_path / "go"
+    answer = ask(server, f"wait {go}")
+    until((tmp_path / "go.begun").exists)
+    server.process.send_signal(signal.SIGTERM)
+    until(lambda: is_refused(server))
+    assert get(server, "/livez", "models").status_code == 200
+    assert get(server, "/readyz", "metrics").status_code == 503
+    go.touch()
+    assert answer().text == "done"
+    assert server.process.wait(DEADLINE) == 0
 
 
 @pytest.mark.parametrize("how", ["its time is over", "a second Ctrl-C"])
-def test_what_does_not_end_in_time_is_refused_and_the_server_ends_all_the_same(tmp_path, how):
-    drain = 1 if how == "its time is over" else 600
-    with server(make_model(tmp_path / "waiter", HANDLER), drain_timeout=drain) as process:
-        started = ready(process)
-        answers: list[tuple[int, bytes]] = []
-        clients = [
-            threading.Thread(
-                target=lambda: answers.append(
-                    call(
-                        started["inference"], "POST", "/predictions/waiter", str(tmp_path / "never")
-                    )
-                )
-            )
-            for _ in range(3)
-        ]
-        for client in clients:
-            client.start()
-        wait_until_accepted(started["metrics"], len(clients))
-        wait_for(tmp_path / "never.begun", process)
-        process.send_signal(signal.SIGINT)
-        wait_until_refused(started["inference"])
-        if how == "a second Ctrl-C":
-            process.send_signal(signal.SIGINT)
-        assert process.wait(TIMEOUT) == 0
-        for client in clients:
-            client.join(TIMEOUT)
-        assert sorted({status for status, _ in answers}) in (
-            [500],
-            [500, 503],
-        )  # begun, and perhaps still waiting
-        assert all(json.loads(body)["message"] for _, body in answers)
-        assert len(answers) == 3
-        assert "Traceback" not in process.stderr.read()
+def test_what_does_not_end_in_time_is_refused_and_the_server_ends_all_the_same(
+    start, ask, until, tmp_path, how
+):
+    server = start(drain_timeout=1 if how == "its time is over" else 600)
+    answers = [ask(server, f"wait {tmp_path / 'never'}") for _ in range(3)]
+    in_flight = r"\ntsx_requests_in_flight{[^}]*} 3\.0\n"
+    until(lambda: re.search(in_flight, get(server, "/metrics", "metrics").text))
+    until((tmp_path / "never.begun").exists)
+    server.process.send_signal(signal.SIGINT)
+    until(lambda: is_refused(server))
+    if how == "a second Ctrl-C":
+        server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(DEADLINE) == 0
+    # begun, and perhaps still waiting
+    assert sorted({answer().status_code for answer in answers}) in ([500], [500, 503])
+    assert all(answer().json()["message"] for answer in answers)
+    assert "Traceback" not in server.log
 
 
-def test_one_address_for_all_roles_serves_all_of_them(tmp_path, free_ports):
+def test_one_address_for_all_roles_serves_all_of_them(start, ask, free_ports):
     address = f"http://127.0.0.1:{free_ports(1)[0]}"
-    same = {f"{role}_address": address for role in ("inference", "management", "metrics")}
-    make_model(tmp_path / "store" / "one", HANDLER)
-    with server(model_store=tmp_path / "store", load_models=["all"], **same) as process:
-        assert ready(process) == {
-            "inference": address,
-            "management": address,
-            "metrics": address,
-            "models": ["one"],
-        }
-        assert call(address, "POST", "/predictions/one") == (200, b"OK")
-        assert call(address, "GET", "/models")[0] == 200
-        assert call(address, "GET", "/metrics")[0] == 200
+    roles = ("inference", "management", "metrics")
+    server = start(**{f"{role}_address": address for role in roles})
+    assert server.address("predictions") == address
+    assert ask(server, "now")().text == "done"
+    assert get(server, "/models").status_code == 200
+    assert get(server, "/metrics").status_code == 200
 
 
-def test_a_stop_while_a_model_loads_ends_it_at_once(tmp_path):
+def test_a_stop_while_a_model_loads_ends_it_at_once(tmp_path, until):
     marker = tmp_path / "loading"
-    path = make_model(
+    make_model(
         tmp_path / "slow", f"import time\nopen({str(marker)!r}, 'w').close()\ntime.sleep(600)\n"
     )
-    with server(path) as process:
-        wait_for(marker, process)
+    words = [sys.executable, "-m", "tsx_cli", "serve", "slow", *FREE_PORTS]
+    with forked.Popen(words, cwd=tmp_path, env=clean({})) as process:
+        until(lambda: marker.exists() or process.poll() is not None)
         process.terminate()
-        assert process.wait(TIMEOUT) == 0
+        assert process.wait(DEADLINE) == 0
 
 
 def test_a_model_that_does_not_load_ends_the_start_with_its_reason(tmp_path):
-    with server(
-        make_model(tmp_path / "good", HANDLER), make_model(tmp_path / "bad", "import not_there\n")
-    ) as process:
-        _, errors = process.communicate(timeout=TIMEOUT)
-        assert process.returncode == 1
-        assert "LoadFailed" in errors
-        assert "not_there" in errors.splitlines()[-1]
+    make_model(tmp_path / "good", HANDLER)
+    make_model(tmp_path / "bad", BROKEN)
+    ended = tsx(["serve", "good", "bad", *FREE_PORTS], tmp_path, {})
+    assert ended.returncode == 1
+    assert "not_there" in ended.stderr
 
 
 def test_a_port_in_use_and_a_missing_token_are_reported_before_anything_is_loaded(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    make_model(tmp_path / "bad", BROKEN)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with server(metrics_address=f"http://127.0.0.1:{port}") as process:
-            assert f"Port {port} on 127.0.0.1 is in use" in process.communicate(timeout=TIMEOUT)[1]
-            assert process.returncode == 1
-    with server(management_address="http://0.0.0.0:0") as process:
-        assert "management_token" in process.communicate(timeout=TIMEOUT)[1]
-        assert process.returncode == 1
+        for setting, reason in (
+            (f"metrics_address=http://127.0.0.1:{port}", f"Port {port} on 127.0.0.1 is in use"),
+            ("management_address=http://0.0.0.0:0", "management_token"),
+        ):
+            ended = tsx(["serve", "bad", "--port", 0, f"--set={setting}"], tmp_path, {})
+            assert ended.returncode == 1
+            assert reason in ended.stderr
+            assert "not_there" not in ended.stderr
 
 
-def test_load_models_needs_a_model_store():
-    with server(load_models=["all"]) as process:
-        assert "model_store is not" in process.communicate(timeout=TIMEOUT)[1]
+def test_connections_that_wait_for_nothing_are_closed_at_once(start, connect):
+    server = start()
+    silent, predicted, pinged, half_a_head = (connect(server) for _ in range(4))
+    predicted.send(predict("now"))
+    assert predicted.answer().body == b"done"
+    half_a_head.send(b"POST /predictions/patient HTTP/1.1\r\nHost:")
+    settle(pinged)
+    server.process.send_signal(signal.SIGTERM)
+    assert [connection.answer() for connection in (silent, predicted, pinged, half_a_head)] == [
+        None
+    ] * 4
+    assert server.process.wait(DEADLINE) == 0
+
+
+def test_requests_under_way_are_answered_on_connections_that_are_then_closed(
+    start, connect, until, tmp_path
+):
+    server = start()
+    idle, first, queued, chunks, ahead, half, half_chunks = (connect(server) for _ in range(7))
+    go, whole = tmp_path / "go", predict("halves")
+    first.send(predict(f"wait {go}"))
+    until((tmp_path / "go.begun").exists)
+    queued.send(predict("next"))
+    chunks.send(request(target=PREDICT.encode(), headers=CHUNKED) + chunked([b"ne", b"xt"]))
+    ahead.send(predict("one") + predict("two"))
+    half.send(whole[:-4])
+    half_chunks.send(request(target=PREDICT.encode(), headers=CHUNKED) + b"4\r\nhalf\r\n")
+    stop(server, idle)
+    go.touch()
+    half.send(whole[-4:])
+    half_chunks.send(b"0\r\n\r\n")
+    for connection in (first, queued, chunks, ahead, half, half_chunks):
+        answer = connection.answer()
+        assert (answer.status, answer.body, answer.header(b"connection")) == (
+            200,
+            b"done",
+            b"close",
+        )
+        # of what was sent ahead, nothing had begun: its client may send it elsewhere
+        assert connection.answer() is None
+    assert server.process.wait(DEADLINE) == 0
+    assert "Traceback" not in server.log
+
+
+def test_a_stream_goes_on_to_its_end(start, connect, until, tmp_path):
+    server = start()
+    idle, stream = connect(server), connect(server)
+    go = tmp_path / "go"
+    stream.send(predict(f"stream {go}"))
+    until((tmp_path / "go.begun").exists)
+    stop(server, idle)
+    go.touch()
+    answer = stream.answer()
+    assert (answer.status, answer.body, answer.whole) == (200, b"adone", True)
+    assert stream.answer() is None
+    assert server.process.wait(DEADLINE) == 0
+
+
+@pytest.mark.parametrize("setting", ["body_timeout", "drain_timeout"])
+def test_who_neither_reads_nor_sends_the_rest_holds_the_server_no_longer_than_its_time(
+    start, connect, setting
+):
+    server = start(**{setting: 1})
+    idle, half = connect(server), connect(server)
+    half.send(predict("halves")[:-4])
+    if setting == "drain_timeout":
+        deaf = connect(server)
+        deaf.send(predict("large"))
+        assert deaf.sock.recv(12) == b"HTTP/1.1 200"
+    stop(server, idle)
+    answer = half.answer()
+    assert answer is None or answer.status == 408
+    assert server.process.wait(DEADLINE) == 0
+    assert "Traceback" not in server.log
