@@ -155,6 +155,7 @@ os.environ |= {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMP
 NIGHTLY_FOLDERS = ("tests/chaos/", "tests/differential/", "tests/fuzz/")
 LONG = {
     "tests/benchmarks/test_large_bodies.py",
+    "tests/cli/archive/test_huggingface.py",
     "tests/cli/batch/test_command.py",
     "tests/cli/bench/commands/test_forms.py",
     "tests/cli/bench/commands/test_run.py",
@@ -162,6 +163,10 @@ LONG = {
     "tests/cli/deploy/sagemaker/test_shared_containers.py",
     "tests/cli/deploy/test_interrupted.py",
     "tests/cli/optimize/test_run.py",
+    "tests/cli/test_mlflow_deployments.py",
+    "tests/docs/test_documentation.py",
+    "tests/docs/test_site.py",
+    "tests/examples/test_detector.py",
     "tests/packaging/test_compiled.py",
     "tests/packaging/test_distribution.py",
     "tests/runtime/core/workers/test_groups.py",

@@ -203,10 +203,7 @@ def test_the_load_generator_speaks_tls_where_the_certificate_is_named(
         ended = benched(run, place, url)
         assert ended.code == 0, "as the other commands find it"
         ended = benched(run, place, url.replace("https", "http"))
-        assert (
-            "it closes connections without an answer: does it need https, or another --protocol?"
-            in ended.err
-        )
+        assert "need https" in ended.err
 
 
 def refusal_of(greet: Callable[[socket.socket], object], certificate: Path | None = None) -> str:
