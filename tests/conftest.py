@@ -140,7 +140,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fast",
         action="store_true",
-        help="only tests that start no process and take less than a second",
+        help="only tests that start no process and are quick",
     )
     parser.addoption(
         "--everyday", action="store_true", help="leave out what only the nightly run has"
@@ -152,6 +152,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 os.environ |= {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
 # What the nightly run alone has: trials in number, a comparison with TorchServe, and files of few
 # tests that take many seconds (whole benchmarks, compilers, ranks that import torch).
+# What --fast leaves out beside them: models in torch, AWS's double, simulated days.
+SLOW_FOLDERS = (
+    "tests/cli/batch/",
+    "tests/cli/bench/report/",
+    "tests/cli/deploy/",
+    "tests/cli/optimize/",
+    "tests/runtime/core/elastic/",
+    "tests/runtime/core/slo/",
+    "tests/runtime/worker/forms/",
+    "tests/runtime/worker/generation/",
+    "tests/runtime/worker/handlers/",
+)
 NIGHTLY_FOLDERS = ("tests/chaos/", "tests/differential/", "tests/fuzz/")
 LONG = {
     "tests/benchmarks/test_large_bodies.py",
@@ -189,23 +201,21 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     fast, everyday = config.getoption("fast"), config.getoption("everyday")
     left_out = {
-        item
-        for item in items
-        if (
-            fast
-            and (
-                "processes" in getattr(item, "fixturenames", ()) or item.get_closest_marker("slow")
-            )
-        )
-        or ((fast or everyday) and _nightly(item.nodeid.partition("::")[0]))
+        item for item in items if ((fast or everyday) and _nightly(item)) or (fast and _slow(item))
     }
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
 
 
-def _nightly(file: str) -> bool:
-    return file in LONG or file.startswith(NIGHTLY_FOLDERS)
+def _nightly(item: pytest.Item) -> bool:
+    return item.nodeid.partition("::")[0] in LONG or item.nodeid.startswith(NIGHTLY_FOLDERS)
+
+
+def _slow(item: pytest.Item) -> bool:
+    starts = "processes" in getattr(item, "fixturenames", ())
+    marked = item.get_closest_marker("slow") is not None
+    return starts or marked or item.nodeid.startswith(SLOW_FOLDERS)
 
 
 @pytest.fixture(scope="session")

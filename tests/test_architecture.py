@@ -221,6 +221,14 @@ def is_below(module: str, parts: Iterable[str]) -> bool:
 
 
 @cache
+def tree(module: str) -> tuple[ast.Module, list[ast.AST]]:
+    """The parsed file of a module, and each node of it that a test looks at."""
+    parsed = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    kinds = (ast.Import, ast.ImportFrom, ast.Constant, ast.Call)
+    return parsed, [node for node in ast.walk(parsed) if isinstance(node, kinds)]
+
+
+@cache
 def imported(module: str) -> list[tuple[str, int]]:
     """Every module that a file names in an import, at any depth, with its line; `from package
     import module` counts as the module.
@@ -228,7 +236,7 @@ def imported(module: str) -> list[tuple[str, int]]:
     file = MODULES[module]
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     found = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in tree(module)[1]:
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -297,11 +305,10 @@ def test_a_folder_has_at_most_15_modules() -> None:
 
 def test_no_two_classes_share_a_name() -> None:
     found: dict[str, list[str]] = defaultdict(list)
-    for module, file in MODULES.items():
-        if module.startswith("tsx_") and not module.startswith(
-            "tsx_client"
-        ):  # whose users see no other names
-            for node in ast.parse(file.read_text()).body:
+    for module in MODULES:
+        # users of tsx_client see no other names
+        if module.startswith("tsx_") and not module.startswith("tsx_client"):
+            for node in tree(module)[0].body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found[node.name].append(module)
     assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
@@ -356,8 +363,8 @@ def test_temporary_files_are_made_in_a_directory_that_was_chosen_and_not_in_what
 ):
     calls = (
         (module, {argument.arg for argument in node.keywords})
-        for module, path in files()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for module in MODULES
+        for node in tree(module)[1]
         if isinstance(node, ast.Call)
         and (getattr(node.func, "attr", None) or getattr(node.func, "id", None)) in TEMPORARY
     )

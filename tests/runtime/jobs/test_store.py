@@ -520,7 +520,7 @@ def test_a_store_of_another_release_is_left_alone(make_store: MakeStore) -> None
     run(make_store(), test)
 
 
-def test_an_error_of_the_database_quotes_no_row(database: str) -> None:
+def test_an_error_of_the_database_quotes_no_row(processes: None, database: str) -> None:
     from tsx_runtime.jobs.postgres import PostgresStore  # its driver is an extra
 
     async def test(store: SqlStore) -> None:

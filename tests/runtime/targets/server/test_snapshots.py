@@ -214,7 +214,7 @@ async def test_a_default_version_that_is_chosen_while_another_is_away_stays(tmp_
 
 @pytest.mark.parametrize("saved", ["2.0", None])
 async def test_a_chosen_default_version_survives_a_start_without_it(
-    tmp_path: Path, saved: str | None
+    processes: None, tmp_path: Path, saved: str | None
 ) -> None:
     """Changes of the traffic keep the choice, though another version is the default one
     meanwhile.

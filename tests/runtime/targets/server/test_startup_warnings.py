@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -48,7 +49,7 @@ def test_settings_for_a_model_that_is_not_served_are_named_with_the_nearest_one(
         models=models, model_versions={"other": {}}, trust_remote_code=["digits", "bart"]
     )
     warn_of_unknown_models(settings, ["digits", "bert"])
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
     named, other, bart = (record.getMessage() for record in caplog.records)
     assert "'digit'" in named
     assert named.endswith("did you mean 'digits'?")

@@ -84,7 +84,9 @@ def test_each_file_that_cannot_be_used_is_reported_with_what_to_do(
     assert "cannot be used" in refusal(torn, pair.key)
 
 
-def test_a_key_that_is_too_small_is_reported_with_a_command(tmp_path: Path) -> None:
+def test_a_key_that_is_too_small_is_reported_with_a_command(
+    processes: None, tmp_path: Path
+) -> None:
     if ssl.create_default_context().security_level != 2:
         pytest.skip("this OpenSSL takes other keys")
     small = make_certificate(tmp_path, "small", rsa=1024)

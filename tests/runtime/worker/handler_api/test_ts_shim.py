@@ -158,9 +158,12 @@ def test_scripts_import_every_name_in_every_way_and_nothing_heavy_with_it() -> N
     )
 
 
-def test_nothing_of_it_is_seen_outside_of_workers() -> None:
-    assert "ts" not in sys.modules
-    assert not any(isinstance(finder, ts_shim.ShimFinder) for finder in sys.meta_path)
+def test_nothing_of_it_is_seen_outside_of_workers(processes: None) -> None:
+    names = "import sys, tsx_runtime.targets.server.server; print(*sys.modules, *sys.meta_path)"
+    seen = subprocess.run([sys.executable, "-c", names], capture_output=True, text=True, check=True)
+    assert "tsx_runtime.targets.server.server" in seen.stdout
+    assert not {"ts", "ts.torch_handler"} & set(seen.stdout.split())
+    assert ts_shim.ShimFinder.__name__ not in seen.stdout
 
 
 def test_a_handler_that_is_named_by_its_module_in_ts_is_served(start_worker: StartWorker) -> None:
