@@ -122,7 +122,10 @@ def in_store(name: str, store: Path | None, without_store: str) -> Path:
 def store_hint(store: Path | None) -> str:
     """Say how a file becomes one that the server can register."""
     if store is None:
-        return "This server has no model store; start it with --model-store DIRECTORY"
+        return (
+            "This server has no model store; start it with --model-store DIRECTORY, or replace it"
+            " without downtime by one that serves both archives: `tsx serve OLD NEW --replace`"
+        )
     return (
         f"Copy the file into this server's store, {store.absolute()}, and register it by its name"
     )
