@@ -53,7 +53,7 @@ def becomes_ready(web: Web, entry: EntryProcess, report: Report) -> bool:
         if answered is not None:
             asked, slowest = asked + 1, max(slowest, answered.took)
             if answered.status == 200:
-                report.within("ready", entry.since(), web.start_limit, "")
+                report.within("ready", entry.since(), web.start_limit, f"raise {web.start_key}")
                 way = (
                     "something blocks the server's process while the model loads: load the model in"
                     " the handler's initialize"
