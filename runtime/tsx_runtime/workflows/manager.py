@@ -39,7 +39,7 @@ from tsx_runtime.errors import (
 )
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.shared.suggestions import suggestion_among_many
-from tsx_runtime.sources import Fetcher, Trust, in_store, is_url, store_hint
+from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
 from tsx_runtime.workflows.execution import run
 from tsx_runtime.workflows.node import RunningNode, WorkflowRequest
 from tsx_runtime.workflows.schedule import Output, places_of
@@ -201,7 +201,7 @@ class Workflows:
         Raises ModelNotFound and others.
         """
         if not is_url(order.url):
-            absent = f"Workflow not found in workflow store: {order.url}. {store_hint(None)}"
+            absent = "Workflow not found in workflow store"
             return in_store(order.url, self._store, absent), False
         local = await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
         if local is not None:

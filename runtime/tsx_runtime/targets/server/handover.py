@@ -115,9 +115,10 @@ def predecessor(settings: Settings) -> Iterator[Predecessor | None]:
         raise SettingError(text)
     found = _connect(path)
     if found is None:
-        missing = (
-            f"none is running at {path}; name the running server's state directory with --set"
-            " state_dir=DIRECTORY"
+        logger.info(
+            "there is no server to replace: none is running at %s; --set state_dir=DIRECTORY names"
+            " the state directory of the running one",
+            path,
         )
         with (
             suppress(OSError, HTTPException),
@@ -125,11 +126,11 @@ def predecessor(settings: Settings) -> Iterator[Predecessor | None]:
         ):
             if b"tsx inference" in answer.read(MOST):
                 raise SettingError(
-                    f"--replace: {missing} (by default .tsx in its model store, else"
-                    " ~/.local/state/tsx/ADDRESS). A tsx server answers at"
-                    f" {settings.inference_address}, with another state directory or address."
+                    f"--replace: none is running at {path}, but a tsx server answers at"
+                    f" {settings.inference_address}: it has another state directory or address."
+                    " Name its directory with --set state_dir=DIRECTORY (by default .tsx in its"
+                    " model store, else ~/.local/state/tsx/ADDRESS)."
                 )
-        logger.info("there is no server to replace: %s", missing)
     try:
         yield found
     finally:

@@ -355,7 +355,7 @@ def test_a_server_with_another_state_directory_is_named_by_its_setting(server: S
     refused = server.fails_to_start("new", "--replace")
     assert f"none is running at {server.place / 'elsewhere'}" in refused
     assert "--set state_dir=DIRECTORY" in refused
-    assert f"answers at http://127.0.0.1:{server.ports[0]}, with another state" in refused
+    assert f"answers at http://127.0.0.1:{server.ports[0]}: it has another state" in refused
     assert server.ask() == (200, b"old")
 
 
