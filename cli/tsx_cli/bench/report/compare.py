@@ -144,8 +144,8 @@ def compare(
         raise UsageError(
             "not both runs have a winner, and no configuration and load is in both, so there is"
             f" nothing to compare. The first has measured [{shorten(measured[0], LISTED)}], the"
-            f" second [{shorten(measured[1], LISTED)}]. Measure both with the same --batch-sizes, --workers and"
-            " --connections"
+            f" second [{shorten(measured[1], LISTED)}]. Measure both with the same --batch-sizes,"
+            " --workers and --connections"
         )
     judged = [best] if best is not None and not every else [*([best] if best else []), *pairs]
     named = {condition.figure for condition in conditions}
