@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tsx_cli.bench.search.machine import MachineCounters, between, judge, read
 from tsx_cli.common.output import milliseconds, print_json, print_table
 
 MARKS = {True: "ok", False: "FAILED", None: "-"}
@@ -30,6 +31,7 @@ class Report:
     model: str
     checks: list[Check] = field(default_factory=list)
     log: Sequence[str] = ()  # the last lines of a container that did not do what it must
+    before: MachineCounters = field(default_factory=read)
 
     @property
     def failed(self) -> list[Check]:
@@ -38,7 +40,16 @@ class Report:
     def add(
         self, what: str, ok: bool | None, measured: str = "", limit: str = "", way: str = ""
     ) -> bool:
-        """Returns whether it holds. `way` is shown only where it does not."""
+        """Returns whether it holds. `way` is shown only where it does not.
+
+        Where a limit of time was broken on a busy machine, it begins with what disturbed it.
+        """
+        late = not ok and ("within " in limit or "nothing after " in measured)
+        if late and (busy := judge(between(self.before, read()), self.before.cores)):
+            way = (
+                "the machine was busy, so run the check again when it is idle:"
+                f" {'; '.join(busy)}. If it still fails: {way}"
+            )
         self.checks.append(Check(what, ok, measured, limit, "" if ok else way))
         return bool(ok)
 

@@ -53,7 +53,7 @@ def becomes_ready(web: Web, entry: EntryProcess, report: Report) -> bool:
         if answered is not None:
             asked, slowest = asked + 1, max(slowest, answered.took)
             if answered.status == 200:
-                report.within("ready", entry.since(), web.start_limit, "")
+                report.within("ready", entry.since(), web.start_limit, f"raise {web.start_key}")
                 way = (
                     "something blocks the server's process while the model loads: load the model in"
                     " the handler's initialize"
@@ -190,12 +190,10 @@ def stays_well_under_load(web: Web, sample: ModelSample | None, report: Report) 
     while time.monotonic() < over:
         well = try_request(web.port, "GET", web.health, web.health_limit)
         if isinstance(well, str):
-            slowest, bad = web.health_limit, well
+            bad = well
         else:
-            slowest, bad = (
-                max(slowest, well.took),
-                bad or ("" if well.status == 200 else f"status {well.status}"),
-            )
+            slowest = max(slowest, well.took)
+            bad = bad or ("" if well.status == 200 else f"status {well.status}")
         threading.Event().wait(AGAIN)
     for each in clients:
         each.join()
@@ -274,9 +272,8 @@ def ends_in_order(
     if sample is None:
         return
     answered = found[0] if found else ""
-    refused = isinstance(answered, str) and "refused" in answered  # it came after the door was shut
     text = answered if isinstance(answered, str) else f"status {answered.status}"
-    well = refused or not isinstance(answered, str)
+    well = text is not answered or "refused" in text  # a refused request came after the end
     report.add(
         "the request in flight at that time",
         well,

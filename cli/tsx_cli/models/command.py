@@ -36,7 +36,8 @@ Version = Annotated[
 ArchiveName = Annotated[
     str,
     typer.Argument(
-        help="An archive here, which the server must be able to read; else one of its model store."
+        help="An archive in the server's model store, or one that the server was started with. For"
+        " another one without downtime: `tsx serve OLD NEW --replace`."
     ),
 ]
 NoWait = Annotated[
@@ -333,8 +334,14 @@ def _register(server: Server, archive: str, as_json: bool, **query: object) -> N
             raise error.hinted(f"`tsx models replace {words}` replaces it") from None
         if url == archive or error.type not in UNREADABLE:
             raise
-        reason = error.message.rpartition(OUTSIDE_STORE)[2]
-        raise CliError(f"{server.url} cannot read {local} of this machine. {reason}") from error
+        _, refused, reason = error.message.rpartition(OUTSIDE_STORE)
+        cause = (
+            f"does not take {local}: an archive must be in the server's model store, or the server"
+            " must have been started with it"
+            if refused
+            else f"cannot read {local} of this machine"
+        )
+        raise CliError(f"{server.url} {cause}. {reason}") from error
     _say(answer, as_json)
 
 

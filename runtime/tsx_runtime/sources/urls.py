@@ -103,7 +103,7 @@ def climbs(text: str) -> bool:
     return True
 
 
-def in_store(name: str, store: Path | None, without_store: str) -> Path:
+def in_store(name: str, store: Path | None, absent: str = "Model not found") -> Path:
     """Where the file of that name lies, if it is there; an absolute path counts if it lies in the
     store once its links are resolved.
 
@@ -113,7 +113,7 @@ def in_store(name: str, store: Path | None, without_store: str) -> Path:
     if climbs(name):
         raise ModelNotFound(f"Relative path is not allowed in url: {name}")
     if store is None:
-        raise ModelNotFound(without_store)
+        raise ModelNotFound(f"{absent}: {name}. {store_hint(None)}")
     if Path(name).is_absolute() and not is_inside(Path(name), store):
         raise ModelNotFound(f"{name} is not in the store. {store_hint(store)}")
     return store / name
@@ -122,7 +122,10 @@ def in_store(name: str, store: Path | None, without_store: str) -> Path:
 def store_hint(store: Path | None) -> str:
     """Say how a file becomes one that the server can register."""
     if store is None:
-        return "This server has no model store; start it with --model-store DIRECTORY"
+        return (
+            "This server has no model store; start it with --model-store DIRECTORY, or replace it"
+            " without downtime by one that serves both archives: `tsx serve OLD NEW --replace`"
+        )
     return (
         f"Copy the file into this server's store, {store.absolute()}, and register it by its name"
     )

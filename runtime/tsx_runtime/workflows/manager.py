@@ -201,10 +201,7 @@ class Workflows:
         Raises ModelNotFound and others.
         """
         if not is_url(order.url):
-            absent = (
-                f"Workflow not found in workflow store: {order.url}. The server has none; set"
-                " workflow_store"
-            )
+            absent = "Workflow not found in workflow store"
             return in_store(order.url, self._store, absent), False
         local = await asyncio.to_thread(self._fetcher.local_file, order.url, trust)
         if local is not None:

@@ -102,20 +102,22 @@ def test_the_command_that_adds_a_worker_names_the_version(done: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answered", "told"),
+    ("answered", "before", "after"),
     [
         (
             "Given URL file:///m.mar does not match any allowed URL(s). This server has no model store",
-            "This server has no model store",
+            "does not take ",
+            "must have been started with it. This server has no model store",
         ),
         (
             "Failed to download archive from: file:///m.mar: it differs",
-            "Failed to download archive from: file:///m.mar: it differs",
+            "cannot read ",
+            "of this machine. Failed to download archive from: file:///m.mar: it differs",
         ),
     ],
 )
-def test_a_file_that_the_server_cannot_read_is_reported_with_what_the_server_says_of_its_store(
-    tmp_path: Path, answered: str, told: str
+def test_a_file_that_the_server_refuses_is_told_from_one_that_it_cannot_read(
+    tmp_path: Path, answered: str, before: str, after: str
 ) -> None:
     class Refusing:
         url = "http://server"
@@ -126,10 +128,8 @@ def test_a_file_that_the_server_cannot_read_is_reported_with_what_the_server_say
     (tmp_path / "m.mar").write_bytes(b"PK\x03\x04")
     with pytest.raises(CliError) as caught:
         command._register(Refusing(), str(tmp_path / "m.mar"), as_json=False)  # type: ignore[arg-type]  # a server that refuses
-    assert (
-        caught.value.message
-        == f"http://server cannot read {tmp_path / 'm.mar'} of this machine. {told}"
-    )
+    assert caught.value.message.startswith(f"http://server {before}{tmp_path / 'm.mar'}")
+    assert caught.value.message.endswith(after)
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

@@ -194,7 +194,7 @@ def test_a_file_that_the_server_may_not_read_is_refused_with_the_way_into_its_st
     monkeypatch.chdir(tmp_path)
     stores = {
         Path("store"): f"store, {store}, and register it by its name",
-        None: "no model store; start it with --model-store",
+        None: "no model store; start it with --model-store .* `tsx serve OLD NEW --replace`",
     }
     for directory, words in stores.items():
         with pytest.raises(ModelNotFound, match=words):

@@ -124,11 +124,11 @@ def test_an_entry_allows_a_host_or_whole_urls(entry: str, url: str, allowed: boo
 
 
 def test_a_name_is_a_file_of_the_store_or_none(tmp_path: Path) -> None:
-    assert in_store("team/m.mar", tmp_path, "absent") == tmp_path / "team/m.mar"
+    assert in_store("team/m.mar", tmp_path) == tmp_path / "team/m.mar"
     for name in ("../m.mar", "%2e%2e/m.mar", "a\\..\\m.mar", f"{tmp_path}/../m.mar", "m\0.mar"):
         with pytest.raises(ModelNotFound, match="Relative path is not allowed in url"):
-            in_store(name, tmp_path, "absent")
-    with pytest.raises(ModelNotFound, match="absent"):
+            in_store(name, tmp_path)
+    with pytest.raises(ModelNotFound, match=r"absent: m\.mar\. This server has no model store"):
         in_store("m.mar", None, "absent")
 
 
@@ -141,7 +141,7 @@ def test_an_absolute_path_is_a_file_of_the_store_once_its_links_are_resolved(
     (store / "out.mar").symlink_to(tmp_path / "elsewhere.mar")
     for where in (store, link):
         for path in (store / "team" / "m.mar", link / "folder", store):
-            assert in_store(str(path), where, "absent") == path
+            assert in_store(str(path), where) == path
         for path in (
             tmp_path / "elsewhere.mar",
             store / "out.mar",
@@ -149,7 +149,7 @@ def test_an_absolute_path_is_a_file_of_the_store_once_its_links_are_resolved(
             Path("/etc/passwd"),
         ):
             with pytest.raises(ModelNotFound, match=f"{path} is not in the store"):
-                in_store(str(path), where, "absent")
+                in_store(str(path), where)
 
 
 @pytest.mark.parametrize(
@@ -201,4 +201,4 @@ def test_a_url_is_read_up_to_a_length_that_no_real_one_has(tmp_path: Path) -> No
         with pytest.raises(BadRequest, match="at most 4096 are read"):
             parse_url(text)
         with pytest.raises(BadRequest, match="at most 4096 are read"):
-            in_store(text, tmp_path, "none")
+            in_store(text, tmp_path)

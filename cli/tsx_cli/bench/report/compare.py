@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 from tsx_archiver.metadata.slo import PERCENTILES, STREAM_TIMES
@@ -30,6 +31,7 @@ SHOWN = ("throughput", "p50", "p99")
 SHOWN_OF_STREAMS = ("tokens", "ttft.p99", "tpot.p99")
 OWN = "one of tsx bench's own"
 BEST = "best"  # the name of the pair of both runs' winners
+LISTED = 300  # characters
 _CONDITION = re.compile(
     r"\s*(throughput|tokens|goodput|(?:(?:ttft|tpot)\.)?(?:mean|p50|p90|p95|p99\.9|p99|max)|errors)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*"
 )
@@ -131,9 +133,19 @@ def compare(
     """
     best, pairs = _best(first, second), list(_pairs(first, second))
     if best is None and not pairs:
+        measured = [
+            "; ".join(
+                f"{shown.name(trial, run)}, {point.offered}"
+                for trial in run.trials
+                for point in trial.points
+            )
+            for run in (first, second)
+        ]
         raise UsageError(
-            "the two runs have no winners and no configuration and load in common, so there is"
-            " nothing to compare"
+            "not both runs have a winner, and no configuration and load is in both, so there is"
+            f" nothing to compare. The first has measured [{shorten(measured[0], LISTED)}], the"
+            f" second [{shorten(measured[1], LISTED)}]. Measure both with the same --batch-sizes,"
+            " --workers and --connections"
         )
     judged = [best] if best is not None and not every else [*([best] if best else []), *pairs]
     named = {condition.figure for condition in conditions}

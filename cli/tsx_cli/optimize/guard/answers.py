@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsx_runtime.core.shadowing.response_body import NO_JSON, read_answer
-from tsx_runtime.core.shadowing.top_k import is_number, ranking_of
+from tsx_runtime.core.shadowing.top_k import is_label, is_number, ranking_of
 from tsx_runtime.plugins import ComparedAnswer
 
 
@@ -71,7 +71,9 @@ def rank_of(value: Any, labels: frozenset[str]) -> float:
 
 
 def numbers(value: Any) -> tuple[array[float], list[Any]]:
-    """All numbers at any depth, and everything else, which must be equal: keys, lengths, texts."""
+    """All numbers at any depth, and everything else, which must be equal: keys, lengths, labels,
+    texts.
+    """
     found, rest, todo = array("d"), list[Any](), [value]
     while todo:
         item = todo.pop()
@@ -79,7 +81,9 @@ def numbers(value: Any) -> tuple[array[float], list[Any]]:
             found.append(item)
         elif isinstance(item, dict):
             rest.append(sorted(item))
-            todo += [item[key] for key in sorted(item)]
+            todo += [
+                str(item[key]) if is_label(key, item[key]) else item[key] for key in sorted(item)
+            ]
         elif isinstance(item, list):
             rest.append(len(item))
             todo += item
@@ -107,17 +111,18 @@ def logits(value: Any) -> Sequence[Sequence[float]]:
 def is_probabilities(value: Any) -> bool:
     """Whether it ranks labels with scores from 0 to 1; a list of numbers does if they add up to 1.
 
-    One label is a ranking only beside its score, as in {"label": "cat", "score": 0.9}: in {"value":
-    0.37} it names a number.
+    One label is a ranking only beside its score, as in {"label": "cat", "score": 0.9} or
+    {"class": 2, "score": 0.9}: in {"value": 0.37} it names a number.
     """
     try:
         scores = ranking(value)
     except ValueError:
         return False
     found, rest = numbers(value)
-    if not found or (len(scores) == 1 and not any(isinstance(each, str) for each in rest)):
+    named = any(isinstance(each, str) for each in rest)
+    if not found or (len(scores) == 1 and not named):
         return False
-    positions = list(scores) == [str(number) for number in range(len(scores))]
+    positions = not named and list(scores) == [str(number) for number in range(len(scores))]
     return all(0 <= score <= 1 for score in scores.values()) and (
         not positions or abs(sum(scores.values()) - 1) < 0.01
     )

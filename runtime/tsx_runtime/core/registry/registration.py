@@ -273,9 +273,7 @@ class Registrar:
     def _in_store(self, url: str) -> Path:
         if not url:
             raise BadRequest("Parameter url is required.")
-        return in_store(
-            url, self._settings.model_store, f"Model not found: {url}. {store_hint(None)}"
-        )
+        return in_store(url, self._settings.model_store)
 
 
 def _with_policy(

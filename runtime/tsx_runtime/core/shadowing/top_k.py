@@ -2,8 +2,9 @@
 
 What ranks labels: an object of numbers (`{"cat": 0.9, "dog": 0.1}`), a list of numbers (its labels
 are the places), a list of texts (the best first), and objects with one text and one number each, or
-a list of them (`[{"label": "cat", "score": 0.9}]`). A tensor of the Open Inference Protocol ranks
-by its last axis. What ranks nothing must be the same in both.
+a list of them (`[{"label": "cat", "score": 0.9}]`). A whole number under one of `LABELS` is a label
+too (`{"class": 2, "score": 0.9}`). A tensor of the Open Inference Protocol ranks by its last axis.
+What ranks nothing must be the same in both.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsx_runtime.core.shadowing.difference import Difference, excerpt
+
+LABELS = ("class", "class_id", "label", "category", "prediction")  # of whole numbers
 
 Ranking = Mapping[Any, float]  # label -> how good
 
@@ -45,10 +48,10 @@ def first_difference(expected: Any, actual: Any, k: int) -> Difference | None:
 
 
 def ranking_of(value: Any) -> Ranking | None:
-    if isinstance(value, dict) and value and all(map(is_number, value.values())):
-        return value
     if isinstance(value, dict) and (pair := _pair(value)) is not None:
         return dict([pair])
+    if isinstance(value, dict) and value and all(map(is_number, value.values())):
+        return value
     if not isinstance(value, list) or not value:
         return None
     if len(value) > 1 and all(map(is_number, value)):
@@ -106,13 +109,20 @@ def is_number(value: object) -> bool:
     return type(value) in (int, float)
 
 
+def is_label(key: str, value: object) -> bool:
+    """Whether a member of an object names a class, by a text or by its number."""
+    return isinstance(value, str) or (type(value) is int and key in LABELS)
+
+
 def _same(one: object, other: object) -> bool:
     return one == other or (one != one and other != other)  # NaN is not itself
 
 
 def _pair(item: Mapping[str, Any]) -> tuple[str, float] | None:
-    texts = [value for value in item.values() if isinstance(value, str)]
-    numbers = [value for value in item.values() if is_number(value)]
+    texts = [str(value) for key, value in item.items() if is_label(key, value)]
+    numbers = [
+        value for key, value in item.items() if is_number(value) and not is_label(key, value)
+    ]
     return (texts[0], numbers[0]) if len(item) == 2 and texts and numbers else None
 
 

@@ -29,7 +29,9 @@ import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
+from urllib.request import urlopen
 
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.private_directory import check_file, private_directory
@@ -113,7 +115,22 @@ def predecessor(settings: Settings) -> Iterator[Predecessor | None]:
         raise SettingError(text)
     found = _connect(path)
     if found is None:
-        logger.info("there is no server to replace: none is running at %s", path)
+        logger.info(
+            "there is no server to replace: none is running at %s; --set state_dir=DIRECTORY names"
+            " the state directory of the running one",
+            path,
+        )
+        with (
+            suppress(OSError, HTTPException),
+            urlopen(settings.inference_address, timeout=INTRODUCTION) as answer,
+        ):
+            if b"tsx inference" in answer.read(MOST):
+                raise SettingError(
+                    f"--replace: none is running at {path}, but a tsx server answers at"
+                    f" {settings.inference_address}: it has another state directory or address."
+                    " Name its directory with --set state_dir=DIRECTORY (by default .tsx in its"
+                    " model store, else ~/.local/state/tsx/ADDRESS)."
+                )
     try:
         yield found
     finally:

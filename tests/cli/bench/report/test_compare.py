@@ -173,8 +173,21 @@ def test_what_makes_a_comparison_doubtful_is_reported(before: Results, slower: R
 
 def test_what_has_nothing_in_common_is_wrong_usage(before: Results) -> None:
     empty = before.model_copy(update={"trials": [], "winner": None, "baseline": None})
-    with pytest.raises(UsageError, match="nothing to compare"):
+    with pytest.raises(UsageError, match=r"nothing to compare.* the second \[\]"):
         compare(before, empty)
+
+
+def test_runs_with_nothing_in_common_are_told_apart_by_what_each_has_measured(
+    before: Results,
+) -> None:
+    first = before.model_copy(update={"trials": before.trials[:1], "winner": None})
+    second = before.model_copy(update={"trials": before.trials[1:2], "winner": None})
+    with pytest.raises(UsageError) as caught:
+        compare(first, second)
+    for trial in before.trials[:2]:
+        measured = "; ".join(f"{trial.how()}, {point.offered}" for point in trial.points)
+        assert f"[{measured}]" in caught.value.message
+    assert "the same --batch-sizes, --workers and --connections" in caught.value.message
 
 
 @pytest.mark.parametrize(

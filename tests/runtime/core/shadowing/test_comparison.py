@@ -478,6 +478,13 @@ def test_rankings_agree_where_some_k_labels_are_the_best_of_both(
         (1, [], [], None),
         (1, b"cat", b"dog", "body: 3 bytes (client), 3 bytes (shadow); they differ from byte 0 on"),
         (2, {"cat": math.nan, "dog": 1}, {"dog": 1, "cat": 0}, None),
+        (
+            1,
+            {"class": 2, "score": 0.9},
+            {"class": 3, "score": 0.9},
+            "top labels: 2 (client), 3 (shadow)",
+        ),
+        (1, {"label": 2, "score": 0.9}, {"label": 2, "score": 0.8}, None),
     ],
 )
 def test_the_best_labels_are_found_wherever_they_are(

@@ -343,6 +343,16 @@ def test_without_a_running_server_it_starts_as_usual(server: Server) -> None:
     assert "no server to replace" in only.log
 
 
+def test_a_server_with_another_state_directory_is_named_by_its_setting(server: Server) -> None:
+    server.start("old")
+    server.more = {"state_dir": server.place / "elsewhere"}
+    refused = server.fails_to_start("new", "--replace")
+    assert f"none is running at {server.place / 'elsewhere'}" in refused
+    assert "--set state_dir=DIRECTORY" in refused
+    assert f"answers at http://127.0.0.1:{server.ports[0]}: it has another state" in refused
+    assert server.ask() == (200, b"old")
+
+
 def test_a_free_port_cannot_be_replaced(server: Server) -> None:
     server.ports[0] = 0
     assert "--replace finds the running server by its inference_address" in server.fails_to_start(

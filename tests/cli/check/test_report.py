@@ -1,0 +1,43 @@
+"""The report of `tsx check`: what a failed check advises."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tsx_cli.bench.search.machine import MachineCounters, read
+from tsx_cli.check.report import Report
+
+
+def busy() -> MachineCounters:
+    """Counters by which all processes have used their time since now."""
+    return read()._replace(processes={})
+
+
+def idle() -> MachineCounters:
+    """Counters by which processes have used little time for long."""
+    return read()._replace(at=time.monotonic() - 1e9)
+
+
+def test_a_limit_of_time_that_was_broken_on_a_busy_machine_is_to_be_measured_again() -> None:
+    report = Report("sagemaker", "m.mar", before=busy())
+    assert not report.within("/ping", 2.02, 2.0, "load the model in initialize")
+    assert not report.add("a sample", False, "nothing after 2 s", "an answer", "be faster")
+    for check, way in zip(
+        report.checks, ("load the model in initialize", "be faster"), strict=True
+    ):
+        assert check.way.startswith("the machine was busy, so run the check again")
+        assert "other processes used" in check.way
+        assert check.way.endswith(f". If it still fails: {way}")
+
+
+@pytest.mark.parametrize(
+    ("before", "limit"), [(idle(), "within 2 s"), (busy(), "200")], ids=["idle", "untimed"]
+)
+def test_what_a_busy_machine_did_not_cause_has_its_own_advice(
+    before: MachineCounters, limit: str
+) -> None:
+    report = Report("sagemaker", "m.mar", before=before)
+    report.add("/ping", False, "404", limit, "see its log")
+    assert [check.way for check in report.checks] == ["see its log"]
