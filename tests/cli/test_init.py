@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import runpy
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.cli.conftest import Run
 from tsx_archiver.inspecting import manifest_of
 from tsx_cli.init import class_name
 from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.handlers import base
 
 FILES = {
     "README.md",
@@ -49,8 +51,13 @@ def test_all_files_are_written_and_named(run: Run, tmp_path: Path) -> None:
     "body",
     [None, b"", "hello", b'{"row"', [], {"rows": 1}, {"row": [1, 2]}, {"row": [1, 2, 3, "4"]}],
 )
-def test_the_handler_refuses_a_body_that_is_no_row(run: Run, tmp_path: Path, body: object) -> None:
+def test_the_handler_refuses_a_body_that_is_no_row(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: object
+) -> None:
     assert run("init", "m").code == 0
+    # as a worker resolves it, and without `ts` for the tests that follow in this process
+    for name in ("ts", "ts.torch_handler", "ts.torch_handler.base_handler"):
+        monkeypatch.setitem(sys.modules, name, base)
     handler = runpy.run_path(str(tmp_path / "m" / "handler.py"))["MHandler"]()
     with pytest.raises(InvalidInput, match="JSON body"):
         handler.preprocess([{"body": body}])
