@@ -198,24 +198,26 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    place = collection_path.relative_to(config.rootpath).as_posix() + "/" * collection_path.is_dir()
+    fast = config.getoption("fast")
+    nightly = place in LONG or place.startswith(NIGHTLY_FOLDERS)
+    if (fast or config.getoption("everyday")) and nightly:
+        return True
+    return True if fast and place.startswith(SLOW_FOLDERS) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    fast, everyday = config.getoption("fast"), config.getoption("everyday")
-    left_out = {
-        item for item in items if ((fast or everyday) and _nightly(item)) or (fast and _slow(item))
-    }
-    if left_out:
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
-
-
-def _nightly(item: pytest.Item) -> bool:
-    return item.nodeid.partition("::")[0] in LONG or item.nodeid.startswith(NIGHTLY_FOLDERS)
+    if not config.getoption("fast"):
+        return
+    slow = [item for item in items if _slow(item)]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in set(slow)]
 
 
 def _slow(item: pytest.Item) -> bool:
     starts = "processes" in getattr(item, "fixturenames", ())
-    marked = item.get_closest_marker("slow") is not None
-    return starts or marked or item.nodeid.startswith(SLOW_FOLDERS)
+    return starts or item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture(scope="session")
@@ -268,7 +270,8 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
         from tests.support.collected import Collected
 
-        start = Collected(config.args).start
+        options = [name for name in ("fast", "everyday") if config.getoption(name)]
+        start = Collected([*(f"--{name}" for name in options), *config.args]).start
 
         def begin(self: Any, command: Sequence[str], model: Any) -> None:
             self.popen = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
