@@ -76,9 +76,13 @@ def collect(programs: socket.socket, runners: socket.socket, paths: Sequence[str
         os._exit(0)
     programs.close()
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-        pytest.main(
-            ["--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider", *paths]
-        )  # what fails fails again where it is reported
+        options = ["--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider"]
+        ended = pytest.main([*options, *paths])
+    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        # A module that could not be imported is found in sys.modules nevertheless, without tests:
+        # those that run them import it anew, and report why it fails.
+        for name in [name for name in sys.modules if name.rpartition(".")[2].startswith("test_")]:
+            del sys.modules[name]
     gc.freeze()
     gc.disable()  # as the tests have it until they are collected
     line_coverage.save()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import resource
 import socket
 import sys
 import time
 from urllib.parse import urlsplit
 
+import httpx
 import psutil
 import pytest
 
-from tests.runtime.targets.server.test_server import TIMEOUT, call, ready, server
 from tests.support.models import make_model
+from tests.support.servers import DEADLINE, FREE_PORTS, serving
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="sets the limits of another process"
@@ -30,43 +30,50 @@ FILES = 64
 
 
 def until(condition):
-    end = time.monotonic() + TIMEOUT
+    end = time.monotonic() + DEADLINE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def predict(address):
-    try:
-        return call(address, "POST", "/predictions/one")[0]
-    except OSError:
-        return None
+def server(directory, environment):
+    return serving(
+        ["serve", make_model(directory / "one", HANDLER), *FREE_PORTS], directory, environment
+    )
 
 
-@pytest.mark.usefixtures("processes")
-def test_it_allows_itself_what_the_system_allows_and_leaves_its_workers_as_they_were(tmp_path):
+def predict(running):
+    return httpx.post(running.address("predictions") + "/predictions/one", timeout=DEADLINE)
+
+
+def is_well(running):
+    with contextlib.suppress(httpx.TransportError):
+        return predict(running).status_code == 200
+    return False
+
+
+def test_it_allows_itself_what_the_system_allows_and_leaves_its_workers_as_they_were(
+    tmp_path, user_environment
+):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = min(soft, 500)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
     try:
-        with server(make_model(tmp_path / "one", HANDLER)) as process:
-            started = ready(process)
-            assert psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
-            assert json.loads(call(started["inference"], "POST", "/predictions/one")[1]) == [
-                before,
-                hard,
-            ]
+        with server(tmp_path, user_environment) as running:
+            allowed = psutil.Process(running.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+            assert allowed == (hard, hard)
+            assert predict(running).json() == [before, hard]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.usefixtures("processes")
-def test_more_connections_than_it_may_have_cost_it_nothing_but_those_connections(tmp_path):
-    with server(make_model(tmp_path / "one", HANDLER)) as process, contextlib.ExitStack() as stack:
-        started = ready(process)
-        seen = psutil.Process(process.pid)
+def test_more_connections_than_it_may_have_cost_it_nothing_but_those_connections(
+    tmp_path, user_environment
+):
+    with server(tmp_path, user_environment) as running, contextlib.ExitStack() as stack:
+        seen = psutil.Process(running.process.pid)
         seen.rlimit(psutil.RLIMIT_NOFILE, (FILES, FILES))
-        parts = urlsplit(started["inference"])
+        parts = urlsplit(running.address("predictions"))
         held = [
             stack.enter_context(socket.create_connection((parts.hostname, parts.port)))
             for _ in range(2 * FILES)
@@ -77,9 +84,9 @@ def test_more_connections_than_it_may_have_cost_it_nothing_but_those_connections
         with contextlib.suppress(TimeoutError):
             held[0].recv(1)
         assert sum(seen.cpu_times()[:2]) - before < 0.5  # it does not turn round and round
-        assert predict(started["inference"]) is None  # let go at once, not left to wait
-        assert process.poll() is None
+        assert not is_well(running)  # let go at once, not left to wait
+        assert running.process.poll() is None
         for connection in held:
             connection.close()
-        until(lambda: predict(started["inference"]) == 200)
-        assert process.poll() is None
+        until(lambda: is_well(running))
+        assert running.process.poll() is None
