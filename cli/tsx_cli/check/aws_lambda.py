@@ -218,6 +218,7 @@ def _answers_in_time(host: Host, sample: ModelSample, report: Report) -> None:
         time_of(took),
         f"within {time_of(limit)}",
         way,
+        timed=True,
     )
 
 
@@ -232,6 +233,7 @@ def _ends(host: Host, report: Report) -> None:
         "still there" if code is None else time_of(took),
         f"within {time_of(STOP)}",
         way,
+        timed=True,
     )
 
 

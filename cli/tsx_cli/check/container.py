@@ -99,6 +99,7 @@ def _health_check(report: Report, env: Mapping[str, str], place: Path) -> None:
             f"nothing after {HEALTH:g} s",
             f"within {HEALTH:g} s",
             "the machine is too busy",
+            timed=True,
         )
         return
     if done.returncode != 0:

@@ -38,14 +38,25 @@ class Report:
         return [check for check in self.checks if check.ok is False]
 
     def add(
-        self, what: str, ok: bool | None, measured: str = "", limit: str = "", way: str = ""
+        self,
+        what: str,
+        ok: bool | None,
+        measured: str = "",
+        limit: str = "",
+        way: str = "",
+        *,
+        timed: bool = False,
     ) -> bool:
-        """Returns whether it holds. `way` is shown only where it does not.
+        """Return whether it holds. `way` says what to do where it does not.
 
-        Where a limit of time was broken on a busy machine, it begins with what disturbed it.
+        `timed`: the limit is one of time. If the machine was busy, `way` begins with what
+        disturbed it.
         """
-        late = not ok and ("within " in limit or "nothing after " in measured)
-        if late and (busy := judge(between(self.before, read()), self.before.cores)):
+        if (
+            timed
+            and ok is False
+            and (busy := judge(between(self.before, read()), self.before.cores))
+        ):
             way = (
                 "the machine was busy, so run the check again when it is idle:"
                 f" {'; '.join(busy)}. If it still fails: {way}"
@@ -63,7 +74,9 @@ class Report:
         self.add(what, None, "not checked", "", way)
 
     def within(self, what: str, seconds: float, most: float, way: str) -> bool:
-        return self.add(what, seconds <= most, time_of(seconds), f"within {time_of(most)}", way)
+        return self.add(
+            what, seconds <= most, time_of(seconds), f"within {time_of(most)}", way, timed=True
+        )
 
     def as_json(self) -> dict[str, Any]:
         text = {"contract": self.contract, "model": self.model, "holds": not self.failed}

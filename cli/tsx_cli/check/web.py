@@ -76,6 +76,7 @@ def becomes_ready(web: Web, entry: EntryProcess, report: Report) -> bool:
             f"not after {time_of(entry.since())}",
             f"within {time_of(web.start_limit)}",
             f"{way} ({web.start_key})",
+            timed=True,
         )
     return report.add(
         "ready",
@@ -106,6 +107,7 @@ def answers_samples(
                 answered,
                 f"within {time_of(web.answer_limit)}",
                 QUICKER,
+                timed=True,
             )
             continue
         if answered.status != 200:
@@ -203,7 +205,7 @@ def stays_well_under_load(web: Web, sample: ModelSample | None, report: Report) 
         " model-config.yaml)"
     )
     if bad:
-        report.add(what, False, bad, f"200 within {time_of(web.health_limit)}", way)
+        report.add(what, False, bad, f"200 within {time_of(web.health_limit)}", way, timed=True)
     else:
         report.within(what, slowest, web.health_limit, way)
     if web.connect_limit is not None and connects:
@@ -220,6 +222,7 @@ def takes_the_largest(web: Web, size: int, report: Report) -> None:
             answered,
             "an answer",
             "see its log; raise max_request_size",
+            timed=True,
         )
         return
     way = (
@@ -259,6 +262,7 @@ def ends_in_order(
             f"still there after {time_of(seconds)}",
             f"within {time_of(web.stop_limit)}",
             way,
+            timed=True,
         )
         return
     report.within("ends on SIGTERM", seconds, web.stop_limit, way)

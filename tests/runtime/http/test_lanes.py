@@ -523,12 +523,15 @@ def test_bytes_that_are_not_http_are_answered_with_the_cause_as_json(
     assert cause in error["message"]
 
 
-def test_on_the_fast_lane_what_is_wrong_waits_for_the_answers_before_it(lanes: Lanes) -> None:
+@pytest.mark.parametrize("wrong", [b"GARBAGE", b"GET http://[::1 HTTP/1.1\r\nHost: a"], ids=str)
+def test_on_the_fast_lane_what_is_wrong_waits_for_the_answers_before_it(
+    lanes: Lanes, wrong: bytes
+) -> None:
     """One of three differences: uvicorn answers 400 at once, in the place of the answer that is
     due.
     """
     with RawConnection(lanes.addresses[False, True]) as connection:
-        connection.send(request(target=b"/predictions/echo", body=b"x") * 2 + b"GARBAGE\r\n\r\n")
+        connection.send(request(target=b"/predictions/echo", body=b"x") * 2 + wrong + b"\r\n\r\n")
         answers = [connection.answer() for _ in range(4)]
     assert [answer and answer.status for answer in answers] == [200, 200, 400, None]
 
