@@ -35,6 +35,8 @@ TOKENS = {
     "api_token": "of tokens",
 }
 REFUSED = FAILED, FAILED_TO_RENEW
+# What grpc's client reports instead of the server's error if that came while it still sent.
+CLIENTS_OWN = "Internal error from Core"
 ADDRESSES = {
     f"{role}_{'port' if role in GRPC_ROLES else 'address'}": role for role in (*ROLES, *GRPC_ROLES)
 }
@@ -185,14 +187,19 @@ async def services(channel: grpc.aio.Channel, token: str) -> list[str]:
 async def answer_of(channel: grpc.aio.Channel, path: str, token: str) -> str:
     """Return the text of an error; empty where there is none."""
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
-    call = channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=60)
-    try:
-        await call.read()
-    except grpc.aio.AioRpcError as error:
-        return str(error.details())
-    finally:
-        call.cancel()
-    return ""
+    text = CLIENTS_OWN
+    for _ in range(20):
+        call = channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=60)
+        try:
+            await call.read()
+            return ""
+        except grpc.aio.AioRpcError as error:
+            text = str(error.details())
+        finally:
+            call.cancel()
+        if text != CLIENTS_OWN:
+            break
+    return text
 
 
 def _upper(parameter: re.Match[str]) -> str:
