@@ -208,7 +208,8 @@ async def test_restarts_leave_no_descriptor_behind(registry, tmp_path):
             assert await ask(version, "good") == "good"
             assert version.stats.restarts == number + 1
             counts.append(psutil.Process().num_fds())
-        assert counts[-1] <= counts[0], counts
+        # A leak grows with each of the 30 restarts; a few descriptors may come and go beside them.
+        assert counts[-1] - counts[0] < 10, counts
         assert len(registry._starter._alive) <= 2
     finally:
         gc.enable()
