@@ -1,15 +1,16 @@
-"""Writes the generated parts of the documentation: floors, settings, the schema of a
-benchmark's results.
+"""Write the generated files: parts of the documentation, and the wording of all errors.
 
-Run it after a file or a setting is added, removed or changed. With --check it writes nothing and
-says whether a part is out of date.
+Run it after a package, a setting or the text of an error changes. With --check it writes nothing
+and exits with 1 when something is out of date.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import runpy
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,35 +19,40 @@ from tsx_cli.bench.load.results import Results
 from tsx_runtime.settings.schema import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
+ARCHITECTURE = ROOT / "docs" / "concepts" / "architecture.md"
+CONFIGURATION = ROOT / "docs" / "reference" / "configuration.md"
+PRODUCT = ("archiver", "cli", "packages", "runtime")
+MIN_SPACES = 3  # in a sentence
 
 
 def floors() -> str:
-    """Return the packages from the top floor down, by the table of tests/test_architecture.py."""
+    """List the packages from the top floor down, by the table of tests/test_architecture.py."""
     may_import = runpy.run_path(str(ROOT / "tests" / "test_architecture.py"))["MAY_IMPORT"]
     imports: dict[str, set[str]] = {}
     for name, others in may_import.items():
-        room = _room(name)
-        imports.setdefault(room, set()).update(
-            _room(other) for other in others if _room(other) != room
+        package = _package(name)
+        imports.setdefault(package, set()).update(
+            _package(other) for other in others if _package(other) != package
         )
 
     @cache
-    def height(room: str) -> int:
-        return 1 + max((height(other) for other in imports[room]), default=0)
+    def height(package: str) -> int:
+        return 1 + max((height(other) for other in imports[package]), default=0)
 
     rows = [
-        sorted(room for room in imports if height(room) == number)
-        for number in range(max(map(height, imports)), 0, -1)
+        sorted(package for package in imports if height(package) == floor)
+        for floor in range(max(map(height, imports)), 0, -1)
     ]
-    return "".join(f"1. {', '.join(f'`{room}`' for room in row)}\n" for row in rows)
+    return "".join(f"1. {', '.join(f'`{package}`' for package in row)}\n" for row in rows)
 
 
-def _room(module: str) -> str:
-    package, _, rest = module.partition(".")
-    return f"{package}.{rest.partition('.')[0]}" if package == "tsx_runtime" else package
+def _package(module: str) -> str:
+    top, _, tail = module.partition(".")
+    return f"{top}.{tail.partition('.')[0]}" if top == "tsx_runtime" else top
 
 
 def settings_table() -> str:
+    """Return the table of the server's settings."""
     lines = ["| setting | default | what it is |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
         default = (
@@ -57,6 +63,7 @@ def settings_table() -> str:
 
 
 def limits_table() -> str:
+    """Return the table of the limits that each model can have of its own."""
     lines = ["| key | name | default | what it is |", "|---|---|---|---|"]
     for name, limit in LIMITS.items():
         lines.append(
@@ -66,43 +73,81 @@ def limits_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def results_schema() -> str:
+    """Return the JSON schema of a benchmark's results."""
+    return json.dumps(Results.model_json_schema(mode="serialization"), indent=2) + "\n"
+
+
+def wording() -> str:
+    """List the texts of the errors that the product makes, with `{}` in place of values."""
+    lines = []
+    for folder in PRODUCT:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
+                continue
+            texts = list(_error_texts(ast.parse(path.read_text(encoding="utf-8"))))
+            if texts:
+                lines += ["", f"# {path.relative_to(ROOT)}", *texts]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _error_texts(module: ast.Module) -> Iterator[str]:
+    raised = {id(node.exc) for node in ast.walk(module) if isinstance(node, ast.Raise)}
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        # An error may also be made first, and raised or sent elsewhere.
+        is_class = name.rpartition(".")[2][:1].isupper()
+        for text in map(_template, node.args):
+            if text and (id(node) in raised or (is_class and text.count(" ") >= MIN_SPACES)):
+                yield f"{name}: {json.dumps(text, ensure_ascii=False)}"
+
+
+def _template(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_template(part) or "{}" for part in node.values)
+    if isinstance(node, ast.IfExp):
+        return " | ".join(filter(None, map(_template, (node.body, node.orelse))))
+    return ""
+
+
 def with_part(text: str, name: str, part: str) -> str:
-    """The text with `part` between the comments that say `name`."""
+    """Replace what stands between the comments that mark the generated part `name`."""
     begin, end = f"<!-- {name}: made by scripts/update_docs.py -->\n", f"<!-- end of {name} -->"
-    before, found, rest = text.partition(begin)
-    _, also_found, after = rest.partition(end)
-    if not (found and also_found):
+    before, has_begin, tail = text.partition(begin)
+    _, has_end, after = tail.partition(end)
+    if not (has_begin and has_end):
         raise SystemExit(f"the comments around {name} are missing: {begin}...{end}")
     return before + begin + part + end + after
 
 
-def results_schema() -> str:
-    return json.dumps(Results.model_json_schema(mode="serialization"), indent=2) + "\n"
-
-
 def main() -> int:
-    stale = []
-    path, content = "docs/reference/bench-results.schema.json", results_schema()
-    schema = ROOT / path
-    if not schema.is_file() or schema.read_text(encoding="utf-8") != content:
-        stale.append(path)
-        if "--check" not in sys.argv[1:]:
-            schema.write_text(content, encoding="utf-8")
-    for file, name, part in (
-        (ROOT / "docs" / "concepts" / "architecture.md", "floors", floors()),
-        (ROOT / "docs" / "reference" / "configuration.md", "settings", settings_table()),
-        (ROOT / "docs" / "reference" / "configuration.md", "limits", limits_table()),
+    """Write what is out of date, or report it with --check."""
+    check = "--check" in sys.argv[1:]
+    files = {
+        ROOT / "docs" / "reference" / "bench-results.schema.json": results_schema(),
+        ROOT / "tests" / "wording.txt": wording(),
+    }
+    for path, name, part in (
+        (ARCHITECTURE, "floors", floors()),
+        (CONFIGURATION, "settings", settings_table()),
+        (CONFIGURATION, "limits", limits_table()),
     ):
-        text = file.read_text(encoding="utf-8")
-        wanted = with_part(text, name, part)
-        if wanted != text:
-            stale.append(f"the {name} in {file.relative_to(ROOT)}")
-            if "--check" not in sys.argv[1:]:
-                file.write_text(wanted, encoding="utf-8")
-    if stale and "--check" in sys.argv[1:]:
-        print(
-            f"out of date: {', '.join(stale)}; run `python scripts/update_docs.py`", file=sys.stderr
-        )
+        files[path] = with_part(files.get(path) or path.read_text(encoding="utf-8"), name, part)
+    stale = [
+        path
+        for path, text in files.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
+    if not check:
+        for path in stale:
+            path.write_text(files[path], encoding="utf-8")
+    elif stale:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        print(f"out of date: {names}; run `python scripts/update_docs.py`", file=sys.stderr)
         return 1
     return 0
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.usefixtures("processes")
-def test_file_tree_and_settings_are_those_of_the_code() -> None:
+def test_generated_files_are_those_of_the_code() -> None:
     command = [sys.executable, ROOT / "scripts" / "update_docs.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
