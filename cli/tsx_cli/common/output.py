@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from tsx_runtime.shared.log_format import STEERS, escaped
+from tsx_runtime.shared.log_format import UNSAFE, escaped
 from tsx_runtime.shared.log_format import rounded as rounded
 
 Result = TypeVar("Result")
@@ -49,7 +49,7 @@ def milliseconds(value: float) -> str:
 
 def print_json(value: object) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
-    print(STEERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    print(UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def print_result(value: Result, as_json: bool, show: Callable[[Result], None]) -> None:

@@ -30,7 +30,7 @@ from tsx_cli.common.options import (
 )
 from tsx_cli.common.output import human, print_json
 from tsx_runtime.shared.content_types import guess_content_type
-from tsx_runtime.shared.log_format import STEERS, escaped
+from tsx_runtime.shared.log_format import UNSAFE, escaped
 
 BAR = 30
 SHOWN_LABELS = 20
@@ -216,7 +216,7 @@ def as_probabilities(value: object) -> list[tuple[str, float]]:
 def _harmless(value: object) -> object:
     """JSON escapes by itself what comes before the space, and no more."""
     if isinstance(value, str):
-        return STEERS.sub(lambda found: escaped(found[0]) if found[0] > " " else found[0], value)
+        return UNSAFE.sub(lambda found: escaped(found[0]) if found[0] > " " else found[0], value)
     if isinstance(value, dict):
         return {_harmless(key): _harmless(each) for key, each in value.items()}
     return [_harmless(each) for each in value] if isinstance(value, list) else value

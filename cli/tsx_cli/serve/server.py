@@ -27,7 +27,7 @@ from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.errors import Conflict
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.shared.nonblocking_output import keep_going
+from tsx_runtime.shared.nonblocking_output import install_lossy_output
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.server.server import DEFAULT_OPTIONS, RunningServer, ServeOptions, serve
@@ -248,7 +248,7 @@ def run_server(
             f"the model store '{settings.model_store}' is not a directory; create it, or name"
             " another with --model-store"
         )
-    keep_going()  # a full disk, or a reader that is gone or asleep, is no reason not to serve
+    install_lossy_output()  # a full disk, or a reader that is gone or asleep, is no reason not to serve
     set_up_logging(settings)
     console = Console()
     if console.is_terminal and (starts or workflows):

@@ -15,7 +15,7 @@ from tsx_runtime.api.management.samples import SampleInput, has_example, sample_
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.shared.example_requests import SHORT
+from tsx_runtime.shared.example_requests import MAX_QUOTED_CHARS
 from tsx_runtime.targets.server.server import RunningServer
 from tsx_runtime.targets.server.startup import LoadStatus
 from tsx_runtime.targets.server.tls import is_trusted_as
@@ -153,7 +153,7 @@ def request_line(address: str, name: str, sample: SampleInput, settings: Setting
     """
     text = sample.body.decode(errors="surrogateescape").strip()
     is_short = (
-        len(text) <= SHORT and text.isprintable() and text[:1] != "@"
+        len(text) <= MAX_QUOTED_CHARS and text.isprintable() and text[:1] != "@"
     )  # of which curl makes a file's name
     more = (
         "-H",

@@ -13,7 +13,13 @@ from typing import Any
 
 from tsx_runtime.api.messages import Message, Scope, Send
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.shared.line_log import ACCESS_LOG, EVERY, TOGETHER, Logbook, stamp
+from tsx_runtime.shared.line_log import (
+    ACCESS_LOG,
+    FLUSH_INTERVAL_S,
+    MAX_BATCH_LINES,
+    Logbook,
+    stamp,
+)
 from tsx_runtime.shared.log_format import escaped, json_line, writes_json
 from tsx_runtime.shared.redaction import redacted
 
@@ -31,7 +37,7 @@ class AccessLog:
     """In a file, a line has TorchServe's shape; elsewhere it goes on with the request's id and its
     model.
 
-    A line is made when its answer is out, and waits at most `EVERY` seconds for others, with which
+    A line is made when its answer is out, and waits at most `FLUSH_INTERVAL_S` seconds for others, with which
     it is passed on.
     """
 
@@ -99,11 +105,11 @@ class AccessLog:
             if broken:
                 text += f" ({broken})"
         lines.append(text)
-        if len(lines) >= TOGETHER:
+        if len(lines) >= MAX_BATCH_LINES:
             self.flush()
         elif not self._is_due:
             self._is_due = True
-            asyncio.get_running_loop().call_later(EVERY, self._flush_due)
+            asyncio.get_running_loop().call_later(FLUSH_INTERVAL_S, self._flush_due)
 
     def flush(self) -> None:
         lines, self._lines = self._lines, []

@@ -29,7 +29,7 @@ from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.plugins import MetricsSink, Sample
 from tsx_runtime.plugins.api import PUSH_INTERVAL_S
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.shared.line_log import EVERY, MODEL_METRICS, TS_METRICS, Logbook
+from tsx_runtime.shared.line_log import FLUSH_INTERVAL_S, MODEL_METRICS, TS_METRICS, Logbook
 
 _SEPARATOR = re.compile("[:|,#]")
 
@@ -189,7 +189,7 @@ async def metric_tasks(
         else None
     )
     if log is not None:
-        works.append(repeat(EVERY, log.write))
+        works.append(repeat(FLUSH_INTERVAL_S, log.write))
     read = reader(registry, counts, system)
     for name, sink in registry.plugins.metrics_sinks.items():
         works.append(repeat(PUSH_INTERVAL_S, partial(feed_once, name, sink, read)))

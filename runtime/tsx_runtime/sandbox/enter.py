@@ -1,4 +1,4 @@
-"""The first program of an isolated worker: drops its rights, then becomes the worker's interpreter.
+"""The first program of an isolated worker: it drops its rights, then becomes the interpreter.
 
 It runs before any code of the archive, also before the `.pth` files of a model's own environment,
 and imports the standard library only. The processes that it starts cannot regain the rights.
@@ -14,32 +14,32 @@ from typing import NoReturn, TypedDict
 from tsx_runtime.sandbox import landlock, seccomp
 from tsx_runtime.shared.nonblocking_output import send_output_to
 
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _CLEAR_ALL = (
-    1,
-    24,
-    38,
-    47,
-    4,
-)
+# <linux/prctl.h>
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522
-_MOST_CAPABILITIES = 64
+_MAX_CAPABILITIES = 64
 
 
 class SandboxConfig(TypedDict):
     """The rights of an isolated worker."""
 
     command: list[str]
-    scratch: str  # directory; the only one it may write
+    scratch: str  # the only directory that the worker may write
     read: list[str]  # files and directories
-    devices: list[str]  # that it may use
+    devices: list[str]  # paths of usable devices
     network: bool
     group: str | None  # cgroup to join
-    output: str | None  # socket that takes what it prints, see `LoadOrder.output`
-    label: str  # under which its output is logged there
+    output: str | None  # socket for stdout and stderr, see `LoadOrder.output`
+    label: str  # name of this worker in the log of its output
 
 
 def enter(config: SandboxConfig) -> NoReturn:
-    """Raises OSError where the system lacks a feature; `core/isolation/config.py` checks before."""
+    """Drop the rights that `config` does not grant, then run its command in this process.
+
+    Raises:
+        OSError: The system lacks a feature; `core/isolation/config.py` checks for them before.
+    """
     parent = os.getppid()
     if config["group"] is not None:
         with open(f"{config['group']}/cgroup.procs", "w") as members:
@@ -48,7 +48,8 @@ def enter(config: SandboxConfig) -> NoReturn:
         send_output_to(config["output"], config["label"])
     os.chdir(config["scratch"])
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended in between
+    # The signal is not sent for a parent that ended before it was asked for.
+    if os.getppid() != parent:
         os._exit(1)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _drop_capabilities()
@@ -62,15 +63,12 @@ def enter(config: SandboxConfig) -> NoReturn:
 
 
 def _drop_capabilities() -> None:
-    """Root keeps its files, and nothing else of root. With no_new_privs no program gives them
-    back.
-    """
+    """Take from root everything but its files; no_new_privs keeps programs from giving it back."""
     libc = ctypes.CDLL(None, use_errno=True)
-    for capability in range(_MOST_CAPABILITIES):
-        libc.prctl(
-            _PR_CAPBSET_DROP, capability, 0, 0, 0
-        )  # a process without the right has none, and there are fewer than this
-    _prctl(_PR_CAP_AMBIENT, _CLEAR_ALL)
+    for capability in range(_MAX_CAPABILITIES):
+        # A failure is harmless: the process may not drop what it lacks, or the number is unused.
+        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     if libc.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 

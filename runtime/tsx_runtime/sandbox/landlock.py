@@ -1,15 +1,13 @@
 """Landlock: restricts the file trees that this process and its children can reach.
 
-Linux 5.13 and later, no root needed.
-
-https://docs.kernel.org/userspace-api/landlock.html. The kernel's ABI number says what it can
-restrict:
+It needs Linux 5.13 or later, and no root. The ABI number of the kernel says what it can restrict
+(https://docs.kernel.org/userspace-api/landlock.html):
 
     1  reading, executing, writing, making and removing files      3  truncating files
     2  moving files between directories                            5  ioctl on devices
     6  signals to, and abstract unix sockets of, processes outside
 
-There is no restriction of chmod, chown, utime and setxattr: `seccomp.py` refuses those.
+Landlock does not restrict chmod, chown, utime and setxattr: `seccomp.py` refuses those.
 """
 
 from __future__ import annotations
@@ -20,15 +18,15 @@ import stat
 import struct
 from collections.abc import Iterable
 
-# System calls, of the same number on every architecture.
+# System calls have these numbers on every architecture.
 _CREATE, _ADD_RULE, _RESTRICT = (444, 445, 446)
 _VERSION = 1  # flag of _CREATE
 _PATH_BENEATH = 1
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE, _IOCTL_DEVICE = 1 << 14, 1 << 15
-# The rest is for directories.
-_OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | _IOCTL_DEVICE
+# The other rights apply to directories only.
+_FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE | _IOCTL_DEVICE
 _SCOPES = 0b11  # abstract unix sockets, signals
 
 READ = READ_FILE | READ_DIR | EXECUTE
@@ -37,7 +35,7 @@ ALL = (1 << 16) - 1
 
 
 def abi() -> int:
-    """0 where the kernel has no Landlock, or it is off."""
+    """Return the ABI number of the kernel, or 0 where Landlock is missing or off."""
     try:
         return max(0, _syscall(_CREATE, None, 0, _VERSION))
     except OSError:
@@ -45,10 +43,16 @@ def abi() -> int:
 
 
 def restrict(rules: Iterable[tuple[str, int]], version: int) -> None:
-    """From now on, nothing but what `rules` allow: (path, rights), of which those that do not exist
-    are left out. Raises OSError.
+    """Forbid this process and its future children everything that `rules` do not allow.
 
-    Needs no_new_privs, or CAP_SYS_ADMIN.
+    Needs no_new_privs or CAP_SYS_ADMIN.
+
+    Args:
+        rules: Pairs of a path and its rights. Paths that do not exist are ignored.
+        version: The ABI number of the kernel.
+
+    Raises:
+        OSError: The kernel rejects a rule.
     """
     handled = (1 << (13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16)) - 1
     attributes = struct.pack("=QQQ", handled, 0, _SCOPES if version >= 6 else 0)
@@ -68,7 +72,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         return
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            rights &= _OF_FILES
+            rights &= _FILE_RIGHTS
         _syscall(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, fd), 0)
     finally:
         os.close(fd)
@@ -80,7 +84,7 @@ def _syscall(number: int, *arguments: bytes | int | None) -> int:
     result = int(
         libc.syscall(
             ctypes.c_long(number),
-            *(ctypes.c_long(each) if isinstance(each, int) else each for each in arguments),
+            *(ctypes.c_long(value) if isinstance(value, int) else value for value in arguments),
         )
     )
     if result < 0:

@@ -1,14 +1,12 @@
-"""The seccomp filter, built by libseccomp: refuses system calls of an isolated process with an
-error instead of killing it.
+"""The seccomp filter of an isolated worker: it answers forbidden system calls with an error.
 
-It is a list of what is refused: torch, CUDA and Python use more calls than can be listed. Refused
-are
+libseccomp builds the filter. It lists the forbidden calls, since torch, CUDA and Python use more
+calls than an allow list can name. Forbidden are
 
-- what changes files without opening them, which Landlock does not see: modes, owners, times,
-  attributes;
-- what reaches other processes of the same user: ptrace, limits, priorities, shared memory of System
-  V, signals before Landlock had them;
-- what leaves the process group by which the front end ends a worker: setsid, setpgid;
+- changes of files that Landlock does not see: modes, owners, times, attributes;
+- access to other processes of the user: ptrace, limits, priorities, shared memory of System V, and
+  signals where Landlock cannot restrict them;
+- leaving the process group by which the front end ends a worker: setsid, setpgid;
 - the kernel's wide and rarely needed surface: namespaces, mounts, BPF, io_uring, keys, modules,
   clocks, userfaultfd, perf;
 - sockets: all but pairs without the network; all but TCP, UDP, unix and route sockets with it.
@@ -52,16 +50,9 @@ _KERNEL += (
     " personality syslog vhangup "
 )
 _KERNEL += "sethostname setdomainname"
-_NEWER = (
-    443,
-    452,
-    463,
-    466,
-    467,
-    469,
-    # quotactl_fd, fchmodat2, setxattrat, removexattrat, open_tree_attr, file_setattr: alike
-    # everywhere
-)
+# quotactl_fd, fchmodat2, setxattrat, removexattrat, open_tree_attr and file_setattr, which
+# libseccomp may not know yet. Their numbers are the same on every architecture.
+_NEWER = (443, 452, 463, 466, 467, 469)
 # CLONE_NEW*
 _NAMESPACES = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
 # ioctl TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP.
@@ -69,8 +60,8 @@ _TERMINAL_AND_OWNER = (0x5412, 0x541C, 0x8901, 0x8902)
 _SET_OWNER = (8, 15)  # fcntl F_SETOWN, F_SETOWN_EX: the receiver of SIGIO
 _PR_SET_PDEATHSIG = 1
 _NETLINK = 16
-# SOCK_DGRAM, and SOCK_RAW, which is one for a unix socket: they send to any path.
-_STREAM_KINDS = (2, 3)
+# SOCK_DGRAM and SOCK_RAW: a unix socket of these kinds can send to any path.
+_DATAGRAM_KINDS = (2, 3)
 _SIGNALS = "tkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal"
 
 
@@ -84,47 +75,54 @@ class _Compare(ctypes.Structure):
 
 
 def library() -> ctypes.CDLL | None:
+    """Load libseccomp, if it is installed."""
     try:
-        found = ctypes.CDLL("libseccomp.so.2", use_errno=True)
+        loaded = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     except OSError:
         return None
-    found.seccomp_init.restype = ctypes.c_void_p
-    return found
+    loaded.seccomp_init.restype = ctypes.c_void_p
+    return loaded
 
 
 class Filter:
-    """A filter for this process and its future children, once it is loaded.
+    """A filter for this process and its future children, in force once it is loaded.
 
-    Raises OSError for calls that libseccomp rejects.
+    Its methods raise OSError for calls that libseccomp rejects.
     """
 
     def __init__(self) -> None:
-        library_found = library()
-        if library_found is None:
+        loaded = library()
+        if loaded is None:
             raise OSError(errno.ENOENT, "libseccomp.so.2 is not installed")
-        self._library = library_found
+        self._library = loaded
         self._context = ctypes.c_void_p(self._library.seccomp_init(ctypes.c_uint32(_ALLOW)))
 
     def refuse(
-        self, calls: str | int, *compare: tuple[int, int, int, int], error: int = errno.EPERM
+        self, calls: str | int, *conditions: tuple[int, int, int, int], error: int = errno.EPERM
     ) -> None:
-        """`compare`: (argument, operator, value) for all of which it is refused; for _MASKED the
-        mask comes before the value.
+        """Answer `calls` with `error` where all `conditions` hold.
+
+        Args:
+            calls: Names of system calls, separated by spaces, or the number of one.
+            conditions: (argument, operator, value, 0), or (argument, _MASKED, mask, value).
+            error: The errno that the caller gets.
         """
-        names = (
+        numbers = (
             [calls] if isinstance(calls, int) else [self._number(name) for name in calls.split()]
         )
-        conditions = (_Compare * max(1, len(compare)))(*(_Compare(*each) for each in compare))
-        for number in names:
-            if number > -100:  # below that: calls that this architecture does not have
-                self._do(
+        array = (_Compare * max(1, len(conditions)))(*(_Compare(*row) for row in conditions))
+        for number in numbers:
+            # libseccomp numbers the calls that this architecture lacks from -100 down.
+            if number > -100:
+                self._check(
                     self._library.seccomp_rule_add_array(
-                        self._context, _ERRNO | error, number, len(compare), conditions
+                        self._context, _ERRNO | error, number, len(conditions), array
                     )
                 )
 
     def load(self) -> None:
-        self._do(self._library.seccomp_load(self._context))
+        """Put the filter in force."""
+        self._check(self._library.seccomp_load(self._context))
 
     def _number(self, name: str) -> int:
         number = int(self._library.seccomp_syscall_resolve_name(name.encode()))
@@ -132,7 +130,7 @@ class Filter:
             raise OSError(errno.ENOSYS, f"libseccomp does not know {name}: it is too old")
         return number
 
-    def _do(self, result: int) -> None:
+    def _check(self, result: int) -> None:
         if result < 0:
             raise OSError(-result, os.strerror(-result))
 
@@ -146,25 +144,31 @@ def _differs(argument: int, value: int) -> tuple[int, int, int, int]:
 
 
 def restrict(*, network: bool, landlock_abi: int) -> None:
-    """Raises OSError. Needs no_new_privs, or CAP_SYS_ADMIN."""
+    """Forbid this process and its future children the calls that the module names.
+
+    Needs no_new_privs or CAP_SYS_ADMIN.
+
+    Raises:
+        OSError: libseccomp is missing, too old, or rejects a call.
+    """
     filter = Filter()
     filter.refuse(f"{_FILES} {_PROCESSES} {_KERNEL}")
     for number in _NEWER:
         filter.refuse(number)
     for flag in _NAMESPACES:
         filter.refuse("clone", _equals(0, flag, flag))
-    filter.refuse(
-        "clone3", error=errno.ENOSYS
-    )  # its flags are out of sight; the C library then uses clone
+    # A filter cannot see the flags of clone3. Without it, the C library uses clone.
+    filter.refuse("clone3", error=errno.ENOSYS)
     for request in _TERMINAL_AND_OWNER:
         filter.refuse("ioctl", _equals(1, request))
     for command in _SET_OWNER:
         filter.refuse("fcntl", _equals(1, command))
     filter.refuse("prctl", _equals(0, _PR_SET_PDEATHSIG))
+    # Process 0 is the caller itself.
     filter.refuse(
         "prlimit64 sched_setaffinity sched_setattr sched_setparam sched_setscheduler",
         _differs(0, 0),
-    )  # of others
+    )
     filter.refuse("setpriority", _differs(0, os.PRIO_PROCESS))
     filter.refuse("setpriority", _differs(1, 0))
     _refuse_sockets(filter, network)
@@ -182,14 +186,15 @@ def _refuse_sockets(filter: Filter, network: bool) -> None:
         return
     filter.refuse("socket", _differs(0, unix), error=errno.EACCES)
     filter.refuse("connect", error=errno.EACCES)
-    for kind in _STREAM_KINDS:
+    for kind in _DATAGRAM_KINDS:
         filter.refuse("socket socketpair", _equals(1, kind, 0xF), error=errno.EACCES)
 
 
 def _refuse_what_landlock_lacks(filter: Filter, abi: int) -> None:
     if abi < 3:
         filter.refuse("truncate")
-        filter.refuse("openat2", error=errno.ENOSYS)  # its flags are out of sight
+        # A filter cannot see the flags of openat2. Without it, the C library uses openat.
+        filter.refuse("openat2", error=errno.ENOSYS)
         for mode in (os.O_RDONLY, 3):
             filter.refuse("open", _equals(1, os.O_TRUNC | mode, os.O_TRUNC | os.O_ACCMODE))
             filter.refuse("openat", _equals(2, os.O_TRUNC | mode, os.O_TRUNC | os.O_ACCMODE))

@@ -1,4 +1,4 @@
-"""Reads `index_to_name.json`, which maps class numbers to names."""
+"""The names of a model's classes, read from `index_to_name.json`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any
 
 
 def read_class_names(path: Path) -> dict[str, str] | None:
-    """Return number -> name; None where there is no such file.
+    """Read the names of classes by their numbers.
 
-    The shapes: {"0": name}, {"0": [id, name]}, {"object_type_names": [names]}. Raises ValueError.
+    The file holds {"0": name}, {"0": [id, name]} or {"object_type_names": [names]}.
+
+    Returns:
+        None if there is no such file.
+
+    Raises:
+        ValueError: The file has another form.
     """
     if not path.is_file():
         return None

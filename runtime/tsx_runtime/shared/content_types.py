@@ -1,4 +1,4 @@
-"""Guesses the content type of a file, or of an answer."""
+"""Content types: chosen by an Accept header, or guessed from a file or a response."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from collections.abc import Sequence
 from python_multipart.multipart import parse_options_header
 
 _WEIGHT = re.compile(rb"0?\.\d+|[01]\.?0*")
-MOST_ACCEPTED = 100  # types of an Accept header that are read
+MAX_ACCEPTED = 100  # types read from an Accept header
 JSON, TEXT, BYTES = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
 
 
 def best_type(accept: str, offers: Sequence[str]) -> str | None:
-    """Choose by an Accept header (RFC 9110, section 12.5.1).
+    """Choose the offer that an Accept header prefers (RFC 9110, section 12.5.1).
 
-    The weight counts first, then the client's order, then that of the offers. None: nothing is
-    accepted. Types behind the first hundred are ignored.
+    The weight counts first, then the order of the client, then the order of `offers`. Types after
+    the first MAX_ACCEPTED are ignored.
+
+    Returns:
+        None if the header accepts none of them.
     """
     ranges: dict[str, tuple[float, int]] = {}
-    for position, part in enumerate(accept.split(",", MOST_ACCEPTED)[:MOST_ACCEPTED]):
+    for position, part in enumerate(accept.split(",", MAX_ACCEPTED)[:MAX_ACCEPTED]):
         kind, options = parse_options_header(part)
         weight = options.get(b"q", b"1")
         ranges[kind.decode("latin-1") or "*/*"] = (
@@ -30,7 +33,7 @@ def best_type(accept: str, offers: Sequence[str]) -> str | None:
         )
 
     def rank(offer: str) -> tuple[float, int]:
-        names = (offer, f"{offer.partition('/')[0]}/*", "*/*")  # the most specific one counts
+        names = (offer, f"{offer.partition('/')[0]}/*", "*/*")  # the most specific first
         return next((ranges[name] for name in names if name in ranges), (0, 0))
 
     best = max(offers, key=rank)
@@ -38,7 +41,7 @@ def best_type(accept: str, offers: Sequence[str]) -> str | None:
 
 
 def guess_content_type(name: str, data: bytes) -> str:
-    """From the name where it says anything, else from the bytes."""
+    """Guess the content type of a file by its name, or by its bytes if the name tells nothing."""
     guess, encoding = mimetypes.guess_type(name, strict=False)
     if guess is not None and encoding is None:
         return guess
@@ -54,9 +57,9 @@ def guess_content_type(name: str, data: bytes) -> str:
 
 
 def looks_like(body: bytes | bytearray | memoryview, *, part: bool = False) -> str:
-    """The content type of an answer without one.
+    """Guess the content type of a response by its bytes.
 
-    A `part` of a stream is not taken for JSON: several values are no JSON document.
+    A `part` of a stream is never JSON, since several values are no JSON document.
     """
     if not part and bytes(body[:1]) in (b"{", b"[", b'"'):
         return JSON

@@ -11,15 +11,13 @@ QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))  # cg
 
 
 def cpu_count() -> int:
-    """Count the cores that this process may use: its affinity, and the quota of its control
-    group.
-    """
+    """Count the cores that affinity and the control group's quota leave to this process."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     for names in QUOTAS:
         with suppress(OSError, ValueError):
             quota, period = " ".join((CGROUP / name).read_text() for name in names).split()
-            if quota.isdecimal():  # else there is no limit
+            if quota.isdecimal():  # "max" or "-1" means no limit
                 cores = max(1, min(cores, int(quota) // int(period)))
     return cores

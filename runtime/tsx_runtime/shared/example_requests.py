@@ -1,6 +1,4 @@
-"""Examples of requests for tensors: zeros of the right shape, as a body and as a command that
-prints it.
-"""
+"""Example requests for tensors: a body of zeros, and a command that prints it."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-SHORT = 200  # characters of a body that is quoted as it is
-MOST_NUMBERS = 1 << 22
+MAX_QUOTED_CHARS = 200  # length of a body that needs no command to print it
+MAX_EXAMPLE_NUMBERS = 1 << 22
 OIP_TYPES = {
     "float16": "FP16",
     "float32": "FP32",
@@ -24,15 +22,17 @@ OIP_TYPES = {
 
 
 class ExampleInput(NamedTuple):
+    """An input of a model, as its handler describes it."""
+
     name: str
-    datatype: str | None  # as torch and numpy call it
-    shape: tuple[int, ...]  # of a row
+    datatype: str | None  # torch's name, such as float32
+    shape: tuple[int, ...]  # shape of one row
 
 
 def example_body(inputs: Sequence[ExampleInput], envelope: str = "") -> Any:
-    """One row of zeros; several inputs by their names.
+    """Return one row of zeros in the form that the handler's envelope takes.
 
-    In the form that the envelope around the handler takes.
+    Several inputs are an object with their names as keys.
     """
     if envelope == "kservev2":
         return {
@@ -49,29 +49,30 @@ def example_body(inputs: Sequence[ExampleInput], envelope: str = "") -> Any:
     row = (
         _zeros(inputs[0].shape)
         if len(inputs) == 1
-        else {each.name: _zeros(each.shape) for each in inputs}
+        else {field.name: _zeros(field.shape) for field in inputs}
     )
     return {"instances": [row]} if envelope in ("json", "kserve") or len(inputs) > 1 else row
 
 
 def read_example(described: Any) -> list[ExampleInput]:
-    """What a handler's description says of its inputs; empty where it does not.
+    """Read the inputs from a handler's description, which may hold anything.
 
-    It may say anything.
+    Returns:
+        An empty list if the description names no usable inputs.
     """
     try:
-        found = [
-            ExampleInput(str(each["name"]), each["datatype"], tuple(each["example"]))
-            for each in described["inputs"]
+        inputs = [
+            ExampleInput(str(field["name"]), field["datatype"], tuple(field["example"]))
+            for field in described["inputs"]
         ]
-        sizes = [size for each in found for size in each.shape]
+        sizes = [size for field in inputs for size in field.shape]
         usable = (
             all(type(size) is int and size > 0 for size in sizes)
-            and sum(prod(each.shape) for each in found) <= MOST_NUMBERS
+            and sum(prod(field.shape) for field in inputs) <= MAX_EXAMPLE_NUMBERS
         )
     except (KeyError, TypeError):
         return []
-    return found if usable else []
+    return inputs if usable else []
 
 
 def _zeros(shape: tuple[int, ...]) -> Any:
@@ -79,9 +80,9 @@ def _zeros(shape: tuple[int, ...]) -> Any:
 
 
 def printing_command(value: Any) -> str | None:
-    """A shell's command that prints a body; None where the JSON itself is short."""
+    """Return a shell command that prints a body, or None if its JSON is short."""
     text = json.dumps(value)
-    if len(text) <= SHORT:
+    if len(text) <= MAX_QUOTED_CHARS:
         return None
     expression = _expression(value)
     code = (
@@ -89,11 +90,12 @@ def printing_command(value: Any) -> str | None:
         if isinstance(value, list)
         else f"import json; print(json.dumps({expression}))"
     )
-    return f"python3 -c {shlex.quote(code)}"  # the names of inputs are the model's own
+    # The names of inputs come from the model, so they may hold anything.
+    return f"python3 -c {shlex.quote(code)}"
 
 
 def _expression(value: Any) -> str:
-    """Of Python."""
+    """Write a JSON value as a short Python expression."""
     if isinstance(value, dict):
         return (
             "{"

@@ -1,4 +1,4 @@
-"""Log lines in TorchServe's format, passed to the logger together: many lines cost one call."""
+"""Log lines in TorchServe's format, passed to the logger in batches: many lines cost one call."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import logging
 import time
 from functools import lru_cache
 
-EVERY = 0.5  # seconds for which lines are gathered
-TOGETHER = 4096  # lines that are passed on at once: more in one piece would hold up the event loop
+FLUSH_INTERVAL_S = 0.5
+MAX_BATCH_LINES = 4096  # a larger batch would hold up the event loop
 
 ACCESS_LOG, TS_METRICS, MODEL_METRICS = "ACCESS_LOG", "TS_METRICS", "MODEL_METRICS"
 
 
 class Logbook:
-    """A logger under one of TorchServe's names, whose lines are written as they stand: the time,
-    then the text.
+    """A logger with one of TorchServe's names; its lines hold the time, then the text.
 
-    With `threads` each line names, as TorchServe's model_log.log does, the level, the thread and
-    the logger too. With `is_json`, what is added is a line as it stands.
+    With `threads`, each line also names the level, the thread and the logger, as in TorchServe's
+    model_log.log. With `is_json`, each added text is a complete line.
     """
 
     def __init__(self, name: str, *, threads: bool = False, is_json: bool = False) -> None:
@@ -26,15 +25,20 @@ class Logbook:
         self._logger = logging.getLogger(name)
         self._threads = threads
         self._lines: list[str] = []
-        self._level = logging.INFO  # the highest of these
+        self._level = logging.INFO  # highest level of these lines
         self._millisecond = 0
         self._stamp = ""
 
     def add(self, text: str, now: float, thread: str = "", level: int = logging.INFO) -> None:
-        """`now` is time.time().
+        """Add a line.
 
-        Exactly two colons stand before `text`, which is where TorchServe's benchmark scripts look
-        for it.
+        Exactly two colons precede `text`: TorchServe's benchmark scripts split the line at them.
+
+        Args:
+            text: The line without its time.
+            now: The result of time.time().
+            thread: The name of the thread, for a log with `threads`.
+            level: A level of `logging`.
         """
         if not self._logger.isEnabledFor(level):
             return
@@ -51,14 +55,15 @@ class Logbook:
                 else "- "
             )
             self._lines.append(f"{self._stamp} {between}{text}")
-        if len(self._lines) >= TOGETHER:
+        if len(self._lines) >= MAX_BATCH_LINES:
             self.flush()
 
     def add_whole(self, lines: list[str]) -> None:
-        """Lines that have their time already."""
+        """Add lines that already hold their time."""
         self._lines += lines
 
     def flush(self) -> None:
+        """Pass the added lines to the logger as one record."""
         lines, self._lines = self._lines, []
         level, self._level = self._level, logging.INFO
         if lines:
@@ -68,7 +73,7 @@ class Logbook:
 
 
 def stamp(millisecond: int) -> str:
-    """`millisecond`: since the epoch."""
+    """Format a time, given in milliseconds since the epoch."""
     return f"{_second(millisecond // 1000)},{millisecond % 1000:03d}"
 
 

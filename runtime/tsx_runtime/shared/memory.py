@@ -12,18 +12,18 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 
 
 def container_memory() -> int:
-    """The memory of the machine, or the container's limit."""
-    found = [psutil.virtual_memory().total]
+    """Return the bytes of memory of the machine, or the container's limit if that is lower."""
+    limits = [psutil.virtual_memory().total]
     for file in LIMITS:
-        with suppress(OSError, ValueError):  # another system, or no limit
-            found.append(int(file.read_text()))
-    return int(min(found))
+        with suppress(OSError, ValueError):  # another system, or "max"
+            limits.append(int(file.read_text()))
+    return int(min(limits))
 
 
 def free_memory() -> int:
-    """What processes may still take: of the machine, and of the container's limit.
+    """Return the bytes that the machine and the container's limit leave to processes.
 
-    Files that the system caches count as free.
+    Cached files count as free.
     """
     free = int(psutil.virtual_memory().available)
     with suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Marks classes for mypyc in the modules that `hatch_build.py` compiles.
+"""A decorator for classes in the modules that `hatch_build.py` compiles with mypyc.
 
-Without effect in pure Python.
+It has no effect in pure Python.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from mypy_extensions import mypyc_attr as mypyc_attr  # which comes with mypy alone
+    from mypy_extensions import mypyc_attr as mypyc_attr  # installed with mypy only
 else:
     ClassT = TypeVar("ClassT", bound=type)
 

@@ -1,10 +1,8 @@
-"""Standard output and error that never block a writer: lines that cannot be written soon are
-dropped, counted, and reported later.
+"""Standard output and error that never block: lines that cannot be written soon are dropped.
 
-A full disk is an error of `write`, and a pipe without a reader makes it wait for ever. Neither may
-fail a request that a handler prints from, hold up a worker, or hold up the front end. Only what
-Python writes comes through here: native code and programs that a handler starts write to the
-descriptors themselves.
+A full disk makes `write` fail, and a pipe without a reader makes it wait for ever. Neither may fail
+a request, a worker or the front end. Dropped bytes are counted and reported later. Native code and
+the programs of a handler write to the descriptors directly and are not covered.
 """
 
 from __future__ import annotations
@@ -26,121 +24,124 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from typing import BinaryIO, cast
 
-PATIENCE = 0.5  # seconds for which a stalled reader is waited for before output is dropped
-# records that wait for the thread which writes them; what workers print comes in records of many
-# lines
-LOG_LINES = 10_000
-LOG_SIZE = 64 << 20  # characters that wait for it: a disk that hangs must not fill the memory
-CHUNK = 4096  # bytes that go into a pipe whole, or not at all
+MAX_STALL_S = 0.5  # longest wait for a reader before output is dropped
+MAX_QUEUED_RECORDS = 10_000  # a record of a worker's output holds many lines
+MAX_QUEUED_CHARS = 64 << 20  # a disk that hangs must not fill the memory
+PIPE_BUF = 4096  # bytes that a pipe takes in one piece or not at all
 
 Write = Callable[[memoryview], int]
 
 
-def in_words(lost: int) -> bytes:
-    return b"[%d bytes of output were dropped: no reader, or the disk was full]\n" % lost
+def loss_text(lost_bytes: int) -> bytes:
+    """Return the text line that reports lost bytes of output."""
+    return b"[%d bytes of output were dropped: no reader, or the disk was full]\n" % lost_bytes
 
 
 class LossyOutput(io.RawIOBase):
-    """Accepts every write.
+    """A raw output stream that accepts every write.
 
-    Blocks once for a stalled reader, then drops whole writes until it reads.
-
-    A write of more than 4 KiB may be cut. The report of the lost bytes then begins on a line of its
-    own.
+    It waits once for a stalled reader, then drops writes until the reader goes on. A write of more
+    than PIPE_BUF bytes may be cut; the report of the lost bytes then begins on a new line.
     """
 
-    def __init__(self, fd: int, patience: float = PATIENCE) -> None:
+    def __init__(self, fd: int, max_stall_s: float = MAX_STALL_S) -> None:
+        """Write to the descriptor `fd`."""
         self._fd = fd
-        self._patience = patience
+        self._max_stall_s = max_stall_s
         self._write = _writer(fd)
-        self._late = False
-        self._is_cut = False  # whether only a part of the last write was written
-        self.lost = 0  # bytes that were dropped and not reported yet
-        self.notice: Callable[[int], bytes] = in_words  # makes of their number a line
-        self.copy: Callable[[bytes], None] | None = None  # gets everything as well
-        self.dress: Callable[[bytes], bytes] | None = None  # makes of it what is written
-        # what two threads print at once are two lines; a signal's handler may print while one
-        # prints
+        self._is_stalled = False
+        self._is_cut = False  # The last write was written in part only.
+        self.lost_bytes = 0  # dropped and not reported yet
+        self.report_loss: Callable[[int], bytes] = loss_text
+        self.copy: Callable[[bytes], None] | None = None  # receives all output as well
+        self.transform: Callable[[bytes], bytes] | None = None  # applied before writing
+        # A lock keeps the lines of two threads apart. A signal handler may print while its own
+        # thread prints.
         self._lock = threading.RLock()
 
-    def begin_anew(self) -> None:
-        """In a process that was forked, another thread may have held the lock."""
+    def reset_lock_after_fork(self) -> None:
+        """Replace the lock, which another thread of the parent may have held."""
         self._lock = threading.RLock()
 
     def reopen(self) -> None:
-        """The descriptor means something else from now on."""
+        """Inspect the descriptor again after it was replaced."""
         self._write = _writer(self._fd)
 
     def writable(self) -> bool:
+        """Return True."""
         return True
 
     def fileno(self) -> int:
+        """Return the descriptor."""
         return self._fd
 
     def isatty(self) -> bool:
+        """Tell whether the descriptor is a terminal."""
         return os.isatty(self._fd)
 
     def write(self, data: object) -> int:
+        """Write bytes, or drop them; return their number in both cases."""
         view = memoryview(data).cast("B")  # type: ignore[arg-type]  # the base class promises less than a buffer
         with self._lock:
             if self.copy is not None:
                 self.copy(bytes(view))
-            self._write_out(view if self.dress is None else memoryview(self.dress(bytes(view))))
+            if self.transform is not None:
+                self._write_out(memoryview(self.transform(bytes(view))))
+            else:
+                self._write_out(view)
         return len(view)
 
-    def put_line(self, line: bytes, copied: bytes) -> None:
-        """A whole line that is formatted already; a copy gets another text of it."""
+    def write_line(self, line: bytes, copied: bytes) -> None:
+        """Write a formatted line, and pass `copied` to the copy."""
         with self._lock:
             if self.copy is not None:
                 self.copy(copied)
             self._write_out(memoryview(line))
 
     def _write_out(self, view: memoryview) -> None:
-        report = (b"\n" if self._is_cut else b"") + self.notice(self.lost) if self.lost else b""
+        report = b""
+        if self.lost_bytes:
+            report = (b"\n" if self._is_cut else b"") + self.report_loss(self.lost_bytes)
         done = self._put(memoryview(report + view) if report else view)
         if done < len(report):
-            self.lost += len(view)
+            self.lost_bytes += len(view)
         else:
-            self.lost = len(report) + len(view) - done
+            self.lost_bytes = len(report) + len(view) - done
         if done:
-            self._is_cut = self.lost > 0 and done != len(report)
+            self._is_cut = self.lost_bytes > 0 and done != len(report)
 
     def _put(self, view: memoryview) -> int:
-        """How much of it was written."""
+        """Write as much as the reader takes, and return its number of bytes."""
         done = 0
         while done < len(view):
             try:
                 done += self._write(view[done:])
-                self._late = False
+                self._is_stalled = False
             except BlockingIOError:
-                if self._late:
+                if self._is_stalled:
                     return done
-                self._late = True
-                _wait_writable(self._fd, self._patience)
+                self._is_stalled = True
+                _wait_writable(self._fd, self._max_stall_s)
             except OSError:
                 return done
         return done
 
 
-def keep_going() -> None:
-    """Have `sys.stdout` and `sys.stderr` drop what cannot be written.
-
-    For a whole process: it stays so.
-    """
-    _keep_stdin_taken()
+def install_lossy_output() -> None:
+    """Replace `sys.stdout` and `sys.stderr` by streams that drop what they cannot write."""
+    _keep_stdin_open()
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         if old is None:
-            fd = _stand_in(fd)
+            fd = _open_null(fd)
         else:
             with suppress(OSError):
                 old.flush()
         encoding = getattr(old, "encoding", None) or "utf-8"
-        # not the usual buffer: a line is there when it was printed, also when the process is killed
-        # next
+        # Without a buffer, a printed line survives the death of the process.
         raw = LossyOutput(fd)
-        if hasattr(os, "register_at_fork"):  # not on Windows
-            os.register_at_fork(after_in_child=raw.begin_anew)
+        if hasattr(os, "register_at_fork"):  # Windows has no fork.
+            os.register_at_fork(after_in_child=raw.reset_lock_after_fork)
         setattr(
             sys,
             name,
@@ -151,99 +152,108 @@ def keep_going() -> None:
 
 
 def log_in_background(handlers: Iterable[logging.Handler], level: int = logging.INFO) -> None:
-    """A thread writes what is logged, so that no caller waits for a disk.
-
-    For the whole process, and for good.
-    """
-    queued = _QueueHandler(queue.Queue(LOG_LINES))
-    listener = _Listener(queued, handlers)
+    """Pass all log records of this process to a thread, so that no caller waits for a disk."""
+    handler = _QueueHandler(queue.Queue(MAX_QUEUED_RECORDS))
+    listener = _Listener(handler, handlers)
     root = logging.getLogger()
-    root.handlers[:] = [queued]
+    root.handlers[:] = [handler]
     root.setLevel(level)
     listener.start()
     atexit.register(listener.stop)
 
 
-def send_output_to(path: str, label: str, *, all_of_it: bool = True) -> None:
-    """Send what this process writes to stdout and stderr, native code's output too, to the socket
-    at `path`. Raises OSError.
+def send_output_to(path: str, label: str, *, include_python: bool = True) -> None:
+    """Send the stdout and stderr of this process to a socket, output of native code included.
 
-    Not `all_of_it`: only native code's, and that of programs that a handler starts, and only what
-    would go to a terminal.
+    Args:
+        path: The path of the socket.
+        label: The name of this process in the log.
+        include_python: Whether to send the output of Python too. If not, only output of native
+            code and of child processes is sent, and only if it would go to a terminal.
+
+    Raises:
+        OSError: The socket does not answer.
     """
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if not all_of_it and not os.isatty(fd):
+        if not include_python and not os.isatty(fd):
             continue
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.connect(path)
             sock.sendall(f"{label}-{name}\n".encode())
             stream.flush()
             os.dup2(sock.fileno(), fd)
-        if all_of_it and isinstance(stream.buffer, LossyOutput):
+        if include_python and isinstance(stream.buffer, LossyOutput):
             stream.buffer.reopen()
 
 
 class _QueueHandler(logging.handlers.QueueHandler):
+    """A handler that drops records, and reports the loss, when the queue is full."""
+
     def __init__(self, records: queue.Queue[logging.LogRecord]) -> None:
         super().__init__(records)
         self._records = records
-        self._waiting = 0  # characters
-        self._lost = 0  # lines that found no room, and are not reported yet
+        self._queued_chars = 0
+        self._lost_lines = 0  # dropped and not reported yet
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Its arguments may change once it is logged; a traceback stays beside the words, where
-        JSON has it.
+        """Format the message at once, because its arguments may change.
+
+        The traceback stays apart, as a field of JSON lines.
         """
         record = copy.copy(record)
         record.msg, record.args = record.getMessage(), None
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
+        """Queue a record, preceded by the report of lost lines."""
         lines = record.msg.count("\n") + 1
-        if self._lost:
+        if self._lost_lines:
             text = (
-                f"{self._lost} lines of the log were dropped: they came faster than they could be"
+                f"{self._lost_lines} lines of the log were dropped: they came faster than they could be"
                 " written"
             )
             if not self._put(
                 logging.LogRecord("tsx.server", logging.WARNING, "", 0, text, None, None)
             ):
-                self._lost += lines
+                self._lost_lines += lines
                 return
-            self._lost = 0
+            self._lost_lines = 0
         if not self._put(record):
-            self._lost += lines
+            self._lost_lines += lines
 
     def _put(self, record: logging.LogRecord) -> bool:
         size = len(record.msg)
-        if self._waiting + size > LOG_SIZE or self._records.full():
+        if self._queued_chars + size > MAX_QUEUED_CHARS or self._records.full():
             return False
         self._records.put_nowait(record)
-        self._waiting += size
+        self._queued_chars += size
         return True
 
-    def taken(self, record: logging.LogRecord) -> None:
+    def free_room(self, record: logging.LogRecord) -> None:
+        """Free the room of a written record."""
         with self.lock or nullcontext():
-            self._waiting -= len(record.msg)
+            self._queued_chars -= len(record.msg)
 
 
 class _Listener(logging.handlers.QueueListener):
-    def __init__(self, queued: _QueueHandler, handlers: Iterable[logging.Handler]) -> None:
-        super().__init__(queued.queue, *handlers, respect_handler_level=True)
-        self._queued = queued
+    """The thread that writes the records of a `_QueueHandler`."""
+
+    def __init__(self, source: _QueueHandler, handlers: Iterable[logging.Handler]) -> None:
+        super().__init__(source.queue, *handlers, respect_handler_level=True)
+        self._source = source
 
     def handle(self, record: logging.LogRecord) -> None:
+        """Write a record, then free its room."""
         super().handle(record)
-        self._queued.taken(record)
+        self._source.free_room(record)
 
 
 def _writer(fd: int) -> Write:
-    """A write that raises BlockingIOError where the plain one would wait.
+    """Return a write function that raises BlockingIOError instead of waiting.
 
-    The descriptor itself stays as it is: it is shared with the shell and with other processes,
-    which need it to block. So a pipe or a terminal is opened once more; what cannot be is polled
-    for room before each piece.
+    The descriptor itself must keep blocking, since the shell and other processes share it. A pipe
+    or a terminal is therefore opened again. If that fails, each write polls for room first.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
@@ -251,32 +261,33 @@ def _writer(fd: int) -> Write:
         return lambda view: sock.send(view, socket.MSG_DONTWAIT)
     if stat.S_ISFIFO(mode) or os.isatty(fd):
         try:
-            own = os.open(
+            reopened = os.open(
                 f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             )
-        except (AttributeError, OSError):  # no Linux, or another user's pipe
+        except (AttributeError, OSError):  # another system, or the pipe of another user
             return lambda view: _write_if_room(fd, view)
-        return lambda view: os.write(own, view)
+        return lambda view: os.write(reopened, view)
     return lambda view: os.write(fd, view)
 
 
 def _write_if_room(fd: int, view: memoryview) -> int:
     if not _wait_writable(fd, 0):
         raise BlockingIOError(errno.EAGAIN, "no room")
-    return os.write(fd, view[:CHUNK])
+    return os.write(fd, view[:PIPE_BUF])
 
 
-def _wait_writable(fd: int, timeout: float) -> bool:
-    if not hasattr(select, "poll"):  # Windows
+def _wait_writable(fd: int, timeout_s: float) -> bool:
+    if not hasattr(select, "poll"):  # Windows has none.
         return True
     poller = select.poll()
     poller.register(fd, select.POLLOUT)
-    return bool(poller.poll(1000 * timeout))
+    return bool(poller.poll(1000 * timeout_s))
 
 
-def _keep_stdin_taken() -> None:
-    """Where it was closed when the process started, the event loop would get its number, and abort
-    when it gives that back.
+def _keep_stdin_open() -> None:
+    """Open /dev/null as stdin if it is closed.
+
+    The event loop would otherwise get descriptor 0, and abort when it closes that.
     """
     try:
         os.fstat(0)
@@ -287,9 +298,10 @@ def _keep_stdin_taken() -> None:
             os.close(null)
 
 
-def _stand_in(fd: int) -> int:
-    """For a descriptor that was closed when Python started: taken, so that no socket gets its
-    number and then what is printed.
+def _open_null(fd: int) -> int:
+    """Open /dev/null at a descriptor that was closed when Python started.
+
+    A socket with that number would otherwise receive printed text.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     try:

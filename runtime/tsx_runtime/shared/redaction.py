@@ -1,6 +1,4 @@
-"""Redacts secrets in displayed text: user names and passwords in URLs, and the values of secret
-query parameters.
-"""
+"""Redaction of secrets in displayed text: credentials in URLs, and secret query parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import re
 from typing import Any
 from urllib.parse import unquote_plus
 
-_TELLS_WHO = re.compile(
+_IDENTIFYING = re.compile(
     r"forwarded|real-ip|client[-_]?ip|^cf-|user(?!-agent)|principal|e?mail|identity|^from$|^referer$",
     re.IGNORECASE,
 )
@@ -23,15 +21,12 @@ _PARAMETER = re.compile(r"([?&;]|&amp;)([^\s?&;=#\"'<>]{1,200})=([^\s&;#\"'<>]+)
 
 
 def is_secret_header(name: str) -> bool:
-    """Whether the value of a header or parameter of this name may be a credential."""
+    """Tell whether the value of a header or parameter of this name may be a credential."""
     return _SECRET.search(name) is not None
 
 
 def redacted(text: str) -> str:
-    """The text without the secrets of the URLs in it.
-
-    One without `=` and `@` costs next to nothing.
-    """
+    """Replace the secrets in the URLs of a text."""
     if "@" in text and "://" in text:
         text = _USER.sub(rf"\1{HIDDEN}@", text)
     if "=" in text and ("?" in text or "&" in text):
@@ -40,19 +35,19 @@ def redacted(text: str) -> str:
 
 
 def redacted_values(value: Any) -> Any:
-    """The same of every text in a nested value."""
+    """Replace the secrets in every text of a nested value."""
     if isinstance(value, dict):
-        return {key: redacted_values(each) for key, each in value.items()}
+        return {key: redacted_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [redacted_values(each) for each in value]
+        return [redacted_values(item) for item in value]
     return redacted(value) if isinstance(value, str) else value
 
 
-def _parameter(found: re.Match[str]) -> str:
-    name = unquote_plus(unquote_plus(found[2]))
-    return f"{found[1]}{found[2]}={HIDDEN}" if is_secret_header(name) else found[0]
+def _parameter(match: re.Match[str]) -> str:
+    name = unquote_plus(unquote_plus(match[2]))
+    return f"{match[1]}{match[2]}={HIDDEN}" if is_secret_header(name) else match[0]
 
 
 def is_identifying_header(name: str) -> bool:
-    """True if a header of this name may identify the client."""
-    return _TELLS_WHO.search(name) is not None
+    """Tell whether a header of this name may identify the client."""
+    return _IDENTIFYING.search(name) is not None

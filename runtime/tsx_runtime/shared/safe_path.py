@@ -1,43 +1,44 @@
-"""Removes the working directory from the import path: a `json.py` in the start directory must not
-replace the server's module.
+"""Removal of the working directory from the import path.
 
-Python puts it there for programs of `-c` and `-m`, and where PYTHONPATH has an empty entry, as
-`/a:` has. `python -P` and PYTHONSAFEPATH would not, but Python 3.10 does not know them, and the
-programs that a handler starts would inherit the variable.
+A `json.py` in the start directory must not replace the standard library's module. Python adds that
+directory for `-c` and `-m`, and for an empty entry of PYTHONPATH such as the end of `/a:`. Python
+3.10 has neither `python -P` nor PYTHONSAFEPATH, and a handler's programs would inherit the variable.
 
-What Python itself imports before the first line of a program cannot be helped from here: of a
-program of `-m` that is `contextlib` and what it needs, so images start theirs by `run_module`.
+Python imports `contextlib` and its dependencies before the first line of a program of `-m`. Images
+therefore start their programs by `run_module`.
 
-This module imports only what Python has imported when it starts.
+This module imports only modules that Python itself has imported at its start.
 """
 
 import os
 import sys
 
-# First in a program of `-c`, before anything is read from a file.
+# The first statement of a program of `-c`: nothing may be imported from a file before it.
 CLEAN = (
     "import os, sys; named = os.environ.get('PYTHONPATH', '/').split(os.pathsep); sys.path[:] ="
-    " [place for place in sys.path if place and ('' not in named or place in named or place !="
+    " [path for path in sys.path if path and ('' not in named or path in named or path !="
     " os.getcwd())]; "
 )
 
 
-def leave_out_working_directory() -> None:
-    """Of this process, and of those that it starts.
+def remove_working_directory() -> None:
+    """Remove the working directory from the import path of this process and of its children.
 
-    The first that a command does, before its other imports.
+    A command calls this before its other imports.
     """
     exec(CLEAN, {})
-    if _is_by_m() and not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109  # not imported yet
+    is_safe = getattr(sys.flags, "safe_path", False)
+    # pathlib is not imported yet.
+    if _is_own_module() and not is_safe and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109
         del sys.path[0]
-    given = os.environ.get("PYTHONPATH", "")
-    named = [place for place in given.split(os.pathsep) if place]
-    if os.pathsep.join(named) != given:
-        os.environ["PYTHONPATH"] = os.pathsep.join(named)
+    before = os.environ.get("PYTHONPATH", "")
+    after = os.pathsep.join(filter(None, before.split(os.pathsep)))
+    if after != before:
+        os.environ["PYTHONPATH"] = after
 
 
 def run_module(name: str) -> list[str]:
-    """What comes behind `python` in place of `-m NAME`."""
+    """Return the arguments of `python` that replace `-m NAME`."""
     return [
         "-c",
         f"{CLEAN}import runpy; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)",
@@ -45,15 +46,15 @@ def run_module(name: str) -> list[str]:
 
 
 def is_command() -> bool:
-    """Whether this process was started as one of the commands that serve models."""
+    """Tell whether this process was started as one of the commands that serve models."""
     return (
         os.path.basename(sys.argv[0] if sys.argv else "").removesuffix(".exe")  # noqa: PTH119
         in ("tsx", "torchserve")
-        or _is_by_m()
+        or _is_own_module()
     )
 
 
-def _is_by_m() -> bool:
-    """Whether this program was started as `python -m NAME`, with a name of tsx's."""
-    words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
-    return words[-2:-1] == ["-m"] and words[-1].startswith("tsx_")
+def _is_own_module() -> bool:
+    """Tell whether this program was started as `python -m NAME` with a module of tsx."""
+    options = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+    return options[-2:-1] == ["-m"] and options[-1].startswith("tsx_")

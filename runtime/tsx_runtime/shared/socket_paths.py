@@ -1,6 +1,4 @@
-"""Paths of sockets between the server's own processes: short enough for a socket, and safe from
-other users.
-"""
+"""The directory of the sockets between the server's own processes."""
 
 from __future__ import annotations
 
@@ -11,34 +9,40 @@ from pathlib import Path
 from tsx_archiver.storage.private_directory import check_directory
 from tsx_runtime.errors import SettingError
 
-LONGEST = 64  # bytes of a directory, below which multiprocessing puts its own and in that a socket
-SHORT = ("/tmp", "/var/tmp", "/dev/shm")
+# A socket's path has at most 107 bytes, and multiprocessing adds a directory and a file name.
+MAX_DIRECTORY_BYTES = 64
+SHORT_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")
 
 
-def socket_place() -> str:
-    """The directory for temporary files, or another one where its path is too long, or other users
-    can write there. Raises SettingError.
+def socket_directory() -> str:
+    """Choose a directory with a short path to which other users cannot write.
+
+    The directory for temporary files comes first.
+
+    Raises:
+        SettingError: There is no such directory.
     """
     usual = tempfile.gettempdir()
     problem = _problem(usual)
     if problem is None:
         return usual
-    for directory in SHORT:
+    for directory in SHORT_DIRECTORIES:
         if (
-            os.path.isdir(directory)  # noqa: PTH112  # as tempfile, which takes a string
+            Path(directory).is_dir()
             and os.access(directory, os.W_OK | os.X_OK)
             and _problem(directory) is None
-        ):  # as tempfile, which takes a string
+        ):
             return directory
-    places = ", ".join(SHORT)
+    others = ", ".join(SHORT_DIRECTORIES)
     raise SettingError(
         f"TMPDIR is {usual}, which cannot hold the sockets that start workers: {problem}; and none"
-        f" of {places} can. Set TMPDIR to a directory of your own, of at most {LONGEST} characters."
+        f" of {others} can. Set TMPDIR to a directory of your own, of at most"
+        f" {MAX_DIRECTORY_BYTES} characters."
     )
 
 
 def _problem(directory: str) -> str | None:
-    if len(os.fsencode(directory)) > LONGEST:
+    if len(os.fsencode(directory)) > MAX_DIRECTORY_BYTES:
         return "its path is too long"
     try:
         check_directory(Path(directory), allow_sticky=True)

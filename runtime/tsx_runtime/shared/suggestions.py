@@ -1,4 +1,4 @@
-"""Suggests the known word that is nearest to a wrong one."""
+"""Suggestions for a misspelt name: the most similar known one."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import difflib
 from collections.abc import Iterable
 from itertools import islice
 
-LONGEST = 100  # characters of a word that is compared: a client may send megabytes of them
-MOST = 20  # words that are compared where there may be thousands: it takes a millisecond
-CLOSE = 0.75  # of difflib's ratio: a typo or two, not a word that happens to share letters
+MAX_NAME_CHARS = 100  # a client may send megabytes
+MAX_COMPARED = 20  # names compared by `suggestion_among_many`, in about a millisecond
+MIN_SIMILARITY = 0.75  # difflib's ratio for a typo or two
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The nearest of `known`, or nothing when none is near."""
-    near = (
-        difflib.get_close_matches(word, list(known), n=1, cutoff=CLOSE)
-        if len(word) <= LONGEST
-        else []
-    )
-    return near[0] if near else ""
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the most similar name of `known`, or an empty string if none is similar."""
+    if len(name) > MAX_NAME_CHARS:
+        return ""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=MIN_SIMILARITY)
+    return matches[0] if matches else ""
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'X'?` for the nearest of `known`, or nothing when none is near."""
-    near = nearest(word, known)
-    return f"; did you mean '{near}'?" if near else ""
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'X'?` for the most similar name, or an empty string."""
+    similar = nearest(name, known)
+    return f"; did you mean '{similar}'?" if similar else ""
 
 
-def suggestion_among_many(word: str, known: Iterable[str]) -> str:
-    """As `suggestion`, for names of which there may be thousands: only those of about the same
-    length and letters are compared.
+def suggestion_among_many(name: str, known: Iterable[str]) -> str:
+    """Return `suggestion` where there may be thousands of known names.
+
+    Only names of about the same length and letters are compared.
     """
-    letters = set(word)
-    similar = (
-        each
-        for each in known
-        if abs(len(each) - len(word)) <= 2 and len(letters.symmetric_difference(each)) <= 4
+    letters = set(name)
+    candidates = (
+        candidate
+        for candidate in known
+        if abs(len(candidate) - len(name)) <= 2
+        and len(letters.symmetric_difference(candidate)) <= 4
     )
-    return suggestion(word, islice(similar, MOST))
+    return suggestion(name, islice(candidates, MAX_COMPARED))

@@ -12,9 +12,9 @@ Modules of a platform are imported once it is known: on Lambda every import adds
 import sys
 
 if __name__ == "__main__":  # not even __future__ may be imported before this
-    from tsx_runtime.shared.safe_path import leave_out_working_directory
+    from tsx_runtime.shared.safe_path import remove_working_directory
 
-    leave_out_working_directory()
+    remove_working_directory()
 
 import os
 import traceback

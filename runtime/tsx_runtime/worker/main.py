@@ -20,7 +20,7 @@ from functools import partial
 from itertools import dropwhile
 from typing import cast
 
-from tsx_runtime.shared.nonblocking_output import keep_going, send_output_to
+from tsx_runtime.shared.nonblocking_output import install_lossy_output, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
 from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.channel import CAN_POLL, FrameSocket
@@ -136,7 +136,7 @@ def _restore_signals() -> None:
 
 def begin_process(sock: socket.socket, files: int | None) -> None:
     """Prepare a process that serves a model and does nothing else."""
-    keep_going()
+    install_lossy_output()
     if files is not None:
         import resource  # here, because Windows has none
 
@@ -186,7 +186,7 @@ def _load(channel: FrameSocket, running: printing.RunningIds) -> ServedModel | N
     if order["output"]:
         label = f"W-{order['worker']}-{order['model_name']}_{order['model_version']}"
         with suppress(OSError):  # no reader: the server is stopping
-            send_output_to(order["output"], label, all_of_it=not direct)
+            send_output_to(order["output"], label, include_python=not direct)
     try:
         model = load_model(order)
         warm_up_model(model, order)

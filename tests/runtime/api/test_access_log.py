@@ -13,7 +13,7 @@ import pytest
 from tests.support.logs import lines_of
 from tsx_runtime.api import access_log
 from tsx_runtime.api.access_log import AccessLog, shown
-from tsx_runtime.shared.line_log import TOGETHER
+from tsx_runtime.shared.line_log import MAX_BATCH_LINES
 
 LINE = re.compile(
     r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /127\.0\.0\.1:\d+ "([^"]*)" (\d{3}) (\d+) ([0-9a-f-]{36}) (\S+) (\S+)$'
@@ -184,7 +184,7 @@ def test_each_line_is_made_with_its_answer_and_passed_on_in_order(monkeypatch, c
     """
     texts = []
     monkeypatch.setattr(access_log, "shown", lambda line: texts.append(line) or line)
-    many = 3 * TOGETHER + 7
+    many = 3 * MAX_BATCH_LINES + 7
 
     async def add() -> None:
         for number in range(many):
@@ -196,7 +196,7 @@ def test_each_line_is_made_with_its_answer_and_passed_on_in_order(monkeypatch, c
     with caplog.at_level(logging.INFO, "ACCESS_LOG"):
         asyncio.run(add())
         log.flush()
-    assert max(len(text.splitlines()) for text in caplog.messages) <= TOGETHER
+    assert max(len(text.splitlines()) for text in caplog.messages) <= MAX_BATCH_LINES
     assert [
         int(found) for text in caplog.messages for found in re.findall(r"GET /(\d+) ", text)
     ] == list(range(many))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.shared.content_types import MOST_ACCEPTED, best_type
+from tsx_runtime.shared.content_types import MAX_ACCEPTED, best_type
 
 JSON, CSV, LINES = "application/json", "text/csv", "application/jsonlines"
 
@@ -43,4 +43,4 @@ def test_any_header_chooses_an_offer_or_none(accept: str) -> None:
 
 
 def test_a_long_header_is_not_read_to_its_end() -> None:
-    assert best_type("image/png," * MOST_ACCEPTED + JSON, [JSON]) is None
+    assert best_type("image/png," * MAX_ACCEPTED + JSON, [JSON]) is None

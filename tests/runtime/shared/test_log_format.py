@@ -7,7 +7,7 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.shared.log_format import STEERS, escaped
+from tsx_runtime.shared.log_format import UNSAFE, escaped
 from tsx_runtime.targets.observability.logging_setup import (
     CONSOLE,
     ShortFormatter,
@@ -56,4 +56,4 @@ def test_neither_the_servers_log_nor_a_workers_own_steers_a_terminal() -> None:
 
 
 def test_what_a_handler_logs_steers_no_terminal() -> None:
-    assert not STEERS.search(WorkerTextFormatter().format(record("own")))
+    assert not UNSAFE.search(WorkerTextFormatter().format(record("own")))

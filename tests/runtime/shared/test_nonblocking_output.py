@@ -41,7 +41,7 @@ def test_what_there_is_room_for_arrives_whole(parts):
         for part in parts:
             assert out.write(part) == len(part)
         assert read_all(reader) == b"".join(parts)
-        assert out.lost == 0
+        assert out.lost_bytes == 0
     finally:
         os.close(reader)
         os.close(writer)
@@ -58,11 +58,11 @@ def test_a_reader_that_takes_nothing_costs_output_and_is_reported_so_when_it_rea
         reader, writer = os.pipe()
     if kind == "a pipe that cannot be opened again":
         monkeypatch.setattr(os, "open", refuse)
-    out = LossyOutput(writer, patience=0.01)
+    out = LossyOutput(writer, max_stall_s=0.01)
     line = b"x" * 999 + b"\n"
     for _ in range(2000):
         assert out.write(line) == len(line)
-    lost = out.lost
+    lost = out.lost_bytes
     assert lost > 0
     assert len(read_all(reader)) + lost == 2000 * len(line)
     out.write(b"again\n")
@@ -70,7 +70,7 @@ def test_a_reader_that_takes_nothing_costs_output_and_is_reported_so_when_it_rea
         read_all(reader)
         == b"[%d bytes of output were dropped: no reader, or the disk was full]\nagain\n" % lost
     )
-    assert out.lost == 0
+    assert out.lost_bytes == 0
     os.close(reader)
     os.close(writer)
 
@@ -83,8 +83,8 @@ def test_a_line_that_a_pipe_takes_whole_is_written_whole_or_dropped(written):
     """Each is written, and after some of them all is read that is there."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 8192)
-    out, got = LossyOutput(writer, patience=0), b""
-    out.notice = lambda lost: b"[%d]\n" % lost
+    out, got = LossyOutput(writer, max_stall_s=0), b""
+    out.report_loss = lambda lost: b"[%d]\n" % lost
     for line, is_read in [*written, (b"the end\n", True), (b"\n", True), (b"\n", True)]:
         out.write(line)
         got += read_all(reader) if is_read else b""
@@ -93,7 +93,7 @@ def test_a_line_that_a_pipe_takes_whole_is_written_whole_or_dropped(written):
     lines = iter([line for line, _ in written] + [b"the end\n", b"\n", b"\n"])
     assert all(line in lines for line in taken)  # in their order
     assert (
-        sum(map(len, taken)) + sum(int(line[1:-2]) for line in reported) + out.lost
+        sum(map(len, taken)) + sum(int(line[1:-2]) for line in reported) + out.lost_bytes
         == sum(len(line) for line, _ in written) + 10
     )
     os.close(reader)
@@ -102,7 +102,7 @@ def test_a_line_that_a_pipe_takes_whole_is_written_whole_or_dropped(written):
 
 def test_a_long_write_that_was_cut_is_ended_before_the_report():
     reader, writer = os.pipe()
-    out = LossyOutput(writer, patience=0)
+    out = LossyOutput(writer, max_stall_s=0)
     out.write(b"x" * (1 << 20) + b"\n")
     cut = read_all(reader)
     out.write(b"next\n")
@@ -127,7 +127,7 @@ def test_a_reader_that_has_gone_and_a_full_disk_are_no_errors():
         out = LossyOutput(fd)
         assert out.write(b"12345") == 5
         assert out.write(b"12345") == 5
-        assert out.lost == 10
+        assert out.lost_bytes == 10
         os.close(fd)
 
 
@@ -141,9 +141,9 @@ def test_what_others_write_to_the_same_place_still_waits_for_its_reader():
 
 PRINTS = """
 import os, sys
-from tsx_runtime.shared.nonblocking_output import keep_going, log_in_background
+from tsx_runtime.shared.nonblocking_output import install_lossy_output, log_in_background
 import logging
-keep_going()
+install_lossy_output()
 handler = logging.StreamHandler(sys.stderr)
 handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
 log_in_background([handler])
@@ -157,7 +157,7 @@ print("an error", file=sys.stderr)
 def test_a_log_that_is_not_written_fills_no_memory_and_keeps_tracebacks_beside_the_words(
     monkeypatch,
 ):
-    monkeypatch.setattr(nonblocking_output, "LOG_SIZE", 100)
+    monkeypatch.setattr(nonblocking_output, "MAX_QUEUED_CHARS", 100)
     queued = nonblocking_output._QueueHandler(queue.Queue())
     listener = nonblocking_output._Listener(queued, [kept := Kept()])
     logged = {"first": 1}

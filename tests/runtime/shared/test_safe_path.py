@@ -205,7 +205,7 @@ def test_a_spawned_process_runs_no_file_of_the_working_directory(
 def test_what_a_person_names_in_pythonpath_stays(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
     program = (
-        "from tsx_runtime.shared.safe_path import leave_out_working_directory as leave; leave(); "
+        "from tsx_runtime.shared.safe_path import remove_working_directory as leave; leave(); "
         "import mine, os; print(os.environ['PYTHONPATH'])"
     )
     for python_path in (str(tmp_path), f"{tmp_path}{os.pathsep}", "."):

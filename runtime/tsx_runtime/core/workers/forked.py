@@ -41,7 +41,7 @@ from tsx_runtime.core.workers.subprocesses import (
     start_program,
 )
 from tsx_runtime.shared.safe_path import CLEAN
-from tsx_runtime.shared.socket_paths import socket_place
+from tsx_runtime.shared.socket_paths import socket_directory
 from tsx_runtime.worker.launch.entry import run
 
 PRELOAD = "tsx_runtime.worker.launch.preload"
@@ -279,7 +279,7 @@ def _have_room_for_sockets() -> None:
     """Multiprocessing chooses the directory of its sockets once, without a look at how long their
     paths will be.
     """
-    place = socket_place()
+    place = socket_directory()
     if place != tempfile.gettempdir():
         usual, tempfile.tempdir = tempfile.tempdir, place
         try:

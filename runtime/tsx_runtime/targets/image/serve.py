@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tsx_runtime.settings.sources import find_config
-from tsx_runtime.shared.nonblocking_output import keep_going
+from tsx_runtime.shared.nonblocking_output import install_lossy_output
 from tsx_runtime.targets.image.environment import locate_model, settings_of
 from tsx_runtime.targets.image.model_discovery import found_model
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
@@ -22,7 +22,7 @@ def serve_image(env: Mapping[str, str]) -> None:
     notices: list[str] = []
     place = locate_model(env)
     settings = settings_of(env, place, find_config(None, env, Path.cwd()), notices)
-    keep_going()
+    install_lossy_output()
     set_up_logging(settings, notices)
     serve(
         settings,

@@ -14,12 +14,12 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.line_log import ACCESS_LOG, MODEL_METRICS, TS_METRICS
 from tsx_runtime.shared.log_format import (
     JsonLines,
-    about,
-    dropped,
     escaped,
     has_colour,
     is_terminal,
     level_of,
+    loss_line,
+    request_suffix,
     writes_json,
 )
 from tsx_runtime.shared.nonblocking_output import LossyOutput, log_in_background
@@ -107,7 +107,7 @@ def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler
     )
     raw = getattr(sys.stderr, "buffer", None)
     if is_json and isinstance(raw, LossyOutput):
-        raw.notice = dropped
+        raw.report_loss = loss_line
     of_metrics = settings.metrics_location or settings.log_location
     if of_metrics is not None:
         console.addFilter(
@@ -160,7 +160,9 @@ class TextLogFormatter(logging.Formatter):
         return record.getMessage() if getattr(record, "whole", False) else super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
-        return escaped(redacted(super().formatMessage(record)) + about(record, record.message))
+        return escaped(
+            redacted(super().formatMessage(record)) + request_suffix(record, record.message)
+        )
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # logging's name
         return escaped(redacted(super().formatException(ei)))
@@ -189,8 +191,8 @@ class ShortFormatter(TextLogFormatter):
 class ServerJsonFormatter(JsonLines):
     """JSON lines; log lines about a model also have its name and version as fields."""
 
-    def about(self, record: logging.LogRecord) -> dict[str, object]:
-        more = super().about(record)
+    def fields_of(self, record: logging.LogRecord) -> dict[str, object]:
+        more = super().fields_of(record)
         named = LABEL.search(record.getMessage())
         return {"model": named[1], "version": named[2], **more} if named else more
 

@@ -26,7 +26,7 @@ from tsx_runtime.shared.log_format import (
     has_colour,
     json_line,
 )
-from tsx_runtime.shared.socket_paths import socket_place
+from tsx_runtime.shared.socket_paths import socket_directory
 
 MODEL_LOG = "MODEL_LOG"
 PATIENCE = 2.0  # seconds
@@ -51,7 +51,7 @@ def worker_output(*, is_json: bool = False, at_terminal: bool = False) -> Iterat
 
     `at_terminal`: the lines go there, and not to the log.
     """
-    with tempfile.TemporaryDirectory(prefix="tsx-log-", dir=socket_place()) as directory:
+    with tempfile.TemporaryDirectory(prefix="tsx-log-", dir=socket_directory()) as directory:
         path = str(Path(directory) / "output")
         reader = _Reader(
             path,

@@ -15,7 +15,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import find_config
-from tsx_runtime.shared.nonblocking_output import keep_going
+from tsx_runtime.shared.nonblocking_output import install_lossy_output
 from tsx_runtime.targets.image.environment import MODEL_NAME, refuse_unknown, settings_over
 from tsx_runtime.targets.image.model_discovery import HANDLER, found_model, model_directory
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
@@ -75,7 +75,7 @@ def settings_of(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
     settings = settings_over(
         environment.variables, env, find_config(None, env, Path.cwd()), notices.append
     )
-    keep_going()
+    install_lossy_output()
     set_up_logging(settings, notices)
     if environment.log_level is not None:
         logging.getLogger("tsx").setLevel(environment.log_level)

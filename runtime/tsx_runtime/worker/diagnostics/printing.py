@@ -16,12 +16,12 @@ from typing import Any, Literal, NamedTuple
 from tsx_runtime.shared.log_format import (
     MARK,
     MARK_END,
-    MOST_IDS,
+    MAX_IDS,
     JsonLines,
-    dropped,
     escaped,
     has_colour,
     json_line,
+    loss_line,
 )
 from tsx_runtime.shared.nonblocking_output import LossyOutput
 from tsx_runtime.worker.diagnostics.failures import Repeats
@@ -99,9 +99,7 @@ class OutputFormatter:
         return f"{begun}{self._prefix(ids)}{lines}\n".encode("utf-8", "backslashreplace")
 
     def _prefix(self, ids: Sequence[str]) -> str:
-        shown = ",".join(ids[:MOST_IDS]) + (
-            f",+{len(ids) - MOST_IDS}" if len(ids) > MOST_IDS else ""
-        )
+        shown = ",".join(ids[:MAX_IDS]) + (f",+{len(ids) - MAX_IDS}" if len(ids) > MAX_IDS else "")
         words = f"{self._label.model} {self._label.version}{' ' if shown else ''}{shown} |"
         return f"\x1b[2m{words}\x1b[0m " if self._colour else f"{words} "
 
@@ -123,7 +121,7 @@ class OutputFormatter:
         more: dict[str, object] = {
             "stream": self._stream,
             **self._label._asdict(),
-            "request_ids": list(self._ids())[:MOST_IDS],
+            "request_ids": list(self._ids())[:MAX_IDS],
         }
         return (
             json_line(time.time(), "info", "handler", text, more).encode(
@@ -211,13 +209,13 @@ class WorkerLog(logging.Handler):
         raw, text = getattr(stream, "buffer", None), self.format(record)
         if not isinstance(raw, LossyOutput):
             stream.write(f"{text}\n")
-        elif isinstance(raw.dress, OutputFormatter) and self._shape == "text":
+        elif isinstance(raw.transform, OutputFormatter) and self._shape == "text":
             ids = (
                 () if hasattr(record, "request_ids") else self._ids()
             )  # such a record names its requests itself
-            raw.put_line(raw.dress.whole_lines(text, ids), _encoded(text))
+            raw.write_line(raw.transform.whole_lines(text, ids), _encoded(text))
         else:
-            raw.put_line(
+            raw.write_line(
                 _encoded(self._as_json(record) if self._shape == "json" else self._marked(record)),
                 _encoded(text),
             )
@@ -225,7 +223,7 @@ class WorkerLog(logging.Handler):
     def _as_json(self, record: logging.LogRecord) -> str:
         for name, value in (
             *self._label._asdict().items(),
-            ("request_ids", list(self._ids())[:MOST_IDS]),
+            ("request_ids", list(self._ids())[:MAX_IDS]),
         ):
             if not hasattr(record, name):
                 setattr(record, name, value)
@@ -253,10 +251,10 @@ def format_output(shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
         raw = getattr(stream, "buffer", None)
         if isinstance(raw, LossyOutput):
             if shape != "marked":  # there, the name of the stream says whose a line is
-                raw.dress = OutputFormatter(
+                raw.transform = OutputFormatter(
                     name, shape, label, ids, colour=shape == "text" and has_colour(stream)
                 )
-            raw.notice = dropped if shape == "json" else raw.notice
+            raw.report_loss = loss_line if shape == "json" else raw.report_loss
             formatted = True
     if formatted:
         root = logging.getLogger()

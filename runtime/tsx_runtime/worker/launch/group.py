@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tsx_runtime.shared.safe_path import CLEAN
-from tsx_runtime.shared.socket_paths import socket_place
+from tsx_runtime.shared.socket_paths import socket_directory
 
 RANK_BOOT = (
     CLEAN + "import json; sys.path[:] = json.loads(sys.argv[1]); "
@@ -58,7 +58,7 @@ def launch(
         level=logging.INFO,
         format="%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s",
     )
-    directory = Path(tempfile.mkdtemp(prefix="tsx-group-", dir=socket_place()))
+    directory = Path(tempfile.mkdtemp(prefix="tsx-group-", dir=socket_directory()))
     try:
         listener = _listen(directory)
         threading.Thread(

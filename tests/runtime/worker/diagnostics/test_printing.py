@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.shared.log_format import MOST_IDS, STEERS
+from tsx_runtime.shared.log_format import MAX_IDS, UNSAFE
 from tsx_runtime.worker.diagnostics.printing import LONGEST, ModelLabel, OutputFormatter, WorkerLog
 
 WHOSE = ModelLabel("digits", "1.0", "9000")
@@ -32,7 +32,7 @@ def test_a_line_for_a_person_begins_with_the_model_and_the_ids() -> None:
 
 
 def test_of_a_large_batch_a_line_names_the_first_ids_and_counts_the_others() -> None:
-    line = formatted("text", [b"x\n"], [f"id-{number}" for number in range(MOST_IDS + 3)])
+    line = formatted("text", [b"x\n"], [f"id-{number}" for number in range(MAX_IDS + 3)])
     assert line.endswith(b"id-63,+3 | x\n")
 
 
@@ -53,7 +53,7 @@ def test_nothing_that_a_handler_prints_steers_a_terminal(text: bytes) -> None:
     pieces = [b"before ", text[:1], text[1:3], text[3:], b" after\n"]
     for shape in ("text", "json"):
         out = formatted(shape, pieces)
-        assert not STEERS.search(out.decode())
+        assert not UNSAFE.search(out.decode())
         assert b"before" in out
         assert b"after" in out
 

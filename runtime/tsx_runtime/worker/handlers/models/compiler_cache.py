@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from tsx_archiver.storage.private_directory import private_directory
-from tsx_runtime.shared.socket_paths import socket_place
+from tsx_runtime.shared.socket_paths import socket_directory
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -33,7 +33,7 @@ def protect_compiler_cache() -> None:
     try:
         private_directory(place)
     except OSError as error:
-        place = Path(tempfile.mkdtemp(prefix="torchinductor-", dir=socket_place()))
+        place = Path(tempfile.mkdtemp(prefix="torchinductor-", dir=socket_directory()))
         logger.warning(
             "torch compiles into %s: %s. Set %s to keep what it compiles",
             place,
