@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tsx_client import Event, InvalidAnswer, StreamInterrupted
-from tsx_client.bodies import HEAD_LENGTH, Content, Signature, decode, encode
+from tsx_client.bodies import JSON_LENGTH_HEADER, Content, Signature, decode, encode
 from tsx_client.streams import Pieces
 
 IMAGE = Signature("image")
@@ -79,9 +79,9 @@ def test_a_name_that_the_model_does_not_take_is_an_error() -> None:
 
 def test_arrays_are_tensors_of_the_type_that_the_model_takes() -> None:
     content = encode(TENSORS, None, {"x": np.array([[1, 2.5]]), "n": [3]})
-    length = int(content.headers[HEAD_LENGTH])
+    length = int(content.headers[JSON_LENGTH_HEADER])
     head = json.loads(content.body[:length])
-    assert content.infers
+    assert content.is_tensors
     assert head["inputs"] == [
         {"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}},
         {"name": "n", "shape": [1], "datatype": "INT64", "data": [3]},
@@ -111,7 +111,7 @@ def test_answers_become_values() -> None:
     ]
     head = json.dumps({"outputs": tensors}).encode()
     raw = b"\1\0\0\0\2\0\0\0" + b"\1\0\0\0a" + b"\2\0\0\0bc"
-    found = decode({HEAD_LENGTH: str(len(head))}, head + raw)
+    found = decode({JSON_LENGTH_HEADER: str(len(head))}, head + raw)
     assert {name: np.asarray(value).tolist() for name, value in found.items()} == {
         "a": [[1], [2]],
         "b": [b"a", b"bc"],
@@ -165,11 +165,11 @@ def test_text_is_not_cut_within_a_character_and_bytes_stay_bytes() -> None:
         ({"content-type": "application/json"}, b"[" * 100_000),
         ({"content-type": "application/json"}, b'"\xff"'),
         ({"content-type": "text/plain"}, b"\xff"),
-        ({HEAD_LENGTH: "many"}, b"{}"),
-        ({HEAD_LENGTH: "2"}, b"{}"),
-        ({HEAD_LENGTH: "2"}, b"[]"),
-        ({HEAD_LENGTH: "15"}, b'{"outputs":[1]}'),
-        *(({HEAD_LENGTH: str(len(head))}, head + b"\x09\0\0") for head in BROKEN_HEADS),
+        ({JSON_LENGTH_HEADER: "many"}, b"{}"),
+        ({JSON_LENGTH_HEADER: "2"}, b"{}"),
+        ({JSON_LENGTH_HEADER: "2"}, b"[]"),
+        ({JSON_LENGTH_HEADER: "15"}, b'{"outputs":[1]}'),
+        *(({JSON_LENGTH_HEADER: str(len(head))}, head + b"\x09\0\0") for head in BROKEN_HEADS),
     ],
 )
 def test_a_broken_answer_is_an_error_of_the_client(headers: dict[str, str], body: bytes) -> None:

@@ -1,7 +1,9 @@
 """A client for models that tsx serves.
 
-with Client("http://127.0.0.1:8080", timeout=5) as client:
-    client.models.digits.predict(image=Path("7.png"))
+Example:
+    >>> with Client("http://127.0.0.1:8080", timeout=5) as client:
+    ...     client.models.digits.predict(image=Path("7.png"))
+    7
 """
 
 from tsx_client.bodies import FileInput

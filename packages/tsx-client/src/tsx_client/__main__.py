@@ -1,5 +1,6 @@
-"""`python -m tsx_client generate URL -o stubs.py`: what `tsx client generate` does, where tsx-serve
-is not installed.
+"""The command `python -m tsx_client generate URL -o stubs.py`.
+
+It does what `tsx client generate` does, and needs no tsx-serve.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tsx_client.stubs import generate
 
 
 def main(argv: Sequence[str] | None = None) -> str | None:
+    """Run the command, and return the text of an error or None."""
     parser = argparse.ArgumentParser(
         "python -m tsx_client",
         description="Write Python that names a server's models, for editors and mypy.",

@@ -1,9 +1,9 @@
-"""The bodies of requests from Python's values, and Python's values from answers.
+"""The conversion of Python's values to request bodies, and of responses to values.
 
 bytes, a Path, an open file, a PIL image   the body itself
-str                                        text; of a model that takes images or files, a path
-arrays of numpy, tensors of torch          tensors of the Open Inference Protocol, as bytes
-several values, one of which is a file     a form
+str                                        text, or a path if the model takes images or files
+numpy arrays, torch tensors                binary tensors of the Open Inference Protocol
+several values, one of them a file         a form
 anything else                              JSON
 """
 
@@ -22,10 +22,9 @@ from typing import IO, Any, NamedTuple, TypeAlias
 
 from tsx_client.errors import extra, reading
 
-FileInput: TypeAlias = "bytes | str | os.PathLike[str] | IO[bytes] | Any"  # Any: an image of PIL
-HEAD_LENGTH = (  # of the protocol: bytes of JSON before those of the tensors
-    "inference-header-content-length"
-)
+FileInput: TypeAlias = "bytes | str | os.PathLike[str] | IO[bytes] | Any"  # Any: a PIL image
+# Header of the Open Inference Protocol: the bytes of JSON that precede binary tensors.
+JSON_LENGTH_HEADER = "inference-header-content-length"
 DTYPES = {"BOOL": "?", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
 DTYPES |= {
     f"{sign}INT{8 * size}": f"<{sign.lower() or 'i'}{size}"
@@ -43,13 +42,14 @@ _TEXT = "text/plain; charset=utf-8"
 
 
 class Signature(NamedTuple):
-    """What a server says that a model takes."""
+    """The inputs of a model, as the server describes them."""
 
-    kind: str | None = None  # of the body: image, text, json, file
-    tensors: Mapping[str, tuple[str, list[int]]] = {}  # datatype and shape by name
+    kind: str | None = None  # image, text, json or file
+    tensors: Mapping[str, tuple[str, list[int]]] = {}  # name -> datatype and shape
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> Signature:
+        """Read the inputs from the metadata of a model."""
         inputs = metadata.get("inputs", ())
         tensors = {
             str(spec["name"]): (str(spec["datatype"]), list(spec["shape"])) for spec in inputs
@@ -59,35 +59,36 @@ class Signature(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Of the arguments that `predict` takes; empty where that is not known."""
+        """Names of the arguments of `predict`; empty if they are unknown."""
         return list(self.tensors) or (
             [] if self.kind is None else ["data" if self.kind == "json" else self.kind]
         )
 
 
 class Content(NamedTuple):
+    """The body of a request and its headers."""
+
     body: bytes = b""
     headers: Mapping[str, str] = {}
-    infers: bool = False  # tensors, for the path of the Open Inference Protocol
-    files: Mapping[str, tuple[str | None, bytes, str]] | None = (
-        None  # the fields of a form, in place of `body`, as httpx takes them
-    )
+    is_tensors: bool = False  # needs the path of the Open Inference Protocol
+    files: Mapping[str, tuple[str | None, bytes, str]] | None = None  # httpx's form, not `body`
 
     @classmethod
-    def of(cls, body: bytes, kind: str) -> Content:
-        return cls(body, {"content-type": kind})
+    def of(cls, body: bytes, content_type: str) -> Content:
+        """Return a body of one content type."""
+        return cls(body, {"content-type": content_type})
 
 
 def encode(signature: Signature, payload: Any, inputs: Mapping[str, Any]) -> Content:
-    """Raises TypeError for what the model does not take."""
+    """Convert the arguments of `predict` to the body of a request.
+
+    Raises:
+        TypeError: The model does not take these arguments.
+    """
     if payload is not None and inputs:
         raise TypeError(f"Give one value, or values by name ({', '.join(inputs)}), and not both.")
-    takes_objects = not signature.tensors and signature.kind in (
-        None,
-        "json",
-        "chat",
-    )  # of any names
-    if not takes_objects and not set(inputs) <= set(signature.names):
+    takes_any_names = not signature.tensors and signature.kind in (None, "json", "chat")
+    if not takes_any_names and not set(inputs) <= set(signature.names):
         raise TypeError(
             f"The model takes {', '.join(signature.names)}, and was given {', '.join(inputs)}."
         )
@@ -106,14 +107,17 @@ def encode(signature: Signature, payload: Any, inputs: Mapping[str, Any]) -> Con
 
 
 def decode(headers: Mapping[str, str], body: bytes) -> Any:
-    """JSON as values, text as str, tensors by name, anything else as bytes.
+    """Convert a response: JSON to values, text to str, tensors to arrays by name, else bytes.
 
-    What names no type is JSON where it is written so.
+    A body without a content type is JSON if it begins like an object or an array.
+
+    Raises:
+        InvalidAnswer: The body is not what its headers say.
     """
     kind = headers.get("content-type", "").partition(";")[0]
     with reading(f"The answer of {len(body)} bytes, of type {kind or 'unknown'},"):
-        if HEAD_LENGTH in headers:
-            length = int(headers[HEAD_LENGTH])
+        if JSON_LENGTH_HEADER in headers:
+            length = int(headers[JSON_LENGTH_HEADER])
             return _outputs(json.loads(body[:length]), body[length:])
         if kind == "application/json":
             return json.loads(body)
@@ -145,16 +149,16 @@ def _is_file(value: Any) -> bool:
 
 
 def _read(value: Any) -> tuple[str, bytes]:
-    """Name and content."""
+    """Return the name and the content of a file."""
     if isinstance(value, bytes | bytearray | memoryview):
         return "", bytes(value)
     if isinstance(value, os.PathLike):
         return Path(value).name, Path(value).read_bytes()
     if hasattr(value, "read"):
         return str(getattr(value, "name", "")), value.read()
-    written = io.BytesIO()
-    value.save(written, "PNG")
-    return "image.png", written.getvalue()
+    buffer = io.BytesIO()
+    value.save(buffer, "PNG")
+    return "image.png", buffer.getvalue()
 
 
 def _field(name: str, value: Any) -> tuple[str | None, bytes, str]:
@@ -191,9 +195,9 @@ def _tensors(inputs: Mapping[str, Any], signature: Signature) -> Content:
         {"inputs": entries, "parameters": {"binary_data_output": bool(parts)}}
     ).encode()
     if not parts:
-        return Content(head, {"content-type": "application/json"}, infers=True)
-    headers = {"content-type": "application/octet-stream", HEAD_LENGTH: str(len(head))}
-    return Content(b"".join([head, *parts]), headers, infers=True)
+        return Content(head, {"content-type": "application/json"}, is_tensors=True)
+    headers = {"content-type": "application/octet-stream", JSON_LENGTH_HEADER: str(len(head))}
+    return Content(b"".join([head, *parts]), headers, is_tensors=True)
 
 
 def _as_bytes(value: Any, wanted: str | None) -> tuple[str, list[int], bytes]:
@@ -215,29 +219,22 @@ def _shape(value: Any) -> list[int]:
 
 def _outputs(answer: Mapping[str, Any], raw: bytes) -> dict[str, Any]:
     np = extra("numpy", "tsx-client[numpy]")
-    found: dict[str, Any] = {}
-    for each in answer["outputs"]:
-        size, dtype, data = (
-            (each.get("parameters") or {}).get("binary_data_size"),
-            DTYPES.get(each["datatype"]),
-            each.get("data"),
-        )
+    arrays: dict[str, Any] = {}
+    for output in answer["outputs"]:
+        size = (output.get("parameters") or {}).get("binary_data_size")
+        dtype, data, shape = DTYPES.get(output["datatype"]), output.get("data"), output["shape"]
         if size is not None:
             data, raw = raw[:size], raw[size:]
-            data = (
-                _texts(data, prod(each["shape"])) if dtype is None else np.frombuffer(data, dtype)
-            )
-        found[each["name"]] = (
-            data if dtype is None else np.asarray(data, dtype).reshape(each["shape"])
-        )
-    return found
+            data = _texts(data, prod(shape)) if dtype is None else np.frombuffer(data, dtype)
+        arrays[output["name"]] = data if dtype is None else np.asarray(data, dtype).reshape(shape)
+    return arrays
 
 
 def _texts(data: bytes, count: int) -> list[bytes]:
-    """The elements of a BYTES tensor, each behind its length."""
-    found = []
+    """Split a BYTES tensor, in which the length of each element precedes it."""
+    elements = []
     for _ in range(count):
         (size,) = struct.unpack_from("<I", data)
-        found.append(data[4 : 4 + size])
+        elements.append(data[4 : 4 + size])
         data = data[4 + size :]
-    return found
+    return elements

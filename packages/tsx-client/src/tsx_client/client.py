@@ -1,7 +1,7 @@
-"""The clients. What a call does is written once, as coroutines.
+"""The clients.
 
-`AsyncClient` awaits them. In `Client` nothing in them waits for an event loop: httpx and the clock
-block the thread, so that each coroutine runs to its end at once.
+Both share one implementation as coroutines. `AsyncClient` awaits them. `Client` runs each to its
+end in one step, since its httpx client and its clock block the thread.
 """
 
 from __future__ import annotations
@@ -32,20 +32,28 @@ ResultT = TypeVar("ResultT")
 
 
 class Model(Generic[ClientT]):
-    """One model of a server. `predict` and `stream` are those of its client, without the name."""
+    """One model of a server.
+
+    Attributes:
+        client: The client that sends the requests.
+        name: The name of the model.
+    """
 
     def __init__(self, client: ClientT, name: str) -> None:
+        """Name a model; the server is not asked."""
         self.client, self.name = client, name
 
     def predict(self, *payload: Any, **inputs: Any) -> Any:
+        """Call `Client.predict` for this model."""
         return self.client.predict(self.name, *payload, **inputs)
 
     def stream(self, *payload: Any, **inputs: Any) -> Any:
+        """Call `Client.stream` for this model."""
         return self.client.stream(self.name, *payload, **inputs)
 
 
 class Models(Generic[ClientT]):
-    """`models.digits`, or `models["a-name"]`."""
+    """The models of a server by name: `models.digits` or `models["a-name"]`."""
 
     def __init__(self, client: ClientT) -> None:
         self._client = client
@@ -53,7 +61,7 @@ class Models(Generic[ClientT]):
     def __getitem__(self, name: str) -> Model[ClientT]:
         return Model(self._client, name)
 
-    if not TYPE_CHECKING:  # there, stubs say which there are
+    if not TYPE_CHECKING:  # Stubs declare the models for type checkers.
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
@@ -62,7 +70,7 @@ class Models(Generic[ClientT]):
 
 
 class Core:
-    """What both clients have: settings, and the calls."""
+    """The settings and calls of both clients."""
 
     _is_async: bool
     _sleep: Callable[[float], Awaitable[None]]
@@ -81,12 +89,21 @@ class Core:
         grpc: str | None = None,
         transport: Any = None,
     ) -> None:
-        """`token`: None is that of the environment variable TSX_INFERENCE_TOKEN.
+        """Make a client; no connection is opened before the first call.
 
-        `timeout`: seconds for a whole call; None: any time.
-        `trace`: begin a trace with each call that is in none. `verify`: an `ssl.SSLContext` in
-        place of what this machine trusts. `grpc`: HOST:PORT, for predictions that are no tensors
-        (`tsx-client[grpc]`). `transport`: one of httpx, in place of a network.
+        Args:
+            url: The address of the server's inference API.
+            token: The token of the server. None reads the variable TSX_INFERENCE_TOKEN.
+            timeout: Seconds for a whole call with its retries. None waits without limit.
+            retry: When a call is repeated.
+            trace: Whether a call outside of any trace begins one.
+            verify: An `ssl.SSLContext`, or False to accept any certificate.
+            grpc: HOST:PORT of the server's gRPC API, for predictions without tensors. Needs
+                `tsx-client[grpc]`.
+            transport: A transport of httpx in place of the network, for tests.
+
+        Raises:
+            ClientError: `url` is no HTTP address.
         """
         if not url.startswith(("http://", "https://")):
             raise ClientError(f"The address {url!r} begins with neither http:// nor https://.")
@@ -107,10 +124,14 @@ class Core:
             )
 
     def openai(self, **options: Any) -> Any:
-        """The package `openai`'s client of the same kind, for chat and embeddings."""
+        """Return the `openai` package's client for this server, for chat and embeddings.
+
+        Args:
+            **options: Arguments of `openai.OpenAI`.
+        """
         openai = extra("openai", "openai")
-        kind = openai.AsyncOpenAI if self._is_async else openai.OpenAI
-        return kind(base_url=f"{self.url}/v1", api_key=self.token or "none", **options)
+        cls = openai.AsyncOpenAI if self._is_async else openai.OpenAI
+        return cls(base_url=f"{self.url}/v1", api_key=self.token or "none", **options)
 
     async def _predict(self, *call: Any) -> Any:
         response, deadline = await self._call(*call)
@@ -150,9 +171,9 @@ class Core:
         signature = Signature()
         if inputs or hasattr(payload, "__array__"):
             path = _path("/v2/models", model, "/versions", version)
-            known = self._signatures.get((model, version))
-            signature = await self._get(path, deadline, Signature.of) if known is None else known
-            self._signatures[model, version] = signature
+            if (model, version) not in self._signatures:
+                self._signatures[model, version] = await self._get(path, deadline, Signature.of)
+            signature = self._signatures[model, version]
         content = encode(signature, payload, inputs)
         return (
             await self._exchange(
@@ -162,7 +183,11 @@ class Core:
         )
 
     async def _get(self, path: str, deadline: Deadline, read: Callable[[Any], ResultT]) -> ResultT:
-        """Return what `read` makes of the server's JSON. Raises InvalidAnswer for another form."""
+        """Get JSON from the server, converted by `read`.
+
+        Raises:
+            InvalidAnswer: The response has another form.
+        """
         response = await self._exchange(lambda: self._http.build_request("GET", path), deadline)
         body = b"".join([part async for part in _parts(response, deadline)])
         with reading(f"The answer to GET {path}"):
@@ -184,25 +209,26 @@ class Core:
     ) -> httpx.Request:
         path, fields = _path("/predictions", model, "", version), {"body": content.body}
         body: dict[str, Any] = {"content": content.body}
-        if content.infers:
+        if content.is_tensors:
             path = _path("/v2/models", model, "/versions", version) + "/infer"
         elif content.files is not None:
             body, fields = (
                 {"files": content.files},
                 {name: value for name, (_, value, _) in content.files.items()},
             )
-        own = {**content.headers, **self._trace_headers(), **headers}
-        extensions = {} if content.infers else {"tsx": (model, version, fields)}  # for gRPC
+        all_headers = {**content.headers, **self._trace_headers(), **headers}
+        # GrpcCalls sends these fields in place of the HTTP request.
+        extensions = {} if content.is_tensors else {"tsx": (model, version, fields)}
         request: httpx.Request = self._http.build_request(
-            "POST", path, headers=own, extensions=extensions, **body
+            "POST", path, headers=all_headers, extensions=extensions, **body
         )
         return request
 
     def _trace_headers(self) -> dict[str, str]:
-        """Of the span that OpenTelemetry is in; else, with `trace`, of a new one."""
+        """Return the headers of OpenTelemetry's current span, or of a new one with `trace`."""
         headers: dict[str, str] = {}
         try:
-            from opentelemetry.propagate import inject  # here: it may not be installed
+            from opentelemetry.propagate import inject  # an optional package
         except ImportError:
             pass
         else:
@@ -213,7 +239,7 @@ class Core:
 
 
 class Client(Core):
-    """A client for one thread or several."""
+    """A blocking client, which several threads may share."""
 
     _is_async = False
 
@@ -228,9 +254,26 @@ class Client(Core):
         headers: Headers = None,
         **inputs: Any,
     ) -> Any:
-        """The answer: values of JSON, text, bytes, or tensors by their names.
+        """Send one request and return the model's response.
 
-        `version` may be a label.
+        Args:
+            model: The name of the model.
+            payload: The only input. A path, an open file or a PIL image is sent as a file; an
+                array or tensor as a tensor of its shape and dtype; other values as JSON.
+            version: A version of the model, or a label. None is the default version.
+            timeout: Seconds for this call, in place of the client's.
+            headers: Further headers of the request.
+            **inputs: The inputs by name, in place of `payload`.
+
+        Returns:
+            Values of JSON, str for text, numpy arrays by name for tensors, else bytes.
+
+        Raises:
+            TypeError: The model does not take these inputs.
+            RequestFailed: The server answers with an error; its subclasses tell which.
+            DeadlineExceeded: The timeout has passed.
+            ConnectionFailed: No server answers, or it ended the connection.
+            InvalidAnswer: The response is not what its headers say.
         """
         return _run_blocking(self._predict(model, payload, version, timeout, headers, inputs))
 
@@ -245,7 +288,17 @@ class Client(Core):
         headers: Headers = None,
         **inputs: Any,
     ) -> Iterator[Piece]:
-        """The pieces of the answer as they come. Closing the iterator cancels the request."""
+        """Send one request and yield the pieces of the response as they arrive.
+
+        The arguments are those of `predict`. Closing the iterator cancels the request.
+
+        Yields:
+            `Event` for server-sent events, str for text, else bytes.
+
+        Raises:
+            StreamInterrupted: The response ended early, or an event reports an error. Pieces
+                before it are valid.
+        """
         pieces = self._stream(model, payload, version, timeout, headers, inputs)
         try:
             while True:
@@ -256,13 +309,15 @@ class Client(Core):
             _run_blocking(pieces.aclose())
 
     def metadata(self, model: str, *, version: str | None = None) -> dict[str, Any]:
-        """Its versions and inputs."""
+        """Return a model's versions, inputs and outputs (Open Inference Protocol)."""
         return _run_blocking(self._metadata(model, version))
 
     def model_names(self) -> list[str]:
+        """Return the names of the server's models."""
         return _run_blocking(self._model_names())
 
     def close(self) -> None:
+        """Close all connections."""
         _run_blocking(self._http.aclose())
 
     def __enter__(self) -> Client:
@@ -272,11 +327,11 @@ class Client(Core):
         self.close()
 
     async def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251  # no event loop runs it
+        time.sleep(seconds)  # noqa: ASYNC251  # No event loop runs this coroutine.
 
 
 class AsyncClient(Core):
-    """The same for asyncio and trio."""
+    """A client for asyncio and trio, with the arguments of `Client`."""
 
     _is_async = True
     _sleep = staticmethod(anyio.sleep)
@@ -292,7 +347,7 @@ class AsyncClient(Core):
         headers: Headers = None,
         **inputs: Any,
     ) -> Any:
-        """As `Client.predict`."""
+        """Send one request and return the model's response, like `Client.predict`."""
         return await self._predict(model, payload, version, timeout, headers, inputs)
 
     def stream(
@@ -306,17 +361,19 @@ class AsyncClient(Core):
         headers: Headers = None,
         **inputs: Any,
     ) -> AsyncIterator[Piece]:
-        """As `Client.stream`."""
+        """Send one request and yield the pieces of the response, like `Client.stream`."""
         return self._stream(model, payload, version, timeout, headers, inputs)
 
     async def metadata(self, model: str, *, version: str | None = None) -> dict[str, Any]:
-        """Its versions and inputs."""
+        """Return a model's versions, inputs and outputs (Open Inference Protocol)."""
         return await self._metadata(model, version)
 
     async def model_names(self) -> list[str]:
+        """Return the names of the server's models."""
         return await self._model_names()
 
     async def aclose(self) -> None:
+        """Close all connections."""
         await self._http.aclose()
 
     async def __aenter__(self) -> AsyncClient:
@@ -327,7 +384,7 @@ class AsyncClient(Core):
 
 
 class _Blocking:
-    """`httpx.Client` with the methods of `httpx.AsyncClient` that are used here."""
+    """An `httpx.Client` with the methods of `httpx.AsyncClient` that the clients call."""
 
     def __init__(self, http: httpx.Client) -> None:
         self._http, self.build_request = http, http.build_request
@@ -354,7 +411,7 @@ class _BlockingStream(httpx.AsyncByteStream):
 
 
 def _run_blocking(work: Awaitable[ResultT]) -> ResultT:
-    """The result of what waits for nothing."""
+    """Return the result of a coroutine that never waits for an event loop."""
     try:
         next(work.__await__())
     except StopIteration as end:
@@ -374,7 +431,7 @@ def _path(prefix: str, model: str, between: str, version: str | None) -> str:
 async def _parts(response: httpx.Response, deadline: Deadline) -> AsyncGenerator[bytes, None]:
     try:
         async for part in response.aiter_bytes():
-            deadline.left()
+            deadline.remaining()
             yield part
     except httpx.TimeoutException as error:
         raise deadline.exceeded() from error

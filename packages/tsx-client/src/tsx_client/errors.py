@@ -3,14 +3,14 @@
 ClientError
 ├── ConnectionFailed      no server answered, or the connection was lost
 ├── DeadlineExceeded      `timeout` has passed
-├── StreamInterrupted     an answer that had begun did not end
-├── InvalidAnswer         an answer is not what its headers or the protocol say
-└── RequestFailed         the server's answer is an error: `status`, `type`, `message`, `request_id`
+├── StreamInterrupted     a response ended early
+├── InvalidAnswer         a response is not what its headers or the protocol say
+└── RequestFailed         the server answers with an error: `status`, `type`, `message`
     ├── InvalidRequest    another 3xx or 4xx
     ├── AccessDenied      401, 403, or a wrong token
     ├── NotFound          404: no such model, version or path
-    ├── Overloaded        429 or 503: `retry_after` says when to come again
-    └── ServerError       another 5xx: the handler failed, or the server
+    ├── Overloaded        429 or 503; `retry_after` has the seconds to wait
+    └── ServerError       another 5xx: the handler or the server failed
 """
 
 from __future__ import annotations
@@ -25,11 +25,16 @@ from time import time
 from typing import Any
 
 
-class ClientError(Exception): ...
+class ClientError(Exception):
+    """The base of all errors of a client."""
 
 
 class ConnectionFailed(ClientError):
-    """`before_request`: the server has seen nothing of the request."""
+    """No server answers, or it ended the connection.
+
+    Attributes:
+        before_request: Whether the server cannot have seen the request.
+    """
 
     def __init__(self, message: str, *, before_request: bool = False) -> None:
         super().__init__(message)
@@ -37,47 +42,63 @@ class ConnectionFailed(ClientError):
 
 
 class DeadlineExceeded(ClientError):
-    """Whether the model ran is not known."""
+    """The timeout has passed; the model may have run."""
 
 
 class StreamInterrupted(ClientError):
-    """The pieces so far are valid."""
+    """A response ended early; the pieces before its end are valid."""
 
 
-class InvalidAnswer(ClientError): ...
+class InvalidAnswer(ClientError):
+    """A response is not what its headers or the protocol say."""
 
 
 class RequestFailed(ClientError):
-    """`type` is TorchServe's name of the error, or empty; `body` the answer as it came."""
+    """The server answers with an error.
+
+    Attributes:
+        status: The HTTP status.
+        headers: The headers of the response.
+        body: The bytes of the response.
+        type: TorchServe's name of the error, or an empty string.
+        message: The text of the error.
+        request_id: The id of the request in the server's log, or None.
+        retry_after: Seconds after which to try again, or None.
+    """
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.status, self.headers, self.body = status, headers, body
         self.request_id = headers.get("x-request-id")
         self.retry_after = _seconds(headers.get("retry-after"))
-        self.type, self.message = words_of(body)
+        self.type, self.message = error_of(body)
         super().__init__(
             f"{self.message} (status {status}, request {self.request_id or 'without an id'})"
         )
 
 
-class InvalidRequest(RequestFailed): ...
+class InvalidRequest(RequestFailed):
+    """The server refuses the request: a 3xx or 4xx without a class of its own."""
 
 
-class AccessDenied(RequestFailed): ...
+class AccessDenied(RequestFailed):
+    """The token is missing, wrong, or not allowed to do this."""
 
 
-class NotFound(RequestFailed): ...
+class NotFound(RequestFailed):
+    """The server has no such model, version or path."""
 
 
-class Overloaded(RequestFailed): ...
+class Overloaded(RequestFailed):
+    """The server refuses the request for now; `retry_after` tells for how long."""
 
 
-class ServerError(RequestFailed): ...
+class ServerError(RequestFailed):
+    """The handler or the server failed."""
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Turn what a broken answer raises into InvalidAnswer."""
+def reading(label: str) -> Iterator[None]:
+    """Raise InvalidAnswer for every error that a malformed response causes."""
     try:
         yield
     except (
@@ -89,11 +110,11 @@ def reading(what: str) -> Iterator[None]:
         ValueError,
         struct.error,
     ) as error:
-        raise InvalidAnswer(f"{what} cannot be read ({type(error).__name__}: {error})") from error
+        raise InvalidAnswer(f"{label} cannot be read ({type(error).__name__}: {error})") from error
 
 
 def extra(module: str, install: str) -> Any:
-    """A module that few programs need."""
+    """Import an optional package, or raise an ImportError that says how to install it."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -101,11 +122,11 @@ def extra(module: str, install: str) -> Any:
 
 
 def failure(status: int, headers: Mapping[str, str], body: bytes) -> RequestFailed:
+    """Return the error for a response."""
     if b"InvalidKeyException" in body[:200]:
         return AccessDenied(status, headers, body)
-    if (
-        b"InternalServerException" in body[:200]
-    ):  # also with 503, for a handler that failed (`handler_error_status`), and that has run
+    # A failed handler may be reported with 503 (setting handler_error_status), but it has run.
+    if b"InternalServerException" in body[:200]:
         return ServerError(status, headers, body)
     kinds = {401: AccessDenied, 403: AccessDenied, 404: NotFound, 429: Overloaded, 503: Overloaded}
     kind: type[RequestFailed] = kinds.get(status) or (
@@ -114,18 +135,18 @@ def failure(status: int, headers: Mapping[str, str], body: bytes) -> RequestFail
     return kind(status, headers, body)
 
 
-def words_of(body: bytes) -> tuple[str, str]:
-    """Type and message of TorchServe's form, or of OpenAI's."""
+def error_of(body: bytes) -> tuple[str, str]:
+    """Return the type and the message of an error in TorchServe's or OpenAI's form."""
     try:
-        given = json.loads(body)
-        own = given if "message" in given else given["error"]
-        return str(own.get("type") or ""), str(own["message"]).strip()
+        value = json.loads(body)
+        error = value if "message" in value else value["error"]
+        return str(error.get("type") or ""), str(error["message"]).strip()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return "", body[:500].decode(errors="replace").strip() or "The answer has no text."
 
 
 def _seconds(value: str | None) -> float | None:
-    """Of a Retry-After."""
+    """Return the seconds of a Retry-After header."""
     if value is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""When a request is sent, when it is repeated, and how long anything may take."""
+"""The sending of a request, with its retries and its deadline."""
 
 from __future__ import annotations
 
@@ -12,50 +12,67 @@ import httpx
 
 from tsx_client.errors import ClientError, ConnectionFailed, DeadlineExceeded, Overloaded, failure
 
-LONGEST = 86_400_000  # ms that a server takes
+MAX_TIMEOUT_MS = 86_400_000  # the longest that a server accepts
 
 
 @dataclass(frozen=True)
 class Retry:
-    """Repeats what the server has refused (429 and 503 with Retry-After) or has never seen, and
-    nothing that may have run.
+    """When a request is repeated.
+
+    A request is repeated if the server refused it (429 or 503 with Retry-After) or never received
+    it. A request that may have run is never repeated.
+
+    Attributes:
+        attempts: The largest number of attempts.
+        backoff: Seconds before the second attempt. They double for each further attempt, and a
+            random share of up to 100 % is added.
+        longest: The longest Retry-After, in seconds, for which the client waits.
     """
 
     attempts: int = 4
-    # seconds before the second attempt; twice as long before each further one, and as much again by
-    # chance
     backoff: float = 0.1
-    longest: float = 30.0  # seconds of a Retry-After that are waited for
+    longest: float = 30.0
 
     def wait(self, error: ClientError, attempt: int) -> float | None:
-        """Seconds before the next attempt, behind so many; None: there is none."""
-        asked = 0.0 if isinstance(error, ConnectionFailed) and error.before_request else None
-        if isinstance(error, Overloaded):
-            asked = (
-                error.retry_after
-            )  # which is not there where the request may have run, as of a handler's own 503
-        if asked is None or attempt >= self.attempts or asked > self.longest:
+        """Return the seconds before the next attempt, or None if there is none.
+
+        Args:
+            error: The error of the last attempt.
+            attempt: The number of attempts so far.
+        """
+        seconds = None
+        if isinstance(error, ConnectionFailed) and error.before_request:
+            seconds = 0.0
+        elif isinstance(error, Overloaded):
+            # A 503 of the handler itself has no Retry-After.
+            seconds = error.retry_after
+        if seconds is None or attempt >= self.attempts or seconds > self.longest:
             return None
-        return asked + self.backoff * 2.0 ** (attempt - 1) * (1 + random.random())
+        return seconds + self.backoff * 2.0 ** (attempt - 1) * (1 + random.random())
 
 
 class Deadline:
-    """`seconds` for a whole call, its retries included; None: any time."""
+    """The end of a call with all its retries; without `seconds`, it has none."""
 
     def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
         self._end = None if seconds is None else clock() + seconds
 
-    def left(self) -> float | None:
-        """Raises DeadlineExceeded."""
+    def remaining(self) -> float | None:
+        """Return the remaining seconds, or None if there is no end.
+
+        Raises:
+            DeadlineExceeded: No time remains.
+        """
         if self._end is None:
             return None
-        left = self._end - self._clock()
-        if left <= 0:
+        remaining = self._end - self._clock()
+        if remaining <= 0:
             raise self.exceeded()
-        return left
+        return remaining
 
     def exceeded(self) -> DeadlineExceeded:
+        """Return the error for a call that took too long."""
         return DeadlineExceeded(f"The answer did not come within {self._seconds} s (timeout).")
 
 
@@ -66,31 +83,35 @@ async def exchange(
     send: Callable[[httpx.Request], Awaitable[httpx.Response]],
     sleep: Callable[[float], Awaitable[None]],
 ) -> httpx.Response:
-    """An answer without an error, whose body is still to be read."""
+    """Send a request until it succeeds, and return the response before its body is read.
+
+    Raises:
+        ClientError: The last attempt failed.
+    """
     attempt = 0
     while True:
         attempt += 1
-        request, left, cause = new_request(), deadline.left(), None
-        if left is not None:
-            request.headers["x-tsx-timeout-ms"] = str(
-                min(ceil(left * 1000), LONGEST)
-            )  # not before `deadline` has passed
-            request.extensions["timeout"] = dict.fromkeys(
-                ("connect", "read", "write", "pool"), left
-            )
+        request, remaining, cause = new_request(), deadline.remaining(), None
+        if remaining is not None:
+            # Rounded up, so that the server does not give up before the client.
+            timeout_ms = min(ceil(remaining * 1000), MAX_TIMEOUT_MS)
+            request.headers["x-tsx-timeout-ms"] = str(timeout_ms)
+            phases = ("connect", "read", "write", "pool")
+            request.extensions["timeout"] = dict.fromkeys(phases, remaining)
         try:
             response = await send(request)
             if response.is_success:
                 return response
             body = await response.aread()
             if response.status_code in (503, 504):
-                deadline.left()  # maybe these are the server's words for that
+                # The server may have refused the request because the deadline has passed.
+                deadline.remaining()
             error: ClientError = failure(response.status_code, response.headers, body)
-        except httpx.HTTPError as failed:
-            error, cause = _error(failed, request, deadline), failed
+        except httpx.HTTPError as http_error:
+            error, cause = _error(http_error, request, deadline), http_error
         wait = retry.wait(error, attempt)
-        left = deadline.left() if wait is not None else None
-        if wait is None or (left is not None and wait >= left):
+        remaining = deadline.remaining() if wait is not None else None
+        if wait is None or (remaining is not None and wait >= remaining):
             raise error from cause
         await sleep(wait)
 

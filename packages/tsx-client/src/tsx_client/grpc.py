@@ -1,5 +1,6 @@
-"""Predictions by gRPC, as requests and answers of httpx: retries, deadlines, errors and streams are
-those of HTTP.
+"""Predictions by gRPC behind the interface of httpx.
+
+Retries, deadlines, errors and streams are therefore those of HTTP.
 """
 
 from __future__ import annotations
@@ -25,10 +26,9 @@ STATUSES = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-_NOT_SENT = re.compile(
-    "failed to connect|resolution failed", re.IGNORECASE
-)  # in its words for UNAVAILABLE; else it may have run
-_OWN = {
+# Texts of gRPC's UNAVAILABLE for a request that cannot have run.
+_NOT_SENT = re.compile("failed to connect|resolution failed", re.IGNORECASE)
+_HTTP_ONLY_HEADERS = {
     "host",
     "content-length",
     "content-type",
@@ -36,12 +36,13 @@ _OWN = {
     "accept",
     "accept-encoding",
     "user-agent",
-}  # of HTTP
+}
 
 
 class GrpcCalls:
-    """Sends predictions by gRPC, encrypted where the URL is https, and everything else by
-    `http`.
+    """A transport that sends predictions by gRPC, and everything else by `http`.
+
+    It encrypts if the URL begins with https.
     """
 
     def __init__(
@@ -52,30 +53,29 @@ class GrpcCalls:
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         if url.startswith("https:"):
             roots = None
-            if isinstance(
-                verify, ssl.SSLContext
-            ):  # gRPC takes files of certificates, and no context
-                roots = (
-                    "".join(
-                        ssl.DER_cert_to_PEM_cert(each)
-                        for each in verify.get_ca_certs(binary_form=True)
-                    ).encode()
-                    or None
-                )
+            if isinstance(verify, ssl.SSLContext):  # gRPC takes the certificates instead.
+                certificates = map(ssl.DER_cert_to_PEM_cert, verify.get_ca_certs(binary_form=True))
+                roots = "".join(certificates).encode() or None
             self._channel = kind.secure_channel(
                 target, grpc.ssl_channel_credentials(roots), options
             )
         else:
             self._channel = kind.insecure_channel(target, options)
-        self._begin = self._channel.unary_stream(METHOD)
+        self._start_call = self._channel.unary_stream(METHOD)
 
     async def send(self, request: httpx.Request, *, stream: bool) -> httpx.Response:
+        """Send a request, and return the response before its body is read."""
         if "tsx" not in request.extensions:
             response: httpx.Response = await self._http.send(request, stream=stream)
             return response
-        metadata = [(name, value) for name, value in request.headers.items() if name not in _OWN]
+        metadata = [
+            (name, value)
+            for name, value in request.headers.items()
+            if name not in _HTTP_ONLY_HEADERS
+        ]
         seconds = request.extensions.get("timeout", {}).get("read")
-        call = self._begin(_message(*request.extensions["tsx"]), metadata=metadata, timeout=seconds)
+        message = _message(*request.extensions["tsx"])
+        call = self._start_call(message, metadata=metadata, timeout=seconds)
         try:
             first, initial = await _next(call), call.initial_metadata()
             headers = _headers(await initial if self._is_async else initial)
@@ -90,6 +90,7 @@ class GrpcCalls:
         )
 
     async def aclose(self) -> None:
+        """Close all connections."""
         closing = self._channel.close()
         if self._is_async:
             await closing
@@ -116,16 +117,13 @@ class _Messages(httpx.AsyncByteStream):
 
 
 async def _next(call: Any) -> bytes | None:
-    message = (
-        await call.read() if hasattr(call, "read") else next(call, None)
-    )  # `read` is that of grpc.aio
+    is_async = hasattr(call, "read")
+    message = await call.read() if is_async else next(call, None)
     return None if message is grpc.aio.EOF else message
 
 
 def _message(name: str, version: str | None, fields: dict[str, bytes]) -> bytes:
-    """A `PredictionsRequest`: the model's name is field 1, its version field 2, and field 3 a map
-    of names to bytes.
-    """
+    """Encode a `PredictionsRequest`: 1 is the model, 2 its version, 3 a map of inputs."""
     inputs = b"".join(
         _field(3, _field(1, key.encode()) + _field(2, value)) for key, value in fields.items()
     )
@@ -141,7 +139,7 @@ def _field(number: int, value: bytes) -> bytes:
 
 
 def _prediction(message: bytes) -> bytes:
-    """Field 1 of a `PredictionResponse`, in which the others are not set."""
+    """Decode field 1 of a `PredictionResponse`, the only one that is set."""
     at = 1
     while at < len(message) and message[at] > 127:
         at += 1
@@ -153,19 +151,18 @@ def _headers(metadata: Any) -> dict[str, str]:
 
 
 def _failure(error: Any, request: httpx.Request) -> httpx.Response:
-    code, why = error.code(), str(error.details() or error.code().name)
-    message, _, kind = why.rpartition("\n")
-    if not kind.startswith("org.pytorch.serve."):  # the server has not answered
+    code, details = error.code(), str(error.details() or error.code().name)
+    message, _, kind = details.rpartition("\n")
+    if not kind.startswith("org.pytorch.serve."):  # gRPC reports the error, not the server.
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise httpx.ReadTimeout(why, request=request)
+            raise httpx.ReadTimeout(details, request=request)
         if code is grpc.StatusCode.UNAVAILABLE:
-            raise (httpx.ConnectError if _NOT_SENT.search(why) else httpx.ReadError)(
-                why, request=request
+            raise (httpx.ConnectError if _NOT_SENT.search(details) else httpx.ReadError)(
+                details, request=request
             )
     type = kind.rpartition(".")[2]
-    status = (
-        404 if type.endswith("NotFoundException") else STATUSES.get(code, 500)
-    )  # TorchServe's own status is INTERNAL
+    # TorchServe's gRPC status for an unknown model is INTERNAL.
+    status = 404 if type.endswith("NotFoundException") else STATUSES.get(code, 500)
     if type == "ServiceUnavailableException":
         status = 503
     body = json.dumps({"code": status, "type": type, "message": message or kind})

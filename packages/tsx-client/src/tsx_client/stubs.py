@@ -1,4 +1,4 @@
-"""Python that names the models of a server and what they take, for editors and type checkers."""
+"""Generated Python classes for the models of a server, for editors and type checkers."""
 
 from __future__ import annotations
 
@@ -59,46 +59,47 @@ OPTIONS = (
     "version: str | None = None, timeout: float | None = None, headers: dict[str, str] | None ="
     " None"
 )
-TAKEN = {"self", "version", "timeout", "headers"}  # arguments of `predict` beside a model's inputs
+RESERVED = {"self", "version", "timeout", "headers"}  # arguments of `predict` itself
 
 
 def generate(client: Client) -> str:
+    """Generate a module for the models of the client's server."""
     with reading("The list of models or their metadata"):
         return render(client.url, {name: client.metadata(name) for name in client.model_names()})
 
 
 def render(url: str, models: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write a module with the models' metadata; what is no identifier is no name in it."""
-    named = {name: metadata for name, metadata in sorted(models.items()) if _is_identifier(name)}
+    """Generate a module from the models' metadata; names that are no identifiers are left out."""
+    valid = {name: metadata for name, metadata in sorted(models.items()) if _is_identifier(name)}
     title = f"The models of {url}. Made by `tsx client generate`: make it anew when they change."
     text = HEAD.format(text=repr(title))
-    classes = _class_names(named)
-    for name, metadata in named.items():
+    classes = _class_names(valid)
+    for name, metadata in valid.items():
         signature = Signature.of(metadata)
         versions = ", ".join(metadata.get("versions", ()))
         about = repr(f"Versions {versions}." + _described(signature))
         text += MODEL.format(name=classes[name], text=about, arguments=_arguments(signature))
     for prefix in ("", "Async"):
-        lines = [f"    {name}: {prefix}{classes[name]}\n" for name in named]
+        lines = [f"    {name}: {prefix}{classes[name]}\n" for name in valid]
         text += CLIENT.format(prefix=prefix, models="".join(lines) or "    pass\n")
     return text
 
 
 def _is_identifier(name: str) -> bool:
-    """Check that this is a name of Python's, spelled as Python reads it."""
+    """Tell whether a name is an identifier in the form that Python normalizes it to."""
     normal = unicodedata.normalize("NFKC", name) == name and not name.startswith("__")
     return name.isidentifier() and normal and not keyword.iskeyword(name)
 
 
 def _class_names(models: Iterable[str]) -> dict[str, str]:
-    """Name the class of each model; `a_b`, `aB` and `async_a_b` share no class."""
+    """Choose a class name for each model; `a_b`, `aB` and `async_a_b` get different ones."""
     names: dict[str, str] = {}
-    taken: set[str] = set()
+    used: set[str] = set()
     for model in models:
         name = "".join(part[:1].upper() + part[1:] for part in model.split("_")) + "Model"
-        while {name, f"Async{name}"} & taken:
+        while {name, f"Async{name}"} & used:
             name += "_"
-        taken |= {name, f"Async{name}"}
+        used |= {name, f"Async{name}"}
         names[model] = name
     return names
 
@@ -112,6 +113,6 @@ def _described(signature: Signature) -> str:
 def _arguments(signature: Signature) -> str:
     kind = "Any" if signature.tensors else TYPES.get(signature.kind or "", "Any")
     names = signature.names
-    if not names or TAKEN & set(names) or not all(map(_is_identifier, names)):
+    if not names or RESERVED & set(names) or not all(map(_is_identifier, names)):
         return f"payload: Any = None, /, *, {OPTIONS}, **inputs: Any"
     return f"*, {', '.join(f'{name}: {kind}' for name in names)}, {OPTIONS}"

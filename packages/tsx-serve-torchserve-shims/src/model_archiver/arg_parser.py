@@ -1,4 +1,4 @@
-"""`ArgParser`, which makes the parser of torch-model-archiver's flags."""
+"""`ArgParser`, a parser for the flags of torch-model-archiver."""
 
 from __future__ import annotations
 

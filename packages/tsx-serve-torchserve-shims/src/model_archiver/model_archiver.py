@@ -1,4 +1,4 @@
-"""`ModelArchiver`, which packs what a `ModelArchiverConfig` says."""
+"""`ModelArchiver`, which packs a model as a `ModelArchiverConfig` describes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags of torch-model-archiver as a dataclass."""
+"""`ModelArchiverConfig`, the flags of torch-model-archiver."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tsx_archiver.writing import Format
 
 @dataclass
 class ModelArchiverConfig:
+    """The flags of torch-model-archiver, with the same names and defaults."""
+
     model_name: str
     handler: str
     version: str
@@ -29,12 +31,16 @@ class ModelArchiverConfig:
 
     @classmethod
     def from_args(cls, args: Namespace) -> ModelArchiverConfig:
-        """From parsed arguments; what they lack keeps its default."""
-        given = {
+        """Take the fields from parsed arguments; missing ones keep their defaults."""
+        values = {
             item.name: getattr(args, item.name) for item in fields(cls) if hasattr(args, item.name)
         }
-        return cls(**given)
+        return cls(**values)
 
     def spec(self, manifest: str | None = None) -> ArchiveSpec:
-        """`manifest`, as JSON, is kept where it says more than the fields do."""
+        """Return what to pack.
+
+        Args:
+            manifest: JSON whose further keys are added to the manifest.
+        """
         return replace(spec_of(self), extra_manifest=json.loads(manifest) if manifest else {})

@@ -1,5 +1,6 @@
-"""TorchServe's archiver error is the base class of all errors of tsx's archiver, so that existing
-`except` clauses catch them.
+"""`ModelArchiverError`, the base of all errors of tsx's archiver.
+
+Existing `except` clauses therefore catch them.
 """
 
 from tsx_archiver.errors import ArchiveError as ModelArchiverError

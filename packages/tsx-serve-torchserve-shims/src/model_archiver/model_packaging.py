@@ -1,4 +1,4 @@
-"""`package_model`, which scripts call with parsed arguments, and the command's own entry point."""
+"""`package_model` for scripts, and the entry point of torch-model-archiver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def package_model(config: ModelArchiverConfig | Namespace, manifest: str | None = None) -> None:
-    """Pack; `manifest`, as JSON, is kept where it says more than the arguments do."""
+    """Pack a model; further keys of `manifest`, which is JSON, are added to its manifest."""
     complete = (
         config if isinstance(config, ModelArchiverConfig) else ModelArchiverConfig.from_args(config)
     )
@@ -29,7 +29,7 @@ def package_model(config: ModelArchiverConfig | Namespace, manifest: str | None 
 
 
 def generate_model_archive(config: ModelArchiverConfig | None = None) -> None:
-    """Pack what `config` says. Without one, act as the command torch-model-archiver and exit."""
+    """Pack what `config` names. Without it, act as the command torch-model-archiver and exit."""
     if config is None:
         sys.exit(torch_model_archiver.main())
     package_model(config)

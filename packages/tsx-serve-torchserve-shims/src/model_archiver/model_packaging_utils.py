@@ -1,6 +1,4 @@
-"""`ModelExportUtils.generate_manifest_json`, and constants, for scripts that call
-`package_model`.
-"""
+"""`ModelExportUtils` and constants for scripts that call `package_model`."""
 
 from __future__ import annotations
 
@@ -31,8 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 class ModelExportUtils:
+    """The one function of TorchServe's class that scripts call."""
+
     @staticmethod
     def generate_manifest_json(args: ModelArchiverConfig | Namespace) -> str:
+        """Return the manifest of a model as JSON."""
         config = (
             args if isinstance(args, ModelArchiverConfig) else ModelArchiverConfig.from_args(args)
         )

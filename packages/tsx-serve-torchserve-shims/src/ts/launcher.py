@@ -18,7 +18,7 @@ from tsx_runtime.worker.handler_api.ts_shim import refuse
 __getattr__ = partial(refuse, __name__)
 
 MANAGEMENT = "http://localhost:8081/models"
-LINES = 1000  # of what the server says later that are kept
+MAX_LINES = 1000  # lines of output kept after the start
 
 _TORCHSERVE = [
     sys.executable,
@@ -36,83 +36,91 @@ def start(
     models: str | Sequence[str] | None = None,
     enable_model_api: bool = False,
 ) -> queue.Queue[str]:
-    """Stop the server that runs, start one, and wait until it answers; what it says until then is
-    printed, later lines are in the queue.
+    """Stop the running server, start another one, and wait until it is ready.
 
-    Raises RuntimeError where it ends before.
+    The output before that is printed.
+
+    Returns:
+        A queue of the lines that the server prints later. It drops the oldest when it is full.
+
+    Raises:
+        RuntimeError: The server ended before it was ready.
     """
     stop()
-    words = _words(model_store, snapshot_file, plugin_folder, models)
+    arguments = _arguments(model_store, snapshot_file, plugin_folder, models)
     switches = {
         "--no-config-snapshots": no_config_snapshots,
         "--disable-token-auth": disable_token,
         "--enable-model-api": enable_model_api,
     }
-    words += [flag for flag, wanted in switches.items() if wanted]
+    arguments += [flag for flag, is_on in switches.items() if is_on]
     process = subprocess.Popen(
-        [*_TORCHSERVE, "--start", *words],
+        [*_TORCHSERVE, "--start", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     assert process.stdout is not None
-    said = []
+    output = []
     for line in process.stdout:
         print(line, end="", flush=True)
-        said.append(line)
+        output.append(line)
         if line.strip() == READY:
             break
     else:
         raise RuntimeError(
             f"the server did not start; the command ended with {process.wait()}:"
-            f" {''.join(said[-20:])}"
+            f" {''.join(output[-20:])}"
         )
-    process.wait()  # the command; the server goes on
-    lines: queue.Queue[str] = queue.Queue(LINES)
-    threading.Thread(target=_keep_reading, args=(process.stdout, lines), daemon=True).start()
+    process.wait()  # The command ends, and the server goes on.
+    lines: queue.Queue[str] = queue.Queue(MAX_LINES)
+    threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True).start()
     return lines
 
 
 def stop(wait: bool = True) -> None:
-    """`wait` is as it was; the command waits in any case, so that a server that is started next
-    finds its ports free.
+    """Stop the running server.
+
+    The command always waits for its end, so that the next server finds its ports free.
+
+    Args:
+        wait: Whether to pass --foreground, as TorchServe's launcher does.
     """
     subprocess.run([*_TORCHSERVE, "--stop", *["--foreground"] * wait], check=False)
 
 
 def register_model(model_name: str, url: str) -> requests.Response:
+    """Register a model with one worker, and wait until it is ready."""
     return register_model_with_params(
         {"model_name": model_name, "url": url, "initial_workers": "1", "synchronous": "true"}
     )
 
 
 def register_model_with_params(params: Mapping[str, str]) -> requests.Response:
-    """At the management API's usual address."""
+    """Register a model at the default address of the management API."""
     return requests.post(MANAGEMENT, params=dict(params))
 
 
-def _words(
+def _arguments(
     model_store: str | None,
     snapshot_file: str | None,
     plugin_folder: str | None,
     models: str | Sequence[str] | None,
 ) -> list[str]:
-    given = {
+    options = {
         "--model-store": model_store,
         "--ts-config": snapshot_file,
         "--plugins-path": plugin_folder,
     }
-    words = [word for flag, value in given.items() if value for word in (flag, str(value))]
+    arguments = [text for flag, value in options.items() if value for text in (flag, str(value))]
     if models:
-        words += ["--models", *([models] if isinstance(models, str) else models)]
-    return words
+        arguments += ["--models", *([models] if isinstance(models, str) else models)]
+    return arguments
 
 
-def _keep_reading(stream: IO[str], lines: queue.Queue[str]) -> None:
-    """A pipe that nobody reads would fill up; of what nobody takes out of the queue, the oldest
-    go.
-    """
+def _read_lines(stream: IO[str], lines: queue.Queue[str]) -> None:
+    """Read until the end, since a full pipe would stall the server."""
     for line in stream:
         if lines.full():
             lines.get_nowait()

@@ -1,6 +1,4 @@
-"""The import surface of TorchServe's `workflow_archiver`, for scripts that pack workflows from
-Python.
-"""
+"""The import surface of TorchServe's `workflow_archiver`, for scripts that pack workflows."""
 
 from workflow_archiver.version import __version__
 

@@ -1,6 +1,4 @@
-"""`package_workflow`, which scripts call with parsed arguments, and the command's own entry
-point.
-"""
+"""`package_workflow` for scripts, and the entry point of torch-workflow-archiver."""
 
 from __future__ import annotations
 
@@ -16,8 +14,11 @@ _log = logging.getLogger(__name__)
 
 
 def package_workflow(args: Namespace, manifest: str | None = None) -> None:
-    """Pack. `manifest` is what `WorkflowExportUtils.generate_manifest_json` gave; it says nothing
-    that the arguments do not.
+    """Pack a workflow.
+
+    Args:
+        args: The flags of torch-workflow-archiver.
+        manifest: Ignored; TorchServe's scripts pass it.
     """
     force = bool(getattr(args, "force", False))
     write_workflow_archive(
@@ -29,4 +30,5 @@ def package_workflow(args: Namespace, manifest: str | None = None) -> None:
 
 
 def generate_workflow_archive() -> None:
+    """Act as the command torch-workflow-archiver, and exit."""
     sys.exit(command.main())

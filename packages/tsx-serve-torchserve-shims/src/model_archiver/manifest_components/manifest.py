@@ -19,7 +19,10 @@ class RuntimeType(Enum):
 
 
 class Manifest:
-    """The content of a MANIFEST.json, as `manifest_dict`; its text is JSON."""
+    """The content of a MANIFEST.json.
+
+    `manifest_dict` holds it as a dict, and `str()` returns its JSON.
+    """
 
     def __init__(self, runtime: str, model: Model) -> None:
         self.manifest_dict = {

@@ -22,7 +22,7 @@ class Model(NamedTuple):
 
     @property
     def model_dict(self) -> dict[str, Any]:
-        """The entry as it stands in a manifest."""
+        """The entry in the form of a manifest."""
         entries = {
             re.sub("_(.)", lambda match: match[1].upper(), name): value
             for name, value in self._asdict().items()
