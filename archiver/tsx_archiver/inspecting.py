@@ -91,9 +91,18 @@ class _Source(NamedTuple):
 
 
 def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # noqa: B008
-    """Reads the list of members, the manifest, the configuration and the head of the model file.
+    """Read the members, the manifest, the configuration and the head of the model file.
 
-    Raises ArchiveError.
+    Args:
+        path: The archive or directory.
+        limits: The largest sizes and numbers of files.
+
+    Raises:
+        ArchiveError: The archive cannot be read or is unsafe.
+
+    Example:
+        >>> [member.name for member in inspect_archive(Path("digits.mar")).members]
+        ['digits.py', 'MAR-INF/MANIFEST.json']
     """
     path = Path(path)
     with _opened(path, limits) as source:
@@ -152,10 +161,21 @@ def read_member(path: Path, name: str, *, most: int, limits: Limits = Limits()) 
 
 
 def verify_archive(path: Path, limits: Limits = Limits()) -> list[Finding]:  # noqa: B008
-    """Reads every byte of the archive and compares it with what the archive says.
+    """Read every byte of an archive, and compare it with the checksums and the manifest.
 
-    Raises ArchiveError where the archive cannot be read at all or is unsafe; returns the rest,
-    faults first.
+    Args:
+        path: The archive or directory.
+        limits: The largest sizes and numbers of files.
+
+    Returns:
+        All findings, faults first.
+
+    Raises:
+        ArchiveError: The archive cannot be read at all or is unsafe.
+
+    Example:
+        >>> verify_archive(Path("digits.mar"))
+        []
     """
     path = Path(path)
     with _opened(path, limits) as source:

@@ -73,10 +73,15 @@ class LockedDirectory:
 
 @dataclass
 class OpenArchive(LockedDirectory):
-    """A model that is ready to be loaded; `directory` stays as long as this is open.
+    """An open archive, whose directory is kept until it is closed.
 
-    `problems` are texts about what will probably not do what the archive's author meant; `digest`
-    is the sha-256 of the archive file, None for a directory.
+    Attributes:
+        source: The path of the archive.
+        directory: The directory of its files.
+        manifest: The manifest.
+        config: The content of model-config.yaml.
+        problems: Texts about details that will probably not do what the author meant.
+        digest: The SHA-256 of the archive's file, or None for a directory.
     """
 
     source: Path
@@ -87,9 +92,8 @@ class OpenArchive(LockedDirectory):
     digest: str | None = None
 
 
-Opening: TypeAlias = Callable[
-    [str, int, int], None
-]  # the step (reading, unpacking), bytes so far, bytes in all
+# The arguments are the step (reading or unpacking), the bytes so far and the bytes in all.
+Opening: TypeAlias = Callable[[str, int, int], None]
 
 
 def open_archive(
@@ -100,12 +104,24 @@ def open_archive(
     name: str | None = None,
     progress: Opening = lambda step, done, total: None,
 ) -> OpenArchive:
-    """Open a .mar, .model, .tar.gz, .tgz (detected by their bytes, not their names) or directory.
+    """Open a .mar, .model, .tar.gz or .tgz, told apart by their bytes, or a directory.
 
-    Archives are unpacked into `cache` (default: the user's cache directory), directories are used
-    where they are. `name` is the model's name where the manifest gives none; by default it is made
-    from the file's name. Everything unsafe is refused before a byte is written; raises
-    ArchiveError.
+    An unsafe archive is refused before a byte is written.
+
+    Args:
+        source: The archive. A directory is used in place.
+        cache: Where the archive is unpacked; the default is the user's cache directory.
+        limits: The largest sizes and numbers of files.
+        name: The model's name if the manifest has none; the default is made from the file's name.
+        progress: Called with the step, and the bytes done and in all.
+
+    Raises:
+        ArchiveError: The archive is missing, damaged, unsafe or too large.
+
+    Example:
+        >>> archive = open_archive(Path("digits.mar"))
+        >>> archive.manifest.model_name
+        'digits'
     """
     source = Path(source)
     default_name = name or unnamed_archive_name(source.absolute())

@@ -1,4 +1,4 @@
-"""Plans the members and the manifest of an archive, and checks them before a byte is written."""
+"""The plan of an archive: its members and its manifest, checked before a byte is written."""
 
 from __future__ import annotations
 
@@ -48,24 +48,32 @@ BUILTIN_HANDLERS = (
 )
 RUNTIMES = ("python", "python3", "LSP")
 _HANDLER_SUFFIX = {"LSP": ".so"}
-CPP_HANDLERS = ("BaseHandler", "TorchScriptHandler")  # that TorchServe's C++ backend has itself
-_SKIPPED_DIRECTORIES = (
-    "__pycache__",
-)  # compiled files hold timestamps, and are compiled again anyway
+CPP_HANDLERS = ("BaseHandler", "TorchScriptHandler")  # built into TorchServe's C++ backend
+# Compiled files hold timestamps, and Python compiles again anyway.
+_SKIPPED_DIRECTORIES = ("__pycache__",)
 
 Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class ArchiveSpec:
-    """The input of packing; the fields are the flags of torch-model-archiver (contract 3.2).
+    """What to pack; the fields are the flags of torch-model-archiver.
 
-    `handler` is a name that comes with the server, or `path/file.py`, `path/file` or either with
-    `:function`. `model_file` is a path, or `path/file.py:Class`. `extra_files` is a comma list as
-    on the command line, or a sequence of paths; patterns are expanded, a directory stands for its
-    content. `contents` are files that exist in memory only, by their name in the archive; `files`
-    those that have another name there. `extra_manifest` is carried over into the manifest where it
-    says something that the other fields do not.
+    Attributes:
+        model_name: The name of the model and of the archive.
+        handler: The name of a built-in handler, or `path/file.py` or `path/file`, each optionally
+            with `:function`.
+        version: The version of the model.
+        serialized_file: The path of the weights.
+        model_file: The path of the model's Python file, optionally with `:Class`.
+        extra_files: Paths as a list or separated by commas. Patterns are expanded, and a directory
+            stands for its content.
+        runtime: `python`, `python3`, or `LSP` for TorchServe's C++ backend.
+        requirements_file: The path of a requirements.txt.
+        config_file: The path of a model-config.yaml.
+        contents: Further files as bytes, by their names in the archive.
+        files: Further paths, by their names in the archive.
+        extra_manifest: Further keys of the manifest.
     """
 
     model_name: str
@@ -83,13 +91,15 @@ class ArchiveSpec:
 
 
 class PlannedMember(NamedTuple):
+    """A file of an archive before it is written."""
+
     name: str
     source: Path | bytes
     size: int
 
 
 class PackingPlan(NamedTuple):
-    """Members sorted by name, without the manifest, whose checksums are known only at the end."""
+    """The members of an archive by name, and its manifest, which still lacks the checksums."""
 
     model_name: str
     members: list[PlannedMember]
@@ -98,10 +108,15 @@ class PackingPlan(NamedTuple):
 
 
 def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
-    """Check everything and find every file; raises ArchiveError.
+    """Check a spec and find all its files.
 
-    What is doubtful but does not stop an archive (a pattern without a match, a key or value in
-    model-config.yaml that the server will not use) goes to `warn`; without one it raises as well.
+    Args:
+        spec: What to pack.
+        warn: Called for a doubtful detail: a pattern without a match, or a key or value of
+            model-config.yaml that the server will not use. Without it, a doubtful detail raises.
+
+    Raises:
+        ArchiveError: The spec cannot be packed.
     """
     _check_names(spec)
     members = Members()

@@ -66,11 +66,27 @@ def write_archive(
     progress: Progress | None = None,
     warn: Warn | None = None,
 ) -> Path:
-    """Pack, and return the path of the archive.
+    """Pack an archive and return its path; an error leaves no partial output.
 
-    `destination` is the archive itself where it ends like one of that format, else the directory
-    for `<model name>.mar`, made if missing. For `warn` see `plan_archive`. Raises ArchiveError, and
-    leaves no partial output.
+    Args:
+        spec: What to pack.
+        destination: The archive, if the path ends like one of this format. Otherwise the directory
+            for `<model name>.mar`, which is created.
+        format: `default` (a compressed zip file), `zip-store`, `tgz`, or `no-archive` (a
+            directory).
+        force: Whether to replace an existing archive.
+        progress: Called with the name of a file, the bytes read so far and in all.
+        warn: Called for a doubtful detail, see `plan_archive`.
+
+    Raises:
+        ArchiveError: The spec cannot be packed.
+
+    Example:
+        >>> import tempfile
+        >>> spec = ArchiveSpec("echo", handler="echo.py", contents={"words.txt": b"hello"})
+        >>> path = write_archive(spec, Path(tempfile.mkdtemp()))
+        >>> path.name
+        'echo.mar'
     """
     if format not in FORMATS:
         raise CannotPack(

@@ -1,12 +1,10 @@
-"""A server for tests of handlers: the front end in a thread of this process, the workers as real
-processes.
+"""A server for tests of handlers, with its front end in a thread and workers as real processes.
 
-from tsx_runtime.testing import serve
-
-def test_it_finds_a_city():
-    with serve("city.mar") as server:
-        assert server.client.post("/predictions/city", content=b"Rome").json()["position"] == [41.9,
-        12.5]
+Example:
+    >>> with serve("digits.mar") as server:
+    ...     response = server.client.post("/predictions/digits", content=image)
+    >>> response.status_code
+    200
 """
 
 from __future__ import annotations
@@ -40,9 +38,11 @@ FREE_PORT = "http://127.0.0.1:0"
 
 @dataclass(frozen=True)
 class ServerUnderTest:
-    """A server that answers.
+    """A running server.
 
-    `addresses` are by role: inference, management, metrics, and those of gRPC where it is enabled.
+    Attributes:
+        settings: The settings of the server.
+        addresses: The URLs by role: inference, management, metrics, and gRPC's if it is enabled.
     """
 
     settings: Settings
@@ -51,19 +51,19 @@ class ServerUnderTest:
 
     @property
     def url(self) -> str:
-        """Of the inference API."""
+        """The URL of the inference API."""
         return self.addresses["inference"]
 
     @property
     def headers(self) -> dict[str, str]:
-        """The inference token, where the settings have one."""
+        """The header with the inference token; empty without a token."""
         token = self.settings.inference_token
         return {} if token is None else {"Authorization": f"Bearer {token}"}
 
     @cached_property
     def client(self) -> httpx.Client:
-        """For `url`, with `headers` and without a timeout. Closed with the server."""
-        import httpx  # here, because no server needs it
+        """An HTTP client for `url` with `headers` and no timeout; the server's end closes it."""
+        import httpx  # A server itself does not need it.
 
         client = httpx.Client(
             base_url=self.url, headers=self.headers, timeout=None, trust_env=False
@@ -74,26 +74,33 @@ class ServerUnderTest:
 
 @contextmanager
 def serve(*models: Servable, **settings: Any) -> Iterator[ServerUnderTest]:
-    """Serve archives, unpacked archives, or what `ArchiveSpec`s describe, while the context lasts.
+    """Serve models while the context lasts.
 
-    `settings` are those of docs/reference/settings.md, such as `inference_token="secret"`; the
-    environment and tsx.toml are not read. Ports are free ones, the state is in a temporary
-    directory, and gRPC is off unless `enable_grpc=True`. At the end, requests that still run are
-    refused. Raises what `tsx serve` reports: ArchiveError, LoadFailed, SettingError; of a server
-    that fails later, its error at the end.
+    The server uses free ports and a temporary state directory, and neither the environment nor
+    tsx.toml. gRPC is off unless `enable_grpc=True`. The end of the context refuses requests that
+    still run.
+
+    Args:
+        *models: Archives, unpacked archives, or `ArchiveSpec`s, which are packed first.
+        **settings: Settings of docs/reference/settings.md, such as `inference_token="secret"`.
+
+    Raises:
+        ArchiveError: A model is no valid archive.
+        LoadFailed: A worker cannot load its model.
+        SettingError: A setting has a wrong name or value.
     """
-    with TemporaryDirectory(prefix="tsx-testing-", dir=temporary_place()) as own:
-        usual: dict[str, object] = {
+    with TemporaryDirectory(prefix="tsx-testing-", dir=temporary_place()) as directory:
+        defaults: dict[str, object] = {
             f"{role}_address": FREE_PORT for role in ("inference", "management", "metrics")
         }
-        usual |= {
+        defaults |= {
             "enable_grpc": False,
             "grpc_inference_port": 0,
             "grpc_management_port": 0,
-            "state_dir": Path(own, "state"),
+            "state_dir": Path(directory, "state"),
         }
-        loaded, _ = load_settings(usual | settings, {})
-        starts = [start_model(_archive(model, Path(own, "models"))) for model in models]
+        loaded, _ = load_settings(defaults | settings, {})
+        starts = [start_model(_archive(model, Path(directory, "models"))) for model in models]
         stopping, ready = StopEvents(), Future[RunningServer]()
         with start_blocking_portal("asyncio", {"use_uvloop": sys.platform != "win32"}) as portal:
             ended = portal.start_task_soon(
@@ -109,11 +116,11 @@ def serve(*models: Servable, **settings: Any) -> Iterator[ServerUnderTest]:
                 finally:
                     for client in server._clients:
                         client.close()
-            finally:  # of a start as well that is interrupted
+            finally:  # An interrupted start ends here as well.
                 for event in (stopping.hurry, stopping.asked):
                     portal.call(event.set)
                 wait([ended])
-            ended.result()  # of a server that failed later
+            ended.result()  # Raises the error of a server that failed later.
 
 
 def _archive(model: Servable, directory: Path) -> Path:

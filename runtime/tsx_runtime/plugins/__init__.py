@@ -1,5 +1,6 @@
-"""Plugins: entry points of installed packages, which the server loads by name
-(docs/guides/plugins.md).
+"""Plugins: entry points of installed packages that the server loads by name.
+
+docs/guides/plugins.md shows how to write one.
 """
 
 from tsx_runtime.plugins.api import (

@@ -1,4 +1,7 @@
-"""The kinds of plugins: plain functions and plain values, which can be tested without a server."""
+"""The kinds of plugins.
+
+They are plain functions and values, so that they can be tested without a server.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,32 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 @dataclass(frozen=True)
 class EndpointRequest:
+    """A request to an endpoint.
+
+    Attributes:
+        method: The HTTP method.
+        path: The path, without the query.
+        query: The first value of each query parameter.
+        headers: The headers by their names in lower case.
+        body: The bytes of the body.
+    """
+
     method: str
     path: str
-    query: Mapping[str, str]  # of each parameter its first value
-    headers: Mapping[str, str]  # names in lower case
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
     body: bytes
 
 
 @dataclass(frozen=True)
 class EndpointResponse:
-    """A body that is neither bytes nor text is sent as JSON."""
+    """A response of an endpoint.
+
+    Attributes:
+        body: Bytes, text, or a value that is sent as JSON.
+        status: The HTTP status.
+        headers: Further headers.
+    """
 
     body: Any = b""
     status: int = 200
@@ -27,33 +46,57 @@ class EndpointResponse:
 
 
 class ModelFacts(NamedTuple):
-    """One version of a model, as it is now."""
+    """The present state of one version of a model.
+
+    Attributes:
+        name: The name of the model.
+        version: The version.
+        url: The path or URL from which it was registered.
+        default: Whether it is the default version of its name.
+        workers: The number of workers that are ready.
+        batch_size: The largest number of requests in a batch.
+        waiting: The number of requests in the queue.
+    """
 
     name: str
     version: str
     url: str
-    default: bool  # of the versions of its name
-    workers: int  # that are ready
+    default: bool
+    workers: int
     batch_size: int
-    waiting: int  # requests
+    waiting: int
 
 
 class ServerView(Protocol):
     """The part of the server that an endpoint can see."""
 
     def setting(self, name: str) -> Any:
-        """Its value. Raises KeyError for what is no setting, and for tokens and passwords."""
+        """Return the value of a setting.
 
-    def models(self) -> list[ModelFacts]: ...
+        Raises:
+            KeyError: There is no such setting, or it is a token or a password.
+        """
+
+    def models(self) -> list[ModelFacts]:
+        """Return all versions of all models."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Group `tsx.endpoints`: a path of its own, on the listener of its role and behind that
-    listener's token.
+    """A plugin of the group `tsx.endpoints`: a further path of the server.
 
-    `answer` runs in a thread, unless it is a coroutine function: that one shares the event loop
-    with every request, and must not block.
+    Attributes:
+        path: The path, such as `/health/details`.
+        answer: Answers a request. A function runs in a thread. A coroutine function runs on the
+            event loop and must not block.
+        role: The listener of the path, whose token protects it.
+        methods: The HTTP methods.
+
+    Example:
+        >>> def answer(request, server):
+        ...     return EndpointResponse({"models": len(server.models())})
+        >>> Endpoint("/count", answer).methods
+        ('GET',)
     """
 
     path: str
@@ -63,70 +106,105 @@ class Endpoint:
 
 
 class Refused(Exception):
-    """Raised by an `Authenticate` to refuse the request. The text goes to the client."""
+    """An error that an `Authenticate` raises to refuse a request.
+
+    Attributes:
+        status: The HTTP status, 401 or 403.
+    """
 
     def __init__(self, message: str, *, status: Literal[401, 403] = 401) -> None:
+        """Refuse the request with a text for the client."""
         super().__init__(message)
         self.status = status
 
 
-# Group `tsx.authentication`: (role, headers by their names in lower case) -> None, or raises
-# Refused. It runs on the event loop, for every request to that role (inference, management or
-# metrics), after the server's own tokens were right: it must not block.
-# it must not block.
 Authenticate: TypeAlias = Callable[[str, Mapping[str, str]], None]
+"""A plugin of the group `tsx.authentication`, called with a role and the headers of a request.
+
+It raises `Refused` to refuse the request. The role is inference, management or metrics; header
+names are in lower case. The plugin runs on the event loop for each request with a valid token, so
+it must not block.
+"""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """The requests that a worker could take now, fewer than a full batch."""
+    """The waiting requests of an incomplete batch that a worker could take now.
+
+    Attributes:
+        count: The number of requests.
+        size: The bytes of their bodies.
+        oldest: The seconds for which the first request has waited.
+        max_count: The number of requests in a full batch.
+        max_delay: The model's maxBatchDelay in seconds, the limit for every policy.
+    """
 
     count: int
-    size: int  # bytes of their bodies
-    oldest: float  # seconds that the first of them has waited
-    max_count: int  # of a full batch
-    # Seconds, the model's maxBatchDelay: none waits longer, whatever the policy says.
+    size: int
+    oldest: float
+    max_count: int
     max_delay: float
 
 
-# Group `tsx.batch_policies`, by the name that a model-config.yaml has as its batchPolicy: the
-# seconds for which the batch may wait for more; 0 sends it now. Asked at each arrival and each
-# answer: it must be quick, and depend on nothing but what it is given.
-# nothing but what it is given.
 BatchPolicy: TypeAlias = Callable[[Waiting], float]
+"""A plugin of the group `tsx.batch_policies`, which model-config.yaml names as `batchPolicy`.
+
+It returns the seconds for which the batch waits for more requests; 0 sends it now. The server calls
+it for each request and each response, so it must be fast, and use only its argument.
+"""
 
 
 class Sample(NamedTuple):
-    """One number of `/metrics`."""
+    """One number of `/metrics`.
+
+    Attributes:
+        name: The name of the metric.
+        kind: counter, gauge or histogram.
+        labels: The labels.
+        value: The value.
+    """
 
     name: str
-    kind: str  # counter, gauge or histogram
+    kind: str
     labels: Mapping[str, str]
     value: float
 
 
 PUSH_INTERVAL_S = 10
 
-# Group `tsx.metrics_sinks`: called in a thread of its own with all samples, every PUSH_INTERVAL_S
-# seconds.
 MetricsSink: TypeAlias = Callable[[list[Sample]], None]
+"""A plugin of the group `tsx.metrics_sinks`, called with all samples every PUSH_INTERVAL_S seconds.
 
-# Group `tsx.sources`, by the scheme of the URLs: writes the archive at the URL to the path, of at
-# most so many bytes; raises OSError or ValueError with the reason. Runs in a thread. `allowed_urls`
-# was checked before.
+It runs in a thread.
+"""
+
 Source: TypeAlias = Callable[[str, Path, int], None]
+"""A plugin of the group `tsx.sources`, named like the scheme of its URLs.
+
+It is called with a URL that `allowed_urls` permits, a path and a number of bytes. It writes the
+archive, of at most so many bytes, to the path, and raises OSError or ValueError with the reason if
+it cannot. It runs in a thread.
+"""
 
 
 class ComparedAnswer(NamedTuple):
-    """The answer of a version; of a streamed answer, all parts."""
+    """The response of a version, with all pieces of a stream.
+
+    Attributes:
+        status: The HTTP status.
+        headers: The headers that the handler set, by their names in lower case.
+        body: The bytes of the body.
+    """
 
     status: int
-    headers: Mapping[str, str]  # those that the handler set, names in lower case
+    headers: Mapping[str, str]
     body: bytes
 
 
-# Group `tsx.comparisons`, by the name that a shadow has as its compare.name: (body of the request,
-# the client's answer, the shadow's) -> True where they agree; else False, or a text that says why
-# not. Runs in a thread, and may take `compare.timeout` seconds. Answers whose statuses differ never
-# get here.
 Comparison: TypeAlias = Callable[[bytes, ComparedAnswer, ComparedAnswer], bool | str]
+"""A plugin of the group `tsx.comparisons`, which a shadow names as `compare.name`.
+
+It is called with the body of a request, the client's response and the shadow's, both of the same
+status. It returns True if they agree, and False or the reason if not. It runs in a thread, for at
+most `compare.timeout` seconds.
+"""

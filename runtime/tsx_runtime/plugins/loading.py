@@ -1,4 +1,4 @@
-"""Loads the plugins that the setting `plugins` names: entry points of installed packages."""
+"""The plugins that the setting `plugins` names, loaded from entry points."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ GROUPS = (
     "sources",
     "comparisons",
 )
-OWN_SCHEMES = ("http", "https", "s3", "file")
-OWN_POLICIES = ("wait",)
+BUILTIN_SCHEMES = ("http", "https", "s3", "file")
+BUILTIN_POLICIES = ("wait",)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 
 @dataclass(frozen=True)
 class Plugins:
-    """By the names of their entry points; one name may stand in several groups."""
+    """The loaded plugins of each group by name; groups may share a name."""
 
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     authentication: Mapping[str, Authenticate] = field(default_factory=dict)
@@ -50,12 +50,16 @@ class Plugins:
 
 
 def load_plugins(names: Iterable[str]) -> Plugins:
-    """Imports what the names stand for, and nothing else. Raises SettingError."""
+    """Import the named plugins, and no others.
+
+    Raises:
+        SettingError: A plugin is missing, ambiguous, or does not load.
+    """
     wanted = list(dict.fromkeys(names))
     if not wanted:
         return Plugins()
-    found: dict[str, dict[str, EntryPoint]] = {group: {} for group in GROUPS}
-    for group, points in found.items():
+    installed: dict[str, dict[str, EntryPoint]] = {group: {} for group in GROUPS}
+    for group, points in installed.items():
         for point in entry_points(group=f"tsx.{group}"):
             if points.setdefault(point.name, point) != point and point.name in wanted:
                 packages = " and ".join(
@@ -65,27 +69,27 @@ def load_plugins(names: Iterable[str]) -> Plugins:
                     f"the plugin '{point.name}' is in two packages, {packages}; uninstall one of"
                     " them"
                 )
-    known = sorted({name for points in found.values() for name in points})
+    known = sorted({name for points in installed.values() for name in points})
     for name in wanted:
         if name not in known:
-            installed = (
+            hint = (
                 f"installed are: {', '.join(known)}"
                 if known
                 else "no installed package provides any"
             )
             raise SettingError(
-                f"there is no plugin '{name}'{suggestion(name, known) or f'; {installed}'}"
+                f"there is no plugin '{name}'{suggestion(name, known) or f'; {hint}'}"
             )
     loaded = {
         group: {name: _load(group, points[name]) for name in wanted if name in points}
-        for group, points in found.items()
+        for group, points in installed.items()
     }
     for name in loaded["sources"]:
-        _check_new(name, "source", OWN_SCHEMES, _SCHEME)
+        _check_new(name, "source", BUILTIN_SCHEMES, _SCHEME)
     for name in loaded["batch_policies"]:
-        _check_new(name, "batch policy", OWN_POLICIES)
+        _check_new(name, "batch policy", BUILTIN_POLICIES)
     loaded["batch_policies"] = {
-        name: _careful(name, policy) for name, policy in loaded["batch_policies"].items()
+        name: _with_fallback(name, policy) for name, policy in loaded["batch_policies"].items()
     }
     return Plugins(**loaded)
 
@@ -111,11 +115,11 @@ def _load(group: str, point: EntryPoint) -> Any:
             f"the plugin '{point.name}' ({point.value}) is a {type(plugin).__name__}, not a"
             " function"
         )
-    return plugin if group == "endpoints" else _staying(point.name, plugin)
+    return plugin if group == "endpoints" else _without_exit(point.name, plugin)
 
 
-def _staying(name: str, plugin: Callable[..., Any]) -> Callable[..., Any]:
-    """Make an exit of the plugin an error: on the event loop it would end the server."""
+def _without_exit(name: str, plugin: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn an exit of the plugin into an error; on the event loop it would end the server."""
 
     @functools.wraps(plugin)
     def call(*args: Any) -> Any:
@@ -127,8 +131,8 @@ def _staying(name: str, plugin: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _careful(name: str, policy: BatchPolicy) -> BatchPolicy:
-    """One that fails sends the batch now, and is logged once: no request waits for it."""
+def _with_fallback(name: str, policy: BatchPolicy) -> BatchPolicy:
+    """Make a policy that fails send the batch now, and log its first failure."""
     logged = False
 
     def ask(waiting: Waiting) -> float:
@@ -149,10 +153,10 @@ def _careful(name: str, policy: BatchPolicy) -> BatchPolicy:
 
 
 def _check_new(
-    name: str, what: str, own: tuple[str, ...], form: re.Pattern[str] | None = None
+    name: str, kind: str, builtin: tuple[str, ...], form: re.Pattern[str] | None = None
 ) -> None:
-    if name in own or (form is not None and not form.fullmatch(name)):
+    if name in builtin or (form is not None and not form.fullmatch(name)):
         raise SettingError(
-            f"the plugin '{name}' cannot be a {what}: that name is"
-            f" {'taken' if name in own else 'no scheme of URLs'}"
+            f"the plugin '{name}' cannot be a {kind}: that name is"
+            f" {'taken' if name in builtin else 'no scheme of URLs'}"
         )

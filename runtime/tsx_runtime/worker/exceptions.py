@@ -1,12 +1,16 @@
 """The exceptions of workers and handlers.
 
-ClientsGone             all clients of a streamed answer have disconnected; not an `Exception`, so that handlers do not catch it by chance
-PredictionException     the handler's own refusal of the whole batch, with a status
-├── InvalidInput        ... because of the client's input: 400
-├── BadRows             ... of some rows only: the others are run again without them
-EngineDied              the engine that generates text has ended, and the worker with it
-LoadError               the model cannot be loaded; the message says what to do
-MetricsCacheKeyError, MetricsCacheTypeError, MetricsCacheValueError     a metric that is reported wrongly
+ClientsGone                 all clients of a streamed response have disconnected
+PredictionException         the handler refuses the whole batch, with a status
+├── InvalidInput            ... because of the client's input: 400
+└── BadRows                 ... because of some rows; the handler runs again without them
+EngineDied                  the engine that generates text has ended, and the worker with it
+LoadError                   the model cannot be loaded; the message says what to do
+MetricsCacheKeyError        there is no such metric
+MetricsCacheTypeError       the name or the type of a metric has a wrong type
+MetricsCacheValueError      the name or the unit of a metric has a wrong value
+
+ClientsGone is no `Exception`, so that handlers do not catch it by accident.
 """
 
 from __future__ import annotations
@@ -16,23 +20,32 @@ from typing import Any, TypeVar
 
 from tsx_runtime.errors import shortened
 
-# characters of an exception's message in reports; a traceback may have four times as many
-LONGEST = 8000
+MAX_MESSAGE_CHARS = 8000  # a traceback may have four times as many
 
-Given = TypeVar("Given")
-Result = TypeVar("Result")
+RowT = TypeVar("RowT")
+ResultT = TypeVar("ResultT")
 
 
 class ClientsGone(BaseException):
-    """Raised where a handler sends a part of an answer after all clients of its batch have
-    disconnected.
-    """
+    """Raised when a handler sends a piece after all clients of its batch have disconnected."""
 
 
 class PredictionException(Exception):
-    """A handler's refusal: the client gets `message` with the status `error_code`."""
+    """An error that a handler raises for the whole batch.
+
+    Each client gets `message` with the HTTP status `error_code`.
+
+    Attributes:
+        message: The text.
+        error_code: The HTTP status.
+
+    Example:
+        >>> str(PredictionException("The camera is off.", 503))
+        'message : The camera is off.'
+    """
 
     def __init__(self, message: str, error_code: int = 500) -> None:
+        """Refuse the batch with a text and an HTTP status."""
         super().__init__(message)
         self.message = message
         self.error_code = error_code
@@ -42,90 +55,97 @@ class PredictionException(Exception):
 
 
 class InvalidInput(PredictionException):
-    """The input cannot be used: the client gets `message` with the status 400.
+    """An error for input that cannot be used: the client gets `message` with the status 400.
 
-    It is no failure of the handler: nothing is logged. Of a batch, the requests are tried alone, so
-    that only the bad one is refused; `BadRows` names it at once.
+    The error is not logged as a failure of the handler. The requests of a batch are then tried one
+    by one, so that only the bad one is refused. `BadRows` names it at once.
     """
 
     def __init__(self, message: str) -> None:
+        """Refuse the request with a text."""
         super().__init__(message, 400)
 
 
 class BadRows(PredictionException):
-    """Some rows of the batch cannot be used: position in the data -> what is wrong with it.
+    """An error for some requests of the batch.
 
-    These rows are answered with `error_code`, and the handler is called again with the others, so
-    that one broken request does not fail its neighbours. A handler raises it before it sends parts
-    of answers: answers that have begun are broken off.
+    Their clients get a text with the status `error_code`, and the handler runs again with the other
+    requests. A handler must raise it before it sends pieces of a response, since a response that
+    has begun is cut off.
+
+    Attributes:
+        faults: The text for each bad request, by its position in the data.
     """
 
     def __init__(self, faults: Mapping[int, str], error_code: int = 400) -> None:
+        """Refuse the requests at the positions of `faults`."""
         super().__init__("; ".join(faults.values()), error_code)
         self.faults = dict(faults)
 
 
 class EngineDied(Exception):
-    """The engine that generates text has ended: this process answers nothing more, and the worker
-    exits. Let it through.
-    """
+    """The engine that generates text has ended, so the worker exits; handlers must not catch it."""
 
 
 class LoadError(Exception):
-    """The model cannot be loaded, for a reason that is known: the message names it and the next
-    step.
-    """
+    """The model cannot be loaded; the message names the reason and the next step."""
 
 
 class MetricsCacheKeyError(KeyError):
     """No metric of this name and type has been added."""
 
     def __str__(self) -> str:
-        return Exception.__str__(self)  # a KeyError quotes its text
+        return Exception.__str__(self)  # KeyError itself quotes its text.
 
 
 class MetricsCacheTypeError(TypeError):
-    """A value that is no name, or no type, of a metric."""
+    """The name of a metric is no str, or its type is unknown."""
 
 
 class MetricsCacheValueError(ValueError):
-    """A name or a unit that a metric cannot have."""
+    """The name of a metric is empty, or its unit does not fit."""
 
 
 def in_words(error: BaseException) -> str:
-    """`ValueError: its text`, or the name alone where the text is empty."""
+    """Return an error as `ValueError: text`, or its class alone if the text is empty."""
     text = text_of(error).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def text_of(error: BaseException) -> str:
-    """Its message, cut and valid UTF-8: the class may be a user's own, and the message may quote a
-    batch.
+    """Return the message of an error, shortened and as valid UTF-8.
+
+    The class may be a user's, and its message may quote a whole batch.
     """
     try:
         text = str(error)
-    except BaseException as second:  # the boundary to a user's code
-        return f"(no message: {type(second).__name__} in its __str__)"
+    except BaseException as failure:  # the boundary to a user's code
+        return f"(no message: {type(failure).__name__} in its __str__)"
     return presentable(text)
 
 
-def presentable(text: str, most: int = LONGEST) -> str:
-    """The text as valid UTF-8 (a file's name may hold other bytes), cut to a length that people
-    read.
-    """
-    return shortened(text, most, tail=most // 2).encode(errors="backslashreplace").decode()
+def presentable(text: str, max_chars: int = MAX_MESSAGE_CHARS) -> str:
+    """Shorten a text, and escape what is not valid UTF-8, such as bytes of a file's name."""
+    return (
+        shortened(text, max_chars, tail=max_chars // 2).encode(errors="backslashreplace").decode()
+    )
 
 
 def each_or_bad(
-    function: Callable[[int, Given], Result],
-    rows: Iterable[Given],
+    function: Callable[[int, RowT], ResultT],
+    rows: Iterable[RowT],
     kind: type[ValueError] = ValueError,
-) -> list[Result]:
-    """Call `function(position, row)` for all rows.
+) -> list[ResultT]:
+    """Call `function(position, row)` for each row.
 
-    Raises BadRows with what is wrong with those for which it raises InvalidInput or `kind`.
+    Raises:
+        BadRows: The function raised InvalidInput or `kind` for some rows.
+
+    Example:
+        >>> each_or_bad(lambda position, row: int(row), ["1", "2"])
+        [1, 2]
     """
-    results, faults = list[Result](), dict[int, str]()
+    results, faults = list[ResultT](), dict[int, str]()
     for position, row in enumerate(rows):
         try:
             results.append(function(position, row))
@@ -139,8 +159,9 @@ def each_or_bad(
 
 
 def form_advice(row: Any) -> str:
-    """Return advice for a text or a file that `curl -d` sent as a form: fields of that name,
-    without a value.
+    """Return advice if a row is a text or a file that `curl -d` sent as a form.
+
+    Such a form has the content as the name of a field without a value.
     """
     if not isinstance(row, dict):
         return ""

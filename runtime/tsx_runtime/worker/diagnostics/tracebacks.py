@@ -17,10 +17,10 @@ from pathlib import Path
 from types import TracebackType
 
 from tsx_archiver import is_inside
-from tsx_runtime.worker.exceptions import LONGEST, presentable
+from tsx_runtime.worker.exceptions import MAX_MESSAGE_CHARS, presentable
 from tsx_runtime.worker.handler_api.modules import own_modules
 
-MOST = 4 * LONGEST  # characters of a traceback
+MOST = 4 * MAX_MESSAGE_CHARS  # characters of a traceback
 INNERMOST = 3  # frames that are shown of an error that was raised by no code of the model's
 
 

@@ -1,10 +1,8 @@
 """The `context` argument of handlers: the model and the requests of the batch.
 
-Contract section 5.2.
-
-One object lives as long as the worker, and handlers set their own attributes on it. The data of a
-request is read from its meta only when it is used. Where a thread prepares the next batch while
-this one is answered, the object shows each thread its own batch.
+One context lives as long as its worker, and handlers may set attributes on it. It parses the data
+of a request when it is first used. If a thread prepares the next batch while another one answers,
+the context shows each thread its own batch.
 """
 
 from __future__ import annotations
@@ -29,9 +27,8 @@ from tsx_runtime.wire import (
 )
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
-SendPiece = Callable[
-    [int, Buffer, Buffer], None
-]  # position in the handler's data, header block, body
+# The arguments are the position in the handler's data, the header block and the body.
+SendPiece = Callable[[int, Buffer, Buffer], None]
 
 logger = logging.getLogger("tsx.worker")
 
@@ -43,12 +40,13 @@ _FRAMING = frozenset(
 
 
 class Headers(dict[str, Any]):
-    """Finds names whatever their case; iterates over them as the client wrote them.
+    """A dict of headers that ignores the case of names, and keeps it for iteration.
 
-    Of a repeated name the last value counts.
+    The last value of a repeated name counts.
     """
 
     def __init__(self, pairs: Mapping[str, Any] | Any = ()) -> None:
+        """Copy the headers of a mapping or of pairs."""
         super().__init__()
         self._names: dict[str, str] = {}
         for name, value in pairs.items() if isinstance(pairs, Mapping) else pairs:
@@ -68,29 +66,36 @@ class Headers(dict[str, Any]):
         return isinstance(name, str) and name.lower() in self._names
 
     def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of a header, or `default`."""
         return super().get(self._stored(name), default)
 
     def pop(self, name: str, *default: Any) -> Any:
+        """Remove a header and return its value."""
         value = super().pop(self._stored(name), *default)
         self._names.pop(name.lower(), None)
         return value
 
     def setdefault(self, name: str, default: Any = None) -> Any:
+        """Return the value of a header, after setting it if it is missing."""
         return super().setdefault(self._names.setdefault(name.lower(), name), default)
 
     def update(self, *others: Any, **pairs: Any) -> None:
+        """Set several headers."""
         for name, value in dict(*others, **pairs).items():
             self[name] = value
 
     def copy(self) -> Headers:
+        """Return a copy."""
         return Headers(self)
 
     def popitem(self) -> tuple[str, Any]:
+        """Remove the last header and return its name and value."""
         name, value = super().popitem()
         del self._names[name.lower()]
         return name, value
 
     def clear(self) -> None:
+        """Remove all headers."""
         super().clear()
         self._names.clear()
 
@@ -102,7 +107,7 @@ class Headers(dict[str, Any]):
 
 
 class RequestProcessor:
-    """One request's headers, and the status and headers of its answer."""
+    """The headers of one request, and the status and headers of its response."""
 
     __slots__ = (
         "_reason_phrase",
@@ -113,6 +118,7 @@ class RequestProcessor:
     )
 
     def __init__(self, request_header: Mapping[str, Any]) -> None:
+        """Begin with a response of status 200 without headers."""
         self._request_header = (
             request_header if isinstance(request_header, Headers) else Headers(request_header)
         )
@@ -122,12 +128,19 @@ class RequestProcessor:
         self.parameters: Any = None
 
     def get_request_property(self, key: str) -> Any:
+        """Return a header of the request, or None."""
         return self._request_header.get(key)
 
     def get_request_properties(self) -> Headers:
+        """Return all headers of the request."""
         return self._request_header
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
+        """Set the status of the response.
+
+        Raises:
+            ValueError: `code` is not between 200 and 599.
+        """
         if not isinstance(code, int) or not 200 <= code <= 599:
             raise ValueError(
                 f"{code!r} is not an HTTP status of an answer; use a number from 200 to 599"
@@ -136,12 +149,20 @@ class RequestProcessor:
         self._reason_phrase = reason_phrase
 
     def get_response_status_code(self) -> int:
+        """Return the HTTP status of the response."""
         return self._status_code
 
     def get_response_status_phrase(self) -> str | None:
+        """Return the reason phrase of the response, or None for the usual one."""
         return self._reason_phrase
 
     def add_response_property(self, key: str, value: Any) -> None:
+        """Set a header of the response.
+
+        Raises:
+            ValueError: The name or the value cannot be sent: a line break, or a character outside
+                of latin-1.
+        """
         name, text = str(key), str(value)
         if not _TOKEN.fullmatch(name):
             raise ValueError(f"{name!r} cannot be the name of a header")
@@ -160,13 +181,15 @@ class RequestProcessor:
         self._response_header[name] = text
 
     def get_response_headers(self) -> Headers:
+        """Return the headers of the response."""
         return self._response_header
 
     def get_response_header(self, key: str) -> Any:
+        """Return a header of the response, or None."""
         return self._response_header.get(key)
 
     def header_block(self) -> bytes:
-        """The headers for the wire, without those of framing, which the server decides."""
+        """Return the response's headers for the wire; the server adds those of framing."""
         lines = [
             f"{name}: {value}\r\n"
             for name, value in self._response_header.items()
@@ -182,30 +205,44 @@ class BatchState:
     metas: list[str]
     parts: Mapping[int, dict[str, dict[str, str]]] | None = None
     send_piece: SendPiece | None = None
-    over: bool = False  # it is answered
+    is_over: bool = False  # Its response is complete.
     ids: dict[int, str] | None = None
     processors: dict[int, RequestProcessor] = field(default_factory=dict)
-    offset: int = 0  # of a micro-batch in its batch
+    offset: int = 0  # first position of a micro-batch in its batch
 
     def local(self, idx: int) -> int:
-        """Handlers of micro-batches count from the part's first request or, as they must in
-        TorchServe, from the batch's.
+        """Convert a handler's position to one in this batch.
+
+        Handlers of micro-batches may count from the first request of the micro-batch or, as in
+        TorchServe, of the whole batch.
         """
         return idx - self.offset if idx >= len(self.metas) and idx >= self.offset else idx
 
 
 class Context:
-    """The second argument of a handler; `idx` is always a request's position in the data, the first
-    argument.
+    """The second argument of a handler.
 
-    The parameters are those of TorchServe, whose users' tests make contexts themselves.
+    In all methods, `idx` is the position of a request in the data, the handler's first argument.
+
+    Attributes:
+        manifest: The content of the archive's MANIFEST.json.
+        metrics: The metrics that the handler reports.
+        model_name: The name under which the model is registered.
+        model_yaml_config: The content of model-config.yaml.
+        stopping_criteria: With continuous batching, a list of functions. Each tells whether the
+            value returned for its request ends the response.
+
+    Example:
+        >>> from tsx_runtime.worker.handler_api.testing import MockContext
+        >>> context = MockContext(model_name="digits")
+        >>> context.set_response_header(0, "x-model", context.model_name)
+        >>> context.get_response_headers(0)["X-Model"]
+        'digits'
     """
 
-    envelope = ""  # around requests and answers
-    json_nan = "null"  # how NaN and infinities in answers are written as JSON
-    guess_content_type = (
-        False  # of answers to which neither the handler nor the value's type gives one
-    )
+    envelope = ""  # service envelope around requests and responses
+    json_nan = "null"  # JSON for NaN and infinities
+    guess_content_type = False  # for a response whose type nothing else decides
 
     def __init__(
         self,
@@ -219,8 +256,21 @@ class Context:
         metrics: Metrics | None = None,
         model_yaml_config: dict[str, Any] | None = None,
     ) -> None:
+        """Make a context without requests; the parameters are those of TorchServe.
+
+        Args:
+            model_name: The name of the model.
+            model_dir: The directory of the unpacked archive.
+            manifest: The content of MANIFEST.json.
+            batch_size: The largest number of requests in a batch.
+            gpu: The number of the GPU, or None for a CPU.
+            mms_version: The version of the server.
+            limit_max_image_pixels: Whether Pillow's limit of pixels applies.
+            metrics: Where the handler reports metrics.
+            model_yaml_config: The content of model-config.yaml.
+        """
         self.model_name = model_name
-        self.manifest = manifest  # what MAR-INF/MANIFEST.json of the archive says
+        self.manifest = manifest
         self._system_properties = {
             "model_dir": model_dir,
             "gpu_id": gpu,
@@ -230,23 +280,19 @@ class Context:
             "limit_max_image_pixels": limit_max_image_pixels,
         }
         self._limit_max_image_pixels = limit_max_image_pixels
-        self.metrics: Metrics | None = metrics  # where the handler reports its own
-        self.model_yaml_config = (
-            {} if model_yaml_config is None else model_yaml_config
-        )  # the whole of model-config.yaml
-        # with continuous batching, a list: whether what was returned for a request ends its answer
+        self.metrics: Metrics | None = metrics
+        self.model_yaml_config = {} if model_yaml_config is None else model_yaml_config
         self.stopping_criteria: Any = None
         self.cl_socket: Any = None
         self.header_key_sequence_id = SEQUENCE_ID
         self.header_key_sequence_start = SEQUENCE_START
         self.header_key_sequence_end = SEQUENCE_END
-        self._late: str | None = None  # the request whose late part was logged last
-        self._elsewhere: dict[
-            int, BatchState
-        ] = {}  # the state for threads that work on another batch, or on a part of one
+        self._last_late_id: str | None = None  # request whose late piece was logged last
+        # The state of threads that work on another batch or on a micro-batch.
+        self._thread_states: dict[int, BatchState] = {}
         self.begin([])
 
-    # What the worker calls
+    # The worker calls the following methods.
 
     def begin(
         self,
@@ -254,7 +300,13 @@ class Context:
         parts: Mapping[int, dict[str, dict[str, str]]] | None = None,
         send_piece: SendPiece | None = None,
     ) -> None:
-        """A new batch: the meta of each row, and the part headers of those that are forms."""
+        """Begin a batch.
+
+        Args:
+            metas: The meta of each request.
+            parts: The headers of each form's fields, by the position of the request.
+            send_piece: Sends a piece of a streamed response.
+        """
         self._batch = BatchState(metas, parts, send_piece)
 
     def begin_ahead(
@@ -263,26 +315,22 @@ class Context:
         parts: Mapping[int, dict[str, dict[str, str]]],
         send_piece: SendPiece,
     ) -> BatchState:
-        """The next batch, which this thread prepares while another one answers the last: from now
-        on each sees its own.
-        """
-        state = self._elsewhere[threading.get_ident()] = BatchState(metas, parts, send_piece)
+        """Begin the next batch for this thread only, while another thread answers the last one."""
+        state = self._thread_states[threading.get_ident()] = BatchState(metas, parts, send_piece)
         return state
 
     def resume(self, state: BatchState, send_piece: SendPiece) -> None:
-        """The turn of a batch that was prepared ahead."""
+        """Make a batch that was prepared ahead the current one."""
         state.send_piece = send_piece
         self._batch = state
 
     @contextmanager
     def only(self, idx: int) -> Iterator[None]:
-        """A batch of this one request: an envelope whose requests do not fit one call makes a call
-        for each.
-        """
-        whole = self._state()
-        send, parts = whole.send_piece, whole.parts or {}
+        """Show a batch of this one request, for an envelope that calls the handler for each."""
+        batch = self._state()
+        send, parts = batch.send_piece, batch.parts or {}
         part = BatchState(
-            [whole.metas[idx]],
+            [batch.metas[idx]],
             {0: parts[idx]} if idx in parts else None,
             processors={0: self._processor(idx)},
         )
@@ -292,66 +340,64 @@ class Context:
         try:
             yield
         finally:
-            whole.processors[idx] = part.processors[0]
-            self._batch = whole
+            batch.processors[idx] = part.processors[0]
+            self._batch = batch
 
     def end(self) -> None:
-        """The batch is answered: parts that a thread of the handler still sends are too late."""
-        self._batch.over = True
+        """End the batch; pieces that a thread of the handler still sends are dropped."""
+        self._batch.is_over = True
 
     @contextmanager
     def part(self, positions: range) -> Iterator[None]:
-        """Meanwhile this thread sees only these of the batch, counted from 0: it works on a
-        micro-batch.
-        """
-        whole, start = self._batch, positions.start
-        forms = {idx - start: form for idx, form in (whole.parts or {}).items() if idx in positions}
-        seen = BatchState(whole.metas[start : positions.stop], forms, offset=start)
-        seen.processors = {
-            idx - start: whole.processors[idx] for idx in positions if idx in whole.processors
+        """Show this thread a micro-batch: the requests at these positions, counted from 0."""
+        batch, start = self._batch, positions.start
+        forms = {idx - start: form for idx, form in (batch.parts or {}).items() if idx in positions}
+        micro_batch = BatchState(batch.metas[start : positions.stop], forms, offset=start)
+        micro_batch.processors = {
+            idx - start: batch.processors[idx] for idx in positions if idx in batch.processors
         }
-        if (send := whole.send_piece) is not None:
-            seen.send_piece = lambda idx, headers, body: send(start + idx, headers, body)
-        self._elsewhere[threading.get_ident()] = seen
+        if (send := batch.send_piece) is not None:
+            micro_batch.send_piece = lambda idx, headers, body: send(start + idx, headers, body)
+        self._thread_states[threading.get_ident()] = micro_batch
         try:
             yield
         finally:
-            del self._elsewhere[threading.get_ident()]
-            whole.processors.update(
-                {start + idx: processor for idx, processor in seen.processors.items()}
+            del self._thread_states[threading.get_ident()]
+            batch.processors.update(
+                {start + idx: processor for idx, processor in micro_batch.processors.items()}
             )
 
     @property
     def processors(self) -> Mapping[int, RequestProcessor]:
-        """Those that were asked for; the answers of all others are plain."""
+        """The processors in use; all other responses have status 200 and no headers."""
         return self._batch.processors
 
     def workflow_place(self, idx: int) -> str:
-        """Return where the request's node stands, or "". Does without parsing the headers."""
+        """Return the position of the request's workflow node, or "", without parsing headers."""
         state = self._state()
         return state.metas[state.local(idx)].partition(_NODE)[2].partition("\r\n")[0]
 
     def keep_parameters(self, idx: int, body: Any) -> None:
-        """Keep the `parameters` of a body of which the handler gets only the rows."""
+        """Store the `parameters` of a body whose rows alone go to the handler."""
         if isinstance(body, dict) and "parameters" in body:
             self._processor(idx).parameters = body["parameters"]
 
     def running_ids(self) -> list[str]:
-        """Of the requests that this thread works on now; none between two batches."""
+        """Return the ids of the requests that this thread works on."""
         state = self._state()
-        return [] if state.over else [meta.partition("\r\n")[0] for meta in state.metas]
+        return [] if state.is_over else [meta.partition("\r\n")[0] for meta in state.metas]
 
     def _state(self) -> BatchState:
         return (
-            self._elsewhere.get(threading.get_ident(), self._batch)
-            if self._elsewhere
+            self._thread_states.get(threading.get_ident(), self._batch)
+            if self._thread_states
             else self._batch
         )
 
     def send_piece(self, idx: int, body: Buffer) -> None:
-        """Send a part of a streamed answer; what the handler returns is the last part."""
+        """Send a piece of a streamed response; the returned value is the last piece."""
         state = self._state()
-        if state.over:
+        if state.is_over:
             self.drop_late(state.metas[state.local(idx)].partition("\r\n")[0])
             return
         if state.send_piece is None:
@@ -365,35 +411,35 @@ class Context:
         )
 
     def typed(self, block: Buffer, body: Buffer, *, part: bool = False) -> Buffer:
-        """A header block, with a content type where the setting asks for one and none is given."""
+        """Add a guessed content type to a header block, if the setting asks for one."""
         if not self.guess_content_type or b"\r\ncontent-type:" in b"\r\n" + bytes(block).lower():
             return block
         return bytes(block) + b"content-type: %b\r\n" % looks_like(body, part=part).encode()
 
     def drop_late(self, request_id: str) -> None:
-        """Log, once in a row, that a thread of the handler still sends parts of a complete answer,
-        which are dropped.
-        """
-        if request_id != self._late:
-            self._late = request_id
+        """Log a piece that a thread of the handler sent after the end of its response."""
+        if request_id != self._last_late_id:
+            self._last_late_id = request_id
             logger.warning(
                 "request %s is already answered, so further parts of its answer are dropped",
                 request_id,
             )
 
-    # What handlers use
+    # Handlers call the following methods.
 
     @property
     def system_properties(self) -> dict[str, Any]:
-        """`model_dir`, `gpu_id` (None on a CPU), `batch_size`, `server_name`, `server_version`,
-        `limit_max_image_pixels`; of a worker also `worker`, its id, and `trust_remote_code`:
-        whether the operator lets code in a Hugging Face model's directory run.
+        """The properties of the worker.
+
+        They are `model_dir`, `gpu_id` (None on a CPU), `batch_size`, `server_name`,
+        `server_version` and `limit_max_image_pixels`. In a worker process they also hold `worker`,
+        its id, and `trust_remote_code`, which allows code in a Hugging Face model's directory.
         """
         return self._system_properties
 
     @property
     def request_ids(self) -> dict[int, str]:
-        """The id of each request of the batch, by its position."""
+        """The ids of the requests, by position."""
         state = self._state()
         if state.ids is None:
             state.ids = {idx: meta[: meta.index("\r\n")] for idx, meta in enumerate(state.metas)}
@@ -405,6 +451,7 @@ class Context:
 
     @property
     def request_processor(self) -> list[RequestProcessor]:
+        """The processors of all requests, by position."""
         state = self._state()
         return [self._processor(idx) for idx in range(max(len(state.metas), len(state.processors)))]
 
@@ -413,56 +460,72 @@ class Context:
         self._state().processors = dict(enumerate(processors))
 
     def get_request_id(self, idx: int = 0) -> str | None:
+        """Return the id of a request, or None for a position outside of the batch."""
         return self.request_ids.get(self._state().local(idx))
 
     def get_request_header(self, idx: int, key: str) -> Any:
-        """The header's value, whatever the case of its name; None if the request does not have
-        it.
+        """Return a header of a request, or None; the case of the name is ignored.
+
+        Raises:
+            IndexError: The batch has no request at `idx`.
         """
         return self._processor(idx).get_request_property(key)
 
     def get_all_request_header(self, idx: int) -> Headers:
-        """All headers, a dict that finds names in any case; of a form also the headers of each
-        field, by the field's name.
+        """Return all headers of a request, as a dict that ignores the case of names.
+
+        For a form, it also holds the headers of each field by the field's name.
         """
         return self._processor(idx).get_request_properties()
 
     def get_request_parameters(self, idx: int) -> Any:
-        """Return the `parameters` beside the rows of a request's JSON.
+        """Return the `parameters` beside the rows of a request's JSON, or an empty dict.
 
-        {}: it has none, or the handler gets the JSON itself.
+        A handler that gets the whole JSON finds them there.
         """
         return self._processor(idx).parameters or {}
 
     def set_response_content_type(self, idx: int, value: str) -> None:
+        """Set the content type of a response."""
         self.set_response_header(idx, "content-type", value)
 
     def get_response_content_type(self, idx: int) -> Any:
+        """Return the content type of a response, or None."""
         return self.get_response_headers(idx).get("content-type")
 
     def get_response_status(self, idx: int) -> tuple[int, str | None]:
+        """Return the HTTP status and the reason phrase of a response."""
         processor = self._processor(idx)
         return processor.get_response_status_code(), processor.get_response_status_phrase()
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
-        """Raises ValueError unless `code` is from 200 to 599."""
+        """Set the HTTP status of a response.
+
+        Raises:
+            ValueError: `code` is not between 200 and 599.
+        """
         self._processor(idx).report_status(code, phrase)
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
+        """Set the HTTP status of all responses of the batch."""
         for processor in self.request_processor:
             processor.report_status(code, phrase)
 
     def get_response_headers(self, idx: int) -> Headers:
+        """Return the headers of a response."""
         return self._processor(idx).get_response_headers()
 
     def set_response_header(self, idx: int, key: str, value: Any) -> None:
-        """Raises ValueError for what a header cannot carry: line breaks, characters outside
-        latin-1.
+        """Set a header of a response.
+
+        Raises:
+            ValueError: The name or the value cannot be sent: a line break, or a character outside
+                of latin-1.
         """
         self._processor(idx).add_response_property(key, value)
 
     def get_sequence_id(self, idx: int) -> Any:
-        """The sequence of a stateful model that the request belongs to."""
+        """Return the id of the sequence to which a request of a stateful model belongs."""
         return self.get_request_header(idx, self.header_key_sequence_id)
 
     def __eq__(self, other: object) -> bool:

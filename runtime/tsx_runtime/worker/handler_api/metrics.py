@@ -1,7 +1,6 @@
-"""The metrics that a handler reports: `context.metrics`. Contract section 5.6.
+"""The metrics that a handler reports by `context.metrics`.
 
-Values are added up here between two replies, and leave with the next one; the front end owns the
-registry.
+A worker collects values and sends them with its next reply. The front end owns the registry.
 """
 
 from __future__ import annotations
@@ -23,17 +22,15 @@ from tsx_runtime.worker.exceptions import (
 
 logger = logging.getLogger("tsx.worker")
 
-# values: a handler that reports from a thread while no request comes must not fill the memory
-MOST_PENDING = 100_000
-# of one type: a handler that makes their names of what clients send must not fill the memory either
-MOST_METRICS = 10_000
-APART = 1.0  # seconds between two reports of `PredictionTime`
+MAX_PENDING = 100_000  # values of a handler that reports while no request arrives
+MAX_METRICS = 10_000  # names per type, for a handler that builds names from requests
+PREDICTION_TIME_INTERVAL_S = 1.0
 TIME_UNITS = ("ms", "s")
 SIZE_UNITS = ("MB", "kB", "GB", "B")
 
 
 class Units:
-    """TorchServe's long names of units, as `units`."""
+    """TorchServe's long names of units."""
 
     units: ClassVar[dict[str | None, str]] = {
         "ms": "Milliseconds",
@@ -53,15 +50,23 @@ MetricUnit = Units()
 
 
 class MetricTypes(enum.Enum):
+    """The types of metrics; a counter only grows, a gauge is set, a histogram observes."""
+
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
 class Dimension:
-    """A label: what a metric's value belongs to."""
+    """A label of a metric.
+
+    Example:
+        >>> str(Dimension("Level", "Host"))
+        'Level:Host'
+    """
 
     def __init__(self, name: str, value: Any) -> None:
+        """Name a label; both arguments become text."""
         self.name = str(name)
         self.value = str(value)
 
@@ -76,7 +81,14 @@ class Dimension:
 
 
 class CachingMetric:
-    """One metric with all its label values."""
+    """One metric with all its label values; `Metrics.add_metric_to_cache` makes it.
+
+    Attributes:
+        metric_name: The name.
+        unit: The unit, such as `ms`.
+        dimension_names: The names of its labels.
+        metric_type: The type.
+    """
 
     def __init__(
         self,
@@ -86,6 +98,7 @@ class CachingMetric:
         dimension_names: Sequence[str],
         metric_type: MetricTypes,
     ) -> None:
+        """Describe a metric whose values go to `pending`."""
         self.metric_name = metric_name
         self.unit = unit
         self.dimension_names = list(dimension_names)
@@ -95,18 +108,23 @@ class CachingMetric:
     def add_or_update(
         self, value: float, dimension_values: Sequence[Any] = (), request_id: str = ""
     ) -> None:
-        """A counter grows by `value`, a gauge is set to it, a histogram observes it.
+        """Add a value: a counter grows by it, a gauge is set to it, a histogram observes it.
 
-        Too few or too many dimension values are logged, as in TorchServe: a wrong metric is no
-        reason to fail a request.
+        A wrong number of dimension values is logged and ignored, as in TorchServe, so that it does
+        not fail the request.
+
+        Args:
+            value: The value, in the unit of the metric.
+            dimension_values: A value for each of `dimension_names`.
+            request_id: Ignored; TorchServe's handlers pass it.
         """
         if len(dimension_values) != len(self.dimension_names):
-            given = ", ".join(map(str, dimension_values)) or "none"
+            values = ", ".join(map(str, dimension_values)) or "none"
             logger.error(
                 "metric %s is not updated: its dimensions are %s, the values: %s",
                 self.metric_name,
                 self.dimension_names,
-                given,
+                values,
             )
             return
         self._pending.add(
@@ -116,28 +134,30 @@ class CachingMetric:
     def update(
         self, value: float, request_id: str = "", dimensions: Sequence[Dimension] = ()
     ) -> None:
+        """Add a value with its labels, like `add_or_update`."""
         self._pending.add(
             self, value, tuple((dimension.name, dimension.value) for dimension in dimensions)
         )
 
 
 class PendingMetrics:
-    """The values since the last reply. Handlers may report from threads of their own."""
+    """The values since the last reply. Threads of the handler may add to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._latest: dict[tuple[CachingMetric, tuple[tuple[str, str], ...]], float] = {}
         self._observed: list[tuple[CachingMetric, tuple[tuple[str, str], ...], float]] = []
-        self._is_warned = False  # that some are dropped
+        self._is_drop_logged = False
 
     def __bool__(self) -> bool:
         return bool(self._latest or self._observed)
 
     def add(self, metric: CachingMetric, value: float, labels: tuple[tuple[str, str], ...]) -> None:
+        """Add a value of a metric."""
         value = float(value)
         with self._lock:
             if (
-                len(self._observed) + len(self._latest) >= MOST_PENDING
+                len(self._observed) + len(self._latest) >= MAX_PENDING
                 and (metric, labels) not in self._latest
             ):
                 self._drop(metric)
@@ -155,10 +175,11 @@ class PendingMetrics:
                 )
 
     def take(self) -> list[MetricDelta]:
+        """Remove and return all values."""
         with self._lock:
             latest, self._latest = self._latest, {}
             observed, self._observed = self._observed, []
-            self._is_warned = False
+            self._is_drop_logged = False
         return [
             MetricDelta(
                 name=metric.metric_name,
@@ -174,24 +195,39 @@ class PendingMetrics:
         ]
 
     def _drop(self, metric: CachingMetric) -> None:
-        if not self._is_warned:
-            self._is_warned = True
+        if not self._is_drop_logged:
+            self._is_drop_logged = True
             text = (
                 "metric %s: %d values wait for the next answer, so others are dropped until then:"
                 " report less often, or fewer labels"
             )
-            logger.warning(text, metric.metric_name, MOST_PENDING)
+            logger.warning(text, metric.metric_name, MAX_PENDING)
 
 
 class Metrics:
-    """`context.metrics`. Every metric also carries the dimensions `ModelName` and `Level=Model`."""
+    """The metrics of a handler, which it reaches as `context.metrics`.
+
+    Every metric also has the labels `ModelName` and `Level=Model`. It appears on /metrics under
+    its own name.
+
+    Example:
+        >>> metrics = Metrics("digits")
+        >>> metrics.add_counter("Rejected", 1)
+        >>> metrics.get_metric("Rejected").dimension_names
+        ['ModelName', 'Level']
+    """
 
     def __init__(self, model_name: str = "") -> None:
+        """Begin without metrics.
+
+        Args:
+            model_name: The value of the label `ModelName`.
+        """
         self.model_name = model_name
         self.request_ids: dict[int, str] | str | None = None
         self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {kind: {} for kind in MetricTypes}
         self.pending = PendingMetrics()
-        self._full = False
+        self._is_full = False
         self._defaults = [Dimension("ModelName", model_name), Dimension("Level", "Model")]
 
     def add_metric(
@@ -206,9 +242,27 @@ class Metrics:
         metric_name: str | None = None,
         dimension_names: Sequence[str] | None = None,
     ) -> CachingMetric | None:
-        """`add_metric(name, value, unit)`; or, as TorchServe 0.6.1 to 0.8.1 had it, what is now
-        `add_metric_to_cache`: `add_metric(metric_name, unit, dimension_names, metric_type)`, by
-        position or by name.
+        """Add a value of a metric, which is created if it is new.
+
+        The other form is that of TorchServe 0.6.1 to 0.8.1, `add_metric(metric_name, unit,
+        dimension_names, metric_type)`. It does what `add_metric_to_cache` does.
+
+        Args:
+            name: The name of the metric.
+            value: The value.
+            unit: The unit, such as `ms` or `count`.
+            idx: Ignored; TorchServe's handlers pass the position of the request.
+            dimensions: Further labels.
+            metric_type: The type, or its name.
+            metric_name: The name, in the other form.
+            dimension_names: The names of labels, in the other form.
+
+        Returns:
+            The metric in the other form, otherwise None.
+
+        Raises:
+            MetricsCacheTypeError: The name is no str, or the type is unknown.
+            MetricsCacheValueError: The name is empty.
         """
         if value is None or (isinstance(value, str) and not isinstance(unit, str)):
             name = name if metric_name is None else metric_name
@@ -240,6 +294,7 @@ class Metrics:
         idx: int | None = None,
         dimensions: Sequence[Dimension] | None = None,
     ) -> None:
+        """Add `value` to a counter."""
         self.add_metric(name, value, "count", idx, dimensions, MetricTypes.COUNTER)
 
     def add_time(
@@ -251,6 +306,11 @@ class Metrics:
         dimensions: Sequence[Dimension] | None = None,
         metric_type: MetricTypes | str = MetricTypes.GAUGE,
     ) -> None:
+        """Report a time.
+
+        Raises:
+            MetricsCacheValueError: `unit` is neither ms nor s.
+        """
         if unit not in TIME_UNITS:
             raise MetricsCacheValueError(
                 f"metric {name}: {unit!r} is not a unit of time; use one of {', '.join(TIME_UNITS)}"
@@ -266,6 +326,11 @@ class Metrics:
         dimensions: Sequence[Dimension] | None = None,
         metric_type: MetricTypes | str = MetricTypes.GAUGE,
     ) -> None:
+        """Report a size.
+
+        Raises:
+            MetricsCacheValueError: `unit` is none of MB, kB, GB and B.
+        """
         if unit not in SIZE_UNITS:
             raise MetricsCacheValueError(
                 f"metric {name}: {unit!r} is not a unit of size; use one of {', '.join(SIZE_UNITS)}"
@@ -280,14 +345,13 @@ class Metrics:
         dimensions: Sequence[Dimension] | None = None,
         metric_type: MetricTypes | str = MetricTypes.GAUGE,
     ) -> None:
+        """Report a share in percent."""
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
 
     def add_error(
         self, name: str, value: float | str, dimensions: Sequence[Dimension] | None = None
     ) -> None:
-        """A metric of level `Error`, for all models. An error's text is logged, and counted as
-        one.
-        """
+        """Count errors with the label `Level=Error`; a text is logged and counts as one error."""
         if isinstance(value, str):
             logger.error("%s: %s", name, value)
             value = 1
@@ -302,26 +366,43 @@ class Metrics:
         dimension_names: Sequence[str] | None = None,
         metric_type: MetricTypes | str = MetricTypes.COUNTER,
     ) -> CachingMetric:
+        """Create a metric.
+
+        Args:
+            metric_name: The name.
+            unit: The unit, such as `ms`.
+            dimension_names: The names of its labels.
+            metric_type: The type, or its name.
+
+        Raises:
+            MetricsCacheTypeError: The name is no str, or the type is unknown.
+            MetricsCacheValueError: The name is empty.
+        """
         _check_name(metric_name)
         metric = CachingMetric(
             self.pending, metric_name, str(unit), dimension_names or (), _type_of(metric_type)
         )
         known = self.cache[metric.metric_type]
-        if metric_name in known or len(known) < MOST_METRICS:
+        if metric_name in known or len(known) < MAX_METRICS:
             known[metric_name] = metric
-        elif not self._full:
-            self._full = True
+        elif not self._is_full:
+            self._is_full = True
             logger.warning(
                 "metric %s is dropped, like further new metrics: there are already %d names; use"
                 " dimensions",
                 metric_name,
-                MOST_METRICS,
+                MAX_METRICS,
             )
         return metric
 
     def get_metric(
         self, metric_name: str, metric_type: MetricTypes | str = MetricTypes.COUNTER
     ) -> CachingMetric:
+        """Return a metric that was created before.
+
+        Raises:
+            MetricsCacheKeyError: There is no such metric.
+        """
         kind = _type_of(metric_type)
         try:
             return self.cache[kind][metric_name]
@@ -332,32 +413,31 @@ class Metrics:
             ) from None
 
     def declare(self, declared: Iterable[DeclaredMetric]) -> None:
-        """Add the metrics of `metrics.yaml`, so that `get_metric` finds them before the handler
-        reports anything.
-        """
-        for one in declared:
+        """Create the metrics of `metrics.yaml`."""
+        for metric in declared:
             self.add_metric_to_cache(
-                one["name"], one["unit"], one["dimensions"], MetricTypes(one["type"])
+                metric["name"], metric["unit"], metric["dimensions"], MetricTypes(metric["type"])
             )
 
     def set_request_ids(self, request_ids: dict[int, str] | str | None) -> None:
+        """Set `request_ids`, as TorchServe's service does."""
         self.request_ids = request_ids
 
 
 class PredictionTime:
     """TorchServe's metric of the time that a batch takes in the worker.
 
-    One value a second is enough, since only the last one is read.
+    A value per second is enough, since only the last one is read.
     """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self.due = 0.0  # time.monotonic() from which on a batch is reported
+        self.due = 0.0  # time.monotonic() of the next report
 
-    def report(self, began: float, done: float) -> None:
-        """Both are time.monotonic()."""
-        self.due = done + APART
-        self._metrics.add_time("PredictionTime", round(1000 * (done - began), 2), None, "ms")
+    def report(self, started: float, ended: float) -> None:
+        """Report a batch by the time.monotonic() of its start and its end."""
+        self.due = ended + PREDICTION_TIME_INTERVAL_S
+        self._metrics.add_time("PredictionTime", round(1000 * (ended - started), 2), None, "ms")
 
 
 def _check_name(name: Any) -> None:
@@ -380,7 +460,7 @@ def _type_of(value: MetricTypes | str) -> MetricTypes:
 
 
 class Metric:
-    """One value with its labels, as older handlers make them."""
+    """One value with its labels, for older handlers."""
 
     def __init__(
         self,
@@ -391,6 +471,12 @@ class Metric:
         request_id: str | None = None,
         metric_method: str | None = None,
     ) -> None:
+        """Describe a value.
+
+        Raises:
+            MetricsCacheTypeError: The name is no str.
+            MetricsCacheValueError: The name is empty.
+        """
         _check_name(name)
         self.name = name
         self.value = value
@@ -400,7 +486,7 @@ class Metric:
         self.metric_method = metric_method
 
     def update(self, value: float) -> None:
-        """A counter's value grows, any other is replaced."""
+        """Add to the value of a counter, or replace another value."""
         self.value = self.value + value if self.metric_method == "counter" else value
 
     def __str__(self) -> str:
@@ -409,6 +495,7 @@ class Metric:
         return f"{self.name}.{self.unit}:{self.value}|#{','.join(map(str, self.dimensions))}|#{end}"
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the value with the field names of CloudWatch."""
         labels = [
             {"Name": dimension.name, "Value": dimension.value} for dimension in self.dimensions
         ]

@@ -1,6 +1,6 @@
-"""Helpers for unit tests of handlers, without a server: a context and its files.
+"""Helpers for unit tests of handlers without a server.
 
-TorchServe's `ts.torch_handler.unit_tests.test_utils`.
+They are those of TorchServe's `ts.torch_handler.unit_tests.test_utils`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,21 @@ from tsx_runtime.wire import request_meta
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
-TIMEOUT = 60  # seconds without a byte
+READ_TIMEOUT_S = 60
 
 
 class MockContext(Context):
-    """Holds one request without headers. With `explain` set, that request asks for an
-    explanation.
+    """A context with one request without headers.
+
+    Attributes:
+        explain: Whether the request asks for an explanation.
+
+    Example:
+        >>> context = MockContext(model_name="digits", gpu_id=None)
+        >>> context.system_properties["gpu_id"] is None
+        True
+        >>> context.get_request_id(0)
+        'mock'
     """
 
     def __init__(
@@ -36,6 +45,16 @@ class MockContext(Context):
         model_name: str = "mnist",
         model_yaml_config_file: str | None = None,
     ) -> None:
+        """Describe a model; the files need not exist.
+
+        Args:
+            model_pt_file: The name of the serialized file, or None.
+            model_dir: The directory of the model.
+            model_file: The name of the model file, or None.
+            gpu_id: The number of a GPU, used if torch finds a GPU.
+            model_name: The name of the model.
+            model_yaml_config_file: The name of a model-config.yaml in `model_dir`, which is read.
+        """
         model: dict[str, Any] = {"modelName": model_name}
         if model_pt_file:
             model["serializedFile"] = model_pt_file
@@ -60,33 +79,43 @@ class MockContext(Context):
         self.begin([request_meta("mock", b"", []).decode("latin-1")])
 
     def get_request_header(self, idx: int, key: str) -> Any:
+        """Return a header of the request; `explain` follows the attribute."""
         if key == "explain":
             return "True" if self.explain else None
         return super().get_request_header(idx, key)
 
 
 def _has_gpu() -> bool:
-    import torch  # here: the context itself needs no torch
+    import torch  # A context itself needs no torch.
 
     return torch.cuda.is_available()
 
 
 def copy_files(src_dir: str | Path, dst_dir: str | Path, files: Mapping[str, str]) -> None:
-    """`files` has the name in `dst_dir` for each name in `src_dir`."""
+    """Copy files from one directory to another.
+
+    Args:
+        src_dir: The source directory.
+        dst_dir: The target directory.
+        files: The name in `dst_dir` for each name in `src_dir`.
+    """
     for source, target in files.items():
         shutil.copy(Path(src_dir) / source, Path(dst_dir) / target)
 
 
 def download_model(model_url: str, model_dir: str | Path) -> None:
-    """Store the file behind an http or https address as `model.pt` in `model_dir`, in the place of
-    an older one.
+    """Download a file to `model.pt` in `model_dir`, replacing an older one.
+
+    Raises:
+        ValueError: `model_url` is no http or https address.
+        OSError: The download failed.
     """
     if urlsplit(model_url).scheme not in ("http", "https"):
         raise ValueError(f"{model_url!r} is no http or https address")
     target = Path(model_dir) / "model.pt"
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
-        urllib.request.urlopen(model_url, timeout=TIMEOUT) as answer,
+        urllib.request.urlopen(model_url, timeout=READ_TIMEOUT_S) as response,
         whole_file(target, durable=False) as file,
     ):
-        shutil.copyfileobj(answer, file)
+        shutil.copyfileobj(response, file)

@@ -1,6 +1,4 @@
-"""Utilities that TorchServe offers to handlers under `ts.handler_utils`, `ts.metrics` and
-`ts.utils`.
-"""
+"""TorchServe's utilities for handlers: `ts.handler_utils`, `ts.metrics` and `ts.utils`."""
 
 from __future__ import annotations
 
@@ -17,8 +15,18 @@ logger = logging.getLogger("tsx.worker")
 
 
 def import_class(class_name: str, module_prefix: str | None = None) -> Any:
-    """The class of a dotted name, below `module_prefix` where one is given: ("LlamaForCausalLM",
-    "transformers").
+    """Import a class by its dotted name.
+
+    Args:
+        class_name: A name such as `transformers.LlamaForCausalLM`.
+        module_prefix: The module of the class, if `class_name` does not hold it.
+
+    Raises:
+        ImportError: There is no such module or class.
+
+    Example:
+        >>> import_class("OrderedDict", "collections")
+        <class 'collections.OrderedDict'>
     """
     dotted = f"{module_prefix}.{class_name}" if module_prefix else class_name
     module, _, name = dotted.rpartition(".")
@@ -34,29 +42,34 @@ def import_class(class_name: str, module_prefix: str | None = None) -> Any:
 
 
 def check_valid_pt2_backend(backend: str) -> bool:
-    """Whether torch.compile has a backend of this name here."""
-    from tsx_runtime.worker.handlers.models.compiling import is_backend  # here: it imports torch
+    """Tell whether torch.compile has a backend of this name on this machine."""
+    from tsx_runtime.worker.handlers.models.compiling import is_backend  # It imports torch.
 
     return is_backend(backend)
 
 
 def get_yaml_config(yaml_file_path: str | Path) -> Any:
-    """Return the content of a YAML file. Raises OSError and yaml.YAMLError."""
+    """Read a YAML file.
+
+    Raises:
+        OSError: The file cannot be read.
+        yaml.YAMLError: The file is not YAML.
+    """
     return yaml.safe_load(Path(yaml_file_path).read_text("utf-8"))
 
 
 def emit_metrics(metrics: Iterable[Any] | None) -> None:
-    """Log each metric as TorchServe does.
+    """Log each metric in TorchServe's format.
 
-    Values of `context.metrics` leave with the next answer in any case.
+    The metrics of `context.metrics` are reported with the next response in any case.
     """
     for metric in metrics or ():
         logger.info("[METRICS]%s", metric)
 
 
 def get_cpu_usage(pid: int | str) -> int:
-    """Resident bytes of a process, in spite of the name; 0 for a process that does not exist."""
-    import psutil  # here: few handlers ask for it
+    """Return the resident bytes of a process, or 0 if it does not exist; the name is TorchServe's."""
+    import psutil  # Few handlers call this.
 
     try:
         return int(psutil.Process(int(pid)).memory_info().rss)
@@ -66,9 +79,7 @@ def get_cpu_usage(pid: int | str) -> int:
 
 
 def check_process_mem_usage(stdin: TextIO) -> None:
-    """Read process ids, separated by commas, from `stdin`; write a line `pid:bytes` for each to the
-    standard output.
-    """
+    """Read process ids, separated by commas, and print a line `pid:bytes` for each."""
     for pid in stdin.readline().strip().split(","):
         if pid:
             sys.stdout.write(f"{int(pid)}:{get_cpu_usage(pid)}\n")

@@ -1,7 +1,4 @@
-"""The base class of handlers: loads any kind of model, and answers a batch in three steps.
-
-Contract section 5.3.
-"""
+"""The base class of handlers."""
 
 from __future__ import annotations
 
@@ -51,12 +48,44 @@ logger = logging.getLogger("tsx.worker")
 
 
 class BaseHandler:
-    """Takes rows of numbers, gives rows of numbers.
+    """A handler that loads a model of any kind, and takes and returns rows of numbers.
 
-    Override what differs: preprocess, inference, postprocess, initialize.
+    A subclass overrides the steps that differ: `initialize`, `preprocess`, `inference` or
+    `postprocess`.
+
+    Attributes:
+        context: The context of the worker.
+        device: The torch.device of the model.
+        explain: TorchServe's flag, which this class ignores.
+        form: The configured form that the model has, or None without `forms`.
+        forms_passed_over: For each form before it, the reason why it does not fit.
+        initialized: Whether the model is loaded.
+        manifest: The content of the archive's MANIFEST.json.
+        map_location: The type of the device, such as `cuda`.
+        mapping: The names of the classes by number, from `index_to_name.json`, or None.
+        model: The loaded model.
+        model_pt_path: The path of the serialized file, or None.
+        precision: The configured precision, once the model has it.
+        profiler_args: Arguments of torch.profiler.profile, for ENABLE_TORCH_PROFILER.
+        target: TorchServe's attribute, which this class ignores.
+
+    Example:
+        >>> import torch
+        >>> class Doubles(BaseHandler):
+        ...     def initialize(self, context):
+        ...         self.context, self.model = context, lambda rows: 2 * rows
+        ...     def preprocess(self, data):
+        ...         return torch.tensor([row["body"] for row in data])
+        >>> handler = Doubles()
+        >>> from tsx_runtime.worker.handler_api.testing import MockContext
+        >>> handler.initialize(MockContext(gpu_id=None))
+        >>> handler.device = torch.device("cpu")
+        >>> handler.handle([{"body": [1.0, 2.0]}], handler.context)
+        [[2.0, 4.0]]
     """
 
     def __init__(self) -> None:
+        """Make a handler without a model; `initialize` loads it."""
         self.model: Any = None
         self.mapping: dict[str, str] | None = None
         self.device: Any = None
@@ -67,23 +96,26 @@ class BaseHandler:
         self.map_location: str | None = None
         self.explain = False
         self.target = 0
-        self.precision: str | None = None  # the configured precision, once the model has it
-        self.form: str | None = (
-            None  # which of the configured `forms` the model has; None if none are configured
-        )
-        self.forms_passed_over: tuple[str, ...] = ()  # for each form before it, why it is not used
+        self.precision: str | None = None
+        self.form: str | None = None
+        self.forms_passed_over: tuple[str, ...] = ()
         self.profiler_args: dict[str, Any] = {}
 
     # Loading
 
     def initialize(self, context: Context) -> None:
+        """Load the model of the archive to the worker's device.
+
+        Raises:
+            LoadError: The model cannot be loaded; the message says what to do.
+        """
         properties = context.system_properties
         self.context = context
         self.manifest = context.manifest
         self.device = choose_device(properties.get("gpu_id"))
         self.map_location = self.device.type
         model_dir = Path(properties["model_dir"])
-        files = self.manifest.get("model") or {}  # some manifests have null there
+        files = self.manifest.get("model") or {}  # null in some manifests
         model_file = (
             own_file(model_dir / files["modelFile"], model_dir) if files.get("modelFile") else None
         )
@@ -97,20 +129,23 @@ class BaseHandler:
         self.model_pt_path = None if path is None else str(path)
         self.model = self.in_form(lambda: self._load_model(path, model_file))
         if self._config.get("input_shape"):
-            _ = self._input_specs  # raises for a name that the model does not have
+            _ = self._input_specs  # Raises for a name that the model lacks.
         self.mapping = load_label_mapping(model_dir / "index_to_name.json")
         self.initialized = True
 
     def in_form(self, load: Callable[[], Any]) -> Any:
-        """The model in the first of the configured `forms` that fits this worker.
+        """Return the model in the first configured form that fits this worker.
 
-        If none does, what `load` returns, in the configured
-        precision and compiled. A handler that loads its model itself sets `context` and `device`,
-        then calls this in `initialize`.
+        If no form fits, the model of `load` is returned in the configured precision and compiled.
+        A handler that loads its model itself sets `context` and `device` and then calls this
+        method in `initialize`.
+
+        Args:
+            load: Loads the model of the archive.
         """
 
         def reference() -> Any:
-            # a form may load it during a request, and explanations need its gradients
+            # A form may load the model during a request, and explanations need gradients.
             with torch.inference_mode(False):
                 return compiled(self.in_precision(load()), self._config.get("pt2"))
 
@@ -127,7 +162,7 @@ class BaseHandler:
         return model
 
     def _load_model(self, path: Path | None, model_file: Path | None) -> Any:
-        """`path` is the serialized file; at least one of the two is not None."""
+        """Load the model of a serialized file, a model file, or both."""
         if path is not None and path.suffix == ".so":
             return self._load_library(path)
         if model_file is not None and (
@@ -156,8 +191,9 @@ class BaseHandler:
         )
 
     def in_precision(self, model: Any) -> Any:
-        """The model in the configured `precision`; handlers that load one themselves set `context`
-        and `device` before.
+        """Return the model in the configured precision.
+
+        A handler that loads its model itself sets `context` and `device` before.
         """
         precision = wanted_precision(self._config)
         if precision is not None:
@@ -179,17 +215,17 @@ class BaseHandler:
         return wants_ahead(self._config.get("pt2"))
 
     def _load_torch_export_aot_compile(self, model_so_path: str) -> Any:
-        """For handlers that load a compiled library in a way of their own."""
+        """Load a library of AOTInductor; handlers may override this."""
         return load_library(model_so_path, self.device)
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
-        """For handlers that load a model without a model file in a way of their own."""
+        """Load a model without a model file; handlers may override this."""
         return load_torchscript(Path(model_pt_path), self.device)
 
     def _load_pickled_model(
         self, model_dir: str, model_file: str, model_pt_path: str | None
     ) -> Any:
-        """For handlers that load a model with a model file in a way of their own."""
+        """Load a model with a model file; handlers may override this."""
         weights = None if model_pt_path is None else Path(model_pt_path)
         return load_eager(
             Path(model_dir) / model_file,
@@ -201,7 +237,7 @@ class BaseHandler:
 
     @property
     def _config(self) -> dict[str, Any]:
-        """The whole of model-config.yaml."""
+        """The content of model-config.yaml."""
         config: dict[str, Any] = {} if self.context is None else self.context.model_yaml_config
         return config
 
@@ -217,7 +253,7 @@ class BaseHandler:
         value = self._config.get("init_args")
         if value is None:
             return {}
-        from tsx_archiver import parse_model_config  # here: it imports pydantic
+        from tsx_archiver import parse_model_config  # It imports pydantic.
 
         config, problems = parse_model_config({"init_args": value})
         if problems:
@@ -228,15 +264,24 @@ class BaseHandler:
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        """The requests as tensors (`steps.tensor_requests`); where another step is a subclass's
-        own, one tensor with a row for each.
+        """Convert the requests to tensors.
+
+        Args:
+            data: A list of requests; each is a dict with `data` or `body`.
+
+        Returns:
+            A `TensorBatch` for the steps of this class. If a subclass overrides `inference` or
+            `postprocess`, one tensor with a row for each request, or a list of such tensors for a
+            model with several inputs.
+
+        Raises:
+            BadRows: Some requests hold no tensors, or tensors of a wrong shape or dtype.
         """
         if not self._takes_tensors and not any(
             isinstance(row, dict | bytes | bytearray) for row in data
         ):
-            return torch.as_tensor(
-                data, device=self.device
-            )  # for a subclass that has read the requests
+            # A subclass has already parsed the requests.
+            return torch.as_tensor(data, device=self.device)
         alone = self._is_explain() or not self._answers_tensors
 
         def read(position: int, row: Any) -> TensorRequest:
@@ -261,13 +306,26 @@ class BaseHandler:
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the model without gradients.
+
+        Args:
+            data: The result of `preprocess`.
+            *args: Further arguments of the model.
+            **kwargs: Further arguments of the model.
+
+        Returns:
+            The output of the model; a `TensorBatch` with its outputs for a `TensorBatch`.
+
+        Raises:
+            BadRows: The model does not take the shapes of some requests.
+        """
         with torch.inference_mode():
             if not isinstance(data, TensorBatch):
                 return self.model(to_device(data, self.device), *args, **kwargs)
             try:
                 return data.run(self._call, self._joinable)
             except UnusableRows as unusable:
-                if self._example is None:  # the model may be at fault
+                if self._example is None:  # The model itself may be faulty.
                     raise next(iter(unusable.errors.values())) from None
                 shapes = [request.shape for request in data.requests]
                 faults = {
@@ -281,6 +339,11 @@ class BaseHandler:
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
+        """Return a JSON value for each request.
+
+        Args:
+            data: The result of `inference`.
+        """
         if isinstance(data, TensorBatch):
             return data.answers(self.context, self.mapping)
         result: list[Any] = data.tolist()
@@ -289,11 +352,11 @@ class BaseHandler:
     def _call(self, *inputs: torch.Tensor) -> Any:
         return self.model(*(to_device(tensor, self.device) for tensor in inputs))
 
-    # What the steps above take
+    # Inputs and outputs
 
     @property
     def _takes_tensors(self) -> bool:
-        """Whether `describe_handle` has an example of a request."""
+        """Whether the requests hold tensors, so that `describe_handle` can show an example."""
         return type(self).preprocess is BaseHandler.preprocess
 
     @property
@@ -305,35 +368,35 @@ class BaseHandler:
 
     @functools.cached_property
     def _joinable(self) -> dict[Any, bool]:
-        """Whether the model's inputs of each kind can be joined, as `TensorBatch.run` found."""
+        """Whether inputs of each kind can be joined, learnt by `TensorBatch.run`."""
         return {}
 
     @functools.cached_property
     def _input_specs(self) -> tuple[InputSpec, ...]:
-        """What the model takes, as far as it is known."""
+        """The inputs of the model, as far as they are known."""
         shape = self._config.get("input_shape")
         if shape is not None:
-            from tsx_archiver import parse_model_config  # here: it imports pydantic
+            from tsx_archiver import parse_model_config  # It imports pydantic.
 
             shape = parse_model_config({"input_shape": shape})[0].input_shape
         return input_specs(self.model, shape, casts=self.precision is not None)
 
     @functools.cached_property
     def _example(self) -> list[ExampleInput] | None:
-        """A request that the model has answered; None if there is none."""
+        """A request that the model accepts, or None if none was found."""
         for example in examples(self._input_specs):
             try:
                 with torch.inference_mode():
                     self._call(
                         *read_request({"body": example_body(example)}, self._input_specs).inputs
                     )
-            except Exception:  # a trial: what the model says of a wrong one is of no use to anybody
+            except Exception:  # A trial may fail in any way.
                 continue
             return example
         return None
 
     def _example_text(self) -> str | None:
-        """Its body, or a command that prints it."""
+        """Return the body of the example, or a command that prints it."""
         if self._example is None:
             return None
         body = example_body(self._example, self.context.envelope)
@@ -341,7 +404,7 @@ class BaseHandler:
 
     @functools.cached_property
     def _wanted(self) -> str:
-        """What to send, for a client that has sent something else."""
+        """Advice for a client that has sent something else."""
         forms, example = FORMS.get(self.context.envelope, FORMS[""]), self._example_text()
         text = f"The model takes {' and '.join(map(str, self._input_specs))}. {forms}"
         if example is None:
@@ -351,6 +414,15 @@ class BaseHandler:
         return f"{text} Example: {example}"
 
     def handle(self, data: Any, context: Context) -> Any:
+        """Answer a batch: preprocess, inference and postprocess.
+
+        Args:
+            data: A list of requests; each is a dict with `data` or `body`, or the fields of a form.
+            context: The context of the worker.
+
+        Returns:
+            A list with a JSON value, str or bytes for each request.
+        """
         start = time.perf_counter()
         self.context = context
         if os.environ.get("ENABLE_TORCH_PROFILER"):
@@ -366,20 +438,22 @@ class BaseHandler:
         return output
 
     def _run_steps(self, data: Any) -> Any:
-        prepared = self.preprocess(data)
+        inputs = self.preprocess(data)
         if self._is_explain():
-            return self.explain_handle(prepared, data)
-        return self.postprocess(self.inference(prepared))
+            return self.explain_handle(inputs, data)
+        return self.postprocess(self.inference(inputs))
 
     # Describe and explain
 
     def get_device(self) -> Any:
+        """Return the torch.device of the model."""
         return self.device
 
     def describe_handle(self) -> Any:
-        """What `?customized=true` of a describe call shows of the model: of one that takes tensors,
-        their shapes, and an example of a request: its body, or a command that prints it. Override
-        it.
+        """Return the description of the model for a describe call with `?customized=true`.
+
+        This method describes the tensors that the model takes, with an example of a request.
+        Subclasses may override it.
         """
         if not self._takes_tensors:
             logger.info("the handler has nothing of its own to describe; override describe_handle")
@@ -387,15 +461,19 @@ class BaseHandler:
         inputs = [spec.described() for spec in self._input_specs]
         if self._example is None:
             return {"inputs": inputs}
-        shapes = [{"example": list(each.shape)} for each in self._example]
+        shapes = [{"example": list(example.shape)} for example in self._example]
         return {
-            "inputs": [each | shape for each, shape in zip(inputs, shapes, strict=True)],
+            "inputs": [spec | shape for spec, shape in zip(inputs, shapes, strict=True)],
             "example": self._example_text(),
         }
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
-        """An explanation of the answer: the result of `get_insights` for the first row and its
-        `target` (0 if it has none).
+        """Explain the response to the first request, by `get_insights`.
+
+        Args:
+            data_preprocess: The result of `preprocess`.
+            raw_data: The requests. A request names the class to explain in `target`; the default
+                is 0.
         """
         inputs, target = None, 0
         row = raw_data[0]
@@ -405,8 +483,17 @@ class BaseHandler:
         return self.get_insights(data_preprocess, inputs, target)
 
     def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> Any:
-        """How much each number of the preprocessed input contributes to class `target`: Captum's
-        integrated gradients.
+        """Return how much each number of the input contributes to a class.
+
+        The method is integrated gradients (https://arxiv.org/abs/1703.01365), computed by Captum.
+
+        Args:
+            tensor_data: The preprocessed input, a tensor with one row for each request.
+            raw_data: The request.
+            target: The number of the class.
+
+        Returns:
+            Nested lists of the shape of `tensor_data`.
         """
         result: list[Any] = input_attributions(self.model, tensor_data, target).tolist()
         return result
@@ -418,9 +505,7 @@ class BaseHandler:
         return bool(self.context) and self.context.get_request_header(0, "describe") == "True"
 
     def _infer_with_profiler(self, data: Any) -> tuple[Any, Any]:
-        """The same three steps under torch's profiler; a trace for chrome://tracing is left
-        behind.
-        """
+        """Run the steps under torch's profiler, which writes a trace for chrome://tracing."""
         arguments = dict(self.profiler_args)
         if "on_trace_ready" not in arguments:
             directory = _trace_directory(str(self.context.model_name))
@@ -435,7 +520,7 @@ class BaseHandler:
 
 @functools.cache
 def _trace_directory(model: str) -> Path:
-    """TorchServe's directory, or a new one where that belongs to another user."""
+    """Return TorchServe's directory, or a new one if another user owns that."""
     directory = Path(tempfile.gettempdir()) / "pytorch_profiler" / model
     try:
         private_directory(directory)
@@ -445,8 +530,10 @@ def _trace_directory(model: str) -> Path:
 
 
 def choose_device(gpu_id: int | str | None) -> torch.device:
-    """A worker that was given a GPU uses it; one that was not, and one on a machine without, uses
-    the CPU.
+    """Return the device of a worker: its GPU if torch finds one, otherwise the CPU.
+
+    Args:
+        gpu_id: The number of the assigned GPU, or None.
     """
     if gpu_id is None:
         return torch.device("cpu")

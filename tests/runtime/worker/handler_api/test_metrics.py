@@ -214,7 +214,7 @@ def test_a_metric_made_by_hand_is_a_line_of_torchserves_log(
 def test_values_that_no_answer_takes_along_do_not_pile_up(
     metrics: Metrics, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("tsx_runtime.worker.handler_api.metrics.MOST_PENDING", 3)
+    monkeypatch.setattr("tsx_runtime.worker.handler_api.metrics.MAX_PENDING", 3)
     for number in range(9):
         metrics.add_counter("requests", 1, dimensions=[Dimension("user", number)])
         metrics.add_metric("sizes", number, "count", metric_type="histogram")
@@ -235,7 +235,7 @@ def test_values_that_no_answer_takes_along_do_not_pile_up(
 def test_names_of_metrics_do_not_fill_the_memory(
     metrics: Metrics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tsx_runtime.worker.handler_api.metrics.MOST_METRICS", 3)
+    monkeypatch.setattr("tsx_runtime.worker.handler_api.metrics.MAX_METRICS", 3)
     for number in range(9):
         metrics.add_counter(f"c{number % 6}", 1)
     assert [len(known) for known in metrics.cache.values()] == [3, 0, 0]
