@@ -1,4 +1,4 @@
-"""The limits beyond which an archive counts as a zip bomb."""
+"""The limits above which an archive counts as a zip bomb."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ MAX_MANIFEST_BYTES = 16 * MIB
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of `open_archive` and `verify_archive`; sizes in bytes.
+    """The limits of `open_archive` and `verify_archive`.
 
-    What a machine can bear is no bomb: members with a higher ratio, or a whole .tar.gz, may unpack
-    to `ratio_floor` together. Deflate cannot exceed a ratio of 1032.
+    Attributes:
+        members: The largest number of files and directories.
+        total: The largest unpacked size in bytes.
+        ratio: The largest ratio of unpacked to packed size. Deflate cannot exceed 1032.
+        ratio_floor: Bytes that members above `ratio`, or a whole .tar.gz, may unpack to.
     """
 
     members: int = 100_000
@@ -23,14 +26,16 @@ class Limits:
     ratio_floor: int = 64 * MIB
 
     def is_dense(self, size: int, packed: int) -> bool:
+        """Tell whether a ratio exceeds the limit."""
         return size > self.ratio * max(packed, 1)
 
     def too_dense(self, size: int, packed: int) -> bool:
+        """Tell whether both the ratio and the size exceed the limits."""
         return size > self.ratio_floor and self.is_dense(size, packed)
 
 
 def human(size: int) -> str:
-    """A size for people: 1.5 GB."""
+    """Format a number of bytes: 1.5 GB."""
     value = float(size)
     for unit in ("bytes", "kB", "MB", "GB"):
         if value < 1000:

@@ -1,4 +1,4 @@
-"""Checks names of members, of models, and of files in a manifest."""
+"""The names of members, of models, and of files in a manifest."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path, PurePath
 from tsx_archiver.errors import UnsafePath
 
 DEFAULT_VERSION = "1.0"
-MOST_BESIDE = 1000  # files whose names are compared with that of a missing one
-NEAR = 0.8  # difflib's ratio of two names of which one is a slip
+MAX_COMPARED_FILES = 1000
+MIN_SIMILARITY = 0.8  # difflib's ratio for a typo
 MANIFEST_PATH = "MAR-INF/MANIFEST.json"
-MANIFEST_DIRECTORIES = ("MAR-INF", "WAR-INF")  # of models, of workflows
+MANIFEST_DIRECTORIES = ("MAR-INF", "WAR-INF")  # models, workflows
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".mar", ".model")
 MAX_NAME_BYTES = 4096
 MAX_PART_BYTES = 255
@@ -26,19 +26,17 @@ _DRIVE = re.compile(r"^[A-Za-z]:")
 
 
 def is_model_name(name: str) -> bool:
-    """The names that torch-model-archiver allows."""
+    """Tell whether torch-model-archiver allows a model's name."""
     return _MODEL_NAME.fullmatch(name) is not None
 
 
 def model_name_from(text: str) -> str:
-    """Turn the name of a directory or of a published model into a model's name; `my-net.v2`
-    stays.
-    """
+    """Derive a model's name from that of a directory or of a published model."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", text).lstrip("_.-") or "model"
 
 
 def default_model_name(path: PurePath | str) -> str:
-    """Derive a model's name from its file's, without the suffix: `my-net.pt2` is `my-net`."""
+    """Derive a model's name from its file: `my-net` from `my-net.pt2`."""
     name = PurePath(path).name
     suffix = next(
         (suffix for suffix in ARCHIVE_SUFFIXES if name.lower().endswith(suffix)),
@@ -48,14 +46,15 @@ def default_model_name(path: PurePath | str) -> str:
 
 
 def unnamed_archive_name(path: PurePath | str) -> str:
-    """Name the model of an archive whose manifest has no name, as TorchServe does: `my-net.mar` is
-    `my_net`.
+    """Derive the name of a model without a name in its manifest: `my_net` from `my-net.mar`.
+
+    TorchServe does the same.
     """
     return re.sub(r"\W", "_", default_model_name(path))
 
 
 def path_fault(name: str) -> str | None:
-    """Why a relative path with `/` between its parts could not be trusted, or None."""
+    """Return the reason why a relative path cannot be trusted, or None."""
     if not name:
         return "it is empty"
     if any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in name):
@@ -83,24 +82,21 @@ def path_fault(name: str) -> str | None:
 
 
 def is_inside(path: Path, directory: Path) -> bool:
-    """Whether the path, with all links followed, lies in the directory.
+    """Tell whether a path lies in a directory after all links are followed.
 
-    Of what is not there, whether it would.
+    The path need not exist.
     """
     try:
         return path.resolve().is_relative_to(directory.resolve())
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ):  # links that lead in a circle, and what no file can be called
+    except (OSError, RuntimeError, ValueError):  # a circle of links, or an impossible name
         return False
 
 
 def safe_member_name(name: str, source: str) -> str:
-    """The member's path in one spelling (no `.`, no empty part), empty for the archive's own root.
+    """Normalize the path of a member; the result is empty for the archive's root.
 
-    Raises UnsafePath, which names `source`.
+    Raises:
+        UnsafePath: The path leads out of the archive, or is otherwise unsafe.
     """
     fault = path_fault(name)
     if fault:
@@ -112,19 +108,20 @@ def safe_member_name(name: str, source: str) -> str:
 
 
 def normal(name: str) -> str:
-    """A relative path without `.` and empty parts."""
+    """Remove `.` and empty parts from a relative path."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
 def collision_key(name: str) -> str:
-    """Equal for two names that some file system holds for one: they differ by case or by Unicode
-    normalisation only.
+    """Return a key that is equal for names that some file systems treat as one.
+
+    They differ in case or in Unicode normalization only.
     """
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def shown(name: str) -> str:
-    """A name fit for a message: quoted, escaped, and short."""
+    """Quote, escape and shorten a name for a message."""
     text = repr(name)
     return text if len(text) <= 120 else f"{text[:100]}...' ({len(name)} characters)"
 
@@ -132,7 +129,7 @@ def shown(name: str) -> str:
 def similar_file(path: Path) -> str:
     """Return `; did you mean 'X'?` for the file beside a missing one that has nearly its name."""
     with suppress(OSError, ValueError):
-        names = [entry.name for entry in islice(path.parent.iterdir(), MOST_BESIDE)]
-        for near in difflib.get_close_matches(path.name, names, n=1, cutoff=NEAR):
+        names = [entry.name for entry in islice(path.parent.iterdir(), MAX_COMPARED_FILES)]
+        for near in difflib.get_close_matches(path.name, names, n=1, cutoff=MIN_SIMILARITY):
             return f"; did you mean '{near}'?"
     return ""

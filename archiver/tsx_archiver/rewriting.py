@@ -35,7 +35,7 @@ from tsx_archiver.opening import (
     wrong_checksum,
 )
 from tsx_archiver.packing import PlannedMember, planned_file
-from tsx_archiver.storage.atomic_file import beside, whole_file
+from tsx_archiver.storage.atomic_file import partial_path, write_atomically
 from tsx_archiver.storage.digest import file_digest, file_state
 from tsx_archiver.writing import (
     DEFLATE_LEVEL,
@@ -162,7 +162,7 @@ def _rewrite_file(path: Path, change: _Change, limits: Limits) -> None:
             {normal(name): digest for name, digest in manifest.checksums.items()},
         )
         _refuse_collisions(old, change)
-        with whole_file(path) as out:
+        with write_atomically(path) as out:
             _write(old, change, out, path.stat().st_size)
             shutil.copymode(path, out.name)
             if file_state(file) != state:
@@ -310,7 +310,7 @@ def _files(path: Path) -> Iterator[Path]:
 def _lay(root: Path, member: PlannedMember, made: dict[str, Path]) -> None:
     place = root / member.name
     place.parent.mkdir(parents=True, exist_ok=True)
-    partial = made[member.name] = beside(place)
+    partial = made[member.name] = partial_path(place)
     with opened_source(member.source) as source, partial.open("xb") as out:
         shutil.copyfileobj(source, out, MIB)
     if place.exists():

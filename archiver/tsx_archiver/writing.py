@@ -21,8 +21,8 @@ from tsx_archiver.limits import MIB, Limits
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY
 from tsx_archiver.opening import MODEL_SUFFIXES
 from tsx_archiver.packing import ArchiveSpec, PackingPlan, PlannedMember, Warn, plan_archive
-from tsx_archiver.storage.atomic_file import beside, whole_file
-from tsx_archiver.storage.copying import LEAST, InputFile, copy_plain
+from tsx_archiver.storage.atomic_file import partial_path, write_atomically
+from tsx_archiver.storage.copying import MIN_SIZE_BYTES, InputFile, copy_plain
 
 Format: TypeAlias = Literal["default", "zip-store", "tgz", "no-archive"]
 FORMATS: tuple[Format, ...] = ("default", "zip-store", "tgz", "no-archive")
@@ -147,7 +147,7 @@ def _write_and_replace(
         return
     if path.is_dir():
         raise CannotPack(f"{path} is a directory. Remove it, or choose another name.")
-    with whole_file(path) as file:
+    with write_atomically(path) as file:
         if format == "tgz":
             _write_tar(plan, file, progress)
         else:
@@ -256,7 +256,7 @@ class ZipSink:
         info.compress_type = zipfile.ZIP_STORED if self._stored(member) else zipfile.ZIP_DEFLATED
         if (
             info.compress_type == zipfile.ZIP_STORED
-            and member.size >= LEAST
+            and member.size >= MIN_SIZE_BYTES
             and isinstance(stream, CountingStream)
         ):
             self._add_aligned(info, stream)
@@ -409,7 +409,7 @@ def _new_directory(path: Path) -> Iterator[Path]:
     """A directory beside `path` that takes its name once it is whole; what had the name goes
     last.
     """
-    partial, old = beside(path), beside(path)
+    partial, old = partial_path(path), partial_path(path)
     partial.mkdir(parents=True)
     try:
         yield partial

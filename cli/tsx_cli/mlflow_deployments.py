@@ -28,7 +28,7 @@ from mlflow.utils.proto_json_utils import dump_input_data
 from tsx_archiver import ArchiveError, Manifest, inspect_archive
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY, PYFUNC, PYFUNC_FLAVOR
 from tsx_archiver.storage.digest import content_digest
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.archive.model_file import HandlerFiles
 from tsx_cli.archive.packing import Packing, pack
 from tsx_cli.archive.source import classify
@@ -293,7 +293,7 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
                 " server's model_store"
             )
         model = place[0]
-        with tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_place()) as made:
+        with tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_directory()) as made:
             archive, manifest, found = _packed(uri, place, flavor, given, Path(made))
             if not replace and self._versions(model, manifest.version):
                 text = (
@@ -364,7 +364,7 @@ def run_local(name: str, model_uri: str, flavor: Text = None, config: Config = N
     ]
     with (
         _as_mlflow(),
-        tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_place()) as made,
+        tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_directory()) as made,
     ):
         archive, _, _ = _packed(model_uri, _place(name, None), flavor, given, Path(made))
         with subprocess.Popen(

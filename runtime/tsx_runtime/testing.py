@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from anyio.from_thread import start_blocking_portal
 
 from tsx_archiver import ArchiveSpec, write_archive
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.targets.server.server import RunningServer, ServeOptions, StopEvents, serve_async
@@ -89,7 +89,7 @@ def serve(*models: Servable, **settings: Any) -> Iterator[ServerUnderTest]:
         LoadFailed: A worker cannot load its model.
         SettingError: A setting has a wrong name or value.
     """
-    with TemporaryDirectory(prefix="tsx-testing-", dir=temporary_place()) as directory:
+    with TemporaryDirectory(prefix="tsx-testing-", dir=temporary_directory()) as directory:
         defaults: dict[str, object] = {
             f"{role}_address": FREE_PORT for role in ("inference", "management", "metrics")
         }

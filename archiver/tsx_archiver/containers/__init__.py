@@ -1,3 +1,1 @@
-"""Archive containers: zip files, tar files and directories behind one interface, with limits on
-their content.
-"""
+"""Zip and tar files behind one interface, with limits on their content."""

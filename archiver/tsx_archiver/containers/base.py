@@ -1,6 +1,4 @@
-"""One interface for zip and tar.gz: a checked list of members, and their bytes, never more than
-declared.
-"""
+"""The interface of zip and tar.gz files: a checked list of members, and their bytes."""
 
 from __future__ import annotations
 
@@ -20,48 +18,56 @@ REFUSED = "Nothing was unpacked."
 
 
 class Member(NamedTuple):
-    name: str  # in its safe spelling
+    """A file or directory of an archive; sizes are in bytes."""
+
+    name: str  # normalized, see safe_member_name
     size: int
-    packed: int | None  # None where the form compresses the archive as a whole
+    packed: int | None  # compressed size; None in a tar.gz, which is compressed as a whole
     is_directory: bool = False
 
 
 class ArchiveFile(Protocol):
-    """An open archive file. The constructor has checked `members` and raises if anything is
-    unsafe.
-    """
+    """An open archive file, whose members are checked when it is opened."""
 
     form: str
     members: list[Member]
 
     def stream(self) -> Iterator[tuple[Member, BinaryIO]]:
-        """Each file member once, in the archive's order, with a stream of its bytes that must be
-        read before going on.
+        """Yield each file member in the archive's order, with a stream of its bytes.
+
+        The stream must be read before the next member. It never yields more than the declared
+        size.
         """
 
-    def read(self, name: str, most: int) -> bytes | None:
-        """The bytes of a small member, at most `most` of them; None where there is no such
-        member.
+    def read(self, name: str, max_bytes: int) -> bytes | None:
+        """Return the bytes of a small member, or None if there is no such member.
+
+        Raises:
+            CorruptMember: The member has more than `max_bytes`.
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the archive; the caller closes the file itself."""
 
 
 class MemberList:
-    """Collects members as they are found, and refuses an unsafe set as early as possible."""
+    """The members found so far; an unsafe member is refused as soon as it is added."""
 
     def __init__(self, source: str, limits: Limits) -> None:
         self.source = source
         self.limits = limits
         self.members: list[Member] = []
         self.total = 0
-        self._dense = self._dense_packed = (
-            # of all members that unpack to so much more than their size: many small bombs are one
-            0
-        )
-        self._seen: dict[str, Member] = {}
+        # Sizes of all dense members together, since many small bombs are one large bomb.
+        self._dense = self._dense_packed = 0
+        self._by_key: dict[str, Member] = {}
 
     def add(self, member: Member) -> None:
+        """Check a member against the limits, and add it.
+
+        Raises:
+            UnsafeArchive: The member exceeds a limit, or another one has its name.
+        """
         if len(self.members) >= self.limits.members:
             raise TooManyMembers(
                 f"{self.source} holds more than {self.limits.members} members. {REFUSED} "
@@ -91,23 +97,23 @@ class MemberList:
 
     def _refuse_twin(self, member: Member) -> None:
         key = collision_key(member.name)
-        twin = self._seen.get(key)
+        twin = self._by_key.get(key)
         if twin is not None and not (twin.is_directory and member.is_directory):
             raise DuplicateMember(
                 f"{self.source} has two members for one file, {shown(twin.name)} and"
                 f" {shown(member.name)}. {REFUSED} Pack it again."
             )
-        self._seen[key] = member
+        self._by_key[key] = member
 
     def finish(self) -> list[Member]:
-        """No file may also be the directory of another member."""
+        """Return all members, after a check that no file is also the directory of another one."""
         for member in self.members:
             parts = collision_key(member.name).split("/")
             for depth in range(1, len(parts)):
-                above = self._seen.get("/".join(parts[:depth]))
-                if above is not None and not above.is_directory:
+                parent = self._by_key.get("/".join(parts[:depth]))
+                if parent is not None and not parent.is_directory:
                     raise DuplicateMember(
-                        f"{self.source} holds {shown(above.name)} both as a file and as the"
+                        f"{self.source} holds {shown(parent.name)} both as a file and as the"
                         f" directory of {shown(member.name)}. {REFUSED} Pack the model again."
                     )
         if all(member.is_directory for member in self.members):
@@ -115,25 +121,27 @@ class MemberList:
         return self.members
 
 
-def too_dense(source: str, what: str, size: int, packed: int, limits: Limits) -> ArchiveTooLarge:
+def too_dense(source: str, part: str, size: int, packed: int, limits: Limits) -> ArchiveTooLarge:
+    """Return the error for a zip bomb."""
     return ArchiveTooLarge(
-        f"{source}: {what} unpacks from {human(packed)} to {human(size)}, more than {limits.ratio}"
+        f"{source}: {part} unpacks from {human(packed)} to {human(size)}, more than {limits.ratio}"
         f" times its size, as zip bombs do, and more than {human(limits.ratio_floor)}. {REFUSED}"
         " Raise max_dense_archive_size only if you know the archive."
     )
 
 
 def root_of(members: Sequence[Member]) -> str:
-    """The directory inside the archive that is the model's: empty, or the only one at the top, as
-    in TorchServe's .tar.gz.
+    """Return the directory of the model inside the archive.
+
+    It is the only directory at the top, as in TorchServe's .tar.gz, or an empty string.
     """
     tops = set()
     for member in members:
         top, slash, _ = member.name.partition("/")
-        if top.startswith(".") or top == "__MACOSX":  # what file managers leave behind
+        if top.startswith(".") or top == "__MACOSX":  # files of file managers
             continue
         if not slash and not member.is_directory:
             return ""
         tops.add(top)
-    only = tops.pop() if len(tops) == 1 else ""
-    return "" if only in MANIFEST_DIRECTORIES else only
+    directory = tops.pop() if len(tops) == 1 else ""
+    return "" if directory in MANIFEST_DIRECTORIES else directory

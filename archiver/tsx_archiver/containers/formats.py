@@ -1,4 +1,4 @@
-"""Detects the format of an archive file by its first bytes."""
+"""The format of an archive file, detected by its first bytes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from tsx_archiver.limits import Limits
 
 
 def open_container(file: BinaryIO, source: str, limits: Limits) -> ArchiveFile:
-    """Open by the first bytes, whatever the file is called.
+    """Open an archive file by its first bytes, whatever its name.
 
-    Raises an ArchiveError that says what the file is instead.
+    Raises:
+        ArchiveError: The file is no archive, or an unsafe one.
     """
     head = file.read(4)
     file.seek(0)
@@ -35,6 +36,7 @@ def open_container(file: BinaryIO, source: str, limits: Limits) -> ArchiveFile:
 
 
 def foreign_hint(head: bytes) -> str:
+    """Return advice for a file of another kind, by its first bytes."""
     if head[:1] == b"<":
         return "this looks like a web page: download the file itself."
     if head == b"vers":

@@ -1,5 +1,6 @@
-"""Reads .tar.gz files: they have no directory, so one pass checks every member and a second one
-unpacks.
+"""Archives in the form .tar.gz.
+
+They have no list of members, so a first pass checks every member and a second one unpacks.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from tsx_archiver.limits import MAX_MANIFEST_BYTES, MIB, Limits
 from tsx_archiver.names import MANIFEST_PATH, safe_member_name, shown
 
 _BROKEN = (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError, RecursionError)
-_LARGEST_READ = 4 * MIB
+_MAX_READ_BYTES = 4 * MIB
 
 
 class TarContainer:
+    """An open .tar.gz."""
+
     form = "tar.gz"
 
     def __init__(self, file: BinaryIO, source: str, limits: Limits) -> None:
@@ -36,16 +39,21 @@ class TarContainer:
         self._limits = limits
         self._size = file.seek(0, 2)
         self._manifests: dict[str, bytes] = {}
-        checked = MemberList(source, limits)
+        members = MemberList(source, limits)
         for member, stream in self._walk():
-            checked.add(member)
+            members.add(member)
             if member.name == MANIFEST_PATH or member.name.endswith("/" + MANIFEST_PATH):
                 self._manifests[member.name] = _read(stream, MAX_MANIFEST_BYTES)
-        self.members = checked.finish()
-        if limits.too_dense(checked.total, self._size):
-            raise too_dense(source, "the archive", checked.total, self._size, limits)
+        self.members = members.finish()
+        if limits.too_dense(members.total, self._size):
+            raise too_dense(source, "the archive", members.total, self._size, limits)
 
     def stream(self) -> Iterator[tuple[Member, BinaryIO]]:
+        """Yield each file member with a stream of its bytes.
+
+        Raises:
+            CorruptMember: The archive changed since it was opened.
+        """
         expected = iter(self.members)
         for member, stream in self._walk():
             if member != next(expected, None):
@@ -56,26 +64,26 @@ class TarContainer:
             if not member.is_directory:
                 yield member, stream
 
-    def read(self, name: str, most: int) -> bytes | None:
-        """The manifest was kept; any other member costs another pass."""
+    def read(self, name: str, max_bytes: int) -> bytes | None:
+        """Return the bytes of a small member, or None; all but the manifest cost a pass."""
         content = self._manifests.get(name)
         if content is None:
             content = next(
                 (
-                    _read(stream, most + 1)
+                    _read(stream, max_bytes + 1)
                     for member, stream in self.stream()
                     if member.name == name
                 ),
                 None,
             )
-        if content is not None and len(content) > most:
+        if content is not None and len(content) > max_bytes:
             raise CorruptMember(
-                f"{self._source}: {shown(name)} has more than {most} bytes. Pack the model again."
+                f"{self._source}: {shown(name)} has more than {max_bytes} bytes. Pack the model again."
             )
         return content
 
     def close(self) -> None:
-        """The caller closes the file."""
+        """Do nothing; the caller closes the file."""
 
     def _walk(self) -> Iterator[tuple[Member, BinaryIO]]:
         self._file.seek(0)
@@ -87,7 +95,7 @@ class TarContainer:
                         member = _member(info, self._source)
                         if member is not None:
                             yield member, cast(BinaryIO, _MemberReader(tar, info, self._source))
-                        tar.members = []  # type: ignore[attr-defined]  # tarfile keeps them all; typeshed does not know
+                        tar.members = []  # type: ignore[attr-defined]  # Frees memory; typeshed lacks the field.
                     self._check_end(stream)
             except tarfile.ReadError as error:
                 if stream.count <= tarfile.BLOCKSIZE:
@@ -97,8 +105,9 @@ class TarContainer:
                 raise self._broken(error) from error
 
     def _check_end(self, stream: _ForwardReader) -> None:
-        """tarfile takes a header that it cannot read for the end; and gzip's own checksum comes
-        after the tar's end.
+        """Check that the tar ended properly, and read on to gzip's checksum.
+
+        tarfile takes an invalid header for the end.
         """
         if stream.last.strip(b"\0"):
             if stream.count <= tarfile.BLOCKSIZE:
@@ -107,24 +116,23 @@ class TarContainer:
         while stream.read(MIB):
             pass
 
-    def _foreign(self, why: object) -> ForeignFile:
+    def _foreign(self, reason: object) -> ForeignFile:
         return ForeignFile(
-            f"{self._source} is gzipped, but does not contain a tar archive ({why}). Pack the model"
+            f"{self._source} is gzipped, but does not contain a tar archive ({reason}). Pack the model"
             " with 'tsx archive'."
         )
 
-    def _broken(self, why: object) -> TruncatedArchive:
+    def _broken(self, reason: object) -> TruncatedArchive:
         return TruncatedArchive(
-            f"{self._source} is damaged or truncated ({why}). Copy or download it again."
+            f"{self._source} is damaged or truncated ({reason}). Copy or download it again."
         )
 
 
 class _ForwardReader:
-    """What comes out of gzip, as tarfile wants it: seekable, but forwards only, since going back
-    would unpack everything again.
+    """The unpacked bytes of a gzip file for tarfile, which seeks forwards only.
 
-    It counts, so that a bomb in headers or behind the last member is noticed while it unpacks, and
-    refuses to read a header of any size that an archive may claim.
+    A seek back would unpack everything again. The reader counts bytes, so that it notices a bomb in
+    headers or after the last member, and it refuses to read a very large header.
     """
 
     def __init__(self, stream: gzip.GzipFile, packed: int, source: str, limits: Limits) -> None:
@@ -133,32 +141,39 @@ class _ForwardReader:
         self._source = source
         self._limits = limits
         self.count = 0  # bytes unpacked so far
-        self.last = b""  # the bytes unpacked last: tarfile reads the byte before the next header
-        self._back = 0  # how far before `count` the position is, within `last`
+        self.last = b""  # last unpacked bytes; tarfile goes back by one byte before a header
+        self._back = 0  # distance of the position from `count`, within `last`
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= _LARGEST_READ:
+        """Read at most `size` bytes.
+
+        Raises:
+            ArchiveTooLarge: The archive is a zip bomb, or holds a very large header.
+        """
+        if not 0 <= size <= _MAX_READ_BYTES:
             raise ArchiveTooLarge(
                 f"{self._source} holds a header of {size} bytes. {REFUSED} Pack the model again."
             )
-        again = self.last[len(self.last) - self._back :][:size] if self._back else b""
-        self._back -= len(again)
-        fresh = self._stream.read(size - len(again)) if size > len(again) else b""
-        if size > len(again):
-            self.last = fresh
-        self.count += len(fresh)
+        repeated = self.last[len(self.last) - self._back :][:size] if self._back else b""
+        self._back -= len(repeated)
+        unpacked = self._stream.read(size - len(repeated)) if size > len(repeated) else b""
+        if size > len(repeated):
+            self.last = unpacked
+        self.count += len(unpacked)
         slack = self._limits.members * 4 * tarfile.BLOCKSIZE  # headers, and padding
         if (
             self._limits.too_dense(self.count, self._packed)
             or self.count > self._limits.total + slack
         ):
             raise too_dense(self._source, "the archive", self.count, self._packed, self._limits)
-        return again + fresh
+        return repeated + unpacked
 
     def tell(self) -> int:
+        """Return the position."""
         return self.count - self._back
 
     def seek(self, position: int) -> int:
+        """Go to a position: forwards, or back within the last read."""
         while self.tell() < position:
             if not self.read(min(position - self.tell(), MIB)):
                 break
@@ -171,12 +186,19 @@ class _ForwardReader:
 
 
 class _MemberReader:
+    """The stream of a member's bytes."""
+
     def __init__(self, tar: tarfile.TarFile, info: tarfile.TarInfo, source: str) -> None:
         self._stream = tar.extractfile(info)
         self._name = info.name
         self._source = source
 
     def read(self, size: int = -1) -> bytes:
+        """Read at most `size` bytes.
+
+        Raises:
+            TruncatedArchive: The archive ends inside this member.
+        """
         assert self._stream is not None
         try:
             return self._stream.read(size)
@@ -208,8 +230,8 @@ def _member(info: tarfile.TarInfo, source: str) -> Member | None:
     return Member(name, info.size if info.isreg() else 0, None, info.isdir())
 
 
-def _read(stream: BinaryIO, most: int) -> bytes:
+def _read(stream: BinaryIO, max_bytes: int) -> bytes:
     content = bytearray()
-    while len(content) < most and (chunk := stream.read(min(MIB, most - len(content)))):
+    while len(content) < max_bytes and (chunk := stream.read(min(MIB, max_bytes - len(content)))):
         content += chunk
     return bytes(content)

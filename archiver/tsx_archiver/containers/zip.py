@@ -1,4 +1,7 @@
-"""Reads .mar files: the zip directory is checked first, the bytes while they are read."""
+"""Archives in the form .mar, which are zip files.
+
+The list of members is checked first, and the bytes of a member while they are read.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,10 @@ from tsx_archiver.storage.copying import FileRange
 _END = struct.Struct("<4s4H2LH")
 _END64_LOCATOR = struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")
-_LONGEST_COMMENT = 65535
+_MAX_COMMENT_BYTES = 65535
 _LOCAL_HEADER_SIZE = 30
-_NAME_AND_EXTRA = struct.Struct("<2H")  # their lengths, at the end of a local header
+# The lengths of the name and of the extra field, at the end of a local header.
+_NAME_AND_EXTRA = struct.Struct("<2H")
 _DIRECTORY_BYTES_PER_MEMBER = 512
 _METHODS = {
     1: "shrink",
@@ -45,6 +49,8 @@ _METHODS = {
 
 
 class ZipContainer:
+    """An open .mar."""
+
     form = "mar"
 
     def __init__(self, file: BinaryIO, source: str, limits: Limits) -> None:
@@ -65,39 +71,41 @@ class ZipContainer:
                 " download it again."
             ) from error
         infos = self._zip.infolist()
-        checked = MemberList(source, limits)
+        members = MemberList(source, limits)
         self._infos: dict[str, zipfile.ZipInfo] = {}
         for info in infos:
             member = _member(info, source)
             if member is not None:
-                checked.add(member)
+                members.add(member)
                 self._infos[member.name] = info
         _refuse_overlaps(infos, self._zip.start_dir, source)
-        self.members = checked.finish()
+        self.members = members.finish()
 
     def stream(self) -> Iterator[tuple[Member, BinaryIO]]:
+        """Yield each file member with a stream of its bytes."""
         for member in self.members:
             if not member.is_directory:
                 with self.open(member) as stream:
                     yield member, stream
 
-    def read(self, name: str, most: int) -> bytes | None:
+    def read(self, name: str, max_bytes: int) -> bytes | None:
+        """Return the bytes of a small member, or None if there is no such member."""
         member = next(
             (member for member in self.members if member.name == name and not member.is_directory),
             None,
         )
         if member is None:
             return None
-        if member.size > most:
+        if member.size > max_bytes:
             raise CorruptMember(
-                f"{self._source}: {shown(name)} has {member.size} bytes; the limit is {most}. Pack"
+                f"{self._source}: {shown(name)} has {member.size} bytes; the limit is {max_bytes}. Pack"
                 " the model again."
             )
         with self.open(member) as stream:
             return stream.read()
 
     def open(self, member: Member) -> BinaryIO:
-        """The member's bytes. They are checked against length and CRC when the last one is read."""
+        """Open a member; the end of its bytes checks their number and CRC-32."""
         try:
             info = self._infos[member.name]
             return cast(
@@ -117,7 +125,7 @@ class ZipContainer:
             ) from error
 
     def stored(self) -> dict[str, bool]:
-        """Whether each file member is there as it is, uncompressed."""
+        """Tell for each file member whether it is stored without compression."""
         return {
             name: info.compress_type == zipfile.ZIP_STORED
             for name, info in self._infos.items()
@@ -125,13 +133,12 @@ class ZipContainer:
         }
 
     def close(self) -> None:
+        """Release the archive; the caller closes the file itself."""
         self._zip.close()
 
 
 class _MemberReader:
-    """A member's stream that raises our errors, and raises where the bytes end before the declared
-    size.
-    """
+    """The stream of a member's bytes, which checks that they have the declared size."""
 
     def __init__(
         self, stream: object, source: str, member: Member, info: zipfile.ZipInfo, file: BinaryIO
@@ -142,12 +149,10 @@ class _MemberReader:
         self._info = info
         self._file = file
         self._count = 0
-        self._copied = False
+        self._is_copied = False
 
     def plain_range(self) -> FileRange | None:
-        """Where a stored member lies in the archive; `zipfile` has looked at the header before its
-        bytes.
-        """
+        """Return where a stored member lies in the file, or None if it is compressed."""
         if self._info.compress_type != zipfile.ZIP_STORED:
             return None
         header = os.pread(self._file.fileno(), _LOCAL_HEADER_SIZE, self._info.header_offset)
@@ -157,13 +162,23 @@ class _MemberReader:
         )
 
     def check_copy(self, count: int, crc: int) -> None:
+        """Check bytes that were copied elsewhere.
+
+        Raises:
+            CorruptMember: The CRC-32 is not that of the archive.
+        """
         if count == self._member.size and crc != self._info.CRC:
             raise self._damaged(f"Bad CRC-32 for file {shown(self._member.name)}")
-        self._count, self._copied = count, True
+        self._count, self._is_copied = count, True
 
     def read(self, size: int = -1) -> bytes:
+        """Read at most `size` bytes.
+
+        Raises:
+            CorruptMember: The bytes are damaged, or not as many as declared.
+        """
         try:
-            chunk = b"" if self._copied else self._stream.read(size)
+            chunk = b"" if self._is_copied else self._stream.read(size)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise self._damaged(error) from error
         self._count += len(chunk)
@@ -174,9 +189,9 @@ class _MemberReader:
             )
         return chunk
 
-    def _damaged(self, why: object) -> CorruptMember:
+    def _damaged(self, reason: object) -> CorruptMember:
         return CorruptMember(
-            f"{self._source}: {shown(self._member.name)} is damaged ({why}). Copy or download it"
+            f"{self._source}: {shown(self._member.name)} is damaged ({reason}). Copy or download it"
             " again, or pack it again."
         )
 
@@ -188,10 +203,9 @@ class _MemberReader:
 
 
 def _member(info: zipfile.ZipInfo, source: str) -> Member | None:
-    """The checked member, or None for an entry of the archive's own root."""
-    original = (
-        info.orig_filename
-    )  # zipfile cuts `filename` at a NUL, and on Windows turns backslashes
+    """Check a member, and return None for the archive's root directory."""
+    # zipfile cuts `filename` at a NUL, and replaces backslashes on Windows.
+    original = info.orig_filename
     name = safe_member_name(original, source)
     mode = info.external_attr >> 16
     if stat.S_ISLNK(mode):
@@ -235,9 +249,7 @@ def _member(info: zipfile.ZipInfo, source: str) -> Member | None:
 
 
 def _refuse_overlaps(infos: list[zipfile.ZipInfo], end: int, source: str) -> None:
-    """Members that share bytes are how a small file unpacks to petabytes without a high ratio of
-    any one.
-    """
+    """Refuse members that share bytes, which let a small file unpack to petabytes."""
     following = end
     for info in sorted(infos, key=lambda info: info.header_offset, reverse=True):
         if (
@@ -266,11 +278,13 @@ def _refuse_huge_directory(file: BinaryIO, source: str, limits: Limits) -> None:
 
 
 def directory_size(file: BinaryIO) -> int | None:
-    """Bytes of the central directory by the record at the file's end, read before `zipfile` reads
-    all of it; None without such a record.
+    """Return the bytes of the central directory, by the record at the end of the file.
+
+    Returns:
+        None if the file has no such record.
     """
     size = file.seek(0, 2)
-    tail_size = min(size, _LONGEST_COMMENT + _END.size + _END64_LOCATOR.size)
+    tail_size = min(size, _MAX_COMMENT_BYTES + _END.size + _END64_LOCATOR.size)
     file.seek(size - tail_size)
     tail = file.read(tail_size)
     at = tail.rfind(b"PK\x05\x06")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, StrictInt, ValidationError
 
-from tsx_archiver.names import NEAR
+from tsx_archiver.names import MIN_SIMILARITY
 
 # The terms of YAML in place of Python's.
 _WORDS = {
@@ -91,7 +91,7 @@ def _requirement(fault: Mapping[str, Any]) -> str:
 def _near(name: str, known: Collection[str]) -> str | None:
     """The known key that `name` probably means; most often the case or a separator differs."""
     folded = {_fold(candidate): candidate for candidate in known}
-    match = difflib.get_close_matches(_fold(name), folded, n=1, cutoff=NEAR)
+    match = difflib.get_close_matches(_fold(name), folded, n=1, cutoff=MIN_SIMILARITY)
     return folded[match[0]] if match else None
 
 

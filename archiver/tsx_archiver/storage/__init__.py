@@ -1,3 +1,1 @@
-"""Files that outlive a process: the archive cache, locks, digests, atomic writes, private
-directories.
-"""
+"""The cache of unpacked archives: private directories, locks, digests, atomic files, and copies."""

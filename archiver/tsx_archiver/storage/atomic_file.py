@@ -1,6 +1,4 @@
-"""Writes files atomically: a reader sees the old file or the new one, whatever happens to the
-writer.
-"""
+"""Atomic writing: a reader sees the old file or the new one, whatever happens to the writer."""
 
 from __future__ import annotations
 
@@ -13,12 +11,15 @@ from typing import BinaryIO
 
 
 @contextmanager
-def whole_file(path: Path, *, mode: int = 0o666, durable: bool = True) -> Iterator[BinaryIO]:
-    """`mode` is that of a new file, before the umask.
+def write_atomically(path: Path, *, mode: int = 0o666, durable: bool = True) -> Iterator[BinaryIO]:
+    """Open a file for writing that replaces `path` at the end of the context.
 
-    Unless `durable`, a power failure may leave it empty.
+    Args:
+        path: The file to write.
+        mode: The permissions of the file, before the umask.
+        durable: Whether the file survives a power failure right after.
     """
-    partial = beside(path)
+    partial = partial_path(path)
     try:
         with open(partial, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
@@ -31,6 +32,6 @@ def whole_file(path: Path, *, mode: int = 0o666, durable: bool = True) -> Iterat
         raise
 
 
-def beside(path: Path) -> Path:
-    """A name that nothing has, in the same directory."""
+def partial_path(path: Path) -> Path:
+    """Return an unused name in the directory of `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")

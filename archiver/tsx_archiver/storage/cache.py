@@ -1,18 +1,17 @@
-"""The cache of unpacked archives, by the sha-256 of their file: created once, shared by all
-processes, and cleaned up by a thread after an archive was opened.
+"""The cache of unpacked archives by the SHA-256 of their files, shared by all processes.
 
     <cache>/archives/
-        entries/<sha256>.<random>/    complete, and renamed into place whole
+        entries/<sha256>.<random>/    a complete entry, renamed into place
             files/                    the archive's members
-            complete.json             their sizes; its time is when the entry was last opened or closed
-            lock                      held shared as long as someone uses the entry
-        partial/<sha256>.<random>/    being made; the same inside, `lock` held by the maker
-        building/<two digits>         held alone while an entry is looked up or made
+            complete.json             their sizes; its time is that of the last open or close
+            lock                      locked shared while a process uses the entry
+        partial/<sha256>.<random>/    an entry that is being made, locked by its maker
+        building/<two digits>         locked while an entry is searched or made
         seen/<sha256 of a path>       the digest of a file that has not changed since
 
-A process that dies leaves a partial entry without a lock; the next one to make an entry removes it.
-An entry whose files changed size is skipped and unpacked again beside it, since other processes may
-still use the rest of it.
+A process that dies leaves a partial entry without a lock, which the next maker removes. If files of
+an entry changed their sizes, the archive is unpacked again beside it, since other processes may
+still use the rest. A thread cleans up after an archive was opened.
 """
 
 from __future__ import annotations
@@ -43,19 +42,19 @@ from tsx_archiver.storage.private_directory import (
     private_directory,
 )
 
-DAY = 86400.0
+DAY_S = 86400.0
 
 logger = logging.getLogger("tsx.archive")
 _cleaning = threading.Lock()
 
 
 class CacheLimits(NamedTuple):
-    """The limits for unused entries in the cache."""
+    """The limits of unused entries; ages are in seconds, sizes in bytes."""
 
-    age: float = 14 * DAY
+    age: float = 14 * DAY_S
     total: int = 10 * GIB
     entries: int = 10_000
-    orphan_age: float = 3600.0  # of a partial entry that has no lock file yet
+    orphan_age: float = 3600.0  # age of a partial entry without a lock file
 
 
 class CacheEntry(NamedTuple):
@@ -66,8 +65,9 @@ class CacheEntry(NamedTuple):
 
 
 def default_cache() -> Path:
-    """$XDG_CACHE_HOME/tsx, or ~/.cache/tsx; where that cannot be used, a temporary directory that
-    goes with this process.
+    """Return $XDG_CACHE_HOME/tsx or ~/.cache/tsx, or a temporary directory if both are unusable.
+
+    The temporary directory is removed with this process.
     """
     base = os.environ.get("XDG_CACHE_HOME") or (
         os.environ.get("LOCALAPPDATA") if os.name == "nt" else None
@@ -89,31 +89,35 @@ def default_cache() -> Path:
 
 
 @functools.cache
-def _temporary_cache(why: str) -> Path:
-    """Under a name that no other user can guess or create first."""
+def _temporary_cache(reason: str) -> Path:
+    # No other user can guess the name, or create it first.
     directory = tempfile.mkdtemp(prefix="tsx-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     logger.warning(
-        "%s, so the cache is %s until this process ends; set cache_dir to keep one", why, directory
+        "%s, so the cache is %s until this process ends; set cache_dir to keep one",
+        reason,
+        directory,
     )
     return Path(directory)
 
 
 def as_cache(cache: Path | Cache | None) -> Cache:
-    """Return the cache itself, or the one in that directory; None stands for the default cache."""
+    """Return a cache itself, the cache in a directory, or the default cache for None."""
     return cache if isinstance(cache, Cache) else Cache(cache or default_cache())
 
 
 class CachedFiles(NamedTuple):
-    """An entry as `tsx cache` lists it."""
+    """An entry in the list of `tsx cache`."""
 
     directory: Path
     size: int  # bytes
-    used: float  # seconds since 1970, when it was last opened or closed; 0 where that is unknown
+    used: float  # Unix time of the last open or close; 0 if it is unknown
     in_use: bool
 
 
 class Cache:
+    """A cache of unpacked archives, see the module."""
+
     def __init__(
         self,
         directory: Path,
@@ -122,22 +126,23 @@ class Cache:
         *,
         checked: bool = True,
     ) -> None:
-        """`kind`: what the entries are, which is also the name of their directory.
+        """Create the directories of the cache.
 
-        Not `checked`: nothing is run from it. It is a new directory, made where the user wants what
-        is unpacked.
+        Args:
+            directory: The directory of the cache.
+            keep: The limits of unused entries.
+            kind: The name of the subdirectory, such as `archives`.
+            checked: Whether other users must not be able to write to it, because its files are
+                run. If not, the user has chosen a new directory for unpacked files.
+
+        Raises:
+            CacheError: The directory cannot be used.
         """
         self.root = Path(directory) / kind
         self._keep = keep
         self._checked = checked
         try:
-            for name in (
-                "",
-                "entries",
-                "partial",
-                "building",
-                "seen",
-            ):  # what lies there is run as code
+            for name in ("", "entries", "partial", "building", "seen"):
                 if checked:
                     private_directory(self.root / name, strict=True)
                 else:
@@ -150,19 +155,27 @@ class Cache:
             ) from error
 
     def open(self, digest: str, make: Callable[[Path], Mapping[str, int]]) -> CacheEntry:
-        """The entry of `digest`, made where there is none: `make(directory)` unpacks there and
-        returns each file's size.
+        """Return the entry of an archive, and make it if it is missing.
 
         Waits while another process makes the same entry.
+
+        Args:
+            digest: The SHA-256 of the archive.
+            make: Unpacks the archive into a directory, and returns the size of each file.
+
+        Raises:
+            CacheError: The cache cannot be written.
         """
         building = FileLock(self.root / "building" / digest[:2])
         try:
-            building.own(wait=True)
+            building.lock_exclusive(wait=True)
             entry = self._find(digest)
             if entry is None:
                 entry = self._make(digest, make)
             if self._checked:
-                threading.Thread(target=self._clean_beside, name="tsx-cache", daemon=True).start()
+                threading.Thread(
+                    target=self._clean_in_thread, name="tsx-cache", daemon=True
+                ).start()
             return entry
         except OSError as error:
             raise CacheError(
@@ -173,11 +186,8 @@ class Cache:
         finally:
             building.close()
 
-    def _clean_beside(self) -> None:
-        """Clean, unless another thread does.
-
-        The next cleaning meets a failure again, so it is ignored.
-        """
+    def _clean_in_thread(self) -> None:
+        """Clean up unless another thread does; the next cleaning meets a failure again."""
         if _cleaning.acquire(blocking=False):
             try:
                 with suppress(OSError, CacheError):
@@ -186,22 +196,22 @@ class Cache:
                 _cleaning.release()
 
     def clean(self, now: float | None = None) -> None:
-        """Remove what dead processes left, and unused entries that are old or beyond the bounds."""
+        """Remove leftovers of dead processes, and unused entries above the limits."""
         if not CAN_LOCK:
             return
         now = time.time() if now is None else now
         self._clean_leftovers(now)
-        kept = count = 0
+        total = count = 0
         for entry in sorted(
             self._listing("entries"), key=lambda path: _age(path / "complete.json", now)
         ):
             size = _recorded_size(entry)
             too_old = _age(entry / "complete.json", now) > self._keep.age
             if (
-                too_old or kept + size > self._keep.total or count >= self._keep.entries
+                too_old or total + size > self._keep.total or count >= self._keep.entries
             ) and self._remove_unused(entry):
                 continue
-            kept, count = kept + size, count + 1
+            total, count = total + size, count + 1
 
     def _clean_leftovers(self, now: float) -> None:
         for partial in self._listing("partial"):
@@ -212,9 +222,9 @@ class Cache:
                 note.unlink(missing_ok=True)
 
     def listing(self) -> list[CachedFiles]:
-        """All entries, the one used last first."""
+        """Return all entries, the last used one first."""
         now = time.time()
-        found = [
+        entries = [
             CachedFiles(
                 entry,
                 _recorded_size(entry),
@@ -223,31 +233,27 @@ class Cache:
             )
             for entry in self._listing("entries")
         ]
-        return sorted(found, key=lambda each: -each.used)
+        return sorted(entries, key=lambda entry: -entry.used)
 
     def prune(self, age: float) -> list[CachedFiles]:
-        """Remove what no process uses and none has opened for `age` seconds.
-
-        Returns what was removed.
-        """
+        """Remove the entries that no process has used for `age` seconds, and return them."""
         now = time.time()
         self._clean_leftovers(now)
-        old = [each for each in self.listing() if now - each.used >= age]
-        return [each for each in old if self._remove_unused(each.directory)]
+        old = [entry for entry in self.listing() if now - entry.used >= age]
+        return [entry for entry in old if self._remove_unused(entry.directory)]
 
     def _in_use(self, entry: Path) -> bool:
-        building = FileLock(
-            self.root / "building" / entry.name[:2]
-        )  # so that no process looks for the entry meanwhile
+        # No process may find the entry while its lock is tried.
+        building = FileLock(self.root / "building" / entry.name[:2])
         try:
-            if not building.own(wait=False):
+            if not building.lock_exclusive(wait=False):
                 return True
             lock = FileLock(entry / "lock")
             try:
-                return not lock.own(wait=False)
+                return not lock.lock_exclusive(wait=False)
             finally:
                 lock.close()
-        except OSError:  # it went in the meantime
+        except OSError:  # Another process has removed it.
             return False
         finally:
             building.close()
@@ -257,12 +263,12 @@ class Cache:
             if not directory.name.startswith(f"{digest}."):
                 continue
             try:
-                if not (directory / "lock").exists() or not _is_ours(directory):
+                if not (directory / "lock").exists() or not _is_trusted_directory(directory):
                     continue
                 lock = FileLock(directory / "lock")
-            except FileNotFoundError:  # another process has removed it
+            except FileNotFoundError:  # Another process has removed it.
                 continue
-            if lock.share() and lock.is_current() and _is_whole(directory):
+            if lock.lock_shared() and lock.is_current() and _is_complete(directory):
                 os.utime(directory / "complete.json")
                 return CacheEntry(directory / "files", lock)
             lock.close()
@@ -276,7 +282,7 @@ class Cache:
             sizes = make(partial / "files")
             (partial / "complete.json").write_text(json.dumps({"files": sizes}), encoding="utf-8")
             if self._checked:
-                _withdraw_writing(partial)
+                _remove_write_permissions(partial)
             final = self.root / "entries" / partial.name
             partial.rename(final)
         except BaseException:
@@ -287,19 +293,24 @@ class Cache:
         return CacheEntry(final / "files", lock)
 
     def _new_partial(self, digest: str) -> tuple[Path, FileLock]:
-        """A directory with its lock held.
+        """Create a directory for an entry, and lock it.
 
-        Starts again where another process removed it before the lock was taken.
+        Another process may remove the directory before it is locked, so this tries again.
         """
         while True:
             partial = self.root / "partial" / f"{digest}.{secrets.token_hex(4)}"
             partial.mkdir(mode=0o700)
             lock = FileLock(partial / "lock")
-            if lock.share() and lock.is_current():
+            if lock.lock_shared() and lock.is_current():
                 return partial, lock
             lock.close()
 
     def check_room(self, size: int) -> None:
+        """Check that the disk has room for `size` bytes, after cleaning up if necessary.
+
+        Raises:
+            CacheError: The disk is full.
+        """
         if size > shutil.disk_usage(self.root).free:
             self.clean()
         free = shutil.disk_usage(self.root).free
@@ -311,21 +322,20 @@ class Cache:
             )
 
     def _remove_unused(self, directory: Path) -> bool:
-        """Remove it unless someone holds its lock."""
+        """Remove an entry unless its lock is held, and tell whether it is gone."""
         if not CAN_LOCK:
             return False
         try:
             lock = FileLock(directory / "lock")
-        except OSError:  # it went in the meantime
+        except OSError:  # Another process has removed it.
             return True
         try:
-            if not lock.own(wait=False):
+            if not lock.lock_exclusive(wait=False):
                 return False
             removed = self.root / "partial" / directory.name
-            with suppress(FileNotFoundError):  # another process was faster
-                directory.rename(
-                    removed
-                )  # first, so that nobody opens an entry of which a part is left
+            # No process may open an entry that is removed in part.
+            with suppress(FileNotFoundError):
+                directory.rename(removed)
             shutil.rmtree(removed, ignore_errors=True)
             return True
         finally:
@@ -336,16 +346,14 @@ class Cache:
 
 
 def release(lock: FileLock) -> None:
-    """End the use of an entry; from now on it counts as unused."""
+    """End the use of an entry, which then counts as unused."""
     with suppress(OSError):
         os.utime(lock.path.with_name("complete.json"))
     lock.close()
 
 
-def _withdraw_writing(directory: Path) -> None:
-    """Take from other users the right to write, except to hard links, which other caches own
-    too.
-    """
+def _remove_write_permissions(directory: Path) -> None:
+    """Forbid other users to write, except to hard links, which other caches share."""
     for path in directory.rglob("*"):
         status = path.lstat()
         is_single = stat.S_ISDIR(status.st_mode) or (
@@ -355,16 +363,13 @@ def _withdraw_writing(directory: Path) -> None:
             path.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS)
 
 
-def _is_ours(directory: Path) -> bool:
+def _is_trusted_directory(directory: Path) -> bool:
     status = directory.lstat()
     return stat.S_ISDIR(status.st_mode) and is_trusted(status)
 
 
-def _is_whole(directory: Path) -> bool:
-    """Whether every file is there with its size.
-
-    Files that a handler added beside them do not matter.
-    """
+def _is_complete(directory: Path) -> bool:
+    """Tell whether every file exists with its size; files of a handler may have been added."""
     try:
         for name, size in _sizes(directory).items():
             status = os.lstat(directory / "files" / name)

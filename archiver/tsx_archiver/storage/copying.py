@@ -1,8 +1,7 @@
-"""Copies between files in the kernel: blocks are shared or copied there, where the file systems can
-do so.
+"""Copies between files by copy_file_range, for which a file system may share blocks.
 
-What was copied is read back from the target, so that a checksum is that of the bytes written,
-whatever happens to the source meanwhile.
+The copy is read back from the target, so that a checksum covers the written bytes even if the
+source changes meanwhile.
 """
 
 from __future__ import annotations
@@ -18,38 +17,36 @@ from typing import BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 from tsx_archiver.limits import MIB
 
-LEAST = 4 * MIB  # below it, starting threads costs more than it saves
-_PIECE = 8 * MIB
+MIN_SIZE_BYTES = 4 * MIB  # Threads do not pay off for a smaller copy.
+_CHUNK_BYTES = 8 * MIB
 _CAN_COPY = hasattr(os, "copy_file_range")
-_REFUSALS = (
-    errno.EXDEV,
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.EINVAL,
-    errno.EPERM,
-)  # of file systems and sandboxes that cannot
+# Errors of file systems and sandboxes without copy_file_range.
+_UNSUPPORTED = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
 
 
 class FileRange(NamedTuple):
-    """Bytes of an open file, from `start` on."""
+    """The bytes of an open file from a position on."""
 
     descriptor: int
     start: int
 
-    def moved(self, by: int) -> FileRange:
-        return FileRange(self.descriptor, self.start + by)
+    def moved(self, offset: int) -> FileRange:
+        """Return the range that begins `offset` bytes later."""
+        return FileRange(self.descriptor, self.start + offset)
 
 
 @runtime_checkable
 class PlainSource(Protocol):
-    """A stream whose bytes may lie in a file as they are."""
+    """A stream whose bytes may lie in a file without encoding."""
 
     def plain_range(self) -> FileRange | None:
-        """None where they do not."""
+        """Return where the bytes lie, or None if they are encoded."""
 
     def check_copy(self, count: int, crc: int) -> None:
-        """Raises where the bytes that were copied, by their number and CRC-32, cannot be those of
-        the stream.
+        """Check bytes that were copied.
+
+        Raises:
+            CorruptMember: Their number or CRC-32 is not that of the stream.
         """
 
 
@@ -57,55 +54,62 @@ class InputFile(io.FileIO):
     """A file that may be copied as a whole."""
 
     def plain_range(self) -> FileRange | None:
+        """Return the bytes from the position on."""
         return FileRange(self.fileno(), self.tell())
 
     def check_copy(self, count: int, crc: int) -> None:
-        """The position goes with the copy, so that a caller can look for more."""
+        """Move the position behind the copied bytes."""
         self.seek(count, os.SEEK_CUR)
 
 
 def copy_plain(
-    stream: object, target: BinaryIO, size: int, take: Callable[[memoryview], None]
+    stream: object, target: BinaryIO, size: int, on_chunk: Callable[[memoryview], None]
 ) -> int | None:
-    """Copy the stream's `size` bytes in the kernel to the position of `target`, which must be
-    readable too; returns their CRC-32.
+    """Copy the bytes of a stream in the kernel, and return their CRC-32.
 
-    `take` gets each piece as it is in the target; fewer bytes in all where the source ends before.
-    While a piece is looked at, a thread copies the next. None, and nothing was done, where the
-    bytes do not lie in a file as they are, or are too few.
+    A thread copies the next chunk while `on_chunk` handles one.
+
+    Args:
+        stream: The source, which may be a `PlainSource`.
+        target: A file that is open for reading and writing, at the position of the copy.
+        size: The number of bytes. The copy is shorter if the source ends before.
+        on_chunk: Called with each chunk, as read back from the target.
+
+    Returns:
+        None, without any effect, if the bytes are encoded or too few.
     """
     source = (
         stream.plain_range()
-        if _CAN_COPY and size >= LEAST and isinstance(stream, PlainSource)
+        if _CAN_COPY and size >= MIN_SIZE_BYTES and isinstance(stream, PlainSource)
         else None
     )
     if source is None or not isinstance(stream, PlainSource):
         return None
     target.flush()
-    place = FileRange(target.fileno(), target.tell())
-    buffer = memoryview(bytearray(min(size, _PIECE)))
+    copy = FileRange(target.fileno(), target.tell())
+    buffer = memoryview(bytearray(min(size, _CHUNK_BYTES)))
     crc = done = 0
     with ThreadPoolExecutor(2) as threads:
-        count = copy_range(source, place, min(size, _PIECE))
+        count = copy_range(source, copy, min(size, _CHUNK_BYTES))
         while count:
-            following = done + count
-            ahead = threads.submit(
+            copied = done + count
+            next_count = threads.submit(
                 copy_range,
-                source.moved(following),
-                place.moved(following),
-                min(size - following, _PIECE),
+                source.moved(copied),
+                copy.moved(copied),
+                min(size - copied, _CHUNK_BYTES),
             )
-            piece = _read(place.moved(done), buffer[:count])
-            summed = threads.submit(zlib.crc32, piece, crc)
-            take(piece)
-            crc, done, count = summed.result(), following, ahead.result()
-    target.seek(place.start + done)
+            chunk = _read(copy.moved(done), buffer[:count])
+            next_crc = threads.submit(zlib.crc32, chunk, crc)
+            on_chunk(chunk)
+            crc, done, count = next_crc.result(), copied, next_count.result()
+    target.seek(copy.start + done)
     stream.check_copy(done, crc)
     return crc
 
 
 def copy_file_content(source: BinaryIO, target: BinaryIO, size: int) -> None:
-    """Into a new file, in the kernel where it can."""
+    """Copy a file into a new one, in the kernel if it can."""
     if _CAN_COPY:
         copy_range(FileRange(source.fileno(), 0), FileRange(target.fileno(), 0), size)
     else:
@@ -113,7 +117,7 @@ def copy_file_content(source: BinaryIO, target: BinaryIO, size: int) -> None:
 
 
 def copy_range(source: FileRange, target: FileRange, size: int) -> int:
-    """How many bytes were copied: fewer than `size` where the source ends before."""
+    """Copy at most `size` bytes, and return their number."""
     done = 0
     while done < size and (
         count := _copy_some(source.moved(done), target.moved(done), size - done)
@@ -129,18 +133,18 @@ def _copy_some(source: FileRange, target: FileRange, size: int) -> int:
         ):
             return count
     except OSError as error:
-        if error.errno not in _REFUSALS:
+        if error.errno not in _UNSUPPORTED:
             raise
     return os.pwrite(
         target.descriptor, os.pread(source.descriptor, min(size, MIB), source.start), target.start
     )
 
 
-def _read(place: FileRange, into: memoryview) -> memoryview:
+def _read(source: FileRange, buffer: memoryview) -> memoryview:
     read = 0
-    while read < len(into):
-        count = os.preadv(place.descriptor, [into[read:]], place.start + read)
+    while read < len(buffer):
+        count = os.preadv(source.descriptor, [buffer[read:]], source.start + read)
         if not count:
             raise OSError(errno.EIO, "the copy was cut short while it was read back")
         read += count
-    return into
+    return buffer

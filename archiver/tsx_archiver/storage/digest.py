@@ -1,4 +1,4 @@
-"""The sha-256 of a file, cached while the file does not change."""
+"""The SHA-256 of a file, cached until the file changes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tsx_archiver.limits import MIB
-from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.atomic_file import write_atomically
 
-# A file that was written this shortly ago could be written again within the same tick of the file
-# system's clock.
-FRESH_NS = 2_000_000_000
+# A file younger than this may change again within one tick of the file system's clock.
+MIN_AGE_NS = 2_000_000_000
 
 
 def content_digest(file: BinaryIO, count: Callable[[int], None] = lambda size: None) -> str:
-    """sha-256 of what is left of the stream. `count` is called with the bytes of each piece."""
+    """Return the SHA-256 of the remaining bytes, and call `count` with the size of each chunk."""
     digest = hashlib.sha256()
     while chunk := file.read(MIB):
         digest.update(chunk)
@@ -34,25 +33,30 @@ def file_digest(
     seen: Path | None = None,
     count: Callable[[int], None] = lambda size: None,
 ) -> str:
-    """The digest of the open `file`, which was opened from `path`; notes are kept in the directory
-    `seen`. `count`: see above.
+    """Return the SHA-256 of a file, from a note if the file has not changed.
+
+    Args:
+        file: The open file.
+        path: The path of the file.
+        seen: The directory of the notes, or None.
+        count: Called with the size of each chunk that is read.
     """
     state = _state(os.fstat(file.fileno()))
     note = seen / hashlib.sha256(os.fsencode(path.absolute())).hexdigest() if seen else None
-    known = _read_note(note, state) if note else None
-    if known:
-        return known
+    noted = _read_note(note, state) if note else None
+    if noted:
+        return noted
     file.seek(0)
     digest = content_digest(file, count)
     file.seek(0)
     after = os.fstat(file.fileno())
-    if note and _state(after) == state and time.time_ns() - after.st_mtime_ns > FRESH_NS:
+    if note and _state(after) == state and time.time_ns() - after.st_mtime_ns > MIN_AGE_NS:
         _write_note(note, {"state": state, "sha256": digest})
     return digest
 
 
 def file_state(file: BinaryIO) -> list[int]:
-    """Changes when the file does."""
+    """Return numbers that change with the file."""
     return _state(os.fstat(file.fileno()))
 
 
@@ -73,8 +77,6 @@ def _read_note(note: Path, state: list[int]) -> str | None:
 
 
 def _write_note(note: Path, content: dict[str, object]) -> None:
-    with (
-        suppress(OSError),
-        whole_file(note, mode=0o600, durable=False) as file,
-    ):  # else the file is read again
+    # Without the note, the file is read again.
+    with suppress(OSError), write_atomically(note, mode=0o600, durable=False) as file:
         file.write(json.dumps(content).encode())

@@ -1,7 +1,7 @@
-"""Advisory locks between processes, on open files; they end with their process.
+"""Advisory locks between processes on open files, which end with their process.
 
-On Windows there is no shared lock of this kind. There locking always succeeds, renames alone keep
-the cache whole, and nothing is ever cleaned up (`CAN_LOCK` says which).
+Windows has no such shared locks. `CAN_LOCK` is False there, locking always succeeds, renames keep
+the cache consistent, and nothing is ever removed from it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ else:
 
 
 class FileLock:
-    """An open lock file. Locks of two FileLocks conflict even inside one process."""
+    """An open lock file; two of them conflict even inside one process."""
 
     def __init__(self, path: Path) -> None:
+        """Open the file, and create it if it is missing."""
         self.path = path
         self._fd: int | None = os.open(
             path,
@@ -31,31 +32,30 @@ class FileLock:
             0o600,
         )
 
-    def share(self) -> bool:
-        """Take it together with other sharers; False where someone holds it alone. Never waits."""
+    def lock_shared(self) -> bool:
+        """Take a shared lock without waiting, and tell whether that succeeded."""
         return self._lock("LOCK_SH", wait=False)
 
-    def own(self, *, wait: bool) -> bool:
-        """Take it alone; False where anyone else holds it and `wait` is not asked for."""
+    def lock_exclusive(self, *, wait: bool) -> bool:
+        """Take an exclusive lock, and tell whether that succeeded."""
         return self._lock("LOCK_EX", wait=wait)
 
     def is_current(self) -> bool:
-        """Whether the path still leads to the file that is locked here, and not to nothing or to a
-        newer one.
-        """
+        """Tell whether the path still leads to this file."""
         if self._fd is None:
             return False
         try:
-            there = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return False
-        return os.path.samestat(there, os.fstat(self._fd))
+        return os.path.samestat(status, os.fstat(self._fd))
 
     def moved(self, path: Path) -> None:
-        """The file was renamed; the lock, which is on the file, stays."""
+        """Set the path after the file was renamed; the lock stays."""
         self.path = path
 
     def close(self) -> None:
+        """Release the lock and close the file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

@@ -1,19 +1,16 @@
 """Directories that no other user can change, because their content is executed, trusted or secret.
 
-A path is walked from the root by directory descriptors, so what was checked is what is used. Each
-component is trusted where
+A path is walked from the root by directory descriptors, so that the checked components are the used
+ones. A component is trusted if all of this holds:
 
-- its owner is this user, root, or the owner of `/`, who can change everything anyway;
-- no other user can write to it, and no group but root's and the one that is this user's alone. In a
-  sticky directory such as /tmp, other users cannot rename or remove what it holds, so that is
-  enough where the next component is trusted as well;
-- a symbolic link belongs to one of these owners; then the directories that it leads through are
-  checked in the same way.
+- Its owner is this user, root, or the owner of `/`, who can change everything anyway.
+- No other user can write to it, and no group but root's and this user's own. A sticky directory
+  such as /tmp is an exception, since other users cannot rename or remove its entries.
+- A symbolic link belongs to one of these owners, and its target is checked in the same way.
 
-Once this holds, no other user can replace a component later, and paths below can be used like any
-others. What is missing is made with the mode 0700. In a pod of Kubernetes, directories of root are
-trusted whatever their mode: the kubelet makes volumes with 0777 and without the sticky bit, and
-only the containers of the pod see them. On Windows directories are made and not checked.
+No other user can then replace a component later. Missing directories are created with the mode
+0700. In a pod of Kubernetes, directories of root are trusted in any mode: the kubelet creates
+volumes with 0777, and only the containers of the pod see them. On Windows, nothing is checked.
 """
 
 from __future__ import annotations
@@ -31,11 +28,11 @@ from pathlib import Path
 logger = logging.getLogger("tsx.files")
 
 CAN_CHECK = os.open in os.supports_dir_fd and hasattr(os, "geteuid")
-MOST_LINKS = 40  # as in Linux
+MAX_LINKS = 40  # the limit of Linux
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 WRITABLE = "can be written by other users"
 
-# O_PATH needs no permission to read: a home directory may let others only pass.
+# O_PATH needs no permission to read, which a home directory may deny.
 _OPEN = (
     getattr(os, "O_PATH", os.O_RDONLY)
     | getattr(os, "O_DIRECTORY", 0)
@@ -45,16 +42,20 @@ _OPEN = (
 
 
 def private_directory(path: Path, *, strict: bool = False) -> None:
-    """Make it where it is missing.
+    """Check a directory and all its parents, and create the missing ones.
 
-    Raises PermissionError where another user could change it, or what leads to it, and OSError.
+    Args:
+        path: The directory.
+        strict: Whether no group may write to it, not even this user's own.
 
-    `strict`: no group may write to it, not even the one that is this user's alone.
+    Raises:
+        PermissionError: Another user could change the directory or one of its parents.
+        OSError: The directory cannot be created.
     """
     if not CAN_CHECK:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return
-    fd = _walk(path, _make)
+    fd = _walk(path, _create)
     try:
         _check_last(os.fstat(fd), path, strict=strict)
     finally:
@@ -62,17 +63,20 @@ def private_directory(path: Path, *, strict: bool = False) -> None:
 
 
 def check_directory(path: Path, *, allow_sticky: bool = False) -> None:
-    """Raises PermissionError where another user could change the directory, or what leads to it.
+    """Check a directory and all its parents; a missing one passes.
 
-    A missing one is no error.
+    Args:
+        path: The directory.
+        allow_sticky: Whether a sticky directory such as /tmp passes, because other users can
+            neither rename nor remove this user's files there.
 
-    `allow_sticky`: a sticky directory such as /tmp passes, since others can neither rename nor
-    remove what this user makes there.
+    Raises:
+        PermissionError: Another user could change the directory or one of its parents.
     """
     if not CAN_CHECK:
         return
     with suppress(FileNotFoundError):
-        fd = _walk(path, _leave_missing)
+        fd = _walk(path, _raise_missing)
         try:
             status = os.fstat(fd)
             if not (allow_sticky and status.st_mode & stat.S_ISVTX):
@@ -82,8 +86,11 @@ def check_directory(path: Path, *, allow_sticky: bool = False) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raises PermissionError where another user could change a file, or put another in its place,
-    and OSError.
+    """Check a file and its directory.
+
+    Raises:
+        PermissionError: Another user could change or replace the file.
+        OSError: The file is missing.
     """
     check_directory(path.parent)
     status = path.lstat()
@@ -95,67 +102,62 @@ def check_file(path: Path) -> None:
 
 
 def warn_if_replaceable(setting: str, file: Path) -> None:
-    """For a file that the user has placed: another user may not read it, and may lead its readers
-    to another one.
-    """
+    """Log a warning if another user could replace a file that a setting names."""
     try:
         check_directory(file.absolute().parent, allow_sticky=True)
     except OSError as error:
         logger.warning("%s: another user can replace %s: %s", setting, file, error.strerror)
 
 
-def temporary_place() -> str:
-    """The directory for temporary files, for what is run or kept secret. Raises OSError."""
-    place = tempfile.gettempdir()
+def temporary_directory() -> str:
+    """Return the directory for temporary files that are executed or secret.
+
+    Raises:
+        PermissionError: Other users could change it.
+    """
+    directory = tempfile.gettempdir()
     try:
-        check_directory(Path(place), allow_sticky=True)
+        check_directory(Path(directory), allow_sticky=True)
     except PermissionError as error:
         raise PermissionError(
-            error.errno, f"{error.strerror}. Set TMPDIR to a directory of your own", place
+            error.errno, f"{error.strerror}. Set TMPDIR to a directory of your own", directory
         ) from error
-    return place
+    return directory
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For `open`: a new file is this user's alone, and a symbolic link in the file's place is
-    refused.
-    """
+    """Open a file for `open`: a new file is this user's only, and a symbolic link is refused."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o600)
 
 
 def is_trusted(status: os.stat_result) -> bool:
-    """Whether the owner is one that could change everything here anyway."""
-    return not CAN_CHECK or status.st_uid in (
-        os.geteuid(),
-        0,
-        os.stat("/").st_uid,  # noqa: PTH116
-    )  # beside the other calls of os
+    """Tell whether the owner is this user, root, or the owner of `/`."""
+    owners = (os.geteuid(), 0, os.stat("/").st_uid) if CAN_CHECK else ()  # noqa: PTH116
+    return not CAN_CHECK or status.st_uid in owners
 
 
 def _walk(path: Path, on_missing: Callable[[int, str, Path], None]) -> int:
-    """A descriptor of the directory; each component was checked under the descriptor of the one
-    before.
-    """
-    left = deque(path.absolute().parts[1:])
+    """Open a directory, and check each component under the descriptor of its parent."""
+    remaining = deque(path.absolute().parts[1:])
     done = Path("/")
     links = 0
     fd = os.open("/", _OPEN)
     try:
-        while left:
+        while remaining:
             _check(fd, done)
-            name = left.popleft()
+            name = remaining.popleft()
             try:
                 below = os.open(name, _OPEN, dir_fd=fd)
             except FileNotFoundError:
                 on_missing(fd, name, done / name)
-                left.appendleft(name)
+                remaining.appendleft(name)
                 continue
             except OSError as error:
                 target = _link(fd, name, done / name, error)
                 links += 1
-                if links > MOST_LINKS:
+                if links > MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
-                left.extendleft(reversed([part for part in target.parts if part != "/"]))
+                remaining.extendleft(reversed([part for part in target.parts if part != "/"]))
                 if not target.is_absolute():
                     continue
                 below, name = os.open("/", _OPEN), "/"
@@ -168,21 +170,21 @@ def _walk(path: Path, on_missing: Callable[[int, str, Path], None]) -> int:
         raise
 
 
-def _make(parent: int, name: str, path: Path) -> None:
+def _create(parent: int, name: str, path: Path) -> None:
     try:
         os.mkdir(name, 0o700, dir_fd=parent)
-    except FileExistsError:  # another process has made it meanwhile; it is checked next
+    except FileExistsError:  # Another process has created it; it is checked next.
         pass
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def _leave_missing(parent: int, name: str, path: Path) -> None:
+def _raise_missing(parent: int, name: str, path: Path) -> None:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 def _link(parent: int, name: str, path: Path, error: OSError) -> Path:
-    """Where the link leads; for anything else that is no directory, the error."""
+    """Return the target of a symbolic link, or raise `error` for another file."""
     status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     if not stat.S_ISLNK(status.st_mode):
         raise OSError(error.errno, error.strerror, str(path)) from None
@@ -191,7 +193,7 @@ def _link(parent: int, name: str, path: Path, error: OSError) -> Path:
 
 
 def _check(fd: int, path: Path) -> None:
-    """Of a directory on the way."""
+    """Check a directory that leads to another one."""
     status = os.fstat(fd)
     _check_owner(status, path)
     if _lets_others_write(status) and not status.st_mode & stat.S_ISVTX:
@@ -220,12 +222,13 @@ def _lets_others_write(status: os.stat_result) -> bool:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Root's group, in which containers of OpenShift run, or the one that many systems make for
-    each user, with no other member.
+    """Tell whether only this user is in a group.
+
+    Root's group passes too, in which containers of OpenShift run.
     """
     if gid == 0:
         return True
-    import grp  # not on Windows
+    import grp  # Windows has none.
     import pwd
 
     try:
@@ -237,7 +240,7 @@ def _is_own_group(gid: int) -> bool:
     )
 
 
-def _refusal(path: Path, why: str) -> PermissionError:
+def _refusal(path: Path, reason: str) -> PermissionError:
     return PermissionError(
-        errno.EACCES, f"{path} {why}, so its content cannot be trusted", str(path)
+        errno.EACCES, f"{path} {reason}, so its content cannot be trusted", str(path)
     )

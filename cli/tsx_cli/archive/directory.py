@@ -11,13 +11,13 @@ from tempfile import TemporaryDirectory
 
 from tsx_archiver.linking import link_members
 from tsx_archiver.packing import PackingPlan
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_directory
 
 
 @contextmanager
 def as_directory(plan: PackingPlan, *, copy: bool = False) -> Iterator[Path]:
     """Make the directory for as long as the context lasts; `copy`: it has no links."""
-    with TemporaryDirectory(prefix="tsx-model-", dir=temporary_place()) as made:
+    with TemporaryDirectory(prefix="tsx-model-", dir=temporary_directory()) as made:
         directory = Path(made).resolve()
         link_members(plan, directory, copy=copy)
         yield directory

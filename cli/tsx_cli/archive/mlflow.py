@@ -22,7 +22,7 @@ from tsx_archiver.metadata.mlmodel import (
     read_mlmodel,
 )
 from tsx_archiver.names import model_name_from
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import SAMPLES
 
@@ -63,7 +63,7 @@ def mlflow_spec(
 
     Raises CliError and ArchiveError.
     """
-    with TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_place()) as made:
+    with TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_directory()) as made:
         place = Path(made)
         origin: dict[str, Any] = {"name": default_name(path), "source": path.absolute().name}
         directory = path

@@ -79,7 +79,7 @@ class LocalStore:
                     f"{self.output} cannot be written: {error.strerror}. {todo}."
                 ) from error
             self._lock = FileLock(self._work / "lock")
-            if not self._lock.own(wait=False):
+            if not self._lock.lock_exclusive(wait=False):
                 raise CliError(
                     f"another run writes {self.output}; wait until it ends, or name another output"
                 )

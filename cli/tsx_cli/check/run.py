@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from tsx_archiver import open_archive
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.archive.check import ModelSample, known_sample, read_sample
 from tsx_cli.archive.packing import sample_files, silent
 from tsx_cli.check import aws_lambda, container, sagemaker
@@ -54,7 +54,7 @@ def check(
     patience = usual if timeout is None else span(timeout, "--timeout")
     report = Report(contract, archive.name)
     with tempfile.TemporaryDirectory(
-        prefix="tsx-check-", dir=temporary_place(), ignore_cleanup_errors=True
+        prefix="tsx-check-", dir=temporary_directory(), ignore_cleanup_errors=True
     ) as directory:
         place = Path(directory)
         with open_archive(archive, cache=place / "unpacking", limits=archive_limits()) as opened:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_archiver.storage.locks import FileLock
 from tsx_archiver.storage.private_directory import check_directory, is_trusted, private_opener
 from tsx_cli.common.failure import CliError, UsageError
@@ -51,7 +51,7 @@ class JournalFile:
                 " --output"
             ) from error
         self._lock = FileLock(self._path)
-        if not self._lock.own(wait=False) or (new and has_run(directory)):
+        if not self._lock.lock_exclusive(wait=False) or (new and has_run(directory)):
             self.close()
             raise CliError(
                 f"another run of {self.command} writes into '{directory}'; wait until it ends, or"
@@ -217,7 +217,7 @@ def write_files(contents: Mapping[str, str], directory: Path) -> list[Path]:
     """Each file is written as a whole or stays as it was. Raises OSError."""
     for name, text in contents.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(directory / name, durable=False) as file:
+        with write_atomically(directory / name, durable=False) as file:
             file.write(text.encode())
     return [directory / name for name in contents]
 
@@ -226,7 +226,7 @@ def write_results(results: BaseModel, directory: Path) -> None:
     """Raises CliError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)  # it may have been removed during the run
-        with whole_file(directory / RESULTS) as file:
+        with write_atomically(directory / RESULTS) as file:
             file.write(results.model_dump_json(indent=1).encode() + b"\n")
     except OSError as error:
         raise CliError(

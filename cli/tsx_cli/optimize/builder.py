@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE, FormRecord, KeptForms
-from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_cli.bench.load.configuration import Configuration
 from tsx_cli.bench.search.variants import lay_out, with_keys
 from tsx_cli.bench.search.worker import (
@@ -119,7 +119,7 @@ class FormBuilder:
             name=name,
             measured={"build_seconds": time.monotonic() - begun},
         )
-        with whole_file(
+        with write_atomically(
             self._record_file(name)
         ) as file:  # last: a form without its record was not built completely
             file.write(json.dumps(asdict(record)).encode())

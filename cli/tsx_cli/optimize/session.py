@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from tsx_archiver import OpenArchive, inspect_archive, open_archive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.session import model_info, new_directory
 from tsx_cli.bench.load.configuration import parse_numbers
@@ -113,7 +113,7 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
         open_archive(
             request.model, cache=settings.archive_cache(), limits=settings.archive_limits()
         ) as archive,
-        tempfile.TemporaryDirectory(prefix="tsx-optimize-", dir=temporary_place()) as place,
+        tempfile.TemporaryDirectory(prefix="tsx-optimize-", dir=temporary_directory()) as place,
     ):
         if MANIFEST_KEY in archive.manifest.data:
             advice = "Set huggingface.dtype in model-config.yaml to bf16 or fp16 for a faster one"

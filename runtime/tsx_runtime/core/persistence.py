@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver.errors import CacheError
-from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_archiver.storage.locks import FileLock
 from tsx_archiver.storage.private_directory import check_directory, private_directory
 from tsx_runtime.settings.addresses import parse_address
@@ -117,7 +117,7 @@ class StateStore:
                     file.unlink(missing_ok=True)
                 else:
                     private_directory(file.parent)
-                    with whole_file(file, mode=0o600) as out:
+                    with write_atomically(file, mode=0o600) as out:
                         out.write(text.encode())
             self._waiting.clear()
         except OSError as error:
@@ -132,7 +132,7 @@ class StateStore:
         except OSError:  # what is to be written there fails as well, and is logged then
             return True
         try:
-            if not lock.own(wait=False):
+            if not lock.lock_exclusive(wait=False):
                 lock.close()
                 self._warn_once(f"another running server uses {directory}")
                 return False

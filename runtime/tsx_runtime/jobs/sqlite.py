@@ -96,7 +96,9 @@ class SqliteStore(SqlStore):
 
     def prepare(self, session: Session) -> None:
         with closing(self._draining()) as others:
-            alone = self._is_mine and self._shared_until is None and others.own(wait=False)
+            alone = (
+                self._is_mine and self._shared_until is None and others.lock_exclusive(wait=False)
+            )
         if alone and session.row("SELECT 1 FROM sqlite_master WHERE name = 'tsx_jobs'"):
             session.run(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running'")
             session.run(
@@ -125,7 +127,7 @@ class SqliteStore(SqlStore):
 
     def _drain(self) -> None:
         draining = self._draining()
-        while not draining.share():  # another server looks whether there is one
+        while not draining.lock_shared():  # another server looks whether there is one
             time.sleep(LOOK)
         self._lock = draining
 
@@ -143,7 +145,7 @@ class SqliteStore(SqlStore):
             self._drain()
             return
         lock = FileLock(self.path.with_name(self.path.name + ".lock"))
-        while not lock.own(wait=False):
+        while not lock.lock_exclusive(wait=False):
             if self.shared:
                 time.sleep(LOOK)  # in the store's thread
                 continue

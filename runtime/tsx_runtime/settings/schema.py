@@ -21,7 +21,7 @@ from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_archiver.metadata.slo import checked_target
 from tsx_archiver.quantities import parse_bytes, parse_seconds, parse_share, where_text
-from tsx_archiver.storage.cache import DAY, CacheLimits
+from tsx_archiver.storage.cache import DAY_S, CacheLimits
 from tsx_archiver.storage.cache import Cache as ArchiveCache
 from tsx_runtime.settings.addresses import FORMS, parse_address
 from tsx_runtime.settings.model_limits import (
@@ -488,7 +488,7 @@ class Settings(_Described):
     set"""
     max_cache_size: Size = 10 << 30
     """size of unpacked archives that are kept while no process uses them"""
-    max_cache_age: IdleTime = 14 * DAY
+    max_cache_age: IdleTime = 14 * DAY_S
     """time for which unpacked archives and environments are kept after their last use"""
     max_archive_size: Bytes = Field(64 << 30, ge=1)
     """maximum unpacked size of an archive, in bytes"""

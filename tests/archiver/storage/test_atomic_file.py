@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.atomic_file import write_atomically
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -16,7 +16,7 @@ def test_under_its_name_there_is_the_old_file_until_the_new_one_is_whole(
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with whole_file(path, durable=durable) as file:
+    with write_atomically(path, durable=durable) as file:
         file.write(b"n" * 100_000)
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"n" * 100_000
@@ -37,12 +37,12 @@ def test_one_that_fails_leaves_everything_as_it_was(tmp_path: Path, there_before
 
 @pytest.mark.skipif(os.name == "nt", reason="there modes are of no use")
 def test_a_file_of_the_owners_alone_is_nobody_elses_at_any_time(tmp_path: Path) -> None:
-    with whole_file(tmp_path / "file", mode=0o600):
+    with write_atomically(tmp_path / "file", mode=0o600):
         assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o600]
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 
 
 def _break_off(path: Path) -> None:
-    with whole_file(path) as file:
+    with write_atomically(path) as file:
         file.write(b"half")
         raise KeyboardInterrupt

@@ -18,8 +18,8 @@ import pytest
 from tsx_archiver import ArchiveSpec, CacheError, default_cache, open_archive, write_archive
 from tsx_archiver.errors import CorruptMember
 from tsx_archiver.storage import cache as cache_module
-from tsx_archiver.storage.cache import DAY, Cache, CacheLimits
-from tsx_archiver.storage.digest import FRESH_NS
+from tsx_archiver.storage.cache import DAY_S, Cache, CacheLimits
+from tsx_archiver.storage.digest import MIN_AGE_NS
 from tsx_archiver.storage.locks import FileLock
 
 HOUR = 3600.0
@@ -89,7 +89,7 @@ def test_the_note_is_believed_only_for_the_same_state_of_the_file(
 
 
 def test_a_file_written_just_now_is_not_noted(archive: Path, cache: Path) -> None:
-    os.utime(archive, ns=(time.time_ns(), time.time_ns() + FRESH_NS * 100))
+    os.utime(archive, ns=(time.time_ns(), time.time_ns() + MIN_AGE_NS * 100))
     open_archive(archive, cache=cache).close()
     assert list((cache / "archives" / "seen").iterdir()) == []
 
@@ -192,9 +192,9 @@ def make_entry(cache: Cache, letter: str, size: int) -> Path:
 
 
 def test_entries_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, CacheLimits(age=DAY))
+    cache = Cache(tmp_path, CacheLimits(age=DAY_S))
     old, new = make_entry(cache, "a", 1), make_entry(cache, "b", 1)
-    cache.clean(time.time() + DAY / 2)
+    cache.clean(time.time() + DAY_S / 2)
     assert old.exists()
     os.utime(old / "complete.json", (0, 0))
     cache.clean()
@@ -308,7 +308,7 @@ def test_a_maker_whose_room_is_cleaned_away_takes_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache(tmp_path)
-    share = FileLock.share
+    share = FileLock.lock_shared
     calls = []
 
     def cleaned_away(lock: FileLock) -> bool:
@@ -317,7 +317,7 @@ def test_a_maker_whose_room_is_cleaned_away_takes_another(
             lock.path.unlink()
         return share(lock)
 
-    monkeypatch.setattr(FileLock, "share", cleaned_away)
+    monkeypatch.setattr(FileLock, "lock_shared", cleaned_away)
     assert make_entry(cache, "a", 1).exists()
     assert len(calls) == 2
 

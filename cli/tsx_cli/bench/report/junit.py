@@ -11,7 +11,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from tsx_archiver.metadata.slo import Bound
-from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_cli.bench.load.results import Point, Results, parse_slo
 from tsx_cli.bench.report import facts, shown
 from tsx_cli.bench.report.compare import Compared
@@ -145,7 +145,7 @@ def write_junit(file: str, cases: Sequence[JUnitCase], results: Results) -> None
             ).text = message
     ElementTree.indent(root)
     try:
-        with whole_file(Path(file), durable=False) as out:
+        with write_atomically(Path(file), durable=False) as out:
             out.write(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n")
     except OSError as error:
         raise CliError(f"--junit: '{file}' cannot be written: {error.strerror or error}") from error

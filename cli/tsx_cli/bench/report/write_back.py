@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tsx_archiver import open_archive, rewrite_archive
 from tsx_archiver.metadata.forms import REFERENCE
-from tsx_archiver.storage.atomic_file import beside
+from tsx_archiver.storage.atomic_file import partial_path
 from tsx_archiver.storage.cache import Cache
 from tsx_cli.bench.load.results import Results
 from tsx_cli.bench.report.archive_record import record_of
@@ -20,7 +20,7 @@ def check_writable(path: Path, option: str = "--write", way_out: str = "leave --
     """Before minutes are spent on what is to be written. Raises CliError where it cannot be."""
     place = path.resolve() / FILE if path.is_dir() else path.resolve()
     try:
-        partial = beside(place)
+        partial = partial_path(place)
         partial.touch()
         partial.unlink()
         if place.exists():

@@ -21,7 +21,7 @@ import psutil
 
 from tsx_archiver import CacheError
 from tsx_archiver.storage.locks import CAN_LOCK, FileLock
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.bench.load.results import PinnedCores
 from tsx_cli.common.client import Server
 from tsx_cli.common.failure import CliError, UsageError
@@ -276,11 +276,11 @@ def new_place(name: str) -> Iterator[Path]:
     sockets in it.
     """
     with tempfile.TemporaryDirectory(
-        prefix=f"{PLACES}{name}-", dir=temporary_place(), ignore_cleanup_errors=True
+        prefix=f"{PLACES}{name}-", dir=temporary_directory(), ignore_cleanup_errors=True
     ) as made:
         lock = FileLock(Path(made) / LOCK)
         try:
-            lock.own(wait=False)
+            lock.lock_exclusive(wait=False)
             yield Path(made)
         finally:
             lock.close()
@@ -296,7 +296,7 @@ def sweep() -> None:
                 continue
             lock = FileLock(place / LOCK)
             try:
-                if lock.own(wait=False):
+                if lock.lock_exclusive(wait=False):
                     shutil.rmtree(place, ignore_errors=True)
             finally:
                 lock.close()

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_archiver.storage.digest import content_digest
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.run_directory import write_files
@@ -38,7 +38,10 @@ def write(emitted: EmittedFiles, directory: Path) -> list[Path]:
     for name, source in emitted.copied.items():
         if not (directory / name).exists() or not (directory / name).samefile(source):
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            with source.open("rb") as original, whole_file(directory / name, durable=False) as file:
+            with (
+                source.open("rb") as original,
+                write_atomically(directory / name, durable=False) as file,
+            ):
                 shutil.copyfileobj(original, file)
     written = {name: _sha256(directory / name) for name in names}
     write_files({RECORD: json.dumps({**record, **written}, indent=2) + "\n"}, directory)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 
-from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_archiver.storage.cache import default_cache
 from tsx_archiver.storage.private_directory import private_directory
 from tsx_cli.deploy.image.programs import digest_of
@@ -48,7 +48,7 @@ def _keep(digests: dict[str, str]) -> None:
     path = default_cache() / "base-images.json"
     try:
         private_directory(path.parent)
-        with whole_file(path, mode=0o600) as file:
+        with write_atomically(path, mode=0o600) as file:
             file.write(json.dumps(digests, indent=1).encode())
     except OSError:
         pass  # it only helps where a registry is out of reach

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.image.base import pinned_base
 from tsx_cli.deploy.image.programs import this_platform
@@ -36,7 +36,7 @@ def this_machine(spec: DeploySpec, needs_image: bool = True) -> Generator[Local,
     if not needs_image:
         yield Local(python, "", __version__)
         return
-    with tempfile.TemporaryDirectory(prefix="tsx-wheel-", dir=temporary_place()) as place:
+    with tempfile.TemporaryDirectory(prefix="tsx-wheel-", dir=temporary_directory()) as place:
         found = build.wheel if build.wheel is not None else _own_wheel(Path(place))
         if found is not None and not (found.is_file() and found.suffix == ".whl"):
             raise CliError(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.image.recipe import Recipe
@@ -196,7 +196,7 @@ class Builder:
 
     def build(self, recipe: Recipe, reference: str, machine: str | None) -> None:
         """`machine` such as linux/amd64, where the image is for another than this."""
-        with tempfile.TemporaryDirectory(prefix="tsx-build-", dir=temporary_place()) as place:
+        with tempfile.TemporaryDirectory(prefix="tsx-build-", dir=temporary_directory()) as place:
             for name, text in recipe.files.items():
                 Path(place, name).write_text(text, "utf-8")
             for name, source in recipe.copied.items():
@@ -239,7 +239,7 @@ class Builder:
 
     def push(self, reference: str) -> str:
         """Its name by the digest that the registry has of it, where the program tells it."""
-        with tempfile.TemporaryDirectory(prefix="tsx-push-", dir=temporary_place()) as place:
+        with tempfile.TemporaryDirectory(prefix="tsx-push-", dir=temporary_directory()) as place:
             file = Path(place, "digest")
             words = () if self.program.name == "docker" else ("--digestfile", str(file))
             output = self.program.ask("push", *words, reference, doing=f"pushing {reference}")

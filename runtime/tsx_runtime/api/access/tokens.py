@@ -14,7 +14,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_archiver.storage.private_directory import warn_if_replaceable
 from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError, Unavailable
 from tsx_runtime.settings.schema import Settings
@@ -159,7 +159,7 @@ class Keys(NamedTuple):
             )
             if key
         }
-        with whole_file(self.file, mode=0o600, durable=False) as file:
+        with write_atomically(self.file, mode=0o600, durable=False) as file:
             file.write(json.dumps(content, indent=2).encode() + b"\n")
 
     def remove(self) -> None:

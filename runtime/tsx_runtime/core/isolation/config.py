@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tsx_runtime
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_runtime.core.isolation import cgroups
 from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS
 from tsx_runtime.errors import SettingError
@@ -207,7 +207,7 @@ class Sandbox:
             except cgroups.NoGroups as error:  # it was there when the server started
                 raise OSError(str(error)) from error
             self._group = cgroups.Group(parent, self._isolation.bounds)
-        self.scratch = tempfile.mkdtemp(prefix="tsx-scratch-", dir=temporary_place())
+        self.scratch = tempfile.mkdtemp(prefix="tsx-scratch-", dir=temporary_directory())
 
     def command(self, inner: list[str]) -> list[str]:
         """The program that becomes `inner`."""

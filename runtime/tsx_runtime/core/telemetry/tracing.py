@@ -27,7 +27,7 @@ from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes
 from tsx_runtime.errors import TsxError, is_failure
 
 LONGEST_STATE = 512  # characters of a tracestate; a longer one is not passed on
-MOST_LINKS = 32  # of one batch
+MAX_LINKS = 32  # of one batch
 
 _PARENT = re.compile(
     rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
@@ -127,7 +127,7 @@ class Tracer:
         """Links to the handler spans of the same batch that were made before this one."""
         if self._batch is not batch:
             self._batch, self._members = batch, []
-        links = tuple(self._members[:MOST_LINKS])
+        links = tuple(self._members[:MAX_LINKS])
         self._members.append((trace_id, span_id))
         return links
 

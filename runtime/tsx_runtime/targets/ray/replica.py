@@ -18,7 +18,7 @@ from ray import serve
 from ray.serve.metrics import Gauge
 
 from tsx_archiver import ArchiveError
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_runtime.api.errors import fault
 from tsx_runtime.api.management.describe import is_given_up
 from tsx_runtime.api.messages import Message, Scope, request_id_of, send_whole
@@ -131,7 +131,7 @@ class ModelReplica:
     async def _start(self, application: RayApplication, held: contextlib.AsyncExitStack) -> None:
         """Of what `tsx serve` has: the registry, the inference routes, gRPC and the metrics."""
         state = held.enter_context(
-            tempfile.TemporaryDirectory(prefix="tsx-ray-", dir=temporary_place())
+            tempfile.TemporaryDirectory(prefix="tsx-ray-", dir=temporary_directory())
         )
         settings = replica_settings(
             application.settings, application.replica, os.environ, Path(state)

@@ -33,7 +33,7 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
-from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_archiver.storage.private_directory import check_file, private_directory
 from tsx_runtime.api.access.tokens import HandedTokens
 from tsx_runtime.core.persistence import state_directory
@@ -252,7 +252,7 @@ class SocketHandover:
         private_directory(path.parent)
         sock = bind_unix(os.fspath(path), "state_dir")
         self._path = path
-        with whole_file(path.with_suffix(".key"), mode=0o600, durable=False) as file:
+        with write_atomically(path.with_suffix(".key"), mode=0o600, durable=False) as file:
             file.write(self._secret)
         self._server = await asyncio.start_unix_server(self._serve, sock=sock)
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from tsx_archiver.metadata.model_limits import SAVED
-from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_archiver.storage.private_directory import check_file, private_directory
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
@@ -68,7 +68,7 @@ class Snapshots:
                 registry.models.values(), path.name, created, self._store, _unloaded(registry)
             )
             text = format_properties(self._base | {SNAPSHOT: described})
-            with whole_file(
+            with write_atomically(
                 path, mode=0o600, durable=False
             ) as file:  # only this user's: a configuration may hold passwords
                 file.write(f"#Saving snapshot\n{text}".encode("ascii"))

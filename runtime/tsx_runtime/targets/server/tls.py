@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tsx_archiver.storage.private_directory import private_opener, temporary_place
+from tsx_archiver.storage.private_directory import private_opener, temporary_directory
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import ROLES, Settings
@@ -173,7 +173,7 @@ def _as_file(content: bytes) -> Iterator[str]:
             yield f"/proc/self/fd/{memory.fileno()}"
         return
     with tempfile.TemporaryDirectory(
-        dir=temporary_place()
+        dir=temporary_directory()
     ) as directory:  # no other user may read it
         path = Path(directory, "pair.pem")
         with open(path, "xb", opener=private_opener) as file:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_runtime.wire import request_meta
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.metrics import Metrics
@@ -116,6 +116,6 @@ def download_model(model_url: str, model_dir: str | Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
         urllib.request.urlopen(model_url, timeout=READ_TIMEOUT_S) as response,
-        whole_file(target, durable=False) as file,
+        write_atomically(target, durable=False) as file,
     ):
         shutil.copyfileobj(response, file)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tsx_archiver.metadata.compile_settings import wants_ahead
-from tsx_archiver.storage.private_directory import private_directory, temporary_place
+from tsx_archiver.storage.private_directory import private_directory, temporary_directory
 from tsx_runtime.shared.example_requests import ExampleInput, example_body, printing_command
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors
 from tsx_runtime.worker.exceptions import BadRows, LoadError, each_or_bad
@@ -525,7 +525,7 @@ def _trace_directory(model: str) -> Path:
     try:
         private_directory(directory)
     except PermissionError:
-        return Path(tempfile.mkdtemp(prefix="pytorch_profiler-", dir=temporary_place()))
+        return Path(tempfile.mkdtemp(prefix="pytorch_profiler-", dir=temporary_directory()))
     return directory
 
 

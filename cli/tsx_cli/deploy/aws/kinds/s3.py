@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.engine.facts import model_data
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list
@@ -90,7 +90,9 @@ class S3Object(ResourceKind):
         extra = {"Metadata": {SHA: resource.properties["Sha256"]}}
         archive = Path(resource.properties["Path"])
         with (
-            tempfile.TemporaryDirectory(prefix="tsx-deploy-", dir=temporary_place()) as directory,
+            tempfile.TemporaryDirectory(
+                prefix="tsx-deploy-", dir=temporary_directory()
+            ) as directory,
             translated_errors(f"uploading {archive.name} to s3://{resource.name}"),
         ):
             cloud.client("s3").upload_file(

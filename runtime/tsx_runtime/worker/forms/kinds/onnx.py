@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.forms.bound import VNNI, cpu_instructions, is_x86
 from tsx_runtime.worker.forms.exporting import (
@@ -72,7 +72,7 @@ class OnnxInt8Form(OnnxRuntimeForm):
         import onnx
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
-        with TemporaryDirectory(dir=temporary_place()) as place:
+        with TemporaryDirectory(dir=temporary_directory()) as place:
             source, prepared = f"{place}/source.onnx", f"{place}/prepared.onnx"
             write_graph(subject, Path(source))
             quant_pre_process(source, prepared, skip_symbolic_shape=True)
