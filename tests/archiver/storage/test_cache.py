@@ -274,8 +274,8 @@ def test_an_entry_that_another_process_removes_is_made_again(
         shutil.rmtree(directory)
         return is_ours(directory)
 
-    is_ours = cache_module._is_ours
-    monkeypatch.setattr(cache_module, "_is_ours", removed_meanwhile)
+    is_ours = cache_module._is_trusted_directory
+    monkeypatch.setattr(cache_module, "_is_trusted_directory", removed_meanwhile)
     assert make_entry(cache, "a", 1) != entry
 
 
