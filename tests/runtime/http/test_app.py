@@ -1,4 +1,4 @@
-"""What holds for all routes: guards, shared listeners, the documents, the last line of defence."""
+"""Guards, listeners, documents and unexpected errors, which concern all routes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_each_listener_describes_its_own_routes(server):
     kserve = {"/v1/models", "/v1/models/{model}"}
     workflows = {"/workflows", "/workflows/{workflow}"}
     traffic = {
-        f"/models/{{model}}/{what}"
-        for what in ("traffic", "labels/{label}", "rollback", "rollout", "shadow")
+        f"/models/{{model}}/{route}"
+        for route in ("traffic", "labels/{label}", "rollback", "rollout", "shadow")
     }
     debug = {"/debug/requests/{request_id}", "/debug/slowest"}
     assert models | workflows | health | kserve | traffic | debug <= set(management["paths"])
@@ -81,7 +81,7 @@ def test_the_document_is_complete(server):
 def test_registering_is_documented_for_query_and_body(server):
     post = server.management.get("/openapi.json").json()["paths"]["/models"]["post"]
     assert {"url", "model_name", "batch_size", "initial_workers", "synchronous"} <= {
-        one["name"] for one in post["parameters"]
+        parameter["name"] for parameter in post["parameters"]
     }
     assert "url" in post["requestBody"]["content"]["application/json"]["schema"]["properties"]
     assert {"200", "202", "400", "404", "409", "500"} <= set(post["responses"])
@@ -101,7 +101,11 @@ def test_predictions_need_the_inference_token(start_server, error_of):
             answer = server.inference.post(PATH, headers=headers)
             assert answer.status_code == 400
             assert "www-authenticate" not in answer.headers
-            assert error_of(answer)[0] == "InvalidKeyException"
+            kind, text = error_of(answer)
+            assert kind == "InvalidKeyException"
+            assert text.startswith(
+                "Token Authorization failed. Token either incorrect, expired, or not provided correctly"
+            )
         assert server.inference.post(PATH, headers=bearer("in")).status_code == 200
         assert server.inference.get("/ping").status_code == 200
         for client, path in (
@@ -177,7 +181,7 @@ def ask(app, path, **kwargs):
     return asyncio.run(get())
 
 
-def test_what_nobody_foresaw_is_an_error_like_any_other_and_logged_once(
+def test_an_unexpected_error_is_answered_like_any_other_and_logged_once(
     failing_app, error_of, caplog
 ):
     answer = ask(failing_app, "/debug/fails")
@@ -200,17 +204,19 @@ def test_a_guard_cannot_be_passed_by_a_prefix(start_server):
         assert ask(app, "/prod/nothing", root_path="/prod").status_code == 404
 
 
-def test_where_other_machines_can_connect_no_address_is_told(start_server):
+def test_a_server_that_other_machines_reach_discloses_no_address(start_server):
     with start_server() as server:
         settings = server.settings.model_copy(update={"inference_address": "http://0.0.0.0:8080"})
         app = build_apps(server.registry, settings)[0]
         assert app.elsewhere == {}
-        assert app.not_found("/models").message.endswith("It is on the management address.")
+        assert app.not_found("/models").message.endswith("on the management address.")
 
 
 def test_the_headers_of_predictions_are_described(server):
     post = server.inference.get("/openapi.json").json()["paths"]["/predictions/{model}"]["post"]
-    described = {one["name"] for one in post["parameters"] if one["in"] == "header"}
+    described = {
+        parameter["name"] for parameter in post["parameters"] if parameter["in"] == "header"
+    }
     assert described == {
         "x-tsx-priority",
         "x-tsx-timeout-ms",
