@@ -382,8 +382,8 @@ def test_requests_that_run_nothing_need_no_key() -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_killed_server_leaves_the_keys_of_its_jobs_and_frees_those_of_its_runs(
-    tmp_path: Path,
+async def test_a_killed_server_leaves_the_keys_of_its_jobs_and_frees_those_of_its_runs(
+    store: SqliteStore, tmp_path: Path
 ) -> None:
     program = """
 import asyncio, os, signal, sys
@@ -391,7 +391,7 @@ from pathlib import Path
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import AnswerKey, NewJob, StoredAnswer, StoredRequest
 
-async async def main():
+async def main():
     store = SqliteStore(Path(sys.argv[1]))
     await store.begin_answer(AnswerKey("idempotency", "", "ran"), "f", "killed", 10)
     await store.begin_answer(AnswerKey("idempotency", "", "job"), "f", "killed", 10)
@@ -403,7 +403,6 @@ asyncio.run(main())
 """
     killed = forked.run([sys.executable, "-c", program, str(tmp_path / "jobs.sqlite")], timeout=60)
     assert killed.returncode == -signal.SIGKILL
-
     assert await store.begin_answer(AnswerKey("idempotency", "", "ran"), "f", "next", 10) is None
     assert await store.begin_answer(
         AnswerKey("idempotency", "", "job"), "f", "next", 10

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-import uvicorn
+import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.clients.rawhttp import TIMEOUT, Answer, RawConnection, chunked, request
+from tests.kit.connections import connect_raw
+from tests.runtime.conftest import RunningServer, make_settings, running_server
+from tests.support.clients.rawhttp import Answer, chunked, request
 from tests.support.models import make_model
-from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
-from tsx_runtime.http.fast_lane.connection import FastLane
-from tsx_runtime.settings.schema import ROLES, Settings
-
-try:
-    import uvloop
-
-    RUN: Any = uvloop.run
-except ImportError:  # Windows has no uvloop
-    RUN = asyncio.run
+from tsx_runtime.settings.schema import ROLES
 
 pytestmark = pytest.mark.slow
 
@@ -77,70 +67,31 @@ LIMIT = 1000
 TOKEN = b"open sesame"
 
 
-@dataclass
-class Lanes:
-    """Two servers without a token and two with one; addresses by (has a token, is fast)."""
-
-    addresses: dict[tuple[bool, bool], tuple[str, int]]
-    turn: Callable[[], object]
+Lanes = dict[tuple[bool, bool], RunningServer]  # by (has a token, is fast)
 
 
 @pytest.fixture(scope="module")
-def lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
+def lanes(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
+    """Start servers with and without a token and the fast lane, on the loop of the product."""
     store = tmp_path_factory.mktemp("lanes")
     make_model(store / "echo.mar", ECHO)
-    common: dict[str, Any] = {
-        "model_store": store,
-        "cache_dir": store / "cache",
-        "worker_preload": False,
-        "max_request_size": LIMIT,
-    }
     protected = {"inference_token": TOKEN.decode(), "management_token": "other"}
-    kinds = list(itertools.product((False, True), repeat=2))
-    sockets = {kind: socket.create_server(("127.0.0.1", 0)) for kind in kinds}
-    servers: list[uvicorn.Server] = []
-    loops: list[asyncio.AbstractEventLoop] = []
-    ready = threading.Event()
-
-    async def main() -> None:
-        loops.append(asyncio.get_running_loop())
-        registry = Registry(Settings(**common))
-        for has_token, fast in kinds:
-            (app,) = build_apps(
-                registry, Settings(**common, **(protected if has_token else {})), [ROLES]
+    policy = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    servers: Lanes = {}
+    with contextlib.ExitStack() as stack:
+        for has_token, fast in itertools.product((False, True), repeat=2):
+            settings = make_settings(
+                store, max_request_size=LIMIT, **(protected if has_token else {})
             )
-            config = uvicorn.Config(
-                app,
-                http=FastLane if fast else CasedProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=2,
-            )
-            servers.append(uvicorn.Server(config))
-        await registry.register(RegisterOrder(url="echo.mar", initial_workers=1))
-        ready.set()
-        await asyncio.gather(
-            *(server.serve([sockets[kind]]) for server, kind in zip(servers, kinds, strict=True))
-        )
-        await registry.close()
-
-    # A start that fails must not keep the process alive.
-    thread = threading.Thread(target=lambda: RUN(main()), name="lanes", daemon=True)
-    thread.start()
-    assert ready.wait(TIMEOUT)
-    try:
-        yield Lanes(
-            {kind: sock.getsockname() for kind, sock in sockets.items()},
-            lambda: asyncio.run_coroutine_threadsafe(asyncio.sleep(0), *loops).result(TIMEOUT),
-        )
-    finally:
-        for server in servers:
-            server.should_exit = True
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
+            with pytest.MonkeyPatch.context() as patch:
+                if not fast:
+                    patch.setattr("tests.runtime.conftest.http_protocol", lambda: CasedProtocol)
+                server = stack.enter_context(running_server(settings, [ROLES]))
+            server.register("echo.mar", initial_workers=1)
+            servers[has_token, fast] = server
+        yield servers
+    asyncio.set_event_loop_policy(policy)
 
 
 class Sent(NamedTuple):
@@ -382,7 +333,7 @@ def ask(
         answers.extend(connection.answer(sent.method) for sent in waiting)
         waiting.clear()
 
-    with RawConnection(lanes.addresses[token, fast], lanes.turn) as connection:
+    with connect_raw(lanes[token, fast]) as connection:
         waiting: list[Sent] = []
         for sent in requests:
             if sent.waits:
@@ -485,10 +436,9 @@ def test_both_lanes_answer_malformed_requests_alike(lanes: Lanes, raw: bytes, af
 def test_bytes_that_are_not_http_are_answered_with_the_cause_as_json(
     lanes: Lanes, raw: bytes, cause: str, fast: bool
 ) -> None:
-    with RawConnection(lanes.addresses[False, fast], lanes.turn) as connection:
+    with connect_raw(lanes[False, fast]) as connection:
         connection.send(raw)
         answer, end = connection.answer(), connection.answer()
-    assert answer is not None
     assert (answer.status, end) == (400, None)
     assert answer.header(b"content-type") == b"application/json"
     assert answer.header(b"x-request-id") is not None
@@ -502,7 +452,7 @@ def test_on_the_fast_lane_a_malformed_request_is_answered_in_its_turn(
     lanes: Lanes, wrong: bytes
 ) -> None:
     """The first of three differences: uvicorn answers 400 in place of the answer that is due."""
-    with RawConnection(lanes.addresses[False, True]) as connection:
+    with connect_raw(lanes[False, True]) as connection:
         connection.send(request(target=b"/predictions/echo", body=b"x") * 2 + wrong + b"\r\n\r\n")
         answers = [connection.answer() for _ in range(4)]
     assert [answer and answer.status for answer in answers] == [200, 200, 400, None]
@@ -520,7 +470,7 @@ def test_on_the_fast_lane_a_refusal_before_the_body_ends_the_connection_after_th
         b"POST /predictions/nobody %b\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n%b\r\n\r\n"
         % last
     )
-    with RawConnection(lanes.addresses[False, True], lanes.turn) as connection:
+    with connect_raw(lanes[False, True]) as connection:
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         connection.send(large, large + refused, b"b" * 500, b"b" * 500)
         answers = [connection.answer() for _ in range(4)]
@@ -545,13 +495,12 @@ def test_on_the_fast_lane_an_offer_of_another_protocol_costs_no_body(
         (b"Upgrade", upgrade),
         (b"HTTP2-Settings", b"AAEAAEAA"),
     ]
-    with RawConnection(lanes.addresses[False, True], lanes.turn) as connection:
+    with connect_raw(lanes[False, True]) as connection:
         for pieces in ([0], [120], [200, 1]):
             connection.send(
                 *cut(request(target=b"/predictions/echo", headers=offer, body=b"all of it"), pieces)
             )
             answer = connection.answer()
-            assert answer is not None
             assert answer.status == 200
             assert b'{"body": "all of it"}' in answer.body
 
@@ -596,7 +545,7 @@ def test_a_client_that_waits_for_100_gets_it_from_both_lanes(lanes: Lanes, cuts:
         (waiting(b"/predictions/echo", b"", LIMIT + 1), 413),
     ):
         answers = check_alike(lanes, False, [refused], cuts, pipelined=False)
-        assert getattr(answers[0], "status", None) == status
+        assert answers[0].status == status
 
 
 def test_on_the_fast_lane_a_client_that_does_not_wait_for_100_does_not_get_it(lanes: Lanes) -> None:
@@ -606,7 +555,7 @@ def test_on_the_fast_lane_a_client_that_does_not_wait_for_100_does_not_get_it(la
     )
     statuses = {}
     for fast in (True, False):
-        with RawConnection(lanes.addresses[False, fast]) as connection:
+        with connect_raw(lanes[False, fast]) as connection:
             connection.send(sent + request(b"GET", b"/ping", [(b"Connection", b"close")]))
             statuses[fast] = [answer.status for answer in iter(connection.answer, None)]
     assert statuses == {True: [200, 200], False: [100, 200, 200]}
@@ -636,7 +585,7 @@ def test_both_lanes_check_the_host_and_origin_of_a_request(
     for path in (b"/predictions/echo", b"/v2/models/echo/infer", b"/invocations"):
         sent = Sent(b"POST", b"POST %b HTTP/1.1\r\n%bContent-Length: 2\r\n\r\n{}" % (path, lines))
         answers = check_alike(lanes, False, [sent], [], pipelined=False)
-        assert getattr(answers[0], "status", None) == status
+        assert answers[0].status == status
         if status == 403:
             assert b"allowed_hosts" in answers[0].body
 
@@ -647,7 +596,7 @@ def test_a_request_of_http_1_0_may_have_one_host_or_none(lanes: Lanes) -> None:
             b"POST", b"POST /predictions/echo HTTP/1.0\r\n%bContent-Length: 2\r\n\r\n{}" % lines
         )
         answers = check_alike(lanes, False, [sent], [], pipelined=False)
-        assert getattr(answers[0], "status", None) == status
+        assert answers[0].status == status
 
 
 @pytest.mark.parametrize("token", [False, True])

@@ -48,7 +48,6 @@ def connect(impatient):
 
 
 def check_refusal(answer: Answer | None, status: int, setting: str) -> None:
-    assert answer is not None
     assert answer.status == status
     assert answer.header(b"connection") == b"close"
     assert answer.header(b"content-type") == b"application/json"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kit.connections import connect_raw
 from tests.runtime.conftest import RunningServer, make_settings, running_server
+from tests.support.clients.rawhttp import request
 from tsx_runtime.core.telemetry.tracing import Span, Tracer
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.settings.traffic_policy import Traffic
@@ -88,19 +89,15 @@ def test_a_client_that_leaves_is_reported(
     server, recorder = traced
     wait_for_worker(server, until)
     trace = 200 + chunked
-    host, port = server.inference.base_url.host, server.inference.base_url.port
     file = tmp_path / "go"
-    framing = (
-        "transfer-encoding: chunked\r\n\r\n0\r\n\r\n" if chunked else "content-length: 0\r\n\r\n"
-    )
-    lines = "".join(
-        f"{name}: {value}\r\n"
+    lines = [
+        (name.encode(), value.encode())
         for name, value in headers(trace, x_do="wait", x_file=str(file)).items()
-    )
-    with socket.create_connection((host, port)) as client:
-        client.sendall(
-            f"POST /predictions/talker HTTP/1.1\r\nhost: {host}\r\n{lines}{framing}".encode()
-        )
+    ]
+    framing = (b"Transfer-Encoding", b"chunked") if chunked else (b"Content-Length", b"0")
+    head = request(target=b"/predictions/talker", headers=[*lines, framing])
+    with connect_raw(server) as client:
+        client.send(head + b"0\r\n\r\n" * chunked)
         version = server.registry.find("talker", "1.0")
         # The end of the previous worker may not be known yet.
         until(lambda: (channel := version.workers[0].channel) is not None and channel.sent)
@@ -109,9 +106,9 @@ def test_a_client_that_leaves_is_reported(
     until(lambda: all(job.gone for sent in channel.sent for job in sent.jobs))
     file.touch()
     until(lambda: REQUEST in recorder.of(trace))
-    request = recorder.of(trace)[REQUEST]
-    assert request.error == "the client disconnected"
-    assert "http.response.status_code" not in request.attributes
+    span = recorder.of(trace)[REQUEST]
+    assert span.error == "the client disconnected"
+    assert "http.response.status_code" not in span.attributes
 
 
 def test_the_version_that_a_split_has_picked_is_reported(
