@@ -173,7 +173,7 @@ def test_an_unexpected_error_is_answered_like_any_other_and_logged_once(
 
 
 def test_a_guard_cannot_be_passed_by_a_prefix(start_server):
-    """A server that is told of a prefix strips it before the guards look."""
+    """A server with a root path strips it before the guards check the path."""
     with start_server(management_token="man") as server:
         (app,) = build_apps(server.registry, server.settings, [("management",)])
         assert ask(app, "/prod/models", root_path="/prod").status_code == 400

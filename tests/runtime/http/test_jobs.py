@@ -224,7 +224,9 @@ def test_a_running_job_can_be_cancelled_and_its_answer_is_dropped(
     assert server.inference.get(location).status_code == 410
 
 
-def test_errors_of_jobs(server: RunningServer, error_of: Any, tmp_path: Path) -> None:
+def test_errors_of_jobs_have_their_statuses(
+    server: RunningServer, error_of: Any, tmp_path: Path
+) -> None:
     unknown = later(server, path="/predictions/nothing")
     assert unknown.status_code == 404
     assert error_of(unknown)[0] == "ModelNotFoundException"
@@ -292,7 +294,9 @@ def test_a_callback_is_signed_and_sent_again_until_it_is_received(
         "http://a@127.0.0.1/",
     ],
 )
-def test_a_callback_elsewhere_is_refused_at_once(server: RunningServer, url: str) -> None:
+def test_a_callback_to_a_host_that_is_not_allowed_is_refused(
+    server: RunningServer, url: str
+) -> None:
     assert later(server, x_tsx_callback_url=url).status_code == 400
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
+import uvicorn
 import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -70,6 +71,12 @@ TOKEN = b"open sesame"
 Lanes = dict[tuple[bool, bool], RunningServer]  # by (has a token, is fast)
 
 
+def cased_protocol(config: uvicorn.Config, **arguments: Any) -> CasedProtocol:
+    """Make a protocol of the ASGI lane that closes idle connections early."""
+    config.timeout_keep_alive = 2
+    return CasedProtocol(config, **arguments)
+
+
 @pytest.fixture(scope="module")
 def lanes(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
     """Start servers with and without a token and the fast lane, on the loop of the product."""
@@ -86,7 +93,7 @@ def lanes(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             )
             with pytest.MonkeyPatch.context() as patch:
                 if not fast:
-                    patch.setattr("tests.runtime.conftest.http_protocol", lambda: CasedProtocol)
+                    patch.setattr("tests.runtime.conftest.http_protocol", lambda: cased_protocol)
                 server = stack.enter_context(running_server(settings, [ROLES]))
             server.register("echo.mar", initial_workers=1)
             servers[has_token, fast] = server

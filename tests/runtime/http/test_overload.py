@@ -96,7 +96,7 @@ def test_a_deadline_holds_for_a_request_that_runs(empty, tmp_path, until, lane):
         assert (version.stats.answers, version.stats.refusals) == ({200: 1}, {"AnswerLate": 1})
 
 
-def test_the_models_own_limit_holds_where_it_is_the_sooner_one(blocked):
+def test_the_limit_of_the_model_holds_where_it_is_the_sooner_one(blocked):
     blocked.change(client_timeout=30)
     for lane in LANES:
         assert blocked.refuse(lane)[0] == 503
@@ -147,7 +147,7 @@ def test_a_full_queue_answers_503_as_torchserve_does_or_429_by_setting(blocked):
         assert (status, error["type"]) == (429, "TooManyRequestsException")
 
 
-def test_bytes_that_wait_are_bounded(blocked):
+def test_bytes_of_waiting_requests_are_bounded(blocked):
     blocked.change(max_queue_bytes=blocked.waiting)
     for lane in LANES:
         status, error = blocked.refuse(lane, accepted=False)

@@ -45,7 +45,7 @@ def test_2_no_way_to_write_a_path_leaves_the_store(empty, url) -> None:
 
 
 @pytest.mark.parametrize("url", [METADATA, "../x.war", "%2e%2e/x.war", "/etc/x.war"])
-def test_5_the_same_holds_for_workflows(empty, url) -> None:
+def test_5_no_url_of_a_workflow_leaves_the_store(empty, url) -> None:
     answer = empty.management.post("/workflows", params={"url": url})
     assert 400 <= answer.status_code < 500
     assert not empty.management.get("/workflows").json()["workflows"]

@@ -199,7 +199,7 @@ def test_a_path_that_runs_no_model_is_refused_in_the_handshake(
     assert answer.headers["x-request-id"]
 
 
-def test_chat_is_a_path_as_well_and_its_body_names_the_model(server: RunningServer) -> None:
+def test_the_path_of_chat_takes_the_model_from_the_body(server: RunningServer) -> None:
     with talk(server, "/v1/chat/completions") as socket:
         (piece,), _ = ask(socket, '{"model": "talker", "messages": []}')
         assert json.loads(piece)["headers"]["url_path"] == "v1/chat/completions"
@@ -207,7 +207,7 @@ def test_chat_is_a_path_as_well_and_its_body_names_the_model(server: RunningServ
     assert (end["status"], end["error"]["code"]) == (404, "model_not_found")
 
 
-def test_another_address_has_no_websocket(server: RunningServer) -> None:
+def test_the_management_address_has_no_websocket(server: RunningServer) -> None:
     with pytest.raises(InvalidStatus):
         connect(server.addresses["management"].replace("http", "ws") + "/models", proxy=None)
 

@@ -103,7 +103,7 @@ def test_everything_that_the_fast_lane_takes_from_uvicorn_is_in_the_contract(
     assert theirs - own_parts() - set(RELIED_ON[kind]) <= {"__init__"}
 
 
-def test_parts_that_are_gone_are_named() -> None:
+def test_missing_parts_of_uvicorn_are_named() -> None:
     class Protocol:
         def __init__(self, config: object, server_state: object) -> None:
             self.flow = config

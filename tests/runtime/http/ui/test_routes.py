@@ -79,7 +79,7 @@ def test_a_page_of_another_site_is_refused(server: Any, header: str) -> None:
     )
 
 
-def test_the_page_is_at_one_address_from_which_its_parts_are_found(server: Any) -> None:
+def test_the_page_is_at_one_address_and_finds_its_parts_from_there(server: Any) -> None:
     moved = server.management.get("/ui")
     assert (moved.status_code, moved.headers["location"]) == (308, "ui/")
     assert urljoin("http://proxy/prefix/ui", moved.headers["location"]) == "http://proxy/prefix/ui/"
@@ -88,7 +88,7 @@ def test_the_page_is_at_one_address_from_which_its_parts_are_found(server: Any) 
     assert server.inference.get("/ui/").status_code == 404
 
 
-def test_its_files_are_compressed_for_clients_that_accept_it(server: Any) -> None:
+def test_the_files_of_the_page_are_compressed_for_clients_that_accept_it(server: Any) -> None:
     sizes = []
     for name, file in files().items():
         packed = server.management.get(f"/ui/{name}", headers={"accept-encoding": "gzip, br"})
@@ -114,7 +114,7 @@ def test_its_files_are_compressed_for_clients_that_accept_it(server: Any) -> Non
         "http",
     ],
 )
-def test_nothing_but_its_files_is_served(server: Any, name: str) -> None:
+def test_nothing_but_the_files_of_the_page_is_served(server: Any, name: str) -> None:
     assert server.management.get(f"/ui/{name}").status_code == 404
 
 
@@ -233,7 +233,7 @@ def test_a_handler_declares_its_kind_of_input(empty: Any) -> None:
     assert reported == {"seeing": "image", "talker": None}
 
 
-def test_a_prediction_by_the_management_address_is_the_one_of_the_inference_address(
+def test_a_prediction_of_the_playground_is_that_of_the_inference_address(
     server: Any,
 ) -> None:
     body, headers = b'{"a": 1}', {"content-type": "application/json", "X-Mine": "yes"}
@@ -270,7 +270,7 @@ def test_no_credential_of_the_page_reaches_a_handler(locked: Any) -> None:
     assert {name for name in seen if name.lower() in {*CREDENTIALS, "x-mine"}} == {"X-Mine"}
 
 
-def test_only_a_script_of_this_server_gets_predictions_by_the_management_address(
+def test_only_a_script_of_this_server_gets_predictions_of_the_playground(
     server: Any,
 ) -> None:
     path = "/ui/api/predict/talker"
