@@ -63,9 +63,7 @@ def queue_of(server: RunningServer, model: str) -> RequestQueue:
     return server.registry.models[model].versions["1.0"]._dispatcher.queue
 
 
-def test_the_cost_of_the_handler_bounds_each_batch_and_the_front_end_learns_it(
-    served: RunningServer,
-) -> None:
+def test_the_cost_of_the_handler_bounds_each_batch_and_the_front_end_learns_it(served):
     bodies = [b"word " * (1 + index % 12) for index in range(64)]
     for answer in answers(served, "tokens", bodies):
         assert len(answer["costs"]) == 1 or sum(answer["costs"]) <= 10
@@ -77,7 +75,7 @@ def test_the_cost_of_the_handler_bounds_each_batch_and_the_front_end_learns_it(
     assert float(line.rpartition(" ")[2]) == sum(1 + index % 12 for index in range(64))
 
 
-def test_a_client_may_declare_the_cost_of_its_request(served: RunningServer) -> None:
+def test_a_client_may_declare_the_cost_of_its_request(served):
     for answer in answers(served, "declared", [b"x"] * 64, [1 + idx % 12 for idx in range(64)]):
         assert len(answer["declared"]) == 1 or sum(answer["declared"]) <= 10
         assert len(answer["declared"]) <= 16
@@ -87,9 +85,7 @@ def test_a_client_may_declare_the_cost_of_its_request(served: RunningServer) -> 
     ("file", "message"),
     [("both.mar", "two names of one bound"), ("flow.mar", "do not apply to sequences")],
 )
-def test_bounds_that_exclude_each_other_are_refused(
-    served: RunningServer, file: str, message: str
-) -> None:
+def test_bounds_that_exclude_each_other_are_refused(served, file, message):
     answer = served.management.post(f"/models?url={file}")
     assert answer.status_code == 400
     assert message in answer.text

@@ -72,7 +72,7 @@ def post(
         "/wfpredict/flow",
     ],
 )
-def test_a_handler_gets_the_decoded_body(server: RunningServer, path: str) -> None:
+def test_a_handler_gets_the_decoded_body(server, path):
     data = gzip.compress(BODY)
     for content in (data, iter([data[:3], data[3:]])):
         answer = post(server, path, content)
@@ -84,12 +84,12 @@ def test_a_handler_gets_the_decoded_body(server: RunningServer, path: str) -> No
         assert headers.get("content-length", str(len(BODY))) == str(len(BODY))
 
 
-def test_openais_api_accepts_a_compressed_request(server: RunningServer) -> None:
+def test_openais_api_accepts_a_compressed_request(server):
     answer = post(server, "/v1/embeddings", gzip.compress(b'{"model": "counter", "input": "x"}'))
     assert answer.status_code == 200, answer.text
 
 
-def test_a_job_and_a_form_that_names_the_model_may_be_compressed(server: RunningServer) -> None:
+def test_a_job_and_a_form_that_names_the_model_may_be_compressed(server):
     later = post(
         server, "/predictions/talker", gzip.compress(BODY), prefer="respond-async, wait=60"
     )
@@ -99,7 +99,7 @@ def test_a_job_and_a_form_that_names_the_model_may_be_compressed(server: Running
     assert answer.json()["row"]["data"] == {"bytes": "1"}
 
 
-def test_a_request_is_the_same_compressed_or_not(server: RunningServer) -> None:
+def test_a_request_is_the_same_compressed_or_not(server):
     """The idempotency key and the reply cache see the decoded body."""
     for headers in ({"idempotency_key": "one"}, {}):
         path = "/predictions/counting"
@@ -114,9 +114,7 @@ def test_a_request_is_the_same_compressed_or_not(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     "path", ["/predictions/talker", "/invocations?model_name=talker", "/v2/models/talker/infer"]
 )
-def test_a_body_that_cannot_be_decoded_is_refused(
-    server: RunningServer, path: str, headers: dict[str, str]
-) -> None:
+def test_a_body_that_cannot_be_decoded_is_refused(server, path, headers):
     data = gzip.compress(BODY)
     assert post(server, path, data[:-1], **headers).status_code == 400
     assert post(server, path, BODY, **headers).status_code == 400
@@ -127,7 +125,7 @@ def test_a_body_that_cannot_be_decoded_is_refused(
     assert server.ask(b"x").status_code == 200
 
 
-def test_requests_behind_a_compressed_one_are_answered_in_order(server: RunningServer) -> None:
+def test_requests_behind_a_compressed_one_are_answered_in_order(server):
     data = gzip.compress(b'"first"')
     head = b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
     compressed = head % (len(data), b"Content-Encoding: gzip\r\n") + data
@@ -138,7 +136,7 @@ def test_requests_behind_a_compressed_one_are_answered_in_order(server: RunningS
     assert [answer["row"]["body"] for answer in answers] == ["first", "first", "second"]
 
 
-def test_a_body_that_comes_byte_by_byte_is_read(server: RunningServer) -> None:
+def test_a_body_that_comes_byte_by_byte_is_read(server):
     data = gzip.compress(BODY)
     answer = post(
         server, "/predictions/talker", iter([data[at : at + 1] for at in range(len(data))])

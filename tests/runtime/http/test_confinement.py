@@ -100,29 +100,25 @@ def apart(start_server: Start, models: Path) -> Iterator[RunningServer]:
     ],
 )
 def test_an_answer_is_confined_on_the_management_address_alone(
-    together: RunningServer, apart: RunningServer, path: str, lane: str, headers: dict[str, str]
-) -> None:
+    together, apart, path, lane, headers
+):
     assert is_confined(together.ask(path=path, lane=lane, **headers))
     assert not is_confined(apart.ask(path=path, lane=lane, **headers))
 
 
 @pytest.mark.parametrize("action", ["", "stream"])
-def test_an_answer_of_the_playground_is_confined(apart: RunningServer, action: str) -> None:
+def test_an_answer_of_the_playground_is_confined(apart, action):
     answer = apart.management.post("/ui/api/predict/page", headers={"x-do": action})
     assert is_confined(answer)
     assert answer.text.endswith("<script>alert(1)</script>")
 
 
-def test_a_precomputed_answer_is_confined_like_others(
-    together: RunningServer, apart: RunningServer
-) -> None:
+def test_a_precomputed_answer_is_confined_like_others(together, apart):
     assert is_confined(together.inference.get("/predictions/page/precomputed/a"))
     assert not is_confined(apart.inference.get("/predictions/page/precomputed/a"))
 
 
-def test_the_answer_of_a_job_is_confined_on_the_management_address_alone(
-    apart: RunningServer, until: Callable[[Callable[[], object]], None]
-) -> None:
+def test_the_answer_of_a_job_is_confined_on_the_management_address_alone(apart, until):
     job = apart.ask(path="/predictions/page", prefer="respond-async").headers["location"]
     until(lambda: apart.inference.get(job).status_code == 200)
     assert not is_confined(apart.inference.get(job))

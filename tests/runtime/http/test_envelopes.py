@@ -53,9 +53,7 @@ def enveloped(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         ),
     ],
 )
-def test_an_envelope_is_taken_off_and_put_on_again(
-    enveloped: RunningServer, path: str, body: object, expected: object
-) -> None:
+def test_an_envelope_is_taken_off_and_put_on_again(enveloped, path, body, expected):
     answer = enveloped.inference.post(path, json=body)
     assert (answer.status_code, answer.json()) == (200, expected)
 
@@ -67,16 +65,14 @@ def test_an_envelope_is_taken_off_and_put_on_again(
 @pytest.mark.parametrize(
     "path", ["/predictions/first", "/v1/models/first:predict", "/first/predict"]
 )
-def test_json_is_read_under_any_content_type(
-    enveloped: RunningServer, lane: str, kind: str, path: str
-) -> None:
+def test_json_is_read_under_any_content_type(enveloped, lane, kind, path):
     answer = enveloped.ask(
         b'{"instances": [{"data": [1]}, "a=b&c"]}', path, lane=lane, content_type=kind
     )
     assert (answer.status_code, answer.json()) == (200, {"predictions": [[2], "a=b&ca=b&c"]})
 
 
-def test_a_request_that_has_no_envelope_is_refused_with_its_form(enveloped: RunningServer) -> None:
+def test_a_request_that_has_no_envelope_is_refused_with_its_form(enveloped):
     answer = enveloped.inference.post("/predictions/first", json=[1])
     assert answer.status_code == 400
     assert '{"instances": [...]}' in answer.json()["message"]

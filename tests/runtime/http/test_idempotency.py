@@ -126,9 +126,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
         yield store
 
 
-async def test_a_repeated_request_gets_the_first_answer_also_after_a_restart(
-    store: SqliteStore, tmp_path: Path
-) -> None:
+async def test_a_repeated_request_gets_the_first_answer_also_after_a_restart(store, tmp_path):
     client, model = Client(store), Model(status=400)
     status, headers, body = await client.ask(model)
     assert (status, body) == (400, b"run 1 ")
@@ -152,7 +150,7 @@ async def test_a_repeated_request_gets_the_first_answer_also_after_a_restart(
         assert client.runs.counts == {"replayed": 1}
 
 
-async def test_keys_are_apart_by_path_and_token(store: SqliteStore) -> None:
+async def test_keys_are_apart_by_path_and_token(store):
     client, model = Client(store), Model()
     await client.ask(model)
     assert (await client.ask(model, b"x", path="/predictions/other"))[2] == b"run 2 "
@@ -162,9 +160,7 @@ async def test_keys_are_apart_by_path_and_token(store: SqliteStore) -> None:
 @pytest.mark.parametrize(
     "name", [b"cookie", b"proxy-authorization", b"x-api-key", b"x-forwarded-user"]
 )
-async def test_keys_are_apart_by_each_credential_that_a_handler_sees(
-    store: SqliteStore, name: bytes
-) -> None:
+async def test_keys_are_apart_by_each_credential_that_a_handler_sees(store, name):
     settings = Settings(models={"llama": {"pass_headers": ["cookie", "proxy-authorization"]}})  # type: ignore[dict-item]  # parsed
 
     client, model = Client(store, credentials=HiddenHeaders(settings).seen_credentials), Model()
@@ -178,7 +174,7 @@ async def test_keys_are_apart_by_each_credential_that_a_handler_sees(
     assert bodies == [b"run 1 ", b"run 2 ", b"run 3 ", b"run 1 "]
 
 
-async def test_a_credential_that_no_handler_sees_belongs_to_no_key(store: SqliteStore) -> None:
+async def test_a_credential_that_no_handler_sees_belongs_to_no_key(store):
     client, model = (
         Client(store, credentials=HiddenHeaders(Settings()).seen_credentials),
         Model(),
@@ -187,9 +183,7 @@ async def test_a_credential_that_no_handler_sees_belongs_to_no_key(store: Sqlite
     assert (await client.ask(model, b"x", KEY, (b"cookie", b"balancer=2")))[2] == b"run 1 "
 
 
-async def test_an_answer_that_another_address_has_stored_is_replayed_confined(
-    store: SqliteStore,
-) -> None:
+async def test_an_answer_that_another_address_has_stored_is_replayed_confined(store):
     client, model = Client(store), Model()
     assert b"content-security-policy" not in (await client.ask(model))[1]
     client.lane.confined = True
@@ -198,9 +192,7 @@ async def test_an_answer_that_another_address_has_stored_is_replayed_confined(
     assert replayed[b"content-security-policy"].startswith(b"sandbox")
 
 
-async def test_a_key_of_another_body_is_refused_while_the_first_runs_and_afterwards(
-    store: SqliteStore,
-) -> None:
+async def test_a_key_of_another_body_is_refused_while_the_first_runs_and_afterwards(store):
     client, model = Client(store), Model()
     model.may.clear()
     first = asyncio.create_task(client.ask(model))
@@ -214,9 +206,7 @@ async def test_a_key_of_another_body_is_refused_while_the_first_runs_and_afterwa
     assert model.runs == 1
 
 
-async def test_requests_that_come_while_the_first_runs_wait_for_its_answer(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_that_come_while_the_first_runs_wait_for_its_answer(store, monkeypatch):
     """They may wait on another server of the same store."""
     monkeypatch.setattr(keyed_runs, "SHORTEST", 0.001)
 
@@ -235,16 +225,14 @@ async def test_requests_that_come_while_the_first_runs_wait_for_its_answer(
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 404])
-async def test_an_answer_that_a_retry_may_improve_is_not_stored(
-    store: SqliteStore, status: int
-) -> None:
+async def test_an_answer_that_a_retry_may_improve_is_not_stored(store, status):
     client, model = Client(store), Model(status)
     assert (await client.ask(model))[0] == status
     model.status = 200
     assert (await client.ask(model))[2] == b"run 2 "
 
 
-async def test_a_run_that_fails_or_breaks_off_frees_its_key(store: SqliteStore) -> None:
+async def test_a_run_that_fails_or_breaks_off_frees_its_key(store):
     async def fails(scope: Scope, receive: Receive, send: Send) -> None:
         raise StoreUnavailable("not now")
 
@@ -258,7 +246,7 @@ async def test_a_run_that_fails_or_breaks_off_frees_its_key(store: SqliteStore) 
     assert (await client.ask(Model()))[2] == b"run 1 "
 
 
-async def test_a_stream_goes_out_in_parts_and_comes_again_whole(store: SqliteStore) -> None:
+async def test_a_stream_goes_out_in_parts_and_comes_again_whole(store):
     client, model = Client(store), Model(parts=3)
     first = await client.ask(model)
     again = await client.ask(model)
@@ -266,9 +254,7 @@ async def test_a_stream_goes_out_in_parts_and_comes_again_whole(store: SqliteSto
     assert again[1][b"content-length"] == b"18"
 
 
-async def test_an_answer_that_is_too_large_is_sent_once_and_not_run_again(
-    store: SqliteStore,
-) -> None:
+async def test_an_answer_that_is_too_large_is_sent_once_and_not_run_again(store):
     client, model = Client(store, largest=10), Model(parts=3)
     assert len((await client.ask(model))[2]) == 18
     status, _, body = await client.ask(model)
@@ -277,7 +263,7 @@ async def test_an_answer_that_is_too_large_is_sent_once_and_not_run_again(
     assert model.runs == 1
 
 
-async def test_a_client_that_leaves_comes_back_for_the_answer(store: SqliteStore) -> None:
+async def test_a_client_that_leaves_comes_back_for_the_answer(store):
     client, leaves, model = Client(store), asyncio.Event(), Model()
 
     async def watching(scope: Scope, receive: Receive, send: Send) -> None:
@@ -296,9 +282,7 @@ async def test_a_client_that_leaves_comes_back_for_the_answer(store: SqliteStore
     assert model.runs == 1
 
 
-async def test_a_server_that_seemed_dead_sends_the_answer_of_the_server_that_took_over(
-    store: SqliteStore,
-) -> None:
+async def test_a_server_that_seemed_dead_sends_the_answer_of_the_server_that_took_over(store):
     client, model = Client(store), Model()
     model.may.clear()
     first = asyncio.create_task(client.ask(model))
@@ -312,9 +296,7 @@ async def test_a_server_that_seemed_dead_sends_the_answer_of_the_server_that_too
     assert (await first)[2] == b"run 2 "
 
 
-async def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(store, monkeypatch):
     client, model, leaves, begin = Client(store), Model(), asyncio.Event(), store.begin_answer
 
     async def begin_for_ever(*arguments: Any) -> None:
@@ -329,7 +311,7 @@ async def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(
     assert client.runs.counts == {"run": 1}
 
 
-async def test_a_server_that_died_frees_its_keys_with_its_lease(store: SqliteStore) -> None:
+async def test_a_server_that_died_frees_its_keys_with_its_lease(store):
     model = Model()
     keyed = keyed_request(
         {"method": "POST", "path": "/predictions/m", "query_string": b"", "headers": [KEY]},
@@ -341,9 +323,7 @@ async def test_a_server_that_died_frees_its_keys_with_its_lease(store: SqliteSto
     assert (await Client(store).ask(model))[2] == b"run 1 "
 
 
-async def test_a_run_keeps_its_key_for_as_long_as_it_takes(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_keeps_its_key_for_as_long_as_it_takes(store, monkeypatch):
     monkeypatch.setattr(keyed_runs, "LEASE", 0.03)
 
     client, model, renewed = Client(store), Model(), asyncio.Event()
@@ -366,7 +346,7 @@ async def test_a_run_keeps_its_key_for_as_long_as_it_takes(
 
 
 @pytest.mark.parametrize("value", [b"", b'""', b'"a', b"a b", b"\xe9", b"k" * 256])
-async def test_an_invalid_key_is_refused_and_nothing_runs(store: SqliteStore, value: bytes) -> None:
+async def test_an_invalid_key_is_refused_and_nothing_runs(store, value):
     client, model = Client(store), Model()
     status, _, body = await client.ask(model, b"x", (b"idempotency-key", value))
     assert status == 400
@@ -375,7 +355,7 @@ async def test_an_invalid_key_is_refused_and_nothing_runs(store: SqliteStore, va
     assert model.runs == 0
 
 
-def test_requests_that_run_nothing_need_no_key() -> None:
+def test_requests_that_run_nothing_need_no_key():
     assert has_key({"method": "PUT", "headers": [KEY]})
     assert not has_key({"method": "PUT", "headers": [(b"x-idempotency-key", b"k")]})
     assert not has_key({"method": "OPTIONS", "headers": [KEY]})
@@ -383,8 +363,8 @@ def test_requests_that_run_nothing_need_no_key() -> None:
 
 @pytest.mark.usefixtures("processes")
 async def test_a_killed_server_leaves_the_keys_of_its_jobs_and_frees_those_of_its_runs(
-    store: SqliteStore, tmp_path: Path
-) -> None:
+    store, tmp_path
+):
     program = """
 import asyncio, os, signal, sys
 from pathlib import Path

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import httpx
@@ -89,7 +88,7 @@ def fixed_headers(answer: httpx.Response) -> dict[str, str]:
     return {name: value for name, value in answer.headers.items() if name not in VARIABLE}
 
 
-def test_a_job_is_accepted_with_its_location(server: RunningServer) -> None:
+def test_a_job_is_accepted_with_its_location(server):
     accepted = later(server)
     assert accepted.status_code == 202
     body = accepted.json()
@@ -112,16 +111,14 @@ def test_a_job_is_accepted_with_its_location(server: RunningServer) -> None:
         ("/v2/models/talker/versions/9/infer", {"x_do": "bytes"}),
     ],
 )
-def test_the_answer_is_the_one_that_a_waiting_client_gets(
-    server: RunningServer, path: str, headers: dict[str, str]
-) -> None:
+def test_the_answer_is_the_one_that_a_waiting_client_gets(server, path, headers):
     job = answer_of(server, later(server, b"some bytes", path, **headers))
     direct = server.ask(b"some bytes", path, **headers)
     assert (job.status_code, job.content) == (direct.status_code, direct.content)
     assert fixed_headers(job) == fixed_headers(direct)
 
 
-def test_the_handler_of_a_job_gets_the_request_as_it_was_sent(server: RunningServer) -> None:
+def test_the_handler_of_a_job_gets_the_request_as_it_was_sent(server):
     sent = {"X_Own": "1", "authorization": "Bearer abc"}
     answer = answer_of(server, later(server, path="/predictions/talker/1.0/some/path", **sent))
     headers = answer.json()["headers"]
@@ -129,15 +126,13 @@ def test_the_handler_of_a_job_gets_the_request_as_it_was_sent(server: RunningSer
     assert "authorization" not in {name.lower() for name in headers}
 
 
-def test_a_stream_is_answered_whole(server: RunningServer) -> None:
+def test_a_stream_is_answered_whole(server):
     answer = answer_of(server, later(server, x_do="stream"))
     assert (answer.status_code, answer.content) == (200, b"abc")
     assert answer.headers["content-length"] == "3"
 
 
-def test_a_stored_answer_that_another_program_wrote_cannot_break_the_framing(
-    server: RunningServer,
-) -> None:
+def test_a_stored_answer_that_another_program_wrote_cannot_break_the_framing(server):
     accepted = later(server, x_do="bytes")
     answer_of(server, accepted)
     block = b"X-Own: 1\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\nX-A: b\nX-C: d\r\nX D: e\r\n: f\r\n"
@@ -158,7 +153,7 @@ def test_a_stored_answer_that_another_program_wrote_cannot_break_the_framing(
 
 
 @pytest.mark.parametrize("deadline", [float("nan"), float("inf")])
-def test_a_job_with_a_deadline_that_no_timer_accepts_is_refused(deadline: float) -> None:
+def test_a_job_with_a_deadline_that_no_timer_accepts_is_refused(deadline):
     async def unread(id: str) -> None:
         raise AssertionError(id)
 
@@ -169,7 +164,7 @@ def test_a_job_with_a_deadline_that_no_timer_accepts_is_refused(deadline: float)
     assert asyncio.run(executor.answer(job)).status == 503
 
 
-def test_a_client_may_wait_for_a_while(server: RunningServer, tmp_path: Path) -> None:
+def test_a_client_may_wait_for_a_while(server, tmp_path):
     soon = later(server, prefer="respond-async, wait=60", x_do="bytes")
     assert (soon.status_code, soon.content, soon.headers["preference-applied"]) == (
         200,
@@ -184,9 +179,7 @@ def test_a_client_may_wait_for_a_while(server: RunningServer, tmp_path: Path) ->
     assert answer_of(server, held).content == b"waited"
 
 
-def test_a_request_whose_client_waits_goes_before_jobs(
-    server: RunningServer, tmp_path: Path, until: Any
-) -> None:
+def test_a_request_whose_client_waits_goes_before_jobs(server, tmp_path, until):
     held = [later(server, x_do="wait", x_file=str(tmp_path / name)) for name in ("first", "second")]
     version = server.registry.find("talker")
     until(lambda: version.in_flight == 1)  # the second job waits in the store
@@ -200,7 +193,7 @@ def test_a_request_whose_client_waits_goes_before_jobs(
     assert [answer_of(server, job).content for job in held] == [b"waited", b"waited"]
 
 
-def test_a_queued_job_can_be_cancelled(server: RunningServer, tmp_path: Path) -> None:
+def test_a_queued_job_can_be_cancelled(server, tmp_path):
     held = later(server, x_do="wait", x_file=str(tmp_path / "go"))
     queued = [later(server, x_do="bytes") for _ in range(3)]
     location = queued[2].headers["location"]
@@ -212,9 +205,7 @@ def test_a_queued_job_can_be_cancelled(server: RunningServer, tmp_path: Path) ->
     assert [answer_of(server, job).status_code for job in (held, *queued)] == [200, 200, 200, 410]
 
 
-def test_a_running_job_can_be_cancelled_and_its_answer_is_dropped(
-    server: RunningServer, tmp_path: Path, until: Any
-) -> None:
+def test_a_running_job_can_be_cancelled_and_its_answer_is_dropped(server, tmp_path, until):
     held = later(server, x_do="wait", x_file=str(tmp_path / "go"))
     location = held.headers["location"]
     until(lambda: server.inference.get(location).json()["state"] == "running")
@@ -224,9 +215,7 @@ def test_a_running_job_can_be_cancelled_and_its_answer_is_dropped(
     assert server.inference.get(location).status_code == 410
 
 
-def test_errors_of_jobs_have_their_statuses(
-    server: RunningServer, error_of: Any, tmp_path: Path
-) -> None:
+def test_errors_of_jobs_have_their_statuses(server, error_of, tmp_path):
     unknown = later(server, path="/predictions/nothing")
     assert unknown.status_code == 404
     assert error_of(unknown)[0] == "ModelNotFoundException"
@@ -248,8 +237,8 @@ def test_errors_of_jobs_have_their_statuses(
 
 
 def test_a_job_whose_model_is_unregistered_before_its_turn_is_answered_404(
-    server: RunningServer, error_of: Any, tmp_path: Path
-) -> None:
+    server, error_of, tmp_path
+):
     server.register("other.mar", initial_workers=0)
     accepted = later(server, path="/predictions/other")
     assert server.inference.get(accepted.headers["location"]).json()["state"] == "queued"
@@ -259,9 +248,7 @@ def test_a_job_whose_model_is_unregistered_before_its_turn_is_answered_404(
     assert error_of(answer)[0] == "ModelNotFoundException"
 
 
-def test_a_job_that_is_not_started_in_its_time_is_refused(
-    server: RunningServer, tmp_path: Path
-) -> None:
+def test_a_job_that_is_not_started_in_its_time_is_refused(server, tmp_path):
     held = later(server, x_do="wait", x_file=str(tmp_path / "go"))
     late = later(server, x_tsx_timeout_ms="1")
     (tmp_path / "go").touch()
@@ -269,9 +256,7 @@ def test_a_job_that_is_not_started_in_its_time_is_refused(
     answer_of(server, held)
 
 
-def test_a_callback_is_signed_and_sent_again_until_it_is_received(
-    server: RunningServer, receiver: str
-) -> None:
+def test_a_callback_is_signed_and_sent_again_until_it_is_received(server, receiver):
     accepted = later(server, x_do="bytes", x_tsx_callback_url=f"http://{receiver}/done?x=1")
     assert all(Receiver.arrived.acquire(timeout=60) for _ in range(2))
     assert [body for _, body in Receiver.received] == [b"x", b"x"]
@@ -294,15 +279,11 @@ def test_a_callback_is_signed_and_sent_again_until_it_is_received(
         "http://a@127.0.0.1/",
     ],
 )
-def test_a_callback_to_a_host_that_is_not_allowed_is_refused(
-    server: RunningServer, url: str
-) -> None:
+def test_a_callback_to_a_host_that_is_not_allowed_is_refused(server, url):
     assert later(server, x_tsx_callback_url=url).status_code == 400
 
 
-def test_tokens_guard_jobs_too_and_without_a_store_the_client_waits(
-    start_server: Callable[..., Any],
-) -> None:
+def test_tokens_guard_jobs_too_and_without_a_store_the_client_waits(start_server):
     with start_server(inference_token="secret") as guarded:
         assert guarded.inference.get("/jobs/x").status_code == 400
         assert (

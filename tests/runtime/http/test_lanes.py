@@ -398,14 +398,14 @@ def check_alike(
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(plan=PLAN, token=st.booleans())
-def test_both_lanes_answer_alike(lanes: Lanes, plan: Any, token: bool) -> None:
+def test_both_lanes_answer_alike(lanes, plan, token):
     requests, malformed, cuts, pipelined = plan
     check_alike(lanes, token, [*requests, *([malformed] if malformed else [])], cuts, pipelined)
 
 
 @pytest.mark.parametrize("raw", MALFORMED)
 @pytest.mark.parametrize("after", [False, True], ids=["first", "after another"])
-def test_both_lanes_answer_malformed_requests_alike(lanes: Lanes, raw: bytes, after: bool) -> None:
+def test_both_lanes_answer_malformed_requests_alike(lanes, raw, after):
     before = [Sent(b"POST", request(target=b"/predictions/echo", body=b"x"))] if after else []
     check_alike(lanes, False, [*before, Sent(b"POST", raw)], [], pipelined=True)
 
@@ -440,9 +440,7 @@ def test_both_lanes_answer_malformed_requests_alike(lanes: Lanes, raw: bytes, af
     ids=str,
 )
 @pytest.mark.parametrize("fast", [False, True], ids=["ASGI", "fast"])
-def test_bytes_that_are_not_http_are_answered_with_the_cause_as_json(
-    lanes: Lanes, raw: bytes, cause: str, fast: bool
-) -> None:
+def test_bytes_that_are_not_http_are_answered_with_the_cause_as_json(lanes, raw, cause, fast):
     with connect_raw(lanes[False, fast]) as connection:
         connection.send(raw)
         answer, end = connection.answer(), connection.answer()
@@ -455,9 +453,7 @@ def test_bytes_that_are_not_http_are_answered_with_the_cause_as_json(
 
 
 @pytest.mark.parametrize("wrong", [b"GARBAGE", b"GET http://[::1 HTTP/1.1\r\nHost: a"], ids=str)
-def test_on_the_fast_lane_a_malformed_request_is_answered_in_its_turn(
-    lanes: Lanes, wrong: bytes
-) -> None:
+def test_on_the_fast_lane_a_malformed_request_is_answered_in_its_turn(lanes, wrong):
     """The first of three differences: uvicorn answers 400 in place of the answer that is due."""
     with connect_raw(lanes[False, True]) as connection:
         connection.send(request(target=b"/predictions/echo", body=b"x") * 2 + wrong + b"\r\n\r\n")
@@ -468,9 +464,7 @@ def test_on_the_fast_lane_a_malformed_request_is_answered_in_its_turn(
 @pytest.mark.parametrize(
     "last", [(b"HTTP/1.0", b"X: y"), (b"HTTP/1.1", b"Connection: close")], ids=str
 )
-def test_on_the_fast_lane_a_refusal_before_the_body_ends_the_connection_after_the_body(
-    lanes: Lanes, last: tuple[bytes, bytes]
-) -> None:
+def test_on_the_fast_lane_a_refusal_before_the_body_ends_the_connection_after_the_body(lanes, last):
     """An earlier end would reset the connection, and the client would lose unread answers."""
     large = request(target=b"/predictions/echo", headers=[(b"X-Do", b"bytes")])
     refused = (
@@ -490,9 +484,7 @@ def test_on_the_fast_lane_a_refusal_before_the_body_ends_the_connection_after_th
 
 
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
-def test_on_the_fast_lane_an_offer_of_another_protocol_costs_no_body(
-    lanes: Lanes, upgrade: bytes
-) -> None:
+def test_on_the_fast_lane_an_offer_of_another_protocol_costs_no_body(lanes, upgrade):
     """The second difference: uvicorn's parser takes the body for that protocol.
 
     Java's client offers h2c with each request.
@@ -514,9 +506,7 @@ def test_on_the_fast_lane_an_offer_of_another_protocol_costs_no_body(
 
 @pytest.mark.parametrize("lines", [b"\r\n", b"\n", b"\r\n\r\n", b"\r\n\n\r\n"])
 @pytest.mark.parametrize("cuts", [[], [1] * 8, [2]], ids=str)
-def test_empty_lines_between_requests_are_skipped(
-    lanes: Lanes, lines: bytes, cuts: list[int]
-) -> None:
+def test_empty_lines_between_requests_are_skipped(lanes, lines, cuts):
     ping, plain = request(b"GET", b"/ping"), request(target=b"/predictions/echo", body=b"x")
     sent = [
         Sent(b"POST", plain),
@@ -530,7 +520,7 @@ def test_empty_lines_between_requests_are_skipped(
 
 
 @pytest.mark.parametrize("cuts", [[], [5, 1]], ids=str)
-def test_a_client_that_waits_for_100_gets_it_from_both_lanes(lanes: Lanes, cuts: list[int]) -> None:
+def test_a_client_that_waits_for_100_gets_it_from_both_lanes(lanes, cuts):
     def waiting(path: bytes, body: bytes, length: int | None = None) -> Sent:
         size = b"%d" % (len(body) if length is None else length)
         return Sent(
@@ -555,7 +545,7 @@ def test_a_client_that_waits_for_100_gets_it_from_both_lanes(lanes: Lanes, cuts:
         assert answers[0].status == status
 
 
-def test_on_the_fast_lane_a_client_that_does_not_wait_for_100_does_not_get_it(lanes: Lanes) -> None:
+def test_on_the_fast_lane_a_client_that_does_not_wait_for_100_does_not_get_it(lanes):
     """The third difference: uvicorn answers 100 though the body has come (RFC 9110, 10.1.1)."""
     sent = request(
         target=b"/predictions/echo", headers=[(b"Expect", b"100-continue")], body=b"all of it"
@@ -586,9 +576,7 @@ HOSTS = [
 
 
 @pytest.mark.parametrize(("lines", "status"), HOSTS)
-def test_both_lanes_check_the_host_and_origin_of_a_request(
-    lanes: Lanes, lines: bytes, status: int
-) -> None:
+def test_both_lanes_check_the_host_and_origin_of_a_request(lanes, lines, status):
     for path in (b"/predictions/echo", b"/v2/models/echo/infer", b"/invocations"):
         sent = Sent(b"POST", b"POST %b HTTP/1.1\r\n%bContent-Length: 2\r\n\r\n{}" % (path, lines))
         answers = check_alike(lanes, False, [sent], [], pipelined=False)
@@ -597,7 +585,7 @@ def test_both_lanes_check_the_host_and_origin_of_a_request(
             assert b"allowed_hosts" in answers[0].body
 
 
-def test_a_request_of_http_1_0_may_have_one_host_or_none(lanes: Lanes) -> None:
+def test_a_request_of_http_1_0_may_have_one_host_or_none(lanes):
     for lines, status in ((b"", 200), (b"Host: a\r\nHost: b\r\n", 400)):
         sent = Sent(
             b"POST", b"POST /predictions/echo HTTP/1.0\r\n%bContent-Length: 2\r\n\r\n{}" % lines
@@ -607,7 +595,7 @@ def test_a_request_of_http_1_0_may_have_one_host_or_none(lanes: Lanes) -> None:
 
 
 @pytest.mark.parametrize("token", [False, True])
-def test_on_both_lanes_no_handler_gets_its_callers_credentials(lanes: Lanes, token: bool) -> None:
+def test_on_both_lanes_no_handler_gets_its_callers_credentials(lanes, token):
     secret = [
         (b"Authorization", b"Bearer " + TOKEN),
         (b"COOKIE", b"session=mine"),
@@ -624,9 +612,7 @@ def test_on_both_lanes_no_handler_gets_its_callers_credentials(lanes: Lanes, tok
     assert not [text for text in (b"authorization", b"cookie", b"mine", TOKEN) if text in body]
 
 
-def test_on_both_lanes_no_underscore_makes_a_header_that_a_server_or_proxy_sets(
-    lanes: Lanes,
-) -> None:
+def test_on_both_lanes_no_underscore_makes_a_header_that_a_server_or_proxy_sets(lanes):
     names = (
         b"Proxy_Authorization",
         b"X_Forwarded_For",
@@ -648,7 +634,7 @@ def test_on_both_lanes_no_underscore_makes_a_header_that_a_server_or_proxy_sets(
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS)))
-def test_both_lanes_have_the_same_routes(lanes: Lanes, path: bytes) -> None:
+def test_both_lanes_have_the_same_routes(lanes, path):
     for method in (b"POST", b"GET", b"HEAD", b"OPTIONS"):
         requests = [
             Sent(method, request(method, path + query, body=b"{}"))
@@ -658,7 +644,7 @@ def test_both_lanes_have_the_same_routes(lanes: Lanes, path: bytes) -> None:
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_both_lanes_obey_the_same_headers(lanes: Lanes, header: tuple[bytes, bytes]) -> None:
+def test_both_lanes_obey_the_same_headers(lanes, header):
     headers = [header, (b"X-Do", b"status")] if header[0] == b"X-Status" else [header]
     for token in (False, True):
         for path in (b"/predictions/echo", b"/models"):
@@ -666,7 +652,7 @@ def test_both_lanes_obey_the_same_headers(lanes: Lanes, header: tuple[bytes, byt
             check_alike(lanes, token, [sent, sent], [], pipelined=False)
 
 
-def test_the_comparison_is_not_of_refusals_alone(lanes: Lanes) -> None:
+def test_the_comparison_is_not_of_refusals_alone(lanes):
     sent = [
         Sent(
             b"POST",

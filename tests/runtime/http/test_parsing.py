@@ -188,7 +188,7 @@ def target(start_server):
 @pytest.mark.parametrize(
     "attack", ATTACKS, ids=lambda attack: f"{attack.target[:24]}: {attack.name}"
 )
-def test_no_request_holds_the_loop_while_it_is_parsed(target, attack: Attack) -> None:
+def test_no_request_holds_the_loop_while_it_is_parsed(target, attack):
     headers = [("content-type", attack.content_type), *attack.headers]
     body = attack.body if isinstance(attack.body, bytes) else attack.body()
     method, path = attack.target.split(" ", 1)
@@ -203,7 +203,7 @@ def test_no_request_holds_the_loop_while_it_is_parsed(target, attack: Attack) ->
     assert heart.longest < MAX_CPU_S
 
 
-def test_the_largest_table_is_accepted(target) -> None:
+def test_the_largest_table_is_accepted(target):
     long = {
         "header": "x",
         "matches": "(" + "|".join(f"user{number}" for number in range(450)) + ")",
@@ -230,7 +230,7 @@ def test_the_largest_table_is_accepted(target) -> None:
 
 
 @pytest.mark.parametrize("name", ["weights", "labels", "rules"])
-def test_a_larger_table_is_refused(target, name: str) -> None:
+def test_a_larger_table_is_refused(target, name):
     many = (
         [{"header": "x", "equals": "y", "to": "1.0"}] * 1001
         if name == "rules"
@@ -241,14 +241,14 @@ def test_a_larger_table_is_refused(target, name: str) -> None:
     assert f"{name}: there are 1001 entries" in answer.json()["message"]
 
 
-def test_all_patterns_together_are_bounded(target) -> None:
+def test_all_patterns_together_are_bounded(target):
     answer = target.management.put(TRAFFIC, content=rules(20, "a" * 4000))
     assert answer.status_code == 400
     assert "80030 characters together; at most 65536" in answer.json()["message"]
 
 
 @pytest.mark.parametrize("lane", ["inference", "management"])
-def test_the_headers_of_a_request_are_limited_in_number(server, lane: str) -> None:
+def test_the_headers_of_a_request_are_limited_in_number(server, lane):
     client = server.clients[lane]
     path = "/predictions/talker" if lane == "inference" else "/models"
     usual = len(client.build_request("GET", path).headers)
@@ -259,7 +259,7 @@ def test_the_headers_of_a_request_are_limited_in_number(server, lane: str) -> No
     assert refused.json()["message"] == "The request has 201 headers; the limit is 200."
 
 
-def test_the_body_of_a_management_request_is_limited(target) -> None:
+def test_the_body_of_a_management_request_is_limited(target):
     body = b'{"labels": {"a": "1.0"}}'
     assert target.management.put(TRAFFIC, content=body.ljust(1 << 20)).status_code == 200
     refused = target.management.put(TRAFFIC, content=body.ljust((1 << 20) + 1))
@@ -268,7 +268,7 @@ def test_the_body_of_a_management_request_is_limited(target) -> None:
     assert target.ask(b"x" * 2_000_000).status_code == 200
 
 
-def test_a_description_of_a_handler_that_is_too_large_to_parse_is_text(target) -> None:
+def test_a_description_of_a_handler_that_is_too_large_to_parse_is_text(target):
     target.write_mar(
         "wordy.mar",
         handler="def handle(data, context):\n    return ['[' + '[],' * 30_000 + '1]' for _ in data or ()]\n",

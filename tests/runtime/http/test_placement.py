@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import pytest
-
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
 
@@ -21,8 +15,8 @@ def handle(data, context):
 
 
 def test_a_model_with_an_environment_of_its_own_sees_no_secret_of_the_server(
-    monkeypatch: pytest.MonkeyPatch, start_server: Callable[..., Any], tmp_path: Path
-) -> None:
+    monkeypatch, start_server, tmp_path
+):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("SECRET_OF_THE_SERVER", "42")
     folder = make_model(
@@ -41,9 +35,7 @@ def test_a_model_with_an_environment_of_its_own_sees_no_secret_of_the_server(
         assert server.management.get("/models/m").json()[0]["useVenv"] is True
 
 
-def test_a_group_is_described_by_its_processes_or_refused(
-    empty: Any, store: Path, error_of: Callable[..., tuple[str, str]]
-) -> None:
+def test_a_group_is_described_by_its_processes_or_refused(empty, store, error_of):
     make_model(
         store / "pair.mar", HANDLER, config="parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n"
     )

@@ -131,9 +131,7 @@ def while_replacing(
 @pytest.mark.parametrize(
     ("kind", "has_weights"), [("plain", False), ("plain", True), ("flow", False)]
 )
-def test_nothing_is_lost_under_load(
-    served: RunningServer, folder: Path, kind: str, has_weights: bool
-) -> None:
+def test_nothing_is_lost_under_load(served, folder, kind, has_weights):
     if has_weights:  # the version of the last replacement
         served.management.put(f"/models/{kind}/traffic", json={"weights": {"2.0": 1}})
     numbers, sent = itertools.count(), Counter[str]()
@@ -160,7 +158,7 @@ def test_nothing_is_lost_under_load(
     assert min(answers[build] for build in ("one", "two", "three")) > 0
 
 
-def test_sequences_keep_their_state_under_load(served: RunningServer) -> None:
+def test_sequences_keep_their_state_under_load(served):
     totals: Counter[int] = Counter()
     rounds: Counter[int] = Counter()
 
@@ -181,9 +179,7 @@ def test_sequences_keep_their_state_under_load(served: RunningServer) -> None:
     while_replacing(served, "sums", ask)
 
 
-def test_a_version_that_does_not_load_is_reported_and_replaces_nothing(
-    served: RunningServer, error_of: Any
-) -> None:
+def test_a_version_that_does_not_load_is_reported_and_replaces_nothing(served, error_of):
     before = served.management.get("/models/plain").json()
     kind, text = error_of(post(served, "broken.mar"))
     assert kind == "InternalServerException"

@@ -66,7 +66,7 @@ def call(answer: httpx.Response) -> int:
     return int(answer.json()["call"])
 
 
-def test_both_lanes_share_one_answer(served: RunningServer) -> None:
+def test_both_lanes_share_one_answer(served):
     first = ask(served, b"lanes")
     again = [ask(served, b"lanes", lane=lane) for lane in ("fast", "asgi", "fast")]
     assert {call(answer) for answer in again} == {call(first)}
@@ -78,7 +78,7 @@ def test_both_lanes_share_one_answer(served: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("lane", ["fast", "asgi"])
-def test_a_cached_answer_can_be_timed(served: RunningServer, lane: str) -> None:
+def test_a_cached_answer_can_be_timed(served, lane):
     ask(served, b"timed")
     answer = ask(served, b"timed", lane=lane, x_tsx_timing="1")
     assert answer.headers["x-cache"] == "hit"
@@ -86,13 +86,13 @@ def test_a_cached_answer_can_be_timed(served: RunningServer, lane: str) -> None:
     assert "nan" not in answer.headers["server-timing"]
 
 
-def test_settings_switch_the_cache_on_and_off(served: RunningServer) -> None:
+def test_settings_switch_the_cache_on_and_off(served):
     assert call(ask(served, b"x", "plain")) == call(ask(served, b"x", "plain"))
     assert call(ask(served, b"x", "off")) != call(ask(served, b"x", "off"))
     assert served.registry.models["off"].versions["1.0"].cache is None
 
 
-def test_a_split_picks_the_version_first(served: RunningServer) -> None:
+def test_a_split_picks_the_version_first(served):
     split = {"weights": {"2.0": 1}}
     served.management.put("/models/counting/traffic?force=true", json=split).raise_for_status()
     try:
@@ -103,7 +103,7 @@ def test_a_split_picks_the_version_first(served: RunningServer) -> None:
         served.management.put("/models/counting/traffic", json={}).raise_for_status()
 
 
-def test_a_change_or_a_replacement_of_the_version_empties_the_cache(served: RunningServer) -> None:
+def test_a_change_or_a_replacement_of_the_version_empties_the_cache(served):
     first = call(ask(served, b"emptied"))
     served.management.put("/models/counting/1.0?batch_size=2").raise_for_status()
     changed = call(ask(served, b"emptied"))
@@ -112,7 +112,7 @@ def test_a_change_or_a_replacement_of_the_version_empties_the_cache(served: Runn
     assert "x-cache" not in ask(served, b"emptied").headers
 
 
-def test_metrics_count_hits_and_misses(served: RunningServer) -> None:
+def test_metrics_count_hits_and_misses(served):
     def metrics() -> dict[str, float]:
         lines = served.metrics.get("/metrics").text.splitlines()
         ours = [
@@ -130,7 +130,7 @@ def test_metrics_count_hits_and_misses(served: RunningServer) -> None:
     assert after["tsx_cache_evictions_total"] == 0
 
 
-def test_the_description_and_the_page_show_the_state_of_the_cache(served: RunningServer) -> None:
+def test_the_description_and_the_page_show_the_state_of_the_cache(served):
     for _ in range(4):
         ask(served, b"described", "plain")
     described = served.management.get("/models/plain").json()[0]["cache"]
@@ -144,7 +144,7 @@ def test_the_description_and_the_page_show_the_state_of_the_cache(served: Runnin
     assert "cache" not in served.management.get("/models/off").json()[0]
 
 
-def test_a_model_with_sequences_has_no_cache(served: RunningServer) -> None:
+def test_a_model_with_sequences_has_no_cache(served):
     answer = served.management.post("/models?url=sequences.mar")
     assert answer.status_code == 400
     assert "cache does not apply" in answer.text

@@ -52,9 +52,7 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     ["application/json", "application/octet-stream", "application/x-www-form-urlencoded", ""],
 )
 @pytest.mark.parametrize("name", ["json", "kserve", "kservev2", "derived"])
-def test_parameters_are_beside_the_rows_of_a_body_of_any_type(
-    server: RunningServer, name: str, kind: str
-) -> None:
+def test_parameters_are_beside_the_rows_of_a_body_of_any_type(server, name, kind):
     for parameters in (GIVEN, None):
         rows = (
             {"inputs": [TENSOR | {"data": [1.0]}]} if name == "kservev2" else {"instances": [[1.0]]}
@@ -73,7 +71,7 @@ def test_parameters_are_beside_the_rows_of_a_body_of_any_type(
 
 
 @pytest.mark.parametrize("name", ["function", "kservev2"])
-def test_parameters_are_beside_tensors_in_bytes(server: RunningServer, name: str) -> None:
+def test_parameters_are_beside_tensors_in_bytes(server, name):
     head = json.dumps(
         {"inputs": [TENSOR | {"parameters": {"binary_data_size": 4}}], "parameters": GIVEN}
     ).encode()
@@ -84,9 +82,7 @@ def test_parameters_are_beside_tensors_in_bytes(server: RunningServer, name: str
     assert answer.json()["outputs"][0]["data"] == [0.5]
 
 
-def test_a_handler_gets_the_last_of_repeated_fields_and_all_of_them_in_a_header(
-    server: RunningServer,
-) -> None:
+def test_a_handler_gets_the_last_of_repeated_fields_and_all_of_them_in_a_header(server):
     answer = server.inference.post(
         "/predictions/fields", files=[("a", (None, b"1")), ("a", (None, b"2"))]
     )

@@ -29,7 +29,7 @@ HANDLER = "def handle(data, context):\n    return ['x' for _ in data or ()]\n"
 
 def test_1_the_metadata_service_of_a_cloud_is_refused_even_where_every_url_is_allowed(
     start_server, error_of
-) -> None:
+):
     with start_server(allowed_urls=["http.*"]) as server:
         answer = server.management.post("/models", params={"url": METADATA})
     assert answer.status_code == 404
@@ -40,18 +40,18 @@ def test_1_the_metadata_service_of_a_cloud_is_refused_even_where_every_url_is_al
     "url",
     ["../x.mar", "%2e%2e/x.mar", "a\\..\\x.mar", "/etc/x.mar", "file:///etc/x.mar", "....//x.mar"],
 )
-def test_2_no_way_to_write_a_path_leaves_the_store(empty, url) -> None:
+def test_2_no_way_to_write_a_path_leaves_the_store(empty, url):
     assert empty.management.post("/models", params={"url": url}).status_code == 404
 
 
 @pytest.mark.parametrize("url", [METADATA, "../x.war", "%2e%2e/x.war", "/etc/x.war"])
-def test_5_no_url_of_a_workflow_leaves_the_store(empty, url) -> None:
+def test_5_no_url_of_a_workflow_leaves_the_store(empty, url):
     answer = empty.management.post("/workflows", params={"url": url})
     assert 400 <= answer.status_code < 500
     assert not empty.management.get("/workflows").json()["workflows"]
 
 
-def test_7_yaml_makes_no_objects(empty, store: Path, tmp_path: Path) -> None:
+def test_7_yaml_makes_no_objects(empty, store, tmp_path):
     trap = tmp_path / "sprung"
     make_model(
         store / "trap.mar",
@@ -62,7 +62,7 @@ def test_7_yaml_makes_no_objects(empty, store: Path, tmp_path: Path) -> None:
     assert not trap.exists()
 
 
-def test_8_every_default_address_is_on_loopback() -> None:
+def test_8_every_default_address_is_on_loopback():
     settings = Settings()
     for address in (
         settings.inference_address,
@@ -76,7 +76,7 @@ def test_8_every_default_address_is_on_loopback() -> None:
     )
 
 
-def test_12_a_path_or_referer_with_the_word_token_gets_no_token(empty) -> None:
+def test_12_a_path_or_referer_with_the_word_token_gets_no_token(empty):
     answer = empty.management.get(
         "/models/token", headers={"Referer": "http://127.0.0.1/token?type=management"}
     )
@@ -85,9 +85,7 @@ def test_12_a_path_or_referer_with_the_word_token_gets_no_token(empty) -> None:
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "a b", "$(id)", ";id", "-x", "a\nb", "", "."])
 @pytest.mark.parametrize("field", ["modelName", "modelVersion"])
-def test_13_a_manifest_names_no_path_and_no_command(
-    empty, store: Path, field: str, name: str
-) -> None:
+def test_13_a_manifest_names_no_path_and_no_command(empty, store, field, name):
     part = "name" if field == "modelName" else "version"
     make_model(store / "named.mar", HANDLER, **{"name": "named", part: name or " "})
     answer = empty.management.post("/models", params={"url": "named.mar", "initial_workers": 0})
@@ -95,8 +93,8 @@ def test_13_a_manifest_names_no_path_and_no_command(
 
 
 def test_18_weights_that_run_code_when_they_are_unpickled_are_refused(
-    empty, store: Path, tmp_path: Path, error_of
-) -> None:
+    empty, store, tmp_path, error_of
+):
     trap = tmp_path / "sprung"
 
     class Trap:
@@ -123,7 +121,7 @@ def test_18_weights_that_run_code_when_they_are_unpickled_are_refused(
     assert not trap.exists()
 
 
-def test_19_unregistering_removes_no_file_that_was_not_downloaded(empty, store: Path) -> None:
+def test_19_unregistering_removes_no_file_that_was_not_downloaded(empty, store):
     make_model(store / "kept.mar", HANDLER)
     assert empty.management.post("/models", params={"url": "kept.mar"}).status_code == 200
     assert empty.management.delete("/models/kept").status_code == 200
@@ -131,9 +129,7 @@ def test_19_unregistering_removes_no_file_that_was_not_downloaded(empty, store: 
 
 
 @pytest.mark.parametrize("parameter", ["url", "model_name"])
-def test_20_no_name_adds_a_line_to_the_log(
-    empty, store: Path, caplog: pytest.LogCaptureFixture, parameter: str
-) -> None:
+def test_20_no_name_adds_a_line_to_the_log(empty, store, caplog, parameter):
     make_model(store / "logged.mar", HANDLER)
     forged = "x\n2026-01-01 ERROR forged"
     with caplog.at_level(logging.INFO):

@@ -56,7 +56,7 @@ def archives(server) -> list[str]:
     )
 
 
-def test_a_model_is_served_from_a_url_and_its_file_goes_with_it(server, remote) -> None:
+def test_a_model_is_served_from_a_url_and_its_file_goes_with_it(server, remote):
     url = f"http://{remote}/far.mar"
     answer = server.management.post("/models", params={"url": url, "initial_workers": 1})
     assert answer.json() == {"status": 'Model "far" Version: 1.0 registered with 1 initial workers'}
@@ -67,7 +67,7 @@ def test_a_model_is_served_from_a_url_and_its_file_goes_with_it(server, remote) 
     assert archives(server) == []
 
 
-def test_a_file_of_the_store_is_not_replaced_by_a_download(server, remote, error_of) -> None:
+def test_a_file_of_the_store_is_not_replaced_by_a_download(server, remote, error_of):
     url = f"http://{remote}/far.mar"
     assert server.management.post("/models", params={"url": url}).status_code == 200
     again = server.management.post("/models", params={"url": url, "model_name": "again"})
@@ -96,7 +96,7 @@ def test_a_file_of_the_store_is_not_replaced_by_a_download(server, remote, error
 )
 def test_a_download_that_cannot_be_used_is_reported_and_removed(
     server, remote, error_of, path, status, type, message
-) -> None:
+):
     answer = server.management.post(
         "/models", params={"url": f"http://{remote}/{path}", "initial_workers": 1}
     )
@@ -114,9 +114,7 @@ def test_a_download_that_cannot_be_used_is_reported_and_removed(
         "file:///etc/far.mar",
     ],
 )
-def test_a_url_that_is_not_allowed_is_not_found_as_in_torchserve(
-    server, remote, error_of, url
-) -> None:
+def test_a_url_that_is_not_allowed_is_not_found_as_in_torchserve(server, remote, error_of, url):
     answer = server.management.post(
         "/models", params={"url": url.format(remote=remote, port=remote.partition(":")[2])}
     )
@@ -125,9 +123,7 @@ def test_a_url_that_is_not_allowed_is_not_found_as_in_torchserve(
     assert "does not match any allowed URL(s)" in message
 
 
-def test_a_model_is_registered_by_its_absolute_path_in_the_store(
-    server, error_of, tmp_path
-) -> None:
+def test_a_model_is_registered_by_its_absolute_path_in_the_store(server, error_of, tmp_path):
     store = Path(server.settings.model_store)
     for path in (store / "near.mar", store / "folder"):
         make_model(path, HANDLER)

@@ -219,7 +219,7 @@ def is_busy(version: Any) -> bool:
     return any(worker.channel.batches for worker in version.workers)
 
 
-def test_a_sequence_stays_with_its_worker_until_its_last_request(server: Any) -> None:
+def test_a_sequence_stays_with_its_worker_until_its_last_request(server):
     answers = [
         step(server, "a", number, start=number == 1, end=number == 4).json()
         for number in (1, 2, 3, 4)
@@ -230,20 +230,20 @@ def test_a_sequence_stays_with_its_worker_until_its_last_request(server: Any) ->
 
 
 @pytest.mark.parametrize(("body", "total"), [(1, 3), ("stream", 2)])
-def test_a_sequence_without_a_name_gets_one(server: Any, body: object, total: int) -> None:
+def test_a_sequence_without_a_name_gets_one(server, body, total):
     id = step(server, "", body, start=True).headers["ts_request_sequence_id"]
     assert id.startswith("ts-seq-")
     assert step(server, id, 2, end=True).json()["total"] == total
     assert not version_of(server, "counter")._dispatcher._given
 
 
-def test_a_request_without_any_of_the_headers_is_a_sequence_of_its_own(server: Any) -> None:
+def test_a_request_without_any_of_the_headers_is_a_sequence_of_its_own(server):
     answer = ask(server, "counter", "raise")
     assert answer.status_code == 500
     step(server, answer.headers["ts_request_sequence_id"], 0, start=True, end=True)
 
 
-def test_the_handler_can_close_a_sequence(server: Any) -> None:
+def test_the_handler_can_close_a_sequence(server):
     sequences = version_of(server, "counter")._dispatcher.sequences
     step(server, "h", 1, start=True)
     assert sequences.active == 1
@@ -251,9 +251,7 @@ def test_the_handler_can_close_a_sequence(server: Any) -> None:
     assert sequences.active == 0
 
 
-def test_requests_of_several_sequences_share_a_batch(
-    server: Any, until: Any, tmp_path: Any
-) -> None:
+def test_requests_of_several_sequences_share_a_batch(server, until, tmp_path):
     version = version_of(server, "counter")
     pids = {id: step(server, id, 0, start=True).json()["pid"] for id in "pqrs"}
     together = [id for id in "pqrs" if pids[id] == pids["p"]]
@@ -270,7 +268,7 @@ def test_requests_of_several_sequences_share_a_batch(
         step(server, id, 0, end=True)
 
 
-def test_a_request_that_fails_is_not_run_twice_and_its_sequence_goes_on(server: Any) -> None:
+def test_a_request_that_fails_is_not_run_twice_and_its_sequence_goes_on(server):
     step(server, "f", 1, start=True)
     assert step(server, "f", "raise").status_code == 500
     assert step(server, "f", 1, end=True).json()["total"] == 2
@@ -278,8 +276,8 @@ def test_a_request_that_fails_is_not_run_twice_and_its_sequence_goes_on(server: 
 
 @pytest.mark.parametrize("by_itself", [True, False])
 def test_a_worker_that_dies_ends_its_sequences_and_says_so(
-    server: Any, until: Any, tmp_path: Any, error_of: Any, by_itself: bool
-) -> None:
+    server, until, tmp_path, error_of, by_itself
+):
     version = version_of(server, "counter")
     until(lambda: len(version._dispatcher.channels) == 2)
     pids = {id: step(server, id, 0, start=True).json()["pid"] for id in "uvw"}
@@ -300,9 +298,7 @@ def test_a_worker_that_dies_ends_its_sequences_and_says_so(
     assert step(server, intact, 1, end=True).json()["total"] == 1
 
 
-def test_a_worker_that_is_replaced_serves_its_sequences_to_their_end(
-    server: Any, until: Any
-) -> None:
+def test_a_worker_that_is_replaced_serves_its_sequences_to_their_end(server, until):
     version = version_of(server, "old")
     pid = step(server, "a", 1, model="old", start=True).json()["pid"]
     for _ in range(3):
@@ -318,9 +314,7 @@ def test_a_worker_that_is_replaced_serves_its_sequences_to_their_end(
     until(lambda: not version.workers[0].retiring)
 
 
-def test_an_old_process_with_sequences_goes_when_its_worker_is_scaled_away(
-    server: Any, until: Any
-) -> None:
+def test_an_old_process_with_sequences_goes_when_its_worker_is_scaled_away(server, until):
     version = version_of(server, "old")
     scale(server, "old", 2)
     ids = {step(server, id, 1, model="old", start=True).json()["pid"]: id for id in "yz"}
@@ -333,9 +327,7 @@ def test_an_old_process_with_sequences_goes_when_its_worker_is_scaled_away(
     until(lambda: not psutil.pid_exists(pid))
 
 
-def test_a_worker_that_is_scaled_away_ends_its_sequences_and_says_so(
-    server: Any, until: Any, error_of: Any
-) -> None:
+def test_a_worker_that_is_scaled_away_ends_its_sequences_and_says_so(server, until, error_of):
     version = version_of(server, "shrinking")
     until(lambda: len(version._dispatcher.channels) == 2)
     pids = {id: step(server, id, 0, model="shrinking", start=True).json()["pid"] for id in "ab"}
@@ -349,7 +341,7 @@ def test_a_worker_that_is_scaled_away_ends_its_sequences_and_says_so(
 
 
 @pytest.mark.parametrize("body", ["stop", "end"])
-def test_a_later_request_of_a_sequence_ends_one_that_streams(server: Any, body: str) -> None:
+def test_a_later_request_of_a_sequence_ends_one_that_streams(server, body):
     """A criterion that returns None ends an answer that does not stream, as in TorchServe."""
     first = step(server, "", "open", model="sessions")
     assert first.text == "1 "
@@ -374,16 +366,14 @@ def parts_of(server: Any, model: str, body: str) -> list[str]:
         return [part for part in answer.iter_text() if part]
 
 
-def test_a_continuous_answer_streams_until_it_is_complete(server: Any) -> None:
+def test_a_continuous_answer_streams_until_it_is_complete(server):
     assert "".join(parts_of(server, "talk", "a b c")) == "a b c "
     answer = ask(server, "talk", "a")
     assert answer.text == "a "
     assert answer.headers["content-length"] == "2"
 
 
-def test_requests_join_while_others_run_up_to_the_batch_size(
-    server: Any, until: Any, tmp_path: Any
-) -> None:
+def test_requests_join_while_others_run_up_to_the_batch_size(server, until, tmp_path):
     version = version_of(server, "talk")
     with ThreadPoolExecutor(5) as pool:
         first = pool.submit(ask, server, "talk", f"{tmp_path}/one {tmp_path}/two who 4")
@@ -399,9 +389,7 @@ def test_requests_join_while_others_run_up_to_the_batch_size(
         assert waits.result().text == "last "
 
 
-def test_a_request_that_fails_fails_no_stream_that_runs_beside_it(
-    server: Any, until: Any, tmp_path: Any
-) -> None:
+def test_a_request_that_fails_fails_no_stream_that_runs_beside_it(server, until, tmp_path):
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(ask, server, "talk", f"a {tmp_path}/gate b")
         until(lambda: channel_of(server, "talk").batches == 1)
@@ -415,7 +403,7 @@ def test_a_request_that_fails_fails_no_stream_that_runs_beside_it(
 
 # A body in chunks takes the ASGI lane.
 @pytest.mark.parametrize("content", ["forever", iter([b"forever"])], ids=["fast", "asgi"])
-def test_a_client_that_leaves_makes_room(server: Any, until: Any, content: Any) -> None:
+def test_a_client_that_leaves_makes_room(server, until, content):
     with server.inference.stream("POST", "/predictions/talk", content=content) as answer:
         parts = answer.iter_text()  # its end would be that of the connection
         assert next(parts).startswith("forever ")
@@ -425,8 +413,8 @@ def test_a_client_that_leaves_makes_room(server: Any, until: Any, content: Any) 
 
 
 def test_when_a_worker_dies_streams_break_off_and_waiting_requests_are_answered(
-    server: Any, until: Any, tmp_path: Any
-) -> None:
+    server, until, tmp_path
+):
     with ThreadPoolExecutor(3) as pool:
         with server.inference.stream(
             "POST", "/predictions/talk", content=f"a {tmp_path}/gate b"
@@ -441,14 +429,14 @@ def test_when_a_worker_dies_streams_break_off_and_waiting_requests_are_answered(
         assert [answer.result().text for answer in waiting] == ["x ", "y "]
 
 
-def test_a_request_that_kills_workers_is_found_and_the_others_are_answered(server: Any) -> None:
+def test_a_request_that_kills_workers_is_found_and_the_others_are_answered(server):
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda body: ask(server, "talk", body), ["a", "exit", "c"]))
     assert [answer.status_code for answer in answers] == [200, 500, 200]
     assert [answers[0].text, answers[2].text] == ["a ", "c "]
 
 
-def test_asynchronous_requests_overlap(server: Any, until: Any) -> None:
+def test_asynchronous_requests_overlap(server, until):
     with ThreadPoolExecutor(20) as pool:
         waiting = [pool.submit(ask, server, "engine", "wait one") for _ in range(19)]
         until(lambda: channel_of(server, "engine").batches == 19)
@@ -456,11 +444,11 @@ def test_asynchronous_requests_overlap(server: Any, until: Any) -> None:
         assert [answer.result().text for answer in waiting] == ["wait"] * 19
 
 
-def test_an_asynchronous_answer_streams(server: Any) -> None:
+def test_an_asynchronous_answer_streams(server):
     assert "".join(parts_of(server, "engine", "stream a b c")) == "abc"
 
 
-def test_a_client_that_leaves_cancels_its_request(server: Any, until: Any) -> None:
+def test_a_client_that_leaves_cancels_its_request(server, until):
     channel = channel_of(server, "engine")
     with connect_raw(server) as client:
         client.send(request(target=b"/predictions/engine", body=b"wait gone"))
@@ -469,18 +457,14 @@ def test_a_client_that_leaves_cancels_its_request(server: Any, until: Any) -> No
     assert "gone" in ask(server, "engine", "cancelled").json()
 
 
-def test_a_request_that_is_late_for_its_client_is_refused_and_cancelled(
-    server: Any, error_of: Any, until: Any
-) -> None:
+def test_a_request_that_is_late_for_its_client_is_refused_and_cancelled(server, error_of, until):
     late = ask(server, "engine", "wait late", **{"x-tsx-timeout-ms": "300"})
     assert late.status_code == 504
     assert "did not answer" in error_of(late)[1]
     until(lambda: "late" in ask(server, "engine", "cancelled").json())
 
 
-def test_an_overdue_request_is_refused_and_its_neighbours_live(
-    server: Any, error_of: Any, until: Any
-) -> None:
+def test_an_overdue_request_is_refused_and_its_neighbours_live(server, error_of, until):
     version = version_of(server, "hurried")
     pid = version.workers[0].pid
     with ThreadPoolExecutor(1) as pool:
@@ -492,9 +476,7 @@ def test_an_overdue_request_is_refused_and_its_neighbours_live(
     assert version.workers[0].pid == pid
 
 
-def test_asynchronous_requests_survive_their_worker_unless_they_have_begun(
-    server: Any, until: Any
-) -> None:
+def test_asynchronous_requests_survive_their_worker_unless_they_have_begun(server, until):
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(ask, server, "engine", "wait two") for _ in range(3)]
         until(lambda: channel_of(server, "engine").batches == 3)
@@ -509,7 +491,7 @@ def test_asynchronous_requests_survive_their_worker_unless_they_have_begun(
         assert [answer.result().text for answer in waiting] == ["wait"] * 3
 
 
-def test_requests_of_a_stopped_worker_run_elsewhere(server: Any, until: Any) -> None:
+def test_requests_of_a_stopped_worker_run_elsewhere(server, until):
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(ask, server, "engine", "wait three") for _ in range(2)]
         until(lambda: channel_of(server, "engine").batches == 2)
@@ -518,9 +500,7 @@ def test_requests_of_a_stopped_worker_run_elsewhere(server: Any, until: Any) -> 
         assert [answer.result().text for answer in waiting] == ["wait"] * 2
 
 
-def test_with_job_tickets_nothing_waits(
-    server: Any, until: Any, tmp_path: Any, error_of: Any
-) -> None:
+def test_with_job_tickets_nothing_waits(server, until, tmp_path, error_of):
     gate = {"x-do": "wait", "x-file": str(tmp_path / "gate")}
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(lambda: ask(server, "ticket", "", **gate))
@@ -533,7 +513,7 @@ def test_with_job_tickets_nothing_waits(
     assert ask(server, "ticket", "").status_code == 200
 
 
-def test_the_description_of_a_model_says_how_it_is_served(server: Any) -> None:
+def test_the_description_of_a_model_says_how_it_is_served(server):
     described = {
         name: server.management.get(f"/models/{name}").json()[0]
         for name in ("counter", "talk", "ticket")
@@ -562,9 +542,7 @@ def test_the_description_of_a_model_says_how_it_is_served(server: Any) -> None:
         ("sequenceBatching: true", "set sequenceMaxIdleMSec"),
     ],
 )
-def test_strategies_that_exclude_each_other_are_refused_at_registration(
-    server: Any, config: str, message: str
-) -> None:
+def test_strategies_that_exclude_each_other_are_refused_at_registration(server, config, message):
     server.write_mar("odd.mar", handler=TALKER, config=config)
     answer = server.management.post("/models", params={"url": "odd.mar"})
     assert answer.status_code == 400
@@ -577,14 +555,12 @@ def leave_after_a_part(server: Any, content: Any = "forever") -> None:
 
 
 @pytest.mark.parametrize("content", ["forever", iter([b"forever"])], ids=["fast", "asgi"])
-def test_a_plain_stream_whose_client_leaves_is_stopped(server: Any, content: Any) -> None:
+def test_a_plain_stream_whose_client_leaves_is_stopped(server, content):
     leave_after_a_part(server, content)
     assert ask(server, "plain", "a").text == "a"
 
 
-def test_a_plain_stream_goes_on_while_any_client_of_its_batch_is_there(
-    server: Any, until: Any, tmp_path: Any
-) -> None:
+def test_a_plain_stream_goes_on_while_any_client_of_its_batch_is_there(server, until, tmp_path):
     version = version_of(server, "plain")
     with ThreadPoolExecutor(3) as pool:
         held = pool.submit(ask, server, "plain", tmp_path / "first")

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 name: ContextVar[str] = ContextVar("name", default="nobody")
 
 
-async def test_a_turn_of_the_loop_runs_a_few_callbacks_in_order_and_in_their_contexts() -> None:
+async def test_a_turn_of_the_loop_runs_a_few_callbacks_in_order_and_in_their_contexts():
     name.set("caller")
     turns, ran, names = Turns(asyncio.get_running_loop()), list[int](), set[str]()
 
@@ -34,7 +34,7 @@ async def test_a_turn_of_the_loop_runs_a_few_callbacks_in_order_and_in_their_con
     assert names == {"nobody"}
 
 
-async def test_a_callback_that_fails_does_not_keep_the_others_from_their_turn() -> None:
+async def test_a_callback_that_fails_does_not_keep_the_others_from_their_turn():
     loop, failed = asyncio.get_running_loop(), list[object]()
     loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
     turns, done = Turns(loop), asyncio.Event()

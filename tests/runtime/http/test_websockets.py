@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
@@ -113,9 +112,7 @@ def check_closed(client: ClientConnection, code: int) -> None:
     assert closed.value.rcvd.code == code
 
 
-def test_each_message_is_a_request_and_the_answers_come_in_order_on_one_connection(
-    server: RunningServer,
-) -> None:
+def test_each_message_is_a_request_and_the_answers_come_in_order_on_one_connection(server):
     with talk(server, X_Own="1") as socket:
         assert socket.subprotocol == "tsx.v1"
         for message in (' {"a": [1, 2]}', "[see](this) text", b"\x00\xff"):
@@ -143,14 +140,14 @@ def test_each_message_is_a_request_and_the_answers_come_in_order_on_one_connecti
     )
 
 
-def test_a_content_type_of_the_handshake_holds_for_all_messages(server: RunningServer) -> None:
+def test_a_content_type_of_the_handshake_holds_for_all_messages(server):
     with talk(server, "/predictions/talker/1.0/some/path", Content_Type="text/csv") as socket:
         (piece,), _ = ask(socket, '{"a": 1}')
     headers = json.loads(piece)["headers"]
     assert (headers["Content-Type"], headers["url_path"]) == ("text/csv", "some/path")
 
 
-def test_parts_of_a_stream_are_messages_and_the_end_has_the_headers(server: RunningServer) -> None:
+def test_parts_of_a_stream_are_messages_and_the_end_has_the_headers(server):
     with talk(server, x_do="stream") as socket:
         pieces, end = ask(socket)
         assert (pieces, end["status"]) == ([b"a", b"b", b"c"], 200)
@@ -158,7 +155,7 @@ def test_parts_of_a_stream_are_messages_and_the_end_has_the_headers(server: Runn
         assert ask(socket)[1]["headers"] == {"content-type": "text/csv", "x-own": "1"}
 
 
-def test_errors_are_messages_and_the_connection_goes_on(server: RunningServer) -> None:
+def test_errors_are_messages_and_the_connection_goes_on(server):
     with talk(server, x_do="raise") as socket:
         for _ in range(2):
             pieces, end = ask(socket)
@@ -174,7 +171,7 @@ def test_errors_are_messages_and_the_connection_goes_on(server: RunningServer) -
         assert "x-tsx-timeout-ms" in ask(socket)[1]["error"]["message"]
 
 
-def test_a_stream_whose_worker_dies_ends_with_an_error(empty: RunningServer) -> None:
+def test_a_stream_whose_worker_dies_ends_with_an_error(empty):
     empty.register("talker.mar", initial_workers=1)
     with talk(empty, x_do="break") as socket:
         pieces, end = ask(socket)
@@ -189,9 +186,7 @@ def test_a_stream_whose_worker_dies_ends_with_an_error(empty: RunningServer) -> 
     ("path", "status"),
     [("/predictions/none", 404), ("/predictions/talker/9", 404), ("/ping", 404), ("/models", 404)],
 )
-def test_a_path_that_runs_no_model_is_refused_in_the_handshake(
-    server: RunningServer, path: str, status: int
-) -> None:
+def test_a_path_that_runs_no_model_is_refused_in_the_handshake(server, path, status):
     with pytest.raises(InvalidStatus) as refused:
         talk(server, path)
     answer = refused.value.response
@@ -199,7 +194,7 @@ def test_a_path_that_runs_no_model_is_refused_in_the_handshake(
     assert answer.headers["x-request-id"]
 
 
-def test_the_path_of_chat_takes_the_model_from_the_body(server: RunningServer) -> None:
+def test_the_path_of_chat_takes_the_model_from_the_body(server):
     with talk(server, "/v1/chat/completions") as socket:
         (piece,), _ = ask(socket, '{"model": "talker", "messages": []}')
         assert json.loads(piece)["headers"]["url_path"] == "v1/chat/completions"
@@ -207,12 +202,12 @@ def test_the_path_of_chat_takes_the_model_from_the_body(server: RunningServer) -
     assert (end["status"], end["error"]["code"]) == (404, "model_not_found")
 
 
-def test_the_management_address_has_no_websocket(server: RunningServer) -> None:
+def test_the_management_address_has_no_websocket(server):
     with pytest.raises(InvalidStatus):
         connect(server.addresses["management"].replace("http", "ws") + "/models", proxy=None)
 
 
-def test_a_message_over_the_limit_closes_the_connection(server: RunningServer) -> None:
+def test_a_message_over_the_limit_closes_the_connection(server):
     with talk(server, x_do="bytes") as socket:
         assert ask(socket, bytes(100_000))[1]["status"] == 200
         socket.send(bytes(100_001))
@@ -238,7 +233,7 @@ def guarded(start_server: Callable[..., Any]) -> Iterator[RunningServer]:
         yield server
 
 
-def test_the_token_is_a_header_or_a_subprotocol(guarded: RunningServer) -> None:
+def test_the_token_is_a_header_or_a_subprotocol(guarded):
     with talk(guarded, Authorization="Bearer a/b=") as socket:
         (piece,), end = ask(socket)
         assert end["status"] == 200
@@ -262,9 +257,7 @@ def with_token(server: RunningServer, **headers: str) -> ClientConnection:
     return talk(server, Authorization="Bearer a/b=", **headers)
 
 
-def test_a_message_that_exceeds_the_budget_or_is_too_slow_closes_the_connection(
-    guarded: RunningServer, until: Callable[..., None]
-) -> None:
+def test_a_message_that_exceeds_the_budget_or_is_too_slow_closes_the_connection(guarded, until):
     used = guarded.registry.bytes_in_flight
     with with_token(guarded) as slow, with_token(guarded) as refused:
         begin(slow, 900_000)
@@ -281,7 +274,7 @@ def begin(client: ClientConnection, size: int) -> None:
     client.socket.sendall(frame)
 
 
-def test_messages_that_come_without_a_pause_are_counted_one_by_one(guarded: RunningServer) -> None:
+def test_messages_that_come_without_a_pause_are_counted_one_by_one(guarded):
     message, count = bytes(60_000), 60  # together more than the budget
     with with_token(guarded, x_do="bytes") as socket:
         sender = threading.Thread(target=lambda: [socket.send(message) for _ in range(count)])
@@ -291,9 +284,7 @@ def test_messages_that_come_without_a_pause_are_counted_one_by_one(guarded: Runn
         sender.join(DEADLINE)
 
 
-def test_unread_answers_of_a_client_that_leaves_are_freed(
-    guarded: RunningServer, until: Callable[..., None]
-) -> None:
+def test_unread_answers_of_a_client_that_leaves_are_freed(guarded, until):
     used = guarded.registry.bytes_in_flight
     # The server closes a connection that takes nothing for write_timeout.
     with suppress(ConnectionClosed), with_token(guarded, x_do="bytes") as client:
@@ -303,9 +294,7 @@ def test_unread_answers_of_a_client_that_leaves_are_freed(
     until(lambda: used.used == 0)
 
 
-def test_a_client_that_leaves_takes_its_waiting_request_with_it(
-    guarded: RunningServer, tmp_path: Path, until: Callable[..., None]
-) -> None:
+def test_a_client_that_leaves_takes_its_waiting_request_with_it(guarded, tmp_path, until):
     gate = tmp_path / "open"
     version = guarded.registry.find("talker")
     with with_token(guarded, x_do="stream-wait", x_file=str(gate)) as busy:
@@ -323,7 +312,7 @@ def test_a_client_that_leaves_takes_its_waiting_request_with_it(
         assert answer_on(busy)[0] == [b"b"]
 
 
-def test_limits_of_clients_count_messages(start_server: Callable[..., Any]) -> None:
+def test_limits_of_clients_count_messages(start_server):
     with start_server(max_requests_per_client=2) as server:
         server.register("talker.mar", initial_workers=1)
         with talk(server, x_do="bytes") as socket:
@@ -334,9 +323,7 @@ def test_limits_of_clients_count_messages(start_server: Callable[..., Any]) -> N
     assert second["error"]["type"] == "TooManyRequestsException"
 
 
-def test_a_websocket_counts_as_a_connection_until_it_ends(
-    start_server: Callable[..., Any], until: Callable[..., None]
-) -> None:
+def test_a_websocket_counts_as_a_connection_until_it_ends(start_server, until):
     with start_server(max_connections_per_client=1) as server:
         server.register("talker.mar", initial_workers=1)
 
@@ -391,14 +378,14 @@ def over_tls(url: str) -> Iterator[Any]:
         yield SimpleNamespace(send=partial(portal.call, client.send), recv=receive)
 
 
-def test_an_event_is_a_message_over_tls_too(streaming: str) -> None:
+def test_an_event_is_a_message_over_tls_too(streaming):
     with over_tls(streaming) as socket:
         pieces, end = ask(socket, '{"events": true}')
     assert [json.loads(piece) for piece in pieces] == [{"a": 1}, {"b": 2}]
     assert end["headers"]["content-type"] == "text/event-stream"
 
 
-def test_events_that_break_off_end_with_an_error_and_its_status(streaming: str) -> None:
+def test_events_that_break_off_end_with_an_error_and_its_status(streaming):
     with over_tls(streaming) as socket:
         for _ in range(2):
             pieces, end = ask(socket, '{"events": "broken"}')
@@ -406,9 +393,7 @@ def test_events_that_break_off_end_with_an_error_and_its_status(streaming: str) 
             assert "no more" in end["error"]["message"]
 
 
-def test_a_client_that_leaves_amid_an_answer_is_no_warning(
-    streaming: str, tmp_path: Path, until: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_that_leaves_amid_an_answer_is_no_warning(streaming, tmp_path, until, caplog):
     with caplog.at_level(logging.INFO):
         with over_tls(streaming) as client:
             client.send(
@@ -423,9 +408,7 @@ def test_a_client_that_leaves_amid_an_answer_is_no_warning(
     assert "its stream was interrupted" not in caplog.text
 
 
-def test_a_client_that_does_not_read_holds_the_handler(
-    streaming: str, tmp_path: Path, until: Callable[..., None]
-) -> None:
+def test_a_client_that_does_not_read_holds_the_handler(streaming, tmp_path, until):
     file = tmp_path / "count"
     count, size = 400, 100_000
     with over_tls(streaming) as client:
@@ -444,8 +427,8 @@ def test_a_client_that_does_not_read_holds_the_handler(
 
 
 def test_a_server_that_stops_answers_first_and_closes_with_the_code_of_a_restart(
-    start_server: Callable[..., Any], tmp_path: Path
-) -> None:
+    start_server, tmp_path
+):
     gate = tmp_path / "open"
     with ExitStack() as running:
         server = running.enter_context(start_server())
@@ -472,7 +455,7 @@ def a_handshake(line: str = "x-do: bytes") -> bytes:
     ).encode()
 
 
-def test_frames_that_come_with_the_handshake_are_not_lost(server: RunningServer) -> None:
+def test_frames_that_come_with_the_handshake_are_not_lost(server):
     with connect_raw(server) as client:
         client.send(a_handshake() + frame(MESSAGE, b"abc"))
         received = b""
@@ -483,7 +466,7 @@ def test_frames_that_come_with_the_handshake_are_not_lost(server: RunningServer)
 
 
 @pytest.mark.parametrize("line", ["Content-Length: 3", "X-Long: " + "x" * 9000])
-def test_an_invalid_handshake_is_refused(server: RunningServer, line: str) -> None:
+def test_an_invalid_handshake_is_refused(server, line):
     with connect_raw(server) as client:
         client.send(a_handshake(line))
         received = client.read_all()
@@ -491,14 +474,14 @@ def test_an_invalid_handshake_is_refused(server: RunningServer, line: str) -> No
     assert b"no handshake" in received
 
 
-def test_a_token_has_no_line_ends() -> None:
+def test_a_token_has_no_line_ends():
     request = _as_request(
         {"headers": [(b"sec-websocket-protocol", b"tsx.v1, tsx.token.a%0D%0Aexplain:%20True")]}
     )
     assert request["headers"] == [(b"authorization", b"Bearer a explain: True")]
 
 
-def test_event_data_comes_out_of_pieces_wherever_they_are_cut() -> None:
+def test_event_data_comes_out_of_pieces_wherever_they_are_cut():
     text = b": hi\r\n\r\ndata: one\r\nevent: x\r\n\r\ndata:two\ndata: three\n\ndata: [DONE]\n\ndata: four"
     for size in (1, 2, 3, 7, 100):
         events = EventData()
@@ -551,9 +534,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
-async def test_frames_without_content_are_bounded(
-    flood: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_frames_without_content_are_bounded(flood, monkeypatch):
     monkeypatch.setattr("tsx_runtime.http.websocket.HOLD_S", 0)
 
     conversation = Conversation()
@@ -565,7 +546,7 @@ async def test_frames_without_content_are_bounded(
     assert not conversation.messages
 
 
-async def test_frames_within_their_bounds_always_pass() -> None:
+async def test_frames_within_their_bounds_always_pass():
     conversation = Conversation()
     await asyncio.sleep(0)
     sent = (
@@ -583,7 +564,7 @@ async def test_frames_within_their_bounds_always_pass() -> None:
     assert not conversation.transport.is_closing()
 
 
-async def test_a_large_message_in_many_fragments_passes() -> None:
+async def test_a_large_message_in_many_fragments_passes():
     conversation = Conversation()
     await asyncio.sleep(0)
     part = bytes([FRAGMENT, 0xFE]) + (500).to_bytes(2, "big") + bytes(4) + bytes(500)
@@ -592,7 +573,7 @@ async def test_a_large_message_in_many_fragments_passes() -> None:
     assert conversation.messages == [bytes(950_000)]
 
 
-async def test_a_turn_of_the_loop_parses_a_few_frames_and_gives_one_message() -> None:
+async def test_a_turn_of_the_loop_parses_a_few_frames_and_gives_one_message():
     conversation = Conversation()
     await asyncio.sleep(0)
     count = 3000
@@ -609,7 +590,7 @@ async def test_a_turn_of_the_loop_parses_a_few_frames_and_gives_one_message() ->
     assert turns >= count
 
 
-async def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lost() -> None:
+async def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lost():
     conversation, count = Conversation(), 5000
     connection, budget = conversation.connection, conversation.budget
     conversation.takes.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -76,12 +75,8 @@ LANES = ("fast", "asgi")
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("second_lane", LANES)
 def test_bodies_that_do_not_fit_are_refused_until_there_is_room_and_small_ones_pass(
-    lane: str,
-    second_lane: str,
-    tight: RunningServer,
-    connect: Connect,
-    until: Until,
-) -> None:
+    lane, second_lane, tight, connect, until
+):
     first, second = connect(), connect()
     first.send(beginning(lane, LARGE))
     until(lambda: used(tight) >= LARGE - 70_000)
@@ -101,9 +96,7 @@ def test_bodies_that_do_not_fit_are_refused_until_there_is_room_and_small_ones_p
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_a_refusal_of_a_body_that_came_whole_leaves_its_connection_open(
-    lane: str, tight: RunningServer, connect: Connect
-) -> None:
+def test_a_refusal_of_a_body_that_came_whole_leaves_its_connection_open(lane, tight, connect):
     budget = tight.registry.bytes_in_flight
     connection = connect()
     tight.call(lambda: budget.take(budget.limit - budget.limit // 8))
@@ -117,9 +110,7 @@ def test_a_refusal_of_a_body_that_came_whole_leaves_its_connection_open(
     assert answer is None or (answer.status, len(answer.body)) == (200, 70_000)
 
 
-def test_a_body_that_stops_coming_is_answered_408_and_frees_its_bytes(
-    tight: RunningServer, connect: Connect, until: Until
-) -> None:
+def test_a_body_that_stops_coming_is_answered_408_and_frees_its_bytes(tight, connect, until):
     connections = [connect() for _ in LANES]
     for connection, lane in zip(connections, LANES, strict=True):
         connection.send(beginning(lane, LARGE // 2))
@@ -146,14 +137,7 @@ ENDINGS = (
 
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_every_end_of_a_request_frees_its_bytes(
-    ending: str,
-    lane: str,
-    tight: RunningServer,
-    connect: Connect,
-    until: Until,
-    tmp_path: Path,
-) -> None:
+def test_every_end_of_a_request_frees_its_bytes(ending, lane, tight, connect, until, tmp_path):
     go, size = tmp_path / "go", 300_000
     wait = request(target=PATH, headers=[(b"x-do", b"wait"), (b"x-file", bytes(go))], body=b"")
     blocked, connection = connect(), connect()
@@ -187,9 +171,7 @@ def test_every_end_of_a_request_frees_its_bytes(
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_unread_answers_count_and_the_clients_with_the_most_are_cut_off(
-    lane: str, tight: RunningServer, until: Until
-) -> None:
+def test_unread_answers_count_and_the_clients_with_the_most_are_cut_off(lane, tight, until):
     budget = tight.registry.bytes_in_flight
     before = budget.cut_off
     readers: list[socket.socket] = []
@@ -221,7 +203,7 @@ def test_unread_answers_count_and_the_clients_with_the_most_are_cut_off(
     until(lambda: used(tight) == 0)
 
 
-def test_metrics_show_the_bytes_in_flight(tight: RunningServer) -> None:
+def test_metrics_show_the_bytes_in_flight(tight):
     budget = tight.registry.bytes_in_flight
     tight.call(lambda: budget.take(123))
     with pytest.raises(NoRoom):

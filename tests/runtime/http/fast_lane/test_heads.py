@@ -55,7 +55,7 @@ def read(heads: Heads, raw: bytes) -> Any:
     return heads.read(raw) or pytest.fail("the fast lane did not take the request")
 
 
-def test_a_head_is_read_once() -> None:
+def test_a_head_is_read_once():
     heads, registry = make_heads()
     raw = a_head(f"{DIGITS}?a=1", (b"X-Own", b"1"), length=7)
     head, version = read(heads, raw)
@@ -71,12 +71,12 @@ def test_a_head_is_read_once() -> None:
 @pytest.mark.parametrize(
     ("value", "waits"), [(b"100-continue", True), (b"100-Continue", True), (b"a-miracle", False)]
 )
-def test_a_head_says_whether_its_body_waits_for_a_go_ahead(value: bytes, waits: bool) -> None:
+def test_a_head_says_whether_its_body_waits_for_a_go_ahead(value, waits):
     head, _ = read(make_heads()[0], a_head(DIGITS, (b"Expect", value), length=7))
     assert head.waits_for_go == waits
 
 
-def test_known_heads_are_forgotten_when_models_change() -> None:
+def test_known_heads_are_forgotten_when_models_change():
     heads, registry = make_heads()
     raw = a_head("/predictions/new")
     assert isinstance(read(heads, raw)[1], RefusalRoute)
@@ -88,7 +88,7 @@ def test_known_heads_are_forgotten_when_models_change() -> None:
     assert read(heads, raw)[1] is registry.models["new"]
 
 
-def test_few_heads_are_remembered_and_none_that_is_long() -> None:
+def test_few_heads_are_remembered_and_none_that_is_long():
     heads, _ = make_heads()
     for number in range(REMEMBERED + 10):
         read(heads, a_head(f"{DIGITS}?{number}"))
@@ -125,7 +125,7 @@ POST = b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\n"
         b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Type: multipart/form-data; boundary=a\r\n\r\n",
     ],
 )
-def test_a_head_that_is_not_plain_is_left_to_the_asgi_lane(raw: bytes) -> None:
+def test_a_head_that_is_not_plain_is_left_to_the_asgi_lane(raw):
     assert make_heads()[0].read(raw) is None
 
 
@@ -143,9 +143,7 @@ URGENT = (b"X-TSX-Priority", b"urgent")
         ("/nowhere", [URGENT], 404),
     ],
 )
-def test_a_head_that_no_model_answers_is_remembered_with_its_refusal(
-    path: str, headers: list[Pair], status: int
-) -> None:
+def test_a_head_that_no_model_answers_is_remembered_with_its_refusal(path, headers, status):
     heads, _ = make_heads(
         missing=lambda path: ResourceNotFound("Nothing.") if path == "/nowhere" else None
     )
@@ -156,7 +154,7 @@ def test_a_head_that_no_model_answers_is_remembered_with_its_refusal(
     assert heads.known[raw][1] is route
 
 
-def test_a_head_without_its_token_is_refused_whatever_else_is_wrong_with_it() -> None:
+def test_a_head_without_its_token_is_refused_whatever_else_is_wrong_with_it():
     heads, _ = make_heads(Guard(BearerToken("secret")))
     for path in ("/predictions/talker", DIGITS, "/predictions/nobody"):
         for headers in ([], [(b"Authorization", b"Bearer wrong")], [URGENT]):
@@ -167,7 +165,7 @@ def test_a_head_without_its_token_is_refused_whatever_else_is_wrong_with_it() ->
     assert isinstance(route, Version)
 
 
-def test_a_flood_of_refusals_pushes_no_head_out() -> None:
+def test_a_flood_of_refusals_pushes_no_head_out():
     heads, _ = make_heads()
     known = read(heads, a_head())
     for number in range(2 * REMEMBERED):
@@ -189,6 +187,6 @@ def test_a_flood_of_refusals_pushes_no_head_out() -> None:
         max_size=12,
     ),
 )
-def test_one_head_or_none_is_read_from_any_bytes(first: bytes, parts: list[bytes]) -> None:
+def test_one_head_or_none_is_read_from_any_bytes(first, parts):
     head = parse(b"POST /predictions/digits HTTP/1.1\r\n" + first + b"".join(parts) + b"\r\n\r\n")
     assert head is None or (head.messages == 1 and not head.has_body)

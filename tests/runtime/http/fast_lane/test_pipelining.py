@@ -6,7 +6,6 @@ import asyncio
 import select
 import socket
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +18,7 @@ from uvicorn.server import ServerState
 
 from tests.kit.connections import connect_raw
 from tests.kit.transports import READ_BYTES, FakeTransport
-from tests.runtime.conftest import TALKER, RunningServer
+from tests.runtime.conftest import TALKER
 from tests.support.batches import BATCH
 from tests.support.clients.rawhttp import chunked, request
 from tests.support.models import make_model
@@ -78,7 +77,7 @@ def connect_model(data: bytes) -> tuple[FastLane, FakeTransport, Model]:
     return connection, transport, model
 
 
-async def test_a_client_that_sends_far_ahead_is_read_from_when_little_is_held() -> None:
+async def test_a_client_that_sends_far_ahead_is_read_from_when_little_is_held():
     connection, transport, model = connect_model(PREDICT * 20_000)  # 1.6 MB
     held = 0
     while model.submitted < 20_000:
@@ -94,7 +93,7 @@ async def test_a_client_that_sends_far_ahead_is_read_from_when_little_is_held() 
     assert transport.written.count(b"200 OK") == 20_000
 
 
-async def test_a_large_body_is_read_piece_by_piece_each_in_another_turn_of_the_loop() -> None:
+async def test_a_large_body_is_read_piece_by_piece_each_in_another_turn_of_the_loop():
     body = bytes(10 * READ_BYTES)
     head = PREDICT[:-10].replace(b"Content-Length: 10", b"Content-Length: %d" % len(body))
     connection, transport, model = connect_model(head + body)
@@ -146,9 +145,7 @@ AHEAD_OF_UVICORN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("data", "answers"), AHEAD_OF_UVICORN.values(), ids=AHEAD_OF_UVICORN)
-async def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(
-    data: bytes, answers: list[bytes]
-) -> None:
+async def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(data, answers):
     connection, transport = connect(data)
     queued = turns = 0
     while transport.written.count(b"HTTP/1.1 200") < len(answers):
@@ -166,7 +163,7 @@ async def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(
     assert queued <= SLICE // len(LIVEZ) + 2
 
 
-async def test_a_turn_of_the_loop_parses_a_few_hundred_small_chunks_of_a_connection() -> None:
+async def test_a_turn_of_the_loop_parses_a_few_hundred_small_chunks_of_a_connection():
     chunks, size = 100_000, 1
     connection, transport = connect(CHUNKED + chunked([bytes(size)] * chunks) + LIVEZ)
     turns = 0
@@ -189,7 +186,7 @@ SURROUNDINGS = {
 
 
 @pytest.mark.parametrize("body", SURROUNDINGS.values(), ids=SURROUNDINGS)
-async def test_a_chunked_body_that_is_hardly_content_is_refused(body: bytes) -> None:
+async def test_a_chunked_body_that_is_hardly_content_is_refused(body):
     connection, transport = connect(CHUNKED + body)
     while not transport.is_closing():
         transport.deliver(connection)
@@ -199,7 +196,7 @@ async def test_a_chunked_body_that_is_hardly_content_is_refused(body: bytes) -> 
     assert len(connection.headers) == 1
 
 
-async def test_a_chunked_body_behind_a_large_one_is_not_taken_for_its_framing() -> None:
+async def test_a_chunked_body_behind_a_large_one_is_not_taken_for_its_framing():
     # Some of these requests begin in the piece that ends the one before.
     sizes = range(200_000, 200_000 + 20 * (SLICE // 2), SLICE // 2)
     data = b"".join(CHUNKED + chunked([bytes(size)]) for size in sizes)
@@ -210,9 +207,7 @@ async def test_a_chunked_body_behind_a_large_one_is_not_taken_for_its_framing() 
     assert transport.written.count(b"HTTP/1.1 200") == len(sizes)
 
 
-async def test_an_answer_is_not_written_once_garbage_behind_its_request_ended_the_connection() -> (
-    None
-):
+async def test_an_answer_is_not_written_once_garbage_behind_its_request_ended_the_connection():
     connection, transport = connect(CHUNKED + chunked([b"x"]) + b"no HTTP" + END)
     transport.deliver(connection)
     assert transport.is_closing()
@@ -223,9 +218,7 @@ async def test_an_answer_is_not_written_once_garbage_behind_its_request_ended_th
 
 
 @pytest.mark.parametrize("protocol", [FastLane, CasedProtocol])
-async def test_trailers_do_not_become_headers_of_their_request(
-    protocol: type[CasedProtocol],
-) -> None:
+async def test_trailers_do_not_become_headers_of_their_request(protocol):
     app = EchoApp()
     data = CHUNKED + chunked([b"x"], trailer=b"Authorization: Bearer x\r\n")
     connection, transport = connect(data, app, protocol)
@@ -237,7 +230,7 @@ async def test_trailers_do_not_become_headers_of_their_request(
     assert scope[HEADER_NAMES] == [b"Transfer-Encoding"]
 
 
-async def test_headers_beyond_their_number_are_refused_before_they_are_parsed() -> None:
+async def test_headers_beyond_their_number_are_refused_before_they_are_parsed():
     app = EchoApp()
     head = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 10_000 + b"\r\n"
     connection, transport = connect(head, app)
@@ -264,9 +257,7 @@ class TalkingApp(ServerApp):
             self.taken += 1
 
 
-async def test_a_websocket_is_not_read_from_while_messages_that_came_with_its_handshake_wait() -> (
-    None
-):
+async def test_a_websocket_is_not_read_from_while_messages_that_came_with_its_handshake_wait():
     head = b"GET /predictions/talker HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     head += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
     message = b"\x82\xfe\x03\xe8" + bytes(4 + 1000)
@@ -291,9 +282,7 @@ async def test_a_websocket_is_not_read_from_while_messages_that_came_with_its_ha
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 5000])
-def test_answers_of_both_lanes_keep_the_order_of_their_requests(
-    server: RunningServer, size: int
-) -> None:
+def test_answers_of_both_lanes_keep_the_order_of_their_requests(server, size):
     sent, expected = [], []
     for number in range(60):
         body = b"%d " % number * (1 + number % 5)
@@ -317,9 +306,7 @@ def test_answers_of_both_lanes_keep_the_order_of_their_requests(
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_server_neither_grows_nor_stalls_while_forty_clients_pipeline(
-    tmp_path: Path,
-) -> None:
+def test_the_server_neither_grows_nor_stalls_while_forty_clients_pipeline(tmp_path):
     """Requests that were sent ahead once took hundreds of megabytes and seconds of the loop."""
     archive = make_model(tmp_path / "talker.mar", TALKER)
     environment = {

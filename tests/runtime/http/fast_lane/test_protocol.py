@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -66,7 +66,7 @@ def described(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 300_000, 11_000_000])
-def test_a_body_of_any_size_arrives_as_it_was_sent(measuring: RunningServer, size: int) -> None:
+def test_a_body_of_any_size_arrives_as_it_was_sent(measuring, size):
     body = (bytes(range(256)) * (size // 256 + 1))[:size]
     with connect_raw(measuring) as connection:
         for sent in (body, body[:9]):
@@ -74,7 +74,7 @@ def test_a_body_of_any_size_arrives_as_it_was_sent(measuring: RunningServer, siz
             assert body_of(connection) == described(sent)
 
 
-def test_large_bodies_of_one_batch_do_not_mix(measuring: RunningServer) -> None:
+def test_large_bodies_of_one_batch_do_not_mix(measuring):
     bodies = [bytes([number]) * (200_000 + number) for number in range(12)]
     connections = [connect_raw(measuring) for _ in bodies]
     for connection, body in zip(connections, bodies, strict=True):
@@ -104,9 +104,7 @@ def is_holding(server: RunningServer) -> bool:
     return worker.channel is not None and bool(worker.channel.held)
 
 
-def test_a_client_that_does_not_read_its_stream_holds_the_worker_not_the_memory(
-    flooding: RunningServer, until: Callable[..., None]
-) -> None:
+def test_a_client_that_does_not_read_its_stream_holds_the_worker_not_the_memory(flooding, until):
     before = psutil.Process().memory_info().rss
     with connect_raw(flooding) as connection:
         connection.send(flood(2000))  # 131 MB
@@ -122,9 +120,7 @@ def test_a_client_that_does_not_read_its_stream_holds_the_worker_not_the_memory(
     assert psutil.Process().memory_info().rss - before < 60_000_000
 
 
-def test_a_client_that_leaves_a_stream_it_did_not_read_frees_the_worker(
-    flooding: RunningServer, until: Callable[..., None]
-) -> None:
+def test_a_client_that_leaves_a_stream_it_did_not_read_frees_the_worker(flooding, until):
     with connect_raw(flooding) as connection:
         connection.send(flood(500))
         until(lambda: is_holding(flooding))
@@ -135,8 +131,8 @@ def test_a_client_that_leaves_a_stream_it_did_not_read_frees_the_worker(
     ("headers", "end"), [([], END), ([(b"x-broken", b"1")], b"")], ids=["whole", "broken"]
 )
 def test_a_stream_that_ended_while_its_client_was_slow_leaves_the_worker_free(
-    flooding: RunningServer, until: Any, headers: list[tuple[bytes, bytes]], end: bytes
-) -> None:
+    flooding, until, headers, end
+):
     """The last frames of the worker come in one read, behind those that the client has yet to read.
 
     The kernel decides how many frames that read holds: one of these counts ends behind a held one.
@@ -165,7 +161,7 @@ def connected(rate: int = 1 << 14, **settings: Any) -> tuple[FastLane, FakeTrans
 
 
 @pytest.mark.anyio
-async def test_a_client_that_was_slow_once_gets_all_its_time_again() -> None:
+async def test_a_client_that_was_slow_once_gets_all_its_time_again():
     connection, transport = connected(write_timeout=3)
     transport.unread = 1000
     connection.pause_writing()
@@ -183,7 +179,7 @@ async def test_a_client_that_was_slow_once_gets_all_its_time_again() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_closed_connection_whose_client_takes_nothing_is_aborted() -> None:
+async def test_a_closed_connection_whose_client_takes_nothing_is_aborted():
     connection, transport = connected(write_timeout=3)
     transport.unread = 1000  # too little for the transport to ask for a pause
     transport.close()
@@ -196,9 +192,7 @@ async def test_a_closed_connection_whose_client_takes_nothing_is_aborted() -> No
 @pytest.mark.parametrize(
     ("step_bytes", "rate", "seconds"), [(1, 10, 3), (9, 10, 30), (10, 20, 6), (10, 10, None)]
 )
-async def test_a_body_must_come_at_a_rate_however_steadily_it_comes(
-    step_bytes: int, rate: int, seconds: int | None
-) -> None:
+async def test_a_body_must_come_at_a_rate_however_steadily_it_comes(step_bytes, rate, seconds):
     """A body may take 3 s, and the time that its bytes so far take at the rate."""
     connection, transport = connected(rate, body_timeout=3)
     connection.data_received(b"POST /nowhere HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")
@@ -220,9 +214,7 @@ async def test_a_body_must_come_at_a_rate_however_steadily_it_comes(
         (b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n", b"2\r\ncd\r\n0\r\n\r\n"),
     ],
 )
-def test_a_model_that_goes_while_the_body_comes_is_not_found_by_either_lane(
-    empty: RunningServer, framing: bytes, end: bytes
-) -> None:
+def test_a_model_that_goes_while_the_body_comes_is_not_found_by_either_lane(empty, framing, end):
     empty.register("talker.mar", initial_workers=1)
     with connect_raw(empty) as connection:
         connection.send(b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\n" + framing)

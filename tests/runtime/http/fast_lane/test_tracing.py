@@ -54,9 +54,7 @@ def wait_for_worker(server: RunningServer, until: Callable[..., None]) -> None:
 
 
 @both_lanes
-def test_a_stream_is_one_span_and_one_that_breaks_off_is_an_error(
-    traced: Any, until: Callable[..., None], chunked: bool
-) -> None:
+def test_a_stream_is_one_span_and_one_that_breaks_off_is_an_error(traced, until, chunked):
     server, recorder = traced
     wait_for_worker(server, until)
     first = 100 + 10 * chunked
@@ -83,9 +81,7 @@ def test_a_stream_is_one_span_and_one_that_breaks_off_is_an_error(
 
 
 @both_lanes
-def test_a_client_that_leaves_is_reported(
-    traced: Any, until: Callable[..., None], tmp_path: Path, chunked: bool
-) -> None:
+def test_a_client_that_leaves_is_reported(traced, until, tmp_path, chunked):
     server, recorder = traced
     wait_for_worker(server, until)
     trace = 200 + chunked
@@ -111,9 +107,7 @@ def test_a_client_that_leaves_is_reported(
     assert "http.response.status_code" not in span.attributes
 
 
-def test_the_version_that_a_split_has_picked_is_reported(
-    traced: Any, until: Callable[..., None]
-) -> None:
+def test_the_version_that_a_split_has_picked_is_reported(traced, until):
     server, recorder = traced
     server.call(lambda: server.registry.set_traffic("talker", Traffic(weights={"2.0": 1})))
     try:
@@ -128,9 +122,7 @@ def test_the_version_that_a_split_has_picked_is_reported(
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_share_of_the_requests_without_a_trace_begins_one(
-    store: Path, until: Callable[..., None]
-) -> None:
+def test_a_share_of_the_requests_without_a_trace_begins_one(store, until):
     recorder = SpanRecorder(1.0)
     with running_server(make_settings(store), tracer=recorder.tracer) as server:
         server.register("talker.mar", initial_workers=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ theirs.HttpToolsProtocol = HttpToolsProtocol
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_server_with_an_unknown_uvicorn_warns_once_and_answers_by_fastapi(tmp_path: Path) -> None:
+def test_a_server_with_an_unknown_uvicorn_warns_once_and_answers_by_fastapi(tmp_path):
     make_model(tmp_path / "echo", HANDLER)
     (tmp_path / "newer").mkdir()
     (tmp_path / "newer" / "sitecustomize.py").write_text(NEWER)

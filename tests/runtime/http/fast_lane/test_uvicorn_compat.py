@@ -81,7 +81,7 @@ def code_names(kind: type) -> set[str]:
     return stored - parts_of(httptools_impl.HttpToolsProtocol)
 
 
-def test_this_uvicorn_has_all_that_the_fast_lane_relies_on() -> None:
+def test_this_uvicorn_has_all_that_the_fast_lane_relies_on():
     assert missing_parts(httptools_impl) == []
     assert http_protocol() is FastLane
 
@@ -95,15 +95,13 @@ def test_this_uvicorn_has_all_that_the_fast_lane_relies_on() -> None:
         ("FlowControl", ("self.flow",), MODULES),
     ],
 )
-def test_everything_that_the_fast_lane_takes_from_uvicorn_is_in_the_contract(
-    kind: str, owners: tuple[str, ...], modules: list[types.ModuleType]
-) -> None:
+def test_everything_that_the_fast_lane_takes_from_uvicorn_is_in_the_contract(kind, owners, modules):
     used = {name for module in modules for name in names_used(source_of(module.__file__), *owners)}
     theirs = used & parts_of(getattr(httptools_impl, kind)) if kind == "HttpToolsProtocol" else used
     assert theirs - own_parts() - set(RELIED_ON[kind]) <= {"__init__"}
 
 
-def test_missing_parts_of_uvicorn_are_named() -> None:
+def test_missing_parts_of_uvicorn_are_named():
     class Protocol:
         def __init__(self, config: object, server_state: object) -> None:
             self.flow = config
@@ -125,8 +123,8 @@ def test_missing_parts_of_uvicorn_are_named() -> None:
 
 @pytest.mark.parametrize("missing", ["a part", "the module"])
 def test_an_unknown_uvicorn_falls_back_to_its_own_protocol_with_one_warning(
-    missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    missing, monkeypatch, caplog
+):
     if missing == "a part":
         monkeypatch.setitem(RELIED_ON, "FlowControl", ("levitate",))
     else:
@@ -177,7 +175,7 @@ def connect() -> tuple[RecordingProtocol, FakeTransport]:
 
 
 @pytest.mark.anyio
-async def test_bytes_are_parsed_when_they_come_and_the_end_of_an_answer_is_reported() -> None:
+async def test_bytes_are_parsed_when_they_come_and_the_end_of_an_answer_is_reported():
     connection, transport = connect()
     state = connection.server_state
     assert state.connections == {connection}
@@ -204,7 +202,7 @@ async def test_bytes_are_parsed_when_they_come_and_the_end_of_an_answer_is_repor
 
 
 @pytest.mark.anyio
-async def test_garbage_is_answered_at_once_and_the_connection_closed() -> None:
+async def test_garbage_is_answered_at_once_and_the_connection_closed():
     connection, transport = connect()
     connection.data_received(b"GARBAGE\r\n\r\n")
     assert transport.written.startswith(b"HTTP/1.1 400 Bad Request\r\n")

@@ -55,7 +55,7 @@ def locked(start_server: Callable[..., AbstractContextManager[Any]]) -> Iterator
         yield server
 
 
-def test_the_page_is_open_and_its_calls_need_the_token(locked: Any) -> None:
+def test_the_page_is_open_and_its_calls_need_the_token(locked):
     assert locked.management.get("/ui/").status_code == 200
     assert locked.management.get("/ui/app.js").status_code == 200
     for call in CALLS:
@@ -69,7 +69,7 @@ def test_the_page_is_open_and_its_calls_need_the_token(locked: Any) -> None:
 
 
 @pytest.mark.parametrize("header", ["host", "origin"])
-def test_a_page_of_another_site_is_refused(server: Any, header: str) -> None:
+def test_a_page_of_another_site_is_refused(server, header):
     foreign = {header: "evil.example" if header == "host" else "http://evil.example"}
     for path in ("/ui/", "/ui/app.js", "/ui/api/state"):
         assert server.management.get(path, headers=foreign).status_code == 403
@@ -79,7 +79,7 @@ def test_a_page_of_another_site_is_refused(server: Any, header: str) -> None:
     )
 
 
-def test_the_page_is_at_one_address_and_finds_its_parts_from_there(server: Any) -> None:
+def test_the_page_is_at_one_address_and_finds_its_parts_from_there(server):
     moved = server.management.get("/ui")
     assert (moved.status_code, moved.headers["location"]) == (308, "ui/")
     assert urljoin("http://proxy/prefix/ui", moved.headers["location"]) == "http://proxy/prefix/ui/"
@@ -88,7 +88,7 @@ def test_the_page_is_at_one_address_and_finds_its_parts_from_there(server: Any) 
     assert server.inference.get("/ui/").status_code == 404
 
 
-def test_the_files_of_the_page_are_compressed_for_clients_that_accept_it(server: Any) -> None:
+def test_the_files_of_the_page_are_compressed_for_clients_that_accept_it(server):
     sizes = []
     for name, file in files().items():
         packed = server.management.get(f"/ui/{name}", headers={"accept-encoding": "gzip, br"})
@@ -114,11 +114,11 @@ def test_the_files_of_the_page_are_compressed_for_clients_that_accept_it(server:
         "http",
     ],
 )
-def test_nothing_but_the_files_of_the_page_is_served(server: Any, name: str) -> None:
+def test_nothing_but_the_files_of_the_page_is_served(server, name):
     assert server.management.get(f"/ui/{name}").status_code == 404
 
 
-def test_the_policy_allows_this_server_and_nothing_else(server: Any) -> None:
+def test_the_policy_allows_this_server_and_nothing_else(server):
     headers = server.management.get("/ui/").headers
     policy = dict(
         part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";")
@@ -149,7 +149,7 @@ class InlineCode(HTMLParser):
             self.tags.append(tag)
 
 
-def test_no_file_needs_what_the_policy_forbids_nor_another_host() -> None:
+def test_no_file_needs_what_the_policy_forbids_nor_another_host():
     reader = InlineCode()
     reader.tags = []
     reader.feed((FOLDER / "index.html").read_text())
@@ -164,7 +164,7 @@ def test_no_file_needs_what_the_policy_forbids_nor_another_host() -> None:
         ), path.name
 
 
-def test_the_state_has_models_versions_and_workers(server: Any) -> None:
+def test_the_state_has_models_versions_and_workers(server):
     reported = read(server, "state")
     assert {"start", "version", "now", "modelApi", "inference"} <= set(reported["server"])
     (model,) = [model for model in reported["models"] if model["name"] == "talker"]
@@ -185,7 +185,7 @@ def test_the_state_has_models_versions_and_workers(server: Any) -> None:
     }
 
 
-def test_versions_are_in_their_own_order_and_the_model_has_its_labels(empty: Any) -> None:
+def test_versions_are_in_their_own_order_and_the_model_has_its_labels(empty):
     for version in ("10.0", "9.0"):
         empty.write_mar(f"grown{version}.mar", name="grown", version=version, handler=SEEING)
         empty.register(f"grown{version}.mar", initial_workers=0)
@@ -196,9 +196,7 @@ def test_versions_are_in_their_own_order_and_the_model_has_its_labels(empty: Any
     assert model["labels"] == {"canary": "10.0"}
 
 
-def test_the_memory_of_workers_is_not_read_on_the_event_loop(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_of_workers_is_not_read_on_the_event_loop(server, monkeypatch):
     read, threads = Worker.memory, []
     monkeypatch.setattr(
         Worker, "memory", lambda worker: threads.append(threading.get_ident()) or read(worker)
@@ -208,7 +206,7 @@ def test_the_memory_of_workers_is_not_read_on_the_event_loop(
     assert server.call(threading.get_ident) not in threads
 
 
-def test_points_are_reported_once(empty: Any) -> None:
+def test_points_are_reported_once(empty):
     empty.register("talker.mar", initial_workers=1)
     for _ in range(2):
         empty.call(empty.series.sample)
@@ -223,7 +221,7 @@ def test_points_are_reported_once(empty: Any) -> None:
     assert later["models"][0]["versions"][0]["points"] == []
 
 
-def test_a_handler_declares_its_kind_of_input(empty: Any) -> None:
+def test_a_handler_declares_its_kind_of_input(empty):
     empty.write_mar("seeing.mar", handler=SEEING)
     empty.register("seeing.mar", initial_workers=1)
     empty.register("talker.mar", initial_workers=1)
@@ -233,9 +231,7 @@ def test_a_handler_declares_its_kind_of_input(empty: Any) -> None:
     assert reported == {"seeing": "image", "talker": None}
 
 
-def test_a_prediction_of_the_playground_is_that_of_the_inference_address(
-    server: Any,
-) -> None:
+def test_a_prediction_of_the_playground_is_that_of_the_inference_address(server):
     body, headers = b'{"a": 1}', {"content-type": "application/json", "X-Mine": "yes"}
     for suffix in ("", "/1.0"):
         by_page, direct = (
@@ -261,7 +257,7 @@ def test_a_prediction_of_the_playground_is_that_of_the_inference_address(
     )
 
 
-def test_no_credential_of_the_page_reaches_a_handler(locked: Any) -> None:
+def test_no_credential_of_the_page_reaches_a_handler(locked):
     sent = dict.fromkeys((*CREDENTIALS, "X-Mine"), "a=b") | BEARER
     answer = locked.management.post("/ui/api/predict/talker", content=b"x", headers=sent)
     assert answer.status_code == 200
@@ -270,9 +266,7 @@ def test_no_credential_of_the_page_reaches_a_handler(locked: Any) -> None:
     assert {name for name in seen if name.lower() in {*CREDENTIALS, "x-mine"}} == {"X-Mine"}
 
 
-def test_only_a_script_of_this_server_gets_predictions_of_the_playground(
-    server: Any,
-) -> None:
+def test_only_a_script_of_this_server_gets_predictions_of_the_playground(server):
     path = "/ui/api/predict/talker"
     for method in ("GET", "HEAD", "PATCH", "DELETE", "OPTIONS"):
         answer = server.management.request(method, path)
@@ -289,11 +283,7 @@ def test_only_a_script_of_this_server_gets_predictions_of_the_playground(
         assert answer.status_code == 200
 
 
-def test_the_access_log_names_the_model_of_the_playground(
-    start_server: Callable[..., AbstractContextManager[Any]],
-    until: Any,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_access_log_names_the_model_of_the_playground(start_server, until, caplog):
     with (
         start_server(access_log=True, log_format="text") as server,
         caplog.at_level(logging.INFO, "ACCESS_LOG"),
@@ -306,7 +296,7 @@ def test_the_access_log_names_the_model_of_the_playground(
     assert line.endswith(" talker 1.0")
 
 
-def test_errors_of_handlers_are_reported_with_their_traceback(empty: Any, until: Any) -> None:
+def test_errors_of_handlers_are_reported_with_their_traceback(empty, until):
     empty.register("talker.mar", initial_workers=1)
     assert read(empty, "errors/talker") == []
     asked = [
@@ -325,7 +315,7 @@ def test_errors_of_handlers_are_reported_with_their_traceback(empty: Any, until:
     assert "ended: exit code 7" in newest["message"]
 
 
-def test_output_of_handlers_is_reported_with_its_worker(empty: Any, until: Any) -> None:
+def test_output_of_handlers_is_reported_with_its_worker(empty, until):
     empty.write_mar(
         "printing.mar",
         handler="def handle(data, context):\n    print('got', data)\n    return data and ['x'] * len(data)\n",
@@ -340,7 +330,7 @@ def test_output_of_handlers_is_reported_with_its_worker(empty: Any, until: Any) 
     }
 
 
-def test_the_log_of_all_models_is_their_newest_lines() -> None:
+def test_the_log_of_all_models_is_their_newest_lines():
     versions = []
     for name, start in (("old", 0), ("one", 1000), ("two", 1000)):
         log = ErrorLog()
@@ -354,7 +344,7 @@ def test_the_log_of_all_models_is_their_newest_lines() -> None:
     assert {line["model"] for line in lines} == {"one", "two"}
 
 
-def test_the_server_reports_its_memory_and_its_settings_without_secrets(locked: Any) -> None:
+def test_the_server_reports_its_memory_and_its_settings_without_secrets(locked):
     reported = locked.management.get("/ui/api/server", headers=BEARER).json()
     assert 1_000_000 < reported["memory"] < reported["total"]
     assert 0 < reported["free"] <= reported["total"]
@@ -374,7 +364,7 @@ def test_the_server_reports_its_memory_and_its_settings_without_secrets(locked: 
     assert SECRET not in json.dumps(reported)
 
 
-def test_a_model_that_does_not_load_reports_its_error(empty: Any, until: Any) -> None:
+def test_a_model_that_does_not_load_reports_its_error(empty, until):
     empty.management.post(
         "/models", params={"url": "broken.mar", "initial_workers": 1, "synchronous": "false"}
     )
@@ -384,7 +374,7 @@ def test_a_model_that_does_not_load_reports_its_error(empty: Any, until: Any) ->
     until(lambda: read(empty, "state")["models"][0]["versions"][0]["state"] == "failed")
 
 
-def test_metrics_of_one_model_are_values_with_labels(server: Any) -> None:
+def test_metrics_of_one_model_are_values_with_labels(server):
     server.inference.post("/predictions/talker")
     reported = read(server, "metrics/talker")
     (requests,) = [
@@ -398,7 +388,7 @@ def test_metrics_of_one_model_are_values_with_labels(server: Any) -> None:
     assert server.management.get("/ui/api/metrics/nothing").status_code == 404
 
 
-def test_samples_are_files_of_the_archive_and_no_others(empty: Any, store: Path) -> None:
+def test_samples_are_files_of_the_archive_and_no_others(empty, store):
     folder = make_model(store / "sampled", SEEING) / "samples"
     folder.mkdir()
     (folder / "a.png").write_bytes(b"picture")
@@ -417,9 +407,7 @@ def test_samples_are_files_of_the_archive_and_no_others(empty: Any, store: Path)
         assert empty.management.get(f"/ui/api/samples/sampled/1.0/{name}").status_code == 404
 
 
-def test_samples_that_vanish_while_they_are_read_are_left_out(
-    empty: Any, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_that_vanish_while_they_are_read_are_left_out(empty, store, monkeypatch):
     sample = make_model(store / "going", SEEING) / "samples" / "a.png"
     sample.parent.mkdir()
     sample.write_bytes(b"picture")
@@ -447,12 +435,12 @@ def test_samples_that_vanish_while_they_are_read_are_left_out(
         assert (answer.status_code, answer.json()) == (200, [])
 
 
-def test_the_store_lists_archives_that_can_be_registered(server: Any, store: Path) -> None:
+def test_the_store_lists_archives_that_can_be_registered(server, store):
     reported = read(server, "store")
     assert {"talker.mar", "other.mar", "broken.mar"} <= set(reported)
     assert not [name for name in reported if "/" in name]
 
 
-def test_the_document_leaves_the_page_out(server: Any) -> None:
+def test_the_document_leaves_the_page_out(server):
     document = json.loads(server.management.get("/openapi.json").content)
     assert not [path for path in document["paths"] if path.startswith("/ui")]
