@@ -60,6 +60,17 @@ def erring(start_server, store):
         yield server
 
 
+@pytest.fixture
+def check(error_of):
+    def check(answer, status, kind, text):
+        assert answer.status_code == status
+        reported = error_of(answer)
+        assert reported[0] == kind
+        assert reported[1].startswith(text)
+
+    return check
+
+
 @pytest.mark.parametrize(
     ("method", "path", "params", "status", "kind", "text"),
     [
@@ -151,28 +162,23 @@ def erring(start_server, store):
     ],
 )
 def test_management_refuses_as_torchserve_does(
-    erring, error_of, method, path, params, status, kind, text
+    erring, check, method, path, params, status, kind, text
 ):
-    answer = erring.management.request(method, path, params=params)
-    assert answer.status_code == status
-    reported = error_of(answer)
-    assert reported[0] == kind
-    assert reported[1].startswith(text)
+    check(erring.management.request(method, path, params=params), status, kind, text)
 
 
-@pytest.mark.parametrize("method", ["POST", "DELETE"])
-def test_the_model_api_can_be_off(start_server, error_of, method):
+def test_the_model_api_can_be_off(start_server, check):
     with start_server(enable_model_api=False) as server:
         server.register("talker.mar", initial_workers=0)
-        path = "/models" if method == "POST" else "/models/talker"
-        answer = server.management.request(method, path, params={"url": "talker.mar"})
-        assert answer.status_code == 405
-        assert error_of(answer) == ("MethodNotAllowedException", NOT_ALLOWED)
+        answer = server.management.post("/models", params={"url": "talker.mar"})
+        check(answer, 405, "MethodNotAllowedException", NOT_ALLOWED)
+        answer = server.management.delete("/models/talker")
+        check(answer, 405, "MethodNotAllowedException", NOT_ALLOWED)
         assert server.management.get("/models").status_code == 200
         assert server.management.put("/models/talker", params={"min_worker": 0}).status_code == 202
 
 
-def test_a_model_that_does_not_end_in_time_stays(start_server, error_of, tmp_path, until):
+def test_a_model_that_does_not_end_in_time_stays(start_server, check, tmp_path, until):
     with start_server(unregister_model_timeout=1) as server:
         server.register("talker.mar", initial_workers=1)
         gate = tmp_path / "go"
@@ -182,10 +188,8 @@ def test_a_model_that_does_not_end_in_time_stays(start_server, error_of, tmp_pat
             answer = server.management.delete("/models/talker")
             gate.touch()
             assert waiting.result().status_code == 200
-        assert (answer.status_code, error_of(answer)) == (
-            408,
-            ("RequestTimeoutException", "Timed out while cleaning resources: talker"),
-        )
+        text = "Timed out while cleaning resources: talker"
+        check(answer, 408, "RequestTimeoutException", text)
         assert server.management.get("/models/talker").status_code == 200
 
 
@@ -196,12 +200,8 @@ def test_a_model_that_does_not_end_in_time_stays(start_server, error_of, tmp_pat
         ("/invocations", 400, "BadRequestException", "Parameter model_name is required."),
     ],
 )
-def test_a_prediction_that_reaches_no_worker_is_refused(erring, error_of, path, status, kind, text):
-    answer = erring.inference.post(path)
-    assert answer.status_code == status
-    reported = error_of(answer)
-    assert reported[0] == kind
-    assert reported[1].startswith(text)
+def test_a_prediction_that_reaches_no_worker_is_refused(erring, check, path, status, kind, text):
+    check(erring.inference.post(path), status, kind, text)
 
 
 @pytest.mark.parametrize(
@@ -218,10 +218,7 @@ def test_a_prediction_that_reaches_no_worker_is_refused(erring, error_of, path, 
         ("hang", 500, "Worker died."),
     ],
 )
-def test_a_prediction_fails_as_in_torchserve(erring, error_of, action, status, text):
+def test_a_prediction_fails_as_in_torchserve(erring, check, action, status, text):
     model = "hanging" if action == "hang" else "erring"
     answer = erring.ask(path=f"/predictions/{model}", x_do=action)
-    assert answer.status_code == status
-    reported = error_of(answer)
-    assert reported[0] == "InternalServerException"
-    assert reported[1].startswith(text)
+    check(answer, status, "InternalServerException", text)

@@ -34,10 +34,8 @@ DAY = 86_400.0
 class Model:
     """An app that answers with the number of the run once `may` is set."""
 
-    def __init__(self, status: int = 200, parts: int = 1) -> None:
-        self.status = status
-        self.parts = parts
-        self.runs = 0
+    def __init__(self) -> None:
+        self.status, self.parts, self.runs = 200, 1, 0
         self.begun = asyncio.Event()
         self.may = asyncio.Event()
         self.may.set()
@@ -126,8 +124,20 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
         yield store
 
 
-async def test_a_repeated_request_gets_the_first_answer_also_after_a_restart(store, tmp_path):
-    client, model = Client(store), Model(status=400)
+@pytest.fixture
+def client(store: SqliteStore) -> Client:
+    return Client(store)
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+async def test_a_repeated_request_gets_the_first_answer_also_after_a_restart(
+    client, model, store, tmp_path
+):
+    model.status = 400
     status, headers, body = await client.ask(model)
     assert (status, body) == (400, b"run 1 ")
     assert b"idempotent-replayed" not in headers
@@ -150,8 +160,7 @@ async def test_a_repeated_request_gets_the_first_answer_also_after_a_restart(sto
         assert client.runs.counts == {"replayed": 1}
 
 
-async def test_keys_are_apart_by_path_and_token(store):
-    client, model = Client(store), Model()
+async def test_keys_are_apart_by_path_and_token(client, model):
     await client.ask(model)
     assert (await client.ask(model, b"x", path="/predictions/other"))[2] == b"run 2 "
     assert (await client.ask(model, b"x", KEY, (b"authorization", b"Bearer b")))[2] == b"run 3 "
@@ -160,10 +169,9 @@ async def test_keys_are_apart_by_path_and_token(store):
 @pytest.mark.parametrize(
     "name", [b"cookie", b"proxy-authorization", b"x-api-key", b"x-forwarded-user"]
 )
-async def test_keys_are_apart_by_each_credential_that_a_handler_sees(store, name):
-    settings = Settings(models={"llama": {"pass_headers": ["cookie", "proxy-authorization"]}})  # type: ignore[dict-item]  # parsed
-
-    client, model = Client(store, credentials=HiddenHeaders(settings).seen_credentials), Model()
+async def test_keys_are_apart_by_each_credential_that_a_handler_sees(store, model, name):
+    settings = Settings(models={"llama": {"pass_headers": ["cookie", "proxy-authorization"]}})
+    client = Client(store, credentials=HiddenHeaders(settings).seen_credentials)
     asked = [
         [(name, b"alice")],
         [(name, b"bob")],
@@ -174,17 +182,13 @@ async def test_keys_are_apart_by_each_credential_that_a_handler_sees(store, name
     assert bodies == [b"run 1 ", b"run 2 ", b"run 3 ", b"run 1 "]
 
 
-async def test_a_credential_that_no_handler_sees_belongs_to_no_key(store):
-    client, model = (
-        Client(store, credentials=HiddenHeaders(Settings()).seen_credentials),
-        Model(),
-    )
+async def test_a_credential_that_no_handler_sees_belongs_to_no_key(store, model):
+    client = Client(store, credentials=HiddenHeaders(Settings()).seen_credentials)
     await client.ask(model, b"x", KEY, (b"cookie", b"balancer=1"))
     assert (await client.ask(model, b"x", KEY, (b"cookie", b"balancer=2")))[2] == b"run 1 "
 
 
-async def test_an_answer_that_another_address_has_stored_is_replayed_confined(store):
-    client, model = Client(store), Model()
+async def test_an_answer_that_another_address_has_stored_is_replayed_confined(client, model):
     assert b"content-security-policy" not in (await client.ask(model))[1]
     client.lane.confined = True
     replayed = (await client.ask(model))[1]
@@ -192,8 +196,7 @@ async def test_an_answer_that_another_address_has_stored_is_replayed_confined(st
     assert replayed[b"content-security-policy"].startswith(b"sandbox")
 
 
-async def test_a_key_of_another_body_is_refused_while_the_first_runs_and_afterwards(store):
-    client, model = Client(store), Model()
+async def test_a_key_of_another_body_is_refused_while_the_first_runs_and_afterwards(client, model):
     model.may.clear()
     first = asyncio.create_task(client.ask(model))
     await model.begun.wait()
@@ -206,15 +209,16 @@ async def test_a_key_of_another_body_is_refused_while_the_first_runs_and_afterwa
     assert model.runs == 1
 
 
-async def test_requests_that_come_while_the_first_runs_wait_for_its_answer(store, monkeypatch):
+async def test_requests_that_come_while_the_first_runs_wait_for_its_answer(
+    client, model, store, monkeypatch
+):
     """They may wait on another server of the same store."""
     monkeypatch.setattr(keyed_runs, "SHORTEST", 0.001)
-
-    here, elsewhere, model = Client(store), Client(store, "two"), Model()
+    elsewhere = Client(store, "two")
     model.may.clear()
-    first = asyncio.create_task(here.ask(model))
+    first = asyncio.create_task(client.ask(model))
     await model.begun.wait()
-    waiting = [asyncio.create_task(client.ask(model)) for client in (here, elsewhere) * 2]
+    waiting = [asyncio.create_task(server.ask(model)) for server in (client, elsewhere) * 2]
     leaves = asyncio.Event()
     leaving = asyncio.create_task(elsewhere.ask(model, leaves=leaves))
     leaves.set()
@@ -225,14 +229,14 @@ async def test_requests_that_come_while_the_first_runs_wait_for_its_answer(store
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 404])
-async def test_an_answer_that_a_retry_may_improve_is_not_stored(store, status):
-    client, model = Client(store), Model(status)
+async def test_an_answer_that_a_retry_may_improve_is_not_stored(client, model, status):
+    model.status = status
     assert (await client.ask(model))[0] == status
     model.status = 200
     assert (await client.ask(model))[2] == b"run 2 "
 
 
-async def test_a_run_that_fails_or_breaks_off_frees_its_key(store):
+async def test_a_run_that_fails_or_breaks_off_frees_its_key(client, model):
     async def fails(scope: Scope, receive: Receive, send: Send) -> None:
         raise StoreUnavailable("not now")
 
@@ -240,22 +244,22 @@ async def test_a_run_that_fails_or_breaks_off_frees_its_key(store):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"a", "more_body": True})
 
-    client = Client(store)
     assert (await client.ask(fails))[0] == 503
     assert (await client.ask(breaks_off))[2] == b"a"
-    assert (await client.ask(Model()))[2] == b"run 1 "
+    assert (await client.ask(model))[2] == b"run 1 "
 
 
-async def test_a_stream_goes_out_in_parts_and_comes_again_whole(store):
-    client, model = Client(store), Model(parts=3)
+async def test_a_stream_goes_out_in_parts_and_comes_again_whole(client, model):
+    model.parts = 3
     first = await client.ask(model)
     again = await client.ask(model)
     assert first[2] == again[2] == b"run 1 run 1 run 1 "
     assert again[1][b"content-length"] == b"18"
 
 
-async def test_an_answer_that_is_too_large_is_sent_once_and_not_run_again(store):
-    client, model = Client(store, largest=10), Model(parts=3)
+async def test_an_answer_that_is_too_large_is_sent_once_and_not_run_again(store, model):
+    client = Client(store, largest=10)
+    model.parts = 3
     assert len((await client.ask(model))[2]) == 18
     status, _, body = await client.ask(model)
     assert status == 409
@@ -263,8 +267,8 @@ async def test_an_answer_that_is_too_large_is_sent_once_and_not_run_again(store)
     assert model.runs == 1
 
 
-async def test_a_client_that_leaves_comes_back_for_the_answer(store):
-    client, leaves, model = Client(store), asyncio.Event(), Model()
+async def test_a_client_that_leaves_comes_back_for_the_answer(client, model):
+    leaves = asyncio.Event()
 
     async def watching(scope: Scope, receive: Receive, send: Send) -> None:
         message = await receive()
@@ -282,8 +286,9 @@ async def test_a_client_that_leaves_comes_back_for_the_answer(store):
     assert model.runs == 1
 
 
-async def test_a_server_that_seemed_dead_sends_the_answer_of_the_server_that_took_over(store):
-    client, model = Client(store), Model()
+async def test_a_server_that_seemed_dead_sends_the_answer_of_the_server_that_took_over(
+    client, model, store
+):
     model.may.clear()
     first = asyncio.create_task(client.ask(model))
     await model.begun.wait()
@@ -296,8 +301,10 @@ async def test_a_server_that_seemed_dead_sends_the_answer_of_the_server_that_too
     assert (await first)[2] == b"run 2 "
 
 
-async def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(store, monkeypatch):
-    client, model, leaves, begin = Client(store), Model(), asyncio.Event(), store.begin_answer
+async def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(
+    client, model, store, monkeypatch
+):
+    leaves, begin = asyncio.Event(), store.begin_answer
 
     async def begin_for_ever(*arguments: Any) -> None:
         await begin(*arguments)
@@ -311,8 +318,7 @@ async def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(store,
     assert client.runs.counts == {"run": 1}
 
 
-async def test_a_server_that_died_frees_its_keys_with_its_lease(store):
-    model = Model()
+async def test_a_server_that_died_frees_its_keys_with_its_lease(client, model, store):
     keyed = keyed_request(
         {"method": "POST", "path": "/predictions/m", "query_string": b"", "headers": [KEY]},
         "k-1",
@@ -320,14 +326,12 @@ async def test_a_server_that_died_frees_its_keys_with_its_lease(store):
         (),
     )
     assert await store.begin_answer(keyed.key, keyed.fingerprint, "dead", 0.0) is None
-    assert (await Client(store).ask(model))[2] == b"run 1 "
+    assert (await client.ask(model))[2] == b"run 1 "
 
 
-async def test_a_run_keeps_its_key_for_as_long_as_it_takes(store, monkeypatch):
+async def test_a_run_keeps_its_key_for_as_long_as_it_takes(client, model, store, monkeypatch):
     monkeypatch.setattr(keyed_runs, "LEASE", 0.03)
-
-    client, model, renewed = Client(store), Model(), asyncio.Event()
-    renew = store.renew_answer
+    renewed, renew = asyncio.Event(), store.renew_answer
 
     async def watched(key: AnswerKey, owner: str, seconds: float) -> None:
         await renew(key, owner, 10 * DAY)
@@ -339,15 +343,13 @@ async def test_a_run_keeps_its_key_for_as_long_as_it_takes(store, monkeypatch):
     await renewed.wait()
     (key,) = client.runs._runs
     begun = await store.begin_answer(key, "", "two", 1)
-    assert begun is not None
     assert begun.expires > time.time() + 9 * DAY
     model.may.set()
     await first
 
 
 @pytest.mark.parametrize("value", [b"", b'""', b'"a', b"a b", b"\xe9", b"k" * 256])
-async def test_an_invalid_key_is_refused_and_nothing_runs(store, value):
-    client, model = Client(store), Model()
+async def test_an_invalid_key_is_refused_and_nothing_runs(client, model, value):
     status, _, body = await client.ask(model, b"x", (b"idempotency-key", value))
     assert status == 400
     assert b"1 to 255 visible ASCII characters" in body

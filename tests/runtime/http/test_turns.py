@@ -25,7 +25,7 @@ async def test_a_turn_of_the_loop_runs_a_few_callbacks_in_order_and_in_their_con
             turns.call_soon(lambda: work(number + 10))
 
     for number in range(10):
-        turns.call_soon(lambda number=number: work(number))  # type: ignore[misc]  # a default
+        turns.call_soon(lambda number=number: work(number))
     while len(ran) < 20:
         before = len(ran)
         await asyncio.sleep(0)

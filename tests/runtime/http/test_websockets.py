@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import httpx
@@ -88,7 +88,7 @@ def talk(
         proxy=None,
         subprotocols=["tsx.v1"],
         close_timeout=DEADLINE,
-    )  # type: ignore[list-item]
+    )
 
 
 def ask(
@@ -133,11 +133,8 @@ def test_each_message_is_a_request_and_the_answers_come_in_order_on_one_connecti
     hidden = ("sec-", "upgrade", "connection")
     assert not [name for name in rows[0]["headers"] if name.lower().startswith(hidden)]
     assert [end["request_id"] for _, end in answers] == [row["id"] for row in rows]
-    assert all(
-        end
-        == {"done": True, "status": 200, "request_id": end["request_id"], "headers": end["headers"]}
-        for _, end in answers
-    )
+    assert {tuple(end) for _, end in answers} == {("done", "status", "request_id", "headers")}
+    assert {(end["done"], end["status"]) for _, end in answers} == {(True, 200)}
 
 
 def test_a_content_type_of_the_handshake_holds_for_all_messages(server):
@@ -159,11 +156,8 @@ def test_errors_are_messages_and_the_connection_goes_on(server):
     with talk(server, x_do="raise") as socket:
         for _ in range(2):
             pieces, end = ask(socket)
-            assert (pieces, end["status"], end["error"]["type"]) == (
-                [],
-                500,
-                "InternalServerException",
-            )
+            assert (pieces, end["status"]) == ([], 500)
+            assert end["error"]["type"] == "InternalServerException"
             assert "no such image" in end["error"]["message"]
     with talk(server, x_do="status", x_status="422") as socket:
         assert (ask(socket)[0], ask(socket)[1]["status"]) == ([b"body of it"], 422)
@@ -175,11 +169,8 @@ def test_a_stream_whose_worker_dies_ends_with_an_error(empty):
     empty.register("talker.mar", initial_workers=1)
     with talk(empty, x_do="break") as socket:
         pieces, end = ask(socket)
-        assert (pieces, end["status"], end["error"]["type"]) == (
-            [b"a"],
-            500,
-            "InternalServerException",
-        )
+        assert (pieces, end["status"]) == ([b"a"], 500)
+        assert end["error"]["type"] == "InternalServerException"
 
 
 @pytest.mark.parametrize(
@@ -240,7 +231,7 @@ def test_the_token_is_a_header_or_a_subprotocol(guarded):
     assert "a/b=" not in piece.decode()
     with connect(
         address(guarded), proxy=None, subprotocols=["tsx.v1", "tsx.token.a%2Fb%3D"]
-    ) as socket:  # type: ignore[list-item]
+    ) as socket:
         assert socket.subprotocol == "tsx.v1"
         (piece,), end = ask(socket)
         assert end["status"] == 200
@@ -509,7 +500,7 @@ class Conversation:
             lambda _: None,
         )
         self.transport = FakeTransport()
-        self.connection.start(cast("Any", self.transport), self.take, {})
+        self.connection.start(self.transport, self.take, {})
 
     async def take(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.accept"})

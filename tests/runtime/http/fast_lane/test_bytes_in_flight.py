@@ -29,7 +29,7 @@ def tight(start_server: Callable[..., object]) -> Iterator[RunningServer]:
         "max_inflight_bytes": 1,
         "job_queue_size": 8,
     }
-    with start_server(**values, body_idle_timeout=1, write_timeout=2) as server:  # type: ignore[attr-defined]
+    with start_server(**values, body_idle_timeout=1, write_timeout=2) as server:
         server.register("talker.mar", initial_workers=1)
         yield server
 

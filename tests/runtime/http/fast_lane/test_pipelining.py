@@ -8,7 +8,6 @@ import socket
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -57,9 +56,7 @@ def connect(
     data: bytes, app: ServerApp | None = None, protocol: Any = FastLane
 ) -> tuple[Any, FakeTransport]:
     """Return a connection of an app that echoes by default, and the transport of its client."""
-    config = uvicorn.Config(
-        app or EchoApp(), ws="none", lifespan="off", log_config=None, access_log=False
-    )
+    config = uvicorn.Config(app or EchoApp(), ws="none", lifespan="off", log_config=None)
     config.load()
     connection = protocol(config, ServerState(), {})
     transport = FakeTransport(data)
@@ -73,7 +70,7 @@ def connect_model(data: bytes) -> tuple[FastLane, FakeTransport, Model]:
     model = Model()
     head = Head(Target("talker", None), b"", 10, True, 0, None, False, "", [], None, None)
     known = {PREDICT[:-10]: (head, model)}
-    connection.lane.heads = SimpleNamespace(known=known, look_up=known.get, read=lambda raw: None)  # type: ignore[assignment]
+    connection.lane.heads = SimpleNamespace(known=known, look_up=known.get, read=lambda raw: None)
     return connection, transport, model
 
 
@@ -98,8 +95,8 @@ async def test_a_large_body_is_read_piece_by_piece_each_in_another_turn_of_the_l
     head = PREDICT[:-10].replace(b"Content-Length: 10", b"Content-Length: %d" % len(body))
     connection, transport, model = connect_model(head + body)
     large = Head(Target("talker", None), b"", len(body), True, 0, None, False, "", [], None, None)
-    connection.lane.heads.known[head] = (large, model)  # type: ignore[index, union-attr]
-    connection.lane.heads.find_again = lambda head: model  # type: ignore[assignment, union-attr]
+    connection.lane.heads.known[head] = (large, model)
+    connection.lane.heads.find_again = lambda head: model
     turns = 0
     while not model.submitted:
         assert transport.deliver(connection)
@@ -315,14 +312,12 @@ def test_the_server_neither_grows_nor_stalls_while_forty_clients_pipeline(tmp_pa
     }
     with serving(["serve", archive, *FREE_PORTS], tmp_path, environment) as running:
         address = running.address("predictions")
-        parts, process = urlsplit(address), psutil.Process(running.process.pid)
+        url, process = httpx.URL(address), psutil.Process(running.process.pid)
         with httpx.Client(base_url=address, timeout=60) as neighbour, ExitStack() as stack:
             assert neighbour.get("/livez").status_code == 200
             before = process.memory_info().rss
             clients = [
-                stack.enter_context(
-                    socket.create_connection((parts.hostname or "", parts.port or 0))
-                )
+                stack.enter_context(socket.create_connection((url.host, url.port)))
                 for _ in range(40)
             ]
             data, sent, answered = LIVEZ * 100_000, dict.fromkeys(clients, 0), 0

@@ -109,7 +109,7 @@ def test_missing_parts_of_uvicorn_are_named():
         def shutdown(self) -> None: ...
 
     module = types.ModuleType("other")
-    module.HttpToolsProtocol = Protocol  # type: ignore[attr-defined]
+    module.HttpToolsProtocol = Protocol
     missing = missing_parts(module)
     assert {
         "FlowControl",
@@ -166,7 +166,7 @@ async def ok(scope: Any, receive: Any, send: Any) -> None:
 
 
 def connect() -> tuple[RecordingProtocol, FakeTransport]:
-    config = uvicorn.Config(ok, ws="none", lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(ok, ws="none", lifespan="off", log_config=None)
     config.load()
     connection = RecordingProtocol(config, ServerState(), {}, asyncio.get_running_loop())
     transport = FakeTransport()

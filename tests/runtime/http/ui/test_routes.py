@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urljoin
 
+import httpx
 import pytest
 
 from tests.support.models import make_model
@@ -45,6 +46,11 @@ def read(server: Any, call: str) -> Any:
     return server.management.get(f"/ui/api/{call}").json()
 
 
+def predict(server: Any, **parts: Any) -> httpx.Response:
+    """Send a request of the playground."""
+    return server.management.post("/ui/api/predict/talker", **parts)
+
+
 @pytest.fixture(scope="module")
 def locked(start_server: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
     """Start a server with tokens, whose handlers get the credentials of other requests."""
@@ -61,10 +67,7 @@ def test_the_page_is_open_and_its_calls_need_the_token(locked):
     for call in CALLS:
         answer = locked.management.get(f"/ui/api/{call}")
         assert (answer.status_code, answer.json()["type"]) == (400, "InvalidKeyException"), call
-    assert (
-        locked.management.post("/ui/api/predict/talker", content=b"x").json()["type"]
-        == "InvalidKeyException"
-    )
+    assert predict(locked, content=b"x").json()["type"] == "InvalidKeyException"
     assert locked.management.get("/ui/api/state", headers=BEARER).status_code == 200
 
 
@@ -73,10 +76,7 @@ def test_a_page_of_another_site_is_refused(server, header):
     foreign = {header: "evil.example" if header == "host" else "http://evil.example"}
     for path in ("/ui/", "/ui/app.js", "/ui/api/state"):
         assert server.management.get(path, headers=foreign).status_code == 403
-    assert (
-        server.management.post("/ui/api/predict/talker", content=b"x", headers=foreign).status_code
-        == 403
-    )
+    assert predict(server, content=b"x", headers=foreign).status_code == 403
 
 
 def test_the_page_is_at_one_address_and_finds_its_parts_from_there(server):
@@ -246,20 +246,14 @@ def test_a_prediction_of_the_playground_is_that_of_the_inference_address(server)
         assert by_page.json()["headers"]["X-Mine"] == "yes"
         assert by_page.json()["headers"].keys() == direct.json()["headers"].keys()
     assert server.management.post("/ui/api/predict/nothing").status_code == 404
-    too_large = server.management.post("/ui/api/predict/talker", content=bytes(200_000))
-    assert too_large.status_code == 413
-    assert (
-        server.management.post("/ui/api/predict/talker", headers={"x-do": "raise"}).status_code
-        == 500
-    )
-    assert (
-        server.management.post("/ui/api/predict/talker", headers={"x-do": "stream"}).text == "abc"
-    )
+    assert predict(server, content=bytes(200_000)).status_code == 413
+    assert predict(server, headers={"x-do": "raise"}).status_code == 500
+    assert predict(server, headers={"x-do": "stream"}).text == "abc"
 
 
 def test_no_credential_of_the_page_reaches_a_handler(locked):
     sent = dict.fromkeys((*CREDENTIALS, "X-Mine"), "a=b") | BEARER
-    answer = locked.management.post("/ui/api/predict/talker", content=b"x", headers=sent)
+    answer = predict(locked, content=b"x", headers=sent)
     assert answer.status_code == 200
     assert SECRET not in answer.text
     seen = answer.json()["headers"]
@@ -289,7 +283,7 @@ def test_the_access_log_names_the_model_of_the_playground(start_server, until, c
         caplog.at_level(logging.INFO, "ACCESS_LOG"),
     ):
         server.register("talker.mar", initial_workers=1)
-        assert server.management.post("/ui/api/predict/talker", content=b"x").status_code == 200
+        assert predict(server, content=b"x").status_code == 200
         until(lambda: "/ui/api/predict/talker" in caplog.text)
     line = next(line for line in caplog.text.splitlines() if "/ui/api/predict/talker" in line)
     assert '"POST /ui/api/predict/talker HTTP/1.1" 200' in line
@@ -339,7 +333,7 @@ def test_the_log_of_all_models_is_their_newest_lines():
         versions.append(
             SimpleNamespace(name=name, version="1.0", stats=SimpleNamespace(error_log=log))
         )
-    lines = log_of(cast(Any, versions))
+    lines = log_of(versions)
     assert [line["at"] for line in lines] == [1150 + index // 2 for index in range(500)]
     assert {line["model"] for line in lines} == {"one", "two"}
 
