@@ -69,7 +69,7 @@ LIMIT = 1000
 TOKEN = b"open sesame"
 
 
-Lanes = dict[tuple[bool, bool], RunningServer]  # by (has a token, is fast)
+Lanes = dict[tuple[bool, bool], RunningServer]  # keys: has a token, is fast
 
 
 def impatient(protocol: type[CasedProtocol]) -> Callable[[], Any]:
