@@ -1,8 +1,7 @@
-"""Models whose batches are bounded by cost, served: the bound holds whatever arrives together."""
+"""Models whose batches are bounded by cost, behind a server."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,8 +16,8 @@ from tsx_runtime.core.scheduling.queue import RequestQueue
 SUMS = """
 def handle(data, context):
     costs = [cost(row) for row in data or []]
-    told = [float(context.get_request_header(idx, "x-tsx-cost") or 0) for idx in range(len(costs))]
-    return [{"costs": costs, "told": told}] * len(costs)
+    declared = [float(context.get_request_header(idx, "x-tsx-cost") or 0) for idx in range(len(costs))]
+    return [{"costs": costs, "declared": declared}] * len(costs)
 """
 COST = (
     SUMS
@@ -34,13 +33,13 @@ NO_COST = SUMS.replace("cost(row)", "1")
 def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     store = tmp_path_factory.mktemp("costs")
     make_model(store / "tokens.mar", COST, config="batchSize: 16\nmaxBatchTokens: 10\n")
-    make_model(store / "told.mar", NO_COST, config="batchSize: 16\n")
+    make_model(store / "declared.mar", NO_COST, config="batchSize: 16\n")
     make_model(store / "both.mar", NO_COST, config="maxBatchCost: 1\nmaxBatchTokens: 1\n")
     make_model(store / "flow.mar", NO_COST, config="batchBuckets: [1]\ncontinuousBatching: true\n")
     with running_server(
-        make_settings(store, models={"told": {"maxBatchCost": 10, "batch_buckets": [1, 2, 4]}})
+        make_settings(store, models={"declared": {"maxBatchCost": 10, "batch_buckets": [1, 2, 4]}})
     ) as running:
-        for model in ("tokens", "told"):
+        for model in ("tokens", "declared"):
             running.register(f"{model}.mar", initial_workers=1)
         yield running
 
@@ -48,56 +47,45 @@ def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def answers(
     server: RunningServer, model: str, bodies: list[bytes], costs: list[int] | None = None
 ) -> list[dict[str, Any]]:
-    """Of many clients at the same time."""
+    """Return the answers to clients that ask at the same time."""
 
-    def ask(at: int) -> dict[str, Any]:
-        told = {} if costs is None else {"x-tsx-cost": str(costs[at])}
-        answer = server.inference.post(
-            f"/predictions/{model}",
-            content=bodies[at],
-            headers={"content-type": "application/octet-stream"} | told,
-        )
-        answer.raise_for_status()
-        return dict(json.loads(answer.text))
+    def ask(body: bytes, cost: int | None) -> dict[str, Any]:
+        headers = {} if cost is None else {"x-tsx-cost": str(cost)}
+        kind = "application/octet-stream"
+        answer = server.ask(body, f"/predictions/{model}", content_type=kind, **headers)
+        return dict(answer.raise_for_status().json())
 
     with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(ask, range(len(bodies))))
+        return list(pool.map(ask, bodies, costs or [None] * len(bodies)))
 
 
 def queue_of(server: RunningServer, model: str) -> RequestQueue:
     return server.registry.models[model].versions["1.0"]._dispatcher.queue
 
 
-def test_the_handler_s_cost_bounds_each_call_and_the_front_end_learns_it(
-    served: RunningServer,
-) -> None:
-    bodies = [b"word " * (1 + at % 12) for at in range(64)]
+def test_the_cost_of_the_handler_bounds_each_batch_and_the_front_end_learns_it(served):
+    bodies = [b"word " * (1 + index % 12) for index in range(64)]
     for answer in answers(served, "tokens", bodies):
         assert len(answer["costs"]) == 1 or sum(answer["costs"]) <= 10
     queue = queue_of(served, "tokens")
     assert isinstance(queue, CostQueue)
     assert queue._rate == pytest.approx(0.2)
     text = served.metrics.get("/metrics").text
-    assert float(
-        next(
-            line for line in text.splitlines() if line.startswith("tsx_batch_cost_total")
-        ).rpartition(" ")[2]
-    ) == sum(1 + at % 12 for at in range(64))
+    (line,) = [line for line in text.splitlines() if line.startswith("tsx_batch_cost_total{")]
+    assert float(line.rpartition(" ")[2]) == sum(1 + index % 12 for index in range(64))
 
 
-def test_a_client_may_say_what_its_request_costs(served: RunningServer) -> None:
-    for answer in answers(served, "told", [b"x"] * 64, [1 + at % 12 for at in range(64)]):
-        assert len(answer["told"]) == 1 or sum(answer["told"]) <= 10
-        assert len(answer["told"]) <= 16
+def test_a_client_may_declare_the_cost_of_its_request(served):
+    for answer in answers(served, "declared", [b"x"] * 64, [1 + idx % 12 for idx in range(64)]):
+        assert len(answer["declared"]) == 1 or sum(answer["declared"]) <= 10
+        assert len(answer["declared"]) <= 16
 
 
 @pytest.mark.parametrize(
-    ("file", "words"),
+    ("file", "message"),
     [("both.mar", "two names of one bound"), ("flow.mar", "do not apply to sequences")],
 )
-def test_what_cannot_be_had_together_is_refused(
-    served: RunningServer, file: str, words: str
-) -> None:
+def test_bounds_that_exclude_each_other_are_refused(served, file, message):
     answer = served.management.post(f"/models?url={file}")
     assert answer.status_code == 400
-    assert words in answer.text
+    assert message in answer.text

@@ -1,12 +1,10 @@
-"""Answers of models on an address that also manages models: no browser shows them as pages of it,
-on any route.
-"""
+"""Answers of models on an address that also manages models: no browser shows them as its pages."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +33,10 @@ def handle(data, context):
             send_intermediate_predict_response(["<html>"], {idx: context.get_request_id(idx)}, "", 200, context)
     return ["<script>alert(1)</script>"] * len(data)
 """
-LATER = {"prefer": "respond-async"}
-KEYED = {"idempotency-key": "k-1"}
 
 
 def is_confined(answer: httpx.Response) -> bool:
-    """Return whether it is; fail for one that is neither confined nor as its model made it."""
+    """Return whether it is; fail for an answer that is confined in part."""
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "text/html"
     confining = answer.headers.keys() & {
@@ -48,48 +44,45 @@ def is_confined(answer: httpx.Response) -> bool:
         "x-content-type-options",
         "cross-origin-resource-policy",
     }
-    own = answer.headers.keys() & {"set-cookie", "clear-site-data"}
-    assert (len(confining), len(own)) in ((3, 0), (0, 2)), answer.headers
-    return not own
+    unsafe = answer.headers.keys() & {"set-cookie", "clear-site-data"}
+    assert (len(confining), len(unsafe)) in ((3, 0), (0, 2)), answer.headers
+    return not unsafe
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("confinement")
     make_model(directory / "page.mar", PAGE)
     make_war(directory / "flow.war", "models: {m1: {url: page.mar}}\ndag: {m1: []}", None)
     return directory
 
 
-def serve(
-    start_server: Start, shelf: Path, listeners: Any
-) -> AbstractContextManager[RunningServer]:
-    return start_server(
-        listeners, model_store=shelf, workflow_store=shelf, cache_dir=shelf / "cache"
-    )
-
-
-def prepare(server: RunningServer) -> None:
-    server.register("page.mar", initial_workers=1)
-    assert server.management.post("/workflows", params={"url": "flow.war"}).status_code == 200
-    headers = header_block(
-        [(b"content-type", b"text/html"), (b"set-cookie", b"a=b"), (b"clear-site-data", b"*")]
-    )
-    answer = StoredAnswer(200, headers, b"<html>", expires=time.time() + 600)
-    server.call(lambda: server.jobs.store.put_answer(AnswerKey(PRECOMPUTED, "page", "a"), answer))
-
-
-@pytest.fixture(scope="module")
-def together(start_server: Start, shelf: Path) -> Iterator[RunningServer]:
-    with serve(start_server, shelf, [("inference", "management", "metrics")]) as server:
-        prepare(server)
+@contextmanager
+def serve(start_server: Start, models: Path, *listeners: Any) -> Iterator[RunningServer]:
+    """Serve a model, a workflow of it, and a precomputed answer."""
+    with start_server(
+        listeners, model_store=models, workflow_store=models, cache_dir=models / "cache"
+    ) as server:
+        server.register("page.mar", initial_workers=1)
+        server.management.post("/workflows", params={"url": "flow.war"}).raise_for_status()
+        headers = header_block(
+            [(b"content-type", b"text/html"), (b"set-cookie", b"a=b"), (b"clear-site-data", b"*")]
+        )
+        answer = StoredAnswer(200, headers, b"<html>", expires=time.time() + 600)
+        key = AnswerKey(PRECOMPUTED, "page", "a")
+        server.call(lambda: server.jobs.store.put_answer(key, answer))
         yield server
 
 
 @pytest.fixture(scope="module")
-def apart(start_server: Start, shelf: Path) -> Iterator[RunningServer]:
-    with serve(start_server, shelf, [("inference",), ("management", "metrics")]) as server:
-        prepare(server)
+def together(start_server: Start, models: Path) -> Iterator[RunningServer]:
+    with serve(start_server, models, ("inference", "management", "metrics")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def apart(start_server: Start, models: Path) -> Iterator[RunningServer]:
+    with serve(start_server, models, ("inference",), ("management", "metrics")) as server:
         yield server
 
 
@@ -97,33 +90,36 @@ def apart(start_server: Start, shelf: Path) -> Iterator[RunningServer]:
     ("path", "lane", "headers"),
     [
         ("/predictions/page", "fast", {}),
-        ("/predictions/page", "framework", {}),
+        ("/predictions/page", "asgi", {}),
         ("/predictions/page", "fast", {"x_do": "stream"}),
-        ("/predictions/page", "framework", {"x_do": "stream"}),
+        ("/predictions/page", "asgi", {"x_do": "stream"}),
         ("/explanations/page", "fast", {}),
         ("/wfpredict/flow", "fast", {}),
         ("/predictions/page", "fast", {"prefer": "respond-async, wait=60"}),
-        ("/predictions/page", "fast", KEYED),
+        ("/predictions/page", "fast", {"idempotency_key": "k-1"}),
     ],
 )
-def test_an_answer_is_confined_on_the_management_address_and_as_it_was_made_elsewhere(
-    together: RunningServer, apart: RunningServer, path: str, lane: str, headers: dict[str, str]
-) -> None:
+def test_an_answer_is_confined_on_the_management_address_alone(
+    together, apart, path, lane, headers
+):
     assert is_confined(together.ask(path=path, lane=lane, **headers))
     assert not is_confined(apart.ask(path=path, lane=lane, **headers))
 
 
-def test_an_answer_that_was_computed_in_advance_is_confined_like_others(
-    together: RunningServer, apart: RunningServer
-) -> None:
+@pytest.mark.parametrize("action", ["", "stream"])
+def test_an_answer_of_the_playground_is_confined(apart, action):
+    answer = apart.management.post("/ui/api/predict/page", headers={"x-do": action})
+    assert is_confined(answer)
+    assert answer.text.endswith("<script>alert(1)</script>")
+
+
+def test_a_precomputed_answer_is_confined_like_others(together, apart):
     assert is_confined(together.inference.get("/predictions/page/precomputed/a"))
     assert not is_confined(apart.inference.get("/predictions/page/precomputed/a"))
 
 
-def test_the_answer_of_a_job_is_confined_on_the_management_address_alone(
-    apart: RunningServer, until: Callable[[Callable[[], object]], None]
-) -> None:
-    job = apart.ask(path="/predictions/page", **LATER).headers["location"]
+def test_the_answer_of_a_job_is_confined_on_the_management_address_alone(apart, until):
+    job = apart.ask(path="/predictions/page", prefer="respond-async").headers["location"]
     until(lambda: apart.inference.get(job).status_code == 200)
     assert not is_confined(apart.inference.get(job))
     assert is_confined(apart.management.get(job))

@@ -1,13 +1,13 @@
-"""KServe's protocols over HTTP, around handlers that know nothing of them. Contract section 5.5."""
+"""KServe's protocols over HTTP, around handlers that do not know them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.runtime.conftest import RunningServer, make_settings, running_server
+from tests.kit.servers import a_server
+from tests.runtime.conftest import RunningServer
 
 DOUBLE = """
 def handle(data, context):
@@ -21,13 +21,10 @@ def handle(data, context):
 
 @pytest.fixture(scope="module")
 def enveloped(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Two models: the server's envelope is for the one whose archive names none."""
-    store: Path = tmp_path_factory.mktemp("enveloped")
-    with running_server(make_settings(store, service_envelope="kserve")) as server:
-        server.write_mar("first.mar", handler=DOUBLE)
-        server.write_mar("open.mar", handler=DOUBLE, envelope="kservev2")
-        for file in ("first.mar", "open.mar"):
-            server.register(file, initial_workers=1)
+    """Serve two models; the envelope of the server is for the archive without one."""
+    models = {"first": DOUBLE, "open": {"handler": DOUBLE, "envelope": "kservev2"}}
+    store = tmp_path_factory.mktemp("enveloped")
+    with a_server(store, models, service_envelope="kserve") as server:
         yield server
 
 
@@ -56,30 +53,26 @@ def enveloped(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         ),
     ],
 )
-def test_an_envelope_is_taken_off_and_put_on_again(
-    enveloped: RunningServer, path: str, body: object, expected: object
-) -> None:
+def test_an_envelope_is_taken_off_and_put_on_again(enveloped, path, body, expected):
     answer = enveloped.inference.post(path, json=body)
     assert (answer.status_code, answer.json()) == (200, expected)
 
 
-@pytest.mark.parametrize("lane", ["fast", "other"])
+@pytest.mark.parametrize("lane", ["fast", "asgi"])
 @pytest.mark.parametrize(
     "kind", ["application/x-www-form-urlencoded", "text/plain", "application/octet-stream"]
 )
 @pytest.mark.parametrize(
     "path", ["/predictions/first", "/v1/models/first:predict", "/first/predict"]
 )
-def test_json_is_read_under_any_content_type(
-    enveloped: RunningServer, lane: str, kind: str, path: str
-) -> None:
+def test_json_is_read_under_any_content_type(enveloped, lane, kind, path):
     answer = enveloped.ask(
         b'{"instances": [{"data": [1]}, "a=b&c"]}', path, lane=lane, content_type=kind
     )
     assert (answer.status_code, answer.json()) == (200, {"predictions": [[2], "a=b&ca=b&c"]})
 
 
-def test_a_request_that_has_no_envelope_is_refused_with_its_form(enveloped: RunningServer) -> None:
+def test_a_request_that_has_no_envelope_is_refused_with_its_form(enveloped):
     answer = enveloped.inference.post("/predictions/first", json=[1])
     assert answer.status_code == 400
     assert '{"instances": [...]}' in answer.json()["message"]

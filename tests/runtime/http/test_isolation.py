@@ -1,6 +1,4 @@
-"""A batch of 32 that fails in a real worker behind a real server: each client gets what its own
-request deserves.
-"""
+"""Batches that fail in a real worker: each client gets the answer to its own request."""
 
 from __future__ import annotations
 
@@ -41,12 +39,12 @@ def handle(data, context):
 
 
 def in_one_batch(
-    server, until, tmp_path, words: list[str], path: str = "/predictions/frail"
+    server, until, tmp_path, bodies: list[str], path: str = "/predictions/frail"
 ) -> list[httpx.Response]:
-    """The answers to requests that wait together while the worker is held."""
+    """Return the answers to requests that wait together while the worker is busy."""
     version = server.registry.models["frail"].versions["1.0"]
     gate = tmp_path / "gate"
-    with ThreadPoolExecutor(len(words) + 1) as pool:
+    with ThreadPoolExecutor(len(bodies) + 1) as pool:
         first = pool.submit(server.inference.post, "/predictions/frail", content=f"gate {gate}")
         until(lambda: version.stats.requests == 1 and not version.pending)
         url, headers = (
@@ -54,10 +52,10 @@ def in_one_batch(
             {"content-type": "application/octet-stream"},
         )
         answers = [
-            pool.submit(httpx.post, url, content=word, headers=headers, timeout=60)
-            for word in words
+            pool.submit(httpx.post, url, content=body, headers=headers, timeout=60)
+            for body in bodies
         ]
-        until(lambda: version.stats.requests == 1 + len(words))
+        until(lambda: version.stats.requests == 1 + len(bodies))
         gate.touch()
         assert first.result().text == "open"
         return [answer.result() for answer in answers]
@@ -68,50 +66,43 @@ def register(server, config: str = "") -> None:
     server.register("frail.mar", initial_workers=1)
 
 
-def test_one_poisonous_request_in_a_batch_of_32_gets_its_own_error_and_the_31_get_their_answers(
-    empty, until, tmp_path, error_of
-):
+def test_one_poisonous_request_in_a_batch_of_32_fails_alone(empty, until, tmp_path, error_of):
     register(empty)
-    words = [f"poison {number}" if number == 20 else f"word {number}" for number in range(32)]
-    for number, answer in enumerate(in_one_batch(empty, until, tmp_path, words)):
+    bodies = [f"poison {number}" if number == 20 else f"word {number}" for number in range(32)]
+    for number, answer in enumerate(in_one_batch(empty, until, tmp_path, bodies)):
         if number == 20:
             assert answer.status_code == 500
             assert error_of(answer)[1] == "Prediction failed: ValueError: poison 20 is poison"
         else:
-            assert (answer.status_code, answer.text) == (200, words[number])
+            assert (answer.status_code, answer.text) == (200, bodies[number])
     sizes = empty.inference.post("/predictions/frail", content="sizes").json()
     assert sizes[:2] == [1, 32]
     assert len(sizes) <= 17
 
 
-def test_a_model_whose_handler_must_not_be_called_twice_fails_the_batch_whole(
-    empty, until, tmp_path
-):
+def test_a_handler_that_must_not_be_called_twice_fails_the_whole_batch(empty, until, tmp_path):
     register(empty, "retryFailedBatch: false")
-    words = ["poison 0", *["word"] * 31]
-    assert {answer.status_code for answer in in_one_batch(empty, until, tmp_path, words)} == {500}
+    bodies = ["poison 0", *["word"] * 31]
+    assert {answer.status_code for answer in in_one_batch(empty, until, tmp_path, bodies)} == {500}
     assert empty.inference.post("/predictions/frail", content="sizes").json() == [1, 32, 1]
 
 
-def test_an_error_of_a_handler_that_is_nested_without_end_takes_no_other_answer_with_it(
-    empty, until, tmp_path
-):
+def test_a_deeply_nested_error_of_a_handler_fails_no_other_request(empty, until, tmp_path):
     register(empty)
-    words = ["word 0", "[" * 50_000, "word 2"]
-    answers = in_one_batch(
-        empty, until, tmp_path, words, "/v2/models/frail/infer"
-    )  # whose errors are looked into
+    bodies = ["word 0", "[" * 50_000, "word 2"]
+    # This protocol parses the errors of handlers.
+    answers = in_one_batch(empty, until, tmp_path, bodies, "/v2/models/frail/infer")
     assert [(answer.status_code, answer.text) for answer in answers] == [
-        (200, words[0]),
-        (400, words[1]),
-        (200, words[2]),
+        (200, bodies[0]),
+        (400, bodies[1]),
+        (200, bodies[2]),
     ]
 
 
-def test_a_batch_that_does_not_fit_the_device_is_answered_and_metrics_tell(empty, until, tmp_path):
+def test_a_batch_that_does_not_fit_the_device_is_answered_and_counted(empty, until, tmp_path):
     register(empty)
-    words = [f"many {number}" for number in range(32)]
-    assert [answer.text for answer in in_one_batch(empty, until, tmp_path, words)] == words
+    bodies = [f"many {number}" for number in range(32)]
+    assert [answer.text for answer in in_one_batch(empty, until, tmp_path, bodies)] == bodies
     metrics = empty.metrics.get("/metrics").text
     assert 'ModelName="frail"' in metrics
     for name, value in (("tsx_oom_retries_total", 3), ("tsx_batch_ceiling", 4)):

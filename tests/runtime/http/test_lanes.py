@@ -1,31 +1,28 @@
-"""Both lanes answer alike: the same bytes to two servers over one registry, one with the fast lane
-and one with FastAPI alone.
-"""
+"""Both lanes answer alike: the same bytes go to servers with and without the fast lane."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import uvicorn
+import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.clients.rawhttp import TIMEOUT, Answer, RawConnection, chunked, request
+from tests.kit.connections import connect_raw
+from tests.runtime.conftest import RunningServer, make_settings, running_server
+from tests.support.clients.rawhttp import Answer, chunked, request
 from tests.support.models import make_model
-from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
 from tsx_runtime.http.fast_lane.connection import FastLane
-from tsx_runtime.settings.schema import ROLES, Settings
+from tsx_runtime.settings.schema import ROLES
 
 pytestmark = pytest.mark.slow
 
@@ -72,161 +69,104 @@ LIMIT = 1000
 TOKEN = b"open sesame"
 
 
-# Two servers for each of two settings
+Lanes = dict[tuple[bool, bool], RunningServer]  # keys: has a token, is fast
 
 
-@dataclass
-class Lanes:
-    """Addresses by (with a token, fast)."""
+def impatient(protocol: type[CasedProtocol]) -> Callable[[], Any]:
+    """Return an `http_protocol` whose connections uvicorn closes after 2 s without a request."""
 
-    addresses: dict[tuple[bool, bool], tuple[str, int]]
-    turn: Callable[[], object]
+    def connect(config: uvicorn.Config, **arguments: Any) -> CasedProtocol:
+        config.timeout_keep_alive = 2
+        return protocol(config, **arguments)
 
-
-class Announced(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.up = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.up.set()
+    return lambda: connect
 
 
 @pytest.fixture(scope="module")
-def lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
+def lanes(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
+    """Start servers with and without a token and the fast lane, on the loop of the product."""
     store = tmp_path_factory.mktemp("lanes")
     make_model(store / "echo.mar", ECHO)
-    common: dict[str, Any] = {
-        "model_store": store,
-        "cache_dir": store / "cache",
-        "worker_preload": False,
-        "max_request_size": LIMIT,
-    }
     protected = {"inference_token": TOKEN.decode(), "management_token": "other"}
-    kinds = {
-        (token, fast): Settings(**common, **(protected if token else {}))
-        for token in (False, True)
-        for fast in (False, True)
-    }
-    sockets = {kind: socket.create_server(("127.0.0.1", 0)) for kind in kinds}
-    started: list[Any] = []
-    ready = threading.Event()
-
-    async def main() -> None:
-        registry = Registry(Settings(**common))
-        servers = []
-        for (token, fast), own in kinds.items():
-            (app,) = build_apps(registry, own, [ROLES])
-            http: Any = FastLane if fast else CasedProtocol
-            config = uvicorn.Config(
-                app,
-                http=http,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
+    policy = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    servers: Lanes = {}
+    with contextlib.ExitStack() as stack:
+        for has_token, fast in itertools.product((False, True), repeat=2):
+            settings = make_settings(
+                store, max_request_size=LIMIT, **(protected if has_token else {})
             )
-            config.timeout_keep_alive = 2
-            servers.append((Announced(config), sockets[token, fast]))
-        await registry.register(RegisterOrder(url="echo.mar", initial_workers=1))
-        running = [asyncio.create_task(server.serve([sock])) for server, sock in servers]
-        for server, _ in servers:
-            await server.up.wait()
-        started.extend([asyncio.get_running_loop(), [server for server, _ in servers]])
-        ready.set()
-        await asyncio.gather(*running)
-        await registry.close()
-
-    addresses = {kind: sock.getsockname() for kind, sock in sockets.items()}
-    # A daemon, so that a start that fails is a failure and not a run without end.
-    thread = threading.Thread(target=lambda: _run(main()), name="lanes", daemon=True)
-    thread.start()
-    assert ready.wait(TIMEOUT)
-    loop, servers = started
-    try:
-        yield Lanes(
-            addresses,
-            lambda: asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(TIMEOUT),
-        )
-    finally:
-        for server in servers:
-            server.should_exit = True
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
-
-
-def _run(main: Any) -> None:
-    with contextlib.suppress(ImportError):
-        import uvloop  # not for Windows
-
-        return uvloop.run(main)
-    return asyncio.run(main)
-
-
-# Requests
+            with pytest.MonkeyPatch.context() as patch:
+                protocol = impatient(FastLane if fast else CasedProtocol)
+                patch.setattr("tests.runtime.conftest.http_protocol", protocol)
+                server = stack.enter_context(running_server(settings, [ROLES]))
+            server.register("echo.mar", initial_workers=1)
+            servers[has_token, fast] = server
+        yield servers
+    asyncio.set_event_loop_policy(policy)
 
 
 class Sent(NamedTuple):
-    """One request. `body` is sent once the server said to go on, where the request waits for
-    that.
-    """
+    """A request; one that `waits` sends its body once the server has answered 100."""
 
-    method: bytes
     head: bytes
     body: bytes = b""
     waits: bool = False
+    method: bytes = b"POST"
 
 
-PATHS = [
-    *[b"/predictions/echo"] * 6,
-    b"/predictions/echo/1.0",
-    b"/predictions/echo/1.0/",
-    b"/predictions/echo/1.0/more/of%20it",
-    b"/predictions/echo//more",
-    b"/predictions/echo/",
-    b"/predictions/echo/9.9",
-    b"/predictions/ech%6F",
-    b"/predictions/echo%2F1.0",
-    b"/predictions/%ff",
-    b"/predictions/echo/1.0/%E2%82%AC%00",
-    b"/predictions/nobody",
-    b"/predictions//",
-    b"/predictions/",
-    b"/predictions",
-    b"//predictions/echo",
-    b"/Predictions/echo",
-    b"/x/../predictions/echo",
-    b"http://127.0.0.1/predictions/echo",
-    b"http://127.0.0.1/v2/models/nobody/infer",
-    b"/explanations/echo",
-    b"/explanations/echo/1.0",
-    b"/v1/models/echo:predict",
-    b"/v1/models/echo/versions/1.0:predict",
-    b"/v1/models/echo/versions/7:predict",
-    b"/v1/models/echo:explain",
-    b"/v1/models/echo%3Apredict",
-    b"/v1/models/nobody:predict",
-    b"/v1/models/echo:learn",
-    b"/v2/models/echo/infer",
-    b"/v2/models/echo/versions/1.0/infer",
-    b"/v2/models/echo/explain",
-    b"/v2/models//infer",
-    b"/v2/models/nobody/infer",
-    b"/v2%2Fmodels/nobody/infer",
-    b"/v2/models/echo/infer/",
-    b"/invocations",
-    b"/invocations/",
-    b"/invocations/more",
-    b"/ping",
-    b"/models",
-    b"/api-description",
-    b"/nowhere",
-    b"/nowhere/at%20all/",
-    b"/",
-    b"*",
-]
+def echo(headers: Iterable[tuple[bytes, bytes]] = (), body: bytes | None = b"x") -> bytes:
+    return request(target=b"/predictions/echo", headers=headers, body=body)
+
+
+PATHS = b"""
+/predictions/echo
+/predictions/echo/1.0
+/predictions/echo/1.0/
+/predictions/echo/1.0/more/of%20it
+/predictions/echo//more
+/predictions/echo/
+/predictions/echo/9.9
+/predictions/ech%6F
+/predictions/echo%2F1.0
+/predictions/%ff
+/predictions/echo/1.0/%E2%82%AC%00
+/predictions/nobody
+/predictions//
+/predictions/
+/predictions
+//predictions/echo
+/Predictions/echo
+/x/../predictions/echo
+http://127.0.0.1/predictions/echo
+http://127.0.0.1/v2/models/nobody/infer
+/explanations/echo
+/explanations/echo/1.0
+/v1/models/echo:predict
+/v1/models/echo/versions/1.0:predict
+/v1/models/echo/versions/7:predict
+/v1/models/echo:explain
+/v1/models/echo%3Apredict
+/v1/models/nobody:predict
+/v1/models/echo:learn
+/v2/models/echo/infer
+/v2/models/echo/versions/1.0/infer
+/v2/models/echo/explain
+/v2/models//infer
+/v2/models/nobody/infer
+/v2%2Fmodels/nobody/infer
+/v2/models/echo/infer/
+/invocations
+/invocations/
+/invocations/more
+/ping
+/models
+/api-description
+/nowhere
+/nowhere/at%20all/
+/
+*
+""".split()
 QUERIES = [
     b"",
     b"",
@@ -240,52 +180,57 @@ QUERIES = [
     b"?a=1#b",
 ]
 HEADERS = [
-    (b"X-Do", b"raise"),
-    (b"X-Do", b"status"),
-    (b"X-Do", b"headers"),
-    (b"X-Do", b"bad headers"),
-    (b"X-Do", b"stream"),
-    (b"X-Do", b"break"),
-    (b"X-Do", b"empty"),
-    (b"X-Do", b"bytes"),
-    (b"X-Status", b"204"),
-    (b"X-Status", b"304"),
-    (b"X-Status", b"599"),
-    (b"X-Status", b"199"),
-    (b"Content-Type", b"application/json"),
-    (b"Content-Type", b"text/plain; charset=latin-1"),
-    (b"Content-Type", b"application/x-www-form-urlencoded"),
-    (b"Content-Type", b"multipart/form-data; boundary=edge"),
-    (b"Content-Type", b"Multipart/Form-Data; boundary=wrong"),
-    (b"Connection", b"close"),
-    (b"Connection", b"Keep-Alive"),
-    (b"Connection", b"x, close"),
-    (b"Authorization", b"Bearer " + TOKEN),
-    (b"Authorization", b"bearer  " + TOKEN),
-    (b"Authorization", b"Bearer wrong"),
-    (b"Authorization", b"Bearer other"),
-    (b"Origin", b"http://evil.org"),
-    (b"Origin", b"http://localhost:3000"),
-    (b"Origin", b"http://[::1].evil.org"),
-    (b"Sec-Fetch-Site", b"cross-site"),
-    (b"Sec-Fetch-Site", b"same-origin"),
-    (b"Host", b"evil.org"),
-    (b"Host", b"127.0.0.1"),
-    (b"Cookie", b"session=1"),
-    (b"Proxy-Authorization", b"Basic eDp5"),
-    (b"X-Request-Id", b"mine"),
-    (b"Explain", b"maybe"),
-    (b"Url_Path", b"/etc"),
-    (b"X-TSX-Priority", b"7"),
-    (b"X-TSX-Priority", b"urgent"),
-    (b"X-TSX-Timeout-Ms", b"50000"),
-    (b"X-TSX-Timeout-Ms", b"0"),
-    (b"X-Empty", b""),
-    (b"X-Spaces", b" \t a  b \t"),
-    (b"X-Bytes", b"caf\xe9 \xff\x80"),
-    (b"Accept-Encoding", b"gzip"),
-    (b"Trailer", b"X-Sum"),
-    (b"Content-Encoding", b"gzip"),
+    (name, value)
+    for name, _, value in (
+        line.partition(b": ")
+        for line in b"""\
+X-Do: raise
+X-Do: status
+X-Do: headers
+X-Do: bad headers
+X-Do: stream
+X-Do: break
+X-Do: empty
+X-Do: bytes
+X-Status: 204
+X-Status: 304
+X-Status: 599
+X-Status: 199
+Content-Type: application/json
+Content-Type: text/plain; charset=latin-1
+Content-Type: application/x-www-form-urlencoded
+Content-Type: multipart/form-data; boundary=edge
+Content-Type: Multipart/Form-Data; boundary=wrong
+Connection: close
+Connection: Keep-Alive
+Connection: x, close
+Authorization: Bearer open sesame
+Authorization: bearer  open sesame
+Authorization: Bearer wrong
+Authorization: Bearer other
+Origin: http://evil.org
+Origin: http://localhost:3000
+Origin: http://[::1].evil.org
+Sec-Fetch-Site: cross-site
+Sec-Fetch-Site: same-origin
+Host: evil.org
+Host: 127.0.0.1
+Cookie: session=1
+Proxy-Authorization: Basic eDp5
+X-Request-Id: mine
+Explain: maybe
+Url_Path: /etc
+X-TSX-Priority: 7
+X-TSX-Priority: urgent
+X-TSX-Timeout-Ms: 50000
+X-TSX-Timeout-Ms: 0
+X-Empty:\x20
+X-Spaces:  \t a  b \t
+X-Bytes: caf\xe9 \xff\x80
+Accept-Encoding: gzip
+Trailer: X-Sum
+Content-Encoding: gzip""".splitlines()
+    )
 ]
 FORM = b'--edge\r\nContent-Disposition: form-data; name="data"; filename="a.txt"\r\n\r\nhi\r\n--edge--\r\n'
 NAMED = b'--edge\r\nContent-Disposition: form-data; name="model_name"\r\n\r\necho\r\n--edge--\r\n'
@@ -305,6 +250,7 @@ BODIES = st.one_of(
     st.binary(max_size=40),
     st.integers(LIMIT - 2, LIMIT + 300).map(lambda size: b"b" * size),
 )
+ECHO_HEAD = b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\n"
 MALFORMED = [
     b"GARBAGE\r\n\r\n",
     b"POST /predictions/echo\r\n\r\n",
@@ -314,24 +260,24 @@ MALFORMED = [
     b"POST /predictions/ech\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"post /predictions/echo HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"POST /predictions/echo HTTP/1.1\r\nHost : x\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nNo colon\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nX-Nul: a\0b\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nX-Folded: a\r\n b\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: many\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: +2\r\n\r\nhi",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0x2\r\n\r\nhi",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length:\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2, 2\r\n\r\nhi",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nhi!",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nhi",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999999\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhi\r\n0\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi!\r\n0\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n",
+    ECHO_HEAD + b"No colon\r\n\r\n",
+    ECHO_HEAD + b"X-Nul: a\0b\r\n\r\n",
+    ECHO_HEAD + b"X-Folded: a\r\n b\r\n\r\n",
+    ECHO_HEAD + b"Content-Length: many\r\n\r\n",
+    ECHO_HEAD + b"Content-Length: -1\r\n\r\n",
+    ECHO_HEAD + b"Content-Length: +2\r\n\r\nhi",
+    ECHO_HEAD + b"Content-Length: 0x2\r\n\r\nhi",
+    ECHO_HEAD + b"Content-Length:\r\n\r\n",
+    ECHO_HEAD + b"Content-Length: 2, 2\r\n\r\nhi",
+    ECHO_HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nhi!",
+    ECHO_HEAD + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\nhi",
+    ECHO_HEAD + b"Content-Length: 99999999999999999999999\r\n\r\n",
+    ECHO_HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ECHO_HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nhi\r\n0\r\n\r\n",
+    ECHO_HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi!\r\n0\r\n\r\n",
+    ECHO_HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
     b"POST /predictions/echo HTTP/1.1\nContent-Length: 2\n\nhi\r\n\r\n",
-    b"POST /predictions/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\n\r\nhi\r\n\r\n",
+    ECHO_HEAD + b"Content-Length: 2\n\r\nhi\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00",
     b"\0",
     b"POST /predictions/echo HTTP/1.1\nContent-Length: 2\n\nhi",
@@ -350,16 +296,13 @@ def one_request(draw: st.DrawFn) -> Sent:
             [*[b"POST"] * 6, b"GET", b"PUT", b"PATCH", b"DELETE", b"HEAD", b"OPTIONS", b"PROPFIND"]
         )
     )
-    target = draw(st.sampled_from(PATHS)) + draw(st.sampled_from(QUERIES))
+    target = draw(st.sampled_from([*PATHS[:1] * 5, *PATHS])) + draw(st.sampled_from(QUERIES))
     headers = [
         (cased(draw, name), value)
         for name, value in draw(st.lists(st.sampled_from(HEADERS), max_size=4))
     ]
-    if (
-        method == b"HEAD"
-        # its answer is whole before the stream behind it breaks and ends the connection, sooner or
-        # later
-    ):
+    # A HEAD is answered before its stream breaks, which ends the connection at some time later.
+    if method == b"HEAD":
         headers = [pair for pair in headers if pair[1] != b"break"]
     version = draw(st.sampled_from([b"1.1"] * 8 + [b"1.0"]))
     framing = draw(st.sampled_from(["length", "length", "length", "zeros", "chunked", "none"]))
@@ -384,67 +327,65 @@ def one_request(draw: st.DrawFn) -> Sent:
         headers.append(
             (cased(draw, b"Expect"), draw(st.sampled_from([b"100-continue", b"100-Continue"])))
         )
-    return Sent(method, request(method, target, headers, version=version), body, waits)
+    return Sent(request(method, target, headers, version=version), body, waits, method)
 
 
-MALFORMED_LAST = st.sampled_from(MALFORMED).map(lambda raw: Sent(b"POST", raw))
+MALFORMED_LAST = st.sampled_from(MALFORMED).map(Sent)
 PLAN = st.tuples(
     st.lists(one_request(), min_size=1, max_size=5),
     st.one_of(st.none(), st.none(), MALFORMED_LAST),
-    st.lists(st.integers(1, 400), max_size=8),  # where the stream of bytes is cut
+    st.lists(st.integers(1, 400), max_size=8),  # sizes of the pieces that are sent
     st.booleans(),
 )
 
 
 def ask(
-    lanes: Lanes, token: bool, fast: bool, requests: list[Sent], cuts: list[int], pipelined: bool
+    server: RunningServer, requests: Iterable[Sent], cuts: Iterable[int], pipelined: bool
 ) -> list[Answer | None]:
-    """Each answer, then that to a last request, or None where the connection had ended."""
+    """Return all answers and that to a last request; None is the end of the connection."""
     answers: list[Answer | None] = []
-    with RawConnection(lanes.addresses[token, fast], lanes.turn) as connection:
+
+    def read() -> None:
+        answers.extend(connection.answer(sent.method) for sent in waiting)
+        waiting.clear()
+
+    with connect_raw(server) as connection:
         waiting: list[Sent] = []
         for sent in requests:
             if sent.waits:
-                answers += read(connection, waiting)
+                read()
                 connection.send(*cut(sent.head, cuts))
                 first = connection.answer(sent.method)
                 answers.append(first)
                 if first is not None and first.status == 100:
                     connection.send(*cut(sent.body, cuts))
                     answers.append(connection.answer(sent.method))
-                elif first is not None and not closes(first):
+                elif not closes(first):
                     connection.send(sent.body)
             else:
-                # uvicorn answers what is malformed before those that it took, and closes before it
-                # has read a body: answers are lost
+                # uvicorn answers a malformed request before earlier ones, and closes before it
+                # has read a body, so that answers are lost.
                 alone = (
                     sent.head in MALFORMED
                     or b" HTTP/1.0\r" in sent.head
                     or b"close\r" in sent.head.lower()
                 )
                 if alone:
-                    answers += read(connection, waiting)
+                    read()
                 waiting.append(sent)
                 connection.send(*cut(sent.head + sent.body, [] if alone else cuts))
                 if not pipelined:
-                    answers += read(connection, waiting)
-            if any(answer is None or closes(answer) for answer in answers):
+                    read()
+            if any(map(closes, answers)):
                 break
-        answers += read(connection, waiting)
-        if all(answer is not None and not closes(answer) for answer in answers):
+        read()
+        if not any(map(closes, answers)):
             connection.send(request(b"GET", b"/ping?last"))
         answers.append(connection.answer(b"GET"))
     return answers
 
 
-def read(connection: RawConnection, waiting: list[Sent]) -> list[Answer | None]:
-    answers = []
-    while waiting:
-        answers.append(connection.answer(waiting.pop(0).method))
-    return answers
-
-
-def cut(data: bytes, sizes: list[int]) -> list[bytes]:
+def cut(data: bytes, sizes: Iterable[int]) -> list[bytes]:
     pieces = []
     for size in sizes:
         pieces.append(data[:size])
@@ -452,69 +393,64 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
     return [piece for piece in [*pieces, data] if piece]
 
 
-def closes(answer: Answer) -> bool:
-    return not answer.whole or b"close" in (answer.header(b"connection") or b"").lower()
+def closes(answer: Answer | None) -> bool:
+    return (
+        answer is None
+        or not answer.whole
+        or b"close" in (answer.header(b"connection") or b"").lower()
+    )
 
 
 def check_alike(
-    lanes: Lanes, token: bool, requests: list[Sent], cuts: list[int], pipelined: bool
+    lanes: Lanes,
+    *requests: Sent,
+    cuts: Iterable[int] = (),
+    token: bool = False,
+    pipelined: bool = False,
 ) -> list[Answer | None]:
-    fast = ask(lanes, token, True, requests, cuts, pipelined)
-    assert fast == ask(lanes, token, False, requests, cuts, pipelined)
+    """Compare the answers of both lanes, and return them."""
+    fast, asgi = (ask(lanes[token, fast], requests, cuts, pipelined) for fast in (True, False))
+    assert fast == asgi
     return fast
 
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(plan=PLAN, token=st.booleans())
-def test_both_lanes_answer_alike(lanes: Lanes, plan: Any, token: bool) -> None:
+def test_both_lanes_answer_alike(lanes, plan, token):
     requests, malformed, cuts, pipelined = plan
-    check_alike(lanes, token, [*requests, *([malformed] if malformed else [])], cuts, pipelined)
+    requests = [*requests, *filter(None, [malformed])]
+    check_alike(lanes, *requests, cuts=cuts, token=token, pipelined=pipelined)
 
 
 @pytest.mark.parametrize("raw", MALFORMED)
 @pytest.mark.parametrize("after", [False, True], ids=["first", "after another"])
-def test_both_lanes_say_the_same_of_what_is_wrong(lanes: Lanes, raw: bytes, after: bool) -> None:
-    before = [Sent(b"POST", request(target=b"/predictions/echo", body=b"x"))] if after else []
-    check_alike(lanes, False, [*before, Sent(b"POST", raw)], [], pipelined=True)
+def test_both_lanes_answer_malformed_requests_alike(lanes, raw, after):
+    before = [Sent(echo())] if after else []
+    check_alike(lanes, *before, Sent(raw), pipelined=True)
 
 
 @pytest.mark.parametrize(
     ("raw", "cause"),
     [
-        (
-            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-            "the client began a TLS connection. Use http:// instead of https://.",
-        ),
-        (
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-            "Use HTTP/1.1; the ports for gRPC are those of grpc_inference_port and",
-        ),
-        (b"LOAD / HTTP/1.1\r\n\r\n", "The method LOAD of the request is not known. Use GET,"),
-        (
-            b"post / HTTP/1.1\r\n\r\n",
-            "The method post of the request is not known. Write it in upper case.",
-        ),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "Use http:// instead of https://."),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "grpc_inference_port"),
+        (b"LOAD / HTTP/1.1\r\n\r\n", "The method LOAD of the request is not known"),
+        (b"post / HTTP/1.1\r\n\r\n", "Write it in upper case."),
         (
             b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\x16z\r\n",
-            "HTTP/1.1: invalid character in chunk size.",
+            "invalid character in chunk size",
         ),
         (b"GET / HTTP/9.9\r\n\r\n", "HTTP/1.1: invalid HTTP version."),
-        (
-            b"GET http://[::1 HTTP/1.1\r\nHost: a\r\n\r\n",
-            "HTTP/1.1: the URL of the request cannot be read.",
-        ),
+        (b"GET http://[::1 HTTP/1.1\r\nHost: a\r\n\r\n", "the URL of the request cannot be read"),
         (b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", "This server is no proxy"),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("fast", [False, True], ids=["ASGI", "fast"])
-def test_bytes_that_are_not_http_are_answered_with_the_cause_as_json(
-    lanes: Lanes, raw: bytes, cause: str, fast: bool
-) -> None:
-    with RawConnection(lanes.addresses[False, fast], lanes.turn) as connection:
+def test_bytes_that_are_not_http_are_answered_with_the_cause_as_json(lanes, raw, cause, fast):
+    with connect_raw(lanes[False, fast]) as connection:
         connection.send(raw)
         answer, end = connection.answer(), connection.answer()
-    assert answer is not None
     assert (answer.status, end) == (400, None)
     assert answer.header(b"content-type") == b"application/json"
     assert answer.header(b"x-request-id") is not None
@@ -524,14 +460,10 @@ def test_bytes_that_are_not_http_are_answered_with_the_cause_as_json(
 
 
 @pytest.mark.parametrize("wrong", [b"GARBAGE", b"GET http://[::1 HTTP/1.1\r\nHost: a"], ids=str)
-def test_on_the_fast_lane_what_is_wrong_waits_for_the_answers_before_it(
-    lanes: Lanes, wrong: bytes
-) -> None:
-    """One of three differences: uvicorn answers 400 at once, in the place of the answer that is
-    due.
-    """
-    with RawConnection(lanes.addresses[False, True]) as connection:
-        connection.send(request(target=b"/predictions/echo", body=b"x") * 2 + wrong + b"\r\n\r\n")
+def test_on_the_fast_lane_a_malformed_request_is_answered_in_its_turn(lanes, wrong):
+    """The first of three differences: uvicorn answers 400 in place of the answer that is due."""
+    with connect_raw(lanes[False, True]) as connection:
+        connection.send(echo() * 2 + wrong + b"\r\n\r\n")
         answers = [connection.answer() for _ in range(4)]
     assert [answer and answer.status for answer in answers] == [200, 200, 400, None]
 
@@ -539,18 +471,14 @@ def test_on_the_fast_lane_what_is_wrong_waits_for_the_answers_before_it(
 @pytest.mark.parametrize(
     "last", [(b"HTTP/1.0", b"X: y"), (b"HTTP/1.1", b"Connection: close")], ids=str
 )
-def test_on_the_fast_lane_a_refusal_before_the_body_closes_the_connection_behind_the_body(
-    lanes: Lanes, last: tuple[bytes, bytes]
-) -> None:
-    """Closed before, it would be reset, and the client would lose the answers that it has yet to
-    read.
-    """
-    large = request(target=b"/predictions/echo", headers=[(b"X-Do", b"bytes")])
+def test_on_the_fast_lane_a_refusal_before_the_body_ends_the_connection_after_the_body(lanes, last):
+    """An earlier end would reset the connection, and the client would lose unread answers."""
+    large = echo([(b"X-Do", b"bytes")], None)
     refused = (
         b"POST /predictions/nobody %b\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n%b\r\n\r\n"
         % last
     )
-    with RawConnection(lanes.addresses[False, True], lanes.turn) as connection:
+    with connect_raw(lanes[False, True]) as connection:
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         connection.send(large, large + refused, b"b" * 500, b"b" * 500)
         answers = [connection.answer() for _ in range(4)]
@@ -563,54 +491,44 @@ def test_on_the_fast_lane_a_refusal_before_the_body_closes_the_connection_behind
 
 
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
-def test_on_the_fast_lane_an_offer_of_another_protocol_costs_no_body(
-    lanes: Lanes, upgrade: bytes
-) -> None:
-    """The second difference: uvicorn's parser takes what follows such a head for that protocol.
+def test_on_the_fast_lane_an_offer_of_another_protocol_costs_no_body(lanes, upgrade):
+    """The second difference: uvicorn's parser takes the body for that protocol.
 
-    Java's client offers h2c each time.
+    Java's client offers h2c with each request.
     """
     offer = [
         (b"Connection", b"Upgrade, HTTP2-Settings"),
         (b"Upgrade", upgrade),
         (b"HTTP2-Settings", b"AAEAAEAA"),
     ]
-    with RawConnection(lanes.addresses[False, True], lanes.turn) as connection:
+    with connect_raw(lanes[False, True]) as connection:
         for pieces in ([0], [120], [200, 1]):
-            connection.send(
-                *cut(request(target=b"/predictions/echo", headers=offer, body=b"all of it"), pieces)
-            )
+            connection.send(*cut(echo(offer, b"all of it"), pieces))
             answer = connection.answer()
-            assert answer is not None
             assert answer.status == 200
             assert b'{"body": "all of it"}' in answer.body
 
 
 @pytest.mark.parametrize("lines", [b"\r\n", b"\n", b"\r\n\r\n", b"\r\n\n\r\n"])
 @pytest.mark.parametrize("cuts", [[], [1] * 8, [2]], ids=str)
-def test_empty_lines_between_requests_are_nothing(
-    lanes: Lanes, lines: bytes, cuts: list[int]
-) -> None:
-    ping, plain = request(b"GET", b"/ping"), request(target=b"/predictions/echo", body=b"x")
+def test_empty_lines_between_requests_are_skipped(lanes, lines, cuts):
+    ping, plain = request(b"GET", b"/ping"), echo()
     sent = [
-        Sent(b"POST", plain),
-        Sent(b"POST", lines + plain, lines),
-        Sent(b"GET", lines + ping, lines),
-        Sent(b"POST", plain, lines),
+        Sent(plain),
+        Sent(lines + plain, lines),
+        Sent(lines + ping, lines, method=b"GET"),
+        Sent(plain, lines),
     ]
     for pipelined in (False, True):
-        answers = check_alike(lanes, False, sent, cuts, pipelined)
+        answers = check_alike(lanes, *sent, cuts=cuts, pipelined=pipelined)
         assert [answer and answer.status for answer in answers] == [200] * 5
 
 
 @pytest.mark.parametrize("cuts", [[], [5, 1]], ids=str)
-def test_who_waits_to_be_notified_to_go_on_is_notified_by_both_lanes(
-    lanes: Lanes, cuts: list[int]
-) -> None:
+def test_a_client_that_waits_for_100_gets_it_from_both_lanes(lanes, cuts):
     def waiting(path: bytes, body: bytes, length: int | None = None) -> Sent:
         size = b"%d" % (len(body) if length is None else length)
         return Sent(
-            b"POST",
             request(target=path, headers=[(b"Expect", b"100-Continue"), (b"Content-Length", size)]),
             body,
             waits=True,
@@ -621,29 +539,22 @@ def test_who_waits_to_be_notified_to_go_on_is_notified_by_both_lanes(
         waiting(b"/predictions/echo", b""),
         waiting(b"/predictions/echo", b"b" * LIMIT),
     ]
-    answers = check_alike(lanes, False, sent, cuts, pipelined=False)
+    answers = check_alike(lanes, *sent, cuts=cuts)
     assert [answer and answer.status for answer in answers] == [100, 200, 100, 200, 100, 200, 200]
     for refused, status in (
         (waiting(b"/predictions/nobody", b"a body"), 404),
         (waiting(b"/predictions/echo", b"", LIMIT + 1), 413),
     ):
-        answers = check_alike(lanes, False, [refused], cuts, pipelined=False)
-        assert answers[0] is not None
+        answers = check_alike(lanes, refused, cuts=cuts)
         assert answers[0].status == status
 
 
-def test_on_the_fast_lane_who_does_not_wait_to_be_reported_to_go_on_is_not_reported(
-    lanes: Lanes,
-) -> None:
-    """The third difference: uvicorn tells it also of a body that has come already, which RFC 9110
-    (10.1.1) leaves open.
-    """
-    sent = request(
-        target=b"/predictions/echo", headers=[(b"Expect", b"100-continue")], body=b"all of it"
-    )
+def test_on_the_fast_lane_a_client_that_does_not_wait_for_100_does_not_get_it(lanes):
+    """The third difference: uvicorn answers 100 though the body has come (RFC 9110, 10.1.1)."""
+    sent = echo([(b"Expect", b"100-continue")], b"all of it")
     statuses = {}
     for fast in (True, False):
-        with RawConnection(lanes.addresses[False, fast]) as connection:
+        with connect_raw(lanes[False, fast]) as connection:
             connection.send(sent + request(b"GET", b"/ping", [(b"Connection", b"close")]))
             statuses[fast] = [answer.status for answer in iter(connection.answer, None)]
     assert statuses == {True: [200, 200], False: [100, 200, 200]}
@@ -667,72 +578,37 @@ HOSTS = [
 
 
 @pytest.mark.parametrize(("lines", "status"), HOSTS)
-def test_both_lanes_look_where_a_request_comes_from(
-    lanes: Lanes, lines: bytes, status: int
-) -> None:
+def test_both_lanes_check_the_host_and_origin_of_a_request(lanes, lines, status):
     for path in (b"/predictions/echo", b"/v2/models/echo/infer", b"/invocations"):
-        sent = Sent(b"POST", b"POST %b HTTP/1.1\r\n%bContent-Length: 2\r\n\r\n{}" % (path, lines))
-        answers = check_alike(lanes, False, [sent], [], pipelined=False)
-        assert answers[0] is not None
+        sent = Sent(b"POST %b HTTP/1.1\r\n%bContent-Length: 2\r\n\r\n{}" % (path, lines))
+        answers = check_alike(lanes, sent)
         assert answers[0].status == status
         if status == 403:
             assert b"allowed_hosts" in answers[0].body
 
 
-def test_http_1_0_may_do_without_a_host_and_with_no_two(lanes: Lanes) -> None:
+def test_a_request_of_http_1_0_may_have_one_host_or_none(lanes):
     for lines, status in ((b"", 200), (b"Host: a\r\nHost: b\r\n", 400)):
-        sent = Sent(
-            b"POST", b"POST /predictions/echo HTTP/1.0\r\n%bContent-Length: 2\r\n\r\n{}" % lines
-        )
-        answers = check_alike(lanes, False, [sent], [], pipelined=False)
-        assert answers[0] is not None
+        sent = Sent(b"POST /predictions/echo HTTP/1.0\r\n%bContent-Length: 2\r\n\r\n{}" % lines)
+        answers = check_alike(lanes, sent)
         assert answers[0].status == status
 
 
 @pytest.mark.parametrize("token", [False, True])
-def test_on_both_lanes_no_handler_gets_its_callers_credentials(lanes: Lanes, token: bool) -> None:
+def test_on_both_lanes_no_handler_gets_its_callers_credentials(lanes, token):
     secret = [
         (b"Authorization", b"Bearer " + TOKEN),
         (b"COOKIE", b"session=mine"),
         (b"Proxy-Authorization", b"Basic bWluZQ=="),
     ]
-    sent = Sent(
-        b"POST",
-        request(target=b"/predictions/echo", headers=[*secret, (b"X-Own", b"seen")], body=b"x"),
-    )
-    answers = check_alike(lanes, token, [sent, sent], [], pipelined=False)
-    assert answers[0] is not None
+    sent = Sent(echo([*secret, (b"X-Own", b"seen")]))
+    answers = check_alike(lanes, sent, sent, token=token)
     assert b'"X-Own", "seen"' in answers[0].body
-    assert not any(
-        word in answers[0].body.lower() for word in (b"authorization", b"cookie", b"mine", TOKEN)
-    )
+    body = answers[0].body.lower()
+    assert not [text for text in (b"authorization", b"cookie", b"mine", TOKEN) if text in body]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [(b"x_user", b"a"), (b"x-user", b"b")],
-        [(b"X-User-Id", b"a"), (b"X_USER-ID", b"b")],
-        [(b"x_a-b", b"a"), (b"x-a_b", b"b")],
-        [(b"content_length", b"9"), (b"x-a", b"b")],
-    ],
-)
-@pytest.mark.parametrize("token", [False, True])
-def test_both_lanes_refuse_headers_that_differ_only_in_underscores(
-    lanes: Lanes, headers: list[tuple[bytes, bytes]], token: bool
-) -> None:
-    credential = [(b"Authorization", b"Bearer " + TOKEN)]
-    for path in (b"/predictions/echo", b"/models", b"/nowhere"):
-        sent = Sent(b"POST", request(target=path, headers=[*credential, *headers], body=b"{}"))
-        answers = check_alike(lanes, token, [sent, sent], [], pipelined=False)
-        assert [answer and answer.status for answer in answers[:2]] == [400, 400]
-        assert answers[0] is not None
-        assert b"differ only in '_' and '-'" in answers[0].body
-
-
-def test_on_both_lanes_no_underscore_makes_a_header_that_a_server_or_proxy_sets(
-    lanes: Lanes,
-) -> None:
+def test_on_both_lanes_no_underscore_makes_a_header_that_a_server_or_proxy_sets(lanes):
     names = (
         b"Proxy_Authorization",
         b"X_Forwarded_For",
@@ -743,61 +619,48 @@ def test_on_both_lanes_no_underscore_makes_a_header_that_a_server_or_proxy_sets(
         b"ex_plain",
     )
     headers = [*((name, b"planted") for name in names), (b"url-path", b"planted")]
-    for path in (
-        b"/v1/models/echo:predict",
-        b"/predictions/echo/1.0/a/path",
-    ):  # the second has a header url_path of the server's
-        sent = Sent(b"POST", request(target=path, headers=headers, body=b"{}"))
-        answers = check_alike(lanes, False, [sent, sent], [], pipelined=False)
-        assert answers[0] is not None
+    # The second path has a header url_path of the server's.
+    for path in (b"/v1/models/echo:predict", b"/predictions/echo/1.0/a/path"):
+        sent = Sent(request(target=path, headers=headers, body=b"{}"))
+        answers = check_alike(lanes, sent, sent)
         planted = {name for name, value in json.loads(answers[0].body)[1] if value == "planted"}
         assert planted - {"url-path"} == {"Cookie_", "ex_plain"}
     assert "url-path" not in planted
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS)))
-@pytest.mark.parametrize("method", [b"POST", b"GET", b"HEAD", b"OPTIONS"])
-def test_both_lanes_have_the_same_routes(lanes: Lanes, path: bytes, method: bytes) -> None:
-    requests = [
-        Sent(method, request(method, path + query, body=b"{}")) for query in sorted(set(QUERIES))
-    ]
-    check_alike(lanes, False, requests, [], pipelined=False)
+def test_both_lanes_have_the_same_routes(lanes, path):
+    for method in (b"POST", b"GET", b"HEAD", b"OPTIONS"):
+        requests = [
+            Sent(request(method, path + query, body=b"{}"), method=method)
+            for query in (b"", b"?model_name=echo", b"?%ff=%")
+        ]
+        check_alike(lanes, *requests)
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_both_lanes_heed_the_same_headers(lanes: Lanes, header: tuple[bytes, bytes]) -> None:
-    own = [header, (b"X-Do", b"status")] if header[0] == b"X-Status" else [header]
+def test_both_lanes_obey_the_same_headers(lanes, header):
+    headers = [header, (b"X-Do", b"status")] if header[0] == b"X-Status" else [header]
     for token in (False, True):
-        for path in (b"/predictions/echo", b"/v1/models/echo:predict", b"/invocations", b"/models"):
-            for body in (FORM, None):
-                sent = Sent(b"POST", request(b"POST", path, own, body))
-                check_alike(lanes, token, [sent, sent], [], pipelined=False)
+        for path in (b"/predictions/echo", b"/models"):
+            sent = Sent(request(b"POST", path, headers, FORM))
+            check_alike(lanes, sent, sent, token=token)
 
 
-def test_the_harness_sees_what_it_compares(lanes: Lanes) -> None:
-    """The comparison means nothing if both sides refuse everything."""
+def test_the_comparison_is_not_of_refusals_alone(lanes):
     sent = [
-        Sent(
-            b"POST",
-            request(target=b"/predictions/echo/1.0/x?a=1", headers=[(b"X-A", b"b")], body=b"hi"),
-        ),
-        Sent(
-            b"POST",
-            request(target=b"/predictions/echo", headers=[(b"X-Do", b"stream")], body=b"hi"),
-        ),
-        Sent(b"HEAD", request(b"HEAD", b"/predictions/echo")),
-        Sent(
-            b"POST",
-            request(target=b"/predictions/echo", headers=[(b"Transfer-Encoding", b"chunked")]),
-            chunked([b"a", b"bc"]),
-        ),
-        Sent(b"POST", request(target=b"/predictions/echo", body=b"b" * (LIMIT + 1))),
+        Sent(request(target=b"/predictions/echo/1.0/x?a=1", headers=[(b"X-A", b"b")], body=b"hi")),
+        Sent(echo([(b"X-Do", b"stream")])),
+        Sent(request(b"HEAD", b"/predictions/echo"), method=b"HEAD"),
+        Sent(echo([(b"Transfer-Encoding", b"chunked")], None), chunked([b"a", b"bc"])),
+        Sent(echo(body=b"b" * (LIMIT + 1))),
     ]
-    answers = check_alike(lanes, False, sent, [7, 1, 30], pipelined=True)
+    answers = check_alike(lanes, *sent, cuts=[7, 1, 30], pipelined=True)
     assert [answer and answer.status for answer in answers] == [200, 200, 200, 200, 413, None]
-    echoed, streamed, head, whole = (answer.body for answer in answers[:4] if answer is not None)
+    echoed, streamed, head, joined = (answer.body for answer in answers[:4] if answer is not None)
+    assert int(answers[2].header(b"content-length") or 0) > 0
     assert b'"X-A", "b"' in echoed
     assert b'"url_path", "x"' in echoed
     assert streamed == b"abcd"
     assert head == b""
-    assert b"abc" in whole
+    assert b"abc" in joined

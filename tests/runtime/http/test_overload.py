@@ -1,183 +1,157 @@
-"""Priorities, deadlines, clients that leave, full queues: over the fast lane with plain requests,
-over the other with chunked ones.
-"""
+"""Priorities, deadlines, clients that leave, and full queues, on both lanes."""
 
 from __future__ import annotations
 
 import contextlib
-import socket
-from urllib.parse import urlsplit
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.connections import connect_raw
 from tsx_runtime.api.request_options import PRIORITY, TIMEOUT, deadline, priority_and_timeout
 from tsx_runtime.errors import BadRequest
 
 LANES = {
     "fast": b"Content-Length: 1\r\n\r\nx",
-    "framework": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
+    "asgi": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
 }
-both_lanes = pytest.mark.parametrize("lane", LANES)
+
+
+def a_request(lane, headers="x-do: bytes\r\n"):
+    head = b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\n"
+    return head + headers.encode() + LANES[lane]
 
 
 class Blocked:
-    """A model whose only worker has its hands full until `open`, and clients on sockets of their
-    own.
-    """
+    """A model whose only worker is busy until `gate` is there, and clients on raw sockets."""
 
     def __init__(self, server, gate, until, stack):
         self.server, self.gate, self.until, self.stack = server, gate, until, stack
         server.register("talker.mar", initial_workers=1, batch_size=1)
         self.version = server.registry.find("talker")
-        while not self.version.pending:  # what a worker holds does not wait
+        while not self.version.pending:  # a request that the worker holds is not pending
             self.ask("fast", f"x-do: wait\r\nx-file: {gate}\r\n")
         self.waiting = self.version.pending
 
     def ask(self, lane, headers="x-do: bytes\r\n", *, accepted=True):
-        """Send a request, and do not wait for its answer."""
+        """Send a request, wait until it is in the queue, and return its connection."""
         before = self.version.stats.requests
-        parts = urlsplit(str(self.server.inference.base_url))
-        sock = self.stack.enter_context(
-            socket.create_connection((parts.hostname, parts.port), timeout=60)
-        )
-        sock.sendall(
-            b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\n"
-            + headers.encode()
-            + LANES[lane]
-        )
+        connection = self.stack.enter_context(connect_raw(self.server))
+        connection.send(a_request(lane, headers))
         if accepted:
             self.until(lambda: self.version.stats.requests == before + 1)
-            self.server.call(
-                lambda: None
-            )  # a turn of the loop: it is with the worker now, or waits
-        return sock
+            self.server.call(lambda: None)  # a turn of the loop
+        return connection
 
-    def open(self):
-        self.gate.touch()
+    def refuse(self, lane, headers="x-do: bytes\r\n", *, accepted=True):
+        """Send a request, and return the status and body of its refusal."""
+        answer = self.ask(lane, headers, accepted=accepted).answer()
+        assert int(answer.header(b"retry-after")) >= 1
+        return answer.status, json.loads(answer.body)
 
-
-def answer_on(sock):
-    """Status, headers and body of the one answer."""
-    received = b""
-    while b"\r\n\r\n" not in received:
-        received += sock.recv(65536)
-    head, _, body = received.partition(b"\r\n\r\n")
-    lines = head.decode().split("\r\n")
-    headers = {
-        name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])
-    }
-    while len(body) < int(headers["content-length"]):
-        body += sock.recv(65536)
-    return int(lines[0].split()[1]), headers, body.decode()
+    def change(self, **limits):
+        self.server.management.put("/models/talker", params=limits).raise_for_status()
 
 
 @pytest.fixture
-def blocked(start_server, tmp_path, until):
+def blocked(empty, tmp_path, until):
     gate = tmp_path / "open"
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(start_server())
         stack.callback(gate.touch)
-        yield Blocked(server, gate, until, stack)
+        yield Blocked(empty, gate, until, stack)
 
 
-@both_lanes
-def test_a_deadline_is_kept_while_the_worker_is_busy(blocked, lane):
-    late = blocked.ask(lane, "x-tsx-timeout-ms: 30\r\n")
-    status, headers, body = answer_on(late)
-    assert status == 503
-    assert int(headers["retry-after"]) >= 1
-    assert '"type": "ServiceUnavailableException"' in body
-    assert "did not start the request before its deadline;" in body
-    assert blocked.version.stats.refusals == {"DeadlinePassed": 1}
+def test_a_deadline_is_kept_while_the_worker_is_busy(blocked):
+    for lane in LANES:
+        status, error = blocked.refuse(lane, "x-tsx-timeout-ms: 30\r\n")
+        assert (status, error["type"]) == (503, "ServiceUnavailableException")
+        assert "did not start the request" in error["message"]
+    assert blocked.version.stats.refusals == {"DeadlinePassed": 2}
 
 
-@both_lanes
-def test_a_deadline_holds_for_a_request_that_runs(start_server, tmp_path, until, lane):
-    """Its handler ends only after the answer, and nobody gets what that returns: the next one on
-    the connection has its own.
-    """
-    gate, wait = tmp_path / "open", f"x-do: wait\r\nx-file: {tmp_path / 'open'}\r\n"
+@pytest.mark.parametrize("lane", LANES)
+def test_a_deadline_holds_for_a_request_that_runs(empty, tmp_path, until, lane):
+    """The late answer of the handler is dropped: the next request on the connection has its own."""
+    gate = tmp_path / "open"
+    empty.register("talker.mar", initial_workers=1, batch_size=2)
+    version = empty.registry.find("talker")
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(start_server())
+        connection = stack.enter_context(connect_raw(empty))
         stack.callback(gate.touch)
-        server.register("talker.mar", initial_workers=1, batch_size=2)
-        version = server.registry.find("talker")
-        host, port = server.inference.base_url.host, server.inference.base_url.port
-        sock = stack.enter_context(socket.create_connection((host, port), timeout=60))
-        sock.sendall(
-            b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-tsx-timeout-ms: 300\r\n"
-            + wait.encode()
-            + LANES[lane]
+        connection.send(
+            a_request(lane, f"x-tsx-timeout-ms: 300\r\nx-do: wait\r\nx-file: {gate}\r\n")
         )
-        status, headers, body = answer_on(sock)
-        assert (status, int(headers["retry-after"]) >= 1) == (504, True)
-        assert "did not answer the request before its deadline;" in body
+        answer = connection.answer()
+        assert (answer.status, int(answer.header(b"retry-after")) >= 1) == (504, True)
+        assert b"did not answer the request" in answer.body
         assert version.stats.refusals == {"AnswerLate": 1}
-        sock.sendall(
-            b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\n" + LANES[lane]
-        )
+        connection.send(a_request(lane))
         until(lambda: version.stats.requests == 2)
         gate.touch()
-        assert answer_on(sock)[::2] == (200, "x")
-        server.call(version.finished)
+        answer = connection.answer()
+        assert (answer.status, answer.body) == (200, b"x")
+        empty.call(version.finished)
         assert (version.stats.answers, version.stats.refusals) == ({200: 1}, {"AnswerLate": 1})
 
 
-@both_lanes
-def test_the_models_own_limit_holds_where_it_is_the_sooner_one(blocked, lane):
-    blocked.server.management.put("/models/talker", params={"client_timeout": 30})
-    assert answer_on(blocked.ask(lane))[0] == 503
-    assert answer_on(blocked.ask(lane, "x-tsx-timeout-ms: 60000\r\n"))[0] == 503
-    blocked.server.management.put("/models/talker", params={"client_timeout": 0})
-    patient = blocked.ask(lane)
-    blocked.open()
-    assert answer_on(patient)[0] == 200
+def test_the_limit_of_the_model_holds_where_it_is_the_sooner_one(blocked):
+    blocked.change(client_timeout=30)
+    for lane in LANES:
+        assert blocked.refuse(lane)[0] == 503
+        assert blocked.refuse(lane, "x-tsx-timeout-ms: 60000\r\n")[0] == 503
+    blocked.change(client_timeout=0)
+    patient = [blocked.ask(lane) for lane in LANES]
+    blocked.gate.touch()
+    assert [connection.answer().status for connection in patient] == [200, 200]
 
 
-@both_lanes
+@pytest.mark.parametrize("lane", LANES)
 def test_a_greater_priority_is_served_first(blocked, lane):
     asked = [blocked.ask(lane, f"x-tsx-priority: {priority}\r\n") for priority in (-5, 0, 7)]
     queue = blocked.server.call(
         lambda: [job.priority for job in blocked.version._dispatcher.queue.jobs]
     )
     assert queue == [7] + [0] * (blocked.waiting + 1) + [-5]
-    blocked.open()
-    assert [answer_on(sock)[0] for sock in asked] == [200] * 3
+    blocked.gate.touch()
+    assert [connection.answer().status for connection in asked] == [200] * 3
 
 
-@both_lanes
+@pytest.mark.parametrize("lane", LANES)
 def test_a_client_that_leaves_takes_its_waiting_request_with_it(blocked, lane, until):
     leaving, staying = blocked.ask(lane), blocked.ask(lane)
     assert blocked.version.pending == blocked.waiting + 2
-    leaving.close()
+    leaving.sock.close()
     until(lambda: blocked.version.pending == blocked.waiting + 1)
     assert blocked.version.stats.refusals == {"ClientLeft": 1}
-    blocked.open()
-    assert answer_on(staying)[0] == 200
-    asked = blocked.version.stats.requests
-    until(lambda: blocked.version.stats.answers[200] == asked - 1)
+    blocked.gate.touch()
+    assert staying.answer().status == 200
+    requests = blocked.version.stats.requests
+    until(lambda: blocked.version.stats.answers[200] == requests - 1)
     blocked.server.call(blocked.version.finished)
 
 
-@both_lanes
-def test_a_full_queue_answers_429_by_setting_at_once(blocked, lane):
-    blocked.server.management.put(
-        "/models/talker", params={"job_queue_size": blocked.waiting, "overload_status": 429}
-    )
-    status, headers, body = answer_on(blocked.ask(lane, accepted=False))
-    assert status == 429
-    assert int(headers["retry-after"]) >= 1
-    assert '"type": "TooManyRequestsException"' in body
+def test_a_full_queue_answers_503_as_torchserve_does_or_429_by_setting(blocked):
+    blocked.change(job_queue_size=blocked.waiting)
+    for lane in LANES:
+        status, error = blocked.refuse(lane, accepted=False)
+        assert (status, error["type"]) == (503, "ServiceUnavailableException")
+        assert error["message"].startswith(
+            'Model "talker" has no worker to serve inference request'
+        )
+        assert "jobQueueSize" in error["message"]
+    blocked.change(overload_status=429)
+    for lane in LANES:
+        status, error = blocked.refuse(lane, accepted=False)
+        assert (status, error["type"]) == (429, "TooManyRequestsException")
 
 
-@both_lanes
-def test_bytes_that_wait_are_bounded(blocked, lane):
-    blocked.server.management.put("/models/talker", params={"max_queue_bytes": blocked.waiting})
-    status, _, body = answer_on(blocked.ask(lane, accepted=False))
-    assert status == 503
-    assert "maxQueueBytes" in body
+def test_bytes_of_waiting_requests_are_bounded(blocked):
+    blocked.change(max_queue_bytes=blocked.waiting)
+    for lane in LANES:
+        status, error = blocked.refuse(lane, accepted=False)
+        assert (status, "maxQueueBytes" in error["message"]) == (503, True)
 
 
 @given(st.integers(-100, 100), st.integers(1, 86_400_000))
@@ -205,8 +179,5 @@ def test_any_other_value_is_a_bad_request(name, value):
     st.floats(0, 1e6), st.floats(0.001, 1e4) | st.just(0.0), st.none() | st.integers(1, 86_400_000)
 )
 def test_the_sooner_deadline_holds(now, client_timeout, timeout_ms):
-    limits = [
-        *([client_timeout] if client_timeout else []),
-        *([timeout_ms / 1000] if timeout_ms else []),
-    ]
+    limits = [limit for limit in (client_timeout, timeout_ms and timeout_ms / 1000) if limit]
     assert deadline(now, client_timeout, timeout_ms) == (now + min(limits) if limits else None)

@@ -1,13 +1,6 @@
-"""What a client of the management API sees of a model's own packages."""
+"""Models with packages or process groups of their own, over REST."""
 
 from __future__ import annotations
-
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import pytest
 
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
@@ -21,64 +14,28 @@ def handle(data, context):
 """
 
 
-def needy(directory: Path, requirements: str) -> None:
-    make_model(directory, HANDLER, config="useVenv: true\n")
-    manifest = directory / "MAR-INF" / "MANIFEST.json"
-    reported = json.loads(manifest.read_text())
-    reported["model"]["requirementsFile"] = "requirements.txt"
-    manifest.write_text(json.dumps(reported))
-    (directory / "requirements.txt").write_text(requirements)
-
-
-@pytest.fixture
-def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_an_environment_of_its_own_sees_no_secret_of_the_server(
+    monkeypatch, start_server, tmp_path
+):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("SECRET_OF_THE_SERVER", "42")
+    folder = make_model(
+        tmp_path / "m", HANDLER, config="useVenv: true\n", requirementsFile="requirements.txt"
+    )
+    make_wheel(folder, "own_words", "1.5")
+    (folder / "requirements.txt").write_text("own-words\n")
+    with start_server(
+        model_store=tmp_path,
+        cache_dir=tmp_path / "cache",
+        install_py_dep_per_model=True,
+        blacklist_env_vars="SECRET_.*",
+    ) as server:
+        server.register("m", initial_workers=1)
+        assert server.inference.post("/predictions/m").text == "1.5 True None"
+        assert server.management.get("/models/m").json()[0]["useVenv"] is True
 
 
-def test_models_with_packages_of_their_own_over_rest(
-    no_index: None,
-    start_server: Callable[..., Any],
-    tmp_path: Path,
-    error_of: Callable[..., tuple[str, str]],
-) -> None:
-    needy(tmp_path / "good", "own-words\n")
-    make_wheel(tmp_path / "good", "own_words", "1.5")
-    needy(tmp_path / "bad", "no-such-package\n")
-    needy(tmp_path / "evil", "own-words; $(touch /tmp/x)\n")
-    settings = {
-        "model_store": tmp_path,
-        "cache_dir": tmp_path / "cache",
-        "install_py_dep_per_model": True,
-    }
-    with start_server(**settings, blacklist_env_vars="SECRET_.*") as server:
-        management, inference = server.clients["management"], server.clients["inference"]
-        assert (
-            management.post("/models", params={"url": "good", "initial_workers": 1}).status_code
-            == 200
-        )
-        assert inference.post("/predictions/good").text == "1.5 True None"
-        assert management.get("/models/good").json()[0]["useVenv"] is True
-        refused = management.post("/models", params={"url": "bad"})
-        assert refused.status_code == 400
-        kind, text = error_of(refused)
-        assert kind == "ModelException"
-        assert text.startswith("Custom pip package installation failed for model bad\n")
-        assert "No matching distribution found for no-such-package" in text
-        kind, text = error_of(management.post("/models", params={"url": "evil"}))
-        assert (kind, text.splitlines()[0]) == (
-            "ModelException",
-            "Custom pip package installation failed for model evil",
-        )
-        assert [model["modelName"] for model in management.get("/models").json()["models"]] == [
-            "good"
-        ]
-        assert management.delete("/models/good").status_code == 200
-
-
-def test_a_group_is_described_by_its_processes_and_refused_where_it_cannot_be(
-    empty: Any, store: Path, error_of: Callable[..., tuple[str, str]]
-) -> None:
+def test_a_group_is_described_by_its_processes_or_refused(empty, store, error_of):
     make_model(
         store / "pair.mar", HANDLER, config="parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n"
     )
@@ -88,4 +45,4 @@ def test_a_group_is_described_by_its_processes_and_refused_where_it_cannot_be(
     assert (reported["parallelType"], reported["parallelLevel"]) == ("tp", 2)
     refused = empty.management.post("/models", params={"url": "nodes.mar"})
     assert refused.status_code == 400
-    assert "asks for 2 nodes: set rdzv-endpoint" in error_of(refused)[1]
+    assert "set rdzv-endpoint" in error_of(refused)[1]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.runtime.conftest import RunningServer, make_settings, running_server
+from tests.kit.servers import a_server
+from tests.runtime.conftest import RunningServer
 
 FUNCTION = """
 def handle(data, context):
@@ -39,20 +39,11 @@ TENSOR = {"name": "x", "shape": [1, 1], "datatype": "FP32"}
 
 @pytest.fixture(scope="module")
 def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    store: Path = tmp_path_factory.mktemp("parameters")
-    with running_server(make_settings(store)) as running:
-        for name, code, envelope in (
-            ("function", FUNCTION, ""),
-            ("derived", DERIVED, ""),
-            ("fields", FIELDS, ""),
-            ("json", FUNCTION, "json"),
-            ("kserve", FUNCTION, "kserve"),
-            ("kservev2", FUNCTION, "kservev2"),
-        ):
-            running.write_mar(
-                f"{name}.mar", handler=code, **({"envelope": envelope} if envelope else {})
-            )
-            running.register(f"{name}.mar", initial_workers=1)
+    envelopes = ("json", "kserve", "kservev2")
+    models = {"function": FUNCTION, "derived": DERIVED, "fields": FIELDS} | {
+        envelope: {"handler": FUNCTION, "envelope": envelope} for envelope in envelopes
+    }
+    with a_server(tmp_path_factory.mktemp("parameters"), models) as running:
         yield running
 
 
@@ -61,9 +52,7 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     ["application/json", "application/octet-stream", "application/x-www-form-urlencoded", ""],
 )
 @pytest.mark.parametrize("name", ["json", "kserve", "kservev2", "derived"])
-def test_parameters_are_beside_the_rows_of_a_body_of_any_type(
-    server: RunningServer, name: str, kind: str
-) -> None:
+def test_parameters_are_beside_the_rows_of_a_body_of_any_type(server, name, kind):
     for parameters in (GIVEN, None):
         rows = (
             {"inputs": [TENSOR | {"data": [1.0]}]} if name == "kservev2" else {"instances": [[1.0]]}
@@ -74,18 +63,15 @@ def test_parameters_are_beside_the_rows_of_a_body_of_any_type(
         )
         assert answer.status_code == 200, answer.text
         result = answer.json()
-        shown = (
-            result["outputs"][0]["data"][0]
-            if name == "kservev2"
-            else result["predictions"][0]
-            if name != "derived"
-            else result
-        )
-        assert shown == (0.5 if parameters else 0.0)
+        if name == "kservev2":
+            result = result["outputs"][0]["data"][0]
+        elif name != "derived":
+            result = result["predictions"][0]
+        assert result == (0.5 if parameters else 0.0)
 
 
 @pytest.mark.parametrize("name", ["function", "kservev2"])
-def test_parameters_are_beside_tensors_in_bytes(server: RunningServer, name: str) -> None:
+def test_parameters_are_beside_tensors_in_bytes(server, name):
     head = json.dumps(
         {"inputs": [TENSOR | {"parameters": {"binary_data_size": 4}}], "parameters": GIVEN}
     ).encode()
@@ -96,9 +82,7 @@ def test_parameters_are_beside_tensors_in_bytes(server: RunningServer, name: str
     assert answer.json()["outputs"][0]["data"] == [0.5]
 
 
-def test_a_handler_gets_the_last_of_repeated_fields_and_finds_the_others(
-    server: RunningServer,
-) -> None:
+def test_a_handler_gets_the_last_of_repeated_fields_and_all_of_them_in_a_header(server):
     answer = server.inference.post(
         "/predictions/fields", files=[("a", (None, b"1")), ("a", (None, b"2"))]
     )

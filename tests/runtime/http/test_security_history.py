@@ -1,11 +1,11 @@
-"""What TorchServe's security history teaches, a test for each of its rows that no other file has by
-name.
+"""TorchServe's security history: a test for each row that no other file covers by name.
 
-Elsewhere: redirects, host prefixes and rebinding (`tests/runtime/sources`), archives that climb or
-explode (`tests/archiver/test_unsafe.py`), tokens (`test_tokens.py`), bodies and headers that are
-too large or too slow (`test_connection_limits.py`), line breaks in answers' headers
+Other files cover redirects, host prefixes and rebinding (`tests/runtime/sources`), archives that
+climb or explode (`tests/archiver/test_unsafe.py`), tokens (`test_tokens.py`), the model API that
+is off (`test_errors.py`), bodies and headers that are too large or too slow
+(`test_connection_limits.py`), line breaks in the headers of answers
 (`tests/runtime/worker/handler_api/test_context.py`), variables that may not open the allow list
-(`tests/runtime/settings/test_torchserve.py`), TLS (`tests/runtime/targets`), the same by gRPC
+(`tests/runtime/settings/test_torchserve.py`), TLS (`tests/runtime/targets`), and the same by gRPC
 (`tests/runtime/grpc/test_security_history.py`).
 """
 
@@ -27,9 +27,9 @@ METADATA = "http://169.254.169.254/latest/meta-data/x.mar"
 HANDLER = "def handle(data, context):\n    return ['x' for _ in data or ()]\n"
 
 
-def test_1_the_clouds_own_services_cannot_be_asked_even_where_every_url_is_allowed(
+def test_1_the_metadata_service_of_a_cloud_is_refused_even_where_every_url_is_allowed(
     start_server, error_of
-) -> None:
+):
     with start_server(allowed_urls=["http.*"]) as server:
         answer = server.management.post("/models", params={"url": METADATA})
     assert answer.status_code == 404
@@ -40,18 +40,18 @@ def test_1_the_clouds_own_services_cannot_be_asked_even_where_every_url_is_allow
     "url",
     ["../x.mar", "%2e%2e/x.mar", "a\\..\\x.mar", "/etc/x.mar", "file:///etc/x.mar", "....//x.mar"],
 )
-def test_2_no_way_to_write_a_path_leaves_the_store(empty, url) -> None:
+def test_2_no_way_to_write_a_path_leaves_the_store(empty, url):
     assert empty.management.post("/models", params={"url": url}).status_code == 404
 
 
 @pytest.mark.parametrize("url", [METADATA, "../x.war", "%2e%2e/x.war", "/etc/x.war"])
-def test_5_the_same_holds_for_workflows(empty, url) -> None:
+def test_5_no_url_of_a_workflow_leaves_the_store(empty, url):
     answer = empty.management.post("/workflows", params={"url": url})
     assert 400 <= answer.status_code < 500
     assert not empty.management.get("/workflows").json()["workflows"]
 
 
-def test_7_yaml_makes_no_objects(empty, store: Path, tmp_path: Path) -> None:
+def test_7_yaml_makes_no_objects(empty, store, tmp_path):
     trap = tmp_path / "sprung"
     make_model(
         store / "trap.mar",
@@ -62,7 +62,7 @@ def test_7_yaml_makes_no_objects(empty, store: Path, tmp_path: Path) -> None:
     assert not trap.exists()
 
 
-def test_8_every_address_is_this_machines_alone_unless_somebody_says_otherwise() -> None:
+def test_8_every_default_address_is_on_loopback():
     settings = Settings()
     for address in (
         settings.inference_address,
@@ -76,16 +76,7 @@ def test_8_every_address_is_this_machines_alone_unless_somebody_says_otherwise()
     )
 
 
-def test_9_without_the_model_api_nothing_is_registered_or_removed(start_server, error_of) -> None:
-    with start_server(enable_model_api=False) as server:
-        for answer in (
-            server.management.post("/models", params={"url": "talker.mar"}),
-            server.management.delete("/models/talker"),
-        ):
-            assert (answer.status_code, error_of(answer)[0]) == (405, "MethodNotAllowedException")
-
-
-def test_12_a_path_or_a_referer_that_holds_token_is_no_request_for_one(empty) -> None:
+def test_12_a_path_or_referer_with_the_word_token_gets_no_token(empty):
     answer = empty.management.get(
         "/models/token", headers={"Referer": "http://127.0.0.1/token?type=management"}
     )
@@ -94,20 +85,16 @@ def test_12_a_path_or_a_referer_that_holds_token_is_no_request_for_one(empty) ->
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "a b", "$(id)", ";id", "-x", "a\nb", "", "."])
 @pytest.mark.parametrize("field", ["modelName", "modelVersion"])
-def test_13_a_manifest_names_no_path_and_no_command(
-    empty, store: Path, field: str, name: str
-) -> None:
-    what = (
-        {"name": name or " "} if field == "modelName" else {"name": "named", "version": name or " "}
-    )
-    make_model(store / "named.mar", HANDLER, **what)
+def test_13_a_manifest_names_no_path_and_no_command(empty, store, field, name):
+    part = "name" if field == "modelName" else "version"
+    make_model(store / "named.mar", HANDLER, **{"name": "named", part: name or " "})
     answer = empty.management.post("/models", params={"url": "named.mar", "initial_workers": 0})
     assert answer.status_code == 400, answer.text
 
 
 def test_18_weights_that_run_code_when_they_are_unpickled_are_refused(
-    empty, store: Path, tmp_path: Path, error_of
-) -> None:
+    empty, store, tmp_path, error_of
+):
     trap = tmp_path / "sprung"
 
     class Trap:
@@ -134,21 +121,19 @@ def test_18_weights_that_run_code_when_they_are_unpickled_are_refused(
     assert not trap.exists()
 
 
-def test_19_unregistering_removes_no_file_that_was_not_downloaded(empty, store: Path) -> None:
+def test_19_unregistering_removes_no_file_that_was_not_downloaded(empty, store):
     make_model(store / "kept.mar", HANDLER)
     assert empty.management.post("/models", params={"url": "kept.mar"}).status_code == 200
     assert empty.management.delete("/models/kept").status_code == 200
     assert (store / "kept.mar").exists()
 
 
-@pytest.mark.parametrize("what", ["url", "model_name"])
-def test_20_no_name_makes_a_line_of_its_own_in_the_log(
-    empty, store: Path, caplog: pytest.LogCaptureFixture, what: str
-) -> None:
+@pytest.mark.parametrize("parameter", ["url", "model_name"])
+def test_20_no_name_adds_a_line_to_the_log(empty, store, caplog, parameter):
     make_model(store / "logged.mar", HANDLER)
     forged = "x\n2026-01-01 ERROR forged"
     with caplog.at_level(logging.INFO):
-        answer = empty.management.post("/models", params={"url": "logged.mar", what: forged})
+        answer = empty.management.post("/models", params={"url": "logged.mar", parameter: forged})
     assert answer.status_code in (400, 404)
     assert not [
         record for record in caplog.records if "\n2026-01-01 ERROR forged" in record.getMessage()

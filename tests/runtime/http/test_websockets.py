@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import httpx
@@ -24,6 +22,8 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from tests.kit.connections import connect_raw
+from tests.kit.transports import FakeTransport
 from tests.runtime.conftest import DEADLINE, RunningServer
 from tests.support.certificates import make_certificate
 from tsx_archiver import ArchiveSpec
@@ -38,6 +38,8 @@ from tsx_runtime.http.websocket import (
     WebSocketConnection,
 )
 from tsx_runtime.testing import serve
+
+pytestmark = pytest.mark.anyio
 
 # Streams `count` pieces of `size` bytes, counts them in a file, or answers with server-sent events.
 PIECES = """
@@ -86,7 +88,7 @@ def talk(
         proxy=None,
         subprotocols=["tsx.v1"],
         close_timeout=DEADLINE,
-    )  # type: ignore[list-item]
+    )
 
 
 def ask(
@@ -97,16 +99,20 @@ def ask(
 
 
 def answer_on(socket: ClientConnection) -> tuple[list[bytes], dict[str, Any]]:
-    """The pieces of an answer, and its end."""
+    """Return the pieces of an answer, and its end."""
     pieces = []
     while isinstance(message := socket.recv(DEADLINE), bytes):
         pieces.append(message)
     return pieces, json.loads(message)
 
 
-def test_each_message_is_a_request_and_the_answers_come_in_order_on_one_connection(
-    server: RunningServer,
-) -> None:
+def check_closed(client: ClientConnection, code: int) -> None:
+    with pytest.raises(ConnectionClosed) as closed:
+        client.recv(DEADLINE)
+    assert closed.value.rcvd.code == code
+
+
+def test_each_message_is_a_request_and_the_answers_come_in_order_on_one_connection(server):
     with talk(server, X_Own="1") as socket:
         assert socket.subprotocol == "tsx.v1"
         for message in (' {"a": [1, 2]}', "[see](this) text", b"\x00\xff"):
@@ -124,47 +130,34 @@ def test_each_message_is_a_request_and_the_answers_come_in_order_on_one_connecti
         None,
     ]
     assert all(row["headers"]["X-Own"] == "1" for row in rows)
-    assert not {
-        name
-        for name in rows[0]["headers"]
-        if name.lower().startswith(("sec-", "upgrade", "connection"))
-    }
+    hidden = ("sec-", "upgrade", "connection")
+    assert not [name for name in rows[0]["headers"] if name.lower().startswith(hidden)]
     assert [end["request_id"] for _, end in answers] == [row["id"] for row in rows]
-    assert all(
-        end
-        == {"done": True, "status": 200, "request_id": end["request_id"], "headers": end["headers"]}
-        for _, end in answers
-    )
+    assert {tuple(end) for _, end in answers} == {("done", "status", "request_id", "headers")}
+    assert {(end["done"], end["status"]) for _, end in answers} == {(True, 200)}
 
 
-def test_a_content_type_of_the_handshake_holds_for_all_messages(server: RunningServer) -> None:
+def test_a_content_type_of_the_handshake_holds_for_all_messages(server):
     with talk(server, "/predictions/talker/1.0/some/path", Content_Type="text/csv") as socket:
         (piece,), _ = ask(socket, '{"a": 1}')
     headers = json.loads(piece)["headers"]
     assert (headers["Content-Type"], headers["url_path"]) == ("text/csv", "some/path")
 
 
-def test_each_part_of_a_stream_is_a_message(server: RunningServer) -> None:
+def test_parts_of_a_stream_are_messages_and_the_end_has_the_headers(server):
     with talk(server, x_do="stream") as socket:
         pieces, end = ask(socket)
         assert (pieces, end["status"]) == ([b"a", b"b", b"c"], 200)
-
-
-def test_a_handlers_headers_are_in_the_end(server: RunningServer) -> None:
     with talk(server, x_do="headers") as socket:
-        _, end = ask(socket)
-    assert end["headers"] == {"content-type": "text/csv", "x-own": "1"}
+        assert ask(socket)[1]["headers"] == {"content-type": "text/csv", "x-own": "1"}
 
 
-def test_errors_are_messages_and_the_connection_goes_on(server: RunningServer) -> None:
+def test_errors_are_messages_and_the_connection_goes_on(server):
     with talk(server, x_do="raise") as socket:
         for _ in range(2):
             pieces, end = ask(socket)
-            assert (pieces, end["status"], end["error"]["type"]) == (
-                [],
-                500,
-                "InternalServerException",
-            )
+            assert (pieces, end["status"]) == ([], 500)
+            assert end["error"]["type"] == "InternalServerException"
             assert "no such image" in end["error"]["message"]
     with talk(server, x_do="status", x_status="422") as socket:
         assert (ask(socket)[0], ask(socket)[1]["status"]) == ([b"body of it"], 422)
@@ -172,24 +165,19 @@ def test_errors_are_messages_and_the_connection_goes_on(server: RunningServer) -
         assert "x-tsx-timeout-ms" in ask(socket)[1]["error"]["message"]
 
 
-def test_a_stream_whose_worker_dies_ends_with_an_error(empty: RunningServer) -> None:
+def test_a_stream_whose_worker_dies_ends_with_an_error(empty):
     empty.register("talker.mar", initial_workers=1)
     with talk(empty, x_do="break") as socket:
         pieces, end = ask(socket)
-        assert (pieces, end["status"], end["error"]["type"]) == (
-            [b"a"],
-            500,
-            "InternalServerException",
-        )
+        assert (pieces, end["status"]) == ([b"a"], 500)
+        assert end["error"]["type"] == "InternalServerException"
 
 
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/predictions/none", 404), ("/predictions/talker/9", 404), ("/ping", 404), ("/models", 404)],
 )
-def test_what_runs_no_model_is_refused_in_the_handshake(
-    server: RunningServer, path: str, status: int
-) -> None:
+def test_a_path_that_runs_no_model_is_refused_in_the_handshake(server, path, status):
     with pytest.raises(InvalidStatus) as refused:
         talk(server, path)
     answer = refused.value.response
@@ -197,7 +185,7 @@ def test_what_runs_no_model_is_refused_in_the_handshake(
     assert answer.headers["x-request-id"]
 
 
-def test_chat_is_a_path_as_well_and_its_body_names_the_model(server: RunningServer) -> None:
+def test_the_path_of_chat_takes_the_model_from_the_body(server):
     with talk(server, "/v1/chat/completions") as socket:
         (piece,), _ = ask(socket, '{"model": "talker", "messages": []}')
         assert json.loads(piece)["headers"]["url_path"] == "v1/chat/completions"
@@ -205,57 +193,45 @@ def test_chat_is_a_path_as_well_and_its_body_names_the_model(server: RunningServ
     assert (end["status"], end["error"]["code"]) == (404, "model_not_found")
 
 
-def test_another_address_has_no_websocket(server: RunningServer) -> None:
+def test_the_management_address_has_no_websocket(server):
     with pytest.raises(InvalidStatus):
         connect(server.addresses["management"].replace("http", "ws") + "/models", proxy=None)
 
 
-def test_a_web_page_of_another_site_is_refused_on_loopback(server: RunningServer) -> None:
-    with pytest.raises(InvalidStatus) as refused:
-        talk(server, Origin="https://evil.example")
-    assert refused.value.response.status_code == 403
-    with talk(server, Origin="http://localhost:3000") as socket:
-        assert ask(socket)[1]["status"] == 200
-
-
-def test_a_message_over_the_limit_closes_the_connection(server: RunningServer) -> None:
+def test_a_message_over_the_limit_closes_the_connection(server):
     with talk(server, x_do="bytes") as socket:
         assert ask(socket, bytes(100_000))[1]["status"] == 200
         socket.send(bytes(100_001))
-        with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(DEADLINE)
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1009
+        check_closed(socket, 1009)
 
 
 @pytest.fixture(scope="module")
 def guarded(start_server: Callable[..., Any]) -> Iterator[RunningServer]:
-    """With a token that no subprotocol could have as it is, a small budget of bytes, and short
-    times.
-    """
-    values = {
-        "max_request_size": 1_000_000,
-        "max_inflight_bytes": 1,
-        "body_timeout": 1,
-        "write_timeout": 1,
-    }
+    """Start a server with short timeouts and a token that a subprotocol has to encode."""
     hasty = partial(Timeouts, body_rate=1_000_000_000)
     with (
         patch("tsx_runtime.http.app.Timeouts", hasty),
-        start_server(inference_token="a/b=", max_failed_tokens=1, **values) as server,
+        start_server(
+            inference_token="a/b=",
+            max_failed_tokens=1,
+            max_request_size=1_000_000,
+            max_inflight_bytes=1,
+            body_timeout=1,
+            write_timeout=1,
+        ) as server,
     ):
         server.register("talker.mar", initial_workers=1, batch_size=1)
         yield server
 
 
-def test_the_token_is_a_header_or_of_a_page_a_subprotocol(guarded: RunningServer) -> None:
+def test_the_token_is_a_header_or_a_subprotocol(guarded):
     with talk(guarded, Authorization="Bearer a/b=") as socket:
         (piece,), end = ask(socket)
         assert end["status"] == 200
     assert "a/b=" not in piece.decode()
     with connect(
         address(guarded), proxy=None, subprotocols=["tsx.v1", "tsx.token.a%2Fb%3D"]
-    ) as socket:  # type: ignore[list-item]
+    ) as socket:
         assert socket.subprotocol == "tsx.v1"
         (piece,), end = ask(socket)
         assert end["status"] == 200
@@ -272,29 +248,24 @@ def with_token(server: RunningServer, **headers: str) -> ClientConnection:
     return talk(server, Authorization="Bearer a/b=", **headers)
 
 
-def test_a_message_that_does_not_fit_into_the_budget_or_comes_too_slowly_closes_the_connection(
-    guarded: RunningServer, until: Callable[..., None]
-) -> None:
+def test_a_message_that_exceeds_the_budget_or_is_too_slow_closes_the_connection(guarded, until):
     used = guarded.registry.bytes_in_flight
     with with_token(guarded) as slow, with_token(guarded) as refused:
         begin(slow, 900_000)
         until(lambda: used.used > 800_000)
         begin(refused, 900_000)
-        for socket, code in ((refused, 1013), (slow, 1008)):
-            with pytest.raises(ConnectionClosed) as closed:
-                socket.recv(DEADLINE)
-            assert closed.value.rcvd is not None
-            assert closed.value.rcvd.code == code
+        check_closed(refused, 1013)
+        check_closed(slow, 1008)
     until(lambda: used.used == 0)
 
 
 def begin(client: ClientConnection, size: int) -> None:
-    """All but the last byte of a binary message."""
+    """Send all but the last byte of a binary message."""
     frame = b"\x82\xff" + size.to_bytes(8, "big") + bytes(4) + bytes(size - 1)
     client.socket.sendall(frame)
 
 
-def test_messages_that_come_without_a_pause_are_counted_one_by_one(guarded: RunningServer) -> None:
+def test_messages_that_come_without_a_pause_are_counted_one_by_one(guarded):
     message, count = bytes(60_000), 60  # together more than the budget
     with with_token(guarded, x_do="bytes") as socket:
         sender = threading.Thread(target=lambda: [socket.send(message) for _ in range(count)])
@@ -304,34 +275,27 @@ def test_messages_that_come_without_a_pause_are_counted_one_by_one(guarded: Runn
         sender.join(DEADLINE)
 
 
-def test_what_a_client_has_not_read_when_it_leaves_is_given_back(
-    guarded: RunningServer, until: Callable[..., None]
-) -> None:
+def test_unread_answers_of_a_client_that_leaves_are_freed(guarded, until):
     used = guarded.registry.bytes_in_flight
-    with (
-        suppress(ConnectionClosed),
-        with_token(guarded, x_do="bytes") as client,
-    ):  # closed for what reads nothing for write_timeout
+    # The server closes a connection that takes nothing for write_timeout.
+    with suppress(ConnectionClosed), with_token(guarded, x_do="bytes") as client:
         while not used.unread:
             client.send(bytes(900_000))
         client.socket.close()
     until(lambda: used.used == 0)
 
 
-def test_a_client_that_leaves_takes_its_waiting_request_with_it(
-    guarded: RunningServer, tmp_path: Path, until: Callable[..., None]
-) -> None:
+def test_a_client_that_leaves_takes_its_waiting_request_with_it(guarded, tmp_path, until):
     gate = tmp_path / "open"
     version = guarded.registry.find("talker")
     with with_token(guarded, x_do="stream-wait", x_file=str(gate)) as busy:
         busy.send(b"x")
         assert busy.recv(DEADLINE) == b"a"
         before = version.stats.refusals["ClientLeft"]
-        with with_token(
-            guarded, x_do="bytes", x_tsx_timeout_ms="600000"
-        ) as waiting:  # not sent ahead to the worker
+        # A request with a deadline is not sent ahead to the worker.
+        with with_token(guarded, x_do="bytes", x_tsx_timeout_ms="600000") as waiting:
             asked = version.stats.requests
-            for _ in range(3):  # ahead of the first answer
+            for _ in range(3):
                 waiting.send(b"x")
             until(lambda: version.stats.requests == asked + 1)
         until(lambda: version.stats.refusals["ClientLeft"] == before + 1)
@@ -339,29 +303,26 @@ def test_a_client_that_leaves_takes_its_waiting_request_with_it(
         assert answer_on(busy)[0] == [b"b"]
 
 
-def test_limits_of_clients_count_messages(start_server: Callable[..., Any]) -> None:
+def test_limits_of_clients_count_messages(start_server):
     with start_server(max_requests_per_client=2) as server:
         server.register("talker.mar", initial_workers=1)
         with talk(server, x_do="bytes") as socket:
-            for _ in range(2):  # the handshake is a request as well
+            for _ in range(2):  # the handshake is a request, too
                 socket.send(b"x")
             first, second = (answer_on(socket)[1] for _ in range(2))
     assert (first["status"], second["status"], second["headers"]["retry-after"]) == (200, 429, "1")
     assert second["error"]["type"] == "TooManyRequestsException"
 
 
-def test_a_websocket_counts_as_a_connection_until_it_ends(
-    start_server: Callable[..., Any], until: Callable[..., None]
-) -> None:
+def test_a_websocket_counts_as_a_connection_until_it_ends(start_server, until):
     with start_server(max_connections_per_client=1) as server:
         server.register("talker.mar", initial_workers=1)
 
         def is_free() -> bool:
             try:
                 return httpx.get(f"{server.addresses['inference']}/ping").status_code == 200
-            except (
-                httpx.HTTPError
-            ):  # the connection is closed before the request is read, so the answer may be lost
+            except httpx.HTTPError:
+                # The server closes before it reads the request, so its answer may be lost.
                 return False
 
         with talk(server) as socket:
@@ -391,8 +352,9 @@ def streaming(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @contextmanager
 def over_tls(url: str) -> Iterator[Any]:
-    """The asynchronous client, called as the other one, which uses one TLS connection from two
-    threads: now and then it never ends.
+    """Connect by the asynchronous client, with the methods of the synchronous one.
+
+    The synchronous client uses a TLS connection from two threads, which now and then hangs.
     """
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -407,14 +369,14 @@ def over_tls(url: str) -> Iterator[Any]:
         yield SimpleNamespace(send=partial(portal.call, client.send), recv=receive)
 
 
-def test_an_event_is_a_message_over_tls_too(streaming: str) -> None:
+def test_an_event_is_a_message_over_tls_too(streaming):
     with over_tls(streaming) as socket:
         pieces, end = ask(socket, '{"events": true}')
     assert [json.loads(piece) for piece in pieces] == [{"a": 1}, {"b": 2}]
     assert end["headers"]["content-type"] == "text/event-stream"
 
 
-def test_events_that_break_off_end_with_an_error_and_its_status(streaming: str) -> None:
+def test_events_that_break_off_end_with_an_error_and_its_status(streaming):
     with over_tls(streaming) as socket:
         for _ in range(2):
             pieces, end = ask(socket, '{"events": "broken"}')
@@ -422,9 +384,7 @@ def test_events_that_break_off_end_with_an_error_and_its_status(streaming: str) 
             assert "no more" in end["error"]["message"]
 
 
-def test_a_client_that_leaves_amid_an_answer_is_no_warning(
-    streaming: str, tmp_path: Path, until: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_that_leaves_amid_an_answer_is_no_warning(streaming, tmp_path, until, caplog):
     with caplog.at_level(logging.INFO):
         with over_tls(streaming) as client:
             client.send(
@@ -439,9 +399,7 @@ def test_a_client_that_leaves_amid_an_answer_is_no_warning(
     assert "its stream was interrupted" not in caplog.text
 
 
-def test_a_client_that_does_not_read_holds_the_handler(
-    streaming: str, tmp_path: Path, until: Callable[..., None]
-) -> None:
+def test_a_client_that_does_not_read_holds_the_handler(streaming, tmp_path, until):
     file = tmp_path / "count"
     count, size = 400, 100_000
     with over_tls(streaming) as client:
@@ -459,9 +417,9 @@ def test_a_client_that_does_not_read_holds_the_handler(
     assert (len(pieces), end["status"]) == (count + 1, 200)
 
 
-def test_a_server_that_stops_answers_first_and_says_so_to_those_who_wait(
-    start_server: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_server_that_stops_answers_first_and_closes_with_the_code_of_a_restart(
+    start_server, tmp_path
+):
     gate = tmp_path / "open"
     with ExitStack() as running:
         server = running.enter_context(start_server())
@@ -471,112 +429,85 @@ def test_a_server_that_stops_answers_first_and_says_so_to_those_who_wait(
             assert busy.recv(DEADLINE) == b"a"
             stop = threading.Thread(target=running.close)
             stop.start()
-            check_restart(idle)
+            check_closed(idle, 1012)
             gate.touch()
             pieces, end = answer_on(busy)
             assert (pieces, end["status"]) == ([b"b"], 200)
-            check_restart(busy)
+            check_closed(busy, 1012)
             stop.join(DEADLINE)
             assert not stop.is_alive()
 
 
-def check_restart(client: ClientConnection) -> None:
-    with pytest.raises(ConnectionClosed) as closed:
-        client.recv(DEADLINE)
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1012
+def a_handshake(line: str = "x-do: bytes") -> bytes:
+    return (
+        "GET /predictions/talker HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: keep-alive, Upgrade\r\n"
+        f"Upgrade: WebSocket\r\n{line}\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+        "Sec-WebSocket-Version: 13\r\n\r\n"
+    ).encode()
 
 
-def test_an_upgrade_offers_nothing_to_plain_requests(server: RunningServer) -> None:
-    offer = {
-        "Connection": "Upgrade, HTTP2-Settings",
-        "Upgrade": "h2c",
-        "HTTP2-Settings": "AAMAAABkAAQAoAAAAAIAAAAA",
-    }
-    assert (
-        server.inference.post(
-            "/predictions/talker", content=b"x", headers={**offer, "x-do": "bytes"}
-        ).content
-        == b"x"
-    )
-
-
-def test_frames_that_come_with_the_handshake_are_not_lost(server: RunningServer) -> None:
-    host, port = server.addresses["inference"].removeprefix("http://").split(":")
-    head = f"GET /predictions/talker HTTP/1.1\r\nHost: {host}\r\nConnection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\nx-do: bytes\r\n"
-    head += "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-    with socket.create_connection((host, int(port)), timeout=DEADLINE) as client:
-        client.sendall(head.encode() + b"\x82\x83" + bytes(4) + b"abc")
+def test_frames_that_come_with_the_handshake_are_not_lost(server):
+    with connect_raw(server) as client:
+        client.send(a_handshake() + frame(MESSAGE, b"abc"))
         received = b""
         while b'"done"' not in received:
-            received += client.recv(4096)
+            received += client.sock.recv(4096)
     assert received.startswith(b"HTTP/1.1 101")
     assert b"\x82\x03abc" in received
 
 
 @pytest.mark.parametrize("line", ["Content-Length: 3", "X-Long: " + "x" * 9000])
-def test_a_handshake_that_is_none_is_refused(server: RunningServer, line: str) -> None:
-    host, port = server.addresses["inference"].removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=DEADLINE) as client:
-        head = f"GET /predictions/talker HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{line}\r\n"
-        client.sendall(
-            f"{head}Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
-        )
-        received = b"".join(iter(lambda: client.recv(4096), b""))
+def test_an_invalid_handshake_is_refused(server, line):
+    with connect_raw(server) as client:
+        client.send(a_handshake(line))
+        received = client.read_all()
     assert received.startswith(b"HTTP/1.1 400")
     assert b"no handshake" in received
 
 
-def test_a_token_has_no_line_ends() -> None:
+def test_a_token_has_no_line_ends():
     request = _as_request(
         {"headers": [(b"sec-websocket-protocol", b"tsx.v1, tsx.token.a%0D%0Aexplain:%20True")]}
     )
     assert request["headers"] == [(b"authorization", b"Bearer a explain: True")]
 
 
-def test_event_data_comes_out_of_pieces_wherever_they_are_cut() -> None:
+def test_event_data_comes_out_of_pieces_wherever_they_are_cut():
     text = b": hi\r\n\r\ndata: one\r\nevent: x\r\n\r\ndata:two\ndata: three\n\ndata: [DONE]\n\ndata: four"
     for size in (1, 2, 3, 7, 100):
         events = EventData()
-        found = [
-            data for at in range(0, len(text), size) for data in events.feed(text[at : at + size])
-        ]
-        assert [*found, *events.feed(b"\n\n")] == [b"one", b"two\nthree", b"four"], size
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        received = [data for piece in pieces for data in events.feed(piece)]
+        assert [*received, *events.feed(b"\n\n")] == [b"one", b"two\nthree", b"four"], size
 
 
 class Conversation:
-    """A connection whose application takes its messages, over a transport without a socket."""
+    """A WebSocket connection in memory, whose application takes messages once `takes` is set."""
 
     def __init__(self) -> None:
-        self.paused: list[bool] = []
-        self.written = bytearray()
-        self.closed = asyncio.Event()
-        self.taken: list[Any] = []
-        self.news = asyncio.Event()  # a message was taken
+        self.messages: list[bytes] = []
+        self.received = asyncio.Event()
+        self.takes = asyncio.Event()
+        self.takes.set()
         self.budget = ByteBudget(8 << 20)
-        self.turns = Turns(asyncio.get_running_loop())
-        head = b"GET /predictions/m HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-        head += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-        times = Timeouts(*[1] * 6)
         self.connection = WebSocketConnection(
-            head, ServerState(), 1 << 20, self.budget, times, self.turns, lambda _: None
+            a_handshake(),
+            ServerState(),
+            1 << 20,
+            self.budget,
+            Timeouts(*[1] * 6),
+            Turns(asyncio.get_running_loop()),
+            lambda _: None,
         )
-        transport = SimpleNamespace(
-            is_closing=self.closed.is_set,
-            close=self.closed.set,
-            write=self.written.extend,
-            pause_reading=lambda: self.paused.append(True),
-            resume_reading=lambda: self.paused.append(False),
-            get_write_buffer_size=lambda: 0,
-            set_protocol=lambda protocol: None,
-        )
-        self.connection.start(cast("Any", transport), self.take, {})
+        self.transport = FakeTransport()
+        self.connection.start(self.transport, self.take, {})
 
     async def take(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.accept"})
+        await self.takes.wait()
         while (message := await receive())["type"] == "websocket.receive":
-            self.taken.append(message["bytes"])
-            self.news.set()
+            self.messages.append(message["bytes"])
+            self.received.set()
 
 
 def frame(opcode: int, body: bytes = b"") -> bytes:
@@ -594,115 +525,75 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
-def test_frames_that_bring_nothing_are_bounded(
-    flood: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_frames_without_content_are_bounded(flood, monkeypatch):
     monkeypatch.setattr("tsx_runtime.http.websocket.HOLD_S", 0)
 
-    async def run() -> None:
-        conversation = Conversation()
+    conversation = Conversation()
+    await asyncio.sleep(0)
+    conversation.connection.data_received(flood * 2)
+    await asyncio.wait_for(conversation.transport.closed.wait(), DEADLINE)
+    assert (1008).to_bytes(2, "big") in conversation.transport.written
+    assert conversation.transport.paused
+    assert not conversation.messages
+
+
+async def test_frames_within_their_bounds_always_pass():
+    conversation = Conversation()
+    await asyncio.sleep(0)
+    sent = (
+        frame(FIRST)
+        + frame(FRAGMENT, b"x") * 1000
+        + frame(PING) * (MAX_IDLE_FRAMES - 1)
+        + frame(0x80)
+    )
+    for _ in range(5):
+        conversation.connection.data_received(sent)
+        await conversation.received.wait()
+        conversation.received.clear()
+        conversation.connection.on_tick()
+    assert conversation.messages == [b"x" * 1000] * 5
+    assert not conversation.transport.is_closing()
+
+
+async def test_a_large_message_in_many_fragments_passes():
+    conversation = Conversation()
+    await asyncio.sleep(0)
+    part = bytes([FRAGMENT, 0xFE]) + (500).to_bytes(2, "big") + bytes(4) + bytes(500)
+    conversation.connection.data_received(frame(FIRST) + part * 1900 + frame(0x80))
+    await conversation.received.wait()
+    assert conversation.messages == [bytes(950_000)]
+
+
+async def test_a_turn_of_the_loop_parses_a_few_frames_and_gives_one_message():
+    conversation = Conversation()
+    await asyncio.sleep(0)
+    count = 3000
+    conversation.connection.data_received(frame(MESSAGE, b"x") * count)
+    turns = 0
+    while len(conversation.messages) < count:
+        taken, ahead = len(conversation.messages), len(conversation.connection._ahead)
         await asyncio.sleep(0)
-        conversation.connection.data_received(flood * 2)
-        await asyncio.wait_for(conversation.closed.wait(), DEADLINE)
-        assert (
-            b"\x03\xf0At most " in conversation.written
-            or b"\x03\xf0A message has at most " in conversation.written
-        )  # 1008
-        assert conversation.paused[-1] is True
-        assert not conversation.taken
-
-    asyncio.run(asyncio.wait_for(run(), DEADLINE))
-
-
-def test_frames_within_their_bounds_pass_for_ever() -> None:
-    async def run() -> None:
-        conversation = Conversation()
-        await asyncio.sleep(0)
-        sent = (
-            frame(FIRST)
-            + frame(FRAGMENT, b"x") * 1000
-            + frame(PING) * (MAX_IDLE_FRAMES - 1)
-            + frame(0x80)
+        turns += 1
+        assert len(conversation.messages) - taken <= 1
+        assert ahead - len(conversation.connection._ahead) <= FRAMES_PER_TURN * len(
+            frame(MESSAGE, b"x")
         )
-        for _ in range(5):
-            conversation.connection.data_received(sent)
-            await conversation.news.wait()
-            conversation.news.clear()
-            conversation.connection.on_tick()
-        assert conversation.taken == [b"x" * 1000] * 5
-        assert not conversation.closed.is_set()
-
-    asyncio.run(asyncio.wait_for(run(), DEADLINE))
+    assert turns >= count
 
 
-def test_a_large_message_in_many_fragments_passes() -> None:
-    async def run() -> None:
-        conversation = Conversation()
+async def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lost():
+    conversation, count = Conversation(), 5000
+    connection, budget = conversation.connection, conversation.budget
+    conversation.takes.clear()
+    connection.data_received(frame(MESSAGE) * count)
+    for _ in range(3000):
         await asyncio.sleep(0)
-        part = bytes([FRAGMENT, 0xFE]) + (500).to_bytes(2, "big") + bytes(4) + bytes(500)
-        conversation.connection.data_received(frame(FIRST) + part * 1900 + frame(0x80))
-        await conversation.news.wait()
-        assert conversation.taken == [bytes(950_000)]
-
-    asyncio.run(asyncio.wait_for(run(), DEADLINE))
-
-
-def test_a_turn_of_the_loop_parses_a_few_frames_and_gives_one_message() -> None:
-    async def run() -> None:
-        conversation = Conversation()
+    assert len(connection._messages) < 1000
+    assert conversation.transport.pauses == [True]
+    conversation.takes.set()
+    while len(conversation.messages) < count:
         await asyncio.sleep(0)
-        count = 3000
-        conversation.connection.data_received(frame(MESSAGE, b"x") * count)
-        turns = 0
-        while len(conversation.taken) < count:
-            taken, ahead = len(conversation.taken), len(conversation.connection._ahead)
-            await asyncio.sleep(0)
-            turns += 1
-            assert len(conversation.taken) - taken <= 1
-            assert ahead - len(conversation.connection._ahead) <= FRAMES_PER_TURN * len(
-                frame(MESSAGE, b"x")
-            )
-        assert turns >= count
-
-    asyncio.run(asyncio.wait_for(run(), DEADLINE))
-
-
-def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lost() -> None:
-    async def run() -> None:
-        paused = []
-        transport = SimpleNamespace(
-            is_closing=bool,
-            write=bool,
-            pause_reading=lambda: paused.append(True),
-            resume_reading=lambda: paused.append(False),
-        )
-        transport.set_protocol = transport.close = lambda *_: None
-        head = b"GET /predictions/m HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-        head += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-        budget = ByteBudget(1 << 20)
-        turns = Turns(asyncio.get_running_loop())
-        connection = WebSocketConnection(
-            head, ServerState(), 1000, budget, Timeouts(*[1] * 6), turns, lambda _: None
-        )
-        count, got = 15_000, 0
-        ended = asyncio.Event()
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            nonlocal got
-            await send({"type": "websocket.accept"})
-            await asyncio.sleep(0)
-            assert len(connection._messages) < 1000
-            assert paused == [True]
-            while got < count:
-                assert (await receive())["bytes"] == b""
-                got += 1
-                assert budget.used >= len(connection._ahead) or len(connection._ahead) <= UNCOUNTED
-            ended.set()
-
-        connection.start(cast("Any", transport), app, {})
-        connection.data_received(b"\x82\x80\0\0\0\0" * count)
-        await asyncio.wait_for(ended.wait(), DEADLINE)
-        assert paused == [True, False]
-        assert budget.used == 0
-
-    asyncio.run(run())
+        assert budget.used >= len(connection._ahead) or len(connection._ahead) <= UNCOUNTED
+    assert conversation.messages == [b""] * count
+    assert conversation.transport.pauses == [True, False]
+    assert budget.used == 0

@@ -1,21 +1,20 @@
-"""The budget of bytes under way, over real sockets: who is refused, what is given back, and the
-bodies that stop coming.
-"""
+"""The budget of bytes in flight, over real sockets."""
 
 from __future__ import annotations
 
 import json
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
+from tests.kit.connections import connect_raw
 from tests.runtime.conftest import RunningServer
 from tests.support.clients.rawhttp import Answer, RawConnection, chunked, request
 from tsx_runtime.errors import NoRoom
 
+Connect = Callable[[], RawConnection]
+Until = Callable[[Callable[[], object]], None]
 LARGE = 1_000_000
 PATH = b"/predictions/talker"
 BYTES = (b"x-do", b"bytes")
@@ -23,125 +22,103 @@ BYTES = (b"x-do", b"bytes")
 
 @pytest.fixture(scope="module")
 def tight(start_server: Callable[..., object]) -> Iterator[RunningServer]:
-    """There is room for one large body, and a half of a second one."""
+    """Start a server with room for one and a half large bodies."""
     values = {
         "max_request_size": LARGE,
         "max_response_size": LARGE,
         "max_inflight_bytes": 1,
         "job_queue_size": 8,
     }
-    with start_server(**values, body_idle_timeout=1, write_timeout=2) as server:  # type: ignore[attr-defined]
+    with start_server(**values, body_idle_timeout=1, write_timeout=2) as server:
         server.register("talker.mar", initial_workers=1)
         yield server
 
 
 @pytest.fixture
 def connect(tight: RunningServer) -> Iterator[Callable[[], RawConnection]]:
-    made: list[RawConnection] = []
-    parts = urlsplit(tight.addresses["inference"])
+    connections: list[RawConnection] = []
 
     def connect() -> RawConnection:
-        made.append(
-            RawConnection((parts.hostname or "", parts.port or 0), lambda: tight.call(lambda: None))
-        )
-        return made[-1]
+        connections.append(connect_raw(tight))
+        return connections[-1]
 
     yield connect
-    for connection in made:
+    for connection in connections:
         connection.__exit__()
 
 
 def used(server: RunningServer) -> int:
-    number: int = server.call(lambda: server.registry.bytes_in_flight.used)
-    return number
+    return int(server.call(lambda: server.registry.bytes_in_flight.used))
 
 
-def begin(
-    lane: str,
-    size: int,
-    *,
-    whole: bool = False,
-    headers: tuple[tuple[bytes, bytes], ...] = (BYTES,),
-) -> bytes:
-    """A request for so many bytes, of which one is missing, or none."""
+def a_request(lane: str, size: int, *headers: tuple[bytes, bytes]) -> bytes:
+    headers = headers or (BYTES,)
     if lane == "fast":
-        return request(target=PATH, headers=headers, body=bytes(size))[: None if whole else -1]
-    sent = request(target=PATH, headers=[*headers, (b"Transfer-Encoding", b"chunked")]) + chunked(
-        [bytes(size)]
-    )
-    return sent if whole else sent[:-8]
+        return request(target=PATH, headers=headers, body=bytes(size))
+    head = request(target=PATH, headers=[*headers, (b"Transfer-Encoding", b"chunked")])
+    return head + chunked([bytes(size)])
+
+
+def beginning(lane: str, size: int) -> bytes:
+    """Return a request without the end of its body."""
+    return a_request(lane, size)[: -1 if lane == "fast" else -8]
 
 
 def check_refusal(answer: Answer | None) -> None:
-    assert answer is not None
     assert (answer.status, answer.header(b"retry-after")) == (503, b"1")
     assert "max_inflight_bytes" in json.loads(answer.body)["message"]
 
 
-LANES = ("fast", "other")
+LANES = ("fast", "asgi")
 
 
 @pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("other", LANES)
-def test_bodies_that_do_not_fit_are_refused_until_others_have_gone_and_small_ones_pass(
-    lane: str,
-    other: str,
-    tight: RunningServer,
-    connect: Callable[[], RawConnection],
-    until: Callable[[Callable[[], object]], None],
-) -> None:
+@pytest.mark.parametrize("second_lane", LANES)
+def test_bodies_that_do_not_fit_are_refused_until_there_is_room_and_small_ones_pass(
+    lane, second_lane, tight, connect, until
+):
     first, second = connect(), connect()
-    first.send(begin(lane, LARGE))
+    first.send(beginning(lane, LARGE))
     until(lambda: used(tight) >= LARGE - 70_000)
-    second.send(begin(other, LARGE))
+    second.send(beginning(second_lane, LARGE))
     refused = second.answer()
     check_refusal(refused)
-    assert refused is not None
     assert refused.header(b"connection") == b"close"
     assert tight.ask(b"small", x_do="bytes").content == b"small"
     first.sock.close()
     until(lambda: used(tight) == 0)
     second.sock.close()
     third = connect()
-    third.send(begin(other, LARGE, whole=True))
+    third.send(a_request(second_lane, LARGE))
     answer = third.answer()
-    assert answer is not None
     assert (answer.status, len(answer.body)) == (200, LARGE)
     until(lambda: used(tight) == 0)
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_what_was_refused_when_all_of_it_was_there_leaves_its_connection_open(
-    lane: str, tight: RunningServer, connect: Callable[[], RawConnection]
-) -> None:
+def test_a_refusal_of_a_body_that_came_whole_leaves_its_connection_open(lane, tight, connect):
     budget = tight.registry.bytes_in_flight
     connection = connect()
     tight.call(lambda: budget.take(budget.limit - budget.limit // 8))
-    connection.send(begin(lane, 70_000, whole=True))
+    connection.send(a_request(lane, 70_000))
     answer = connection.answer()
     tight.call(lambda: budget.give(budget.limit - budget.limit // 8))
     check_refusal(answer)
-    connection.send(begin(lane, 70_000, whole=True))
+    connection.send(a_request(lane, 70_000))
     answer = connection.answer()
-    if answer is None:  # it came in pieces, and was refused at the first
-        return
-    assert (answer.status, len(answer.body)) == (200, 70_000)
+    # A body that came in pieces was refused at the first, which ends the connection.
+    assert answer is None or (answer.status, len(answer.body)) == (200, 70_000)
 
 
-@pytest.mark.parametrize("lane", LANES)
-def test_a_body_that_stops_coming_is_answered_408_and_gives_back_what_came(
-    lane: str,
-    tight: RunningServer,
-    connect: Callable[[], RawConnection],
-    until: Callable[[Callable[[], object]], None],
-) -> None:
-    connection = connect()
-    connection.send(begin(lane, LARGE))
-    answer = connection.answer()
-    assert answer is not None
-    assert answer.status == 408
-    assert "body_idle_timeout" in json.loads(answer.body)["message"]
-    assert connection.answer() is None
+def test_a_body_that_stops_coming_is_answered_408_and_frees_its_bytes(tight, connect, until):
+    connections = [connect() for _ in LANES]
+    for connection, lane in zip(connections, LANES, strict=True):
+        connection.send(beginning(lane, LARGE // 2))
+    for connection in connections:
+        answer = connection.answer()
+        assert answer.status == 408
+        assert "body_idle_timeout" in json.loads(answer.body)["message"]
+        assert connection.answer() is None
     until(lambda: used(tight) == 0)
 
 
@@ -160,66 +137,56 @@ ENDINGS = (
 
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_nothing_stays_taken_whatever_becomes_of_a_request(
-    ending: str,
-    lane: str,
-    tight: RunningServer,
-    connect: Callable[[], RawConnection],
-    until: Callable[[Callable[[], object]], None],
-    tmp_path: Path,
-) -> None:
+def test_every_end_of_a_request_frees_its_bytes(ending, lane, tight, connect, until, tmp_path):
     go, size = tmp_path / "go", 300_000
     wait = request(target=PATH, headers=[(b"x-do", b"wait"), (b"x-file", bytes(go))], body=b"")
     blocked, connection = connect(), connect()
     version = tight.registry.find("talker", None)
     until(lambda: version.ready)
     if ending == "left in the body":
-        connection.send(begin(lane, size))
+        connection.send(beginning(lane, size))
         until(lambda: used(tight) > 0)
         connection.sock.close()
     elif ending.startswith("left"):
         if ending == "left while queued":
             blocked.send(wait)
             until(lambda: version.in_flight - version.pending == 1)
-        headers = (b"x-do", b"wait"), (b"x-file", bytes(go))
-        connection.send(begin(lane, size, whole=True, headers=headers))
+        connection.send(a_request(lane, size, (b"x-do", b"wait"), (b"x-file", bytes(go))))
         until(lambda: version.in_flight == 1 + (ending == "left while queued"))
         assert used(tight) >= size
         connection.sock.close()
     elif ending == "refused late":
-        connection.send(begin(lane, size))
+        connection.send(beginning(lane, size))
         tight.call(lambda: tight.registry.unregister("talker"))
-        connection.send(b"\0" if lane == "fast" else begin(lane, size, whole=True)[-8:])
+        connection.send(a_request(lane, size)[-1 if lane == "fast" else -8 :])
         answer = connection.answer()
         tight.register("talker.mar", initial_workers=1)
-        assert answer is not None
         assert answer.status == 404
     else:
-        word = {"answered": b"bytes"}.get(ending, ending.encode())
-        connection.send(begin(lane, size, whole=True, headers=((b"x-do", word),)))
+        action = {"answered": b"bytes"}.get(ending, ending.encode())
+        connection.send(a_request(lane, size, (b"x-do", action)))
         assert connection.answer() is not None
     go.touch()
     until(lambda: used(tight) == 0)
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_answers_that_nobody_reads_count_and_the_largest_readers_are_cut_off(
-    lane: str, tight: RunningServer, until: Callable[[Callable[[], object]], None]
-) -> None:
+def test_unread_answers_count_and_the_clients_with_the_most_are_cut_off(lane, tight, until):
     budget = tight.registry.bytes_in_flight
     before = budget.cut_off
     readers: list[socket.socket] = []
-    parts = urlsplit(tight.addresses["inference"])
+    url = tight.inference.base_url
     for _ in range(4):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.connect((parts.hostname, parts.port))
+        sock.connect((url.host, url.port))
         readers.append(sock)
     try:
         seen = 0
-        for sock in readers * 12:  # what the kernel takes of answers is not the server's
+        # Bytes that the kernel holds are not counted, so each client sends several requests.
+        for sock in readers * 12:
             try:
-                sock.sendall(begin(lane, 500_000, whole=True))
+                sock.sendall(a_request(lane, 500_000))
             except OSError:
                 break
             until(lambda: used(tight) == tight.call(lambda: budget.unread))
@@ -236,7 +203,7 @@ def test_answers_that_nobody_reads_count_and_the_largest_readers_are_cut_off(
     until(lambda: used(tight) == 0)
 
 
-def test_metrics_tell_what_is_taken(tight: RunningServer) -> None:
+def test_metrics_show_the_bytes_in_flight(tight):
     budget = tight.registry.bytes_in_flight
     tight.call(lambda: budget.take(123))
     with pytest.raises(NoRoom):

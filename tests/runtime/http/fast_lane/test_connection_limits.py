@@ -1,6 +1,4 @@
-"""Clients that are slow or say too much, over raw sockets, on both ways through the server: the
-fast lane and FastAPI.
-"""
+"""Clients that are slow or send too much, over raw sockets, on both lanes."""
 
 from __future__ import annotations
 
@@ -10,16 +8,25 @@ import socket
 import psutil
 import pytest
 
+from tests.kit.connections import connect_raw
 from tests.support.clients.rawhttp import Answer, RawConnection, chunked, request
 
 PREDICT = b"POST /predictions/talker HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 DONE = PREDICT + b"Content-Length: 1\r\n\r\nx"
 PING = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+TOO_LARGE = (
+    b"Content-Length: 100001\r\n\r\nx",
+    b"Transfer-Encoding: chunked\r\n\r\n" + chunked([bytes(100_001)])[:-5],
+)
+HEADS = {
+    "inference": PREDICT,
+    "management": b"POST /models HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n",
+}
 
 
 @pytest.fixture(scope="module")
 def impatient(start_server):
-    """All that can wait waits for a second."""
+    """Start a server whose every wait ends after a second."""
     with start_server(
         header_timeout=1, body_timeout=1, keep_alive_timeout=1, max_header_size=2000
     ) as server:
@@ -32,8 +39,7 @@ def connect(impatient):
     connections = []
 
     def connect(role: str = "inference") -> RawConnection:
-        host, _, port = impatient.addresses[role].removeprefix("http://").partition(":")
-        connections.append(RawConnection((host, int(port)), lambda: impatient.call(lambda: None)))
+        connections.append(connect_raw(impatient, role))
         return connections[-1]
 
     yield connect
@@ -42,7 +48,6 @@ def connect(impatient):
 
 
 def check_refusal(answer: Answer | None, status: int, setting: str) -> None:
-    assert answer is not None
     assert answer.status == status
     assert answer.header(b"connection") == b"close"
     assert answer.header(b"content-type") == b"application/json"
@@ -51,24 +56,28 @@ def check_refusal(answer: Answer | None, status: int, setting: str) -> None:
     assert setting in body["message"]
 
 
-def test_headers_that_do_not_come_to_an_end_are_answered_408(connect):
+def test_headers_that_do_not_end_are_answered_408_and_delay_nobody_else(connect, impatient):
     slow = []
     for before in (b"", DONE, PING):
-        for begun in (b"P", PREDICT, PREDICT + b"X-A: b", b"GET /ping HTTP/1.1\r\n"):
+        for start in (b"P", *[PREDICT] * 10, PREDICT + b"X-A: b", b"GET /ping HTTP/1.1\r\n"):
             connection = connect()
             connection.send(before)
             if before:
                 assert connection.answer().status == 200
-            connection.send(begun)
+            connection.send(start)
             slow.append(connection)
+    assert impatient.ask().status_code == 200
     for connection in slow:
         check_refusal(connection.answer(), 408, "header_timeout")
         assert connection.answer() is None
 
 
-def test_a_body_that_does_not_come_is_answered_408(connect):
+def test_a_body_that_stops_is_answered_408_while_one_that_goes_on_may_take_longer(connect):
+    """Each 16 KiB give a slow line another second."""
+    steady = connect()
+    steady.send(PREDICT + b"Content-Length: 60001\r\n\r\n" + b"x" * 60_000)
     slow = []
-    for begun in (
+    for start in (
         b"Content-Length: 10\r\n\r\n",
         b"Content-Length: 10\r\n\r\nabc",
         b"Transfer-Encoding: chunked\r\n\r\n",
@@ -76,29 +85,19 @@ def test_a_body_that_does_not_come_is_answered_408(connect):
         b"Expect: 100-continue\r\nContent-Length: 10\r\n\r\n",
     ):
         connection = connect()
-        connection.send(PREDICT + begun)
-        if b"Expect" in begun:
+        connection.send(PREDICT + start)
+        if b"Expect" in start:
             assert connection.answer().status == 100
         slow.append(connection)
     for connection in slow:
         check_refusal(connection.answer(), 408, "body_timeout")
         assert connection.answer() is None
+    steady.send(b"x")
+    assert steady.answer().status == 200
 
 
-TOO_LARGE = {
-    "announced": b"Content-Length: 100001\r\n\r\nx",
-    "chunked": b"Transfer-Encoding: chunked\r\n\r\n" + chunked([bytes(100_001)])[:-5],
-}
-
-
-HEADS = {
-    "inference": PREDICT,
-    "management": b"POST /models HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n",
-}
-
-
-def test_who_is_answered_while_a_body_is_still_coming_gets_no_second_answer(connect):
-    """Closed after body_timeout: all of them wait at the same time."""
+def test_a_request_that_is_refused_before_its_body_came_gets_one_answer_alone(connect):
+    """The connections end after body_timeout, all of them at the same time."""
     unknown = connect()
     unknown.send(
         b"POST /predictions/nobody HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
@@ -106,7 +105,7 @@ def test_who_is_answered_while_a_body_is_still_coming_gets_no_second_answer(conn
     assert unknown.answer().status == 404
     refused = []
     for role, head in HEADS.items():
-        for body in TOO_LARGE.values():
+        for body in TOO_LARGE:
             connection = connect(role)
             connection.send(head + body)
             check_refusal(connection.answer(), 413, "max_request_size")
@@ -114,23 +113,12 @@ def test_who_is_answered_while_a_body_is_still_coming_gets_no_second_answer(conn
     assert [connection.answer() for connection in (unknown, *refused)] == [None] * 5
 
 
-@pytest.mark.parametrize("role", ["inference", "management"])
-def test_who_sends_all_of_a_body_over_the_limit_before_reading_gets_the_refusal(connect, role):
+@pytest.mark.parametrize("role", HEADS)
+def test_a_client_that_sends_a_large_body_before_it_reads_gets_the_refusal(connect, role):
     connection = connect(role)
     connection.send(HEADS[role] + b"Content-Length: 30000000\r\n\r\n" + bytes(30_000_000))
     check_refusal(connection.answer(), 413, "max_request_size")
     assert connection.answer() is None
-
-
-def test_a_body_that_goes_on_may_take_its_time(connect):
-    """A second for each 16 KiB is what body_timeout leaves to a slow line."""
-    connection = connect()
-    connection.send(PREDICT + b"Content-Length: 60001\r\n\r\n" + b"x" * 60_000)
-    other = connect()
-    other.send(PREDICT + b"Content-Length: 10\r\n\r\n")
-    check_refusal(other.answer(), 408, "body_timeout")  # two ticks later the first is still welcome
-    connection.send(b"x")
-    assert connection.answer().status == 200
 
 
 def test_a_connection_that_waits_for_nothing_is_closed(connect):
@@ -141,9 +129,8 @@ def test_a_connection_that_waits_for_nothing_is_closed(connect):
         connection.send(before)
         if before:
             assert connection.answer().status == 200
-            connection.send(
-                b"\r", b"\n"
-            )  # old clients end a body so: nothing that would be the begin of a request
+            # Old clients end a body with a line end, which begins no request.
+            connection.send(b"\r", b"\n")
     assert [connection.answer() for connection in waiting] == [None] * 4
 
 
@@ -167,12 +154,11 @@ def test_headers_that_are_too_large_are_answered_431(connect, target, kind):
 
 def test_headers_behind_a_request_that_fastapi_reads_are_bounded_as_well(connect):
     connection = connect()
-    gone_on = b"".join(b"X-%d: %b\r\n" % (number, b"b" * 90) for number in range(200))
-    first = PREDICT + b"Transfer-Encoding: chunked\r\n\r\n" + chunked([b"x"])[:-2]
-    connection.send(first)
+    lines = b"".join(b"X-%d: %b\r\n" % (number, b"b" * 90) for number in range(200))
+    connection.send(PREDICT + b"Transfer-Encoding: chunked\r\n\r\n" + chunked([b"x"])[:-2])
     connection.send(
         b"\r\nGET /ping HTTP/1.1\r\n",
-        *[gone_on[at : at + 500] for at in range(0, len(gone_on), 500)],
+        *[lines[start : start + 500] for start in range(0, len(lines), 500)],
     )
     statuses = []
     while (answer := connection.answer()) is not None:
@@ -180,50 +166,36 @@ def test_headers_behind_a_request_that_fastapi_reads_are_bounded_as_well(connect
     assert statuses in ([200, 431], [431], [])
 
 
-def test_headers_of_just_the_right_size_pass(connect):
-    for target in (b"/predictions/talker", b"/ping"):
-        bare = request(target=target, headers=[(b"X-A", b"")], body=b"")
-        connection = connect()
-        connection.send(
-            request(target=target, headers=[(b"X-A", b"b" * (2000 - len(bare)))], body=b"")
-        )
-        assert connection.answer().status == 200
-        connection.send(
-            request(target=target, headers=[(b"X-A", b"b" * (2001 - len(bare)))], body=b"")
-        )
-        check_refusal(connection.answer(), 431, "max_header_size")
+@pytest.mark.parametrize("target", [b"/predictions/talker", b"/ping"])
+def test_headers_of_just_the_right_size_pass(connect, target):
+    bare = request(target=target, headers=[(b"X-A", b"")], body=b"")
+    connection = connect()
+    for size in (2000, 2001):
+        padding = b"b" * (size - len(bare))
+        connection.send(request(target=target, headers=[(b"X-A", padding)], body=b""))
+        answer = connection.answer()
+        if size == 2000:
+            assert answer.status == 200
+        else:
+            check_refusal(answer, 431, "max_header_size")
 
 
 def test_a_client_that_takes_nothing_of_its_answer_loses_its_connection(start_server, until):
     size = 16 << 20
     with start_server(write_timeout=1, max_request_size=size, max_response_size=size) as server:
         server.register("talker.mar", initial_workers=1)
-        host, _, port = server.addresses["inference"].removeprefix("http://").partition(":")
-        with RawConnection((host, int(port))) as connection:
+        with connect_raw(server) as connection:
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-            own = connection.sock.getsockname()
+            address = connection.sock.getsockname()
             connection.send(
                 request(
                     target=b"/predictions/talker", headers=[(b"x-do", b"bytes")], body=bytes(size)
                 )
             )
+            process = psutil.Process()
             until(
-                lambda: own not in [each.raddr for each in psutil.Process().net_connections("tcp")]
-            )  # the server's end
+                lambda: address not in [end.raddr for end in process.net_connections("tcp")]
+            )  # the server's end of the connection
             answer = connection.answer()
         assert (answer.status, answer.whole) == (200, False)
-        assert (
-            server.inference.post(
-                "/predictions/talker", content=b"next", headers={"x-do": "bytes"}
-            ).text
-            == "next"
-        )
-
-
-def test_who_is_slow_costs_nobody_else_anything(connect, impatient):
-    slow = [connect() for _ in range(50)]
-    for connection in slow:
-        connection.send(PREDICT)
-    assert impatient.inference.post("/predictions/talker", content="x").status_code == 200
-    for connection in slow:
-        check_refusal(connection.answer(), 408, "header_timeout")
+        assert server.ask(b"next", x_do="bytes").text == "next"

@@ -1,6 +1,4 @@
-"""Clients that send ahead of the answers that they wait for: what is held for them, in which order
-they are answered, and who waits.
-"""
+"""Clients that send requests ahead: memory, the order of the answers, and turns of the loop."""
 
 from __future__ import annotations
 
@@ -8,10 +6,8 @@ import asyncio
 import select
 import socket
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -19,9 +15,11 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from tests.runtime.conftest import TALKER, RunningServer
+from tests.kit.connections import connect_raw
+from tests.kit.transports import READ_BYTES, FakeTransport
+from tests.runtime.conftest import TALKER
 from tests.support.batches import BATCH
-from tests.support.clients.rawhttp import RawConnection, chunked, request
+from tests.support.clients.rawhttp import chunked, request
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
 from tsx_runtime.api.messages import HEADER_NAMES
@@ -34,60 +32,13 @@ from tsx_runtime.http.fast_lane.read_flow import AHEAD
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 
-READ = 256 << 10  # bytes that the event loop reads at once
+pytestmark = pytest.mark.anyio
 PREDICT = request(target=b"/predictions/talker", body=b"0123456789")
 LIVEZ = request(b"GET", b"/livez")
 
 
-class Transport(asyncio.Transport):
-    """A socket whose client takes all that is written, and has `data` to send."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__()
-        self.data = data
-        self.sent = 0
-        self.paused = self.closing = False
-        self.resumed = 0
-        self.written = bytearray()
-        self.protocol: Any = None  # the one that took over
-
-    def set_protocol(self, protocol: Any) -> None:
-        self.protocol = protocol
-
-    def deliver(self, connection: Any) -> bool:
-        """One read, if the connection is read from."""
-        if self.paused or self.closing or self.sent == len(self.data):
-            return False
-        read = self.data[self.sent : self.sent + READ]
-        self.sent += len(read)
-        connection.data_received(read)
-        return True
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
-    def resume_reading(self) -> None:
-        self.paused = False
-        self.resumed += 1
-
-    def write(self, data: Any) -> None:
-        self.written += data
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def close(self) -> None:
-        self.closing = True
-
-
 class Model:
-    """A route that answers when the test says so."""
+    """A model whose requests wait until the test answers them."""
 
     name = "talker"
     client_timeout = 0.0
@@ -101,85 +52,78 @@ class Model:
         self.submitted += 1
 
 
-def connected(data: bytes, app: Any = None) -> tuple[FastLane, Transport, Model]:
-    own = ServerApp("piped", ResponseCounts(), Settings()) if app is None else app
-    config = uvicorn.Config(own, ws="none", lifespan="off", log_config=None, access_log=False)
+def connect(
+    data: bytes, app: ServerApp | None = None, protocol: Any = FastLane
+) -> tuple[Any, FakeTransport]:
+    """Return a connection of an app that echoes by default, and the transport of its client."""
+    config = uvicorn.Config(app or EchoApp(), ws="none", lifespan="off", log_config=None)
     config.load()
-    connection = FastLane(config, ServerState(), {})
+    connection = protocol(config, ServerState(), {})
+    transport = FakeTransport(data)
+    connection.connection_made(transport)
+    return connection, transport
+
+
+def connect_model(data: bytes) -> tuple[FastLane, FakeTransport, Model]:
+    """Return a connection whose requests reach a model, its transport, and the model."""
+    connection, transport = connect(data)
     model = Model()
     head = Head(Target("talker", None), b"", 10, True, 0, None, False, "", [], None, None)
     known = {PREDICT[:-10]: (head, model)}
-    connection.lane.heads = SimpleNamespace(known=known, look_up=known.get, read=lambda raw: None)  # type: ignore[assignment]
-    transport = Transport(data)
-    connection.connection_made(transport)
+    connection.lane.heads = SimpleNamespace(known=known, look_up=known.get, read=lambda raw: None)
     return connection, transport, model
 
 
-def test_a_client_that_sends_far_ahead_is_read_from_when_little_is_left_and_not_at_each_answer() -> (
-    None
-):
-    async def main() -> None:
-        connection, transport, model = connected(PREDICT * 20_000)  # 1.6 MB
-        held = 0
-        while model.submitted < 20_000:
-            while transport.deliver(connection):
-                held = max(held, len(connection._ahead))
+async def test_a_client_that_sends_far_ahead_is_read_from_when_little_is_held():
+    connection, transport, model = connect_model(PREDICT * 20_000)  # 1.6 MB
+    held = 0
+    while model.submitted < 20_000:
+        while transport.deliver(connection):
+            held = max(held, len(connection._ahead))
+        await asyncio.sleep(0)
+        assert len(model.jobs) <= 1  # the order of the answers needs one at a time
+        for job in model.jobs:
+            job.answer(200, b"", b"ok", BATCH)
+        model.jobs.clear()
+    assert held <= AHEAD + 2 * READ_BYTES
+    assert transport.pauses.count(False) <= len(transport.data) // READ_BYTES + 2
+    assert transport.written.count(b"200 OK") == 20_000
+
+
+async def test_a_large_body_is_read_piece_by_piece_each_in_another_turn_of_the_loop():
+    body = bytes(10 * READ_BYTES)
+    head = PREDICT[:-10].replace(b"Content-Length: 10", b"Content-Length: %d" % len(body))
+    connection, transport, model = connect_model(head + body)
+    large = Head(Target("talker", None), b"", len(body), True, 0, None, False, "", [], None, None)
+    connection.lane.heads.known[head] = (large, model)
+    connection.lane.heads.find_again = lambda head: model
+    turns = 0
+    while not model.submitted:
+        assert transport.deliver(connection)
+        while transport.paused and not model.submitted:
             await asyncio.sleep(0)
-            assert len(model.jobs) <= 1  # one at a time, so the answers keep their order
-            for job in model.jobs:
-                job.answer(200, b"", b"ok", BATCH)
-            model.jobs.clear()
-        assert held <= AHEAD + 2 * READ
-        assert transport.resumed <= len(transport.data) // READ + 2
-        assert transport.written.count(b"200 OK") == 20_000
-
-    asyncio.run(main())
+            turns += 1
+    assert turns >= 9
+    assert b"".join(model.jobs[0].body.pieces) == body
 
 
-def test_a_large_body_is_read_piece_by_piece_each_in_another_turn_of_the_loop() -> None:
-    async def main() -> None:
-        body = bytes(10 * READ)
-        head = PREDICT[:-10].replace(b"Content-Length: 10", b"Content-Length: %d" % len(body))
-        connection, transport, model = connected(head + body)
-        large = Head(
-            Target("talker", None), b"", len(body), True, 0, None, False, "", [], None, None
-        )
-        connection.lane.heads.known[head] = (large, model)  # type: ignore[index, union-attr]
-        connection.lane.heads.find_again = lambda head: model  # type: ignore[assignment, union-attr]
-        turns = 0
-        while not model.submitted:
-            assert transport.deliver(connection)
-            while transport.paused and not model.submitted:
-                await asyncio.sleep(0)
-                turns += 1
-        assert turns >= 9
-        assert b"".join(model.jobs[0].body.pieces) == body
+class EchoApp(ServerApp):
+    """Answers with a request's path and the length of its body, and keeps the scopes."""
 
-    asyncio.run(main())
-
-
-async def ok(scope: Any, receive: Any, send: Any) -> None:
-    body = b""
-    while (message := await receive())["type"] == "http.request":
-        body += message["body"]
-        if not message["more_body"]:
-            break
-    answer = b"%b %d" % (scope["path"].encode(), len(body))
-    await send(
-        {
-            "type": "http.response.start",
-            "status": 200,
-            "headers": [(b"content-length", b"%d" % len(answer))],
-        }
-    )
-    await send({"type": "http.response.body", "body": answer})
-
-
-class OtherApp(ServerApp):
-    """Answers with the path and the length of the body."""
+    def __init__(self) -> None:
+        super().__init__("echo", ResponseCounts(), Settings())
+        self.scopes: list[Any] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await ok(scope, receive, send)
+        self.scopes.append(scope)
+        size, message = 0, {"type": "http.request", "more_body": True}
+        while message["type"] == "http.request" and message["more_body"]:
+            message = await receive()
+            size += len(message.get("body", b""))
+        answer = b"%b %d" % (scope["path"].encode(), size)
+        headers = [(b"content-length", b"%d" % len(answer))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
 
 
 CHUNKED = b"POST /sum HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -198,58 +142,36 @@ AHEAD_OF_UVICORN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("data", "answers"), AHEAD_OF_UVICORN.values(), ids=AHEAD_OF_UVICORN)
-def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(
-    data: bytes, answers: list[bytes]
-) -> None:
-    async def main() -> None:
-        connection, transport, _ = connected(data, OtherApp("other", ResponseCounts(), Settings()))
-        queued = turns = 0
-        while transport.written.count(b"HTTP/1.1 200") < len(answers):
-            transport.deliver(connection)
-            queued = max(queued, len(connection.pipeline))
-            assert len(connection._ahead) <= AHEAD + 2 * READ
-            await asyncio.sleep(0)
-            turns += 1
-            assert turns < 100 * len(answers) + 1000
-        lines = [
-            part.rpartition(b"\r\n\r\n")[2]
-            for part in bytes(transport.written).split(b"HTTP/1.1 200 OK")[1:]
-        ]
-        assert lines == answers
-        assert queued <= SLICE // len(LIVEZ) + 2
-
-    asyncio.run(main())
+async def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(data, answers):
+    connection, transport = connect(data)
+    queued = turns = 0
+    while transport.written.count(b"HTTP/1.1 200") < len(answers):
+        transport.deliver(connection)
+        queued = max(queued, len(connection.pipeline))
+        assert len(connection._ahead) <= AHEAD + 2 * READ_BYTES
+        await asyncio.sleep(0)
+        turns += 1
+        assert turns < 100 * len(answers) + 1000
+    lines = [
+        part.rpartition(b"\r\n\r\n")[2]
+        for part in bytes(transport.written).split(b"HTTP/1.1 200 OK")[1:]
+    ]
+    assert lines == answers
+    assert queued <= SLICE // len(LIVEZ) + 2
 
 
-class HeldApp(OtherApp):
-    """Answers with its request's path and length, and keeps the scopes."""
-
-    def __init__(self) -> None:
-        super().__init__("held", ResponseCounts(), Settings())
-        self.scopes: list[Any] = []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.scopes.append(scope)
-        await ok(scope, receive, send)
-
-
-def test_a_turn_of_the_loop_parses_a_few_hundred_small_chunks_of_a_connection() -> None:
-    async def main() -> None:
-        chunks, size = 100_000, 1
-        connection, transport, _ = connected(
-            CHUNKED + chunked([bytes(size)] * chunks) + LIVEZ, HeldApp()
-        )
-        turns = 0
-        while transport.written.count(b"HTTP/1.1 200") < 2:
-            filled = connection._filled
-            transport.deliver(connection)
-            assert connection._filled - filled <= (CALLBACKS_PER_TURN + PIECE / size + 1) * size
-            await asyncio.sleep(0)
-            turns += 1
-        assert turns > chunks / (CALLBACKS_PER_TURN + PIECE / size) / 2
-        assert b"/sum %d" % (chunks * size) in transport.written
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+async def test_a_turn_of_the_loop_parses_a_few_hundred_small_chunks_of_a_connection():
+    chunks, size = 100_000, 1
+    connection, transport = connect(CHUNKED + chunked([bytes(size)] * chunks) + LIVEZ)
+    turns = 0
+    while transport.written.count(b"HTTP/1.1 200") < 2:
+        filled = connection._filled
+        transport.deliver(connection)
+        assert connection._filled - filled <= (CALLBACKS_PER_TURN + PIECE / size + 1) * size
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > chunks / (CALLBACKS_PER_TURN + PIECE / size) / 2
+    assert b"/sum %d" % (chunks * size) in transport.written
 
 
 SURROUNDINGS = {
@@ -261,88 +183,64 @@ SURROUNDINGS = {
 
 
 @pytest.mark.parametrize("body", SURROUNDINGS.values(), ids=SURROUNDINGS)
-def test_a_chunked_body_that_is_hardly_content_is_refused(body: bytes) -> None:
-    async def main() -> None:
-        connection, transport, _ = connected(CHUNKED + body, HeldApp())
-        while not transport.closing:
-            transport.deliver(connection)
-            await asyncio.sleep(0)
-        assert transport.written.startswith(b"HTTP/1.1 431 ")
-        assert b"max_header_size" in transport.written
-        assert len(connection.headers) == 1
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
-def test_a_chunked_body_behind_a_large_one_is_not_taken_for_its_framing() -> None:
-    async def main() -> None:
-        sizes = range(
-            200_000, 200_000 + 20 * (SLICE // 2), SLICE // 2
-        )  # so that a few requests begin in the piece that ends another
-        data = b"".join(CHUNKED + chunked([bytes(size)]) for size in sizes)
-        connection, transport, _ = connected(data, HeldApp())
-        while transport.written.count(b"HTTP/1.1 ") < len(sizes) and not transport.closing:
-            transport.deliver(connection)
-            await asyncio.sleep(0)
-        assert transport.written.count(b"HTTP/1.1 200") == len(sizes)
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
-def test_an_answer_is_not_written_once_what_came_behind_its_request_has_ended_the_connection() -> (
-    None
-):
-    async def main() -> None:
-        connection, transport, _ = connected(
-            CHUNKED + chunked([b"x"]) + b"no HTTP" + END, HeldApp()
-        )
+async def test_a_chunked_body_that_is_hardly_content_is_refused(body):
+    connection, transport = connect(CHUNKED + body)
+    while not transport.is_closing():
         transport.deliver(connection)
-        assert transport.closing
-        before = bytes(transport.written)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert transport.written == before
+        await asyncio.sleep(0)
+    assert transport.written.startswith(b"HTTP/1.1 431 ")
+    assert b"max_header_size" in transport.written
+    assert len(connection.headers) == 1
 
-    asyncio.run(main())
+
+async def test_a_chunked_body_behind_a_large_one_is_not_taken_for_its_framing():
+    # Some of these requests begin in the piece that ends the one before.
+    sizes = range(200_000, 200_000 + 20 * (SLICE // 2), SLICE // 2)
+    data = b"".join(CHUNKED + chunked([bytes(size)]) for size in sizes)
+    connection, transport = connect(data)
+    while transport.written.count(b"HTTP/1.1 ") < len(sizes) and not transport.is_closing():
+        transport.deliver(connection)
+        await asyncio.sleep(0)
+    assert transport.written.count(b"HTTP/1.1 200") == len(sizes)
+
+
+async def test_an_answer_is_not_written_once_garbage_behind_its_request_ended_the_connection():
+    connection, transport = connect(CHUNKED + chunked([b"x"]) + b"no HTTP" + END)
+    transport.deliver(connection)
+    assert transport.is_closing()
+    before = bytes(transport.written)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert transport.written == before
 
 
 @pytest.mark.parametrize("protocol", [FastLane, CasedProtocol])
-def test_trailers_do_not_become_headers_of_their_request(protocol: type[CasedProtocol]) -> None:
-    async def main() -> None:
-        app = HeldApp()
-        config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False)
-        config.load()
-        transport = Transport(CHUNKED + chunked([b"x"], trailer=b"Authorization: Bearer x\r\n"))
-        connection = protocol(config, ServerState(), {})
-        connection.connection_made(transport)
-        while b"/sum 1" not in transport.written:
-            transport.deliver(connection)
-            await asyncio.sleep(0)
-        (scope,) = app.scopes
-        assert [name for name, _ in scope["headers"]] == [b"transfer-encoding"]
-        assert scope[HEADER_NAMES] == [b"Transfer-Encoding"]
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
-def test_headers_beyond_their_number_are_refused_before_they_are_parsed() -> None:
-    async def main() -> None:
-        app = HeldApp()
-        connection, transport, _ = connected(
-            b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 10_000 + b"\r\n", app
-        )
+async def test_trailers_do_not_become_headers_of_their_request(protocol):
+    app = EchoApp()
+    data = CHUNKED + chunked([b"x"], trailer=b"Authorization: Bearer x\r\n")
+    connection, transport = connect(data, app, protocol)
+    while b"/sum 1" not in transport.written:
         transport.deliver(connection)
-        assert transport.written.startswith(b"HTTP/1.1 431 ")
-        assert b"The request has 10000 headers; the limit is 200." in transport.written
-        assert transport.closing
-        assert connection.headers is None  # uvicorn's parser got nothing of them
-        assert not app.scopes
+        await asyncio.sleep(0)
+    (scope,) = app.scopes
+    assert [name for name, _ in scope["headers"]] == [b"transfer-encoding"]
+    assert scope[HEADER_NAMES] == [b"Transfer-Encoding"]
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+
+async def test_headers_beyond_their_number_are_refused_before_they_are_parsed():
+    app = EchoApp()
+    head = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 10_000 + b"\r\n"
+    connection, transport = connect(head, app)
+    transport.deliver(connection)
+    assert transport.written.startswith(b"HTTP/1.1 431 ")
+    assert b"10000 headers; the limit is 200" in transport.written
+    assert transport.is_closing()
+    assert connection.headers is None  # uvicorn's parser got nothing of them
+    assert not app.scopes
 
 
 class TalkingApp(ServerApp):
-    """Accepts a WebSocket, and takes its messages when the test says so."""
+    """Accepts a WebSocket, and takes its messages once the test sets `takes`."""
 
     def __init__(self) -> None:
         super().__init__("talking", ResponseCounts(), Settings())
@@ -356,37 +254,32 @@ class TalkingApp(ServerApp):
             self.taken += 1
 
 
-def test_a_websocket_is_not_read_from_while_what_came_with_its_handshake_waits() -> None:
-    async def main() -> None:
-        head = b"GET /predictions/talker HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-        head += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-        message = b"\x82\xfe\x03\xe8" + bytes(4 + 1000)
-        app, count = TalkingApp(), 3 * READ // len(message)
-        connection, transport, _ = connected(head + message * count, app)
-        connection.lane.max_message_size = 1 << 20
-        for _ in range(20):
-            transport.deliver(transport.protocol or connection)
-            await asyncio.sleep(0)
-        assert transport.protocol is not None
-        assert transport.paused
-        assert transport.sent == READ
-        app.takes.set()
-        turns = 0
-        while app.taken < count:
-            transport.deliver(transport.protocol)
-            await asyncio.sleep(0)
-            turns += 1
-            assert turns < 10 * count
-        transport.protocol.connection_lost(None)
-        assert app.bytes_in_flight.used == 0
-
-    asyncio.run(main())
+async def test_a_websocket_is_not_read_from_while_messages_that_came_with_its_handshake_wait():
+    head = b"GET /predictions/talker HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    head += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    message = b"\x82\xfe\x03\xe8" + bytes(4 + 1000)
+    app, count = TalkingApp(), 3 * READ_BYTES // len(message)
+    connection, transport = connect(head + message * count, app)
+    connection.lane.max_message_size = 1 << 20
+    for _ in range(20):
+        transport.deliver(transport.protocol or connection)
+        await asyncio.sleep(0)
+    assert transport.protocol is not None
+    assert transport.paused
+    assert transport.sent == READ_BYTES
+    app.takes.set()
+    turns = 0
+    while app.taken < count:
+        transport.deliver(transport.protocol)
+        await asyncio.sleep(0)
+        turns += 1
+        assert turns < 10 * count
+    transport.protocol.connection_lost(None)
+    assert app.bytes_in_flight.used == 0
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 5000])
-def test_answers_of_both_lanes_keep_the_order_of_their_requests(
-    server: RunningServer, size: int
-) -> None:
+def test_answers_of_both_lanes_keep_the_order_of_their_requests(server, size):
     sent, expected = [], []
     for number in range(60):
         body = b"%d " % number * (1 + number % 5)
@@ -401,20 +294,17 @@ def test_answers_of_both_lanes_keep_the_order_of_their_requests(
     data = b"".join(sent)
     if size == 1:
         data = b"".join(sent[:9])
-    host = urlsplit(server.addresses["inference"])
-    with RawConnection((host.hostname or "", host.port or 0)) as connection:
+    with connect_raw(server) as connection:
         connection.send(*(data[at : at + size] for at in range(0, len(data), size)))
         answers = [connection.answer() for _ in range(9 if size == 1 else len(sent))]
-    assert all(answer is not None and answer.status == 200 for answer in answers)
-    own = [answer.body for at, answer in enumerate(answers) if answer is not None and at % 3 != 2]
-    assert own == expected[: len(own)]
+    assert all(answer and answer.status == 200 for answer in answers)
+    bodies = [answer.body for at, answer in enumerate(answers) if answer and at % 3 != 2]
+    assert bodies == expected[: len(bodies)]
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_server_neither_grows_nor_stands_still_while_forty_clients_pipeline(
-    tmp_path: Path,
-) -> None:
-    """Without a bound it grew by hundreds of megabytes and answered nobody for seconds."""
+def test_the_server_neither_grows_nor_stalls_while_forty_clients_pipeline(tmp_path):
+    """Requests that were sent ahead once took hundreds of megabytes and seconds of the loop."""
     archive = make_model(tmp_path / "talker.mar", TALKER)
     environment = {
         "TSX_CACHE_DIR": str(tmp_path / "cache"),
@@ -422,14 +312,12 @@ def test_the_server_neither_grows_nor_stands_still_while_forty_clients_pipeline(
     }
     with serving(["serve", archive, *FREE_PORTS], tmp_path, environment) as running:
         address = running.address("predictions")
-        parts, process = urlsplit(address), psutil.Process(running.process.pid)
-        with httpx.Client(base_url=address, timeout=60) as other, ExitStack() as stack:
-            assert other.get("/livez").status_code == 200
+        url, process = httpx.URL(address), psutil.Process(running.process.pid)
+        with httpx.Client(base_url=address, timeout=60) as neighbour, ExitStack() as stack:
+            assert neighbour.get("/livez").status_code == 200
             before = process.memory_info().rss
             clients = [
-                stack.enter_context(
-                    socket.create_connection((parts.hostname or "", parts.port or 0))
-                )
+                stack.enter_context(socket.create_connection((url.host, url.port)))
                 for _ in range(40)
             ]
             data, sent, answered = LIVEZ * 100_000, dict.fromkeys(clients, 0), 0
@@ -440,6 +328,6 @@ def test_the_server_neither_grows_nor_stands_still_while_forty_clients_pipeline(
                     sent[client] += client.send(memoryview(data)[sent[client] :])
                 for client in select.select(clients, [], [], 0)[0]:
                     answered += client.recv(1 << 20).count(b"200 OK")
-                assert other.post("/predictions/talker", content=b"x").status_code == 200
+                assert neighbour.post("/predictions/talker", content=b"x").status_code == 200
                 assert process.memory_info().rss - before < 60 << 20
             assert answered

@@ -1,38 +1,41 @@
-"""Spans of requests that stream, whose clients leave, that are refused, and that a split sends on;
-of the share that is traced.
-"""
+"""Spans of requests that stream or are split, or whose clients leave."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kit.connections import connect_raw
 from tests.runtime.conftest import RunningServer, make_settings, running_server
+from tests.support.clients.rawhttp import request
 from tsx_runtime.core.telemetry.tracing import Span, Tracer
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.settings.traffic_policy import Traffic
 
+both_lanes = pytest.mark.parametrize("chunked", [False, True], ids=["fast", "asgi"])
 
-class Kept:
-    def __init__(self) -> None:
+
+class SpanRecorder:
+    """Collects the spans that a tracer of a share of all requests exports."""
+
+    def __init__(self, share: float = 0.0) -> None:
         self.spans: list[Span] = []
+        self.tracer = Tracer(share, lambda make: self.spans.extend(make()))
 
     def of(self, trace: int) -> dict[str, Span]:
         return {span.name: span for span in self.spans if span.trace_id == trace}
 
 
 @pytest.fixture(scope="module")
-def traced(processes: None, store: Path) -> Iterator[tuple[RunningServer, Kept]]:
-    kept = Kept()
-    tracer = Tracer(0.0, lambda make: kept.spans.extend(make()))
-    with running_server(make_settings(store), tracer=tracer) as server:
+def traced(processes: None, store: Path) -> Iterator[tuple[RunningServer, SpanRecorder]]:
+    recorder = SpanRecorder()
+    with running_server(make_settings(store), tracer=recorder.tracer) as server:
         server.register("talker.mar", initial_workers=1)
         server.register("talker2.mar", initial_workers=1)
-        yield server, kept
+        yield server, recorder
 
 
 def headers(trace: int, **more: str) -> dict[str, str]:
@@ -46,17 +49,13 @@ REQUEST = "POST /predictions/{model}"
 
 
 def wait_for_worker(server: RunningServer, until: Callable[..., None]) -> None:
-    """The one of an earlier test may have ended with it; while there is none, requests are
-    refused.
-    """
+    """Wait for the worker, whose process an earlier test may have ended."""
     until(lambda: server.registry.find("talker", "1.0").workers[0].state is WorkerState.READY)
 
 
-@pytest.mark.parametrize("chunked", [False, True], ids=["the fast lane", "the other lane"])
-def test_a_stream_is_one_request_and_one_that_breaks_off_is_an_error(
-    traced: Any, until: Callable[..., None], chunked: bool
-) -> None:
-    server, kept = traced
+@both_lanes
+def test_a_stream_is_one_span_and_one_that_breaks_off_is_an_error(traced, until, chunked):
+    server, recorder = traced
     wait_for_worker(server, until)
     first = 100 + 10 * chunked
     body: Any = iter([b"x"]) if chunked else b"x"
@@ -64,8 +63,8 @@ def test_a_stream_is_one_request_and_one_that_breaks_off_is_an_error(
         "/predictions/talker", content=body, headers=headers(first, x_do="stream")
     )
     assert answer.text == "abc"
-    until(lambda: REQUEST in kept.of(first))
-    spans = kept.of(first)
+    until(lambda: REQUEST in recorder.of(first))
+    spans = recorder.of(first)
     assert {REQUEST, "queue", "batch wait", "handler"} <= set(spans)
     assert (spans[REQUEST].error, spans[REQUEST].attributes["http.response.status_code"]) == (
         "",
@@ -77,48 +76,39 @@ def test_a_stream_is_one_request_and_one_that_breaks_off_is_an_error(
         server.inference.post(
             "/predictions/talker", content=body, headers=headers(first + 1, x_do="break")
         )
-    until(lambda: REQUEST in kept.of(first + 1))
-    assert kept.of(first + 1)[REQUEST].error
+    until(lambda: REQUEST in recorder.of(first + 1))
+    assert recorder.of(first + 1)[REQUEST].error
 
 
-@pytest.mark.parametrize("chunked", [False, True], ids=["the fast lane", "the other lane"])
-def test_a_client_that_leaves_is_reported(
-    traced: Any, until: Callable[..., None], tmp_path: Path, chunked: bool
-) -> None:
-    server, kept = traced
+@both_lanes
+def test_a_client_that_leaves_is_reported(traced, until, tmp_path, chunked):
+    server, recorder = traced
     wait_for_worker(server, until)
     trace = 200 + chunked
-    host, port = server.inference.base_url.host, server.inference.base_url.port
     file = tmp_path / "go"
-    framing = (
-        "transfer-encoding: chunked\r\n\r\n0\r\n\r\n" if chunked else "content-length: 0\r\n\r\n"
-    )
-    lines = "".join(
-        f"{name}: {value}\r\n"
+    lines = [
+        (name.encode(), value.encode())
         for name, value in headers(trace, x_do="wait", x_file=str(file)).items()
-    )
-    with socket.create_connection((host, port)) as client:
-        client.sendall(
-            f"POST /predictions/talker HTTP/1.1\r\nhost: {host}\r\n{lines}{framing}".encode()
-        )
+    ]
+    framing = (b"Transfer-Encoding", b"chunked") if chunked else (b"Content-Length", b"0")
+    head = request(target=b"/predictions/talker", headers=[*lines, framing])
+    with connect_raw(server) as client:
+        client.send(head + b"0\r\n\r\n" * chunked)
         version = server.registry.find("talker", "1.0")
-        # the end of the worker before it may not be known yet
+        # The end of the previous worker may not be known yet.
         until(lambda: (channel := version.workers[0].channel) is not None and channel.sent)
         channel = version.workers[0].channel
-    until(
-        lambda: all(job.gone for sent in channel.sent for job in sent.jobs)
-    )  # the answer must not come first
+    # The server must see the client leave before the answer comes.
+    until(lambda: all(job.gone for sent in channel.sent for job in sent.jobs))
     file.touch()
-    until(lambda: REQUEST in kept.of(trace))
-    request = kept.of(trace)[REQUEST]
-    assert request.error == "the client disconnected"
-    assert "http.response.status_code" not in request.attributes
+    until(lambda: REQUEST in recorder.of(trace))
+    span = recorder.of(trace)[REQUEST]
+    assert span.error == "the client disconnected"
+    assert "http.response.status_code" not in span.attributes
 
 
-def test_the_version_that_a_split_has_picked_is_reported(
-    traced: Any, until: Callable[..., None]
-) -> None:
-    server, kept = traced
+def test_the_version_that_a_split_has_picked_is_reported(traced, until):
+    server, recorder = traced
     server.call(lambda: server.registry.set_traffic("talker", Traffic(weights={"2.0": 1})))
     try:
         assert (
@@ -127,25 +117,21 @@ def test_the_version_that_a_split_has_picked_is_reported(
         )
     finally:
         server.call(lambda: server.registry.set_traffic("talker", Traffic()))
-    until(lambda: REQUEST in kept.of(300))
-    assert kept.of(300)[REQUEST].attributes["tsx.model.version"] == "2.0"
+    until(lambda: REQUEST in recorder.of(300))
+    assert recorder.of(300)[REQUEST].attributes["tsx.model.version"] == "2.0"
 
 
 @pytest.mark.usefixtures("processes")
-def test_of_requests_without_a_trace_the_share_begins_one_of_its_own(
-    store: Path, until: Callable[..., None]
-) -> None:
-    kept = Kept()
-    with running_server(
-        make_settings(store), tracer=Tracer(1.0, lambda make: kept.spans.extend(make()))
-    ) as server:
+def test_a_share_of_the_requests_without_a_trace_begins_one(store, until):
+    recorder = SpanRecorder(1.0)
+    with running_server(make_settings(store), tracer=recorder.tracer) as server:
         server.register("talker.mar", initial_workers=1)
         reported = [
             server.inference.post("/predictions/talker").json()["headers"]["traceparent"]
             for _ in range(2)
         ]
-        until(lambda: sum(span.name == REQUEST for span in kept.spans) == 2)
-    requests = {f"{span.trace_id:032x}": span for span in kept.spans if span.name == REQUEST}
+        until(lambda: sum(span.name == REQUEST for span in recorder.spans) == 2)
+    requests = {f"{span.trace_id:032x}": span for span in recorder.spans if span.name == REQUEST}
     assert {text.split("-")[1] for text in reported} == set(requests)
     assert len(requests) == 2
     assert {span.parent_id for span in requests.values()} == {0}

@@ -1,6 +1,4 @@
-"""What the fast lane relies on in uvicorn, pinned; and what happens with a uvicorn that is not like
-that.
-"""
+"""The parts of uvicorn that the fast lane relies on, and a uvicorn that lacks them."""
 
 from __future__ import annotations
 
@@ -17,6 +15,7 @@ import uvicorn
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
+from tests.kit.transports import FakeTransport
 from tsx_runtime.http.fast_lane import (
     cased_protocol,
     connection,
@@ -40,13 +39,13 @@ LANE = (FastLane, CasedProtocol)
 
 
 def source_of(file: str | None) -> str:
-    """Of a module, compiled or not."""
+    """Read the source of a module, compiled or not."""
     path = Path(str(file))
     return path.with_name(f"{path.name.partition('.')[0]}.py").read_text()
 
 
 def names_used(source: str, *owners: str) -> set[str]:
-    """Names of attributes that the source takes from these: `self`, `connection.flow`."""
+    """Return the attributes that the source takes from owners such as `connection.flow`."""
     nodes = ast.walk(ast.parse(source))
     return {
         node.attr
@@ -56,7 +55,7 @@ def names_used(source: str, *owners: str) -> set[str]:
 
 
 def own_parts() -> set[str]:
-    """What the fast lane defines itself."""
+    """Return the attributes that the fast lane defines itself."""
     kinds = (*LANE, exchange.Exchange, lane.Lane, read_flow.ReadFlow)
     return {name for kind in kinds for name in (*vars(kind), *code_names(kind))}
 
@@ -72,19 +71,17 @@ def code_names(kind: type) -> set[str]:
         if isinstance(node, (ast.Assign, ast.AnnAssign))
         for target in ast.walk(node)
     ]
-    own = {
+    stored = {
         node.attr
         for node in targets
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and _stored(node)
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node.value) == "self"
+        and isinstance(node.ctx, ast.Store)
     }
-    return own - parts_of(httptools_impl.HttpToolsProtocol)
+    return stored - parts_of(httptools_impl.HttpToolsProtocol)
 
 
-def _stored(node: ast.Attribute) -> bool:
-    return isinstance(node.ctx, ast.Store)
-
-
-def test_this_uvicorn_has_all_that_the_fast_lane_relies_on() -> None:
+def test_this_uvicorn_has_all_that_the_fast_lane_relies_on():
     assert missing_parts(httptools_impl) == []
     assert http_protocol() is FastLane
 
@@ -98,15 +95,13 @@ def test_this_uvicorn_has_all_that_the_fast_lane_relies_on() -> None:
         ("FlowControl", ("self.flow",), MODULES),
     ],
 )
-def test_everything_that_the_fast_lane_takes_from_uvicorn_is_in_the_contract(
-    kind: str, owners: tuple[str, ...], modules: list[types.ModuleType]
-) -> None:
+def test_everything_that_the_fast_lane_takes_from_uvicorn_is_in_the_contract(kind, owners, modules):
     used = {name for module in modules for name in names_used(source_of(module.__file__), *owners)}
     theirs = used & parts_of(getattr(httptools_impl, kind)) if kind == "HttpToolsProtocol" else used
     assert theirs - own_parts() - set(RELIED_ON[kind]) <= {"__init__"}
 
 
-def test_parts_that_are_gone_are_named() -> None:
+def test_missing_parts_of_uvicorn_are_named():
     class Protocol:
         def __init__(self, config: object, server_state: object) -> None:
             self.flow = config
@@ -114,7 +109,7 @@ def test_parts_that_are_gone_are_named() -> None:
         def shutdown(self) -> None: ...
 
     module = types.ModuleType("other")
-    module.HttpToolsProtocol = Protocol  # type: ignore[attr-defined]
+    module.HttpToolsProtocol = Protocol
     missing = missing_parts(module)
     assert {
         "FlowControl",
@@ -126,25 +121,22 @@ def test_parts_that_are_gone_are_named() -> None:
     assert missing[-1] == "HttpToolsProtocol(config, server_state, app_state, _loop)"
 
 
-@pytest.mark.parametrize("what", ["a part", "the module"])
+@pytest.mark.parametrize("missing", ["a part", "the module"])
 def test_an_unknown_uvicorn_falls_back_to_its_own_protocol_with_one_warning(
-    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    if what == "a part":
+    missing, monkeypatch, caplog
+):
+    if missing == "a part":
         monkeypatch.setitem(RELIED_ON, "FlowControl", ("levitate",))
     else:
         monkeypatch.setattr(uvicorn_compat, "MODULE", "uvicorn.protocols.http.telepathy")
     with caplog.at_level(logging.WARNING):
-        assert http_protocol() == (CasedProtocol if what == "a part" else "auto")
+        assert http_protocol() == (CasedProtocol if missing == "a part" else "auto")
     (record,) = caplog.records
-    assert ("FlowControl.levitate" if what == "a part" else "telepathy") in record.getMessage()
+    assert ("FlowControl.levitate" if missing == "a part" else "telepathy") in record.getMessage()
 
 
-# How these parts behave
-
-
-class Recorded(httptools_impl.HttpToolsProtocol):
-    """uvicorn's protocol, telling what is called in which order."""
+class RecordingProtocol(httptools_impl.HttpToolsProtocol):
+    """uvicorn's protocol, which lists the calls of its methods."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -165,25 +157,6 @@ class Recorded(httptools_impl.HttpToolsProtocol):
         self.answered.set()
 
 
-class Sink(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.closed = False
-
-    def write(self, data: Any) -> None:
-        self.written += bytes(data)
-
-    def close(self) -> None:
-        self.closed = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-
-
 async def ok(scope: Any, receive: Any, send: Any) -> None:
     await receive()
     await send(
@@ -192,48 +165,45 @@ async def ok(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def test_bytes_are_parsed_when_they_come_and_the_end_of_an_answer_is_reported() -> None:
-    async def main() -> None:
-        config = uvicorn.Config(ok, ws="none", lifespan="off", log_config=None, access_log=False)
-        config.load()
-        state = ServerState()
-        connection = Recorded(config, state, {}, asyncio.get_running_loop())
-        sink = Sink()
-        connection.connection_made(sink)
-        assert state.connections == {connection}
-        assert connection.cycle is None
-        connection.data_received(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n")
-        assert connection.calls == ["begin"]
-        assert not connection.cycle.response_complete
-        connection.data_received(b"hi")
-        assert connection.calls == ["begin", "complete"]
-        await asyncio.wait_for(connection.answered.wait(), 30)
-        assert connection.calls == ["begin", "complete", "answered"]
-        assert connection.cycle.response_complete
-        assert connection.cycle.response_started
-        assert not connection.pipeline
-        assert connection.timeout_keep_alive_task is not None
-        connection._unset_keepalive_if_required()
-        assert connection.timeout_keep_alive_task is None
-        assert sink.written.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert not sink.closed
-        connection.shutdown()
-        assert sink.closed
-        connection.connection_lost(None)
-        assert state.connections == set()
-
-    asyncio.run(main())
+def connect() -> tuple[RecordingProtocol, FakeTransport]:
+    config = uvicorn.Config(ok, ws="none", lifespan="off", log_config=None)
+    config.load()
+    connection = RecordingProtocol(config, ServerState(), {}, asyncio.get_running_loop())
+    transport = FakeTransport()
+    connection.connection_made(transport)
+    return connection, transport
 
 
-def test_what_is_wrong_is_answered_at_once_and_the_connection_closed() -> None:
-    async def main() -> None:
-        config = uvicorn.Config(ok, ws="none", lifespan="off", log_config=None, access_log=False)
-        config.load()
-        connection = Recorded(config, ServerState(), {}, asyncio.get_running_loop())
-        sink = Sink()
-        connection.connection_made(sink)
-        connection.data_received(b"GARBAGE\r\n\r\n")
-        assert sink.written.startswith(b"HTTP/1.1 400 Bad Request\r\n")
-        assert sink.closed
+@pytest.mark.anyio
+async def test_bytes_are_parsed_when_they_come_and_the_end_of_an_answer_is_reported():
+    connection, transport = connect()
+    state = connection.server_state
+    assert state.connections == {connection}
+    assert connection.cycle is None
+    connection.data_received(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n")
+    assert connection.calls == ["begin"]
+    assert not connection.cycle.response_complete
+    connection.data_received(b"hi")
+    assert connection.calls == ["begin", "complete"]
+    await asyncio.wait_for(connection.answered.wait(), 30)
+    assert connection.calls == ["begin", "complete", "answered"]
+    assert connection.cycle.response_complete
+    assert connection.cycle.response_started
+    assert not connection.pipeline
+    assert connection.timeout_keep_alive_task is not None
+    connection._unset_keepalive_if_required()
+    assert connection.timeout_keep_alive_task is None
+    assert transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert not transport.is_closing()
+    connection.shutdown()
+    assert transport.is_closing()
+    connection.connection_lost(None)
+    assert state.connections == set()
 
-    asyncio.run(main())
+
+@pytest.mark.anyio
+async def test_garbage_is_answered_at_once_and_the_connection_closed():
+    connection, transport = connect()
+    connection.data_received(b"GARBAGE\r\n\r\n")
+    assert transport.written.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert transport.is_closing()

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.runtime.http.fast_lane.test_pipelining import OtherApp
+from tests.runtime.http.fast_lane.test_pipelining import EchoApp
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
-from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.listeners import Listener
@@ -47,8 +46,7 @@ def test_connections_in_the_backlog_of_a_server_that_ends_are_answered(loop: Any
         settings = Settings()
         listener = Listener(parse_address("http://127.0.0.1:0"), ["inference"])
         listener.listen()
-        app = OtherApp("late", ResponseCounts(), settings)
-        server = _Server(app, http_protocol(), settings, listener, None)
+        server = _Server(EchoApp(), http_protocol(), settings, listener, None)
         running = asyncio.create_task(server.serve())
         await server.up.wait()
         with ExitStack() as stack:

@@ -1,0 +1,192 @@
+"""Heads of requests as the fast lane reads and remembers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.clients.rawhttp import request
+from tsx_runtime.api.access.auth import Guard
+from tsx_runtime.api.access.tokens import BearerToken
+from tsx_runtime.api.headers import Pair
+from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
+from tsx_runtime.errors import InvalidToken, ModelNotFound, ResourceNotFound
+from tsx_runtime.http.fast_lane.heads import REMEMBERED, Heads, RefusalRoute, parse
+from tsx_runtime.settings.schema import Settings
+
+DIGITS = "/predictions/digits"
+
+
+class Version:
+    name = "digits"
+
+    def by_head(self, headers: object) -> Version:
+        return self
+
+
+def make_heads(
+    guard: Guard | None = None,
+    missing: Callable[[str], ResourceNotFound | None] = lambda path: None,
+) -> tuple[Heads, Any]:
+    """Return heads, and their registry of one model."""
+    models: dict[str, object] = {"digits": Version()}
+
+    def route(name: str, version: str | None, headers: object) -> object:
+        if name not in models:
+            raise ModelNotFound(name)
+        return models[name]
+
+    registry: Any = SimpleNamespace(
+        route=route, on_change=[], models=models, hidden_headers=HiddenHeaders(Settings())
+    )
+    return Heads(registry, guard, 100, 64 << 10, missing=missing), registry
+
+
+def a_head(path: str = DIGITS, *headers: Pair, length: int = 0) -> bytes:
+    return request(target=path.encode(), headers=[*headers, (b"Content-Length", b"%d" % length)])
+
+
+def read(heads: Heads, raw: bytes) -> Any:
+    return heads.read(raw) or pytest.fail("the fast lane did not take the request")
+
+
+def test_a_head_is_read_once():
+    heads, registry = make_heads()
+    raw = a_head(f"{DIGITS}?a=1", (b"X-Own", b"1"), length=7)
+    head, version = read(heads, raw)
+    assert heads.known[raw] == (head, version)
+    assert version is registry.models["digits"]
+    assert (head.length, head.keep_alive) == (7, True)
+    assert (
+        head.meta
+        == b"\r\n\r\nHost: 127.0.0.1\r\nX-Own: 1\r\nContent-Length: 7\r\nurl_path: \r\nexplain: False\r\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "waits"), [(b"100-continue", True), (b"100-Continue", True), (b"a-miracle", False)]
+)
+def test_a_head_says_whether_its_body_waits_for_a_go_ahead(value, waits):
+    head, _ = read(make_heads()[0], a_head(DIGITS, (b"Expect", value), length=7))
+    assert head.waits_for_go == waits
+
+
+def test_known_heads_are_forgotten_when_models_change():
+    heads, registry = make_heads()
+    raw = a_head("/predictions/new")
+    assert isinstance(read(heads, raw)[1], RefusalRoute)
+    assert raw in heads.known
+    registry.models["new"] = Version()
+    for listener in registry.on_change:
+        listener()
+    assert raw not in heads.known
+    assert read(heads, raw)[1] is registry.models["new"]
+
+
+def test_few_heads_are_remembered_and_none_that_is_long():
+    heads, _ = make_heads()
+    for number in range(REMEMBERED + 10):
+        read(heads, a_head(f"{DIGITS}?{number}"))
+    assert len(heads.known) <= REMEMBERED
+    long = a_head(DIGITS, (b"X-Long", b"x" * 5000))
+    read(heads, long)
+    assert long not in heads.known
+
+
+POST = b"POST /predictions/digits HTTP/1.1\r\nHost: a\r\n"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HEAD /predictions/digits HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"OPTIONS /predictions/digits HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.0\r\nContent-Length: 1\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n",
+        POST + b"Expect: 100-continue\r\nContent-Length: 0\r\n\r\n",
+        POST + b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n",
+        POST + b"Content-Length: 101\r\n\r\n",
+        POST + b"Content-Length: +1\r\n\r\n",
+        POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        POST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        POST + b"Content-Length: " + b"0" * 5000 + b"5\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\r\nHost : a\r\n\r\n",
+        b"POST /predictions/digits HTTP/1.1\nHost: a\n\nGET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n",
+        b"\r\n\r\n",
+        b"junk\r\n\r\n",
+        b"POST /predictions/nobody HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n",
+        b"GET http://host HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Type: multipart/form-data; boundary=a\r\n\r\n",
+    ],
+)
+def test_a_head_that_is_not_plain_is_left_to_the_asgi_lane(raw):
+    assert make_heads()[0].read(raw) is None
+
+
+URGENT = (b"X-TSX-Priority", b"urgent")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/predictions/nobody", [], 404),
+        ("/predictions/%ff%fe", [], 404),
+        ("/predictions/", [], 404),
+        (DIGITS, [URGENT], 400),
+        ("/nowhere", [], 404),
+        ("/nowhere", [URGENT], 404),
+    ],
+)
+def test_a_head_that_no_model_answers_is_remembered_with_its_refusal(path, headers, status):
+    heads, _ = make_heads(
+        missing=lambda path: ResourceNotFound("Nothing.") if path == "/nowhere" else None
+    )
+    raw = a_head(path, *headers)
+    _, route = read(heads, raw)
+    assert isinstance(route, RefusalRoute)
+    assert route.error.status == status
+    assert heads.known[raw][1] is route
+
+
+def test_a_head_without_its_token_is_refused_whatever_else_is_wrong_with_it():
+    heads, _ = make_heads(Guard(BearerToken("secret")))
+    for path in ("/predictions/talker", DIGITS, "/predictions/nobody"):
+        for headers in ([], [(b"Authorization", b"Bearer wrong")], [URGENT]):
+            _, route = read(heads, a_head(path, *headers))
+            assert isinstance(route, RefusalRoute)
+            assert isinstance(route.error, InvalidToken)
+    _, route = read(heads, a_head(DIGITS, (b"Authorization", b"Bearer secret")))
+    assert isinstance(route, Version)
+
+
+def test_a_flood_of_refusals_pushes_no_head_out():
+    heads, _ = make_heads()
+    known = read(heads, a_head())
+    for number in range(2 * REMEMBERED):
+        heads.read(a_head(f"/predictions/nobody-{number}"))
+        heads.read(a_head(f"/ping?{number}"))
+    assert heads.known[a_head()] == known
+    assert len(heads.known) <= REMEMBERED
+    late = a_head(f"{DIGITS}?late")
+    read(heads, late)
+    assert late in heads.known
+
+
+@given(
+    st.binary(max_size=60),
+    st.lists(
+        st.sampled_from(
+            [b"\r\n", b"\n", b": ", b"Content-Length: 1", b"GET / HTTP/1.1", b"\x00", b"a"]
+        ),
+        max_size=12,
+    ),
+)
+def test_one_head_or_none_is_read_from_any_bytes(first, parts):
+    head = parse(b"POST /predictions/digits HTTP/1.1\r\n" + first + b"".join(parts) + b"\r\n\r\n")
+    assert head is None or (head.messages == 1 and not head.has_body)
