@@ -1,4 +1,4 @@
-"""Inspects and verifies an archive without unpacking it."""
+"""The inspection and verification of an archive without unpacking it."""
 
 from __future__ import annotations
 
@@ -41,21 +41,39 @@ from tsx_archiver.storage.digest import content_digest
 if TYPE_CHECKING:
     from tsx_archiver.metadata.modelconfig import ModelConfig
 
-_LARGEST_LOOKED_INTO = 2048 * MIB
+_MAX_MODEL_BYTES = 2048 * MIB
 
 
 class MemberInfo(NamedTuple):
+    """A file of an archive; sizes are in bytes.
+
+    Attributes:
+        name: The name inside the model's directory.
+        size: The size.
+        packed: The size in the archive; None in a .tar.gz or a directory.
+        sha256: The checksum of the manifest, or None.
+    """
+
     name: str
     size: int
-    packed: int | None  # bytes in the archive; None in a .tar.gz or a directory
-    sha256: str | None  # by the manifest
+    packed: int | None
+    sha256: str | None
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `tsx archive inspect` shows.
+    """The content of an archive, as `tsx archive inspect` shows it.
 
-    `form` is mar, tar.gz or directory; `model` describes the serialized file, if there is one.
+    Attributes:
+        source: The path of the archive.
+        form: `mar`, `tar.gz` or `directory`.
+        size: The size in bytes.
+        manifest: The manifest.
+        config: The content of model-config.yaml.
+        members: The files.
+        model: The description of the serialized file, or None.
+        forms: The forms of the model that `tsx optimize` added.
+        problems: Texts about details that will probably not do what the author meant.
     """
 
     source: Path
@@ -72,7 +90,10 @@ class Inspection:
 class Finding(NamedTuple):
     """A finding of `verify_archive`.
 
-    A fault makes the archive unusable; other findings inform its author.
+    Attributes:
+        is_fault: Whether it makes the archive unusable.
+        member: The name of the file, or None.
+        text: What was found.
     """
 
     is_fault: bool
@@ -139,23 +160,34 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
 
 
 def manifest_of(path: Path, *, limits: Limits = Limits()) -> Manifest:  # noqa: B008
-    """Reads the list of members and the manifest, which takes as long as a `.tar.gz` is large.
+    """Read the manifest of an archive; for a .tar.gz, the whole file is read.
 
-    Raises ArchiveError.
+    Raises:
+        ArchiveError: The archive cannot be read or is unsafe.
     """
     with _opened(path, limits) as source:
         return source.manifest
 
 
-def read_member(path: Path, name: str, *, most: int, limits: Limits = Limits()) -> bytes | None:  # noqa: B008
-    """The bytes of a small file; None where there is none. Raises ArchiveError, also for one of
-    more than `most` bytes.
+def read_member(
+    path: Path,
+    name: str,
+    *,
+    max_bytes: int,
+    limits: Limits = Limits(),  # noqa: B008
+) -> bytes | None:
+    """Return the bytes of a small file, or None if there is no such file.
+
+    Raises:
+        ArchiveError: The archive cannot be read, or the file has more than `max_bytes`.
     """
     with _opened(Path(path), limits) as source:
-        content = source.container.read(f"{source.root}/{name}" if source.root else name, most + 1)
-    if content is not None and len(content) > most:
+        content = source.container.read(
+            f"{source.root}/{name}" if source.root else name, max_bytes + 1
+        )
+    if content is not None and len(content) > max_bytes:
         raise CorruptMember(
-            f"{path}: {shown(name)} has more than {most} bytes. Pack the model again."
+            f"{path}: {shown(name)} has more than {max_bytes} bytes. Pack the model again."
         )
     return content
 
@@ -207,9 +239,9 @@ def _check_members(source: _Source, path: Path) -> list[Finding]:
             member, file = next(stream)
             name = source.inside(member)
             seen.add(name)
-            found = content_digest(file)
-            if name in checksums and found != checksums[name].lower():
-                raise wrong_checksum(path, name, checksums[name], found)
+            digest = content_digest(file)
+            if name in checksums and digest != checksums[name].lower():
+                raise wrong_checksum(path, name, checksums[name], digest)
             if checksums and name not in checksums and name != MANIFEST_PATH:
                 findings.append(
                     Finding(
@@ -244,10 +276,8 @@ def _check_members(source: _Source, path: Path) -> list[Finding]:
 
 
 def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
-    from tsx_archiver.metadata.modelconfig import (
-        ModelConfig,
-        parse_model_config,
-    )  # here: it imports pydantic
+    # It imports pydantic.
+    from tsx_archiver.metadata.modelconfig import ModelConfig, parse_model_config
 
     name = source.manifest.config_file or (None if source.manifest.data else DEFAULT_CONFIG)
     if name is None:
@@ -267,15 +297,16 @@ def _forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:
         f"{source.root}/{FORMS_FILE}" if source.root else FORMS_FILE, LARGEST_FILE + 1
     )
     try:
-        kept = KeptForms() if content is None else parse_forms(content)
+        forms = KeptForms() if content is None else parse_forms(content)
     except InvalidForms as error:
         return KeptForms(), [str(error)]
-    return kept, kept.problems(config.forms or (), source.manifest.checksums)
+    return forms, forms.problems(config.forms or (), source.manifest.checksums)
 
 
 def _model(source: _Source, path: Path) -> ModelFile | None:
-    """Looking into a model file needs to seek, which a compressed member does not allow: it is
-    copied to a temporary file.
+    """Describe the serialized file.
+
+    The description seeks in the file, so a compressed member is copied to a temporary file.
     """
     name = source.manifest.serialized_file
     member = next(
@@ -292,7 +323,7 @@ def _model(source: _Source, path: Path) -> ModelFile | None:
     if isinstance(source.container, _Directory):
         with (source.container.root / member.name).open("rb") as file:
             return describe_model_stream(file, inner)
-    if member.size > _LARGEST_LOOKED_INTO:
+    if member.size > _MAX_MODEL_BYTES:
         return ModelFile(
             inner,
             "unknown",
@@ -300,8 +331,8 @@ def _model(source: _Source, path: Path) -> ModelFile | None:
             problem=f"{inner} is too large to read inside the archive; unpack the archive first.",
         )
     with tempfile.TemporaryFile() as copy:
-        for other, stream in source.container.stream():
-            if other == member:
+        for candidate, stream in source.container.stream():
+            if candidate == member:
                 shutil.copyfileobj(stream, copy, MIB)
                 break
         return describe_model_stream(cast(BinaryIO, copy), inner)
@@ -326,9 +357,7 @@ def _opened(path: Path, limits: Limits) -> Iterator[_Source]:
 
 
 class _Directory:
-    """A directory with the interface of a container; its files are trusted, since they are the
-    caller's own.
-    """
+    """A directory with the interface of a container; its files are trusted."""
 
     form = "directory"
 
@@ -342,16 +371,18 @@ class _Directory:
         ]
 
     def stream(self) -> Iterator[tuple[Member, BinaryIO]]:
+        """Yield each file with a stream of its bytes."""
         for member in self.members:
             with (self.root / member.name).open("rb") as file:
                 yield member, file
 
-    def read(self, name: str, most: int) -> bytes | None:
+    def read(self, name: str, max_bytes: int) -> bytes | None:
+        """Return at most `max_bytes` of a file, or None if there is no such file."""
         path = self.root / name
         if not path.is_file():
             return None
         with path.open("rb") as file:
-            return file.read(most)
+            return file.read(max_bytes)
 
     def close(self) -> None:
-        """Nothing is open between reads."""
+        """Do nothing; no file is open between reads."""

@@ -1,6 +1,4 @@
-"""A model whose files lie elsewhere as a directory like an unpacked archive: code copied, all else
-linked.
-"""
+"""A directory like an unpacked archive, with links to the files of a model and copies of its code."""
 
 from __future__ import annotations
 
@@ -19,9 +17,13 @@ from tsx_archiver.storage.cache import Cache, as_cache
 def link_members(
     plan: PackingPlan, directory: Path, *, hard: bool = False, copy: bool = False
 ) -> dict[str, int]:
-    """Fill `directory`, and return the sizes of the files that are no links.
+    """Fill a directory, and return the sizes of the files that are no symbolic links.
 
-    `hard`: with hard links where the file system has them. `copy`: with copies, as unpacked.
+    Args:
+        plan: The members.
+        directory: The directory.
+        hard: Whether to use hard links if the file system has them.
+        copy: Whether to copy all files.
     """
     sizes = {}
     for member in plan.members:
@@ -34,7 +36,7 @@ def link_members(
             or ".py" in (target.suffix, member.source.suffix)
             or member.name == plan.manifest["model"].get("configFile")
         ):
-            # A worker runs no code that a link leads to, and a server reads no configuration there.
+            # Links to code and to configuration are refused.
             shutil.copyfile(member.source, target)
         elif not hard or not _linked(member.source, target):
             target.symlink_to(member.source.absolute())
@@ -47,12 +49,18 @@ def link_members(
 
 
 def open_linked(plan: PackingPlan, source: str, cache: Path | Cache | None) -> OpenArchive:
-    """In the cache, once for all servers that open the same; no byte of it is copied.
+    """Open a model as an entry of the cache that links to its files.
 
-    Raises ArchiveError.
+    A file with a hard link stays until the entry is removed, and isolated workers can read it.
+    Neither holds for a symbolic link to another file system.
 
-    `source` says which files, and that they never change. What a hard link leads to stays until the
-    entry goes, and isolated workers can read it; a link to another file system has neither.
+    Args:
+        plan: The members.
+        source: A text that identifies the files, which must never change.
+        cache: The cache.
+
+    Raises:
+        ArchiveError: The model cannot be opened.
     """
     store = as_cache(cache)
     digest = hashlib.sha256(
@@ -71,6 +79,6 @@ def open_linked(plan: PackingPlan, source: str, cache: Path | Cache | None) -> O
 def _linked(source: Path, target: Path) -> bool:
     try:
         os.link(source.resolve(), target)
-    except OSError:  # another file system, or one without links
+    except OSError:  # another file system, or one without hard links
         return False
     return True

@@ -1,4 +1,4 @@
-"""Opens an archive or a directory as the model directory of a worker."""
+"""The opening of an archive or a directory as the model directory of a worker."""
 
 from __future__ import annotations
 
@@ -50,11 +50,12 @@ MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".bin")
 
 
 class LockedDirectory:
-    """Keeps its directory in the cache until it is closed."""
+    """A directory that stays in the cache until it is closed."""
 
     _lock: FileLock | None = None
 
     def close(self) -> None:
+        """Let the cache remove the directory."""
         if self._lock is not None:
             release(self._lock)
             self._lock = None
@@ -144,8 +145,9 @@ def open_archive(
 
 
 def is_directory(source: Path) -> bool:
-    """False as well where that is unknown: `open_source` then says why (Path.is_dir raises for some
-    reasons and hides others).
+    """Tell whether a path is a readable directory; `open_source` explains why it is not.
+
+    Path.is_dir raises for some reasons and hides others.
     """
     try:
         return stat.S_ISDIR(source.stat().st_mode)
@@ -154,15 +156,21 @@ def is_directory(source: Path) -> bool:
 
 
 def open_source(source: Path) -> BinaryIO:
-    """The archive file, opened; raises ArchiveNotFound or CannotOpen."""
+    """Open an archive file.
+
+    Raises:
+        ArchiveNotFound: There is no such file.
+        CannotOpen: The file cannot be opened, or is no regular file.
+    """
     try:
-        if not stat.S_ISREG(source.stat().st_mode):  # opening a pipe would wait for its writer
+        # Opening a pipe would wait for its writer.
+        if not stat.S_ISREG(source.stat().st_mode):
             raise ForeignFile(f"{source} is not a regular file. Give a .mar file or a directory.")
         return source.open("rb")
     except (FileNotFoundError, NotADirectoryError) as error:
-        near = similar_file(source) or "."
+        suggestion = similar_file(source) or "."
         raise ArchiveNotFound(
-            f"{source} does not exist{near} Check the path, or pack a model with 'tsx archive'."
+            f"{source} does not exist{suggestion} Check the path, or pack a model with 'tsx archive'."
         ) from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
@@ -177,14 +185,19 @@ def open_source(source: Path) -> BinaryIO:
         raise CannotOpen(
             f"{source} cannot be opened ({error.strerror}). Check its permissions."
         ) from error
-    except ValueError as error:  # a NUL, or what cannot be encoded
+    except ValueError as error:  # a NUL, or a character that cannot be encoded
         raise ArchiveNotFound(
             f"{shown(str(source))} does not exist: no file can have this name. Check the path."
         ) from error
 
 
 def read_manifest(container: ArchiveFile, root: str, default_name: str, source: Path) -> Manifest:
-    """The manifest of an archive; without one, the archive must at least look like a model's."""
+    """Read the manifest of an archive.
+
+    Raises:
+        ForeignFile: There is no manifest, and no file of a model either.
+        InvalidManifest: The manifest cannot be used.
+    """
     content = container.read(
         f"{root}/{MANIFEST_PATH}" if root else MANIFEST_PATH, MAX_MANIFEST_BYTES
     )
@@ -197,7 +210,7 @@ def read_manifest(container: ArchiveFile, root: str, default_name: str, source: 
 
 
 def refuse_model_file(file: BinaryIO, source: Path) -> None:
-    """A model file may itself be a zip: the error says so."""
+    """Raise an error that names the kind of a model file, which may itself be a zip file."""
     kind = describe_model_stream(file, source).kind
     file.seek(0)
     if kind != "unknown":
@@ -215,11 +228,16 @@ def unpack_file(
     checksums_in: Callable[[ArchiveFile, str], Mapping[str, str]],
     progress: Opening = lambda step, done, total: None,
 ) -> tuple[CacheEntry, str]:
-    """The archive's content, unpacked in the cache once for all processes that open it, and its
-    sha-256.
+    """Unpack an archive into the cache unless it is there, and return the entry and the SHA-256.
 
-    `checksums_in(container, root)` looks at the archive before anything is written, and returns
-    what its manifest says of its members.
+    Args:
+        file: The open archive.
+        source: The path of the archive.
+        cache: The cache.
+        limits: The largest sizes and numbers of files.
+        checksums_in: Called with the archive and the model's directory in it before anything is
+            written. It may refuse the archive, and returns the checksums of the manifest.
+        progress: Called with the step, and the bytes done and in all.
     """
     state = file_state(file)
     store = as_cache(cache)
@@ -265,21 +283,21 @@ def _unpack(
     source: Path,
     count: Callable[[int], None],
 ) -> dict[str, int]:
-    """Write every member below `target`, which is new and ours; returns the sizes by name."""
+    """Write all members to a new directory, and return their sizes by name."""
     sizes = {}
-    unseen = {normal(name) for name in checksums}
+    missing = {normal(name) for name in checksums}
     for member, stream in container.stream():
         path = target / member.name
         path.parent.mkdir(parents=True, exist_ok=True)
         name = member.name[len(root) + 1 :] if root else member.name
-        found = _write(stream, path, member.size, str(source), member.name, count)
-        unseen.discard(name)
-        if name in checksums and found != checksums[name].lower():
-            raise wrong_checksum(source, name, checksums[name], found)
+        digest = _write(stream, path, member.size, str(source), member.name, count)
+        missing.discard(name)
+        if name in checksums and digest != checksums[name].lower():
+            raise wrong_checksum(source, name, checksums[name], digest)
         sizes[member.name] = member.size
-    if unseen:
+    if missing:
         raise WrongChecksum(
-            f"{source}: the manifest has a sha-256 for {shown(min(unseen))}, which is missing. Pack"
+            f"{source}: the manifest has a sha-256 for {shown(min(missing))}, which is missing. Pack"
             " the model again."
         )
     for member in container.members:
@@ -288,9 +306,10 @@ def _unpack(
     return sizes
 
 
-def wrong_checksum(source: Path, name: str, expected: str, found: str) -> WrongChecksum:
+def wrong_checksum(source: Path, name: str, expected: str, actual: str) -> WrongChecksum:
+    """Return the error for a member with another SHA-256 than in the manifest."""
     return WrongChecksum(
-        f"{source}: the sha-256 of {shown(name)} is {found[:16]}..., not the manifest's"
+        f"{source}: the sha-256 of {shown(name)} is {actual[:16]}..., not the manifest's"
         f" {expected[:16]}...: it is damaged or was changed. Copy or download the file again, or"
         " pack the model again."
     )
@@ -299,13 +318,13 @@ def wrong_checksum(source: Path, name: str, expected: str, found: str) -> WrongC
 def _write(
     stream: BinaryIO, path: Path, size: int, source: str, name: str, count: Callable[[int], None]
 ) -> str:
-    """Copy exactly `size` bytes to a new file, and return their sha-256."""
+    """Copy exactly `size` bytes to a new file, and return their SHA-256."""
     digest = hashlib.sha256()
-    left = size
+    remaining = size
 
-    def take(piece: bytes | memoryview) -> None:
-        digest.update(piece)
-        count(len(piece))
+    def on_chunk(chunk: bytes | memoryview) -> None:
+        digest.update(chunk)
+        count(len(chunk))
 
     fd = os.open(
         path,
@@ -317,15 +336,15 @@ def _write(
         0o644,
     )
     with open(fd, "w+b", buffering=0) as out:
-        copy_plain(stream, out, size, take)
-        left -= out.tell()
+        copy_plain(stream, out, size, on_chunk)
+        remaining -= out.tell()
         while chunk := stream.read(MIB):
-            left -= len(chunk)
-            if left < 0:
+            remaining -= len(chunk)
+            if remaining < 0:
                 break
-            take(chunk)
+            on_chunk(chunk)
             out.write(chunk)
-    if left:
+    if remaining:
         raise CorruptMember(
             f"{source}: {shown(name)} does not have the declared {size} bytes. Copy or download the"
             " file again."
@@ -366,7 +385,10 @@ def _open_directory(directory: Path, default_name: str, source: Path | None = No
 
 
 def model_root(directory: Path) -> Path:
-    """The directory itself, or the only one inside it (contract 3.1)."""
+    """Return the only directory inside, if there is nothing else, or the directory itself.
+
+    Hidden files and those of macOS do not count.
+    """
     tops = [
         path
         for path in directory.iterdir()
@@ -378,6 +400,7 @@ def model_root(directory: Path) -> Path:
 
 
 def directory_manifest(root: Path, default_name: str, source: Path) -> Manifest:
+    """Read the manifest of an unpacked archive, like `read_manifest`."""
     path = root / MANIFEST_PATH
     refuse_foreign_link(path, root, source)
     if path.is_file():
@@ -392,8 +415,10 @@ def directory_manifest(root: Path, default_name: str, source: Path) -> Manifest:
 
 
 def refuse_foreign_link(path: Path, root: Path, source: Path) -> None:
-    """What the server reads of a directory lies in it: an error quotes values, and a link may lead
-    to any file. Raises UnsafePath.
+    """Refuse a link out of the model's directory, since errors quote values of files.
+
+    Raises:
+        UnsafePath: The path leads out of `root`.
     """
     if not is_inside(path, root):
         name = shown(str(path.relative_to(root)))
@@ -414,13 +439,9 @@ def _refuse_foreign(names: list[str], source: Path) -> None:
 
 
 def _config(root: Path, manifest: Manifest) -> tuple[ModelConfig, list[str]]:
-    """The configuration that the manifest names; without any manifest, the one of the usual
-    name.
-    """
-    from tsx_archiver.metadata.modelconfig import (
-        ModelConfig,
-        load_model_config,
-    )  # here: it imports pydantic
+    """Read the configuration that the manifest names, or model-config.yaml without a manifest."""
+    # It imports pydantic.
+    from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config
 
     name = manifest.config_file or (None if manifest.data else DEFAULT_CONFIG)
     if name is None or not (root / name).is_file():

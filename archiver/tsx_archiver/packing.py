@@ -156,13 +156,18 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
 
 
 class Members:
-    """Members by the name they would collide under, with where each came from."""
+    """The members of a plan by their collision keys, each with its origin."""
 
     def __init__(self, manifest_path: str = MANIFEST_PATH) -> None:
         self._manifest_path = manifest_path
         self._members: dict[str, tuple[PlannedMember, str]] = {}
 
     def add(self, member: PlannedMember, origin: str) -> None:
+        """Add a member.
+
+        Raises:
+            CannotPack: The name cannot be used, or another member has it.
+        """
         fault = path_fault(member.name)
         if fault:
             raise CannotPack(
@@ -171,9 +176,9 @@ class Members:
             )
         key = collision_key(member.name)
         if key == collision_key(self._manifest_path):
-            own = self._manifest_path
+            manifest = self._manifest_path
             raise DuplicateInput(
-                f"{origin} would overwrite the archive's own {own}. Leave it out of the extra"
+                f"{origin} would overwrite the archive's own {manifest}. Leave it out of the extra"
                 " files."
             )
         twin = self._members.get(key)
@@ -188,18 +193,20 @@ class Members:
     def __contains__(self, name: str) -> bool:
         return collision_key(name) in self._members
 
-    def add_file(self, path: Path | str, what: str) -> str:
+    def add_file(self, path: Path | str, kind: str) -> str:
+        """Add a file without its directories, and return its name in the archive."""
         path = Path(path)
         if path.is_dir():
-            raise InputMissing(f"The {what} {path} is a directory. Name the file in it.")
+            raise InputMissing(f"The {kind} {path} is a directory. Name the file in it.")
         if not path.exists():
             raise InputMissing(
-                f"The {what} {path} does not exist{similar_file(path) or '.'} Check the path."
+                f"The {kind} {path} does not exist{similar_file(path) or '.'} Check the path."
             )
         self.add(planned_file(path.name, path), str(path))
         return path.name
 
     def add_tree(self, path: Path) -> None:
+        """Add a file, or all files below a directory."""
         if not path.is_dir():
             self.add(planned_file(path.name, path), str(path))
             return
@@ -207,13 +214,13 @@ class Members:
             self.add(planned_file(file.relative_to(path).as_posix(), file), str(file))
 
     def sorted(self) -> list[PlannedMember]:
-        """Also checks that no file has the name of another one's directory."""
+        """Return the members by name, after a check that no file is a directory of another."""
         for key, (member, origin) in self._members.items():
             for depth in range(1, key.count("/") + 1):
-                above = self._members.get("/".join(key.split("/")[:depth]))
-                if above is not None:
+                parent = self._members.get("/".join(key.split("/")[:depth]))
+                if parent is not None:
                     raise DuplicateInput(
-                        f"{above[1]} would be a file where {origin} needs a directory"
+                        f"{parent[1]} would be a file where {origin} needs a directory"
                         f" ({member.name}). Rename one of them."
                     )
         return sorted(
@@ -240,18 +247,18 @@ def _check_names(spec: ArchiveSpec) -> None:
 
 
 def _add_handler(spec: ArchiveSpec, members: Members) -> str:
-    """Returns the handler as the manifest has it: without directories, with its function."""
+    """Add the handler, and return its entry in the manifest."""
     if spec.handler in BUILTIN_HANDLERS or (spec.runtime == "LSP" and spec.handler in CPP_HANDLERS):
         return spec.handler
     file, function = split_handler(spec.handler)
     suffix = _HANDLER_SUFFIX.get(spec.runtime, ".py")
     path = Path(file if file.endswith(suffix) else file + suffix)
     if not path.is_file():
-        near = difflib.get_close_matches(spec.handler, BUILTIN_HANDLERS, n=1)
+        similar = difflib.get_close_matches(spec.handler, BUILTIN_HANDLERS, n=1)
         raise InputMissing(
             f"The handler {spec.handler} is neither a file ({path} does not exist) nor one of"
             f" {', '.join(BUILTIN_HANDLERS)}. "
-            + (f"Did you mean {near[0]}?" if near else "Check it.")
+            + (f"Did you mean {similar[0]}?" if similar else "Check it.")
         )
     members.add_file(path, "handler")
     name = Path(file).name
@@ -259,8 +266,8 @@ def _add_handler(spec: ArchiveSpec, members: Members) -> str:
 
 
 def check_config(path: Path, warn: Warn | None = None) -> None:
-    """Refuse a model-config.yaml whose keys or values are not used; with `warn`, only tell it."""
-    from tsx_archiver.metadata.modelconfig import load_model_config  # here: it imports pydantic
+    """Refuse a model-config.yaml with unused keys or values, or only warn of them."""
+    from tsx_archiver.metadata.modelconfig import load_model_config  # It imports pydantic.
 
     config, problems = load_model_config(path)
     if problems and (warn is None or not config.raw):
@@ -272,6 +279,11 @@ def check_config(path: Path, warn: Warn | None = None) -> None:
 
 
 def extra_paths(extra: str | Sequence[Path | str] | None, warn: Warn | None) -> Iterator[Path]:
+    """Yield the paths of extra files, with expanded patterns.
+
+    Raises:
+        InputMissing: A path does not exist.
+    """
     for item in extra.split(",") if isinstance(extra, str) else extra or ():
         text = str(item).strip()
         if not text:
@@ -279,25 +291,25 @@ def extra_paths(extra: str | Sequence[Path | str] | None, warn: Warn | None) -> 
         if Path(text).exists():
             yield Path(text)
         elif glob.has_magic(text):
-            found = sorted(glob.glob(text))  # noqa: PTH207 - Path.glob takes no absolute pattern
-            if not found:
+            matches = sorted(glob.glob(text))  # noqa: PTH207  # Path.glob takes no absolute pattern.
+            if not matches:
                 message = f"Given wildcard pattern did not match any file: {text}"
                 if warn is None:
                     raise InputMissing(f"{message}. Check the pattern.")
                 warn(message)
-            yield from map(Path, found)
+            yield from map(Path, matches)
         else:
-            near = similar_file(Path(text)) or "."
+            suggestion = similar_file(Path(text)) or "."
             raise InputMissing(
-                f"The extra file {text} does not exist{near} Check the path; several are separated"
+                f"The extra file {text} does not exist{suggestion} Check the path; several are separated"
                 " by commas."
             )
 
 
-def _walk(directory: Path, above: frozenset[str]) -> Iterator[Path]:
-    """Every file below, links followed, but no directory inside itself."""
+def _walk(directory: Path, parents: frozenset[str]) -> Iterator[Path]:
+    """Yield every file below a directory; links are followed, but not to a parent directory."""
     real = os.path.realpath(directory)
-    if real in above:
+    if real in parents:
         raise CannotPack(
             f"{directory} is a link to one of its parent directories. Remove the link."
         )
@@ -305,10 +317,15 @@ def _walk(directory: Path, above: frozenset[str]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
         elif path.name not in _SKIPPED_DIRECTORIES:
-            yield from _walk(path, above | {real})
+            yield from _walk(path, parents | {real})
 
 
 def planned_file(name: str, path: Path) -> PlannedMember:
+    """Return a member for a file.
+
+    Raises:
+        CannotPack: The path is a broken link, or no regular file.
+    """
     if not path.exists():
         raise InputMissing(f"{path} is a broken link. Remove it, or restore what it points to.")
     if not path.is_file():
@@ -316,14 +333,14 @@ def planned_file(name: str, path: Path) -> PlannedMember:
     return PlannedMember(name, path, path.stat().st_size)
 
 
-def _same_file(one: Path | bytes, other: Path | bytes) -> bool:
-    return (
-        one.samefile(other) if isinstance(one, Path) and isinstance(other, Path) else one == other
-    )
+def _same_file(first: Path | bytes, second: Path | bytes) -> bool:
+    if isinstance(first, Path) and isinstance(second, Path):
+        return first.samefile(second)
+    return first == second
 
 
 def _merged(manifest: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {
+    further = {
         key: value
         for key, value in extra.items()
         if key not in (CHECKSUMS_KEY, "archiverVersion", "model") and key not in manifest
@@ -333,14 +350,14 @@ def _merged(manifest: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any
         for key, value in (extra.get("model") or {}).items()
         if key not in manifest["model"] and not key.endswith("File")
     }
-    return {**manifest, "model": {**manifest["model"], **model}, **kept}
+    return {**manifest, "model": {**manifest["model"], **model}, **further}
 
 
 def created_on() -> str:
-    """The time in SOURCE_DATE_EPOCH, as reproducible builds give it, or else always the same one.
+    """Return the time in SOURCE_DATE_EPOCH, or a constant.
 
-    The same inputs must give the same bytes, so neither the clock nor the files' own times, which a
-    checkout changes, can be used.
+    The same inputs must give the same bytes. Neither the clock nor the times of files, which a
+    checkout changes, can therefore be used.
     """
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     moment = (

@@ -1,6 +1,4 @@
-"""What an archive of a Hugging Face directory holds: its files as they are, PEFT adapters, and a
-request to try it with.
-"""
+"""The archive of a Hugging Face model: its files, PEFT adapters, and an example request."""
 
 from __future__ import annotations
 
@@ -35,7 +33,8 @@ from tsx_archiver.opening import DEFAULT_CONFIG
 from tsx_archiver.packing import ArchiveSpec
 
 SAMPLES, EXAMPLE = "samples", "example.json"
-TEXT, RATE = "tsx serves models that other people have trained.", 16_000
+TEXT = "tsx serves models that other people have trained."
+SAMPLE_RATE = 16_000  # Hz
 
 
 def pretrained_spec(
@@ -49,9 +48,20 @@ def pretrained_spec(
     task: str | None = None,
     adapters: Mapping[str, Path] | None = None,
 ) -> tuple[ArchiveSpec, list[str]]:
-    """What to pack, and lines that say what was found.
+    """Describe what to pack, with notes for the user.
 
-    `source`: a directory's name, or `hf:ORG/NAME`. Raises ArchiveError.
+    Args:
+        directory: The directory of the model.
+        source: The name of the directory, or `hf:ORG/NAME`.
+        revision: The revision on the Hugging Face Hub.
+        name: The name of the model; the default comes from `source`.
+        version: The version of the model.
+        handler: The handler; the default depends on the task.
+        task: The task; the default comes from the model.
+        adapters: Directories of PEFT adapters by name.
+
+    Raises:
+        ArchiveError: The directory holds no model that can be served.
     """
     if not (directory / CONFIG).is_file() and (directory / ADAPTER_CONFIG).is_file():
         kind, base = read_adapter("adapter", directory)
@@ -62,31 +72,31 @@ def pretrained_spec(
     model = Pretrained(directory, list(_names(directory)))
     config = directory / DEFAULT_CONFIG if DEFAULT_CONFIG in model.names else None
     if config is not None and not task:
-        from tsx_archiver.metadata.modelconfig import load_model_config  # here: it imports pydantic
+        from tsx_archiver.metadata.modelconfig import load_model_config  # It imports pydantic.
 
         settings = load_model_config(config)[0].huggingface
         task = settings.task if settings else None
     chosen = model.task(task)
-    files = {f"{DIRECTORY}/{each}": directory / each for each in model.needed}
+    files = {f"{DIRECTORY}/{file}": directory / file for file in model.needed}
     title = name or model_name_from(source.rpartition("/")[2])
-    named = handler or (GENERATION_HANDLER if chosen == GENERATION else HANDLER)
+    handler = handler or (GENERATION_HANDLER if chosen == GENERATION else HANDLER)
     notes = [
         f"{source}: Hugging Face model, {model.architecture or 'no architecture named'}, task"
         f" {chosen}" + (" with a chat template" if model.has_chat_template else ""),
         *([f"revision {revision}"] if revision else []),
         f"name {title}, version {version or DEFAULT_VERSION}",
-        f"handler {named}",
+        f"handler {handler}",
     ]
     pickles = model.pickles
-    for label, place in (adapters or {}).items():
-        kind, base = read_adapter(label, place)
-        found = needed_files(_names(place), (), str(place))
+    for label, folder in (adapters or {}).items():
+        kind, base = read_adapter(label, folder)
+        needed = needed_files(_names(folder), (), str(folder))
         files |= {
-            f"{DIRECTORY}/{ADAPTERS}/{label}/{each}": place / each
-            for each in found
-            if not each.endswith(".py")
+            f"{DIRECTORY}/{ADAPTERS}/{label}/{file}": folder / file
+            for file in needed
+            if not file.endswith(".py")
         }
-        pickles += [f"{label}/{each}" for each in found if each.endswith(".bin")]
+        pickles += [f"{label}/{file}" for file in needed if file.endswith(".bin")]
         notes.append(f"adapter {label}: {kind} of {base}")
     if pickles:
         notes.append(
@@ -109,7 +119,7 @@ def pretrained_spec(
     spec = ArchiveSpec(
         model_name=title,
         version=version or DEFAULT_VERSION,
-        handler=named,
+        handler=handler,
         config_file=config,
         files=files,
         contents=_sample(chosen, model),
@@ -119,16 +129,14 @@ def pretrained_spec(
 
 
 def _names(directory: Path) -> Iterator[str]:
-    """Of all files below, but for hidden folders."""
-    for place, folders, files in os.walk(directory):
+    """Yield the names of all files below a directory, without hidden folders."""
+    for path, folders, files in os.walk(directory):
         folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
-        yield from (
-            (Path(place) / file).relative_to(directory).as_posix() for file in sorted(files)
-        )
+        yield from ((Path(path) / file).relative_to(directory).as_posix() for file in sorted(files))
 
 
 def _sample(task: str, model: Pretrained) -> dict[str, bytes]:
-    """A request that any model of the task answers, the same each time."""
+    """Return a file with a request that any model of the task can answer."""
     if task in AUDIO_TASKS:
         return {f"{SAMPLES}/example.wav": _sound()}
     if task in (
@@ -171,17 +179,17 @@ def _request(task: str, model: Pretrained) -> dict[str, Any]:
         return {"inputs": picture, "parameters": {"candidate_labels": labels}}
     if task == "image-text-to-text":
         content = [{"type": "image", "image": picture}, {"type": "text", "text": "What is this?"}]
-        asked: Any = (
+        message: Any = (
             [{"role": "user", "content": content}]
             if model.has_chat_template
             else {"image": picture, "text": "What is this?"}
         )
-        return {"inputs": asked, "parameters": {"max_new_tokens": 16, "do_sample": False}}
+        return {"inputs": message, "parameters": {"max_new_tokens": 16, "do_sample": False}}
     return {"inputs": TEXT}
 
 
 def gradient_png(side: int = 64) -> bytes:
-    """A square with a gradient of each colour, made without a library for images."""
+    """Return a square image with a gradient of each colour, made without an image library."""
     rows = b"".join(
         b"\0" + bytes(part for x in range(side) for part in (x * 255 // side, y * 255 // side, 128))
         for y in range(side)
@@ -202,14 +210,14 @@ def gradient_png(side: int = 64) -> bytes:
 
 
 def _sound() -> bytes:
-    """A second of a tone of 250 Hz."""
+    """Return a second of a tone of 250 Hz as a WAV file."""
     sound = io.BytesIO()
     with wave.open(sound, "wb") as out:
-        out.setparams((1, 2, RATE, 0, "NONE", ""))
+        out.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
         out.writeframes(
             b"".join(
                 int(8000 * (abs(step % 64 - 32) / 16 - 1)).to_bytes(2, "little", signed=True)
-                for step in range(RATE)
+                for step in range(SAMPLE_RATE)
             )
         )
     return sound.getvalue()

@@ -10,11 +10,11 @@ from tsx_archiver.writing import Progress
 
 @contextmanager
 def progress_bar(title: str, *, shown: bool) -> Iterator[Progress | None]:
-    """Gives what `write_archive` takes as `progress`; None where no bar is to be shown."""
+    """Show a bar, and yield the `progress` of `write_archive`, or None without a bar."""
     if not shown:
         yield None
         return
-    # Here, because rich takes longer to import than a small archive to write.
+    # Importing rich takes longer than writing a small archive.
     from rich.console import Console
     from rich.progress import (
         BarColumn,

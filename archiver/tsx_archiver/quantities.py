@@ -1,6 +1,6 @@
 """Quantities as text: a time such as `10m`, a size such as `100MB`, a share such as `20%`.
 
-Each reader raises ValueError for other text.
+All parsers raise ValueError for other text.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ _POWERS = {"": 0, "b": 0, "k": 1, "kb": 1, "m": 2, "mb": 2, "g": 3, "gb": 3, "t"
 
 
 def parse_seconds(text: str) -> float:
-    """A number without a unit is one of seconds."""
+    """Parse a time; a number without a unit is in seconds."""
     return _parse(
         text, _SECONDS, "it must be a number of seconds, or a string such as 30m, 12h or 7d"
     )
 
 
 def parse_bytes(text: str, *, kilo: int = 1000) -> int:
+    """Parse a size; `kilo` is the factor of kB, and KiB always means 1024."""
     sizes = {unit: kilo**power for unit, power in _POWERS.items()}
     sizes |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)}
     return int(
@@ -40,7 +41,7 @@ def parse_bytes(text: str, *, kilo: int = 1000) -> int:
 
 
 def parse_percent(text: str) -> float:
-    """`20%` and `20` are 20; a whole number stays one."""
+    """Parse a percentage: 20 for `20%` and `20`."""
     number = text.strip().removesuffix("%").rstrip()
     try:
         return int(number) if number.isdecimal() else _finite(number)
@@ -49,23 +50,23 @@ def parse_percent(text: str) -> float:
 
 
 def parse_share(text: str) -> float:
-    """`20%` and `0.2` are 0.2."""
+    """Parse a share: 0.2 for `20%` and `0.2`."""
     try:
         return parse_percent(text) / 100 if text.strip().endswith("%") else _finite(text)
     except ValueError:
         raise ValueError("it must be a share such as 5% or 0.05") from None
 
 
-def where_text(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """For fields of pydantic that take a number as well."""
+def for_text(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Return a validator that parses text only, for pydantic fields that also take numbers."""
     return lambda value: parse(value) if isinstance(value, str) else value
 
 
 def _parse(text: str, units: Mapping[str, float], usage: str) -> float:
-    found = _NUMBER.fullmatch(text.strip())
-    if found is None or found[2].lower() not in units:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2].lower() not in units:
         raise ValueError(usage)
-    return float(found[1]) * units[found[2].lower()]
+    return float(match[1]) * units[match[2].lower()]
 
 
 def _finite(text: str) -> float:

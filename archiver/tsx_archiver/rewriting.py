@@ -1,5 +1,6 @@
-"""Adds, replaces or removes files in an existing archive, atomically; the other members and their
-digests stay unchanged.
+"""The change of an existing archive: files are added, replaced or removed, atomically.
+
+The other members and their digests stay unchanged.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ from tsx_archiver.writing import (
     worth_deflating,
 )
 
-_COMPRESSED = 0.95  # of its members' bytes; a .tar.gz that is larger was only wrapped
+# A .tar.gz above this share of its members' size is not compressed.
+_MAX_COMPRESSED_SHARE = 0.95
 
-
-Content: TypeAlias = bytes | Path  # of a new member: its bytes, or the file that has them
+Content: TypeAlias = bytes | Path  # bytes of a new member, or the file that holds them
 
 
 def rewrite_archive(
@@ -64,22 +65,33 @@ def rewrite_archive(
     model: Mapping[str, str] | None = None,
     limits: Limits = Limits(),  # noqa: B008
 ) -> None:
-    """Give the members named in `replace` these bytes, adding those that are not there; raises
-    ArchiveError and leaves what there was.
+    """Replace, add and remove members of an archive, in constant memory.
 
-    `remove` names members, and directories with all that is in them; it comes first, so that a new
-    member may take a removed one's place. `model` is merged into the manifest's `model`, where
-    there is a manifest. The form stays as it is (.mar, .tar.gz or directory), and so does each
-    member's compression. The same archive and the same bytes give the same archive. Works in
-    constant memory.
+    The form (.mar, .tar.gz or directory) and the compression of each member stay. The same archive
+    and the same changes give the same bytes. An error leaves the archive unchanged.
+
+    Args:
+        path: The archive.
+        replace: The new content of members by name; new names are added.
+        remove: Names of members, and of directories with all their files, which are removed before
+            new members are added.
+        model: Keys to merge into `model` of the manifest, if there is one.
+        limits: The largest sizes and numbers of files.
+
+    Raises:
+        ArchiveError: The archive cannot be read, or the change is not possible.
     """
     path = Path(path)
     names = {normal(name): content for name, content in replace.items()}
     for name in (*replace, *remove):
-        made = normal(name) == MANIFEST_PATH or (
+        is_manifest = normal(name) == MANIFEST_PATH or (
             name in remove and normal(name) in MANIFEST_DIRECTORIES
         )
-        fault = "the archiver writes it" if made else path_fault(name) or path_fault(normal(name))
+        fault = (
+            "the archiver writes it"
+            if is_manifest
+            else path_fault(name) or path_fault(normal(name))
+        )
         if fault:
             raise CannotPack(
                 f"{shown(name)} cannot be put into an archive, or removed from one: {fault}."
@@ -109,22 +121,25 @@ def _planned(name: str, content: Content) -> PlannedMember:
 
 
 class _Change(NamedTuple):
+    """The change of an archive."""
+
     new: Mapping[str, PlannedMember]
     removed: frozenset[str]  # names of members and directories
-    model: Mapping[str, str]  # of the manifest
+    model: Mapping[str, str]  # keys of the manifest's `model`
 
     def removes(self, name: str) -> bool:
-        return name in self.removed or any(above in self.removed for above in _directories(name))
+        """Tell whether a member or one of its directories is removed."""
+        return name in self.removed or any(parent in self.removed for parent in _parents(name))
 
 
-def _directories(name: str) -> Iterator[str]:
-    """Those above a member: `a` and `a/b` of `a/b/c`."""
+def _parents(name: str) -> Iterator[str]:
+    """Yield the directories of a member: `a` and `a/b` for `a/b/c`."""
     parts = name.split("/")
     return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
 
 class _SourceArchive(NamedTuple):
-    """The archive as it is."""
+    """The archive before the change."""
 
     path: Path
     container: ArchiveFile
@@ -133,11 +148,12 @@ class _SourceArchive(NamedTuple):
     checksums: Mapping[str, str]
 
     def inside(self, name: str) -> str:
+        """Return the name of a member inside the model's directory."""
         return name[len(self.root) + 1 :] if self.root else name
 
 
 class _Part(NamedTuple):
-    """A member of the new archive, by its name inside the root.
+    """A member of the new archive, named inside the model's directory.
 
     Its source is the old archive if its bytes are unchanged.
     """
@@ -147,11 +163,11 @@ class _Part(NamedTuple):
 
 
 def _rewrite_file(path: Path, change: _Change, limits: Limits) -> None:
-    with open_source(path) as file, ExitStack() as held:
+    with open_source(path) as file, ExitStack() as stack:
         refuse_model_file(file, path)
         state = file_state(file)
         container = open_container(file, str(path), limits)
-        held.callback(container.close)
+        stack.callback(container.close)
         root = root_of(container.members)
         manifest = read_manifest(container, root, path.name, path)
         old = _SourceArchive(
@@ -172,16 +188,16 @@ def _rewrite_file(path: Path, change: _Change, limits: Limits) -> None:
 
 
 def _refuse_collisions(old: _SourceArchive, change: _Change) -> None:
-    """On some systems, names that differ only in case are the same file.
+    """Refuse new names that some file systems treat as an existing one.
 
-    No name may be both a file and a directory.
+    A name may not be both a file and a directory either.
     """
     names = (old.inside(member.name) for member in old.container.members if not member.is_directory)
     present = {collision_key(name): name for name in names if not change.removes(name)}
     for name in sorted(change.new):
         key = collision_key(name)
         twin = next(
-            (present[above] for above in _directories(key) if above in present),
+            (present[parent] for parent in _parents(key) if parent in present),
             present.get(key, name),
         )
         if twin != name or any(inner.startswith(f"{key}/") for inner in present):
@@ -194,20 +210,20 @@ def _refuse_collisions(old: _SourceArchive, change: _Change) -> None:
 
 def _write(old: _SourceArchive, change: _Change, out: BinaryIO, size: int) -> None:
     if isinstance(old.container, ZipContainer):
-        kept = old.container.stored()
-        all_stored = all(kept.values())
+        old_stored = old.container.stored()
+        all_stored = all(old_stored.values())
         prefix = f"{old.root}/" if old.root else ""
 
         def stored(member: PlannedMember) -> bool:
             if member.source != old.path:
                 return all_stored or not worth_deflating(member)
-            return kept[member.name]
+            return old_stored[member.name]
 
         with new_zip(out) as archive:
             _fill(old, change, ZipSink(archive, out, stored), prefix)
         return
     total = sum(member.size for member in old.container.members)
-    level = DEFLATE_LEVEL if size < _COMPRESSED * total else 0
+    level = DEFLATE_LEVEL if size < _MAX_COMPRESSED_SHARE * total else 0
     with new_tar(out, level) as tar:
         _fill(old, change, TarSink(tar, old.root), "")
 
@@ -220,10 +236,10 @@ def _fill(old: _SourceArchive, change: _Change, sink: Sink, prefix: str) -> None
         stream = CountingStream(part.stream, member, lambda count: None)
         sink.add(member, stream)
         stream.check_end()
-        found = checksums[name] = stream.digest.hexdigest()
-        said = old.checksums.get(name, found) if member.source == old.path else found
-        if said.lower() != found:
-            raise wrong_checksum(old.path, name, said, found)
+        digest = checksums[name] = stream.digest.hexdigest()
+        expected = old.checksums.get(name, digest) if member.source == old.path else digest
+        if expected.lower() != digest:
+            raise wrong_checksum(old.path, name, expected, digest)
     if any(old.inside(member.name) == MANIFEST_PATH for member in old.container.members):
         changed = {**old.manifest, "model": {**(old.manifest.get("model") or {}), **change.model}}
         content = manifest_content(changed, checksums)
@@ -231,8 +247,9 @@ def _fill(old: _SourceArchive, change: _Change, sink: Sink, prefix: str) -> None
 
 
 def _parts(old: _SourceArchive, change: _Change) -> Iterator[_Part]:
-    """The old members in their order, without the manifest; a new one stands before the first whose
-    name is greater.
+    """Yield the old members in their order, without the manifest.
+
+    A new member comes before the first old one with a greater name.
     """
     new = sorted(
         change.new.keys()
@@ -243,33 +260,31 @@ def _parts(old: _SourceArchive, change: _Change) -> Iterator[_Part]:
         if name == MANIFEST_PATH:
             continue
         while new and new[0] < name:
-            yield from _given(change.new[new.pop(0)])
+            yield from _new_part(change.new[new.pop(0)])
         if name in change.new:
-            yield from _given(change.new[name])
+            yield from _new_part(change.new[name])
         elif not change.removes(name):
             yield _Part(PlannedMember(name, old.path, member.size), stream)
     for name in new:
-        yield from _given(change.new[name])
+        yield from _new_part(change.new[name])
 
 
-def _given(member: PlannedMember) -> Iterator[_Part]:
+def _new_part(member: PlannedMember) -> Iterator[_Part]:
     with opened_source(member.source) as stream:
         yield _Part(member, stream)
 
 
 def _rewrite_directory(path: Path, change: _Change) -> None:
-    """Every new file is written beside its place first; then all take their names, and what is
-    removed goes last.
-    """
+    """Change a directory: write all new files, then rename them, then remove old files."""
     root = model_root(path)
     manifest = directory_manifest(root, path.name, path)
-    gone = {file for name in change.removed for file in _files(root / name)} - {
+    removed = {file for name in change.removed for file in _files(root / name)} - {
         root / name for name in change.new
     }
-    made: dict[str, Path] = {}
+    partials: dict[str, Path] = {}
     try:
         for member in change.new.values():
-            _lay(root, member, made)
+            _write_partial(root, member, partials)
         data = dict(manifest.data)
         if data and (change.model or manifest.checksums):
             checksums = {
@@ -278,7 +293,7 @@ def _rewrite_directory(path: Path, change: _Change) -> None:
                 if not change.removes(normal(name))
             }
             if manifest.checksums:
-                for name, partial in made.items():
+                for name, partial in partials.items():
                     with partial.open("rb") as file:
                         checksums[name] = file_digest(file, partial)
             changed = {**data, "model": {**(data.get("model") or {}), **change.model}}
@@ -287,38 +302,38 @@ def _rewrite_directory(path: Path, change: _Change) -> None:
                 if manifest.checksums
                 else json.dumps(changed, indent=2, ensure_ascii=False).encode()
             )
-            _lay(root, PlannedMember(MANIFEST_PATH, content, len(content)), made)
-        for name, partial in made.items():
+            _write_partial(root, PlannedMember(MANIFEST_PATH, content, len(content)), partials)
+        for name, partial in partials.items():
             partial.replace(root / name)
-        for old in gone:
+        for old in removed:
             old.unlink()
     finally:
-        for partial in made.values():
+        for partial in partials.values():
             partial.unlink(missing_ok=True)
-        for directory in {each.parent for each in (*gone, *made.values())}:
-            _drop_empty(directory, root)
+        for directory in {file.parent for file in (*removed, *partials.values())}:
+            _remove_empty(directory, root)
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """The file, or all files of the directory."""
+    """Yield a file, or all files of a directory."""
     if path.is_dir() and not path.is_symlink():
         yield from (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
     elif path.exists() or path.is_symlink():
         yield path
 
 
-def _lay(root: Path, member: PlannedMember, made: dict[str, Path]) -> None:
-    place = root / member.name
-    place.parent.mkdir(parents=True, exist_ok=True)
-    partial = made[member.name] = partial_path(place)
+def _write_partial(root: Path, member: PlannedMember, partials: dict[str, Path]) -> None:
+    target = root / member.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = partials[member.name] = partial_path(target)
     with opened_source(member.source) as source, partial.open("xb") as out:
         shutil.copyfileobj(source, out, MIB)
-    if place.exists():
-        shutil.copymode(place, partial)
+    if target.exists():
+        shutil.copymode(target, partial)
 
 
-def _drop_empty(directory: Path, root: Path) -> None:
-    with suppress(OSError):  # until one is not empty
+def _remove_empty(directory: Path, root: Path) -> None:
+    with suppress(OSError):  # The first directory with a file ends the loop.
         while directory != root:
             directory.rmdir()
             directory = directory.parent

@@ -1,4 +1,4 @@
-"""The `torch-model-archiver` command: TorchServe's flags, defaults and messages (contract 3.2)."""
+"""The `torch-model-archiver` command with TorchServe's flags, defaults and messages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from tsx_archiver.packing import BUILTIN_HANDLERS, RUNTIMES, ArchiveSpec, plan_a
 from tsx_archiver.progress import progress_bar
 from tsx_archiver.writing import FORMATS, Format, output_path, write_archive
 
-_SHOW_PROGRESS_FROM = 256 * MIB
+_MIN_PROGRESS_BYTES = 256 * MIB
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's flags."""
     parser = argparse.ArgumentParser(
         prog="torch-model-archiver", description="Torch Model Archiver Tool"
     )
@@ -71,9 +72,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def spec_of(flags: Any) -> ArchiveSpec:
-    """From parsed flags, or from anything else that has their names; a file that is empty is
-    none.
-    """
+    """Convert parsed flags, or any object with the same attributes; an empty file name is None."""
     return ArchiveSpec(
         model_name=flags.model_name,
         handler=flags.handler,
@@ -88,6 +87,7 @@ def spec_of(flags: Any) -> ArchiveSpec:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit code."""
     arguments = parser().parse_args(argv)
     try:
         _write(
@@ -106,10 +106,11 @@ def _write(spec: ArchiveSpec, export_path: Path, archive_format: Format, force: 
     path = output_path(spec.model_name, export_path, archive_format)
     if force and path.exists():
         warn(f"Overwriting {path} ...")
-    plan = plan_archive(spec, warn=lambda text: None)  # warned about when it is planned for writing
+    # `write_archive` plans again, and warns.
+    plan = plan_archive(spec, warn=lambda text: None)
     size = sum(member.size for member in plan.members)
     with progress_bar(
-        f"Packing {path.name}", shown=size >= _SHOW_PROGRESS_FROM and sys.stderr.isatty()
+        f"Packing {path.name}", shown=size >= _MIN_PROGRESS_BYTES and sys.stderr.isatty()
     ) as progress:
         write_archive(
             spec, export_path, format=archive_format, force=force, progress=progress, warn=warn
@@ -117,4 +118,5 @@ def _write(spec: ArchiveSpec, export_path: Path, archive_format: Format, force: 
 
 
 def warn(text: str) -> None:
+    """Print a warning in TorchServe's form."""
     print(f"WARNING - {text}", file=sys.stderr)

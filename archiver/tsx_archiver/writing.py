@@ -1,4 +1,4 @@
-"""Writes an archive in one pass, in constant memory, reproducibly and atomically."""
+"""The writing of an archive: in one pass, in constant memory, reproducibly and atomically."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tsx_archiver.storage.copying import MIN_SIZE_BYTES, InputFile, copy_plain
 Format: TypeAlias = Literal["default", "zip-store", "tgz", "no-archive"]
 FORMATS: tuple[Format, ...] = ("default", "zip-store", "tgz", "no-archive")
 
-# Arguments: the name of the member being read, the bytes read so far, all bytes. Called at least
-# once a member.
+# The arguments are the name of a member, the bytes read so far and in all. It is called at least
+# once for each member.
 Progress: TypeAlias = Callable[[str, int, int], None]
 
-# Goes up when the same inputs begin to give other bytes.
+# The number goes up when the same inputs give other bytes.
 ARCHIVER_VERSION = "tsx-2"
 
 SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
@@ -45,15 +45,12 @@ DEFLATE_LEVEL = 6
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 _FILE_MODE = 0o644
 _BLOCK = 4096
-_PADDING = struct.Struct(
-    "<3H"
-    # an extra field of zip: its id, its size without both, the alignment; zeros follow, as zipalign
-    # has it
-)
+# zipalign's extra field: its id, the size of its content, the alignment, and zeros.
+_PADDING = struct.Struct("<3H")
 _PADDING_ID = 0xD935
 _SAMPLES = 16
 _SAMPLE_SIZE = 64 * 1024
-_WORTH_DEFLATING = 0.75
+_MAX_DEFLATED_SHARE = 0.75  # Deflating is worth it below this share of the size.
 WEIGHTS = (*MODEL_SUFFIXES, ".ckpt", ".gguf")
 
 
@@ -106,7 +103,7 @@ def write_plan(
     progress: Progress | None = None,
     kind: str = "model",
 ) -> None:
-    """Write the planned archive to `path`; raises as `write_archive` does."""
+    """Write a planned archive; the errors are those of `write_archive`."""
     try:
         if path.exists() and not force:
             raise OutputExists(
@@ -127,6 +124,7 @@ def write_plan(
 
 
 def output_path(model_name: str, destination: Path, format: Format) -> Path:
+    """Return the path of an archive, see `write_archive`."""
     destination = Path(destination)
     if destination.name.lower().endswith(_FILE_SUFFIXES[format]) and not destination.is_dir():
         return destination
@@ -134,8 +132,10 @@ def output_path(model_name: str, destination: Path, format: Format) -> Path:
 
 
 class Sink(Protocol):
+    """An archive that is being written."""
+
     def add(self, member: PlannedMember, stream: Stream) -> None:
-        """Take exactly `member.size` bytes from `stream`."""
+        """Add a member by reading exactly its size from `stream`."""
 
 
 def _write_and_replace(
@@ -155,7 +155,7 @@ def _write_and_replace(
 
 
 def _fill(plan: PackingPlan, sink: Sink, progress: Progress | None) -> None:
-    """Every member, then the manifest with their checksums: so each file is read only once."""
+    """Add all members, then the manifest with their checksums, so that each file is read once."""
     total = sum(member.size for member in plan.members)
     done = 0
     checksums = {}
@@ -171,6 +171,7 @@ def _fill(plan: PackingPlan, sink: Sink, progress: Progress | None) -> None:
 
 
 def manifest_content(manifest: Mapping[str, Any], checksums: Mapping[str, str]) -> bytes:
+    """Return the JSON of a manifest with checksums."""
     complete = {**manifest, "archiverVersion": ARCHIVER_VERSION, CHECKSUMS_KEY: checksums}
     return json.dumps(complete, indent=2, ensure_ascii=False).encode() + b"\n"
 
@@ -186,9 +187,7 @@ def _reporter(
 
 
 class CountingStream:
-    """The bytes of one input while it is packed: hashed, reported, and checked against the planned
-    size.
-    """
+    """The bytes of a file that is packed: hashed, reported, and checked against the planned size."""
 
     def __init__(self, raw: BinaryIO, member: PlannedMember, report: Callable[[int], None]) -> None:
         self._raw = raw
@@ -199,29 +198,41 @@ class CountingStream:
         report(0)
 
     def read(self, size: int = -1) -> bytes:
-        left = self._member.size - self._count
-        wanted = min(left, size) if size >= 0 else left
-        chunk = self._raw.read(wanted)
-        while len(chunk) < wanted:  # an unbuffered read may stop early
-            more = self._raw.read(wanted - len(chunk))
+        """Read at most `size` bytes, up to the planned size.
+
+        Raises:
+            CannotPack: The file has become shorter.
+        """
+        remaining = self._member.size - self._count
+        count = min(remaining, size) if size >= 0 else remaining
+        chunk = self._raw.read(count)
+        while len(chunk) < count:  # An unbuffered read may stop early.
+            more = self._raw.read(count - len(chunk))
             if not more:
                 raise self._changed()
             chunk += more
-        self._take(chunk)
+        self._add(chunk)
         return chunk
 
     def copy_to(self, out: BinaryIO) -> int | None:
-        """All of it, in the kernel, and its CRC-32; None, and nothing was done, where that cannot
-        be.
-        """
-        return copy_plain(self._raw, out, self._member.size, self._take)
+        """Copy the file in the kernel, and return its CRC-32.
 
-    def _take(self, piece: bytes | memoryview) -> None:
-        self.digest.update(piece)
-        self._count += len(piece)
+        Returns:
+            None, without any effect, if the kernel cannot copy it.
+        """
+        return copy_plain(self._raw, out, self._member.size, self._add)
+
+    def _add(self, chunk: bytes | memoryview) -> None:
+        self.digest.update(chunk)
+        self._count += len(chunk)
         self._report(self._count)
 
     def check_end(self) -> None:
+        """Check that the file has the planned size.
+
+        Raises:
+            CannotPack: The file has changed.
+        """
         if self._count != self._member.size or self._raw.read(1):
             raise self._changed()
 
@@ -236,23 +247,31 @@ Stream: TypeAlias = CountingStream | BytesIO
 
 
 class ZipSink:
-    """Large stored members begin on a block of the file system, where `copy_file_range` can share
-    the blocks of their files.
+    """A zip file whose large stored members begin on a block of the file system.
+
+    `copy_file_range` can share the blocks of such members with their source files.
     """
 
     def __init__(
         self, archive: zipfile.ZipFile, file: BinaryIO, stored: Callable[[PlannedMember], bool]
     ) -> None:
-        """`archive` writes to `file`."""
+        """Write to an archive.
+
+        Args:
+            archive: The archive.
+            file: The file to which `archive` writes.
+            stored: Tells whether to store a member without compression.
+        """
         self._zip = archive
         self._file = file
         self._stored = stored
 
     def add(self, member: PlannedMember, stream: Stream) -> None:
+        """Add a member, stored or deflated."""
         info = zipfile.ZipInfo(member.name, _ZIP_TIME)
         info.create_system = 3
         info.external_attr = (0o100000 | _FILE_MODE) << 16
-        info.file_size = member.size  # decides on zip64 before the data is written
+        info.file_size = member.size  # `open` needs it to choose zip64.
         info.compress_type = zipfile.ZIP_STORED if self._stored(member) else zipfile.ZIP_DEFLATED
         if (
             info.compress_type == zipfile.ZIP_STORED
@@ -265,15 +284,15 @@ class ZipSink:
             shutil.copyfileobj(stream, out, MIB)
 
     def _add_aligned(self, info: zipfile.ZipInfo, stream: CountingStream) -> None:
-        """By hand: `zipfile` writes only what passes through it.
+        """Write a member without `zipfile`, which cannot copy in the kernel.
 
         The padding is in the member's own header, not in the directory.
         """
         file = self._file
         info.header_offset = file.seek(self._zip.start_dir)
         info.compress_size, info.CRC = info.file_size, 0
-        room = -(info.header_offset + len(info.FileHeader()) + _PADDING.size) % _BLOCK
-        info.extra = _PADDING.pack(_PADDING_ID, 2 + room, _BLOCK) + bytes(room)
+        padding = -(info.header_offset + len(info.FileHeader()) + _PADDING.size) % _BLOCK
+        info.extra = _PADDING.pack(_PADDING_ID, 2 + padding, _BLOCK) + bytes(padding)
         file.write(info.FileHeader())
         crc = stream.copy_to(file)
         info.CRC = _copy(stream, file) if crc is None else crc
@@ -308,36 +327,35 @@ def _write_zip(
             for info in archive.infolist()
             if limits.is_dense(info.file_size, info.compress_size)
         )
-    if (
-        dense > limits.ratio_floor
-    ):  # so much repetition that the samples missed: readers would take it for a zip bomb
+    # The samples missed much repetition, and readers would refuse the archive as a zip bomb.
+    if dense > limits.ratio_floor:
         file.seek(0)
         file.truncate()
         _write_zip(plan, file, progress, stored=True)
 
 
 def new_zip(file: BinaryIO) -> zipfile.ZipFile:
+    """Open a new zip file for writing."""
     return zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=DEFLATE_LEVEL)
 
 
 class TarSink:
+    """A tar file whose members are in the directory `top`."""
+
     def __init__(self, archive: tarfile.TarFile, top: str) -> None:
         self._tar = archive
         self._top = top
 
     def add(self, member: PlannedMember, stream: Stream) -> None:
-        info = tarfile.TarInfo(
-            f"{self._top}/{member.name}" if self._top else member.name
-        )  # its defaults: no owner, no time
+        """Add a member without owner and time."""
+        info = tarfile.TarInfo(f"{self._top}/{member.name}" if self._top else member.name)
         info.size = member.size
         info.mode = _FILE_MODE
         self._tar.addfile(info, cast(BinaryIO, stream))
 
 
 def _write_tar(plan: PackingPlan, file: BinaryIO, progress: Progress | None) -> None:
-    """gzip has one level for the whole stream, so the bulk of the bytes decides whether to
-    compress.
-    """
+    """Write a .tar.gz, compressed if that is worth it for most of the bytes."""
     deflatable = sum(member.size for member in plan.members if worth_deflating(member))
     level = DEFLATE_LEVEL if 2 * deflatable >= sum(member.size for member in plan.members) else 0
     _gzip_tar(plan, file, progress, level)
@@ -354,6 +372,7 @@ def _gzip_tar(plan: PackingPlan, file: BinaryIO, progress: Progress | None, leve
 
 @contextmanager
 def new_tar(file: BinaryIO, level: int) -> Iterator[tarfile.TarFile]:
+    """Open a new .tar.gz for writing."""
     with (
         gzip.GzipFile(filename="", mode="wb", compresslevel=level, fileobj=file, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
@@ -362,10 +381,13 @@ def new_tar(file: BinaryIO, level: int) -> Iterator[tarfile.TarFile]:
 
 
 class _DirectorySink:
+    """A directory in place of an archive."""
+
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def add(self, member: PlannedMember, stream: Stream) -> None:
+        """Write a member to a file."""
         path = self._directory / member.name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x+b") as out:
@@ -374,11 +396,10 @@ class _DirectorySink:
 
 
 def worth_deflating(member: PlannedMember) -> bool:
-    """Weights are stored: deflating gigabytes takes minutes and saves a few percent.
+    """Tell whether to deflate a member.
 
-    Of other files, samples spread over them decide.
-
-    Bytes that compress beyond what readers allow are stored as well.
+    Weights are stored, since deflating gigabytes takes minutes and saves a few percent. For other
+    files, samples decide. A file above the ratio of zip bombs is stored as well.
     """
     if member.size == 0 or member.name.lower().endswith(WEIGHTS):
         return False
@@ -390,13 +411,14 @@ def worth_deflating(member: PlannedMember) -> bool:
             sample = file.read(min(_SAMPLE_SIZE, member.size - start))
             packed += len(zlib.compress(sample, DEFLATE_LEVEL))
             size += len(sample)
-    return packed < _WORTH_DEFLATING * size and (
+    return packed < _MAX_DEFLATED_SHARE * size and (
         member.size <= Limits().ratio_floor or size <= Limits().ratio * packed
     )
 
 
 @contextmanager
 def opened_source(source: Path | bytes) -> Iterator[BinaryIO]:
+    """Open the bytes of a member."""
     if isinstance(source, bytes):
         yield BytesIO(source)
         return
@@ -406,9 +428,7 @@ def opened_source(source: Path | bytes) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _new_directory(path: Path) -> Iterator[Path]:
-    """A directory beside `path` that takes its name once it is whole; what had the name goes
-    last.
-    """
+    """Yield a directory that replaces `path` at the end of the context."""
     partial, old = partial_path(path), partial_path(path)
     partial.mkdir(parents=True)
     try:

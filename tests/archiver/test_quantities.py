@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tsx_archiver.quantities import (
+    for_text,
     parse_bytes,
     parse_percent,
     parse_seconds,
     parse_share,
-    where_text,
 )
 
 
@@ -55,4 +55,4 @@ def test_other_text_is_refused_with_what_is_taken(parse, text) -> None:
 
 
 def test_a_number_that_is_no_text_stays() -> None:
-    assert [where_text(parse_share)(value) for value in (20, None, "20%")] == [20, None, 0.2]
+    assert [for_text(parse_share)(value) for value in (20, None, "20%")] == [20, None, 0.2]

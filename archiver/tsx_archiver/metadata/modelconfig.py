@@ -36,17 +36,17 @@ from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
 from tsx_archiver.metadata.safeyaml import load_yaml_file
 from tsx_archiver.metadata.slo import checked_target
 from tsx_archiver.names import normal, path_fault
-from tsx_archiver.quantities import parse_bytes, parse_seconds, where_text
+from tsx_archiver.quantities import for_text, parse_bytes, parse_seconds
 
 # The keys that handlers read and the server does not: a slip in one of them is noticed too.
 BACKEND_KEYS = ("handler", "pt2", "micro_batching", "pippy", "deepspeed", "dali")
 _KEYS = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 RowSize = Annotated[Positive | None, BeforeValidator(lambda size: None if size == -1 else size)]
-Bytes = BeforeValidator(where_text(parse_bytes))
-Seconds = BeforeValidator(where_text(parse_seconds))
+Bytes = BeforeValidator(for_text(parse_bytes))
+Seconds = BeforeValidator(for_text(parse_seconds))
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-any_case = BeforeValidator(where_text(str.lower))
+any_case = BeforeValidator(for_text(str.lower))
 one_or_several = BeforeValidator(
     lambda value: (
         (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value

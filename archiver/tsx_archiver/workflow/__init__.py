@@ -1,6 +1,4 @@
-"""The .war archive: a workflow's specification, functions and manifest, written and opened like a
-model's archive.
-"""
+"""The .war archive of a workflow: its specification, functions and manifest."""
 
 from tsx_archiver.workflow.opening import OpenWorkflow, WorkflowManifest, open_workflow
 from tsx_archiver.workflow.packing import WorkflowArchiveSpec, write_workflow_archive

@@ -1,6 +1,4 @@
-"""The `torch-workflow-archiver` command: TorchServe's flags, defaults and messages (contract
-1.6).
-"""
+"""The `torch-workflow-archiver` command with TorchServe's flags, defaults and messages."""
 
 from __future__ import annotations
 
@@ -16,6 +14,7 @@ from tsx_archiver.workflow.packing import SUFFIX, WorkflowArchiveSpec, write_wor
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's flags."""
     parser = argparse.ArgumentParser(
         prog="torch-workflow-archiver", description="Torch Workflow Archiver Tool"
     )
@@ -46,9 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def spec_of(flags: Any) -> WorkflowArchiveSpec:
-    """From parsed flags, or from anything else that has their names; what it lacks was not
-    given.
-    """
+    """Convert parsed flags, or any object with the same attributes; optional ones may be missing."""
     return WorkflowArchiveSpec(
         workflow_name=flags.workflow_name,
         spec_file=flags.spec_file,
@@ -58,6 +55,7 @@ def spec_of(flags: Any) -> WorkflowArchiveSpec:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit code."""
     arguments = parser().parse_args(argv)
     path = Path(arguments.export_path) / f"{arguments.workflow_name}{SUFFIX}"
     if arguments.force and path.exists():

@@ -1,4 +1,4 @@
-"""Opens a .war or a directory as a workflow's directory, and checks its specification."""
+"""The opening of a .war or a directory as a workflow, whose specification is checked."""
 
 from __future__ import annotations
 
@@ -33,10 +33,15 @@ WORKFLOW_MANIFEST_PATH = "WAR-INF/MANIFEST.json"
 
 @dataclass
 class OpenWorkflow(LockedDirectory):
-    """A workflow that is ready to be registered; `directory` stays as long as this is open.
+    """An open workflow, whose directory is kept until it is closed.
 
-    `handler` is the file, by its path in `directory`, whose functions are nodes; None where there
-    is none.
+    Attributes:
+        source: The path of the archive.
+        directory: The directory of its files.
+        manifest: The manifest.
+        handler: The path inside `directory` of the file with functions of nodes, or None.
+        spec: The specification.
+        problems: Texts about details that will probably not do what the author meant.
     """
 
     source: Path
@@ -53,11 +58,12 @@ def open_workflow(
     cache: Path | Cache | None = None,
     limits: Limits = Limits(),  # noqa: B008  # an immutable tuple
 ) -> OpenWorkflow:
-    """Open a .war (detected by its bytes, not its name) or a directory with the content of one.
+    """Open a .war, detected by its bytes, or a directory, like `open_archive`.
 
-    As for models: everything unsafe is refused before a byte is written, archives are unpacked into
-    `cache`, directories are used where they are. Raises ArchiveError; InvalidSpec and CycleInSpec
-    are for the specification.
+    Raises:
+        InvalidSpec: The specification cannot be used.
+        CycleInSpec: The graph of the workflow has a cycle.
+        ArchiveError: The archive is missing, damaged, unsafe or too large.
     """
     source = Path(source)
     if is_directory(source):
@@ -131,7 +137,7 @@ def _no_workflow(source: Path) -> ForeignFile:
 
 @dataclass(frozen=True)
 class WorkflowManifest:
-    """A checked manifest; `data` is the dict as it stands in the file."""
+    """A checked manifest; `data` is the content of the file."""
 
     workflow_name: str
     spec_file: str
@@ -140,14 +146,16 @@ class WorkflowManifest:
 
     @property
     def checksums(self) -> dict[str, str]:
-        """sha-256 of each member, by its path in the archive; empty where another archiver wrote
-        it.
-        """
+        """The SHA-256 of each member by name; empty for an archive of another archiver."""
         return dict(self.data.get(CHECKSUMS_KEY) or {})
 
 
 def parse_workflow_manifest(content: bytes, *, source: str) -> WorkflowManifest:
-    """Raises InvalidManifest, which names `source`."""
+    """Parse a manifest.
+
+    Raises:
+        InvalidManifest: The manifest cannot be used; the message names `source`.
+    """
     try:
         data = read_manifest_json(content)
     except ValueError as error:
@@ -174,7 +182,7 @@ def parse_workflow_manifest(content: bytes, *, source: str) -> WorkflowManifest:
 
 
 def _text(workflow: dict[str, Any], key: str, source: str) -> str | None:
-    """No name may lead out of the workflow's directory, whatever is later made of it."""
+    """Return the text of a key, after a check that it does not lead out of the directory."""
     value = workflow.get(key)
     if value is None or value == "":
         return None
@@ -186,8 +194,8 @@ def _text(workflow: dict[str, Any], key: str, source: str) -> str | None:
     return value
 
 
-def _invalid(source: str, what: str) -> InvalidManifest:
+def _invalid(source: str, fault: str) -> InvalidManifest:
     return InvalidManifest(
-        f"{source}: {WORKFLOW_MANIFEST_PATH} {what}. Pack the workflow again with"
+        f"{source}: {WORKFLOW_MANIFEST_PATH} {fault}. Pack the workflow again with"
         " torch-workflow-archiver."
     )

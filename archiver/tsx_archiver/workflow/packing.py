@@ -1,4 +1,4 @@
-"""Plans the members and the manifest of a .war, and checks them before a byte is written."""
+"""The plan of a .war: its members and its manifest, checked before a byte is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUFFIX = ".war"
 
 @dataclass(frozen=True)
 class WorkflowArchiveSpec:
-    """The input of packing; the fields are the flags of torch-workflow-archiver (contract 1.6)."""
+    """What to pack; the fields are the flags of torch-workflow-archiver."""
 
     workflow_name: str
     spec_file: Path | str
@@ -29,9 +29,10 @@ class WorkflowArchiveSpec:
 
 
 def plan_workflow(spec: WorkflowArchiveSpec, *, warn: Warn) -> PackingPlan:
-    """Check everything and find every file; raises ArchiveError.
+    """Check a spec and find all its files; `warn` is called for a doubtful detail.
 
-    What is doubtful but does not stop an archive goes to `warn`.
+    Raises:
+        ArchiveError: The spec cannot be packed.
     """
     if not is_model_name(spec.workflow_name):
         raise InvalidModelName(
@@ -60,33 +61,31 @@ def plan_workflow(spec: WorkflowArchiveSpec, *, warn: Warn) -> PackingPlan:
 def write_workflow_archive(
     spec: WorkflowArchiveSpec, destination: Path, *, force: bool = False, warn: Warn
 ) -> Path:
-    """Pack into the directory `destination`, made if missing, and return the path of the .war;
-    leaves no partial output.
-    """
+    """Pack a .war into the directory `destination`, and return its path."""
     path = Path(destination) / f"{spec.workflow_name}{SUFFIX}"
     write_plan(plan_workflow(spec, warn=warn), path, force=force, kind="workflow")
     return path
 
 
 def _check_spec(spec: WorkflowArchiveSpec, warn: Warn) -> None:
-    """The server would refuse it, so it is refused here, where it can be corrected."""
+    """Refuse a specification that the server would refuse."""
     try:
-        read = read_spec(Path(spec.spec_file), has_handler=bool(spec.handler))
+        workflow = read_spec(Path(spec.spec_file), has_handler=bool(spec.handler))
     except InvalidConfig as error:
         raise CannotPack(error.message) from error
-    for problem in read.problems:
+    for problem in workflow.problems:
         warn(f"{spec.spec_file}: {problem}")
     if spec.handler:
-        _check_functions(read, Path(spec.handler), warn)
+        _check_functions(workflow, Path(spec.handler), warn)
 
 
 def _check_functions(spec: WorkflowSpec, handler: Path, warn: Warn) -> None:
-    """Read from the source: the handler's imports may exist on the server only.
+    """Warn of nodes that are neither a model nor a function.
 
-    Names imported by `*` are unknown.
+    The functions are read from the source, since its imports may exist on the server only.
     """
     try:
-        names = _defined(ast.parse(handler.read_bytes(), handler.name))
+        names = _defined_names(ast.parse(handler.read_bytes(), handler.name))
     except (SyntaxError, ValueError) as error:
         raise CannotPack(
             f"{handler} is not valid Python: {error}. Correct it and pack again."
@@ -99,8 +98,8 @@ def _check_functions(spec: WorkflowSpec, handler: Path, warn: Warn) -> None:
             )
 
 
-def _defined(module: ast.Module) -> set[str]:
-    """The names that a module has once it is imported, as far as its top level shows."""
+def _defined_names(module: ast.Module) -> set[str]:
+    """Return the names that a module defines or imports; `*` stands for unknown ones."""
     names: set[str] = set()
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -1,6 +1,4 @@
-"""A workflow's specification: YAML with `models`, the nodes that are models, and `dag`, the edges
-(contract 1.6).
-"""
+"""The specification of a workflow: YAML with `models`, and the edges of its graph in `dag`."""
 
 from __future__ import annotations
 
@@ -18,11 +16,10 @@ from tsx_archiver.metadata.keys import KEBAB_KEYS, Count, Positive, keys_of, rea
 from tsx_archiver.metadata.safeyaml import load_yaml_file
 from tsx_archiver.names import is_model_name, shown
 
-Edges: TypeAlias = Mapping[
-    str, tuple[str, ...]
-]  # for each node, in the order of the specification, those that its output goes to
-MOST_NODES = 256  # each is at least one process
-JOINT = "__"  # a node's model is called WORKFLOW__NODE
+# The successors of each node, in the order of the specification.
+Edges: TypeAlias = Mapping[str, tuple[str, ...]]
+MAX_NODES = 256  # Each node is at least one process.
+JOINT = "__"  # between the names of the workflow and the node in the name of a model
 
 URL = "url"
 
@@ -37,14 +34,14 @@ class CycleInSpec(InvalidSpec):
 
 @checked_dataclass(frozen=True, config=KEBAB_KEYS)
 class NodeSettings:
-    """Settings in the specification for one node's model, or for all; None if not set."""
+    """The settings of one node's model, or of all; None means not set."""
 
     min_workers: Positive | None = None
     max_workers: Positive | None = None
     batch_size: Positive | None = None
     max_batch_delay: Count | None = None  # ms
     retry_attempts: Count | None = None  # further attempts after the first
-    timeout_ms: Positive | None = None  # of one attempt
+    timeout_ms: Positive | None = None  # for each attempt
 
 
 NO_SETTINGS = NodeSettings()
@@ -52,8 +49,12 @@ NO_SETTINGS = NodeSettings()
 
 @dataclass(frozen=True)
 class Node:
-    """`url` names the archive of its model; None where the node is a function of the workflow's
-    handler.
+    """A node of a workflow.
+
+    Attributes:
+        name: The name.
+        url: The archive of its model, or None for a function of the workflow's handler.
+        settings: The settings of its model.
     """
 
     name: str
@@ -63,14 +64,20 @@ class Node:
 
 @dataclass(frozen=True)
 class WorkflowSpec:
-    """A checked specification: no cycle, no edge to an unknown node.
+    """A checked specification without cycles and unknown nodes.
 
-    `nodes` and `edges` keep the order of the specification.
+    Attributes:
+        nodes: The nodes in the order of the specification.
+        edges: The successors of each node.
+        settings: The settings of models without settings of their own.
+        problems: Texts about keys and values that are ignored.
+        parents: The nodes whose output each node takes.
+        leaves: The nodes whose output is the workflow's response.
     """
 
     nodes: Mapping[str, Node]
     edges: Edges
-    settings: NodeSettings = NO_SETTINGS  # what holds for every model that says nothing of its own
+    settings: NodeSettings = NO_SETTINGS
     problems: tuple[str, ...] = ()
     parents: Mapping[str, tuple[str, ...]] = field(init=False)
     leaves: tuple[str, ...] = field(init=False)
@@ -81,22 +88,31 @@ class WorkflowSpec:
 
     @property
     def functions(self) -> tuple[str, ...]:
+        """The names of the nodes that are functions."""
         return tuple(node.name for node in self.nodes.values() if node.url is None)
 
 
 def read_spec(path: Path, *, has_handler: bool) -> WorkflowSpec:
-    """Raises InvalidSpec, CycleInSpec."""
+    """Read a specification.
+
+    Raises:
+        InvalidSpec: The specification cannot be used.
+        CycleInSpec: The graph has a cycle.
+    """
     try:
         data = load_yaml_file(path)
-    except InvalidConfig as error:  # by its name: where it was unpacked means nothing to a client
+    except InvalidConfig as error:
+        # The directory of the cache tells a client nothing.
         raise InvalidSpec(error.message.replace(str(path), path.name, 1)) from error
     return parse_spec(data, source=path.name, has_handler=has_handler)
 
 
 def parse_spec(data: Any, *, source: str, has_handler: bool) -> WorkflowSpec:
-    """From plain values.
+    """Check a specification; unknown keys and wrong values are ignored, and listed as problems.
 
-    A value that cannot be used, and a key that is not known, are problems and count as absent.
+    Raises:
+        InvalidSpec: The specification cannot be used.
+        CycleInSpec: The graph has a cycle.
     """
     if not isinstance(data, dict):
         raise InvalidSpec(
@@ -122,7 +138,7 @@ def parse_spec(data: Any, *, source: str, has_handler: bool) -> WorkflowSpec:
         if node.url is None and not (has_handler and name.isidentifier())
     ]
     if unknown:
-        raise InvalidSpec(f"{source}: {_not_there(unknown[0], models, has_handler)}")
+        raise InvalidSpec(f"{source}: {_unknown_node(unknown[0], models, has_handler)}")
     return WorkflowSpec(nodes, edges, settings, tuple(problems))
 
 
@@ -140,17 +156,17 @@ def _models(data: Any, source: str, problems: list[str]) -> tuple[dict[str, Node
     }
     settings = _settings(shared, "models", problems)
     nodes = {}
-    for name, own in data.items():
+    for name, entry in data.items():
         if name in shared:
             continue
-        url = own.get(URL)
+        url = entry.get(URL)
         if not isinstance(url, str) or not url:
             raise InvalidSpec(
                 f"{source}: model {shown(str(name))} has no url. Name its archive: url: FILE.mar"
             )
-        rest = {key: value for key, value in own.items() if key != URL}
+        keys = {key: value for key, value in entry.items() if key != URL}
         nodes[str(name)] = Node(
-            str(name), url, _settings(rest, f"models.{name}", problems, settings)
+            str(name), url, _settings(keys, f"models.{name}", problems, settings)
         )
     return nodes, settings
 
@@ -158,7 +174,7 @@ def _models(data: Any, source: str, problems: list[str]) -> tuple[dict[str, Node
 def _settings(
     data: Mapping[Any, Any], under: str, problems: list[str], shared: NodeSettings = NO_SETTINGS
 ) -> NodeSettings:
-    """Those of `shared` where `data` has none that can be used."""
+    """Read settings, with those of `shared` as defaults."""
     settings, faults = read_keys(NodeSettings, data, under, others=(URL,), closed=True)
     problems += faults
     return replace(
@@ -190,17 +206,17 @@ def _edges(data: Any, source: str) -> dict[str, tuple[str, ...]]:
                 f"{source}: the node {shown(name)} has an invalid name: letters, digits, '_', '-'"
                 " and '.' only."
             )
-    if len(edges) > MOST_NODES:
+    if len(edges) > MAX_NODES:
         raise InvalidSpec(
-            f"{source} has {len(edges)} nodes; a workflow may have {MOST_NODES}. Put several steps"
+            f"{source} has {len(edges)} nodes; a workflow may have {MAX_NODES}. Put several steps"
             " into one model."
         )
     return edges
 
 
-def _not_there(name: str, models: Mapping[str, Node], has_handler: bool) -> str:
-    near = difflib.get_close_matches(name, list(models), n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
+def _unknown_node(name: str, models: Mapping[str, Node], has_handler: bool) -> str:
+    similar = difflib.get_close_matches(name, list(models), n=1)
+    hint = f" Did you mean {similar[0]}?" if similar else ""
     if has_handler:
         return (
             f"the node {name} of the dag is neither a model under models nor a valid name of a"
@@ -217,7 +233,7 @@ def _kind(value: Any) -> str:
 
 
 def complete(edges: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
-    """With an entry for each node that is only ever named as a successor, and each edge once."""
+    """Add the nodes that are only named as successors, and remove duplicate edges."""
     nodes = dict.fromkeys(edges) | {
         node: None for following in edges.values() for node in following
     }
@@ -225,25 +241,21 @@ def complete(edges: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
 
 
 def parents_of(edges: Edges) -> dict[str, tuple[str, ...]]:
-    """For each node, the nodes whose output it takes; none for those that take the request
-    itself.
-    """
+    """Return the parents of each node; a node without parents takes the request."""
     parents: dict[str, list[str]] = {node: [] for node in edges}
     for node, following in edges.items():
         for successor in following:
             parents[successor].append(node)
-    return {node: tuple(above) for node, above in parents.items()}
+    return {node: tuple(names) for node, names in parents.items()}
 
 
 def leaves_of(edges: Edges) -> tuple[str, ...]:
-    """The nodes whose output is the workflow's answer."""
+    """Return the nodes without successors, whose output is the workflow's response."""
     return tuple(node for node, following in edges.items() if not following)
 
 
 def find_cycle(edges: Edges) -> Sequence[str] | None:
-    """Nodes that feed one another in a circle, the first one again at the end; None where there is
-    no such circle.
-    """
+    """Return the nodes of a cycle, with the first one repeated at the end, or None."""
     try:
         TopologicalSorter(parents_of(edges)).prepare()
     except CycleError as error:

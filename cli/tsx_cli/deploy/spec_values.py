@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
-from tsx_archiver.quantities import parse_percent, parse_seconds, where_text
+from tsx_archiver.quantities import for_text, parse_percent, parse_seconds
 from tsx_cli.common.failure import UsageError
 
 if sys.version_info >= (3, 11):
@@ -37,7 +37,7 @@ def span(text: str, option: str) -> float:
         raise UsageError(f"{option}: {error} (it is '{text}')") from error
 
 
-Seconds = Annotated[int, BeforeValidator(where_text(seconds))]
+Seconds = Annotated[int, BeforeValidator(for_text(seconds))]
 
 
 def words(value: object) -> object:
@@ -81,7 +81,7 @@ def own_name(name: str) -> str:
 OwnName = Annotated[str, AfterValidator(own_name)]
 Role = Annotated[str, BeforeValidator(role)]
 Words = Annotated[tuple[str, ...], BeforeValidator(words)]
-Percent = Annotated[float, BeforeValidator(where_text(parse_percent))]
+Percent = Annotated[float, BeforeValidator(for_text(parse_percent))]
 
 
 Labels = Annotated[dict[str, str], BeforeValidator(table)]

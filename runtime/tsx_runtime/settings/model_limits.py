@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from tsx_archiver.metadata.model_limits import BY_KEY, LIMITS
-from tsx_archiver.quantities import parse_bytes, parse_seconds, where_text
+from tsx_archiver.quantities import for_text, parse_bytes, parse_seconds
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -58,10 +58,10 @@ def _whole_seconds(text: str) -> float:
 
 
 Bytes = Annotated[
-    int, BeforeValidator(where_text(parse_bytes)), NumberUnit("a size such as 100MB or 8GB")
+    int, BeforeValidator(for_text(parse_bytes)), NumberUnit("a size such as 100MB or 8GB")
 ]
 Seconds = Annotated[
-    int, BeforeValidator(where_text(_whole_seconds)), NumberUnit("a time such as 30s, 10m or 2h")
+    int, BeforeValidator(for_text(_whole_seconds)), NumberUnit("a time such as 30s, 10m or 2h")
 ]
 UNITS: dict[str, Any] = {
     "max_batch_bytes": Bytes,

@@ -20,7 +20,7 @@ from tsx_archiver import Limits, default_cache
 from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_archiver.metadata.slo import checked_target
-from tsx_archiver.quantities import parse_bytes, parse_seconds, parse_share, where_text
+from tsx_archiver.quantities import for_text, parse_bytes, parse_seconds, parse_share
 from tsx_archiver.storage.cache import DAY_S, CacheLimits
 from tsx_archiver.storage.cache import Cache as ArchiveCache
 from tsx_runtime.settings.addresses import FORMS, parse_address
@@ -82,13 +82,13 @@ def _share(value: object) -> object:
 
 Size = Annotated[
     int,
-    BeforeValidator(where_text(parse_bytes)),
+    BeforeValidator(for_text(parse_bytes)),
     Field(ge=1),
     Accepts("a number of bytes, or a size such as 100MB or 8GB"),
 ]
 IdleTime = Annotated[
     float,
-    BeforeValidator(where_text(parse_seconds)),
+    BeforeValidator(for_text(parse_seconds)),
     Field(ge=0),
     Accepts("a number of seconds, or a time such as 30s, 10m or 2h"),
 ]
@@ -196,7 +196,7 @@ Networks = Annotated[
 
 Cache = Annotated[
     CacheConfig,
-    BeforeValidator(where_text(json.loads)),
+    BeforeValidator(for_text(json.loads)),
     Accepts('a table such as {size = "64MiB", ttl = "60s", key = ["x-user"]}; size = 0 for none'),
 ]
 

@@ -88,7 +88,7 @@ def test_forms_are_written_beside_the_original_and_go_without_a_trace(
         == f"{path} now runs as openvino-int8, else as onnx"
     )
     assert not [finding for finding in verify_archive(path) if finding.is_fault]
-    kept = parse_forms(read_member(path, FORMS_FILE, most=1 << 20) or b"")
+    kept = parse_forms(read_member(path, FORMS_FILE, max_bytes=1 << 20) or b"")
     assert [each.name for each in kept.forms] == ["openvino-int8", "onnx"]
     assert kept.forms[0] == forms[0].record
     assert kept.forms[0].measured["guard"]["limit"] == "top1>=-0.5%"
@@ -97,13 +97,13 @@ def test_forms_are_written_beside_the_original_and_go_without_a_trace(
         for name in ("digits.pth", "model.py", "handler.py")
     }
     now = members(path)
-    assert read_member(path, "tsx-forms/onnx/more/weights.bin", most=100) == b"graphgraph"
+    assert read_member(path, "tsx-forms/onnx/more/weights.bin", max_bytes=100) == b"graphgraph"
     changed = ("model-config.yaml", "MAR-INF/MANIFEST.json")
     assert {name: now[name] for name in before if name not in changed} == {
         name: before[name] for name in before if name not in changed
     }
     assert inspect_archive(path).config.forms == ("openvino-int8", "onnx")
-    assert (read_member(path, "model-config.yaml", most=4096) or b"").startswith(
+    assert (read_member(path, "model-config.yaml", max_bytes=4096) or b"").startswith(
         b"# What the server reads about this model"
     )
     assert remove_forms(path, cache) == f"{path} has no forms any more; a server runs the original"
@@ -136,7 +136,7 @@ def test_forms_of_an_earlier_run_go(tmp_path: Path) -> None:
         "tsx-forms/bf16/model.onnx",
         "tsx-forms/bf16/more/weights.bin",
     }
-    assert read_member(path, "tsx-forms/bf16/model.onnx", most=100) == b"better"
+    assert read_member(path, "tsx-forms/bf16/model.onnx", max_bytes=100) == b"better"
     assert inspect_archive(path).config.forms == ("bf16",)
     remove_forms(path, cache)
     with open_archive(path, cache=cache) as archive:

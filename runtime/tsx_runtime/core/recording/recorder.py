@@ -21,7 +21,7 @@ from urllib.parse import unquote_plus
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tsx_archiver.quantities import parse_bytes, parse_percent, parse_seconds, where_text
+from tsx_archiver.quantities import for_text, parse_bytes, parse_percent, parse_seconds
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.recording.segments import Segments, StoredSize
@@ -269,10 +269,10 @@ class Recorder:
 class RecordingConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    share: Annotated[float, BeforeValidator(where_text(parse_percent))] = Field(
+    share: Annotated[float, BeforeValidator(for_text(parse_percent))] = Field(
         100.0, gt=0, le=100, description="of the requests, in percent"
     )
-    max_size: Annotated[int, BeforeValidator(where_text(parse_bytes))] = Field(
+    max_size: Annotated[int, BeforeValidator(for_text(parse_bytes))] = Field(
         100_000_000,
         ge=SMALLEST,
         description=(
@@ -280,7 +280,7 @@ class RecordingConfig(BaseModel):
             " removed first"
         ),
     )
-    max_age: Annotated[float, BeforeValidator(where_text(parse_seconds))] = Field(
+    max_age: Annotated[float, BeforeValidator(for_text(parse_seconds))] = Field(
         86400.0,
         ge=1,
         le=3660 * 86400,
