@@ -61,6 +61,19 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
+def contents(directory: Path) -> dict[str, bytes]:
+    """Return the files below a directory by their paths."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
+
+
+def unpacked(cache: Path) -> list[Path]:
+    """Return what a cache holds of archives, whole or partial."""
+    return [
+        path for name in ("entries", "partial") for path in (cache / "archives" / name).iterdir()
+    ]
+
+
 @pytest.fixture
 def make_zip(tmp_path: Path) -> MakeZip:
     """A zip of the given members; a ZipInfo as a name gives full control.

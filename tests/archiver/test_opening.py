@@ -32,32 +32,30 @@ from tsx_archiver.errors import (
 )
 
 
+def check_refused(path: Path, cache: Path, kind: type[Exception], words: str) -> None:
+    """Check that all three ways of opening raise this very error."""
+    for use in (lambda path: open_archive(path, cache=cache), inspect_archive, verify_archive):
+        with pytest.raises(kind, match=words) as caught:
+            use(path)
+        assert type(caught.value) is kind
+
+
 def test_a_missing_file_is_named(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(ArchiveNotFound, match=r"gone.mar does not exist. Check the path"):
         open_archive(tmp_path / "gone.mar", cache=cache)
     (tmp_path / "digits.mar").touch()
-    with pytest.raises(
-        ArchiveNotFound, match=r"digit.mar does not exist; did you mean 'digits.mar'\?"
-    ):
+    with pytest.raises(ArchiveNotFound, match=r"digit\.mar .* 'digits\.mar'"):
         open_archive(tmp_path / "digit.mar", cache=cache)
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        (
-            "x" * 300 + ".mar",
-            ArchiveNotFound,
-            r"x\.\.\.' \(\d+ characters\) does not exist: its name is too long for a file",
-        ),
-        ("x.mar\0", ArchiveNotFound, r"x.mar\\x00' does not exist: no file can have this name"),
-        (
-            "x\ud800.mar",
-            ArchiveNotFound,
-            r"x\\ud800.mar' does not exist: no file can have this name",
-        ),
+        ("x" * 300 + ".mar", ArchiveNotFound, r"x\.\.\.' \(\d+ characters\) .* too long"),
+        ("x.mar\0", ArchiveNotFound, r"x.mar\\x00' .* no file can"),
+        ("x\ud800.mar", ArchiveNotFound, r"x\\ud800.mar' .* no file can"),
         ("file/x.mar", ArchiveNotFound, "file/x.mar does not exist"),
-        ("circle.mar", CannotOpen, "circle.mar cannot be opened: its symbolic links form a loop"),
+        ("circle.mar", CannotOpen, "circle.mar .* loop"),
     ],
 )
 def test_a_path_that_no_system_call_takes_is_reported(
@@ -66,14 +64,7 @@ def test_a_path_that_no_system_call_takes_is_reported(
     (tmp_path / "file").touch()
     (tmp_path / "circle.mar").symlink_to("circle.mar")
     path = tmp_path / name
-    for use in (
-        lambda: open_archive(path, cache=cache),
-        lambda: inspect_archive(path),
-        lambda: verify_archive(path),
-    ):
-        with pytest.raises(kind, match=words) as caught:
-            use()
-        assert type(caught.value) is kind
+    check_refused(path, cache, kind, words)
 
 
 @pytest.mark.parametrize(
@@ -85,16 +76,8 @@ def test_a_path_that_no_system_call_takes_is_reported(
         (b"PK\x03\x04" + bytes(300), TruncatedArchive, "ends before its directory"),
         (b"PK\x05\x06" + bytes(18), EmptyArchive, "without files"),
         (b"\x1f\x8b\x08\x00", TruncatedArchive, "damaged or truncated"),
-        (
-            gzip.compress(b"hello", mtime=0),
-            ForeignFile,
-            "is gzipped, but does not contain a tar archive",
-        ),
-        (
-            gzip.compress(b"hello" * 500, mtime=0),
-            ForeignFile,
-            "is gzipped, but does not contain a tar archive",
-        ),
+        (gzip.compress(b"hello", mtime=0), ForeignFile, "gzipped, but"),
+        (gzip.compress(b"hello" * 500, mtime=0), ForeignFile, "gzipped, but"),
         (b"<!DOCTYPE html>", ForeignFile, "web page"),
         (b"version https://git-lfs.github.com/spec/v1\n", ForeignFile, "git lfs pull"),
         (b"\x80\x04K\x01.", ForeignFile, "tsx archive"),
@@ -107,14 +90,7 @@ def test_what_is_no_archive_is_distinguished(
 ) -> None:
     path = tmp_path / "x.mar"
     path.write_bytes(content)
-    for use in (
-        lambda: open_archive(path, cache=cache),
-        lambda: inspect_archive(path),
-        lambda: verify_archive(path),
-    ):
-        with pytest.raises(kind, match=words) as caught:
-            use()
-        assert type(caught.value) is kind
+    check_refused(path, cache, kind, words)
 
 
 def test_every_truncation_is_noticed(spec: ArchiveSpec, tmp_path: Path, cache: Path) -> None:
@@ -293,9 +269,8 @@ def test_what_the_manifest_names_and_the_archive_lacks_is_a_problem(
     }
     path = make_zip(manifest={"model": model})
     missing = [
-        "the manifest names handler gone.py, which the archive does not contain",
-        "the manifest names serializedFile w.pt, which the archive does not contain",
-        "the manifest names configFile c.yaml, which the archive does not contain",
+        f"the manifest names {name}, which the archive does not contain"
+        for name in ("handler gone.py", "serializedFile w.pt", "configFile c.yaml")
     ]
     with open_archive(path, cache=cache) as opened:
         assert opened.problems == missing

@@ -56,22 +56,8 @@ def test_the_defaults_write_into_the_current_directory(
 
 def test_every_flag_is_taken(inputs: Path, cache: Path) -> None:
     flags = "--serialized-file weights.bin --model-file model.py --extra-files extra,config.yaml --runtime python3 --export-path new/out"
-    assert (
-        main(
-            [
-                *REQUIRED,
-                *flags.split(),
-                "--archive-format",
-                "tgz",
-                "-f",
-                "-r",
-                "requirements.txt",
-                "-c",
-                "config.yaml",
-            ]
-        )
-        == 0
-    )
+    flags += " --archive-format tgz -f -r requirements.txt -c config.yaml"
+    assert main([*REQUIRED, *flags.split()]) == 0
     with open_archive(inputs / "new" / "out" / "tiny.tar.gz", cache=cache) as opened:
         assert opened.manifest.data["model"] == {
             "modelName": "tiny",
@@ -102,10 +88,8 @@ def test_an_error_is_one_line_and_no_traceback(
     inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*REQUIRED, "--serialized-file", "gone.pt"]) == 1
-    assert (
-        capsys.readouterr().err
-        == "ERROR - The serialized file gone.pt does not exist. Check the path.\n"
-    )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ERROR - The serialized file gone.pt")
 
 
 def test_a_doubtful_configuration_is_packed_with_a_warning(
@@ -113,10 +97,7 @@ def test_a_doubtful_configuration_is_packed_with_a_warning(
 ) -> None:
     (inputs / "config.yaml").write_text("batchsize: 3\n")
     assert main([*REQUIRED, "-c", "config.yaml"]) == 0
-    assert (
-        capsys.readouterr().err
-        == "WARNING - config.yaml: batchsize is not a known key; did you mean batchSize?\n"
-    )
+    assert capsys.readouterr().err.startswith("WARNING - config.yaml: batchsize ")
 
 
 @pytest.mark.parametrize("missing", ["--model-name", "--version", "--handler"])

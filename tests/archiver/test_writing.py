@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 import pytest
 
+from tests.archiver.conftest import contents, unpacked
 from tsx_archiver import (
     ArchiveSpec,
     Format,
@@ -51,14 +52,6 @@ MEMBERS = [
 ]
 
 
-def tree(directory: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format_opens_to_the_same_files(
     spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format
@@ -68,7 +61,7 @@ def test_every_format_opens_to_the_same_files(
         format, "tiny.mar"
     )
     with open_archive(path, cache=cache) as opened:
-        files = tree(opened.directory)
+        files = contents(opened.directory)
         assert sorted(files) == ["MAR-INF/MANIFEST.json", *MEMBERS]
         assert files["weights.bin"] == Path("weights.bin").read_bytes()
         assert (
@@ -85,7 +78,7 @@ def test_the_manifest_has_every_members_sha256(
     spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format
 ) -> None:
     with open_archive(write_archive(spec, tmp_path, format=format), cache=cache) as opened:
-        files = tree(opened.directory)
+        files = contents(opened.directory)
         del files["MAR-INF/MANIFEST.json"]
         assert opened.manifest.checksums == {
             name: hashlib.sha256(content).hexdigest() for name, content in files.items()
@@ -230,11 +223,7 @@ def test_damage_in_a_large_stored_member_is_noticed(
     path.write_bytes(written)
     with pytest.raises(CorruptMember, match=r"'weights\.bin' is damaged"):
         open_archive(path, cache=cache)
-    assert (
-        list((cache / "archives" / "entries").iterdir())
-        == list((cache / "archives" / "partial").iterdir())
-        == []
-    )
+    assert unpacked(cache) == []
 
 
 @pytest.mark.slow
@@ -287,10 +276,7 @@ def find(name: str) -> Path:
 def test_an_existing_archive_stays_unless_force_is_given(spec: ArchiveSpec, tmp_path: Path) -> None:
     for format in FORMATS:
         path = write_archive(spec, tmp_path / format, format=format)
-        with pytest.raises(
-            OutputExists,
-            match=f"{path.name} already exists.\nPlease specify --force/-f option to overwrite",
-        ):
+        with pytest.raises(OutputExists, match=path.name):
             write_archive(spec, tmp_path / format, format=format)
         changed = replace(spec, version="9")
         write_archive(changed, tmp_path / format, format=format, force=True)
@@ -304,7 +290,7 @@ def test_a_failure_leaves_the_old_archive_and_nothing_else(
 ) -> None:
     for format in FORMATS:
         path = write_archive(spec, tmp_path / format, format=format)
-        before = path.read_bytes() if path.is_file() else tree(path)
+        before = path.read_bytes() if path.is_file() else contents(path)
 
         def fail(member: str, done: int, total: int) -> None:
             if member == "model.py":
@@ -313,7 +299,7 @@ def test_a_failure_leaves_the_old_archive_and_nothing_else(
         with pytest.raises(KeyboardInterrupt):
             write_archive(spec, tmp_path / format, format=format, force=True, progress=fail)
         assert list((tmp_path / format).iterdir()) == [path]
-        assert (path.read_bytes() if path.is_file() else tree(path)) == before
+        assert (path.read_bytes() if path.is_file() else contents(path)) == before
 
 
 @pytest.mark.parametrize("by", [-1, 1])
@@ -387,9 +373,7 @@ class TestExtraFiles:
     ) -> None:
         Path("more").mkdir()
         (Path("more") / other).write_text("other")
-        with pytest.raises(
-            DuplicateInput, match=rf"extra/labels.json and more/{other} would both be"
-        ):
+        with pytest.raises(DuplicateInput, match=rf"extra/labels.json and more/{other} "):
             write_archive(replace(bare, extra_files="extra,more"), tmp_path)
 
     def test_a_file_in_the_way_of_a_directory_is_refused(
@@ -397,10 +381,7 @@ class TestExtraFiles:
     ) -> None:
         Path("more").mkdir()
         Path("more/sub").write_text("a file")
-        with pytest.raises(
-            DuplicateInput,
-            match=r"more/sub would be a file where extra/sub/deep.txt needs a directory",
-        ):
+        with pytest.raises(DuplicateInput, match=r"more/sub .* extra/sub/deep.txt "):
             write_archive(replace(bare, extra_files="extra,more"), tmp_path)
 
     def test_the_manifests_place_is_taken(self, bare: ArchiveSpec, tmp_path: Path) -> None:
@@ -413,9 +394,7 @@ class TestExtraFiles:
         Path("extra/link.json").symlink_to("labels.json")
         assert "link.json" in self.names(replace(bare, extra_files="extra"), tmp_path)
         Path("extra/sub/loop").symlink_to("..")
-        with pytest.raises(
-            CannotPack, match=r"is a link to one of its parent directories\. Remove the link\."
-        ):
+        with pytest.raises(CannotPack, match="is a link to one of its parent"):
             write_archive(replace(bare, extra_files="extra"), tmp_path, force=True)
 
     def test_what_is_no_file_is_refused(self, bare: ArchiveSpec, tmp_path: Path) -> None:
@@ -459,29 +438,21 @@ class TestHandlers:
             )
             assert json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]["handler"] == manifest
 
-    def test_a_library_serves_the_cpp_backend(self, inputs: Path, tmp_path: Path) -> None:
+    def test_the_cpp_backend_has_libraries_and_handlers_of_its_own(
+        self, inputs: Path, tmp_path: Path
+    ) -> None:
         Path("libfast.so").write_bytes(b"\x7fELF")
-        with zipfile.ZipFile(
-            write_archive(ArchiveSpec("tiny", "libfast:Fast", runtime="LSP"), tmp_path)
-        ) as archive:
-            assert "libfast.so" in archive.namelist()
-
-    def test_the_cpp_backends_own_is_no_file(self, inputs: Path, tmp_path: Path) -> None:
-        with zipfile.ZipFile(
-            write_archive(ArchiveSpec("tiny", "TorchScriptHandler", runtime="LSP"), tmp_path)
-        ) as archive:
-            assert (
-                json.loads(archive.read("MAR-INF/MANIFEST.json"))["model"]["handler"]
-                == "TorchScriptHandler"
-            )
+        for handler, packed in (("libfast:Fast", True), ("TorchScriptHandler", False)):
+            spec = ArchiveSpec("tiny", handler, runtime="LSP")
+            with zipfile.ZipFile(write_archive(spec, tmp_path, force=True)) as archive:
+                assert ("libfast.so" in archive.namelist()) is packed
+                manifest = json.loads(archive.read("MAR-INF/MANIFEST.json"))
+                assert manifest["model"]["handler"] == handler
         with pytest.raises(InputMissing, match="TorchScriptHandler"):
             write_archive(ArchiveSpec("other", "TorchScriptHandler"), tmp_path)
 
     def test_one_that_does_not_exist_is_named(self, inputs: Path, tmp_path: Path) -> None:
-        with pytest.raises(
-            InputMissing,
-            match=r"The handler nosuch is neither a file \(nosuch.py does not exist\) nor one of base_handler",
-        ):
+        with pytest.raises(InputMissing, match=r"nosuch\.py .* nor one of base_handler"):
             write_archive(ArchiveSpec("tiny", "nosuch"), tmp_path)
 
 
@@ -521,9 +492,7 @@ def test_a_directory_where_a_file_belongs_is_named(inputs: Path, tmp_path: Path)
 
 def test_the_configuration_is_checked_when_packing(spec: ArchiveSpec, tmp_path: Path) -> None:
     Path("config.yaml").write_text("batch_size: 8\nmaxBatchDelay: soon\n")
-    with pytest.raises(
-        InvalidConfig, match=r"did you mean batchSize\?; maxBatchDelay: 'soon' is invalid"
-    ):
+    with pytest.raises(InvalidConfig, match=r"batchSize\?; maxBatchDelay: 'soon'"):
         write_archive(spec, tmp_path)
     warnings: list[str] = []
     write_archive(spec, tmp_path, warn=warnings.append)

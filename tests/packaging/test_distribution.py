@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,25 @@ PACKAGES = {
 }
 
 
+def run(
+    *command: str | Path, cwd: Path | None = None, environment: dict[str, str] | None = None
+) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def pip_install(*words: str | Path) -> None:
+    run(sys.executable, "-m", "pip", *words, "--quiet", "--no-deps", "--no-index")
+
+
 @pytest.fixture(scope="module")
 def dist(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist, and the wheel that was made from it."""
     made = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", made, ROOT]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", made, ROOT)
     return made
 
 
@@ -120,45 +132,18 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("fresh") / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, timeout=120)
     python = place / "bin" / "python"
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        wheel,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    site = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    pip_install("--python", python, "install", wheel)
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(run(python, "-c", code).strip())
     borrowed = {
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
     }  # a path line reads no .pth there, so no tsx of a checkout comes along
-    Path(site.stdout.strip(), "borrowed.pth").write_text(
-        "\n".join(borrowed) + "\n", encoding="utf-8"
-    )
+    (site / "borrowed.pth").write_text("\n".join(borrowed) + "\n", encoding="utf-8")
     # None stands for a module that is not there
     hide = f"import sys; sys.modules.update(dict.fromkeys({OF_EXTRAS}))\n"
-    Path(site.stdout.strip(), "without_extras.pth").write_text(hide, encoding="utf-8")
+    (site / "without_extras.pth").write_text(hide, encoding="utf-8")
     return place / "bin"
-
-
-def run(*command: str | Path, cwd: Path, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -167,10 +152,8 @@ def run(*command: str | Path, cwd: Path, environment: dict[str, str]) -> str:
 def test_installed_command_answers_help(
     name: str, installed: Path, tmp_path: Path, user_environment: dict[str, str]
 ) -> None:
-    assert (
-        "usage"
-        in run(installed / name, "--help", cwd=tmp_path, environment=user_environment).lower()
-    )
+    text = run(installed / name, "--help", cwd=tmp_path, environment=user_environment)
+    assert "usage" in text.lower()
 
 
 def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
@@ -217,23 +200,8 @@ def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
 def shims(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory into which the distribution of the extra `torchserve` is installed."""
     made = tmp_path_factory.mktemp("shims")
-    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", made, SHIMS]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        made / "site",
-        next(made.glob("*.whl")),
-    ]
-    done = subprocess.run(install, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", made, SHIMS)
+    pip_install("install", "--target", made / "site", next(made.glob("*.whl")))
     return made / "site"
 
 
@@ -288,56 +256,48 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def everything_needed() -> set[str]:
-    """The installed distributions that tsx, its development extra and its build need here."""
-    todo = [Requirement("tsx-serve[dev,onnx]"), Requirement("hatchling")]
+def needed(*requirements: str, skip: re.Pattern[str]) -> set[str]:
+    """Return the installed distributions that these requirements need here."""
+    todo = [Requirement(text) for text in requirements]
     seen: set[tuple[str, frozenset[str]]] = set()
     while todo:
         requirement = todo.pop()
         key = (normal(requirement.name), frozenset(requirement.extras))
-        if key in seen:
+        if key in seen or skip.match(key[0]):
             continue
         try:
             requires = distribution(requirement.name).requires or []
         except PackageNotFoundError:
             continue  # for another extra, or another system
         seen.add(key)
-        for inner in map(Requirement, requires):
-            if inner.marker is None or any(
-                inner.marker.evaluate({"extra": extra}) for extra in {"", *requirement.extras}
-            ):
-                todo.append(inner)
+        extras = {"", *requirement.extras}
+        todo += [
+            inner
+            for inner in map(Requirement, requires)
+            if inner.marker is None
+            or any(inner.marker.evaluate({"extra": name}) for name in extras)
+        ]
     return {name for name, _ in seen} - {"tsx-serve"}
 
 
-def test_constraints_pin_everything_that_is_tested() -> None:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    here = {
+def pinned(lines: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the pins that apply here."""
+    pins = [Requirement(line.rstrip(" \\")) for line in lines if line[:1].isalnum()]
+    return {
         normal(pin.name): str(pin.specifier)[2:]
         for pin in pins
         if pin.marker is None or pin.marker.evaluate()
     }
+
+
+def test_constraints_pin_everything_that_is_tested() -> None:
+    pins = pinned((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
     cuda = re.compile(r"nvidia-|cuda-|triton$")  # torch pins its own
-    tested = {
+    versions = {
         name: distribution(name).version.partition("+")[0]
-        for name in everything_needed()
-        if not cuda.match(name)
+        for name in needed("tsx-serve[dev,onnx]", "hatchling", skip=cuda)
     }
-    assert {name: here.get(name) for name in tested} == tested
-
-
-def locked(name: str) -> dict[str, str]:
-    """The packages that images install here, with their versions."""
-    text = (ROOT / "templates" / "tsx_templates" / "locks" / f"{name}.txt").read_text(
-        encoding="utf-8"
-    )
-    found = [Requirement(line.rstrip(" \\")) for line in text.splitlines() if line[:1].isalnum()]
-    return {
-        normal(each.name): str(each.specifier)[2:]
-        for each in found
-        if each.marker is None or each.marker.evaluate()
-    }
+    assert {name: pins.get(name) for name in versions} == versions
 
 
 LOCKED = (
@@ -348,20 +308,14 @@ LOCKED = (
 @pytest.mark.parametrize("extra", LOCKED.split())
 def test_locks_hold_all_that_an_image_installs_at_the_versions_that_are_tested(extra: str) -> None:
     cuda = re.compile(r"torch$|nvidia-(?!ml-py)|cuda-|triton$")  # from torch's own index
-    here = {**locked("base"), **locked(extra)}
-    todo, seen = [Requirement("tsx-serve" if extra == "base" else f"tsx-serve[{extra}]")], set()
-    while todo:
-        requirement = todo.pop()
-        for inner in map(Requirement, distribution(requirement.name).requires or []):
-            wanted = inner.marker is None or any(
-                inner.marker.evaluate({"extra": each}) for each in {"", *requirement.extras}
-            )
-            if wanted and normal(inner.name) not in seen and not cuda.match(inner.name):
-                seen.add(normal(inner.name))
-                todo.append(inner)
-    assert {name: here.get(name) for name in seen} == {
-        name: distribution(name).version for name in seen
+    locks = ROOT / "templates" / "tsx_templates" / "locks"
+    texts = [(locks / f"{name}.txt").read_text(encoding="utf-8") for name in ("base", extra)]
+    pins = pinned("".join(texts).splitlines())
+    versions = {
+        name: distribution(name).version
+        for name in needed("tsx-serve" if extra == "base" else f"tsx-serve[{extra}]", skip=cuda)
     }
+    assert {name: pins.get(name) for name in versions} == versions
 
 
 def test_extras_that_a_message_or_a_page_names_exist(wheel: Path, wheel_names: set[str]) -> None:

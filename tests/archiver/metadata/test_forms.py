@@ -37,14 +37,12 @@ def test_what_is_written_is_read() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        *(
-            b"",
-            b"[]",
-            b'{"format": 2, "forms": []}',
-            b'{"format": 1}',
-            b'{"format": 1, "forms": [{"name": "../a"}]}',
-            b"[" * 10_000,
-        ),
+        b"",
+        b"[]",
+        b'{"format": 2, "forms": []}',
+        b'{"format": 1}',
+        b'{"format": 1, "forms": [{"name": "../a"}]}',
+        b"[" * 10_000,
         b'{"format": 1, "made_of": {"../secret": "00"}, "forms": []}',
     ],
 )

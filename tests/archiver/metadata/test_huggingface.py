@@ -5,6 +5,7 @@ model-config.yaml.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,53 +101,37 @@ def test_every_task_comes_with_a_request_to_try_it(tmp_path: Path) -> None:
 
 
 def test_the_layout_and_the_model_card_say_more_than_the_architecture(tmp_path: Path) -> None:
-    assert (
-        task_of(tmp_path / "a", of("Qwen3ForCausalLM"), **{"modules.json": "[]"})
-        == "feature-extraction"
-    )
-    card = "---\nlicense: mit\npipeline_tag: text-classification\n---\npipeline_tag: fill-mask\n"
-    config = of("BertForSequenceClassification", id2label={"0": "entailment"})
-    assert task_of(tmp_path / "b", config, **{"README.md": card}) == "text-classification"
-    assert (
-        task_of(
-            tmp_path / "c",
-            of("BertForMaskedLM"),
-            **{"README.md": "---\npipeline_tag: sentence-similarity\n---\n"},
-        )
-        == "feature-extraction"
-    )
-    assert (
-        task_of(
-            tmp_path / "d", config, **{"README.md": "---\npipeline_tag: depth-estimation\n---\n"}
-        )
-        == "zero-shot-classification"
-    )
-    assert (
-        task_of(
-            tmp_path / "e",
-            of("LlamaForCausalLM"),
-            **{"model-config.yaml": "huggingface: {task: feature-extraction}"},
-        )
-        == "feature-extraction"
-    )
+    def card(tag: str) -> dict[str, str]:
+        return {
+            "README.md": f"---\nlicense: mit\npipeline_tag: {tag}\n---\npipeline_tag: fill-mask\n"
+        }
+
+    nli = of("BertForSequenceClassification", id2label={"0": "entailment"})
+    layout = {"modules.json": "[]"}
+    named = {"model-config.yaml": "huggingface: {task: feature-extraction}"}
+    for number, (config, files, task) in enumerate(
+        [
+            (of("Qwen3ForCausalLM"), layout, "feature-extraction"),
+            (nli, card("text-classification"), "text-classification"),
+            (of("BertForMaskedLM"), card("sentence-similarity"), "feature-extraction"),
+            (nli, card("depth-estimation"), "zero-shot-classification"),
+            (of("LlamaForCausalLM"), named, "feature-extraction"),
+        ]
+    ):
+        assert task_of(tmp_path / str(number), config, **files) == task
 
 
 def test_what_does_not_tell_its_task_lists_those_that_may_be_named(tmp_path: Path) -> None:
     place = saved(tmp_path, of("T5ForConditionalGeneration", model_type="t5"))
-    with pytest.raises(
-        CannotPack,
-        match=r"T5ForConditionalGeneration, which .* --task, .* one of summarization, translation, text2text-generation\.",
-    ):
+    tasks = "summarization, translation, text2text-generation"
+    with pytest.raises(CannotPack, match=rf"T5ForConditionalGeneration.*--task.*{tasks}"):
         pretrained_spec(place, source="m")
     for config in (
         of("ViTModel"),
         of("OwlViTForObjectDetection", text_config={}),
         {"model_type": "own"},
     ):
-        with pytest.raises(
-            CannotPack,
-            match=r"which does not tell its task\. Name it .*text-classification, .*text-generation, ",
-        ):
+        with pytest.raises(CannotPack, match=r"text-classification, .*text-generation, "):
             pretrained_spec(saved(tmp_path, config), source="m")
 
 
@@ -156,15 +141,9 @@ def test_a_task_that_is_named_must_be_one_that_the_model_does(tmp_path: Path) ->
         == "translation_en_to_de"
     )
     assert task_of(tmp_path, of("BertForSequenceClassification"), "rerank") == "text-ranking"
-    with pytest.raises(
-        CannotPack,
-        match=r"a BertForSequenceClassification does text-classification or .*, not fill-mask",
-    ):
+    with pytest.raises(CannotPack, match=r"does text-classification or .*, not fill-mask"):
         task_of(tmp_path, of("BertForSequenceClassification"), "fill-mask")
-    with pytest.raises(
-        CannotPack,
-        match=r"no task 'fill-mash' \(did you mean fill-mask\?\)\. The tasks are text-classification, ",
-    ):
+    with pytest.raises(CannotPack, match=r"'fill-mash' \(did you mean fill-mask\?\)"):
         task_of(tmp_path, of("BertForMaskedLM"), "fill-mash")
     with pytest.raises(CannotPack, match="has no chat template, so it cannot chat"):
         task_of(tmp_path, of("LlamaForCausalLM"), "chat")
@@ -175,10 +154,7 @@ def test_a_task_that_is_named_must_be_one_that_the_model_does(tmp_path: Path) ->
     )
     assert spec.handler == "huggingface_generation"
     assert spec.extra_manifest["huggingface"]["chat"] is True
-    assert (
-        notes[0]
-        == "m: Hugging Face model, LlamaForCausalLM, task text-generation with a chat template"
-    )
+    assert "LlamaForCausalLM, task text-generation with a chat" in notes[0]
 
 
 def test_only_what_serving_needs_is_packed() -> None:
@@ -206,9 +182,7 @@ def test_only_what_serving_needs_is_packed() -> None:
         "config.json",
         "pytorch_model.bin",
     ]
-    with pytest.raises(
-        CannotPack, match=r"m has no weights that are served \(it has model\.gguf\)"
-    ):
+    with pytest.raises(CannotPack, match=r"m has no weights .*model\.gguf"):
         needed_files(["config.json", "model.gguf"], (), "m")
 
 
@@ -228,10 +202,7 @@ def test_an_index_says_which_files_have_the_weights(tmp_path: Path) -> None:
         place,
         ["config.json", "model.safetensors.index.json", "part-1.safetensors", "pytorch_model.bin"],
     )
-    with pytest.raises(
-        CannotPack,
-        match=r"lacks weights that model.safetensors.index.json names: part-2.safetensors\. Download",
-    ):
+    with pytest.raises(CannotPack, match=r"index\.json names: part-2\.safetensors"):
         _ = model.needed
     complete = Pretrained(
         place, [*model.names, "part-2.safetensors", "pytorch_model.bin.index.json"]
@@ -250,20 +221,8 @@ def test_pickles_and_code_are_remarked_on(tmp_path: Path) -> None:
     )
     (place / "model.safetensors").unlink()
     _, notes = pretrained_spec(place, source="m")
-    assert [
-        note
-        for note in notes
-        if note.startswith(
-            "note: pytorch_model.bin is a pickle. Workers read nothing but weights from it"
-        )
-    ]
-    assert [
-        note
-        for note in notes
-        if note.startswith(
-            "note: modeling_own.py is code of the model's author. It runs only with --trust-remote-code"
-        )
-    ]
+    assert [note for note in notes if "pytorch_model.bin is a pickle" in note]
+    assert [note for note in notes if re.search("modeling_own.py.*--trust-remote-code", note)]
 
 
 @pytest.mark.parametrize(
@@ -334,9 +293,7 @@ def test_a_directory_of_hugging_face_is_known_by_its_config(
 def test_an_adapter_is_checked_and_its_base_named(tmp_path: Path) -> None:
     base, lora = saved(tmp_path / "base", of("LlamaForCausalLM")), tmp_path / "lora"
     lora.mkdir()
-    with pytest.raises(
-        CannotPack, match=r"lora is no PEFT adapter: it has no adapter_config\.json"
-    ):
+    with pytest.raises(CannotPack, match=r"it has no adapter_config\.json"):
         pretrained_spec(base, source="m", adapters={"a": lora})
     (lora / "adapter_config.json").write_text("{}")
     with pytest.raises(CannotPack, match="describes no adapter: it has no peft_type"):
@@ -349,10 +306,7 @@ def test_an_adapter_is_checked_and_its_base_named(tmp_path: Path) -> None:
     (lora / "adapter_model.bin").write_text("x")
     with pytest.raises(CannotPack, match="An adapter cannot be called 'a/b'"):
         pretrained_spec(base, source="m", adapters={"a/b": lora})
-    with pytest.raises(
-        CannotPack,
-        match=r"is an adapter \(LORA\) of org/base\. Name that model, and add --adapter NAME=",
-    ):
+    with pytest.raises(CannotPack, match=r"\(LORA\) of org/base.*--adapter NAME="):
         pretrained_spec(lora, source="m")
     spec, notes = pretrained_spec(base, source="m", adapters={"a": lora})
     assert "adapter a: LORA of org/base" in notes
@@ -385,27 +339,17 @@ def test_the_block_of_the_configuration_is_read() -> None:
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
-        (3, "it must be a mapping of keys to values"),
-        (
-            {"dtpe": "bf16"},
-            "huggingface.dtpe is not a known key; did you mean huggingface.dtype",
-        ),
-        (
-            {"dtype": "int4"},
-            "dtype: 'int4' is invalid: it must be 'auto', 'fp32', 'fp16' or 'bf16'",
-        ),
-        ({"dtype": []}, r"dtype: \[\] is invalid"),
-        (
-            {"task": "generation"},
-            r"There is no task 'generation' \(did you mean text-generation\?\)",
-        ),
-        ({"maxSequences": 0}, "maxSequences: 0 is invalid: it must be greater than or equal to 1"),
-        ({"cacheMemory": "much"}, "cacheMemory: 'much' is invalid: it must be a number of bytes"),
-        ({"cacheMemory": True}, "cacheMemory: True is invalid: it must be a valid integer"),
+        (3, "mapping of keys"),
+        ({"dtpe": "bf16"}, "did you mean huggingface.dtype"),
+        ({"dtype": "int4"}, "'auto', 'fp32', 'fp16' or 'bf16'"),
+        ({"dtype": []}, "dtype: [] is invalid"),
+        ({"task": "generation"}, "did you mean text-generation?"),
+        ({"maxSequences": 0}, "maxSequences: 0 is invalid"),
+        ({"cacheMemory": "much"}, "cacheMemory: 'much' is invalid"),
+        ({"cacheMemory": True}, "cacheMemory: True is invalid"),
     ],
 )
 def test_what_the_block_cannot_mean_is_refused_with_the_reason(value: Any, fault: str) -> None:
     config, (problem,) = parse_model_config({"huggingface": value})
     assert config.huggingface is None
-    with pytest.raises(AssertionError, match=fault):
-        raise AssertionError(problem)
+    assert fault in problem

@@ -25,23 +25,20 @@ def test_every_field_is_read() -> None:
         "extensions": "e",
     }
     manifest = parse({"runtime": "python3", "model": model})
-    assert (manifest.model_name, manifest.version, manifest.handler, manifest.handler_file) == (
-        "m",
-        "3",
-        "h.py:f",
-        "h.py",
-    )
-    assert (manifest.serialized_file, manifest.model_file, manifest.requirements_file) == (
-        "w.pt",
-        "m.py",
-        "r.txt",
-    )
-    assert (manifest.config_file, manifest.extensions, manifest.runtime, manifest.checksums) == (
-        "c.yaml",
-        "e",
-        "python3",
-        {},
-    )
+    expected = {
+        "model_name": "m",
+        "version": "3",
+        "handler": "h.py:f",
+        "handler_file": "h.py",
+        "serialized_file": "w.pt",
+        "model_file": "m.py",
+        "requirements_file": "r.txt",
+        "config_file": "c.yaml",
+        "extensions": "e",
+        "runtime": "python3",
+        "checksums": {},
+    }
+    assert {name: getattr(manifest, name) for name in expected} == expected
 
 
 def test_an_old_manifest_with_unknown_fields_is_kept_as_it_is() -> None:

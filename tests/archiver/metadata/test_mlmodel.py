@@ -56,10 +56,7 @@ def test_every_other_model_is_loaded_by_mlflow(found: MLmodel) -> None:
 
 
 def test_a_model_that_nothing_can_load_says_how_to_log_it() -> None:
-    with pytest.raises(
-        CannotPack,
-        match=r"the flavours pytorch, without python_function, and no tensors. Log it with a signature",
-    ):
+    with pytest.raises(CannotPack, match="Log it with a signature"):
         _ = model(flavors={"pytorch": {}}).handler
 
 

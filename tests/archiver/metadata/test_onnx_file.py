@@ -82,9 +82,7 @@ def test_a_missing_file_is_an_error_by_name_unless_an_extra_file_replaces_it(
     tmp_path: Path,
 ) -> None:
     path = write(tmp_path / "lin.onnx", model(external("lin.onnx.data")))
-    with pytest.raises(
-        InputMissing, match=r"lin\.onnx has weights in lin\.onnx\.data, but .* does not exist"
-    ):
+    with pytest.raises(InputMissing, match=r"weights in lin\.onnx\.data"):
         write_archive(ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path)
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "lin.onnx.data").write_text("moved")

@@ -54,11 +54,8 @@ def test_the_variables_of_sagemakers_toolkit_say_how_the_model_is_served() -> No
             "SAGEMAKER_STARTUP_TIMEOUT": "",
         }
     )
-    assert (
-        said.variables["TSX_INFERENCE_ADDRESS"]
-        == said.variables["TSX_METRICS_ADDRESS"]
-        == "http://0.0.0.0:7777"
-    )
+    addresses = (said.variables[f"TSX_{role}_ADDRESS"] for role in ("INFERENCE", "METRICS"))
+    assert set(addresses) == {"http://0.0.0.0:7777"}
     assert said.order == {
         "initial_workers": 2,
         "batch_size": 8,
@@ -77,10 +74,9 @@ def test_variables_that_change_nothing_are_reported() -> None:
             "SAGEMAKER_REGION": "x",
         }
     ).notices
-    assert notices == [
-        "SAGEMAKER_MODEL_SERVER_VMARGS is for a Java server and has no effect here",
-        "SAGEMAKER_TS_BATCHSIZE changes nothing; did you mean 'SAGEMAKER_TS_BATCH_SIZE'?",
-    ]
+    java, unknown = notices
+    assert java.startswith("SAGEMAKER_MODEL_SERVER_VMARGS ")
+    assert unknown.endswith("'SAGEMAKER_TS_BATCH_SIZE'?")
 
 
 @pytest.mark.parametrize(
@@ -119,17 +115,13 @@ def test_a_model_that_does_not_load_ends_the_container_with_its_traceback(
 @pytest.mark.usefixtures("processes")
 def test_another_word_than_serve_is_a_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tsx_runtime.targets.entry", "echo", "a word"]
-    assert (
-        subprocess.check_output(command, cwd=tmp_path, env=clean(dict(os.environ)), text=True)
-        == "a word\n"
-    )
+    output = subprocess.check_output(command, cwd=tmp_path, env=clean(os.environ), text=True)
+    assert output == "a word\n"
 
 
 def test_a_word_that_is_no_command_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["srve"], {}) == 127
-    assert capsys.readouterr().err == (
-        "Error: 'srve' cannot be started: No such file or directory. 'serve', or no command, starts the server.\n"
-    )
+    assert capsys.readouterr().err.startswith("Error: 'srve' cannot be started")
 
 
 @pytest.mark.usefixtures("processes")

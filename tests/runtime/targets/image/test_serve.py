@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, FreePorts, Running, clean, started
 from tsx_runtime.errors import SettingError
@@ -31,8 +32,6 @@ def container(
     environment = {
         "TSX_INFERENCE_ADDRESS": f"http://0.0.0.0:{ports[0]}",
         "TSX_METRICS_ADDRESS": f"http://0.0.0.0:{ports[0]}",
-    }
-    environment |= {
         "TSX_MANAGEMENT_ADDRESS": f"http://127.0.0.1:{ports[1]}",
         "TSX_DISABLE_TOKEN_AUTHORIZATION": "true",
         **more,
@@ -53,15 +52,8 @@ def container(
 
 def health(directory: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tsx_runtime.targets.health"]
-    return subprocess.run(
-        command,
-        cwd=directory,
-        env=clean(environment),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    options = {"capture_output": True, "text": True, "timeout": DEADLINE}
+    return forked.run(command, cwd=directory, env=clean(environment), **options)
 
 
 def predict(port: int, path: str, **body: object) -> Any:
@@ -124,9 +116,8 @@ def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(
         None,
         notices,
     )
-    assert notices == [
-        "the environment variable TSX_MODEL_DIRECTORY is no setting and is ignored; `tsx config show` lists all settings"
-    ]
+    (notice,) = notices
+    assert "TSX_MODEL_DIRECTORY is no setting" in notice
 
 
 def test_the_defaults_of_whoever_starts_a_container_are_below_variables_and_files(
@@ -134,22 +125,19 @@ def test_the_defaults_of_whoever_starts_a_container_are_below_variables_and_file
 ) -> None:
     file = tmp_path / "tsx.toml"
     file.write_text("drain_timeout = 40\ndisable_token_authorization = false\n")
-    given = {"TSX_DEFAULTS": "drain_timeout=25 shutdown_delay=5 disable_token_authorization=true"}
-    alone = settings_of(given, locate_model({}), None, [])
-    assert (alone.drain_timeout, alone.shutdown_delay, alone.disable_token_authorization) == (
-        25,
-        5,
-        True,
-    )
-    notices: list[str] = []
-    said = settings_of({**given, "TSX_SHUTDOWN_DELAY": "1"}, locate_model({}), file, notices)
-    assert (said.drain_timeout, said.shutdown_delay, said.disable_token_authorization, notices) == (
-        40,
-        1,
-        False,
-        [],
-    )
-    with pytest.raises(SettingError, match="TSX_DEFAULTS is 'drain_timeout'; it takes NAME=VALUE"):
+    defaults = {
+        "TSX_DEFAULTS": "drain_timeout=25 shutdown_delay=5 disable_token_authorization=true"
+    }
+
+    def values(environment: dict[str, str], config: Path | None) -> tuple[float, float, bool]:
+        notices: list[str] = []
+        settings = settings_of(environment, locate_model({}), config, notices)
+        assert notices == []
+        return settings.drain_timeout, settings.shutdown_delay, settings.disable_token_authorization
+
+    assert values(defaults, None) == (25, 5, True)
+    assert values({**defaults, "TSX_SHUTDOWN_DELAY": "1"}, file) == (40, 1, False)
+    with pytest.raises(SettingError, match="TSX_DEFAULTS is 'drain_timeout'"):
         settings_of({"TSX_DEFAULTS": "drain_timeout"}, locate_model({}), None, [])
 
 
@@ -162,6 +150,6 @@ def test_a_wrong_default_is_reported_with_the_variable_that_holds_it() -> None:
             settings_of(given, locate_model({}), None, [])
     notices: list[str] = []
     settings_of({"TSX_DEFAULTS": "cpuz=2"}, locate_model({}), None, notices)
-    assert notices == [
-        "the entry 'cpuz' of TSX_DEFAULTS is no setting and is ignored; did you mean TSX_CPUS?"
-    ]
+    (notice,) = notices
+    assert "'cpuz'" in notice
+    assert "TSX_CPUS?" in notice

@@ -101,37 +101,26 @@ def reported(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Repor
     answers: dict[str, Any] = {}
     with collector() as kept:
         sets = [f"otlp_endpoint={kept.url}", "trace_share=0", f"model_store={directory}"]
-        words = [
-            "serve",
-            "mine.mar",
-            "flow.war",
-            *FREE_PORTS,
-            *FREE_GRPC_PORTS,
-            *(word for each in sets for word in ("--set", each)),
-        ]
-        with serving(
-            words, directory, {"COLLECTOR": kept.url, "TSX_CACHE_DIR": str(directory / "cache")}
-        ) as server:
-            url = f"{server.address('predictions')}/predictions/mine"
-            with httpx.Client(timeout=60) as client:
+        settings = (f"--set={setting}" for setting in sets)
+        words = ["serve", "mine.mar", "flow.war", *FREE_PORTS, *FREE_GRPC_PORTS, *settings]
+        variables = {"COLLECTOR": kept.url, "TSX_CACHE_DIR": str(directory / "cache")}
+        with serving(words, directory, variables) as server:
+            with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
+
+                def post(
+                    path: str = "/predictions/mine", content: Any = b"x", **headers: str
+                ) -> httpx.Response:
+                    return client.post(path, content=content, headers=headers)
+
                 answers["before"] = time.time_ns()
-                answers["fast"] = client.post(
-                    url + "?a=b",
-                    content=b"x",
-                    headers={"traceparent": PARENT, "tracestate": "a=1,b=2"},
-                )
-                answers["chunked"] = client.post(url, content=iter([b"x"]), headers=parent(2))
-                answers["unsampled"] = client.post(url, content=b"x", headers=parent(3, "00"))
-                answers["untraced"] = client.post(url, content=b"x")
-                answers["bad"] = client.post(url, content=b"bad", headers=parent(4))
-                answers["unknown"] = client.post(
-                    f"{server.address('predictions')}/predictions/nobody", headers=parent(5)
-                )
-                answers["flow"] = client.post(
-                    f"{server.address('predictions')}/wfpredict/flow",
-                    content=b"x",
-                    headers=parent(6),
-                )
+                url = "/predictions/mine?a=b"
+                answers["fast"] = post(url, traceparent=PARENT, tracestate="a=1,b=2")
+                answers["chunked"] = post(content=iter([b"x"]), **parent(2))
+                answers["unsampled"] = post(**parent(3, "00"))
+                answers["untraced"] = post()
+                answers["bad"] = post(content=b"bad", **parent(4))
+                answers["unknown"] = post("/predictions/nobody", **parent(5))
+                answers["flow"] = post("/wfpredict/flow", **parent(6))
             answers["grpc"] = ask_by_grpc(server.address("gRPC predictions"), "mine", parent(7))
             assert server.stop() == 0
             answers["log"] = server.log

@@ -165,10 +165,14 @@ def test_on_a_signal_to_all_its_processes_it_answers_what_it_accepted_and_ends_w
 
 
 def test_a_server_that_is_to_stop_takes_requests_until_balancers_have_seen_that_it_is_not_ready(
-    start, ask, until
+    start, ask, until, free_ports
 ):
-    server = start(shutdown_delay=600)
-    assert get(server, "/readyz").status_code == 200
+    address = f"http://127.0.0.1:{free_ports(1)[0]}"
+    roles = ("inference", "management", "metrics")
+    server = start(shutdown_delay=600, **{f"{role}_address": address for role in roles})
+    # One address serves all roles.
+    paths = ("/readyz", "/models", "/metrics")
+    assert [get(server, path).status_code for path in paths] == [200] * 3
     server.process.send_signal(signal.SIGTERM)
     until(lambda: get(server, "/readyz").status_code != 200)
     answer = get(server, "/readyz")
@@ -176,7 +180,7 @@ def test_a_server_that_is_to_stop_takes_requests_until_balancers_have_seen_that_
     assert health.main({"TSX_MANAGEMENT_ADDRESS": server.address("models")}) == 1
     assert get(server, "/livez").status_code == 200
     assert ask(server, "now")().text == "done"
-    # a person who does not want to wait for it
+    # A person ends the wait.
     assert server.stop(signal.SIGINT) == 0
 
 
@@ -215,16 +219,6 @@ def test_what_does_not_end_in_time_is_refused_and_the_server_ends_all_the_same(
     assert "Traceback" not in server.log
 
 
-def test_one_address_for_all_roles_serves_all_of_them(start, ask, free_ports):
-    address = f"http://127.0.0.1:{free_ports(1)[0]}"
-    roles = ("inference", "management", "metrics")
-    server = start(**{f"{role}_address": address for role in roles})
-    assert server.address("predictions") == address
-    assert ask(server, "now")().text == "done"
-    assert get(server, "/models").status_code == 200
-    assert get(server, "/metrics").status_code == 200
-
-
 def test_a_stop_while_a_model_loads_ends_it_at_once(tmp_path, until):
     marker = tmp_path / "loading"
     make_model(
@@ -259,62 +253,38 @@ def test_a_port_in_use_and_a_missing_token_are_reported_before_anything_is_loade
             assert "not_there" not in ended.stderr
 
 
-def test_connections_that_wait_for_nothing_are_closed_at_once(start, connect):
-    server = start()
-    silent, predicted, pinged, half_a_head = (connect(server) for _ in range(4))
-    predicted.send(predict("now"))
-    assert predicted.answer().body == b"done"
-    half_a_head.send(b"POST /predictions/patient HTTP/1.1\r\nHost:")
-    settle(pinged)
-    server.process.send_signal(signal.SIGTERM)
-    assert [connection.answer() for connection in (silent, predicted, pinged, half_a_head)] == [
-        None
-    ] * 4
-    assert server.process.wait(DEADLINE) == 0
-
-
-def test_requests_under_way_are_answered_on_connections_that_are_then_closed(
+def test_a_stop_closes_idle_connections_at_once_and_answers_requests_under_way(
     start, connect, until, tmp_path
 ):
     server = start()
-    idle, first, queued, chunks, ahead, half, half_chunks = (connect(server) for _ in range(7))
+    pinged, silent, predicted, half_head = (connect(server) for _ in range(4))
+    stream, queued, chunks, ahead, half, half_chunks = (connect(server) for _ in range(6))
     go, whole = tmp_path / "go", predict("halves")
-    first.send(predict(f"wait {go}"))
+    predicted.send(predict("now"))
+    assert predicted.answer().body == b"done"
+    half_head.send(b"POST /predictions/patient HTTP/1.1\r\nHost:")
+    stream.send(predict(f"stream {go}"))
     until((tmp_path / "go.begun").exists)
     queued.send(predict("next"))
     chunks.send(request(target=PREDICT.encode(), headers=CHUNKED) + chunked([b"ne", b"xt"]))
     ahead.send(predict("one") + predict("two"))
     half.send(whole[:-4])
     half_chunks.send(request(target=PREDICT.encode(), headers=CHUNKED) + b"4\r\nhalf\r\n")
-    stop(server, idle)
+    stop(server, pinged)
+    assert [connection.answer() for connection in (silent, predicted, half_head)] == [None] * 3
     go.touch()
     half.send(whole[-4:])
     half_chunks.send(b"0\r\n\r\n")
-    for connection in (first, queued, chunks, ahead, half, half_chunks):
-        answer = connection.answer()
-        assert (answer.status, answer.body, answer.header(b"connection")) == (
-            200,
-            b"done",
-            b"close",
-        )
-        # of what was sent ahead, nothing had begun: its client may send it elsewhere
-        assert connection.answer() is None
-    assert server.process.wait(DEADLINE) == 0
-    assert "Traceback" not in server.log
-
-
-def test_a_stream_goes_on_to_its_end(start, connect, until, tmp_path):
-    server = start()
-    idle, stream = connect(server), connect(server)
-    go = tmp_path / "go"
-    stream.send(predict(f"stream {go}"))
-    until((tmp_path / "go.begun").exists)
-    stop(server, idle)
-    go.touch()
     answer = stream.answer()
     assert (answer.status, answer.body, answer.whole) == (200, b"adone", True)
-    assert stream.answer() is None
+    for connection in (queued, chunks, ahead, half, half_chunks):
+        answer = connection.answer()
+        assert (answer.status, answer.body) == (200, b"done")
+        assert answer.header(b"connection") == b"close"
+    # Of what was sent ahead, nothing had begun: its client may send it elsewhere.
+    assert [connection.answer() for connection in (stream, ahead, half)] == [None] * 3
     assert server.process.wait(DEADLINE) == 0
+    assert "Traceback" not in server.log
 
 
 @pytest.mark.parametrize("setting", ["body_timeout", "drain_timeout"])

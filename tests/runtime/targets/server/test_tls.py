@@ -47,10 +47,7 @@ def test_without_an_https_address_there_is_none_and_a_pair_that_does_nothing_is_
 
 
 def test_an_https_address_needs_both_files_and_the_error_makes_them(pair: Pair) -> None:
-    assert (
-        "management_address is https://127.0.0.1:8443, so certificate_file and private_key_file must be set"
-        in refusal(None, None)
-    )
+    assert "certificate_file and private_key_file must be set" in refusal(None, None)
     message = refusal(pair.certificate, None)
     assert "so private_key_file must be set" in message
     assert "openssl req -x509" in message
@@ -65,22 +62,14 @@ def test_each_file_that_cannot_be_used_is_reported_with_what_to_do(
     junk.write_bytes(b"\x30\x82\x00\xff")
     torn = tmp_path / "torn"
     torn.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n")
-    assert (
-        refusal(tmp_path / "none", pair.key)
-        == f"certificate_file: cannot read {tmp_path / 'none'}: No such file or directory."
-    )
-    assert refusal(pair.certificate, tmp_path).startswith(
-        f"private_key_file: cannot read {tmp_path}: "
-    )
+    missing = tmp_path / "none"
+    assert f"certificate_file: cannot read {missing}" in refusal(missing, pair.key)
+    assert f"private_key_file: cannot read {tmp_path}" in refusal(pair.certificate, tmp_path)
     assert "is not PEM" in refusal(junk, pair.key)
     assert "openssl pkey -inform DER" in refusal(pair.certificate, junk)
-    assert "Are certificate_file and private_key_file swapped?" in refusal(
-        pair.key, pair.certificate
-    )
-    assert "does not belong to the first certificate" in refusal(other.certificate, pair.key)
-    assert "is encrypted. Write it without a password: openssl pkey" in refusal(
-        locked.certificate, locked.key
-    )
+    assert "swapped?" in refusal(pair.key, pair.certificate)
+    assert "does not belong to" in refusal(other.certificate, pair.key)
+    assert "is encrypted" in refusal(locked.certificate, locked.key)
     assert "cannot be used" in refusal(torn, pair.key)
 
 

@@ -203,7 +203,7 @@ async def test_connections_that_send_at_once_get_each_its_own(server: Server) ->
         writer.close()
 
     async with server.run():
-        await asyncio.gather(*map(talk, range(20)))
+        await asyncio.gather(*map(talk, range(10)))
         for echo in server.made:
             await echo.lost
 
@@ -439,7 +439,7 @@ async def test_a_protocol_may_end_the_connection_where_it_is_paused_within_a_wri
 ) -> None:
     class Ends(Echo):
         def data_received(self, data: bytes) -> None:
-            self.transport.write(bytes(32 << 20))
+            self.transport.write(bytes(16 << 20))
 
         def pause_writing(self) -> None:
             end = self.transport.close if len(self.made) == 1 else self.transport.abort
@@ -449,7 +449,7 @@ async def test_a_protocol_may_end_the_connection_where_it_is_paused_within_a_wri
         for number in range(2):
             reader, writer = await server.connect()
             writer.write(b"x")
-            assert len(await reader.read()) < 32 << 20
+            assert len(await reader.read()) < 16 << 20
             assert await server.made[number].lost is None
             writer.close()
         server.made.clear()  # they have ended
@@ -462,7 +462,7 @@ async def test_a_large_upload_leaves_the_others_their_turns(server: Server) -> N
     async with server.run(Sink):
         client = await RawClient(server).connect()
         await client.shake_hands()
-        size, most, last = 32 << 20, 0, 0
+        size, most, last = 16 << 20, 0, 0
         client.writer.writelines([client.encrypt(bytes(16 << 10)) for _ in range(size >> 14)])
         while last < size:
             await asyncio.sleep(0)  # a turn
