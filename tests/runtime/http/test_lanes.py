@@ -453,7 +453,7 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
 
 
 def closes(answer: Answer) -> bool:
-    return not answer.whole or b"close" in (answer.header(b"connection") or b"").lower()
+    return not answer.complete or b"close" in (answer.header(b"connection") or b"").lower()
 
 
 def check_alike(
@@ -554,7 +554,7 @@ def test_on_the_fast_lane_a_refusal_before_the_body_closes_the_connection_behind
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         connection.send(large, large + refused, b"b" * 500, b"b" * 500)
         answers = [connection.answer() for _ in range(4)]
-    assert [answer and (answer.status, answer.whole) for answer in answers] == [
+    assert [answer and (answer.status, answer.complete) for answer in answers] == [
         (200, True),
         (200, True),
         (404, True),

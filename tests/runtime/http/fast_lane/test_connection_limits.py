@@ -211,7 +211,7 @@ def test_a_client_that_takes_nothing_of_its_answer_loses_its_connection(start_se
                 lambda: own not in [each.raddr for each in psutil.Process().net_connections("tcp")]
             )  # the server's end
             answer = connection.answer()
-        assert (answer.status, answer.whole) == (200, False)
+        assert (answer.status, answer.complete) == (200, False)
         assert (
             server.inference.post(
                 "/predictions/talker", content=b"next", headers={"x-do": "bytes"}
