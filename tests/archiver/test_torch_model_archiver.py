@@ -1,4 +1,4 @@
-"""The command and the import shim, next to TorchServe's own where that is installed."""
+"""The command and the import shim, compared with TorchServe's own where it is installed."""
 
 from __future__ import annotations
 
@@ -245,9 +245,7 @@ CASES = {
 
 
 def contents(path: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Members by name without a tar's top directory, and what the manifest says beside dates,
-    versions and checksums.
-    """
+    """Return the members by name, and the manifest without dates, versions and checksums."""
     files = {}
     if path.name.endswith(".mar"):
         with zipfile.ZipFile(path) as archive:
@@ -316,7 +314,7 @@ def test_both_refuse_with_the_same_exit_code(
     assert ours == theirs.returncode != 0
 
 
-def test_a_class_of_the_model_file_is_named_as_a_function_of_the_handler_is(inputs: Path) -> None:
+def test_a_class_of_the_model_file_is_named_like_a_function_of_the_handler(inputs: Path) -> None:
     assert main([*REQUIRED, "--model-file", "./model.py:Tiny"]) == 0
     model = manifest_of(inputs / "tiny.mar")["model"]
     assert (model["modelFile"], model["modelClass"]) == ("model.py", "Tiny")

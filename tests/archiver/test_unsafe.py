@@ -1,4 +1,4 @@
-"""Archives made to harm: each is refused by its own error, and nothing stays behind."""
+"""Malicious archives: each is refused with its own error and leaves nothing in the cache."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(cache: Path) -> Refused:
-    """The text with which all three ways of opening refuse; checks that nothing was left in the
-    cache.
-    """
+    """Return a function that checks all three ways of opening and returns the error's text."""
 
     def check(path: Path, kind: type[ArchiveError], limits: Limits = Limits()) -> str:  # noqa: B008
         with pytest.raises(kind) as caught:
@@ -138,7 +136,7 @@ def test_a_sparse_member_is_refused(make_tar: MakeTar, refused: Refused) -> None
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         ("a.py", "a.py"),
         ("a.py", "A.PY"),
@@ -152,10 +150,10 @@ def test_a_sparse_member_is_refused(make_tar: MakeTar, refused: Refused) -> None
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_two_members_for_one_file_are_refused(
-    make_zip: MakeZip, make_tar: MakeTar, refused: Refused, one: str, other: str
+    make_zip: MakeZip, make_tar: MakeTar, refused: Refused, first: str, second: str
 ) -> None:
-    refused(make_zip((one, b"1"), (other, b"2")), DuplicateMember)
-    refused(make_tar((f"tiny/{one}", b"1"), (f"tiny/{other}", b"2")), DuplicateMember)
+    refused(make_zip((first, b"1"), (second, b"2")), DuplicateMember)
+    refused(make_tar((f"tiny/{first}", b"1"), (f"tiny/{second}", b"2")), DuplicateMember)
 
 
 def test_a_member_that_unpacks_to_far_more_than_its_size_is_refused(
@@ -218,12 +216,12 @@ def test_an_encrypted_member_is_refused(make_zip: MakeZip, refused: Refused) -> 
 
 
 @pytest.mark.parametrize(
-    ("method", "words"), [(12, "bzip2"), (14, "lzma"), (93, "zstd"), (77, "method 77")]
+    ("method", "message"), [(12, "bzip2"), (14, "lzma"), (93, "zstd"), (77, "method 77")]
 )
 def test_a_compression_that_torchserve_does_not_know_is_refused(
-    make_zip: MakeZip, refused: Refused, method: int, words: str
+    make_zip: MakeZip, refused: Refused, method: int, message: str
 ) -> None:
-    assert words in refused(
+    assert message in refused(
         patched(make_zip(("odd", b"x")), b"odd", 10, struct.pack("<H", method)),
         UnsupportedCompression,
     )
@@ -237,7 +235,7 @@ def test_members_that_share_bytes_are_refused(make_zip: MakeZip, refused: Refuse
 
 
 @pytest.mark.parametrize("size", [0, 1, 99_999])
-def test_a_size_that_lies_is_noticed_while_unpacking_and_cleaned_up(
+def test_a_wrong_size_is_noticed_while_unpacking_and_cleaned_up(
     make_zip: MakeZip, cache: Path, size: int
 ) -> None:
     path = patched(make_zip(("liar", b"x" * 1000)), b"liar", 24, struct.pack("<I", size))
@@ -258,13 +256,14 @@ def test_damaged_bytes_are_noticed(make_zip: MakeZip, cache: Path) -> None:
     assert "data" in first.text
 
 
-def test_a_name_that_is_not_text_where_the_member_begins_is_damage(
+def test_a_name_that_is_not_text_in_a_members_header_is_damage(
     make_zip: MakeZip, cache: Path
 ) -> None:
     path = make_zip(("last", b"x"))
     content = bytearray(path.read_bytes())
-    at = content.index(b"last")  # in the header before its bytes; the directory comes later
-    content[at - 23], content[at] = 0x08, 0xFF  # says that the name is UTF-8
+    # The header before the member's bytes comes first; its flag says that the name is UTF-8.
+    at = content.index(b"last")
+    content[at - 23], content[at] = 0x08, 0xFF
     path.write_bytes(content)
     with pytest.raises(CorruptMember, match="'last' cannot be read"):
         open_archive(path, cache=cache)
@@ -288,7 +287,7 @@ def test_a_wrong_sha256_is_noticed_and_cleaned_up(
         )
 
 
-def test_a_member_that_is_gone_is_noticed_by_its_sha256(make_zip: MakeZip, cache: Path) -> None:
+def test_a_missing_member_is_noticed_by_its_sha256(make_zip: MakeZip, cache: Path) -> None:
     path = make_zip(manifest={**MANIFEST, "sha256": {"gone": "0" * 64}})
     with pytest.raises(WrongChecksum, match="'gone', which is missing"):
         open_archive(path, cache=cache)
@@ -304,19 +303,19 @@ def test_a_tar_header_of_any_size_is_not_read_into_memory(tmp_path: Path, refuse
     assert "holds a header of" in refused(path, ArchiveTooLarge)
 
 
-def test_zeros_behind_a_tars_end_are_counted(make_tar: MakeTar, refused: Refused) -> None:
+def test_zeros_after_the_end_of_a_tar_are_counted(make_tar: MakeTar, refused: Refused) -> None:
     path = make_tar()
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(80 * MIB), 1))
     assert "as zip bombs do" in refused(path, ArchiveTooLarge)
 
 
-def test_a_tar_with_a_broken_header_in_its_middle_is_not_taken_for_a_shorter_one(
+def test_a_tar_with_a_broken_header_in_its_middle_is_refused(
     make_tar: MakeTar, refused: Refused
 ) -> None:
     path = make_tar(("tiny/last", b"x"))
     raw = bytearray(gzip.decompress(path.read_bytes()))
     at = raw.index(b"tiny/last")
-    raw[at : at + 4] = b"yyyy"  # its checksum no longer holds
+    raw[at : at + 4] = b"yyyy"  # breaks the header's checksum
     path.write_bytes(gzip.compress(raw))
     assert "a member's header is invalid" in refused(path, TruncatedArchive)
 
@@ -357,7 +356,7 @@ def test_no_accepted_name_leads_outside(name: str) -> None:
     damage=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=3),
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_whatever_is_in_an_archive_it_opens_or_raises_and_nothing_lands_outside(
+def test_any_archive_opens_or_raises_and_nothing_lands_outside(
     tmp_path: Path, names: list[str], damage: list[tuple[int, int]]
 ) -> None:
     content = io.BytesIO()
@@ -366,7 +365,7 @@ def test_whatever_is_in_an_archive_it_opens_or_raises_and_nothing_lands_outside(
         archive.writestr("handler.py", HANDLER)
         for name in names:
             info = zipfile.ZipInfo("x")
-            info.filename = name  # as it is: ZipInfo would cut it at a NUL
+            info.filename = name  # ZipInfo() would cut the name at a NUL
             archive.writestr(info, "x")
     raw = bytearray(content.getvalue())
     for at, value in damage:

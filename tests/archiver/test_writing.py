@@ -109,7 +109,7 @@ def test_the_date_is_fixed_or_that_of_source_date_epoch(
         assert opened.manifest.data["createdOn"] == "14/11/2023 22:13:20"
 
 
-def test_weights_are_stored_and_so_is_what_hardly_compresses(
+def test_weights_and_data_that_hardly_compress_are_stored(
     spec: ArchiveSpec, tmp_path: Path
 ) -> None:
     chance = random.Random(1)
@@ -131,18 +131,18 @@ def test_weights_are_stored_and_so_is_what_hardly_compresses(
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Counts what `copy_file_range` copies, which fails with the error that a test names."""
-    found, real = SimpleNamespace(copied=0, error=None), os.copy_file_range
+    """Count the bytes of `copy_file_range`, which fails with the error that a test sets."""
+    copies, real = SimpleNamespace(copied=0, error=None), os.copy_file_range
 
     def copy(*arguments: int) -> int:
-        if found.error is not None:
-            raise OSError(found.error, "refused")
+        if copies.error is not None:
+            raise OSError(copies.error, "refused")
         count = real(*arguments)
-        found.copied += count
+        copies.copied += count
         return count
 
     monkeypatch.setattr(os, "copy_file_range", copy)
-    return found
+    return copies
 
 
 SIZE = 9 * MIB + 17  # more than one piece
@@ -184,7 +184,7 @@ def test_large_members_give_the_same_bytes_with_and_without_the_kernel(
     spec: ArchiveSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("weights.bin").write_bytes(random.Random(4).randbytes(SIZE))
-    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 8 * MIB)  # headers as of a member of more than 4 GB
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 8 * MIB)  # headers of members above 4 GB
     first = write_archive(spec, tmp_path / "one").read_bytes()
     monkeypatch.setattr(copying, "_CAN_COPY", False)
     path = write_archive(spec, tmp_path / "two")
@@ -229,7 +229,7 @@ def test_damage_in_a_large_stored_member_is_noticed(
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["default", "tgz"])
 @pytest.mark.parametrize("head", [b"", random.Random(2).randbytes(200_000)])
-def test_a_file_of_zeros_does_not_become_what_readers_take_for_a_bomb(
+def test_a_file_of_zeros_does_not_become_a_bomb_for_readers(
     spec: ArchiveSpec, tmp_path: Path, cache: Path, format: Format, head: bytes
 ) -> None:
     with Path("weights.bin").open("wb") as file:
@@ -347,7 +347,7 @@ class TestExtraFiles:
     def bare(self, inputs: Path) -> ArchiveSpec:
         return ArchiveSpec("tiny", "handler.py")
 
-    def test_lists_patterns_and_directories_are_packed_as_by_torchserve(
+    def test_lists_patterns_and_directories_are_packed_like_torchserve(
         self, bare: ArchiveSpec, tmp_path: Path
     ) -> None:
         for extra, names in [
@@ -367,13 +367,13 @@ class TestExtraFiles:
             replace(bare, extra_files="handler.py,./handler.py,model.py"), tmp_path
         ) == ["model.py"]
 
-    @pytest.mark.parametrize("other", ["labels.json", "Labels.JSON"])
+    @pytest.mark.parametrize("name", ["labels.json", "Labels.JSON"])
     def test_two_files_of_one_name_are_refused_and_both_named(
-        self, bare: ArchiveSpec, tmp_path: Path, other: str
+        self, bare: ArchiveSpec, tmp_path: Path, name: str
     ) -> None:
         Path("more").mkdir()
-        (Path("more") / other).write_text("other")
-        with pytest.raises(DuplicateInput, match=rf"extra/labels.json and more/{other} "):
+        (Path("more") / name).write_text("other")
+        with pytest.raises(DuplicateInput, match=rf"extra/labels.json and more/{name} "):
             write_archive(replace(bare, extra_files="extra,more"), tmp_path)
 
     def test_a_file_in_the_way_of_a_directory_is_refused(
@@ -384,7 +384,7 @@ class TestExtraFiles:
         with pytest.raises(DuplicateInput, match=r"more/sub .* extra/sub/deep.txt "):
             write_archive(replace(bare, extra_files="extra,more"), tmp_path)
 
-    def test_the_manifests_place_is_taken(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+    def test_the_path_of_the_manifest_is_reserved(self, bare: ArchiveSpec, tmp_path: Path) -> None:
         Path("extra/MAR-INF").mkdir()
         Path("extra/MAR-INF/MANIFEST.json").write_text("{}")
         with pytest.raises(DuplicateInput, match=r"the archive's own MAR-INF/MANIFEST.json"):
@@ -397,7 +397,7 @@ class TestExtraFiles:
         with pytest.raises(CannotPack, match="is a link to one of its parent"):
             write_archive(replace(bare, extra_files="extra"), tmp_path, force=True)
 
-    def test_what_is_no_file_is_refused(self, bare: ArchiveSpec, tmp_path: Path) -> None:
+    def test_a_path_that_is_no_file_is_refused(self, bare: ArchiveSpec, tmp_path: Path) -> None:
         os.mkfifo("extra/pipe")
         with pytest.raises(CannotPack, match="pipe is not a regular file"):
             write_archive(replace(bare, extra_files="extra"), tmp_path)
@@ -429,7 +429,7 @@ class TestHandlers:
             ("image_classifier", "image_classifier"),
         ],
     )
-    def test_it_is_a_file_or_comes_with_the_server(
+    def test_a_handler_is_a_file_or_comes_with_the_server(
         self, inputs: Path, tmp_path: Path, handler: str, manifest: str
     ) -> None:
         with zipfile.ZipFile(write_archive(ArchiveSpec("tiny", handler), tmp_path)) as archive:
@@ -451,7 +451,9 @@ class TestHandlers:
         with pytest.raises(InputMissing, match="TorchScriptHandler"):
             write_archive(ArchiveSpec("other", "TorchScriptHandler"), tmp_path)
 
-    def test_one_that_does_not_exist_is_named(self, inputs: Path, tmp_path: Path) -> None:
+    def test_a_missing_handler_is_an_error_with_its_name(
+        self, inputs: Path, tmp_path: Path
+    ) -> None:
         with pytest.raises(InputMissing, match=r"nosuch\.py .* nor one of base_handler"):
             write_archive(ArchiveSpec("tiny", "nosuch"), tmp_path)
 

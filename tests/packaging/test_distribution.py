@@ -1,4 +1,4 @@
-"""The wheel and the sdist hold what they must, and the wheel works in an environment of its own."""
+"""The files of the wheel and the sdist, the installed wheel, and pinned dependencies."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def run(
     return done.stdout
 
 
-def pip_install(*words: str | Path) -> None:
-    run(sys.executable, "-m", "pip", *words, "--quiet", "--no-deps", "--no-index")
+def pip_install(*arguments: str | Path) -> None:
+    run(sys.executable, "-m", "pip", *arguments, "--quiet", "--no-deps", "--no-index")
 
 
 @pytest.fixture(scope="module")
 def dist(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, and the wheel that was made from it."""
-    made = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", made, ROOT)
-    return made
+    """Build the sdist, and the wheel from it."""
+    directory = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", directory, ROOT)
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +75,18 @@ def wheel_names(wheel: Path) -> set[str]:
 
 
 def shipped_files() -> Iterator[str]:
-    """Every file of every package, as it is named in a wheel."""
+    """Yield every file of every package by its name in a wheel."""
     for package, room in PACKAGES.items():
         for file in (ROOT / room / package).rglob("*"):
             if (
                 file.is_file()
                 and "__pycache__" not in file.parts
                 and file.suffix not in (".so", ".pyd")
-            ):  # of scripts/compile
+            ):  # scripts/compile makes these
                 yield file.relative_to(ROOT / room).as_posix()
 
 
-def test_wheel_holds_every_file_of_the_rooms_and_nothing_else(wheel_names: set[str]) -> None:
+def test_the_wheel_holds_every_file_of_the_rooms_and_nothing_else(wheel_names: set[str]) -> None:
     packed = {name for name in wheel_names if ".dist-info/" not in name}
     assert packed == set(shipped_files())
     assert {f"{package}/py.typed" for package in PACKAGES} <= packed
@@ -96,7 +96,7 @@ def test_wheel_holds_every_file_of_the_rooms_and_nothing_else(wheel_names: set[s
     ), "no templates"
 
 
-def test_wheel_carries_its_licence(wheel: Path, wheel_names: set[str]) -> None:
+def test_the_wheel_has_its_licence(wheel: Path, wheel_names: set[str]) -> None:
     licence = next(name for name in wheel_names if name.endswith(".dist-info/licenses/LICENSE"))
     metadata = next(name for name in wheel_names if name.endswith(".dist-info/METADATA"))
     with zipfile.ZipFile(wheel) as archive:
@@ -104,7 +104,7 @@ def test_wheel_carries_its_licence(wheel: Path, wheel_names: set[str]) -> None:
         assert "License-Expression: Apache-2.0" in archive.read(metadata).decode().splitlines()
 
 
-def test_sdist_holds_what_a_checkout_needs(dist: Path) -> None:
+def test_the_sdist_holds_the_files_of_a_checkout(dist: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     needed = {
@@ -126,12 +126,15 @@ def test_sdist_holds_what_a_checkout_needs(dist: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripts directory of a fresh environment: tsx from the wheel, its dependencies borrowed
-    from the environment of the tests.
+    """Install the wheel into a fresh environment and return its directory of scripts.
+
+    It borrows the dependencies from the environment of the tests.
     """
-    place = tmp_path_factory.mktemp("fresh") / "env"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, timeout=120)
-    python = place / "bin" / "python"
+    directory = tmp_path_factory.mktemp("fresh") / "env"
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", directory], check=True, timeout=120
+    )
+    python = directory / "bin" / "python"
     pip_install("--python", python, "install", wheel)
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = Path(run(python, "-c", code).strip())
@@ -140,10 +143,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         sysconfig.get_path("platlib"),
     }  # a path line reads no .pth there, so no tsx of a checkout comes along
     (site / "borrowed.pth").write_text("\n".join(borrowed) + "\n", encoding="utf-8")
-    # None stands for a module that is not there
+    # None stands for a missing module.
     hide = f"import sys; sys.modules.update(dict.fromkeys({OF_EXTRAS}))\n"
     (site / "without_extras.pth").write_text(hide, encoding="utf-8")
-    return place / "bin"
+    return directory / "bin"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +184,7 @@ def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
         cwd=tmp_path,
         environment=user_environment,
     )
-    usual = user_environment | {"TSX_ENABLE_GRPC": "true"}  # as for whoever has set nothing
+    usual = user_environment | {"TSX_ENABLE_GRPC": "true"}  # the product's default
     server = start_server([installed / "tsx", "serve", "digits.mar"], tmp_path, usual)
     assert "gRPC is not served: grpc is not installed" in server.log
     answer = run(
@@ -198,11 +201,11 @@ def test_installed_wheel_takes_a_model_from_its_file_to_an_answer(
 
 @pytest.fixture(scope="module")
 def shims(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory into which the distribution of the extra `torchserve` is installed."""
-    made = tmp_path_factory.mktemp("shims")
-    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", made, SHIMS)
-    pip_install("install", "--target", made / "site", next(made.glob("*.whl")))
-    return made / "site"
+    """Install the distribution of the extra `torchserve` and return its directory."""
+    directory = tmp_path_factory.mktemp("shims")
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", directory, SHIMS)
+    pip_install("install", "--target", directory / "site", next(directory.glob("*.whl")))
+    return directory / "site"
 
 
 NAMES_OF_TORCHSERVE = """
@@ -215,7 +218,7 @@ print(ts.__version__, launcher.__file__, model_archiver.__file__, BaseHandler.__
 """
 
 
-def test_torchserves_import_names_come_with_the_extra_alone(
+def test_torchserves_import_names_come_only_with_the_extra(
     installed: Path, shims: Path, tmp_path: Path, user_environment: dict[str, str]
 ) -> None:
     for name in ("ts", "model_archiver"):
@@ -244,7 +247,8 @@ def test_torchserves_import_names_come_with_the_extra_alone(
 
 def test_the_three_distributions_have_one_version() -> None:
     shims, client, tsx = (
-        (place / "pyproject.toml").read_text(encoding="utf-8") for place in (SHIMS, CLIENT, ROOT)
+        (directory / "pyproject.toml").read_text(encoding="utf-8")
+        for directory in (SHIMS, CLIENT, ROOT)
     )
     assert f'\nversion = "{__version__}"' in shims
     assert f'\nversion = "{__version__}"' in client
@@ -268,7 +272,7 @@ def needed(*requirements: str, skip: re.Pattern[str]) -> set[str]:
         try:
             requires = distribution(requirement.name).requires or []
         except PackageNotFoundError:
-            continue  # for another extra, or another system
+            continue  # other extras and other systems need it
         seen.add(key)
         extras = {"", *requirement.extras}
         todo += [
@@ -290,7 +294,7 @@ def pinned(lines: Iterable[str]) -> dict[str, str]:
     }
 
 
-def test_constraints_pin_everything_that_is_tested() -> None:
+def test_constraints_pin_every_tested_package() -> None:
     pins = pinned((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
     cuda = re.compile(r"nvidia-|cuda-|triton$")  # torch pins its own
     versions = {
@@ -306,8 +310,8 @@ LOCKED = (
 
 
 @pytest.mark.parametrize("extra", LOCKED.split())
-def test_locks_hold_all_that_an_image_installs_at_the_versions_that_are_tested(extra: str) -> None:
-    cuda = re.compile(r"torch$|nvidia-(?!ml-py)|cuda-|triton$")  # from torch's own index
+def test_locks_hold_the_packages_of_an_image_at_the_tested_versions(extra: str) -> None:
+    cuda = re.compile(r"torch$|nvidia-(?!ml-py)|cuda-|triton$")  # packages of torch's own index
     locks = ROOT / "templates" / "tsx_templates" / "locks"
     texts = [(locks / f"{name}.txt").read_text(encoding="utf-8") for name in ("base", extra)]
     pins = pinned("".join(texts).splitlines())
@@ -327,9 +331,9 @@ def test_extras_that_a_message_or_a_page_names_exist(wheel: Path, wheel_names: s
     files = [*(ROOT / room / package for package, room in PACKAGES.items()), ROOT / "docs"]
     texts = [
         file.read_text(encoding="utf-8")
-        for place in files
+        for directory in files
         for pattern in ("*.py", "*.md")
-        for file in place.rglob(pattern)
+        for file in directory.rglob(pattern)
     ]
     named = {extra for text in texts for extra in re.findall(r"tsx-serve\[(\w+)\]", text)}
     assert {"onnx", "explain"} <= named <= extras

@@ -88,7 +88,7 @@ def test_every_key_of_the_table_is_read_without_a_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "field", "words"),
+    ("line", "field", "message"),
     [
         ("batchSize: '8'", "batch_size", "batchSize: '8'"),
         ("batchSize: 0", "batch_size", "greater than or equal to 1"),
@@ -127,11 +127,13 @@ def test_every_key_of_the_table_is_read_without_a_problem() -> None:
         ("cache: {key: [x user]}", "cache", "cache.key: 'x user' is invalid"),
     ],
 )
-def test_a_wrong_value_is_a_problem_and_counts_as_absent(line: str, field: str, words: str) -> None:
+def test_a_wrong_value_is_a_problem_and_counts_as_absent(
+    line: str, field: str, message: str
+) -> None:
     config, problems = parse_model_config(yaml.safe_load(line))
     assert getattr(config, field) is None
     assert len(problems) == 1
-    assert re.search(words, problems[0])
+    assert re.search(message, problems[0])
 
 
 def test_a_key_of_a_warm_up_that_is_not_known_is_named_with_the_nearest() -> None:
@@ -204,7 +206,7 @@ MERGE_BOMB = "a: &a {k: v}\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (BOMB, "expands"),
         (TEXT_BOMB, "expands"),
@@ -219,8 +221,8 @@ MERGE_BOMB = "a: &a {k: v}\n" + "".join(
         ("x" * (MAX_BYTES + 1), "bytes"),
     ],
 )
-def test_yaml_that_is_dangerous_or_broken_is_refused(content: str, words: str) -> None:
-    with pytest.raises(InvalidConfig, match=words) as caught:
+def test_yaml_that_is_dangerous_or_broken_is_refused(content: str, message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message) as caught:
         load_yaml(content.encode(), source="model-config.yaml")
     assert caught.value.message.startswith("model-config.yaml")
 

@@ -1,6 +1,4 @@
-"""A .war: packed by the command, opened with the same care as a .mar, and read by TorchServe's own
-tools alike.
-"""
+"""Archives of workflows: the command that packs them, safe opening, and TorchServe's tools."""
 
 from __future__ import annotations
 
@@ -60,8 +58,9 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_war(path: Path, **members: str | bytes) -> Path:
-    """A .war of raw members, as another archiver, or an attacker, would write it; one without
-    content is left out.
+    """Write a .war of raw members, as another archiver or an attacker would.
+
+    Empty members are left out.
     """
     manifest = {"WAR-INF/MANIFEST.json": json.dumps(MANIFEST)}
     files = {**manifest, "spec.yaml": SPEC, "handler.py": HANDLER, **members}
@@ -72,7 +71,7 @@ def write_war(path: Path, **members: str | bytes) -> Path:
     return path
 
 
-def test_the_command_packs_what_torchserves_does_with_checksums(
+def test_the_command_packs_like_torchserves_and_adds_checksums(
     inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*FLAGS, "--extra-files", "extra", "--export-path", "out"]) == 0
@@ -131,13 +130,13 @@ def test_a_function_that_the_handler_lacks_is_warned_about(
         ({"--extra-files": "nowhere"}, "nowhere does not exist"),
     ],
 )
-def test_what_the_server_would_refuse_is_not_packed(
+def test_a_workflow_that_the_server_would_refuse_is_not_packed(
     change: dict[str, str], reported: str, inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (inputs / "cycle.yaml").write_text("dag: {pre: [post], post: [pre]}")
     (inputs / "broken.py").write_text("def pre(:\n")
     flags = dict(zip(FLAGS[::2], FLAGS[1::2], strict=True)) | change
-    assert main([word for pair in flags.items() for word in pair]) == 1
+    assert main([argument for pair in flags.items() for argument in pair]) == 1
     assert reported in capsys.readouterr().err
     assert not list(inputs.glob("*.war"))
 
@@ -187,7 +186,7 @@ def test_an_archive_opens_to_its_specification_and_stays_while_it_is_open(
         assert opened.directory.is_relative_to(cache)
 
 
-def test_a_directory_is_used_where_it_is(tmp_path: Path) -> None:
+def test_a_directory_is_used_in_place(tmp_path: Path) -> None:
     with zipfile.ZipFile(write_war(tmp_path / "flow.war")) as archive:
         archive.extractall(tmp_path / "flow")
     with open_workflow(tmp_path / "flow") as opened:
@@ -239,7 +238,7 @@ def workflow(**fields: object) -> str:
         (json.dumps(MANIFEST | {"sha256": {"spec.yaml": "0"}}), WrongChecksum),
     ],
 )
-def test_what_is_unsafe_or_no_workflow_is_refused_and_leaves_nothing(
+def test_an_unsafe_archive_is_refused_and_leaves_nothing(
     content: Any, kind: type[ArchiveError], tmp_path: Path, cache: Path
 ) -> None:
     """The content is of the file, of its manifest or of its members."""
@@ -259,9 +258,7 @@ def test_what_is_unsafe_or_no_workflow_is_refused_and_leaves_nothing(
     assert not (tmp_path / "evil.py").exists()
 
 
-def test_torchserves_own_archiver_makes_what_opens_here(
-    peer_bin: Path, inputs: Path, cache: Path
-) -> None:
+def test_archives_of_torchserves_archiver_open(peer_bin: Path, inputs: Path, cache: Path) -> None:
     subprocess.run(
         [peer_bin / "torch-workflow-archiver", *FLAGS, "--extra-files", "extra/labels.json"],
         check=True,

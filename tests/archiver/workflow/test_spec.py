@@ -1,4 +1,4 @@
-"""A workflow's specification: what is read, what is passed over with a word, and what cannot be."""
+"""A workflow's specification: its fields, its problems, and its errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parse(text: str, has_handler: bool = True) -> WorkflowSpec:
     return parse_spec(yaml.safe_load(text), source="spec.yaml", has_handler=has_handler)
 
 
-def test_a_model_takes_what_it_does_not_say_itself_from_the_others_above() -> None:
+def test_a_model_takes_missing_settings_from_the_common_ones() -> None:
     spec = parse("""
 models:
     min-workers: 1
@@ -78,9 +78,7 @@ def test_one_successor_may_be_written_without_brackets() -> None:
         ("m2: {url: b.mar}", "model m2 is not used in the dag"),
     ],
 )
-def test_what_will_not_do_what_was_meant_is_reported_and_passed_over(
-    line: str, problem: str
-) -> None:
+def test_settings_without_effect_are_reported_and_ignored(line: str, problem: str) -> None:
     spec = parse(f"models:\n  {line}\n  m1: {{url: a.mar}}\ndag: {{m1: []}}")
     assert len(spec.problems) == 1
     assert problem in spec.problems[0]
@@ -103,13 +101,15 @@ def test_what_will_not_do_what_was_meant_is_reported_and_passed_over(
         ("dag: {" + ", ".join(f"a{number}: [b]" for number in range(256)) + "}", "257 nodes"),
     ],
 )
-def test_what_cannot_be_a_workflow_is_refused_with_the_reason(text: str, reported: str) -> None:
+def test_a_document_that_is_no_workflow_is_refused_with_the_reason(
+    text: str, reported: str
+) -> None:
     with pytest.raises(InvalidSpec) as caught:
         parse(text)
     assert reported in caught.value.message
 
 
-def test_a_node_that_is_no_model_where_there_is_no_handler_is_refused() -> None:
+def test_a_node_that_is_no_model_needs_a_handler() -> None:
     with pytest.raises(InvalidSpec, match=r"modle .* mean model\?"):
         parse("models: {model: {url: a.mar}}\ndag: {modle: []}", has_handler=False)
 
@@ -135,6 +135,6 @@ def test_a_document_that_is_no_plain_yaml_is_refused(
 @pytest.mark.parametrize(
     "data", [None, 3, "text", [], {}, {"dag": 3}, {"models": 3, "dag": {"a": []}}]
 )
-def test_plain_values_of_any_kind_are_distinguished(data: Any) -> None:
+def test_values_that_are_no_workflow_are_refused(data: Any) -> None:
     with pytest.raises(InvalidSpec):
         parse_spec(data, source="spec.yaml", has_handler=False)

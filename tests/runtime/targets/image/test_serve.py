@@ -1,6 +1,4 @@
-"""A container of one's own: what it serves, how it is asked for its health, and KServe's layout of
-its models.
-"""
+"""A container of the image: its models, its settings, its health, and KServe's layout."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ HANDLER = "def handle(data, context):\n    return data and [{'model': context.mo
 def container(
     directory: Path, ports: list[int], **more: str
 ) -> Generator[tuple[Running, dict[str, str]], None, None]:
-    """The entry of the image; `serving ... at` is its last word."""
+    """Start the image's entry and wait until it serves."""
     environment = {
         "TSX_INFERENCE_ADDRESS": f"http://0.0.0.0:{ports[0]}",
         "TSX_METRICS_ADDRESS": f"http://0.0.0.0:{ports[0]}",
@@ -90,13 +88,13 @@ def test_kserves_layout_of_torchserve_is_served_and_its_health_reported(
     assert done.stderr.startswith("not healthy: ")
 
 
-def test_one_archive_is_called_as_kserve_calls_its_service(tmp_path: Path) -> None:
-    place = locate_model({"TSX_MODEL_DIR": str(tmp_path), "TSX_MODEL_NAME": "service"})
-    assert (place.directory, place.name, place.store) == (tmp_path, "service", None)
+def test_a_model_has_the_name_of_kserves_service(tmp_path: Path) -> None:
+    location = locate_model({"TSX_MODEL_DIR": str(tmp_path), "TSX_MODEL_NAME": "service"})
+    assert (location.directory, location.name, location.store) == (tmp_path, "service", None)
     assert locate_model({}).directory == Path("/opt/ml/model")
 
 
-def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(
+def test_the_inference_address_is_public_unless_a_setting_changes_it(
     tmp_path: Path,
 ) -> None:
     usual = settings_of({}, locate_model({}), None, [])
@@ -104,8 +102,10 @@ def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(
     assert usual.management_address == "http://127.0.0.1:8081"
     file = tmp_path / "tsx.toml"
     file.write_text('inference_address = "http://0.0.0.0:9000"\n')
-    said = settings_of({"TSX_METRICS_ADDRESS": "http://0.0.0.0:9001"}, locate_model({}), file, [])
-    assert (said.inference_address, said.metrics_address) == (
+    settings = settings_of(
+        {"TSX_METRICS_ADDRESS": "http://0.0.0.0:9001"}, locate_model({}), file, []
+    )
+    assert (settings.inference_address, settings.metrics_address) == (
         "http://0.0.0.0:9000",
         "http://0.0.0.0:9001",
     )
@@ -120,7 +120,7 @@ def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(
     assert "TSX_MODEL_DIRECTORY is no setting" in notice
 
 
-def test_the_defaults_of_whoever_starts_a_container_are_below_variables_and_files(
+def test_variables_and_files_override_the_defaults_of_a_container(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "tsx.toml"
@@ -142,12 +142,12 @@ def test_the_defaults_of_whoever_starts_a_container_are_below_variables_and_file
 
 
 def test_a_wrong_default_is_reported_with_the_variable_that_holds_it() -> None:
-    for given, origin in (
+    for environment, origin in (
         ({"TSX_DEFAULTS": "cpus=two"}, "entry 'cpus' of TSX_DEFAULTS"),
         ({"TSX_DEFAULTS": "cpus=1", "TSX_CPUS": "two"}, "environment variable TSX_CPUS"),
     ):
         with pytest.raises(SettingError, match=rf"cpus cannot be 'two' \(from {origin}\)"):
-            settings_of(given, locate_model({}), None, [])
+            settings_of(environment, locate_model({}), None, [])
     notices: list[str] = []
     settings_of({"TSX_DEFAULTS": "cpuz=2"}, locate_model({}), None, notices)
     (notice,) = notices

@@ -1,6 +1,4 @@
-"""One server replaces another at the same addresses while clients go on, and a server that systemd
-passes its sockets to.
-"""
+"""Replacing a server while its clients go on, and sockets that systemd passes."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def handle(data, context):
         open("%s").read()
     return ["held" if bytes(row["body"]) == b"hold" else "old" for row in data]
 """
-GATED = "open('%s').read()\n"  # until the test has opened it and closed it
+GATED = "open('%s').read()\n"  # waits until the test closes the gate
 BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
 
 
@@ -222,7 +220,7 @@ def test_a_server_is_replaced_under_load_and_no_request_fails(
         assert connection.recv(12) == b"HTTP/1.1 200"
 
 
-def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced_can_be_replaced_again(
+def test_a_failed_start_replaces_nothing_and_later_ones_replace_each_other(
     server: Server,
 ) -> None:
     server.settings |= {"drain_timeout": 1}
@@ -235,7 +233,8 @@ def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced
     assert "replace this one did not start" in first.log
     assert "in use" in server.error_of_start("taken")
     assert server.ask() == (200, b"first")
-    with socket.socket(socket.AF_UNIX) as stranger:  # who cannot read the secret beside the socket
+    # A stranger cannot read the secret beside the socket.
+    with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(DEADLINE)
         stranger.connect(str(next((server.directory / "state").glob("*.sock"))))
         stranger.sendall(b"guess\n")
@@ -244,7 +243,7 @@ def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced
         silent.send(request(b"GET", b"/ping"))
         assert silent.answer(b"GET") is not None
         second = server.start("second", "--replace")
-        assert silent.answer() is None  # it sent nothing more within drain_timeout
+        assert silent.answer() is None  # drain_timeout has passed without a request
     assert first.process.wait(DEADLINE) == 0
     third = server.start("third", "--replace")
     assert second.process.wait(DEADLINE) == 0
@@ -256,7 +255,7 @@ def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced
     assert list((server.directory / "state").glob("*.key")) == []
 
 
-def test_one_that_is_stopped_while_the_other_loads_ends_its_job_and_leaves_the_other_its_store_and_its_tokens_at_once(
+def test_a_server_that_stops_while_its_successor_loads_hands_over_at_once_and_ends_its_job(
     server: Server, until: Callable[[Callable[[], object]], None]
 ) -> None:
     loading, running = server.gate("loading"), server.gate("running")
@@ -267,7 +266,8 @@ def test_one_that_is_stopped_while_the_other_loads_ends_its_job_and_leaves_the_o
     assert status == 202
     with ThreadPoolExecutor(1) as pool:
         started = pool.submit(server.start, "new", "--replace")
-        with running.open("w"):  # each waits until the other end reads
+        # Opening a gate waits until the other end reads.
+        with running.open("w"):
             with loading.open("w"):
                 old.process.terminate()
                 until(lambda: "stopping: no new requests" in old.log)
@@ -283,7 +283,7 @@ def test_one_that_is_stopped_while_the_other_loads_ends_its_job_and_leaves_the_o
 
 
 @pytest.mark.parametrize("becomes_ready", [True, False])
-def test_the_tokens_are_valid_and_in_their_file_as_long_as_any_of_the_two_servers(
+def test_tokens_are_valid_and_in_their_file_while_either_server_runs(
     server: Server, becomes_ready: bool
 ) -> None:
     loading = server.gate("loading")
@@ -330,7 +330,7 @@ def test_a_free_port_cannot_be_replaced(server: Server) -> None:
     assert "inference_address" in server.error_of_start("free", "--replace")
 
 
-def test_sockets_of_systemd_are_used_and_clients_wait_in_their_backlog_while_models_load(
+def test_clients_wait_in_the_backlog_of_systemds_sockets_while_models_load(
     processes: None, short_path: Path
 ) -> None:
     make_model(short_path / "echo", ECHO % "hello")
@@ -362,7 +362,7 @@ def test_sockets_of_systemd_are_used_and_clients_wait_in_their_backlog_while_mod
             assert process.returncode == 0
             assert f"http://127.0.0.1:{inference.getsockname()[1]}" in shown
             assert f"unix:{short_path / 'm.sock'}" in shown
-            assert (short_path / "m.sock").exists()  # it is systemd's
+            assert (short_path / "m.sock").exists()  # systemd owns the file
         finally:
             process.kill()
             process.wait()
@@ -373,10 +373,10 @@ def test_a_role_with_the_same_address_as_a_passed_socket_goes_with_it() -> None:
         socket.create_server(("127.0.0.1", 0)) as inference,
         socket.create_server(("127.0.0.1", 0)) as metrics,
     ):
-        same = Settings(
+        configured = Settings(
             inference_address="https://10.0.0.1:443", management_address="https://10.0.0.1:443"
         )
-        settings, passed = use_sockets(same, {"inference": inference, "metrics": metrics})
+        settings, passed = use_sockets(configured, {"inference": inference, "metrics": metrics})
         addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in (inference, metrics)]
         assert (
             settings.inference_address == settings.management_address == f"https://{addresses[0]}"
@@ -402,7 +402,7 @@ def test_sockets_that_are_passed_to_another_process_are_left_alone() -> None:
     assert len(environment) == 3
 
 
-async def test_the_tokens_that_are_handed_over_are_those_of_the_moment_and_then_those_that_were_renewed_since(
+async def test_a_successor_gets_the_current_tokens_and_those_that_are_renewed_later(
     short_path: Path,
 ) -> None:
     settings = Settings(generate_tokens=True, key_file=short_path / "keys.json")
@@ -435,7 +435,7 @@ async def test_the_tokens_that_are_handed_over_are_those_of_the_moment_and_then_
 
 @as_root
 @pytest.mark.parametrize("theirs", ["", "m.key", "peer"])
-def test_nothing_of_another_users_server_is_taken_over(short_path: Path, theirs: str) -> None:
+def test_another_users_server_is_not_taken_over(short_path: Path, theirs: str) -> None:
     path = short_path / "state" / "m.sock"
     path.parent.mkdir(mode=0o700)
     path.with_suffix(".key").write_text("0" * 64)
@@ -474,19 +474,19 @@ def test_an_answer_that_is_no_servers_is_an_error(short_path: Path, answer: str)
     path = short_path / "m.sock"
     path.with_suffix(".key").write_text("0" * 64)
     path.with_suffix(".key").chmod(0o600)
-    said = answer.replace('{"tokens"', '{"format": 1, "version": "1", "sockets": [], "tokens"')
+    line = answer.replace('{"tokens"', '{"format": 1, "version": "1", "sockets": [], "tokens"')
     with bind_unix(str(path), "state_dir") as listening, ThreadPoolExecutor(1) as pool:
         listening.listen()
         connected = pool.submit(_connect, path)
         asking, _ = listening.accept()
         with asking, asking.makefile("rb") as lines:
             assert lines.readline() == b"0" * 64 + b"\n"
-            asking.sendall(said.encode() + b"\n")
+            asking.sendall(line.encode() + b"\n")
             with pytest.raises(SettingError, match=r"m\.sock does not answer as tsx does"):
                 connected.result()
 
 
-def test_the_file_of_a_unix_socket_is_made_again_where_the_other_server_was_stopped_meanwhile(
+def test_the_file_of_a_unix_socket_is_made_again_after_the_other_server_removed_it(
     short_path: Path,
 ) -> None:
     address = Address("", 0, "unix", str(short_path / "i.sock"))
