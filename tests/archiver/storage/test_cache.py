@@ -376,13 +376,6 @@ def test_a_cache_that_cannot_be_made_is_named(archive: Path, tmp_path: Path) -> 
         open_archive(archive, cache=tmp_path / "file")
 
 
-def test_a_cache_that_others_can_write_is_refused(archive: Path, cache: Path) -> None:
-    (cache / "archives").mkdir(parents=True)
-    (cache / "archives").chmod(0o777)
-    with pytest.raises(CacheError, match="can be written by other users"):
-        open_archive(archive, cache=cache)
-
-
 def test_the_default_cache_belongs_to_the_user(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

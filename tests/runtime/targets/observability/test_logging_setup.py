@@ -314,24 +314,14 @@ def test_large_files_are_renamed_and_the_oldest_go(tmp_path):
 
 
 @pytest.mark.usefixtures("processes")
-def test_all_logs_go_to_stderr_without_files(tmp_path):
-    errors = log_in_process(tmp_path, log_format="text")
+def test_metrics_have_their_files_while_other_logs_go_to_stderr(tmp_path):
+    settings = {"metrics_location": "numbers", "metrics_mode": "log", "log_format": "text"}
+    errors = log_in_process(tmp_path, **settings)
     assert "WARN    of the server 1" in errors
     assert "line 299" in errors
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("processes")
-def test_metrics_have_their_files_while_other_logs_go_to_stderr(tmp_path):
-    errors = log_in_process(
-        tmp_path, metrics_location="numbers", metrics_mode="log", log_format="text"
-    )
-    assert "line 299" in errors
     assert "of metrics" not in errors
-    assert {path.name: path.read_text() for path in (tmp_path / "numbers").iterdir()} == {
-        "ts_metrics.log": "of metrics\n",
-        "model_metrics.log": "",
-    }
+    files = {path.name: path.read_text() for path in tmp_path.rglob("*.log")}
+    assert files == {"ts_metrics.log": "of metrics\n", "model_metrics.log": ""}
 
 
 @pytest.mark.usefixtures("processes")

@@ -125,13 +125,24 @@ def reported(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Repor
     return received, answers
 
 
+@pytest.fixture(scope="module")
+def received(reported: Reported) -> Collector:
+    return reported[0]
+
+
+@pytest.fixture(scope="module")
+def answers(reported: Reported) -> dict[str, Any]:
+    return reported[1]
+
+
 def by_name(spans: list[Span]) -> dict[str, Span]:
     assert len({span.name for span in spans}) == len(spans), [span.name for span in spans]
     return {span.name: span for span in spans}
 
 
-def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(reported: Reported) -> None:
-    received, answers = reported
+def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(
+    received: Collector, answers: dict[str, Any]
+) -> None:
     spans = by_name(received.trace(TRACE))
     request, handler = spans["POST /predictions/{model}"], spans["handler"]
     assert set(spans) == {request.name, "queue", "batch wait", "handler", *STEPS, "my step"}
@@ -156,9 +167,8 @@ def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(reported: 
 
 
 def test_the_handlers_own_span_joins_the_trace_across_processes(
-    reported: Reported,
+    received: Collector, answers: dict[str, Any]
 ) -> None:
-    received, answers = reported
     spans = by_name(received.trace(TRACE))
     assert answers["fast"].text == f"00-{TRACE}-{spans['handler'].span_id}-01"
     span, inference = spans["my step"], spans["inference"]
@@ -167,8 +177,9 @@ def test_the_handlers_own_span_joins_the_trace_across_processes(
     assert inference.start - 1_000_000 <= span.start <= span.end <= inference.end + 1_000_000
 
 
-def test_a_span_has_the_attributes_of_its_request_and_its_model(reported: Reported) -> None:
-    received, answers = reported
+def test_a_span_has_the_attributes_of_its_request_and_its_model(
+    received: Collector, answers: dict[str, Any]
+) -> None:
     spans = by_name(received.trace(TRACE))
     attributes = spans["POST /predictions/{model}"].attributes
     expected = {
@@ -188,8 +199,7 @@ def test_a_span_has_the_attributes_of_its_request_and_its_model(reported: Report
     assert spans["handler"].attributes == {"tsx.batch.size": 1}
 
 
-def test_both_lanes_report_the_same_spans(reported: Reported) -> None:
-    received, answers = reported
+def test_both_lanes_report_the_same_spans(received: Collector, answers: dict[str, Any]) -> None:
     fast, chunked = by_name(received.trace(TRACE)), by_name(received.trace(trace_id(2)))
     assert set(fast) == set(chunked)
     passing = {"client.port", "tsx.request.id"}
@@ -204,8 +214,9 @@ def test_both_lanes_report_the_same_spans(reported: Reported) -> None:
     )
 
 
-def test_requests_without_a_sampled_trace_are_not_traced(reported: Reported) -> None:
-    received, answers = reported
+def test_requests_without_a_sampled_trace_are_not_traced(
+    received: Collector, answers: dict[str, Any]
+) -> None:
     # The header is passed on as it came, so calls of the handler are not traced either.
     assert answers["unsampled"].text == parent(3, "00")["traceparent"]
     assert [span.service for span in received.trace(trace_id(3))] in ([], ["mine"])
@@ -214,8 +225,9 @@ def test_requests_without_a_sampled_trace_are_not_traced(reported: Reported) -> 
     assert {span.trace_id for span in received.spans if span.service == "tsx"} == known
 
 
-def test_an_error_marks_the_spans_in_which_it_happened(reported: Reported) -> None:
-    received, answers = reported
+def test_an_error_marks_the_spans_in_which_it_happened(
+    received: Collector, answers: dict[str, Any]
+) -> None:
     spans = {span.name: span for span in received.trace(trace_id(4))}
     assert answers["bad"].status_code == 500
     assert spans["POST /predictions/{model}"].is_error
@@ -225,8 +237,9 @@ def test_an_error_marks_the_spans_in_which_it_happened(reported: Reported) -> No
     assert (span.attributes["http.response.status_code"], span.is_error) == (404, False)
 
 
-def test_the_nodes_of_a_workflow_are_below_its_request(reported: Reported) -> None:
-    received, answers = reported
+def test_the_nodes_of_a_workflow_are_below_its_request(
+    received: Collector, answers: dict[str, Any]
+) -> None:
     spans = received.trace(trace_id(6))
     request = next(span for span in spans if span.name == "POST /wfpredict/{workflow}")
     nodes = {span.name: span for span in spans if span.name.startswith("node ")}
@@ -242,8 +255,7 @@ def test_the_nodes_of_a_workflow_are_below_its_request(reported: Reported) -> No
     assert nodes["node say"].attributes["tsx.model.name"] == "flow__say"
 
 
-def test_a_grpc_call_is_a_span_with_its_names(reported: Reported) -> None:
-    received, answers = reported
+def test_a_grpc_call_is_a_span_with_its_names(received: Collector, answers: dict[str, Any]) -> None:
     spans = by_name(received.trace(trace_id(7)))
     call = spans["org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"]
     assert (call.parent_id, call.kind) == (SPAN, 2)
@@ -259,8 +271,7 @@ def test_a_grpc_call_is_a_span_with_its_names(reported: Reported) -> None:
     assert answers["grpc"] == f"00-{trace_id(7)}-{spans['handler'].span_id}-01"
 
 
-def test_the_log_names_the_collector(reported: Reported) -> None:
-    received, answers = reported
+def test_the_log_names_the_collector(received: Collector, answers: dict[str, Any]) -> None:
     assert received.paths == {"/v1/traces"}
     assert f"requests are traced to {received.url}" in answers["log"]
 
