@@ -58,10 +58,10 @@ def bpe_tokenizer() -> Any:
     )
 
 
-def tiny_llama(directory: Path) -> Path:
-    """Save a Llama with 100,000 seeded parameters."""
+def tiny_llama(directory: Path, **config: Any) -> Path:
+    """Save a seeded Llama, with 100,000 parameters unless `config` changes its sizes."""
     tokenizer = bpe_tokenizer()
-    model = llama(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    model = llama(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, **config)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
